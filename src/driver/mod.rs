@@ -1,0 +1,1 @@
+//! The driver's files on the host.

@@ -1,0 +1,1 @@
+//! System calls: with [`crate::nvml`], the only home of `unsafe`.
