@@ -4,5 +4,6 @@ pub mod driver;
 pub mod error;
 pub mod finding;
 pub mod inject;
+pub mod oci;
 pub mod paths;
 pub mod sys;

@@ -1,1 +1,8 @@
 //! System calls: with [`crate::nvml`], the only home of `unsafe`.
+//!
+//! Files here wrap the kernel and decide nothing. Where `rustix` or `nix` has a safe function, callers use that.
+
+pub mod in_root;
+pub mod mount;
+pub mod ns;
+pub mod process;

@@ -1,0 +1,37 @@
+//! What the engine hands us: the container state on stdin and the bundle's config.json.
+//!
+//! Both are read through small lenient views. `oci_spec::runtime::Spec` would drop fields it does not know and
+//! refuse capability names it does not know; for a hook that is an outage over a field nobody reads.
+
+pub mod spec_view;
+pub mod state;
+
+pub use spec_view::SpecView;
+pub use state::State;
+
+use std::io::Read;
+
+use anyhow::{Context, Result, ensure};
+
+/// No engine writes a state or config.json anywhere near this; a larger one is a mistake or an attack on memory.
+pub const MAX_JSON: usize = 16 << 20;
+
+/// Reads all of `input`, but no more than `limit` bytes.
+///
+/// # Errors
+/// If reading fails or `input` is longer.
+pub fn read_limited(input: impl Read, limit: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let capped = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+    input.take(capped).read_to_end(&mut bytes).context("read")?;
+    ensure!(bytes.len() <= limit, "larger than {} MiB", limit >> 20);
+    Ok(bytes)
+}
+
+/// The first JSON value of `bytes`; what follows it is not looked at, as with the engines' own decoders.
+fn first_json_value<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
+    match serde_json::Deserializer::from_slice(bytes).into_iter::<T>().next() {
+        Some(value) => Ok(value?),
+        None => anyhow::bail!("it is empty"),
+    }
+}

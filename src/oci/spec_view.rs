@@ -1,0 +1,178 @@
+//! The few things we read from the bundle's config.json; tolerant of everything else in it.
+//! <https://github.com/opencontainers/runtime-spec/blob/main/config.md>
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use oci_spec::runtime::LinuxDeviceCgroup;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// What the hook looks at in config.json.
+#[derive(Clone, Debug, Default)]
+pub struct SpecView {
+    /// `root.path`, made absolute against the bundle: containerd writes it relative, and our working
+    /// directory is not the bundle in every runtime.
+    pub rootfs: PathBuf,
+    /// `process.env`; the last of equal names counts, as for the process itself. Never our own environment.
+    pub env: BTreeMap<String, String>,
+    /// CAP_SYS_ADMIN in the bounding set: what NVIDIA's stack calls a privileged container.
+    pub privileged: bool,
+    /// `linux.resources.devices`, in order. Entries of an unknown form are left out: they then allow nothing.
+    pub device_rules: Vec<LinuxDeviceCgroup>,
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    #[serde(default)]
+    process: Option<RawProcess>,
+    #[serde(default)]
+    root: Option<RawRoot>,
+    #[serde(default)]
+    linux: Option<RawLinux>,
+}
+
+#[derive(Deserialize)]
+struct RawProcess {
+    #[serde(default)]
+    env: Option<Vec<String>>,
+    #[serde(default)]
+    capabilities: Value,
+}
+
+#[derive(Deserialize)]
+struct RawRoot {
+    #[serde(default)]
+    path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct RawLinux {
+    #[serde(default)]
+    resources: Option<RawResources>,
+}
+
+#[derive(Deserialize)]
+struct RawResources {
+    #[serde(default)]
+    devices: Option<Vec<Value>>,
+}
+
+/// Reads `<bundle>/config.json`.
+///
+/// # Errors
+/// If it cannot be read or parsed, or names no rootfs.
+pub fn read(bundle: &Path) -> Result<SpecView> {
+    let path = bundle.join("config.json");
+    read_file(&path, bundle).with_context(|| format!("cannot read the container's spec {path:?}"))
+}
+
+fn read_file(path: &Path, bundle: &Path) -> Result<SpecView> {
+    let file = File::open(path)?;
+    // A fifo or a device here would block the container start for ever.
+    ensure!(file.metadata()?.is_file(), "not a regular file");
+    parse(&super::read_limited(file, super::MAX_JSON)?, bundle)
+}
+
+/// Parses config.json; `bundle` is what a relative `root.path` is relative to.
+///
+/// # Errors
+/// If it is no JSON of the expected shape, an environment entry has no `=`, or it names no rootfs.
+pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
+    let raw: Raw = super::first_json_value(bytes)?;
+    let root = raw.root.map(|root| root.path).unwrap_or_default();
+    ensure!(!root.as_os_str().is_empty(), "it has no \"root.path\"");
+    let rootfs = bundle.join(root);
+    ensure!(rootfs.is_absolute(), "its rootfs {rootfs:?} is not absolute");
+    let process = raw.process.context("it has no \"process\"")?;
+    let rules = raw.linux.and_then(|linux| linux.resources).and_then(|r| r.devices).unwrap_or_default();
+    Ok(SpecView {
+        rootfs,
+        env: parse_env(process.env.unwrap_or_default())?,
+        privileged: has_sys_admin(&process.capabilities),
+        device_rules: rules.into_iter().filter_map(|rule| serde_json::from_value(rule).ok()).collect(),
+    })
+}
+
+fn parse_env(entries: Vec<String>) -> Result<BTreeMap<String, String>> {
+    let mut env = BTreeMap::new();
+    for entry in entries {
+        let Some((name, value)) = entry.split_once('=') else {
+            bail!("its process.env has {entry:?}, which is not NAME=VALUE");
+        };
+        env.insert(name.to_owned(), value.to_owned());
+    }
+    Ok(env)
+}
+
+/// `capabilities` is an object of sets, and was one flat list before runtime-spec 1.0.0-rc5.
+fn has_sys_admin(capabilities: &Value) -> bool {
+    let bounding = capabilities.get("bounding").unwrap_or(capabilities);
+    bounding.as_array().is_some_and(|set| set.iter().any(|cap| cap == "CAP_SYS_ADMIN"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(text: &str) -> Result<SpecView> {
+        parse(text.as_bytes(), Path::new("/bundle"))
+    }
+
+    #[test]
+    fn reads_a_captured_spec_of_a_kubelet_pod() {
+        let spec = include_bytes!("../../tests/fixtures/captures/kubelet-prestart/config.json");
+        let spec = parse(spec, Path::new("/bundle")).unwrap();
+        assert!(spec.rootfs.ends_with("merged"));
+        assert_eq!(spec.env["NVIDIA_VISIBLE_DEVICES"], "GPU-00000000-1111-2222-3333-444444444444");
+        assert!(!spec.privileged);
+        assert_eq!(spec.device_rules.len(), 2);
+    }
+
+    #[test]
+    fn a_relative_rootfs_is_below_the_bundle() {
+        let spec = view(r#"{"root":{"path":"rootfs"},"process":{}}"#).unwrap();
+        assert_eq!(spec.rootfs, Path::new("/bundle/rootfs"));
+    }
+
+    #[test]
+    fn what_it_does_not_know_is_no_reason_to_fail() {
+        let spec = view(
+            r#"{"ociVersion":"9","process":{"env":["A=1","A=2=3"],"new":1,"capabilities":{"bounding":["CAP_NEW"]}},
+               "root":{"path":"/r"},"linux":{"resources":{"devices":[{"allow":true,"type":"z"},{"allow":true,"type":"c","major":195,"access":"rwm"}]}}}"#,
+        )
+        .unwrap();
+        assert_eq!(spec.env["A"], "2=3");
+        assert_eq!(spec.device_rules.len(), 1);
+    }
+
+    #[test]
+    fn privilege_is_judged_by_the_bounding_set() {
+        for (capabilities, privileged) in [
+            (r#"{"bounding":["CAP_SYS_ADMIN"]}"#, true),
+            (r#"{"bounding":["CAP_CHOWN"],"effective":["CAP_SYS_ADMIN"]}"#, false),
+            (r#"["CAP_SYS_ADMIN"]"#, true),
+            ("null", false),
+            ("3", false),
+        ] {
+            let spec = view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{"capabilities":{capabilities}}}}}"#)).unwrap();
+            assert_eq!(spec.privileged, privileged, "{capabilities}");
+        }
+    }
+
+    #[test]
+    fn bad_specs_are_named() {
+        for (text, says) in [
+            ("", "empty"),
+            ("{", "EOF"),
+            (r#"{"process":{}}"#, "no \"root.path\""),
+            (r#"{"root":{"path":"/r"}}"#, "no \"process\""),
+            (r#"{"root":{"path":"/r"},"process":{"env":["FOO"]}}"#, "\"FOO\", which is not NAME=VALUE"),
+        ] {
+            let text = crate::error::render(&view(text).unwrap_err());
+            assert!(text.contains(says), "{text}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The container state that the runtime writes to a hook's stdin.
+//! <https://github.com/opencontainers/runtime-spec/blob/main/runtime.md#state>
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::error::failure;
+
+/// The fields of the state that a hook needs. Everything else in it is ignored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// The container's id; for messages only.
+    pub id: String,
+    /// The container's init process, in our pid namespace.
+    pub pid: i32,
+    /// The directory that holds config.json.
+    pub bundle: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    #[serde(default)]
+    id: String,
+    #[serde(default)]
+    pid: i32,
+    #[serde(default)]
+    bundle: PathBuf,
+    /// The name of `bundle` before runtime-spec 1.0.0-rc3; runc of Docker 17.03 still writes it.
+    #[serde(default, rename = "bundlePath")]
+    bundle_path: PathBuf,
+}
+
+const HINT: &str = "a container engine calls this hook and writes the container state to its stdin; \
+                    run \"oci-nvidia-hook --help\"";
+
+/// Parses a state.
+///
+/// # Errors
+/// If it is no JSON object, or has no bundle or no pid.
+pub fn parse(bytes: &[u8]) -> Result<State> {
+    let raw: Raw = super::first_json_value(bytes).with_context(|| hinted("cannot read the container state on stdin"))?;
+    let bundle = if raw.bundle.as_os_str().is_empty() { raw.bundle_path } else { raw.bundle };
+    if bundle.as_os_str().is_empty() {
+        return Err(failure("the container state on stdin has no \"bundle\"", HINT));
+    }
+    if raw.pid <= 0 {
+        // Without the init process there is no mount namespace to enter; 0 would be our own.
+        return Err(failure("the container state on stdin has no \"pid\" of a container process", HINT));
+    }
+    Ok(State { id: raw.id, pid: raw.pid, bundle })
+}
+
+fn hinted(what: &str) -> crate::error::Failure {
+    crate::error::Failure::new(what, HINT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_runc_and_crun_write() {
+        for (text, bundle) in [
+            (r#"{"ociVersion":"1.0.2","id":"c","status":"creating","pid":7,"bundle":"/b"}"#, "/b"),
+            (r#"{"id":"c","pid":7,"bundlePath":"/old"}"#, "/old"),
+            (r#"{"id":"c","pid":7,"bundle":"/b","bundlePath":"/old","root":"/r","new":{"x":[1]}} trailing"#, "/b"),
+        ] {
+            let state = parse(text.as_bytes()).unwrap();
+            assert_eq!((state.id.as_str(), state.pid, state.bundle), ("c", 7, PathBuf::from(bundle)));
+        }
+    }
+
+    #[test]
+    fn bad_input_is_named() {
+        for (text, says) in [
+            ("", "it is empty"),
+            ("  \n", "it is empty"),
+            ("hello", "expected value at line 1"),
+            (r#"{"id":"c","pid":7"#, "EOF"),
+            ("3", "cannot read the container state on stdin"),
+            (r#"{"id":"c","pid":7}"#, "has no \"bundle\""),
+            (r#"{"id":"c","bundle":"/b"}"#, "has no \"pid\""),
+            (r#"{"id":"c","bundle":"/b","pid":-1}"#, "has no \"pid\""),
+            (r#"{"id":"c","bundle":"/b","pid":"7"}"#, "invalid type"),
+        ] {
+            let text = crate::error::render(&parse(text.as_bytes()).unwrap_err());
+            assert!(text.contains(says), "{text}");
+            assert!(text.contains("\nhint: "), "{text}");
+        }
+    }
+
+    #[test]
+    fn captured_states_are_read() {
+        let state = include_bytes!("../../tests/fixtures/captures/crio-prestart/state.json");
+        let state = parse(state).unwrap();
+        assert_eq!(state.pid, 5952);
+        assert!(state.bundle.ends_with("userdata"));
+    }
+}

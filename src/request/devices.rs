@@ -1,0 +1,157 @@
+//! The grammar of `NVIDIA_VISIBLE_DEVICES`.
+
+use std::fmt;
+
+/// The GPUs a container asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VisibleDevices {
+    /// `all`
+    All,
+    /// `none`: the driver's files, but no GPU.
+    None,
+    /// A list; its order and repetitions mean nothing.
+    List(Vec<DeviceId>),
+}
+
+/// One word of the list. Whether it names a GPU of this host is decided against the inventory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceId {
+    /// NVML's index, `0`.
+    Index(u32),
+    /// `GPU-…` or `MIG-…`, lower case after the prefix.
+    Uuid(String),
+    /// `00000000:01:00.0`; shorter forms of the domain are the same device.
+    PciBusId {
+        /// 32 bits since driver 384, 16 before
+        domain: u32,
+        /// PCI bus
+        bus: u8,
+        /// PCI device
+        device: u8,
+    },
+    /// `0:1`, MIG device 1 of GPU 0.
+    Mig {
+        /// NVML's index of the GPU
+        gpu: u32,
+        /// NVML's index of the MIG device in it
+        mig: u32,
+    },
+    /// None of these forms.
+    Unknown(String),
+}
+
+/// Parses the variable's value; `None` when it asks for nothing: empty, blanks, commas, or `void` anywhere.
+#[must_use]
+pub fn parse(value: &str) -> Option<VisibleDevices> {
+    let words: Vec<&str> = value.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    if words.is_empty() || words.contains(&"void") {
+        return None;
+    }
+    // The first of the two words decides, wherever it stands. `ALL` is known to work at the peers, `NONE` is not.
+    match words.iter().find(|word| word.eq_ignore_ascii_case("all") || **word == "none") {
+        Some(&"none") => Some(VisibleDevices::None),
+        Some(_) => Some(VisibleDevices::All),
+        None => Some(VisibleDevices::List(words.into_iter().map(parse_id).collect())),
+    }
+}
+
+fn parse_id(word: &str) -> DeviceId {
+    if let Ok(index) = parse_decimal(word) {
+        return DeviceId::Index(index);
+    }
+    for prefix in ["GPU-", "MIG-"] {
+        if word.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(prefix)) {
+            return DeviceId::Uuid(format!("{prefix}{}", word.get(4..).unwrap_or_default()));
+        }
+    }
+    if let Some(id) = parse_pci(word) {
+        return id;
+    }
+    if let Some((gpu, mig)) = word.split_once(':') {
+        if let (Ok(gpu), Ok(mig)) = (parse_decimal(gpu), parse_decimal(mig)) {
+            return DeviceId::Mig { gpu, mig };
+        }
+    }
+    DeviceId::Unknown(word.to_owned())
+}
+
+/// Digits only: `u32::from_str` would take `+1`.
+fn parse_decimal(word: &str) -> Result<u32, ()> {
+    if word.bytes().all(|b| b.is_ascii_digit()) { word.parse().map_err(|_| ()) } else { Err(()) }
+}
+
+/// `domain:bus:device.function`, hexadecimal. GPUs are function 0.
+fn parse_pci(word: &str) -> Option<DeviceId> {
+    let (domain, rest) = word.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    if function != "0" || domain.starts_with('+') || bus.starts_with('+') || device.starts_with('+') {
+        return None;
+    }
+    Some(DeviceId::PciBusId {
+        domain: u32::from_str_radix(domain, 16).ok()?,
+        bus: u8::from_str_radix(bus, 16).ok()?,
+        device: u8::from_str_radix(device, 16).ok()?,
+    })
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => write!(f, "{index}"),
+            Self::Uuid(uuid) => f.write_str(uuid),
+            Self::PciBusId { domain, bus, device } => write!(f, "{domain:08x}:{bus:02x}:{device:02x}.0"),
+            Self::Mig { gpu, mig } => write!(f, "{gpu}:{mig}"),
+            Self::Unknown(word) => f.write_str(word),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_asked_by() {
+        for value in ["", " ", ",", " , ", "void", "0,void", "all,void", "void,all"] {
+            assert_eq!(parse(value), None, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn words_and_lists() {
+        for (value, expected) in [
+            ("all", VisibleDevices::All),
+            ("ALL", VisibleDevices::All),
+            ("0,all", VisibleDevices::All),
+            ("all,none", VisibleDevices::All),
+            ("none,all", VisibleDevices::None),
+            ("none", VisibleDevices::None),
+            ("0", VisibleDevices::List(vec![DeviceId::Index(0)])),
+            (" 0 , 1,", VisibleDevices::List(vec![DeviceId::Index(0), DeviceId::Index(1)])),
+        ] {
+            assert_eq!(parse(value), Some(expected), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn forms_of_one_id() {
+        for (word, expected, printed) in [
+            ("gpu-AB", DeviceId::Uuid("GPU-AB".into()), "GPU-AB"),
+            ("MIG-1/2/3", DeviceId::Uuid("MIG-1/2/3".into()), "MIG-1/2/3"),
+            ("0:1", DeviceId::Mig { gpu: 0, mig: 1 }, "0:1"),
+            ("01:00.0", DeviceId::Unknown("01:00.0".into()), "01:00.0"),
+            ("0000:3B:00.0", DeviceId::PciBusId { domain: 0, bus: 0x3b, device: 0 }, "00000000:3b:00.0"),
+            ("10000:01:00.0", DeviceId::PciBusId { domain: 0x10000, bus: 1, device: 0 }, "00010000:01:00.0"),
+            ("0000:01:00.1", DeviceId::Unknown("0000:01:00.1".into()), "0000:01:00.1"),
+            ("-1", DeviceId::Unknown("-1".into()), "-1"),
+            ("+1", DeviceId::Unknown("+1".into()), "+1"),
+            ("None", DeviceId::Unknown("None".into()), "None"),
+            ("99999999999", DeviceId::Unknown("99999999999".into()), "99999999999"),
+        ] {
+            let id = parse_id(word);
+            assert_eq!(id, expected, "{word}");
+            assert_eq!(id.to_string(), printed);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Opening below a directory that a path cannot leave: a container's rootfs or the driver root.
+//!
+//! All of it rests on `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)`: the kernel resolves symlinks, absolute
+//! ones too, as if the directory were `/`, in one step, so there is no string to check and then use
+//! (CVE-2024-0132, CVE-2025-23359, CVE-2026-24260 were such strings). See openat2(2). Linux 5.6.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// How often a resolution is tried again when a rename or a mount elsewhere disturbed it (EAGAIN).
+/// A container that renames in a loop can make it fail, not escape.
+const TRIES: u32 = 128;
+
+/// A directory, open, that no path given to its methods can leave.
+#[derive(Debug)]
+pub struct Root {
+    fd: OwnedFd,
+}
+
+/// A directory entry that we made, with the open directory it lies in: what undoing needs.
+#[derive(Debug)]
+pub struct Created {
+    /// Its directory
+    pub dir: OwnedFd,
+    /// Its name there
+    pub name: PathBuf,
+    /// Whether it is a directory itself
+    pub is_dir: bool,
+}
+
+impl Created {
+    /// Removes it again, if it is still there and (a directory) empty.
+    pub fn remove(&self) -> io::Result<()> {
+        let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        Ok(rustix::fs::unlinkat(&self.dir, &self.name, flags)?)
+    }
+}
+
+impl Root {
+    /// Opens `dir`, a path chosen by us, the administrator or the engine.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self { fd: rustix::fs::openat(CWD, dir, flags, Mode::empty())? })
+    }
+
+    /// Opens what `path` means below this root; a leading slash is the root.
+    pub fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        resolve(&self.fd, path, flags)
+    }
+
+    /// A smaller root: the directory `path` below this one.
+    pub fn open_root(&self, path: &Path) -> io::Result<Self> {
+        Ok(Self { fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)? })
+    }
+
+    /// `mkdir -p`, mode 0755, and the open directory. Each one made is pushed to `created`.
+    ///
+    /// The longest existing part is resolved by the kernel, in one step; from there on every directory is made
+    /// and opened by its parent's fd, and a symlink that appears there meanwhile is refused.
+    pub fn create_dir_all(&self, path: &Path, created: &mut Vec<Created>) -> io::Result<OwnedFd> {
+        let mut missing: Vec<&OsStr> = Vec::new();
+        let mut existing = path;
+        let mut dir = loop {
+            match self.open_at(existing, OFlags::PATH | OFlags::DIRECTORY) {
+                Ok(dir) => break dir,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    let (Some(name), Some(parent)) = (existing.file_name(), existing.parent()) else {
+                        return Err(error);
+                    };
+                    missing.push(name);
+                    existing = parent;
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        for name in missing.into_iter().rev() {
+            match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) => created.push(Created { dir: dir.try_clone()?, name: name.into(), is_dir: true }),
+                Err(Errno::EXIST) => {} // a dangling symlink, or somebody was faster: the open below decides
+                Err(errno) => return Err(errno.into()),
+            }
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            dir = rustix::fs::openat(&dir, name, flags, Mode::empty())?;
+        }
+        Ok(dir)
+    }
+}
+
+fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    // openat2 takes no empty path, and "" is what is left of "/" once the components are consumed.
+    let path = if path.as_os_str().is_empty() { Path::new("/") } else { path };
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    for _ in 0..TRIES {
+        match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+    Err(Errno::AGAIN.into())
+}
+
+/// Where an open file lies, as the kernel sees it from our root directory. For host files only: a container's
+/// answer would be a string to resolve again.
+pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    let target = rustix::fs::readlinkat(CWD, fd_path(fd), Vec::new())?;
+    Ok(PathBuf::from(OsStr::from_bytes(target.as_bytes())))
+}
+
+/// The magic link to an open file of this process.
+pub fn fd_path(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn tree() -> (tempfile::TempDir, Root) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("usr/lib")).unwrap();
+        std::fs::write(dir.path().join("usr/lib/a"), "inside").unwrap();
+        symlink("/usr/lib", dir.path().join("lib")).unwrap();
+        symlink("../../../../../../etc/passwd", dir.path().join("escape")).unwrap();
+        symlink("/proc/self/root/etc", dir.path().join("magic")).unwrap();
+        symlink("loop", dir.path().join("loop")).unwrap();
+        let root = Root::open(dir.path()).unwrap();
+        (dir, root)
+    }
+
+    #[test]
+    fn symlinks_stay_inside() {
+        let (dir, root) = tree();
+        let file = root.open_at(Path::new("/lib/a"), OFlags::PATH).unwrap();
+        assert_eq!(real_path(file.as_fd()).unwrap(), dir.path().join("usr/lib/a"));
+        for path in ["escape", "magic/passwd", "../etc/passwd", "/../../etc/passwd"] {
+            let error = root.open_at(Path::new(path), OFlags::PATH).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::NotFound, "{path}");
+        }
+        assert_eq!(root.open_at(Path::new("loop"), OFlags::PATH).unwrap_err().raw_os_error(), Some(40));
+    }
+
+    #[test]
+    fn directories_are_made_below_what_exists() {
+        let (dir, root) = tree();
+        let mut created = Vec::new();
+        root.create_dir_all(Path::new("lib/x/y"), &mut created).unwrap();
+        assert!(dir.path().join("usr/lib/x/y").is_dir());
+        assert_eq!(created.len(), 2);
+        root.create_dir_all(Path::new("lib/x/y"), &mut created).unwrap();
+        assert_eq!(created.len(), 2);
+        for made in created.iter().rev() {
+            made.remove().unwrap();
+        }
+        assert!(!dir.path().join("usr/lib/x").exists());
+    }
+
+    #[test]
+    fn a_dangling_symlink_in_the_way_is_refused() {
+        let (dir, root) = tree();
+        symlink("/nowhere", dir.path().join("usr/lib64")).unwrap();
+        assert!(root.create_dir_all(Path::new("usr/lib64/x"), &mut Vec::new()).is_err());
+        assert!(!dir.path().join("nowhere").exists());
+        assert!(root.create_dir_all(Path::new("usr/lib/a/x"), &mut Vec::new()).is_err(), "a file in the way");
+    }
+}

@@ -1,0 +1,252 @@
+//! A forked child that may do little, answers once over a pipe, and is gone by a deadline.
+#![allow(unsafe_code, reason = "fork and clearenv have no safe form")]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Gid, Pid, Uid, fork};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+/// The longest answer that is read; an inventory of 64 GPUs with 8 MIG devices each is a tenth of it.
+const MAX_ANSWER: usize = 1 << 20;
+
+/// How long a killed child may take to go. One that hangs in the kernel (a lost GPU) is left to init: it holds
+/// nothing of the runtime's, its stdio is /dev/null.
+const REAP: Duration = Duration::from_millis(500);
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum NoAnswer {
+    /// Fork, pipe or poll failed.
+    System(io::Error),
+    /// The deadline passed.
+    Timeout,
+    /// The child ended without a word, by this signal if it was one.
+    Died(Option<Signal>),
+}
+
+/// Runs `body` in a forked child and returns what it wrote. `body` gets the pipe; whatever it returns, the child ends.
+///
+/// In the child stdio is /dev/null, and all other fds but the pipe are closed.
+pub fn ask_child(deadline: Duration, body: impl FnOnce(&mut File)) -> Result<Vec<u8>, NoAnswer> {
+    let end = Instant::now() + deadline;
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(system)?;
+    let parent = nix::unistd::getpid();
+    // SAFETY: fork(2) is unsafe because in a threaded process only async-signal-safe calls are allowed in the child.
+    // The hook never starts a thread, so the child is an ordinary process; glibc's own fork handlers keep malloc
+    // usable even under a threaded test harness.
+    match unsafe { fork() }.map_err(|errno| NoAnswer::System(errno.into()))? {
+        ForkResult::Child => {
+            drop(read);
+            let code = match isolate(parent, write) {
+                Ok(mut pipe) => {
+                    body(&mut pipe);
+                    0
+                }
+                Err(_) => 1,
+            };
+            // SAFETY: _exit(2) takes any status and does not return. Unlike exit(3) it runs no destructor of a
+            // library that `body` loaded, so nothing can hang or fail after the answer was given.
+            unsafe { libc::_exit(code) }
+        }
+        ForkResult::Parent { child } => {
+            drop(write);
+            let answer = read_until(&read, end);
+            let status = reap(child, answer.is_err());
+            match answer? {
+                bytes if bytes.is_empty() => Err(NoAnswer::Died(match status {
+                    Some(WaitStatus::Signaled(_, signal, _)) => Some(signal),
+                    _ => None,
+                })),
+                bytes => Ok(bytes),
+            }
+        }
+    }
+}
+
+fn system(errno: rustix::io::Errno) -> NoAnswer {
+    NoAnswer::System(errno.into())
+}
+
+/// Cuts the child's ties to the runtime: a child that holds its stdout delays every error by its own life time.
+fn isolate(parent: Pid, pipe: OwnedFd) -> io::Result<File> {
+    die_with(parent)?;
+    let null = rustix::fs::openat(
+        rustix::fs::CWD,
+        c"/dev/null",
+        rustix::fs::OFlags::RDWR,
+        rustix::fs::Mode::empty(),
+    )?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    drop(null);
+    Ok(pipe.into())
+}
+
+/// The child must not outlive the hook. Changing credentials clears this (prctl(2)), hence `Identity::assume` repeats it.
+fn die_with(parent: Pid) -> io::Result<()> {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+    if nix::unistd::getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
+}
+
+fn read_until(pipe: &OwnedFd, end: Instant) -> Result<Vec<u8>, NoAnswer> {
+    let mut bytes = Vec::new();
+    let mut chunk = [0u8; 4096];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(NoAnswer::Timeout);
+        }
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) => return Err(NoAnswer::Timeout),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(errno) => return Err(system(errno)),
+        }
+        let mut source = File::from(pipe.as_fd().try_clone_to_owned().map_err(NoAnswer::System)?);
+        match source.read(&mut chunk).map_err(NoAnswer::System)? {
+            0 => return Ok(bytes),
+            n => bytes.extend_from_slice(chunk.get(..n).unwrap_or_default()),
+        }
+        if bytes.len() > MAX_ANSWER {
+            return Err(NoAnswer::System(io::Error::other("the answer is too long")));
+        }
+    }
+}
+
+fn reap(child: Pid, kill_it: bool) -> Option<WaitStatus> {
+    if kill_it {
+        // It may have ended by itself meanwhile: it is our child, not waited for, so the pid is still its own.
+        kill(child, Signal::SIGKILL).ok();
+    }
+    let end = Instant::now() + REAP;
+    loop {
+        match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
+            Ok(WaitStatus::StillAlive) | Err(_) => return None,
+            Ok(status) => return Some(status),
+        }
+    }
+}
+
+/// Who the child is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// real, effective and saved user id
+    pub uid: u32,
+    /// real, effective and saved group id, and the only supplementary group
+    pub gid: u32,
+}
+
+/// Gives up everything that the NVML library does not need: environment, kernel caps (bounding set too), the chance
+/// to gain any by exec, and with `identity` the user and groups. For the child only: there is no way back.
+pub fn confine(root: &Path, identity: Option<Identity>) -> io::Result<()> {
+    let parent = nix::unistd::getppid();
+    // SAFETY: clearenv(3) frees nothing that somebody holds: no other thread exists in the child to read environ,
+    // and no pointer into it is kept by this program.
+    unsafe { libc::clearenv() };
+    if root != Path::new("/") {
+        nix::unistd::chroot(root)?;
+        nix::unistd::chdir("/")?;
+    }
+    drop_bounding_set();
+    if let Some(Identity { uid, gid }) = identity {
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        nix::unistd::setgroups(&[gid])?;
+        nix::unistd::setresgid(gid, gid, gid)?;
+        nix::unistd::setresuid(uid, uid, uid)?;
+    }
+    rustix::thread::set_no_new_privs(true)?;
+    drop_caps()?;
+    die_with(parent)
+}
+
+/// Before the user changes: it takes CAP_SETPCAP.
+fn drop_bounding_set() {
+    for cap in CapabilitySet::all() {
+        // EPERM: an unprivileged caller has no CAP_SETPCAP, and nothing to lose; EINVAL: a cap this kernel does not know.
+        rustix::thread::remove_capability_from_bounding_set(cap).ok();
+    }
+}
+
+fn drop_caps() -> io::Result<()> {
+    rustix::thread::clear_ambient_capability_set()?;
+    let none = CapabilitySet::empty();
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    Ok(())
+}
+
+/// Creates files as `uid`:`gid` from here on, with our caps kept: an id-mapped rootfs refuses inodes of an owner
+/// that its user namespace does not know (EOVERFLOW).
+pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    nix::unistd::setfsgid(gid);
+    nix::unistd::setfsuid(uid);
+    // Leaving fsuid 0 takes the file caps out of the effective set (capabilities(7)); they are still permitted.
+    let caps = rustix::thread::capabilities(None)?;
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: caps.permitted, ..caps })?;
+    // setfsuid(2) reports nothing: asking again is how one learns whether it was obeyed.
+    if nix::unistd::setfsuid(uid) == uid && nix::unistd::setfsgid(gid) == gid { Ok(()) } else { Err(Errno::EPERM.into()) }
+}
+
+/// Writes all of `bytes`; an error means that nobody reads any more.
+pub fn answer(pipe: &mut File, bytes: &[u8]) {
+    pipe.write_all(bytes).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_answers() {
+        let bytes = ask_child(Duration::from_secs(5), |pipe| answer(pipe, b"hello")).unwrap();
+        assert_eq!(bytes, b"hello");
+    }
+
+    #[test]
+    fn a_long_answer_arrives_whole() {
+        let bytes = ask_child(Duration::from_secs(5), |pipe| answer(pipe, &[7; 300_000])).unwrap();
+        assert_eq!(bytes.len(), 300_000);
+    }
+
+    #[test]
+    fn a_hanging_child_is_ended_at_the_deadline() {
+        let start = Instant::now();
+        let outcome = ask_child(Duration::from_millis(100), |_| std::thread::sleep(Duration::from_secs(60)));
+        assert!(matches!(outcome, Err(NoAnswer::Timeout)), "{outcome:?}");
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_dying_child_is_noticed() {
+        let outcome = ask_child(Duration::from_secs(5), |_| nix::sys::signal::raise(Signal::SIGKILL).unwrap());
+        assert!(matches!(outcome, Err(NoAnswer::Died(Some(Signal::SIGKILL)))), "{outcome:?}");
+        let outcome = ask_child(Duration::from_secs(5), |_| {});
+        assert!(matches!(outcome, Err(NoAnswer::Died(None))), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_confined_child_has_no_environment_and_no_caps() {
+        let bytes = ask_child(Duration::from_secs(5), |pipe| {
+            confine(Path::new("/"), None).unwrap();
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            answer(pipe, format!("{status}env {}", std::env::vars_os().count()).as_bytes());
+        })
+        .unwrap();
+        let status = String::from_utf8(bytes).unwrap();
+        for line in ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "env 0"] {
+            assert!(status.contains(line), "{line} missing in\n{status}");
+        }
+    }
+}
