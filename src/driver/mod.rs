@@ -1,1 +1,3 @@
 //! The driver's files on the host.
+
+pub mod ldcache;

@@ -1,0 +1,176 @@
+//! [`Cache`] to bytes, in the layout it has.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    BYTE_ORDER, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION, Entry, Layout, MAX_ENTRIES, MAX_STRING,
+    MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT, NEW_ENTRY, NEW_HEADER, NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY, OLD_HEADER,
+    OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS,
+};
+
+impl Cache<'_> {
+    /// The file: equal caches give equal bytes, and [`parse`](super::parse) gives this cache back.
+    ///
+    /// # Errors
+    /// If a name or a path has a NUL byte, or if it has grown beyond what `parse` accepts.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        ensure!(self.entries.len() <= MAX_ENTRIES, "{} entries, more than {MAX_ENTRIES}", self.entries.len());
+        let strings = Strings::new(self)?;
+        let mut out = Vec::new();
+        match self.layout {
+            Layout::Old => {
+                let all: Vec<_> = self.entries.iter().zip(&strings.entries).collect();
+                put_old(&mut out, &all, 0)?;
+                out.extend(&strings.bytes);
+            }
+            Layout::Compat => {
+                // No hwcaps in the old table. An even count aligns the new one alike on 32-bit and 64-bit machines.
+                let mut plain: Vec<_> =
+                    self.entries.iter().zip(&strings.entries).filter(|(entry, _)| entry.hwcap == 0).collect();
+                if let Some(&last) = plain.last()
+                    && plain.len() % 2 == 1
+                {
+                    plain.push(last);
+                }
+                put_old(&mut out, &plain, new_table_size(self.entries.len()))?;
+                debug_assert!(out.len().is_multiple_of(NEW_ALIGN), "an even count needs no padding");
+                self.put_new(&mut out, &strings)?;
+            }
+            Layout::New => self.put_new(&mut out, &strings)?,
+        }
+        Ok(out)
+    }
+
+    fn put_new(&self, out: &mut Vec<u8>, strings: &Strings) -> Result<()> {
+        let table = new_table_size(self.entries.len());
+        let end = out.len().saturating_add(table).saturating_add(strings.bytes.len());
+        let extended = self.generator.is_some() || !self.hwcaps.is_empty();
+        let extension = if extended { end.next_multiple_of(4) } else { 0 };
+
+        out.extend(NEW_MAGIC);
+        put(out, self.entries.len())?;
+        put(out, strings.bytes.len())?;
+        const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
+        out.extend([BYTE_ORDER, 0, 0, 0]);
+        put(out, extension)?;
+        out.extend([0; 12]);
+        for (entry, string) in self.entries.iter().zip(&strings.entries) {
+            out.extend(entry.flags.to_ne_bytes());
+            put(out, table.saturating_add(string.name))?;
+            put(out, table.saturating_add(string.path))?;
+            out.extend(entry.os_version.to_ne_bytes());
+            out.extend(entry.hwcap.to_ne_bytes());
+        }
+        out.extend(&strings.bytes);
+        if extended {
+            out.resize(extension, 0);
+            self.put_extension(out, strings, table)?;
+        }
+        Ok(())
+    }
+
+    /// The directory, then the hwcaps, which must be aligned, then the generator.
+    fn put_extension(&self, out: &mut Vec<u8>, strings: &Strings, table: usize) -> Result<()> {
+        let mut hwcaps = Vec::with_capacity(self.hwcaps.len().saturating_mul(4));
+        for offset in &strings.hwcaps {
+            put(&mut hwcaps, table.saturating_add(*offset))?;
+        }
+        let generator = self.generator.map(|text| (TAG_GENERATOR, text));
+        let hwcaps = (!hwcaps.is_empty()).then_some((TAG_HWCAPS, hwcaps.as_slice()));
+        let count = usize::from(generator.is_some()).saturating_add(usize::from(hwcaps.is_some()));
+
+        let sections = EXTENSION_HEADER.saturating_add(count.saturating_mul(EXTENSION_SECTION));
+        let hwcaps_at = out.len().saturating_add(sections);
+        let generator_at = hwcaps_at.saturating_add(hwcaps.map_or(0, |(_, data)| data.len()));
+        out.extend(EXTENSION_MAGIC.to_ne_bytes());
+        put(out, count)?;
+        for (section, at) in [(generator, generator_at), (hwcaps, hwcaps_at)] {
+            if let Some((tag, data)) = section {
+                out.extend(tag.to_ne_bytes());
+                out.extend([0; 4]);
+                put(out, at)?;
+                put(out, data.len())?;
+            }
+        }
+        for (_, data) in [hwcaps, generator].into_iter().flatten() {
+            out.extend(data);
+        }
+        Ok(())
+    }
+}
+
+/// The size of what comes before the strings in the new layout.
+fn new_table_size(entries: usize) -> usize {
+    NEW_HEADER.saturating_add(entries.saturating_mul(NEW_ENTRY))
+}
+
+/// The old header and table; the strings are `distance` bytes behind them.
+fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usize) -> Result<()> {
+    out.extend(OLD_MAGIC);
+    out.resize(OLD_COUNT_AT, 0);
+    put(out, entries.len())?;
+    const { assert!(OLD_COUNT_AT + 4 == OLD_HEADER && OLD_ENTRY == 12) };
+    for (entry, string) in entries {
+        out.extend(entry.flags.to_ne_bytes());
+        put(out, distance.saturating_add(string.name))?;
+        put(out, distance.saturating_add(string.path))?;
+    }
+    Ok(())
+}
+
+/// Numbers in the file have 32 bits.
+fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
+    out.extend(u32::try_from(number).context("too large for a linker cache")?.to_ne_bytes());
+    Ok(())
+}
+
+/// Where the strings of an entry begin, counted from the first string.
+struct Offsets {
+    name: usize,
+    path: usize,
+}
+
+/// All strings, each with its NUL.
+struct Strings {
+    bytes: Vec<u8>,
+    entries: Vec<Offsets>,
+    hwcaps: Vec<usize>,
+}
+
+impl Strings {
+    fn new(cache: &Cache<'_>) -> Result<Self> {
+        let mut strings =
+            Self { bytes: Vec::new(), entries: Vec::with_capacity(cache.entries.len()), hwcaps: Vec::new() };
+        let mut text = 0_usize;
+        for entry in &cache.entries {
+            let (name, path) = (entry.name, entry.path.as_os_str());
+            text = text.saturating_add(name.len()).saturating_add(path.len());
+            let path_at = strings.add(path)?;
+            // Mostly the name is the end of the path, and one string serves for both.
+            let name_at = match path.len().checked_sub(name.len()) {
+                Some(before) if path.as_bytes().ends_with(name.as_bytes()) => path_at.saturating_add(before),
+                _ => strings.add(name)?,
+            };
+            strings.entries.push(Offsets { name: name_at, path: path_at });
+        }
+        for name in &cache.hwcaps {
+            text = text.saturating_add(name.len());
+            let at = strings.add(name)?;
+            strings.hwcaps.push(at);
+        }
+        ensure!(text <= MAX_TEXT, "{text} bytes of strings, more than {MAX_TEXT}");
+        Ok(strings)
+    }
+
+    fn add(&mut self, string: &OsStr) -> Result<usize> {
+        let at = self.bytes.len();
+        ensure!(!string.as_bytes().contains(&0), "{string:?} has a NUL byte");
+        ensure!(string.len() < MAX_STRING, "a string of {} bytes, more than {}", string.len(), MAX_STRING - 1);
+        self.bytes.extend(string.as_bytes());
+        self.bytes.push(0);
+        Ok(at)
+    }
+}
