@@ -1,9 +1,40 @@
 //! One OCI hook that makes NVIDIA GPUs work in containers of CRI-O and Podman.
+//!
+//! Decide first, as data; act last, in one place:
+//!
+//! ```text
+//! stdin state ─▶ oci::State ─▶ bundle/config.json ─▶ oci::SpecView      config.toml ─▶ Config
+//!                                                        │                                │
+//!                                                        └──────▶ request ◀───────────────┘
+//!                  nothing asked: exit 0, no driver file touched     │ GpuRequest
+//! host files ─▶ driver::locate ─▶ DriverFiles ──┐                    ▼
+//! NVML child + /proc ─▶ Inventory ──────────────┴▶ edits::build ── Edits + Findings      pure
+//!                                                                    │
+//!                                                  lower::live ─▶ Vec<Step>              pure
+//!                                                                    │
+//!                            inject: prepare ─▶ enter ─▶ apply       ▼                   effects
+//! ```
+//!
+//! | module | side |
+//! |---|---|
+//! | [`oci`], [`request`], [`config`] | what the engine, the container and the administrator say |
+//! | [`driver`], [`inventory`], [`nvml`] | what the host has |
+//! | [`edits`], [`lower`] | what the container gets |
+//! | [`inject`], [`sys`] | doing it |
+//! | [`cli`], [`log`], [`error`], [`finding`], [`paths`] | around it |
 
+pub mod cli;
+pub mod config;
 pub mod driver;
+pub mod edits;
 pub mod error;
 pub mod finding;
 pub mod inject;
+pub mod inventory;
+pub mod log;
+pub mod lower;
+pub mod nvml;
 pub mod oci;
 pub mod paths;
+pub mod request;
 pub mod sys;

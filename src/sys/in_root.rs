@@ -42,6 +42,12 @@ impl Created {
     }
 }
 
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 impl Root {
     /// Opens `dir`, a path chosen by us, the administrator or the engine.
     pub fn open(dir: &Path) -> io::Result<Self> {
@@ -158,7 +164,7 @@ mod tests {
         for made in created.iter().rev() {
             made.remove().unwrap();
         }
-        assert!(!dir.path().join("usr/lib/x").exists());
+        assert!(!dir.path().join("usr/lib/x").try_exists().unwrap());
     }
 
     #[test]
@@ -166,7 +172,7 @@ mod tests {
         let (dir, root) = tree();
         symlink("/nowhere", dir.path().join("usr/lib64")).unwrap();
         assert!(root.create_dir_all(Path::new("usr/lib64/x"), &mut Vec::new()).is_err());
-        assert!(!dir.path().join("nowhere").exists());
+        assert!(!dir.path().join("nowhere").try_exists().unwrap());
         assert!(root.create_dir_all(Path::new("usr/lib/a/x"), &mut Vec::new()).is_err(), "a file in the way");
     }
 }

@@ -1,0 +1,41 @@
+//! The only file that writes to stdout: at some stages stdout is data.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+/// `--help`
+pub const HELP: &str = "\
+oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
+
+usage: oci-nvidia-hook [--config FILE] STAGE < state.json
+
+A container engine starts it for every container, as a hooks.d JSON file tells it
+to. It looks at the container's environment, and if that asks for GPUs with
+NVIDIA_VISIBLE_DEVICES, it mounts the driver's files and the GPUs' device nodes
+into the container before the container starts.
+
+stages:
+  prestart, createRuntime  set the container up
+  poststart, poststop      nothing to do
+
+options:
+  --config FILE   read this file; it must exist. Without it:
+                  $XDG_CONFIG_HOME/nvidia-container-runtime/config.toml, else
+                  /etc/nvidia-container-runtime/config.toml, else defaults
+  -h, --help      print this
+  -V, --version   print the version
+
+exit status: 0 done or nothing to do, 1 the container must not start,
+2 wrong command line
+
+example, with the hook's JSON file installed:
+  podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi
+";
+
+/// Prints and succeeds, or fails when nobody reads.
+pub fn print(text: &str) -> ExitCode {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,78 @@
+//! The driver's device nodes on the host.
+
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::FileType;
+
+use super::root::DriverRoot;
+use crate::error::{Failure, failure};
+use crate::paths::{ContainerPath, HostPath};
+
+/// The major number of `/dev/nvidiaN`, `/dev/nvidiactl` and `/dev/nvidia-modeset`; assigned in the kernel's
+/// Documentation/admin-guide/devices.txt. The others are dynamic.
+pub const NVIDIA_MAJOR: u32 = 195;
+/// The minor number of `/dev/nvidiactl`.
+pub const CTL_MINOR: u32 = 255;
+/// The minor number of `/dev/nvidia-modeset`.
+pub const MODESET_MINOR: u32 = 254;
+
+/// A device node of the driver: where it is, and which device it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceNode {
+    /// On the host
+    pub source: HostPath,
+    /// In the container
+    pub path: ContainerPath,
+    /// Device major
+    pub major: u32,
+    /// Device minor
+    pub minor: u32,
+}
+
+/// A node of which the driver's numbers are known, `/dev/nvidiactl` and `/dev/nvidiaN`.
+///
+/// # Errors
+/// If it is missing or another device.
+pub fn required(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNode> {
+    let node = optional(dev, name)?.ok_or_else(|| {
+        failure(
+            format!("the device node \"/dev/{name}\" is missing below {}", dev.path()),
+            "make it with \"nvidia-modprobe -c 0 -u\" or \"nvidia-smi\" as root on the host",
+        )
+    })?;
+    // A node of another device under this name would give the container that device.
+    if (node.major, node.minor) != (NVIDIA_MAJOR, minor) {
+        return Err(failure(
+            format!(
+                "the device node {} is {}:{}, not {NVIDIA_MAJOR}:{minor} of the NVIDIA driver",
+                node.source, node.major, node.minor
+            ),
+            format!("remove it, and run \"nvidia-smi\" as root on the host to make {} anew", node.source),
+        ));
+    }
+    Ok(node)
+}
+
+/// A node that a host may lack.
+///
+/// # Errors
+/// If something else than a character device has its name.
+pub fn optional(dev: &DriverRoot, name: &str) -> Result<Option<DeviceNode>> {
+    let path = Path::new("/dev").join(name);
+    let located = match dev.locate(&path) {
+        Ok(located) => located,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot look at {path:?}"))),
+    };
+    if located.kind != FileType::CharacterDevice {
+        return Err(anyhow::Error::new(Failure::new(
+            format!("{} is not a character device", located.host),
+            format!("remove it, and run \"nvidia-smi\" as root on the host to make {path:?} anew"),
+        )));
+    }
+    let container_path = ContainerPath::new(&path).with_context(|| format!("{path:?} is no device path"))?;
+    let (major, minor) = located.device;
+    Ok(Some(DeviceNode { source: located.host, path: container_path, major, minor }))
+}

@@ -1,0 +1,150 @@
+//! The driver root: the directory that is `/` for the driver. `/` itself on most hosts, `/run/nvidia/driver` where
+//! the driver lives in a container.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rustix::fs::{FileType, OFlags};
+
+use crate::error::Failure;
+use crate::paths::HostPath;
+use crate::sys::in_root::{Root, real_path};
+
+/// Files read whole from the host: ld.so.cache of a large system has 1 MB.
+const MAX_FILE: usize = 64 << 20;
+
+/// An open driver root. Symlinks below it are followed, but never out of it.
+#[derive(Debug)]
+pub struct DriverRoot {
+    root: Root,
+    /// Its real path.
+    prefix: PathBuf,
+}
+
+/// A file below the driver root, all symlinks followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Its path below the driver root, with a leading slash.
+    pub path: PathBuf,
+    /// Its path on the host.
+    pub host: HostPath,
+    /// What it is.
+    pub kind: FileType,
+    /// For a device node: major and minor.
+    pub device: (u32, u32),
+    /// The group that owns it.
+    pub gid: u32,
+}
+
+impl DriverRoot {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// If it is no directory.
+    pub fn open(path: &HostPath) -> Result<Self> {
+        let open = || -> io::Result<Self> {
+            let root = Root::open(path.as_path())?;
+            let prefix = real_path(root.as_fd())?;
+            Ok(Self { root, prefix })
+        };
+        open().map_err(|error| {
+            anyhow::Error::new(error).context(Failure::new(
+                format!("cannot open the driver root {path}"),
+                "set root in the [nvidia-container-cli] table of config.toml to the directory that holds the driver",
+            ))
+        })
+    }
+
+    /// What `path` means, after all symlinks.
+    ///
+    /// # Errors
+    /// If there is nothing.
+    pub fn locate(&self, path: &Path) -> io::Result<Located> {
+        let fd = self.root.open_at(path, OFlags::PATH)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let real = real_path(fd.as_fd())?;
+        let below = real.strip_prefix(&self.prefix).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
+        Ok(Located {
+            path: Path::new("/").join(below),
+            kind: FileType::from_raw_mode(stat.st_mode),
+            device: (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
+            gid: stat.st_gid,
+            host: HostPath::new(real),
+        })
+    }
+
+    /// Reads a regular file.
+    ///
+    /// # Errors
+    /// If it is missing, no regular file, or larger than 64 MiB.
+    pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
+        // Non-blocking: a fifo in its place must not stop the container start.
+        let file = File::from(self.root.open_at(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
+        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
+        crate::oci::read_limited(file, MAX_FILE)
+    }
+
+    /// The names in a directory, sorted; none if it cannot be read.
+    #[must_use]
+    pub fn names(&self, dir: &Path) -> Vec<OsString> {
+        let Ok(fd) = self.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY) else { return Vec::new() };
+        let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
+        let mut names: Vec<_> = entries
+            .filter_map(|entry| Some(OsString::from_vec(entry.ok()?.file_name().to_bytes().to_vec())))
+            .filter(|name| name != "." && name != "..")
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Where the device nodes and /proc are that belong to this root: the root itself if it has them (a driver
+    /// container binds them), else the host's `/`.
+    ///
+    /// # Errors
+    /// If `/` cannot be opened.
+    pub fn owner_of(&self, path: &str) -> Result<Self> {
+        let here = self.root.open_at(Path::new(path), OFlags::PATH).is_ok();
+        Self::open(&HostPath::new(if here { self.prefix.as_path() } else { Path::new("/") }))
+    }
+
+    /// Its real path on the host.
+    #[must_use]
+    pub fn path(&self) -> HostPath {
+        HostPath::new(&self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn symlinks_are_followed_inside_only() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("usr/lib64")).unwrap();
+        std::fs::write(dir.path().join("usr/lib64/libcuda.so.535"), "elf").unwrap();
+        symlink("libcuda.so.535", dir.path().join("usr/lib64/libcuda.so.1")).unwrap();
+        symlink("/usr/lib64", dir.path().join("lib64")).unwrap();
+        symlink("/etc/hostname", dir.path().join("usr/lib64/outside")).unwrap();
+        let root = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let located = root.locate(Path::new("/lib64/libcuda.so.1")).unwrap();
+        assert_eq!(located.path, Path::new("/usr/lib64/libcuda.so.535"));
+        assert_eq!(located.host.as_path(), dir.path().join("usr/lib64/libcuda.so.535"));
+        assert!(root.locate(Path::new("/lib64/outside")).is_err());
+        assert_eq!(root.names(Path::new("/lib64")), ["libcuda.so.1", "libcuda.so.535", "outside"]);
+        assert_eq!(root.read(Path::new("/lib64/libcuda.so.1")).unwrap(), b"elf");
+    }
+
+    #[test]
+    fn a_missing_root_says_what_to_do() {
+        let text = crate::error::render(&DriverRoot::open(&HostPath::new("/nowhere")).unwrap_err());
+        assert!(text.starts_with("cannot open the driver root \"/nowhere\": not found"), "{text}");
+        assert!(text.contains("\nhint: set root"), "{text}");
+    }
+}

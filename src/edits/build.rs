@@ -1,0 +1,89 @@
+//! Driver files, nodes and GPUs → edits. Pure.
+
+use std::ffi::OsString;
+
+use super::{DevLink, DeviceNode, Edits, HostFile, Placement, ProcMask};
+use crate::driver::catalog::DEV_LINKS;
+use crate::driver::locate::DriverFiles;
+use crate::paths::HostPath;
+
+/// What every GPU container gets, whichever GPUs it asked for: also with `none`.
+#[must_use]
+pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Vec<(OsString, Vec<u8>)>>) -> Edits {
+    let libraries = files.libraries.iter().map(|library| HostFile {
+        source: library.source.clone(),
+        placement: Placement::Library,
+        name: library.file_name.clone(),
+        sonames: library.sonames.clone(),
+    });
+    let binaries = files.binaries.iter().map(|binary| HostFile {
+        source: binary.source.clone(),
+        placement: Placement::Binary,
+        name: binary.name.into(),
+        sonames: std::collections::BTreeSet::new(),
+    });
+    let links = DEV_LINKS
+        .iter()
+        .filter(|(name, _, target)| {
+            files.libraries.iter().any(|library| library.name == *name && library.sonames.contains(OsString::from(target).as_os_str()))
+        })
+        .map(|(_, link, target)| DevLink { name: link.into(), target: target.into() });
+    Edits {
+        files: libraries.chain(binaries).collect(),
+        links: links.collect(),
+        nodes,
+        proc_mask: proc_files.map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), gpus: vec![] }),
+    }
+}
+
+/// What one GPU adds.
+#[must_use]
+pub fn device(node: DeviceNode, proc_dir: Option<(OsString, HostPath)>) -> Edits {
+    Edits {
+        nodes: vec![node],
+        proc_mask: proc_dir.map(|dir| ProcMask { files: vec![], gpus: vec![dir] }),
+        ..Edits::default()
+    }
+}
+
+/// NVML and CUDA in the container read `params` and make device nodes if it tells them to: of GPUs that the
+/// container did not ask for, too (CVE-2021-1056).
+fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
+    if name != "params" {
+        return (name, content);
+    }
+    let text = String::from_utf8_lossy(&content);
+    (name, text.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0").into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::locate::{Binary, Library};
+
+    #[test]
+    fn libcuda_brings_its_dev_link() {
+        let library = |name: &'static str, soname: &str| Library {
+            name,
+            source: HostPath::new("/usr/lib64/x"),
+            file_name: format!("{name}.so.535").into(),
+            sonames: [soname.into()].into(),
+        };
+        let files = DriverFiles {
+            libraries: vec![library("libcuda", "libcuda.so.1"), library("libnvidia-ml", "libnvidia-ml.so.1")],
+            binaries: vec![Binary { source: HostPath::new("/usr/bin/nvidia-smi"), name: "nvidia-smi" }],
+        };
+        let edits = common(&files, vec![], None);
+        assert_eq!(edits.files.len(), 3);
+        assert_eq!(edits.links, [DevLink { name: "libcuda.so".into(), target: "libcuda.so.1".into() }]);
+    }
+
+    #[test]
+    fn the_container_may_not_make_nodes() {
+        let params = b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n".to_vec();
+        let files = vec![(OsString::from("params"), params), ("version".into(), b"ModifyDeviceFiles: 1".to_vec())];
+        let mask = common(&DriverFiles::default(), vec![], Some(files)).proc_mask.unwrap();
+        assert_eq!(mask.files[0].1, b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n");
+        assert_eq!(mask.files[1].1, b"ModifyDeviceFiles: 1");
+    }
+}

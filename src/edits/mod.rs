@@ -1,0 +1,117 @@
+//! Edits: what a container gets, as data, independent of any container.
+//!
+//! An edit names a host file and a *placement*, not a container path: which directory holds libraries is the image's
+//! business, and is decided when edits are lowered. What follows from an edit (a device rule from a node, a linker
+//! cache entry from a library) is derived then, and never listed beside it.
+
+pub mod build;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
+pub use crate::driver::nodes::DeviceNode;
+use crate::paths::HostPath;
+
+/// Where in a container a file belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Placement {
+    /// The directory for shared libraries of the native architecture
+    Library,
+    /// `/usr/bin`
+    Binary,
+}
+
+/// A driver file to be seen in the container, read-only.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostFile {
+    /// The file on the host
+    pub source: HostPath,
+    /// The kind of directory
+    pub placement: Placement,
+    /// Its name there
+    pub name: OsString,
+    /// For a library, the names by which ld.so finds it
+    pub sonames: BTreeSet<OsString>,
+}
+
+/// A link among the libraries that is no SONAME: `libcuda.so -> libcuda.so.1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DevLink {
+    /// The link's name
+    pub name: OsString,
+    /// Its text
+    pub target: OsString,
+}
+
+/// What a container sees at /proc/driver/nvidia instead of the host's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcMask {
+    /// Files with their content: `params`, `version`, `registry`
+    pub files: Vec<(OsString, Vec<u8>)>,
+    /// Directories of the chosen GPUs, by their bus id
+    pub gpus: Vec<(OsString, HostPath)>,
+}
+
+/// All that a container gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// Libraries and programs
+    pub files: Vec<HostFile>,
+    /// Links beside the libraries
+    pub links: Vec<DevLink>,
+    /// Device nodes, each with access to the device
+    pub nodes: Vec<DeviceNode>,
+    /// `None` where the host has no /proc/driver/nvidia
+    pub proc_mask: Option<ProcMask>,
+}
+
+impl Edits {
+    /// Both together, in a stable order, nothing twice.
+    #[must_use]
+    pub fn merge(mut self, other: Self) -> Self {
+        extend(&mut self.files, other.files);
+        extend(&mut self.links, other.links);
+        extend(&mut self.nodes, other.nodes);
+        self.proc_mask = match (self.proc_mask, other.proc_mask) {
+            (Some(mut mask), Some(more)) => {
+                extend(&mut mask.files, more.files);
+                extend(&mut mask.gpus, more.gpus);
+                Some(mask)
+            }
+            (mask, None) | (None, mask) => mask,
+        };
+        self
+    }
+}
+
+fn extend<T: PartialEq>(list: &mut Vec<T>, more: Vec<T>) {
+    for item in more {
+        if !list.contains(&item) {
+            list.push(item);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::ContainerPath;
+
+    #[test]
+    fn merging_twice_is_merging_once() {
+        let node = |minor| DeviceNode {
+            source: HostPath::new(format!("/dev/nvidia{minor}")),
+            path: ContainerPath::new(format!("/dev/nvidia{minor}")).unwrap(),
+            major: 195,
+            minor,
+        };
+        let mask = |bus: &str| ProcMask { files: vec![], gpus: vec![(bus.into(), HostPath::new("/x"))] };
+        let a = Edits { nodes: vec![node(0)], proc_mask: Some(mask("1")), ..Edits::default() };
+        let b = Edits { nodes: vec![node(0), node(1)], proc_mask: Some(mask("2")), ..Edits::default() };
+        let once = a.clone().merge(b.clone());
+        assert_eq!(once.nodes.len(), 2);
+        assert_eq!(once.proc_mask.as_ref().unwrap().gpus.len(), 2);
+        assert_eq!(once.clone().merge(b), once);
+        assert_eq!(Edits::default().merge(a.clone()), a);
+    }
+}

@@ -1,0 +1,69 @@
+//! The container's ld.so.cache with the driver's libraries in it: our own `ldconfig`, without running one.
+//! (Running ldconfig on container files is CVE-2024-0135, -0136, -0137 and CVE-2025-23267.)
+
+use std::ffi::OsString;
+
+use crate::driver::ldcache::{self, Arch, Cache, Layout, NewEntry};
+use crate::finding::Finding;
+use crate::paths::ContainerPath;
+
+/// A system with 100 000 libraries has half of it.
+pub const MAX_SIZE: usize = 16 << 20;
+
+/// The new content; `None` if the old one is good, or not ours to touch.
+#[must_use]
+pub fn merge(
+    old: Option<&[u8]>,
+    entries: &[(OsString, ContainerPath)],
+    findings: &mut Vec<Finding>,
+) -> Option<Vec<u8>> {
+    let paths: Vec<_> = entries.iter().map(|(soname, path)| (soname, path.absolute())).collect();
+    let ours: Vec<_> =
+        paths.iter().map(|(soname, path)| NewEntry { name: soname, path, arch: Arch::native() }).collect();
+    // ldconfig makes an empty file first: to ld.so it is no cache.
+    let old = old.filter(|bytes| !bytes.is_empty());
+    let merged = old.map_or_else(|| Ok(Cache::empty(Layout::Compat)), ldcache::parse).and_then(|mut cache| {
+        cache.merge(&ours);
+        cache.to_bytes()
+    });
+    match merged {
+        Ok(new) if old == Some(new.as_slice()) => None,
+        Ok(new) => Some(new),
+        Err(error) => {
+            // ld.so ignores a cache that it cannot read, and so do we: the libraries are in a directory that it
+            // searches anyway. Replacing what a newer ldconfig wrote could cost the image its own libraries.
+            findings.push(Finding::warning(
+                format!("the image's \"/etc/ld.so.cache\" is left as it is: {error:#}"),
+                "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
+            ));
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries() -> Vec<(OsString, ContainerPath)> {
+        vec![("libcuda.so.1".into(), ContainerPath::new("/usr/lib64/libcuda.so.1").unwrap())]
+    }
+
+    #[test]
+    fn an_image_without_a_cache_gets_one() {
+        for old in [None, Some(&b""[..])] {
+            let new = merge(old, &entries(), &mut Vec::new()).unwrap();
+            let cache = ldcache::parse(&new).unwrap();
+            let found = cache.lookup("libcuda.so.1".as_ref(), Arch::native()).unwrap();
+            assert_eq!(found.path, std::path::Path::new("/usr/lib64/libcuda.so.1"));
+            assert_eq!(merge(Some(&new), &entries(), &mut Vec::new()), None, "twice is once");
+        }
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_read_is_left_alone_and_said() {
+        let mut findings = Vec::new();
+        assert_eq!(merge(Some(b"what is this"), &entries(), &mut findings), None);
+        assert!(findings[0].what.contains("is left as it is"), "{findings:?}");
+    }
+}

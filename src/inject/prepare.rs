@@ -1,0 +1,118 @@
+//! The host's side of each step: every source opened, checked and cloned into a detached mount.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+use crate::edits::ProcMask;
+use crate::lower::live::Step;
+use crate::paths::{ContainerPath, HostPath};
+use crate::sys::mount::{self, MountAttrs};
+
+/// A step with all that it needs of the host.
+#[derive(Debug)]
+pub enum Prepared<'a> {
+    /// A detached mount of one file.
+    Mount {
+        /// the mount
+        mount: OwnedFd,
+        /// where it goes
+        target: &'a ContainerPath,
+        /// for a device node, its numbers
+        device: Option<(u32, u32)>,
+    },
+    /// As in [`Step::Link`].
+    Link {
+        /// the link
+        link: &'a ContainerPath,
+        /// its text
+        text: &'a Path,
+        /// the mounted file it leads to
+        file: &'a ContainerPath,
+    },
+    /// A detached tmpfs with the files in it, and the mounts for its directories.
+    MaskProc {
+        /// the tmpfs
+        tmpfs: OwnedFd,
+        /// (path in the tmpfs, mount)
+        gpus: Vec<(std::path::PathBuf, OwnedFd)>,
+    },
+    /// As in [`Step::UpdateLinkerCache`].
+    UpdateLinkerCache(&'a [(std::ffi::OsString, ContainerPath)]),
+}
+
+/// Does everything of a step that can fail without the container.
+///
+/// # Errors
+/// If a source is missing or not what it is said to be, or cannot be mounted.
+pub fn prepare(step: &Step) -> Result<Prepared<'_>> {
+    Ok(match step {
+        Step::MountFile { source, target } => {
+            Prepared::Mount { mount: clone_file(source)?, target, device: None }
+        }
+        Step::MountNode { source, target, device } => {
+            Prepared::Mount { mount: clone_node(source, *device)?, target, device: Some(*device) }
+        }
+        Step::Link { link, text, file } => Prepared::Link { link, text: Path::new(text), file },
+        Step::MaskProc(mask) => prepare_mask(mask)?,
+        Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
+    })
+}
+
+/// The path is a real path: a symlink as its last component appeared since, and is refused.
+fn open_source(source: &HostPath) -> Result<(OwnedFd, rustix::fs::Stat)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(CWD, source.as_path(), flags, Mode::empty())
+        .with_context(|| format!("open {source}"))?;
+    let stat = rustix::fs::fstat(&fd)?;
+    Ok((fd, stat))
+}
+
+fn clone_restricted(source: impl AsFd, attrs: MountAttrs) -> Result<OwnedFd> {
+    let tree = mount::clone_tree(source).context("open_tree")?;
+    mount::restrict(&tree, attrs).context("mount_setattr")?;
+    Ok(tree)
+}
+
+fn clone_file(source: &HostPath) -> Result<OwnedFd> {
+    let (fd, stat) = open_source(source)?;
+    ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "{source} is no regular file any more");
+    clone_restricted(fd, MountAttrs::DRIVER_FILE)
+}
+
+fn clone_node(source: &HostPath, device: (u32, u32)) -> Result<OwnedFd> {
+    let (fd, stat) = open_source(source)?;
+    ensure!(
+        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+            && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == device,
+        "{source} is another device now"
+    );
+    clone_restricted(fd, MountAttrs::DEVICE_NODE)
+}
+
+fn prepare_mask(mask: &ProcMask) -> Result<Prepared<'static>> {
+    let tmpfs = mount::new_tmpfs(c"0555").context("make a tmpfs")?;
+    for (name, content) in &mask.files {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&tmpfs, name, flags, Mode::from_raw_mode(0o444))?;
+        File::from(file).write_all(content)?;
+    }
+    let mut gpus = Vec::new();
+    if !mask.gpus.is_empty() {
+        rustix::fs::mkdirat(&tmpfs, c"gpus", Mode::from_raw_mode(0o555))?;
+    }
+    for (name, source) in &mask.gpus {
+        let path = Path::new("gpus").join(name);
+        rustix::fs::mkdirat(&tmpfs, &path, Mode::from_raw_mode(0o555))?;
+        let (fd, stat) = open_source(source)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            bail!("{source} is no directory");
+        }
+        gpus.push((path, clone_restricted(fd, MountAttrs::PROC_FILE)?));
+    }
+    Ok(Prepared::MaskProc { tmpfs, gpus })
+}

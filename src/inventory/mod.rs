@@ -1,0 +1,122 @@
+//! What GPUs the host has: a snapshot, taken by the NVML child and completed from /proc/driver/nvidia.
+
+pub mod nvml;
+pub mod procfs;
+pub mod select;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The driver and its GPUs at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inventory {
+    /// `535.183.01`
+    pub driver_version: String,
+    /// The newest CUDA version that the driver can run, `12.2`; empty if it did not say.
+    pub cuda_version: String,
+    /// GPUs that answered, in NVML's order.
+    pub gpus: Vec<Gpu>,
+    /// GPUs that did not.
+    pub failed: Vec<FailedGpu>,
+}
+
+/// A GPU that works.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// NVML's index: what `nvidia-smi -L` on the host counts.
+    pub index: u32,
+    /// The N of `/dev/nvidiaN`. Not the index.
+    pub minor: u32,
+    /// `GPU-…`
+    pub uuid: String,
+    /// Where it sits.
+    pub bus_id: BusId,
+    /// `NVIDIA H100 80GB HBM3`; empty if it did not say.
+    pub model: String,
+    /// `9.0`; empty if it did not say.
+    pub compute_capability: String,
+    /// Whether it is split into MIG devices.
+    pub mig_enabled: bool,
+}
+
+/// A GPU that the host has and nobody can use now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedGpu {
+    /// NVML's index, if NVML counts it.
+    pub index: Option<u32>,
+    /// As far as it is known.
+    pub uuid: Option<String>,
+    /// As far as it is known.
+    pub bus_id: Option<BusId>,
+    /// What it said instead of an answer.
+    pub why: String,
+    /// Whether what it lacks is its `/dev/nvidiaN`: then the container that asks for it is stopped, even if it
+    /// asks for `all`. The peers start it with one GPU less and say nothing.
+    pub node_missing: bool,
+}
+
+/// PCI domain, bus and device. The function of a GPU is always 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BusId {
+    /// 32 bits since driver 384
+    pub domain: u32,
+    /// 8 bits
+    pub bus: u32,
+    /// 5 bits
+    pub device: u32,
+}
+
+impl BusId {
+    /// Parses `domain:bus:device.function`, all hexadecimal, as directory names under /proc/driver/nvidia/gpus are.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (domain, rest) = text.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, _function) = rest.split_once('.')?;
+        let hex = |digits: &str| {
+            let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
+            if plain { u32::from_str_radix(digits, 16).ok() } else { None }
+        };
+        let (domain, bus, device) = (hex(domain)?, hex(bus)?, hex(device)?);
+        (bus <= 0xff && device <= 0x1f).then_some(Self { domain, bus, device })
+    }
+}
+
+/// NVML's form, with a domain of eight digits.
+impl fmt::Display for BusId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+    }
+}
+
+impl fmt::Display for FailedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.index, &self.uuid, self.bus_id) {
+            (Some(index), _, _) => write!(f, "GPU {index}")?,
+            (None, Some(uuid), _) => f.write_str(uuid)?,
+            (None, None, Some(bus_id)) => write!(f, "GPU at {bus_id}")?,
+            (None, None, None) => f.write_str("a GPU")?,
+        }
+        write!(f, ": {}", self.why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_ids_of_both_widths() {
+        for (text, printed) in [
+            ("0000:3b:00.0", Some("00000000:3b:00.0")),
+            ("00010000:01:1f.0", Some("00010000:01:1f.0")),
+            ("0000:100:00.0", None),
+            ("+0:00:00.0", None),
+            ("3b:00.0", None),
+            ("", None),
+        ] {
+            assert_eq!(BusId::parse(text).map(|id| id.to_string()).as_deref(), printed, "{text}");
+        }
+    }
+}

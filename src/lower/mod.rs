@@ -1,0 +1,3 @@
+//! Lowering: edits into the words of one backend. Pure.
+
+pub mod live;

@@ -1,0 +1,102 @@
+//! The calls we make of NVML, as safe functions: a seam, so that the inventory is tested without a library.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// An `nvmlReturn_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Code(pub u32);
+
+impl Code {
+    /// The GPU or the driver has no such feature.
+    pub const NOT_SUPPORTED: Self = Self(3);
+    /// The device nodes cannot be opened by this user.
+    pub const NO_PERMISSION: Self = Self(4);
+    /// No nvidia.ko, or no `/dev/nvidiactl`.
+    pub const DRIVER_NOT_LOADED: Self = Self(9);
+    /// An older library.
+    pub const FUNCTION_NOT_FOUND: Self = Self(13);
+    /// The library is of another driver version than the kernel module.
+    pub const LIB_RM_VERSION_MISMATCH: Self = Self(18);
+}
+
+/// A call that did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// The function, `nvmlInit_v2`
+    pub call: String,
+    /// What it returned
+    pub code: Code,
+    /// The library's own words for it
+    pub text: String,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} says {:?} ({})", self.call, self.text, self.code.0)
+    }
+}
+
+/// An `nvmlDevice_t`: an opaque pointer of the library, valid until it is shut down.
+#[derive(Clone, Copy, Debug)]
+pub struct Device(pub usize);
+
+/// NVML, as far as we need it.
+pub trait Api {
+    /// `nvmlInit_v2`
+    ///
+    /// # Errors
+    /// [`Code::DRIVER_NOT_LOADED`], [`Code::NO_PERMISSION`], [`Code::LIB_RM_VERSION_MISMATCH`], …
+    fn init(&self) -> Result<(), Failed>;
+    /// `nvmlSystemGetDriverVersion`: `535.183.01`
+    ///
+    /// # Errors
+    /// Before [`Api::init`].
+    fn driver_version(&self) -> Result<String, Failed>;
+    /// `nvmlSystemGetCudaDriverVersion`: 12020 for 12.2
+    ///
+    /// # Errors
+    /// If libcuda cannot be loaded by the library.
+    fn cuda_driver_version(&self) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetCount_v2`
+    ///
+    /// # Errors
+    /// Before [`Api::init`].
+    fn device_count(&self) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetHandleByIndex_v2`: attaches to the GPU, which can take seconds.
+    ///
+    /// # Errors
+    /// If the GPU is lost, in an interrupt storm, without power, …
+    fn device(&self, index: u32) -> Result<Device, Failed>;
+    /// `nvmlDeviceGetPciInfo`: domain, bus, device
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed>;
+    /// `nvmlDeviceGetUUID`
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn uuid(&self, device: Device) -> Result<String, Failed>;
+    /// `nvmlDeviceGetMinorNumber`
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn minor(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetName`
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn name(&self, device: Device) -> Result<String, Failed>;
+    /// `nvmlDeviceGetCudaComputeCapability`
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed>;
+    /// `nvmlDeviceGetMigMode`: the current mode, 1 is enabled
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] without MIG; [`Code::FUNCTION_NOT_FOUND`] before driver 450.
+    fn mig_mode(&self, device: Device) -> Result<u32, Failed>;
+}

@@ -1,0 +1,200 @@
+//! libnvidia-ml.so.1, loaded at run time. All `unsafe` of NVML is here.
+//!
+//! The C types are those of NVIDIA's nvml.h. Each symbol is looked up when it is called and may be missing: an older
+//! driver lacks newer ones, and only the call that needs one fails.
+#![allow(unsafe_code, reason = "dlopen and calls into a C library")]
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+
+use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW, Symbol};
+
+use super::api::{Api, Code, Device, Failed};
+
+type Return = c_uint;
+type RawDevice = *mut c_void;
+
+/// NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE; the driver version needs 80.
+const TEXT: c_uint = 96;
+
+/// The start of `nvmlPciInfo_t`, the same in all its versions, and room for the longest of them (68 bytes in v3).
+#[repr(C)]
+struct PciInfo {
+    bus_id_legacy: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    rest: [u8; 100],
+}
+
+/// The loaded library.
+pub(super) struct Library {
+    handle: Handle,
+}
+
+impl Library {
+    /// Loads it. This runs the library's constructors with this process's rights: confined child only.
+    pub(super) fn load(name: &OsStr) -> Result<Self, libloading::Error> {
+        // SAFETY: the caller vouches for the file: it comes from the host's driver root, never from a container, and
+        // is NVIDIA's library by its name. Its constructors run before anything else uses it.
+        let handle = unsafe { Handle::open(Some(name), RTLD_NOW | RTLD_LOCAL) }?;
+        Ok(Self { handle })
+    }
+
+    /// A function of type `F`, which must be the type that nvml.h gives it.
+    fn symbol<F>(&self, name: &'static CStr) -> Result<Symbol<F>, Failed> {
+        // SAFETY: every caller below names a function together with its type from nvml.h, which NVIDIA keeps for a
+        // given symbol name (new types get a new _vN name). The symbol does not outlive `self.handle`.
+        let found = unsafe { self.handle.get::<F>(name.to_bytes_with_nul()) };
+        found.map_err(|_| Failed {
+            call: text_of(name),
+            code: Code::FUNCTION_NOT_FOUND,
+            text: "this driver's library does not have it".into(),
+        })
+    }
+
+    fn check(&self, call: &'static CStr, code: Return) -> Result<(), Failed> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(Failed { call: text_of(call), code: Code(code), text: self.error_string(code) })
+    }
+
+    fn error_string(&self, code: Return) -> String {
+        let Ok(function) = self.symbol::<unsafe extern "C" fn(Return) -> *const c_char>(c"nvmlErrorString") else {
+            return "unknown error".into();
+        };
+        // SAFETY: nvmlErrorString takes any code, needs no init, and returns a static string or NULL.
+        let text = unsafe { function(code) };
+        if text.is_null() {
+            return "unknown error".into();
+        }
+        // SAFETY: not NULL, so a NUL-terminated string that lives as long as the library, which `self` holds.
+        let text = unsafe { CStr::from_ptr(text) };
+        text_of(text).to_lowercase()
+    }
+
+    /// A function that fills a text buffer: `f(device, buffer, length)`.
+    fn device_text(&self, name: &'static CStr, device: Device) -> Result<String, Failed> {
+        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_char, c_uint) -> Return>(name)?;
+        let mut buffer = [0 as c_char; TEXT as usize];
+        // SAFETY: the library writes at most TEXT bytes, NUL included, to `buffer`, which has as many; `device` is a
+        // handle that it gave us (Device is made in `device()` only).
+        let code = unsafe { function(device.0 as RawDevice, buffer.as_mut_ptr(), TEXT) };
+        self.check(name, code)?;
+        Ok(until_nul(&buffer))
+    }
+
+    /// A function that fills one number: `f(device, &value)`.
+    fn device_number(&self, name: &'static CStr, device: Device) -> Result<u32, Failed> {
+        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint) -> Return>(name)?;
+        let mut value = 0;
+        // SAFETY: the library writes one unsigned int to `value`; `device` is a handle that it gave us.
+        let code = unsafe { function(device.0 as RawDevice, &raw mut value) };
+        self.check(name, code)?;
+        Ok(value)
+    }
+}
+
+fn text_of(text: &CStr) -> String {
+    text.to_string_lossy().into_owned()
+}
+
+/// The library terminates its texts; a buffer without NUL is taken whole rather than trusted.
+fn until_nul(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).map(|c| c.to_ne_bytes()[0]).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+impl Api for Library {
+    fn init(&self) -> Result<(), Failed> {
+        const NAME: &CStr = c"nvmlInit_v2";
+        let function = self.symbol::<unsafe extern "C" fn() -> Return>(NAME)?;
+        // SAFETY: nvmlInit_v2 takes nothing and may be called at any time, any number of times.
+        let code = unsafe { function() };
+        self.check(NAME, code)
+    }
+
+    fn driver_version(&self) -> Result<String, Failed> {
+        const NAME: &CStr = c"nvmlSystemGetDriverVersion";
+        let function = self.symbol::<unsafe extern "C" fn(*mut c_char, c_uint) -> Return>(NAME)?;
+        let mut buffer = [0 as c_char; TEXT as usize];
+        // SAFETY: the library writes at most TEXT bytes, NUL included, to `buffer`, which has as many.
+        let code = unsafe { function(buffer.as_mut_ptr(), TEXT) };
+        self.check(NAME, code)?;
+        Ok(until_nul(&buffer))
+    }
+
+    fn cuda_driver_version(&self) -> Result<u32, Failed> {
+        const NAME: &CStr = c"nvmlSystemGetCudaDriverVersion";
+        let function = self.symbol::<unsafe extern "C" fn(*mut c_int) -> Return>(NAME)?;
+        let mut version: c_int = 0;
+        // SAFETY: the library writes one int to `version`.
+        let code = unsafe { function(&raw mut version) };
+        self.check(NAME, code)?;
+        Ok(u32::try_from(version).unwrap_or_default())
+    }
+
+    fn device_count(&self) -> Result<u32, Failed> {
+        const NAME: &CStr = c"nvmlDeviceGetCount_v2";
+        let function = self.symbol::<unsafe extern "C" fn(*mut c_uint) -> Return>(NAME)?;
+        let mut count = 0;
+        // SAFETY: the library writes one unsigned int to `count`.
+        let code = unsafe { function(&raw mut count) };
+        self.check(NAME, code)?;
+        Ok(count)
+    }
+
+    fn device(&self, index: u32) -> Result<Device, Failed> {
+        const NAME: &CStr = c"nvmlDeviceGetHandleByIndex_v2";
+        let function = self.symbol::<unsafe extern "C" fn(c_uint, *mut RawDevice) -> Return>(NAME)?;
+        let mut device: RawDevice = std::ptr::null_mut();
+        // SAFETY: the library writes one pointer to `device`; any index is allowed and checked by it.
+        let code = unsafe { function(index, &raw mut device) };
+        self.check(NAME, code)?;
+        Ok(Device(device as usize))
+    }
+
+    fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
+        // The unversioned symbol is the oldest and still there; v3 only widens the legacy bus id text.
+        const NAME: &CStr = c"nvmlDeviceGetPciInfo";
+        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut PciInfo) -> Return>(NAME)?;
+        let mut info = PciInfo { bus_id_legacy: [0; 16], domain: 0, bus: 0, device: 0, rest: [0; 100] };
+        // SAFETY: the library writes an nvmlPciInfo_t of its version to `info`; every version has the same first four
+        // fields and is shorter than PciInfo. `device` is a handle that it gave us.
+        let code = unsafe { function(device.0 as RawDevice, &raw mut info) };
+        self.check(NAME, code)?;
+        Ok((info.domain, info.bus, info.device))
+    }
+
+    fn uuid(&self, device: Device) -> Result<String, Failed> {
+        self.device_text(c"nvmlDeviceGetUUID", device)
+    }
+
+    fn minor(&self, device: Device) -> Result<u32, Failed> {
+        self.device_number(c"nvmlDeviceGetMinorNumber", device)
+    }
+
+    fn name(&self, device: Device) -> Result<String, Failed> {
+        self.device_text(c"nvmlDeviceGetName", device)
+    }
+
+    fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed> {
+        const NAME: &CStr = c"nvmlDeviceGetCudaComputeCapability";
+        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_int, *mut c_int) -> Return>(NAME)?;
+        let (mut major, mut minor): (c_int, c_int) = (0, 0);
+        // SAFETY: the library writes one int to each of `major` and `minor`; `device` is a handle that it gave us.
+        let code = unsafe { function(device.0 as RawDevice, &raw mut major, &raw mut minor) };
+        self.check(NAME, code)?;
+        Ok((u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default()))
+    }
+
+    fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
+        const NAME: &CStr = c"nvmlDeviceGetMigMode";
+        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint, *mut c_uint) -> Return>(NAME)?;
+        let (mut current, mut pending) = (0, 0);
+        // SAFETY: the library writes one unsigned int to each of `current` and `pending`; `device` is its own handle.
+        let code = unsafe { function(device.0 as RawDevice, &raw mut current, &raw mut pending) };
+        self.check(NAME, code)?;
+        Ok(current)
+    }
+}

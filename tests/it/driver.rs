@@ -1,0 +1,175 @@
+//! The fake driver, and a container that waits at a hook without an engine around it.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use crate::support::{HOOK, Ran, run, run_with, scratch, source};
+
+/// A driver root of the fake driver, and a config.toml that names it.
+#[derive(Debug)]
+pub struct FakeDriver {
+    pub root: PathBuf,
+    pub config: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl FakeDriver {
+    /// With these arguments for `make-root`.
+    pub fn new(arguments: &[&str]) -> Self {
+        let dir = scratch();
+        let root = dir.path().join("root");
+        let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
+        // One at a time: tests share the compiled files.
+        static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut make = Command::new(source("tests/fake-driver/make-root"));
+        run(make.arg(&root).arg("--build").arg(build).args(arguments)).ok();
+        drop(lock);
+        let fake = Self { root, config: dir.path().join("config.toml"), dir };
+        fake.configure("");
+        fake
+    }
+
+    /// Two GPUs.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<FakeDriver> = OnceLock::new();
+        SHARED.get_or_init(|| Self::new(&["--gpus", "2"]))
+    }
+
+    /// Adds lines to config.toml; those of no table last.
+    pub fn configure(&self, more: &str) {
+        let text = format!("[nvidia-container-cli]\nroot = \"{}\"\n{more}\n", self.root.display());
+        std::fs::write(&self.config, text).unwrap();
+    }
+
+    /// Rewrites the library's configuration, in the file beside it.
+    pub fn set_nvml(&self, change: impl Fn(String) -> String) {
+        let library = self.library();
+        let beside = library.with_file_name("nvml.conf");
+        let old = std::fs::read_to_string(&beside).unwrap();
+        std::fs::write(beside, change(old)).unwrap();
+    }
+
+    fn library(&self) -> PathBuf {
+        std::fs::canonicalize(crate::support::sh(&format!("find '{}' -name 'libnvidia-ml.so.1'", self.root.display())).ok().trim()).unwrap()
+    }
+
+    /// What a user sees on the host of this driver.
+    pub fn on_host(&self, program: &str) -> String {
+        // The driver root has no libc of its own: the host's, under the same paths.
+        let script = format!(
+            "for d in lib lib64 usr/lib usr/lib64; do [ -d /$d ] || continue; mkdir -p /mnt/$d; done; true; {program}"
+        );
+        let _ = script;
+        run(Command::new("unshare").args(["-m", "sh", "-euc"]).arg(self.host_script(program))).ok()
+    }
+
+    fn host_script(&self, program: &str) -> String {
+        // nvidia-smi of the driver root, started by the host's ld.so, with the driver root's nodes at /dev.
+        let root = self.root.display();
+        format!(
+            "for node in '{root}'/dev/nvidia*; do touch /dev/${{node##*/}}; mount --bind $node /dev/${{node##*/}}; done; \
+             export LD_LIBRARY_PATH=$(dirname \"$(find '{root}' -name libnvidia-ml.so.1)\"); '{root}/usr/bin/'{program}"
+        )
+    }
+}
+
+/// A root file system of a small image, copied for one test.
+#[derive(Debug)]
+pub struct Image {
+    pub rootfs: PathBuf,
+}
+
+impl Image {
+    /// With these arguments for `make-image`, below `dir`.
+    pub fn new(dir: &Path, arguments: &[&str]) -> Self {
+        let rootfs = dir.join("image");
+        let mut make = Command::new(source("tests/image/make-image"));
+        static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        run(make.arg(&rootfs).args(arguments)).ok();
+        Self { rootfs }
+    }
+}
+
+/// A process in a mount namespace of its own, with an image mounted as a runtime does it before pivot_root, and a
+/// bundle that describes it.
+#[derive(Debug)]
+pub struct Waiting {
+    init: Child,
+    pub rootfs: PathBuf,
+    bundle: PathBuf,
+}
+
+impl Waiting {
+    /// `before` is a shell script, run with the new namespace's `$rootfs` before the container waits.
+    pub fn start(dir: &Path, rootfs: &Path, env: &[&str], before: &str) -> Self {
+        let bundle = dir.join("bundle");
+        std::fs::create_dir_all(&bundle).unwrap();
+        let script = format!(
+            "rootfs='{}'; mount --bind \"$rootfs\" \"$rootfs\"; mount -t tmpfs -o nosuid dev \"$rootfs/dev\"; \
+             {before}\n echo ready; exec sleep 600",
+            rootfs.display()
+        );
+        let mut init = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-euc", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(init.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let waiting = Self { init, rootfs: rootfs.to_owned(), bundle };
+        waiting.set_env(env);
+        waiting
+    }
+
+    /// Writes config.json anew.
+    pub fn set_env(&self, env: &[&str]) {
+        let spec = serde_json::json!({
+            "ociVersion": "1.0.2", "process": {"args": ["sh"], "env": env}, "root": {"path": self.rootfs},
+        });
+        std::fs::write(self.bundle.join("config.json"), spec.to_string()).unwrap();
+    }
+
+    pub fn state(&self) -> String {
+        serde_json::json!({"id": "waiting", "pid": self.init.id(), "bundle": self.bundle}).to_string()
+    }
+
+    /// Calls the hook for it, as an engine does.
+    pub fn hook(&self, config: &Path) -> Ran {
+        let mut hook = Command::new(HOOK);
+        run_with(hook.arg("--config").arg(config).arg("prestart").env_clear(), self.state().as_bytes())
+    }
+
+    /// Runs a program as the container's process will: in its namespace, with the rootfs as root.
+    pub fn exec(&self, script: &str) -> Ran {
+        let pid = self.init.id().to_string();
+        let mut enter = Command::new("nsenter");
+        enter.args(["-m", "-t", &pid, "chroot"]).arg(&self.rootfs).args(["/bin/sh", "-c", script]);
+        run(&mut enter)
+    }
+
+    /// Its mount table.
+    pub fn mountinfo(&self) -> String {
+        std::fs::read_to_string(format!("/proc/{}/mountinfo", self.init.id())).unwrap()
+    }
+
+    /// The options of the mount at this path in the container.
+    #[track_caller]
+    pub fn mount_options(&self, path: &str) -> String {
+        let point = format!("{}{path}", self.rootfs.display());
+        let info = self.mountinfo();
+        let line = info.lines().rfind(|line| line.split(' ').nth(4) == Some(&point));
+        line.unwrap_or_else(|| panic!("no mount at {point} in\n{info}")).split(' ').nth(5).unwrap().to_owned()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.init.kill().ok();
+        self.init.wait().ok();
+    }
+}

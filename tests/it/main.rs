@@ -1,0 +1,46 @@
+//! Integration tests: the built hook, against the real kernel and real engines.
+//!
+//! Each test says what it needs of the machine. Where that is missing the test is reported as ignored, with the
+//! reason; with `CI` in the environment it fails instead, so that nothing passes by not running.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::indexing_slicing,
+    missing_docs,
+    unreachable_pub,
+    reason = "tests run programs, and end at the first surprise"
+)]
+
+mod bad_input;
+mod driver;
+mod live;
+mod podman;
+mod support;
+
+use libtest_mimic::{Arguments, Completion, Trial};
+use support::Need;
+
+/// Its name, what it needs of the machine, and the test: it fails by panicking.
+pub type Test = (&'static str, &'static [Need], fn());
+
+fn main() -> std::process::ExitCode {
+    let arguments = Arguments::from_args();
+    let tests = bad_input::TESTS.iter().chain(live::TESTS).chain(podman::TESTS);
+    let trials = tests.map(|(name, needs, test)| trial(name, needs, *test)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(name: &'static str, needs: &'static [Need], test: fn()) -> Trial {
+    Trial::ignorable_test(name, move || {
+        let Some(missing) = needs.iter().find_map(|need| need.missing()) else {
+            test();
+            return Ok(Completion::Completed);
+        };
+        if std::env::var_os("CI").is_some() {
+            return Err(format!("cannot run on this machine: {missing}").into());
+        }
+        Ok(Completion::ignored_with(missing))
+    })
+}

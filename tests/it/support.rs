@@ -1,0 +1,113 @@
+//! What tests share: needs, scratch directories, programs and their output.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// What a test needs of the machine.
+#[derive(Clone, Copy, Debug)]
+pub enum Need {
+    /// Real root, with mount namespaces and mknod
+    Root,
+    /// A program on `PATH`
+    Program(&'static str),
+    /// The device controller of cgroup v1, mounted
+    CgroupV1,
+    /// eBPF device programs
+    CgroupV2,
+}
+
+impl Need {
+    /// Why it is not there; `None` if it is.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
+            Self::Program(name) => {
+                let paths = std::env::var_os("PATH").unwrap_or_default();
+                let found = std::env::split_paths(&paths).any(|dir| dir.join(name).is_file());
+                (!found).then(|| format!("needs the program {name:?}"))
+            }
+            Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
+                .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),
+            Self::CgroupV2 => {
+                let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+                (!filesystems.contains("cgroup2")).then(|| "needs cgroup v2".to_owned())
+            }
+        }
+    }
+}
+
+/// The hook under test.
+pub const HOOK: &str = env!("CARGO_BIN_EXE_oci-nvidia-hook");
+
+/// A file of the source tree.
+pub fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// A directory that goes away. On the disk, not in a tmpfs that may be mounted nodev.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("it-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A program's end.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Ran {
+    /// Its stdout; panics with all that it said if it failed.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self.stdout
+    }
+
+    /// Its stderr; panics unless it failed with this code.
+    #[track_caller]
+    pub fn failed(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self.stderr
+    }
+}
+
+/// Runs a program with `input` on its stdin.
+pub fn run_with(command: &mut Command, input: &[u8]) -> Ran {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+    // A program that ends without reading all of it is no error of ours.
+    child.stdin.take().unwrap().write_all(input).ok();
+    child.wait_with_output().unwrap().into()
+}
+
+/// Runs a program.
+pub fn run(command: &mut Command) -> Ran {
+    run_with(command, b"")
+}
+
+/// `sh -c script`
+pub fn sh(script: &str) -> Ran {
+    run(Command::new("sh").args(["-euc", script]))
+}
+
+/// Every path below `dir` with its type, mode, size and link text: to see that nothing changed.
+pub fn snapshot(dir: &Path) -> String {
+    sh(&format!("cd '{}' && find . -xdev -printf '%p %y %m %s %l\\n' | sort", dir.display())).ok()
+}
