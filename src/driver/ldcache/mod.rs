@@ -238,9 +238,10 @@ impl<'a> Cache<'a> {
 
     /// Puts `ours` in; entries of the image for the same name and architecture go.
     ///
-    /// They must go: ld.so prefers an entry from a `glibc-hwcaps/` subdirectory, or one with more hwcap bits, to a
-    /// plain one like ours wherever it stands (`search_cache`). "The same name" is ld.so's notion of it, in which
-    /// `libcuda.so.01` is `libcuda.so.1`. Of two of ours for one name and architecture, the first counts.
+    /// They must go: in ldconfig's order, entries from `glibc-hwcaps/` subdirectories and ones with more hwcap bits
+    /// stand before a plain one like ours, and ld.so takes the first that suits the CPU (`search_cache`; in the old
+    /// layout simply the first). "The same name" is ld.so's notion of it, in which `libcuda.so.01` is
+    /// `libcuda.so.1`. Of two of ours for one name and architecture, the first counts.
     pub fn merge(&mut self, ours: &[NewEntry<'a>]) {
         let mut ours: Vec<Entry<'a>> = ours
             .iter()
