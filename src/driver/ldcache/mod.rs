@@ -238,9 +238,10 @@ impl<'a> Cache<'a> {
 
     /// Puts `ours` in; entries of the image for the same name and architecture go.
     ///
-    /// They must go: ld.so prefers an entry from a `glibc-hwcaps/` subdirectory, or one with more hwcap bits, to a
-    /// plain one like ours wherever it stands (`search_cache`). "The same name" is ld.so's notion of it, in which
-    /// `libcuda.so.01` is `libcuda.so.1`. Of two of ours for one name and architecture, the first counts.
+    /// They must go: in ldconfig's order, entries from `glibc-hwcaps/` subdirectories and ones with more hwcap bits
+    /// stand before a plain one like ours, and ld.so takes the first that suits the CPU (`search_cache`; in the old
+    /// layout simply the first). "The same name" is ld.so's notion of it, in which `libcuda.so.01` is
+    /// `libcuda.so.1`. Of two of ours for one name and architecture, the first counts.
     pub fn merge(&mut self, ours: &[NewEntry<'a>]) {
         let mut ours: Vec<Entry<'a>> = ours
             .iter()
@@ -289,15 +290,19 @@ fn compare_slots(a: &Entry<'_>, b: &Entry<'_>) -> Ordering {
 /// A total order, also on the names of hostile images, or sorting would panic. ld.so takes a run above `INT_MAX`
 /// modulo 2^32 and compares by subtraction, which is no order at all; there, and only there, we may differ from it.
 fn compare_names(a: &OsStr, b: &OsStr) -> Ordering {
-    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
-    loop {
-        let (left, right) = (Token::take(&mut a), Token::take(&mut b));
-        match left.cmp(&right) {
-            Ordering::Equal if left == Token::END => return Ordering::Equal,
-            Ordering::Equal => {}
-            unequal => return unequal,
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    // Neighbours in a cache have much in common; what follows must begin where a run of digits does.
+    let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let digits = a.iter().take(same).rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let start = same.saturating_sub(digits);
+    let (mut a, mut b) = (a.get(start..).unwrap_or_default(), b.get(start..).unwrap_or_default());
+    while !(a.is_empty() && b.is_empty()) {
+        let order = Token::take(&mut a).cmp(&Token::take(&mut b));
+        if order.is_ne() {
+            return order;
         }
     }
+    Ordering::Equal
 }
 
 /// A character or a run of digits; derived order: any number is after any character.
@@ -308,10 +313,8 @@ enum Token {
 }
 
 impl Token {
-    const END: Self = Self::Char(0);
-
     fn take(text: &mut &[u8]) -> Self {
-        let Some((&first, rest)) = text.split_first() else { return Self::END };
+        let Some((&first, rest)) = text.split_first() else { return Self::Char(0) }; // the C string's end
         *text = rest;
         if !first.is_ascii_digit() {
             return Self::Char(c_char::from_ne_bytes([first]));

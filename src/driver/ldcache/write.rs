@@ -19,12 +19,13 @@ impl Cache<'_> {
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         ensure!(self.entries.len() <= MAX_ENTRIES, "{} entries, more than {MAX_ENTRIES}", self.entries.len());
         let strings = Strings::new(self)?;
-        let mut out = Vec::new();
+        let tables = new_table_size(self.entries.len()).saturating_mul(2);
+        let mut out = Vec::with_capacity(tables.saturating_add(strings.bytes.len()).saturating_add(MAX_STRING));
         match self.layout {
             Layout::Old => {
                 let all: Vec<_> = self.entries.iter().zip(&strings.entries).collect();
                 put_old(&mut out, &all, 0)?;
-                out.extend(&strings.bytes);
+                out.extend_from_slice(&strings.bytes);
             }
             Layout::Compat => {
                 // No hwcaps in the old table. An even count aligns the new one alike on 32-bit and 64-bit machines.
@@ -50,21 +51,21 @@ impl Cache<'_> {
         let extended = self.generator.is_some() || !self.hwcaps.is_empty();
         let extension = if extended { end.next_multiple_of(4) } else { 0 };
 
-        out.extend(NEW_MAGIC);
+        out.extend_from_slice(NEW_MAGIC);
         put(out, self.entries.len())?;
         put(out, strings.bytes.len())?;
         const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
-        out.extend([BYTE_ORDER, 0, 0, 0]);
+        out.extend_from_slice(&[BYTE_ORDER, 0, 0, 0]);
         put(out, extension)?;
-        out.extend([0; 12]);
+        out.extend_from_slice(&[0; 12]);
         for (entry, string) in self.entries.iter().zip(&strings.entries) {
-            out.extend(entry.flags.to_ne_bytes());
+            out.extend_from_slice(&entry.flags.to_ne_bytes());
             put(out, table.saturating_add(string.name))?;
             put(out, table.saturating_add(string.path))?;
-            out.extend(entry.os_version.to_ne_bytes());
-            out.extend(entry.hwcap.to_ne_bytes());
+            out.extend_from_slice(&entry.os_version.to_ne_bytes());
+            out.extend_from_slice(&entry.hwcap.to_ne_bytes());
         }
-        out.extend(&strings.bytes);
+        out.extend_from_slice(&strings.bytes);
         if extended {
             out.resize(extension, 0);
             self.put_extension(out, strings, table)?;
@@ -85,18 +86,18 @@ impl Cache<'_> {
         let sections = EXTENSION_HEADER.saturating_add(count.saturating_mul(EXTENSION_SECTION));
         let hwcaps_at = out.len().saturating_add(sections);
         let generator_at = hwcaps_at.saturating_add(hwcaps.map_or(0, |(_, data)| data.len()));
-        out.extend(EXTENSION_MAGIC.to_ne_bytes());
+        out.extend_from_slice(&EXTENSION_MAGIC.to_ne_bytes());
         put(out, count)?;
         for (section, at) in [(generator, generator_at), (hwcaps, hwcaps_at)] {
             if let Some((tag, data)) = section {
-                out.extend(tag.to_ne_bytes());
-                out.extend([0; 4]);
+                out.extend_from_slice(&tag.to_ne_bytes());
+                out.extend_from_slice(&[0; 4]);
                 put(out, at)?;
                 put(out, data.len())?;
             }
         }
         for (_, data) in [hwcaps, generator].into_iter().flatten() {
-            out.extend(data);
+            out.extend_from_slice(data);
         }
         Ok(())
     }
@@ -109,12 +110,12 @@ fn new_table_size(entries: usize) -> usize {
 
 /// The old header and table; the strings are `distance` bytes behind them.
 fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usize) -> Result<()> {
-    out.extend(OLD_MAGIC);
+    out.extend_from_slice(OLD_MAGIC);
     out.resize(OLD_COUNT_AT, 0);
     put(out, entries.len())?;
     const { assert!(OLD_COUNT_AT + 4 == OLD_HEADER && OLD_ENTRY == 12) };
     for (entry, string) in entries {
-        out.extend(entry.flags.to_ne_bytes());
+        out.extend_from_slice(&entry.flags.to_ne_bytes());
         put(out, distance.saturating_add(string.name))?;
         put(out, distance.saturating_add(string.path))?;
     }
@@ -123,7 +124,7 @@ fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usiz
 
 /// Numbers in the file have 32 bits.
 fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
-    out.extend(u32::try_from(number).context("too large for a linker cache")?.to_ne_bytes());
+    out.extend_from_slice(&u32::try_from(number).context("too large for a linker cache")?.to_ne_bytes());
     Ok(())
 }
 
@@ -142,12 +143,21 @@ struct Strings {
 
 impl Strings {
     fn new(cache: &Cache<'_>) -> Result<Self> {
-        let mut strings =
-            Self { bytes: Vec::new(), entries: Vec::with_capacity(cache.entries.len()), hwcaps: Vec::new() };
-        let mut text = 0_usize;
+        let names = cache.entries.iter().map(|entry| entry.name).chain(cache.hwcaps.iter().copied());
+        let paths = cache.entries.iter().map(|entry| entry.path.as_os_str());
+        let (count, text) = names.chain(paths).fold((0_usize, 0_usize), |(count, text), string| {
+            (count.saturating_add(1), text.saturating_add(string.len()))
+        });
+        ensure!(text <= MAX_TEXT, "{text} bytes of strings, more than {MAX_TEXT}");
+
+        // Growing as we go would cost more time than everything else here.
+        let mut strings = Self {
+            bytes: Vec::with_capacity(text.saturating_add(count)),
+            entries: Vec::with_capacity(cache.entries.len()),
+            hwcaps: Vec::with_capacity(cache.hwcaps.len()),
+        };
         for entry in &cache.entries {
             let (name, path) = (entry.name, entry.path.as_os_str());
-            text = text.saturating_add(name.len()).saturating_add(path.len());
             let path_at = strings.add(path)?;
             // Mostly the name is the end of the path, and one string serves for both.
             let name_at = match path.len().checked_sub(name.len()) {
@@ -157,11 +167,9 @@ impl Strings {
             strings.entries.push(Offsets { name: name_at, path: path_at });
         }
         for name in &cache.hwcaps {
-            text = text.saturating_add(name.len());
             let at = strings.add(name)?;
             strings.hwcaps.push(at);
         }
-        ensure!(text <= MAX_TEXT, "{text} bytes of strings, more than {MAX_TEXT}");
         Ok(strings)
     }
 
@@ -169,7 +177,7 @@ impl Strings {
         let at = self.bytes.len();
         ensure!(!string.as_bytes().contains(&0), "{string:?} has a NUL byte");
         ensure!(string.len() < MAX_STRING, "a string of {} bytes, more than {}", string.len(), MAX_STRING - 1);
-        self.bytes.extend(string.as_bytes());
+        self.bytes.extend_from_slice(string.as_bytes());
         self.bytes.push(0);
         Ok(at)
     }
