@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn versions_are_whole() {
-        for (file, is) in [("libcuda.so.535.183.01", true), ("libcuda.so.1535.183.01", false), ("libcuda.so.1", false)] {
+        for (file, is) in [("libcuda.so.535.183.01", true), ("libcuda.so.1535.183.01", false), ("libcuda.so.1", false)]
+        {
             assert_eq!(is_of_version(OsStr::new(file), "535.183.01"), is, "{file}");
         }
     }

@@ -25,7 +25,10 @@ pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Ve
     let links = DEV_LINKS
         .iter()
         .filter(|(name, _, target)| {
-            files.libraries.iter().any(|library| library.name == *name && library.sonames.contains(OsString::from(target).as_os_str()))
+            files
+                .libraries
+                .iter()
+                .any(|library| library.name == *name && library.sonames.contains(OsString::from(target).as_os_str()))
         })
         .map(|(_, link, target)| DevLink { name: link.into(), target: target.into() });
     Edits {

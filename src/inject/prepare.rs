@@ -51,9 +51,7 @@ pub enum Prepared<'a> {
 /// If a source is missing or not what it is said to be, or cannot be mounted.
 pub fn prepare(step: &Step) -> Result<Prepared<'_>> {
     Ok(match step {
-        Step::MountFile { source, target } => {
-            Prepared::Mount { mount: clone_file(source)?, target, device: None }
-        }
+        Step::MountFile { source, target } => Prepared::Mount { mount: clone_file(source)?, target, device: None },
         Step::MountNode { source, target, device } => {
             Prepared::Mount { mount: clone_node(source, *device)?, target, device: Some(*device) }
         }
@@ -66,8 +64,8 @@ pub fn prepare(step: &Step) -> Result<Prepared<'_>> {
 /// The path is a real path: a symlink as its last component appeared since, and is refused.
 fn open_source(source: &HostPath) -> Result<(OwnedFd, rustix::fs::Stat)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = rustix::fs::openat(CWD, source.as_path(), flags, Mode::empty())
-        .with_context(|| format!("open {source}"))?;
+    let fd =
+        rustix::fs::openat(CWD, source.as_path(), flags, Mode::empty()).with_context(|| format!("open {source}"))?;
     let stat = rustix::fs::fstat(&fd)?;
     Ok((fd, stat))
 }

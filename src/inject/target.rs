@@ -35,7 +35,11 @@ enum Done {
     Created(Created),
     Mounted(OwnedFd),
     /// A symlink of the image's that ours replaced
-    Replaced { dir: OwnedFd, name: PathBuf, text: PathBuf },
+    Replaced {
+        dir: OwnedFd,
+        name: PathBuf,
+        text: PathBuf,
+    },
 }
 
 /// What is at a name in a directory.
@@ -126,7 +130,8 @@ impl Target {
     /// An empty file as a mount point.
     fn create(&mut self, dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).context("create its mount point")?;
+        let file =
+            rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).context("create its mount point")?;
         self.done.push(Done::Created(Created { dir: dir.try_clone()?, name: name.into(), is_dir: false }));
         Ok(file)
     }

@@ -50,11 +50,11 @@ fn select_all(inventory: &Inventory) -> Result<(Vec<&Gpu>, Vec<Finding>)> {
 }
 
 fn find<'a>(id: &DeviceId, inventory: &'a Inventory) -> Result<&'a Gpu> {
-    if let Some(gpu) = inventory.gpus.iter().find(|gpu| matches(id, Some(gpu.index), Some(&gpu.uuid), Some(gpu.bus_id))) {
+    if let Some(gpu) = inventory.gpus.iter().find(|gpu| matches(id, Some(gpu.index), Some(&gpu.uuid), Some(gpu.bus_id)))
+    {
         return Ok(gpu);
     }
-    let failed =
-        inventory.failed.iter().find(|gpu| matches(id, gpu.index, gpu.uuid.as_deref(), gpu.bus_id));
+    let failed = inventory.failed.iter().find(|gpu| matches(id, gpu.index, gpu.uuid.as_deref(), gpu.bus_id));
     if let Some(failed) = failed {
         return Err(not_usable(&id.to_string(), failed));
     }

@@ -115,7 +115,8 @@ fn explain(failed: &Failed, question: &Question) -> anyhow::Error {
     let (what, hint) = match failed.code {
         Code::DRIVER_NOT_LOADED => (
             "the NVIDIA kernel driver is not loaded".to_owned(),
-            "load it with \"modprobe nvidia\", then run \"nvidia-smi\" once as root to make the device nodes".to_owned(),
+            "load it with \"modprobe nvidia\", then run \"nvidia-smi\" once as root to make the device nodes"
+                .to_owned(),
         ),
         Code::NO_PERMISSION => (
             match question.identity {

@@ -157,7 +157,8 @@ mod tests {
             ("null", false),
             ("3", false),
         ] {
-            let spec = view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{"capabilities":{capabilities}}}}}"#)).unwrap();
+            let spec =
+                view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{"capabilities":{capabilities}}}}}"#)).unwrap();
             assert_eq!(spec.privileged, privileged, "{capabilities}");
         }
     }

@@ -40,7 +40,8 @@ const HINT: &str = "a container engine calls this hook and writes the container 
 /// # Errors
 /// If it is no JSON object, or has no bundle or no pid.
 pub fn parse(bytes: &[u8]) -> Result<State> {
-    let raw: Raw = super::first_json_value(bytes).with_context(|| hinted("cannot read the container state on stdin"))?;
+    let raw: Raw =
+        super::first_json_value(bytes).with_context(|| hinted("cannot read the container state on stdin"))?;
     let bundle = if raw.bundle.as_os_str().is_empty() { raw.bundle_path } else { raw.bundle };
     if bundle.as_os_str().is_empty() {
         return Err(failure("the container state on stdin has no \"bundle\"", HINT));

@@ -74,22 +74,17 @@ impl Capabilities {
     /// The administrator's ceiling, `supported-driver-capabilities`: a list of names, or the one word `all`.
     ///
     /// # Errors
-    /// If a name is unknown.
-    pub fn supported(names: &[String]) -> Result<Self> {
-        if matches!(names, [only] if only == "all") {
+    /// If a name is unknown: says which, and what is allowed.
+    pub fn supported(value: &str) -> Result<Self, String> {
+        if value == "all" {
             return Ok(Self::of(&Capability::ALL));
         }
-        let mut set = 0;
-        for name in names {
-            let Some(capability) = Capability::from_name(name) else {
-                return Err(failure(
-                    format!("supported-driver-capabilities in config.toml has {name:?}"),
-                    format!("use \"all\" or a list of {}", Self::of(&Capability::ALL)),
-                ));
-            };
-            set |= capability.bit();
-        }
-        Ok(Self(set))
+        let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let known = names.map(|name| {
+            Capability::from_name(name)
+                .ok_or_else(|| format!("\"all\" or a list of {}; {name:?} is neither", Self::of(&Capability::ALL)))
+        });
+        known.collect::<Result<Vec<_>, _>>().map(|list| Self::of(&list))
     }
 
     /// Whether `capability` is among them.
@@ -186,8 +181,8 @@ mod tests {
 
     #[test]
     fn the_ceiling() {
-        assert_eq!(Capabilities::supported(&["all".into()]).unwrap(), every());
-        assert_eq!(Capabilities::supported(&["utility".into()]).unwrap().to_string(), "utility");
-        assert!(Capabilities::supported(&["all".into(), "utility".into()]).is_err());
+        assert_eq!(Capabilities::supported("all").unwrap(), every());
+        assert_eq!(Capabilities::supported(" utility,").unwrap().to_string(), "utility");
+        assert!(Capabilities::supported("all,utility").unwrap_err().contains("\"all\" is neither"));
     }
 }

@@ -46,6 +46,6 @@ pub fn from_spec(devices: VisibleDevices, spec: &SpecView, config: &Config) -> R
         )));
     }
     let asked = spec.env.get(DRIVER_CAPABILITIES).map(String::as_str);
-    let supported = Capabilities::supported(&config.supported_driver_capabilities)?;
-    Ok(Ok(GpuRequest { devices, capabilities: capabilities::parse(asked, supported)? }))
+    let capabilities = capabilities::parse(asked, config.supported_driver_capabilities)?;
+    Ok(Ok(GpuRequest { devices, capabilities }))
 }

@@ -24,8 +24,7 @@ impl MountAttrs {
             .union(MountAttrFlags::MOUNT_ATTR_NODEV),
     );
     /// Device nodes. Not read-only: open(2) for writing of a device is decided by its mode and the device cgroup.
-    pub const DEVICE_NODE: Self =
-        Self(MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
+    pub const DEVICE_NODE: Self = Self(MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
     /// Information only.
     pub const PROC_FILE: Self = Self(Self::DRIVER_FILE.0.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
 }
@@ -49,12 +48,8 @@ struct MountAttr {
 /// Attributes are only ever added: in a user namespace those of the source's mount are locked, and clearing one
 /// fails with EPERM.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
-    let attr = MountAttr {
-        attr_set: u64::from(attrs.0.bits()),
-        attr_clr: 0,
-        propagation: libc::MS_PRIVATE,
-        userns_fd: 0,
-    };
+    let attr =
+        MountAttr { attr_set: u64::from(attrs.0.bits()), attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
     // SAFETY: mount_setattr(2) reads `size` bytes from `attr`, which is a live MountAttr of exactly that size, and a
     // NUL-terminated path from `c""`; it keeps neither pointer, and writes to no memory of ours.
     let result = unsafe {
@@ -88,8 +83,7 @@ pub fn new_tmpfs(mode: &CStr) -> io::Result<OwnedFd> {
     rustix::mount::fsconfig_set_string(&fs, c"mode", mode)?;
     rustix::mount::fsconfig_set_string(&fs, c"size", c"1m")?;
     rustix::mount::fsconfig_create(&fs)?;
-    let attrs = MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let attrs =
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attrs)?)
 }

@@ -79,12 +79,7 @@ fn system(errno: rustix::io::Errno) -> NoAnswer {
 /// Cuts the child's ties to the runtime: a child that holds its stdout delays every error by its own life time.
 fn isolate(parent: Pid, pipe: OwnedFd) -> io::Result<File> {
     die_with(parent)?;
-    let null = rustix::fs::openat(
-        rustix::fs::CWD,
-        c"/dev/null",
-        rustix::fs::OFlags::RDWR,
-        rustix::fs::Mode::empty(),
-    )?;
+    let null = rustix::fs::openat(rustix::fs::CWD, c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
@@ -196,7 +191,11 @@ pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
     let caps = rustix::thread::capabilities(None)?;
     rustix::thread::set_capabilities(None, CapabilitySets { effective: caps.permitted, ..caps })?;
     // setfsuid(2) reports nothing: asking again is how one learns whether it was obeyed.
-    if nix::unistd::setfsuid(uid) == uid && nix::unistd::setfsgid(gid) == gid { Ok(()) } else { Err(Errno::EPERM.into()) }
+    if nix::unistd::setfsuid(uid) == uid && nix::unistd::setfsgid(gid) == gid {
+        Ok(())
+    } else {
+        Err(Errno::EPERM.into())
+    }
 }
 
 /// Writes all of `bytes`; an error means that nobody reads any more.
@@ -245,7 +244,13 @@ mod tests {
         })
         .unwrap();
         let status = String::from_utf8(bytes).unwrap();
-        for line in ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "env 0"] {
+        for line in [
+            "CapPrm:\t0000000000000000",
+            "CapEff:\t0000000000000000",
+            "CapBnd:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "env 0",
+        ] {
             assert!(status.contains(line), "{line} missing in\n{status}");
         }
     }

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use crate::support::{HOOK, Ran, run, run_with, scratch, source};
+use crate::support::{HOOK, Ran, run, run_with, scratch, sh, source};
 
 /// A driver root of the fake driver, and a config.toml that names it.
 #[derive(Debug)]
 pub struct FakeDriver {
     pub root: PathBuf,
     pub config: PathBuf,
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
 }
 
 impl FakeDriver {
@@ -27,7 +27,7 @@ impl FakeDriver {
         let mut make = Command::new(source("tests/fake-driver/make-root"));
         run(make.arg(&root).arg("--build").arg(build).args(arguments)).ok();
         drop(lock);
-        let fake = Self { root, config: dir.path().join("config.toml"), dir };
+        let fake = Self { root, config: dir.path().join("config.toml"), _dir: dir };
         fake.configure("");
         fake
     }
@@ -53,26 +53,19 @@ impl FakeDriver {
     }
 
     fn library(&self) -> PathBuf {
-        std::fs::canonicalize(crate::support::sh(&format!("find '{}' -name 'libnvidia-ml.so.1'", self.root.display())).ok().trim()).unwrap()
+        let find = format!("find '{}' -name libnvidia-ml.so.1", self.root.display());
+        std::fs::canonicalize(sh(&find).ok().trim()).unwrap()
     }
 
-    /// What a user sees on the host of this driver.
+    /// What a user sees on the host of this driver: its program, with its libraries and its nodes at /dev.
     pub fn on_host(&self, program: &str) -> String {
-        // The driver root has no libc of its own: the host's, under the same paths.
-        let script = format!(
-            "for d in lib lib64 usr/lib usr/lib64; do [ -d /$d ] || continue; mkdir -p /mnt/$d; done; true; {program}"
-        );
-        let _ = script;
-        run(Command::new("unshare").args(["-m", "sh", "-euc"]).arg(self.host_script(program))).ok()
-    }
-
-    fn host_script(&self, program: &str) -> String {
-        // nvidia-smi of the driver root, started by the host's ld.so, with the driver root's nodes at /dev.
         let root = self.root.display();
-        format!(
-            "for node in '{root}'/dev/nvidia*; do touch /dev/${{node##*/}}; mount --bind $node /dev/${{node##*/}}; done; \
-             export LD_LIBRARY_PATH=$(dirname \"$(find '{root}' -name libnvidia-ml.so.1)\"); '{root}/usr/bin/'{program}"
-        )
+        let script = format!(
+            "mount -t tmpfs dev /dev; for node in '{root}'/dev/nvidia*; do \
+               touch /dev/${{node##*/}}; mount --bind \"$node\" /dev/${{node##*/}}; done; \
+             export LD_LIBRARY_PATH=\"$(dirname \"$(find '{root}' -name libnvidia-ml.so.1)\")\"; '{root}/usr/bin/'{program}"
+        );
+        run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
     }
 }
 

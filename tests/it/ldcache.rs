@@ -2,10 +2,6 @@
 //!
 //! Needs `cc` and `/sbin/ldconfig`; the loader is asked in a chroot, for which it needs root.
 
-#![allow(clippy::disallowed_methods, reason = "the programs that it is compared with are run here")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step is a failed test")]
-#![allow(clippy::print_stderr, clippy::indexing_slicing, reason = "not the hook")]
-
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +9,23 @@ use std::process::Command;
 
 use oci_nvidia_hook::driver::ldcache::{Arch, Cache, Layout, NewEntry, parse};
 use tempfile::TempDir;
+
+use crate::Test;
+use crate::support::Need;
+
+const NEEDS: &[Need] = &[Need::Program("cc"), Need::Program("/sbin/ldconfig")];
+const NEEDS_ROOT: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("/sbin/ldconfig")];
+
+pub const TESTS: &[Test] = &[
+    (
+        "ldcache::reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it",
+        NEEDS,
+        reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it,
+    ),
+    ("ldcache::reads_every_layout_that_ldconfig_writes", NEEDS, reads_every_layout_that_ldconfig_writes),
+    ("ldcache::ldconfig_lists_what_was_merged", NEEDS, ldconfig_lists_what_was_merged),
+    ("ldcache::the_loader_finds_ours_through_the_cache", NEEDS_ROOT, the_loader_finds_ours_through_the_cache),
+];
 
 /// Our libraries: the image has two of them too, and none of them lies where a loader searches by itself.
 const OURS: [&str; 5] = ["libours.so.1", "libdriver.so.1", "libx7.so.13", "libx07-a.so", "libx6.so.3"];
@@ -158,16 +171,6 @@ impl Image {
     }
 }
 
-fn have_root() -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        assert!(std::env::var_os("CI").is_none(), "needs root");
-        eprintln!("SKIP: needs root");
-    }
-    root
-}
-
-#[test]
 fn reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it() {
     let bytes = fs::read("/etc/ld.so.cache").expect("read the host's cache");
     let cache = parse(&bytes).unwrap();
@@ -182,7 +185,6 @@ fn reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it() {
     assert_eq!(told_of_copy.replace(copy.to_str().unwrap(), "/etc/ld.so.cache"), told);
 }
 
-#[test]
 fn reads_every_layout_that_ldconfig_writes() {
     let image = Image::new();
     for (format, layout) in LAYOUTS {
@@ -204,7 +206,6 @@ fn reads_every_layout_that_ldconfig_writes() {
     }
 }
 
-#[test]
 fn ldconfig_lists_what_was_merged() {
     let image = Image::new();
     for (format, layout) in LAYOUTS {
@@ -229,11 +230,7 @@ fn ldconfig_lists_what_was_merged() {
     }
 }
 
-#[test]
 fn the_loader_finds_ours_through_the_cache() {
-    if !have_root() {
-        return;
-    }
     let image = Image::new();
     // Without entries nothing is found: what is found below is found through the cache.
     for (_, layout) in LAYOUTS {

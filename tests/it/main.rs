@@ -15,6 +15,7 @@
 
 mod bad_input;
 mod driver;
+mod ldcache;
 mod live;
 mod podman;
 mod support;
@@ -27,7 +28,7 @@ pub type Test = (&'static str, &'static [Need], fn());
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
-    let tests = bad_input::TESTS.iter().chain(live::TESTS).chain(podman::TESTS);
+    let tests = bad_input::TESTS.iter().chain(ldcache::TESTS).chain(live::TESTS).chain(podman::TESTS);
     let trials = tests.map(|(name, needs, test)| trial(name, needs, *test)).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,5 +1,14 @@
 //! stub
-use anyhow::Result; use crate::finding::Finding;
-#[derive(Clone, Copy, Debug)] pub struct DeviceRule { pub major: u32, pub minor: u32 }
-pub fn allow(_: i32, _: &[DeviceRule]) -> Result<Vec<Finding>> { Ok(vec![]) }
-pub fn already_allowed(_: &[oci_spec::runtime::LinuxDeviceCgroup], _: DeviceRule) -> bool { false }
+use crate::finding::Finding;
+use anyhow::Result;
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRule {
+    pub major: u32,
+    pub minor: u32,
+}
+pub fn allow(_: i32, _: &[DeviceRule]) -> Result<Vec<Finding>> {
+    Ok(vec![])
+}
+pub fn already_allowed(_: &[oci_spec::runtime::LinuxDeviceCgroup], _: DeviceRule) -> bool {
+    false
+}

@@ -1,0 +1,349 @@
+//! The administrator's config.toml: NVIDIA's file and its keys, so that an existing one keeps working, and a few keys
+//! of ours. What each key means is in [`schema`]; who `user` is, in [`user`].
+
+pub mod schema;
+pub mod user;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use toml::de::{DeTable, DeValue};
+
+use crate::error::{Failure, failure};
+use crate::finding::Finding;
+use crate::paths::HostPath;
+use crate::request::{Capabilities, Capability};
+use schema::{KEYS, Key, Meaning};
+pub use user::{UserSpec, resolve};
+
+/// Where it is, below `/etc` or `$XDG_CONFIG_HOME`.
+const FILE: &str = "nvidia-container-runtime/config.toml";
+/// NVIDIA's has 2 KiB.
+const MAX_SIZE: usize = 1 << 20;
+/// Each costs a look for its line; a file of nothing but mistakes shall not cost their square.
+const MAX_UNKNOWN: usize = 16;
+
+/// What the hook acts on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Whether `NVIDIA_VISIBLE_DEVICES` of a container that is not privileged counts.
+    pub accept_envvar_when_unprivileged: bool,
+    /// The driver capabilities that containers may ask for.
+    pub supported_driver_capabilities: Capabilities,
+    /// The directory that is `/` for the driver.
+    pub driver_root: HostPath,
+    /// The linker cache to look the driver's libraries up in, below the driver root; by default /etc/ld.so.cache.
+    pub ldcache: Option<HostPath>,
+    /// Whether device rules are added to the container's cgroup.
+    pub edit_cgroups: bool,
+    /// Who asks NVML; by default root with the group that owns /dev/nvidiactl.
+    pub user: Option<UserSpec>,
+    /// The log file.
+    pub debug: Option<HostPath>,
+    /// How long NVML may take.
+    pub nvml_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            accept_envvar_when_unprivileged: true,
+            supported_driver_capabilities: Capabilities::of(&Capability::ALL),
+            driver_root: HostPath::new("/"),
+            ldcache: None,
+            edit_cgroups: true,
+            user: None,
+            debug: None,
+            nvml_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Reads `path` (from `--config`), else the file below `xdg_config_home`, else the one below /etc, else defaults.
+///
+/// # Errors
+/// If `path` is given and missing, or the file cannot be read or is wrong.
+pub fn read(path: Option<&Path>, xdg_config_home: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
+    if let Some(path) = path {
+        return read_file(path).and_then(|text| parse(&text, path));
+    }
+    // The XDG base directory specification: a relative path in these variables is to be ignored.
+    let own = xdg_config_home.filter(|home| home.is_absolute()).map(|home| home.join(FILE));
+    for path in own.into_iter().chain([PathBuf::from("/etc").join(FILE)]) {
+        match read_file(&path) {
+            Ok(text) => return parse(&text, &path),
+            Err(error) if is_missing(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((Config::default(), Vec::new()))
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn read_file(path: &Path) -> Result<String> {
+    let read = || -> Result<String> {
+        let file = File::open(path)?;
+        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
+        let bytes = crate::oci::read_limited(file, MAX_SIZE)?;
+        String::from_utf8(bytes)
+            .map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
+    };
+    read().with_context(|| {
+        Failure::new(format!("cannot read the configuration {path:?}"), "check the file, or the hook's --config option")
+    })
+}
+
+/// Parses the text of `path`, which is only named in messages.
+///
+/// # Errors
+/// If it is no TOML, or a key has a value that it cannot have: with file, line, key, and what it can have.
+pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let table = DeTable::parse(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        failure(
+            format!("{path:?} line {}: {}", line_of(text, at), error.message().replace('\n', ", ")),
+            "the file must be TOML: one key = value on each line",
+        )
+    })?;
+    let mut reader = Reader { text, path, config: Config::default(), unknown: Vec::new() };
+    reader.table("", table.get_ref())?;
+    let findings = reader.findings();
+    Ok((reader.config, findings))
+}
+
+/// 1 for the first line.
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes().get(..at).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    path: &'a Path,
+    config: Config,
+    /// (key, where it starts)
+    unknown: Vec<(String, usize)>,
+}
+
+impl Reader<'_> {
+    fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<()> {
+        for (name, value) in table {
+            let key =
+                if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+            match (schema::find(&key), value.get_ref()) {
+                (Some(found), value) => self.key(found, value, name.span().start)?,
+                (None, DeValue::Table(below)) if schema::is_table(&key) => self.table(&key, below)?,
+                (None, _) => self.unknown.push((key, name.span().start)),
+            }
+        }
+        Ok(())
+    }
+
+    fn key(&mut self, key: &Key, value: &DeValue<'_>, at: usize) -> Result<()> {
+        let set = match (key.meaning, value) {
+            (Meaning::Unused(_), _) => Ok(()),
+            (Meaning::Bool(set), DeValue::Boolean(value)) => {
+                set(&mut self.config, *value);
+                Ok(())
+            }
+            (Meaning::Bool(_), _) => Err("true or false".to_owned()),
+            (Meaning::Text(set), DeValue::String(value)) => set(&mut self.config, value),
+            (Meaning::Text(_), _) => Err("a text in quotes".to_owned()),
+            (Meaning::Seconds(set), DeValue::Integer(value)) => {
+                let seconds = u64::from_str_radix(value.as_str(), value.radix()).ok();
+                match seconds.filter(|seconds| (1..=600).contains(seconds)) {
+                    Some(seconds) => {
+                        set(&mut self.config, Duration::from_secs(seconds));
+                        Ok(())
+                    }
+                    None => Err("a number of seconds from 1 to 600".to_owned()),
+                }
+            }
+            (Meaning::Seconds(_), _) => Err("a number of seconds from 1 to 600".to_owned()),
+        };
+        set.map_err(|allowed| {
+            let line = line_of(self.text, at);
+            failure(
+                format!("{:?} line {line}: {} has a wrong value, it must be {allowed}", self.path, key.name),
+                format!("change line {line} of {:?}", self.path),
+            )
+        })
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let said = self.unknown.iter().take(MAX_UNKNOWN).map(|(key, at)| {
+            let fix = match nearest(key) {
+                Some(known) => format!("did you mean {known}?"),
+                None => "remove it, or see oci-nvidia-hook's config.toml for the keys there are".to_owned(),
+            };
+            Finding::warning(format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at)), fix)
+        });
+        said.collect()
+    }
+}
+
+/// The known key that was probably meant: the same name in another table, or one or two letters off.
+fn nearest(key: &str) -> Option<&'static str> {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    let known = || KEYS.iter().map(|key| key.name);
+    let moved = known().find(|known| known.rsplit('.').next() == Some(name));
+    moved.or_else(|| {
+        let near = known().map(|known| (distance(known.rsplit('.').next().unwrap_or(known), name), known));
+        near.filter(|(distance, _)| *distance <= 2).min().map(|(_, known)| known)
+    })
+}
+
+/// Levenshtein's.
+fn distance(a: &str, b: &str) -> usize {
+    if a.len().abs_diff(b.len()) > 2 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut before = i;
+        let mut left = i + 1;
+        for (cell, y) in row.iter_mut().skip(1).zip(b.bytes()) {
+            let here = left.min(*cell).saturating_add(1).min(before + usize::from(x != y));
+            before = std::mem::replace(cell, here);
+            left = here;
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::render;
+    use proptest::prelude::*;
+
+    const SHIPPED: &str = include_str!("../../config/config.toml");
+
+    fn parsed(text: &str) -> Result<(Config, Vec<Finding>)> {
+        parse(text, Path::new("/c.toml"))
+    }
+
+    #[test]
+    fn the_shipped_file_is_the_default() {
+        assert_eq!(parsed(SHIPPED).unwrap(), (Config::default(), Vec::new()));
+    }
+
+    #[test]
+    fn the_shipped_files_comments_are_true() {
+        let lines = SHIPPED.lines().map(|line| match line.strip_prefix('#') {
+            Some(setting) if !setting.starts_with(' ') && !setting.is_empty() => setting,
+            _ => line,
+        });
+        let text = lines.collect::<Vec<_>>().join("\n");
+        let (_, findings) = parsed(&text).unwrap();
+        assert_eq!(findings, Vec::new(), "{text}");
+        for key in KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
+            let name = key.name.rsplit('.').next().unwrap();
+            assert!(text.contains(&format!("\n{name} = ")), "{name} is not in config/config.toml");
+        }
+    }
+
+    #[test]
+    fn what_nvidias_tools_write_is_understood() {
+        let (config, findings) = parsed(include_str!("../../tests/fixtures/config/nvidia-ctk.toml")).unwrap();
+        assert_eq!(findings, Vec::new());
+        assert_eq!(config.user, Some(UserSpec { user: "root".into(), group: Some("video".into()) }));
+        assert!(config.edit_cgroups);
+    }
+
+    #[test]
+    fn values_arrive() {
+        let (config, findings) = parsed(
+            "\u{feff}accept-nvidia-visible-devices-envvar-when-unprivileged = false\r\n\
+             supported-driver-capabilities = \"compute, utility\"\r\n\
+             [nvidia-container-cli]\r\nroot = \"/run/nvidia/driver\"\r\nno-cgroups = true\r\nuser = \"\"\r\n\
+             debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\n",
+        )
+        .unwrap();
+        assert_eq!(findings, Vec::new());
+        assert_eq!(
+            config,
+            Config {
+                accept_envvar_when_unprivileged: false,
+                supported_driver_capabilities: Capabilities::default_set(),
+                driver_root: HostPath::new("/run/nvidia/driver"),
+                edit_cgroups: false,
+                nvml_timeout: Duration::from_secs(7),
+                ..Config::default()
+            }
+        );
+    }
+
+    #[test]
+    fn wrong_values_are_named_with_their_line() {
+        for (text, says) in [
+            ("a = ", "\"/c.toml\" line 1: "),
+            ("\n[nvidia-container-cli\n", "\"/c.toml\" line 2: "),
+            ("a = 1\na = 2\n", "line 2: duplicate key"),
+            (
+                "[nvidia-container-cli]\nno-cgroups = \"yes\"",
+                "line 2: nvidia-container-cli.no-cgroups has a wrong value, it must be true or false",
+            ),
+            ("[nvidia-container-cli]\n\nroot = 3", "line 3: nvidia-container-cli.root has a wrong value"),
+            ("[nvidia-container-cli]\nroot = \"x\"", "it must be an absolute path"),
+            ("[nvidia-container-cli]\nuser = \"a:b:c\"", "it must be USER or USER:GROUP"),
+            ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
+            ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),
+        ] {
+            let text = render(&parsed(text).unwrap_err());
+            assert!(text.contains(says), "{text}");
+            assert_eq!(text.lines().count(), 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_are_warnings() {
+        for (text, says, fix) in [
+            (
+                "[nvidia-container-cli]\nno-cgroup = true",
+                "line 2: unknown key \"nvidia-container-cli.no-cgroup\"",
+                "no-cgroups?",
+            ),
+            ("no-cgroups = true", "line 1: unknown key \"no-cgroups\"", "nvidia-container-cli.no-cgroups?"),
+            ("[elsewhere]\nx = 1", "unknown key \"elsewhere\"", "remove it"),
+        ] {
+            let (config, findings) = parsed(text).unwrap();
+            assert_eq!(config, Config::default());
+            assert!(findings[0].what.contains(says) && findings[0].fix.contains(fix), "{findings:?}");
+        }
+    }
+
+    #[test]
+    fn a_named_file_must_exist_and_the_others_need_not() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(render(&read(Some(&dir.path().join("x")), None).unwrap_err()).contains("x\": not found"));
+        assert!(render(&read(Some(dir.path()), None).unwrap_err()).contains("not a regular file"));
+        std::fs::create_dir(dir.path().join("nvidia-container-runtime")).unwrap();
+        std::fs::write(dir.path().join(FILE), "[oci-nvidia-hook]\nnvml-timeout = 5").unwrap();
+        assert_eq!(read(None, Some(dir.path())).unwrap().0.nvml_timeout, Duration::from_secs(5));
+        std::fs::write(dir.path().join(FILE), [0x61, 0xff]).unwrap();
+        assert!(render(&read(None, Some(dir.path())).unwrap_err()).contains("not UTF-8 at byte 1"));
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text in ".{0,200}") {
+            parsed(&text).ok();
+        }
+
+        #[test]
+        fn never_panics_on_a_damaged_file(at in 0..SHIPPED.len(), with in any::<char>()) {
+            let mut text: Vec<char> = SHIPPED.chars().collect();
+            if let Some(c) = text.get_mut(at) {
+                *c = with;
+            }
+            parsed(&text.into_iter().collect::<String>()).ok();
+        }
+    }
+}

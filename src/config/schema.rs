@@ -1,0 +1,115 @@
+//! Every key of config.toml: data.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::{Config, UserSpec};
+use crate::paths::HostPath;
+use crate::request::Capabilities;
+
+/// What a key does. The setter of a text says what is allowed if it is not.
+#[derive(Clone, Copy, Debug)]
+pub enum Meaning {
+    /// true or false
+    Bool(fn(&mut Config, bool)),
+    /// A text
+    Text(fn(&mut Config, &str) -> Result<(), String>),
+    /// Seconds from 1 to 600
+    Seconds(fn(&mut Config, Duration)),
+    /// Of NVIDIA's stack, and nothing to us, for this reason: no warning, so that one file serves both.
+    Unused(&'static str),
+}
+
+/// A key, by its whole name.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// `table.key`; with a final dot, everything in that table
+    pub name: &'static str,
+    /// What it does
+    pub meaning: Meaning,
+}
+
+use Meaning::{Bool, Seconds, Text, Unused};
+
+const fn key(name: &'static str, meaning: Meaning) -> Key {
+    Key { name, meaning }
+}
+
+const WRAPPER: &str = "there is no runtime wrapper";
+const ONE_BINARY: &str = "no other program is run";
+const LATER: &str = "not acted on yet";
+
+/// All of them. Source: NVIDIA container toolkit 1.20, and ours.
+pub const KEYS: &[Key] = &[
+    key("accept-nvidia-visible-devices-envvar-when-unprivileged", Bool(|c, v| c.accept_envvar_when_unprivileged = v)),
+    key("accept-nvidia-visible-devices-as-volume-mounts", Unused(LATER)),
+    key("supported-driver-capabilities", Text(capabilities)),
+    key("disable-require", Unused(LATER)),
+    key("swarm-resource", Unused(LATER)),
+    key("nvidia-container-cli.root", Text(|c, v| absolute(v).map(|path| c.driver_root = path))),
+    key("nvidia-container-cli.ldcache", Text(|c, v| absolute(v).map(|path| c.ldcache = Some(path)))),
+    key("nvidia-container-cli.no-cgroups", Bool(|c, v| c.edit_cgroups = !v)),
+    key("nvidia-container-cli.user", Text(user)),
+    key("nvidia-container-cli.debug", Text(debug)),
+    key("nvidia-container-cli.load-kmods", Unused(LATER)),
+    key("nvidia-container-cli.path", Unused(ONE_BINARY)),
+    key("nvidia-container-cli.environment", Unused(ONE_BINARY)),
+    key("nvidia-container-cli.ldconfig", Unused("the linker cache is written without ldconfig")),
+    key("nvidia-container-cli.no-pivot", Unused("the linker cache is written without ldconfig")),
+    key("nvidia-container-cli.cuda-compat-mode", Unused(LATER)),
+    key("nvidia-container-runtime-hook.", Unused("there is one mode")),
+    key("nvidia-container-runtime.", Unused(WRAPPER)),
+    key("nvidia-ctk.", Unused(ONE_BINARY)),
+    key("features.", Unused("its switches make NVIDIA's stack less safe, or are for its other modes")),
+    key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
+];
+
+/// The row of a key, or of the table that it names as a whole.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name || key.name.strip_suffix('.') == Some(name))
+}
+
+/// Whether keys of this table have rows.
+#[must_use]
+pub fn is_table(name: &str) -> bool {
+    KEYS.iter().any(|key| key.name.split_once('.').is_some_and(|(table, _)| table == name))
+}
+
+/// An empty text is what NVIDIA's generated file has for "not set".
+fn absolute(value: &str) -> Result<HostPath, String> {
+    match value {
+        "" => Ok(HostPath::new("/")),
+        path if Path::new(path).is_absolute() => Ok(HostPath::new(path)),
+        _ => Err("an absolute path".to_owned()),
+    }
+}
+
+fn debug(config: &mut Config, value: &str) -> Result<(), String> {
+    config.debug = if matches!(value, "" | "/dev/null") { None } else { Some(absolute(value)?) };
+    Ok(())
+}
+
+fn user(config: &mut Config, value: &str) -> Result<(), String> {
+    config.user = UserSpec::parse(value)?;
+    Ok(())
+}
+
+fn capabilities(config: &mut Config, value: &str) -> Result<(), String> {
+    config.supported_driver_capabilities = Capabilities::supported(value)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_tables_are_found() {
+        for name in ["disable-require", "nvidia-container-cli.root", "nvidia-ctk", "features"] {
+            assert!(find(name).is_some(), "{name}");
+        }
+        assert!(find("root").is_none() && find("nvidia-container-cli").is_none());
+        assert!(is_table("nvidia-container-cli") && is_table("oci-nvidia-hook") && !is_table("elsewhere"));
+    }
+}

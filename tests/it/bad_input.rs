@@ -1,0 +1,207 @@
+//! What the hook says to input that is wrong: one line, a hint, exit code 1, and nothing done.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::FakeDriver;
+use crate::support::{HOOK, Need, Ran, run_with, scratch};
+
+pub const TESTS: &[Test] = &[
+    ("bad_input::stdin_that_is_no_state", &[], stdin_that_is_no_state),
+    ("bad_input::fifty_megabytes_of_stdin", &[], fifty_megabytes_of_stdin),
+    ("bad_input::broken_spec", &[], broken_spec),
+    ("bad_input::no_request_no_config", &[], no_request_no_config),
+    ("bad_input::bad_config", &[], bad_config),
+    ("bad_input::unknown_user", &[Need::Root, Need::Program("cc")], unknown_user),
+    ("bad_input::no_driver", &[], no_driver),
+    ("bad_input::nvml_hangs", &[Need::Root, Need::Program("cc")], nvml_hangs),
+    ("bad_input::nvml_says_no", &[Need::Root, Need::Program("cc")], nvml_says_no),
+    ("bad_input::unknown_gpu", &[Need::Root, Need::Program("cc")], unknown_gpu),
+    ("bad_input::missing_node", &[Need::Root, Need::Program("cc")], missing_node),
+    ("bad_input::wrong_command_line", &[], wrong_command_line),
+];
+
+fn hook(args: &[&str], stdin: &[u8]) -> Ran {
+    run_with(Command::new(HOOK).args(args).env_clear(), stdin)
+}
+
+/// A state whose spec asks for `devices`, with a rootfs that must stay empty.
+fn state(dir: &Path, devices: &str) -> Vec<u8> {
+    std::fs::create_dir_all(dir.join("rootfs")).unwrap();
+    let spec = serde_json::json!({
+        "process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={devices}")]}, "root": {"path": "rootfs"},
+    });
+    std::fs::write(dir.join("config.json"), spec.to_string()).unwrap();
+    serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir}).to_string().into_bytes()
+}
+
+/// One error line with all of `says`, then one hint, and nothing else.
+#[track_caller]
+fn one_error(ran: Ran, says: &[&str]) {
+    let stderr = ran.failed(1);
+    let lines: Vec<_> = stderr.lines().collect();
+    assert!(lines.first().is_some_and(|line| line.starts_with("oci-nvidia-hook: ")), "{stderr}");
+    for text in says {
+        assert!(lines[0].contains(text), "{text:?} is not in\n{stderr}");
+    }
+    // podman takes these for its own errors
+    assert!(!stderr.to_lowercase().contains("no such file or directory"), "{stderr}");
+    assert!(lines.len() <= 2 && lines.get(1).is_none_or(|line| line.starts_with("hint: ")), "{stderr}");
+}
+
+fn stdin_that_is_no_state() {
+    for (stdin, says) in [
+        (&b""[..], "the container state on stdin: it is empty"),
+        (b"\xff\xfe", "the container state on stdin"),
+        (b"hello", "expected value"),
+        (b"{\"id\":\"c\",\"pid\":1,\"bundle\":\"/x\"", "EOF"),
+        (b"{\"id\":\"c\",\"pid\":1}", "no \"bundle\""),
+        (b"{\"id\":\"c\",\"bundle\":\"/x\"}", "no \"pid\""),
+    ] {
+        one_error(hook(&["prestart"], stdin), &[says]);
+    }
+}
+
+fn fifty_megabytes_of_stdin() {
+    one_error(hook(&["prestart"], &vec![b' '; 50 << 20]), &["stdin", "larger than 16 MiB"]);
+}
+
+fn broken_spec() {
+    let dir = scratch();
+    let state = state(dir.path(), "all");
+    let config = dir.path().join("config.json");
+    for (text, says) in [
+        ("", "it is empty"),
+        ("{\"root\":", "EOF"),
+        ("{\"process\":{}}", "no \"root.path\""),
+        ("{\"process\":{\"env\":[\"FOO\"]},\"root\":{\"path\":\"r\"}}", "\"FOO\", which is not NAME=VALUE"),
+    ] {
+        std::fs::write(&config, text).unwrap();
+        one_error(hook(&["prestart"], &state), &["config.json", says]);
+    }
+    std::fs::remove_file(&config).unwrap();
+    one_error(hook(&["prestart"], &state), &["config.json", "not found"]);
+    std::fs::create_dir(&config).unwrap();
+    one_error(hook(&["prestart"], &state), &["config.json", "not a regular file"]);
+}
+
+/// A mistake in config.toml stops containers that ask for GPUs, and no other.
+fn no_request_no_config() {
+    let dir = scratch();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "this is no toml").unwrap();
+    let config = config.to_str().unwrap();
+    let ran = hook(&["--config", config, "prestart"], &state(dir.path(), "void"));
+    assert_eq!((ran.stderr.as_str(), ran.code), ("", Some(0)));
+    one_error(hook(&["--config", config, "prestart"], &state(dir.path(), "all")), &["config.toml"]);
+}
+
+fn bad_config() {
+    let dir = scratch();
+    let state = state(dir.path(), "all");
+    let path = dir.path().join("config.toml");
+    for (text, says) in [
+        ("a = ", &["config.toml"][..]),
+        ("[nvidia-container-cli]\nno-cgroups = \"yes\"\n", &["config.toml", "2", "no-cgroups", "true or false"]),
+        ("\n\ndisable-require = 1\n", &["3", "disable-require", "true or false"]),
+        ("[oci-nvidia-hook]\nnvml-timeout = -3\n", &["2", "nvml-timeout"]),
+        ("supported-driver-capabilities = \"compute,typo\"\n", &["supported-driver-capabilities", "\"typo\""]),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), says);
+    }
+    std::fs::remove_file(&path).unwrap();
+    one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), &["config.toml", "not found"]);
+}
+
+fn no_driver() {
+    let dir = scratch();
+    let state = state(dir.path(), "all");
+    let root = dir.path().join("empty");
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
+    let args = ["--config", config.to_str().unwrap(), "prestart"];
+    one_error(hook(&args, &state), &["cannot read the linker cache", "not found"]);
+    std::fs::copy("/etc/ld.so.cache", root.join("etc/ld.so.cache")).unwrap();
+    one_error(hook(&args, &state), &["no NVIDIA driver below", "libnvidia-ml.so.1"]);
+    std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
+    one_error(hook(&args, &state), &["driver root \"/nowhere\"", "not found"]);
+    assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
+}
+
+fn with_fake(fake: &FakeDriver, devices: &str) -> Ran {
+    let dir = scratch();
+    let ran = hook(&["--config", fake.config.to_str().unwrap(), "prestart"], &state(dir.path(), devices));
+    assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0, "the container is untouched");
+    ran
+}
+
+fn unknown_user() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fake.configure("user = \"root:vidoe\"");
+    one_error(with_fake(&fake, "all"), &["root:vidoe", "unknown group \"vidoe\""]);
+    fake.configure("user = \"nobody-here\"");
+    one_error(with_fake(&fake, "all"), &["unknown user \"nobody-here\""]);
+}
+
+fn nvml_hangs() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
+    fake.set_nvml(|old| old + "\ninit-hang\n");
+    let start = std::time::Instant::now();
+    one_error(with_fake(&fake, "all"), &["NVML did not answer within 1 s"]);
+    assert!(start.elapsed().as_secs() < 10);
+}
+
+fn nvml_says_no() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    for (code, says) in [
+        ("9", "kernel driver is not loaded"),
+        ("18", "another version than the loaded kernel module"),
+        ("4", "may not open the GPUs"),
+        ("999", "NVML cannot start"),
+    ] {
+        fake.set_nvml(|old| {
+            let rest: Vec<_> = old.lines().filter(|line| !line.starts_with("init-error")).collect();
+            format!("{}\ninit-error {code}\n", rest.join("\n"))
+        });
+        one_error(with_fake(&fake, "all"), &[says, "nvmlInit_v2 says"]);
+    }
+    // A user who may not open the nodes: the identity is really taken.
+    let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
+    fake.configure("user = \"nobody\"");
+    one_error(with_fake(&fake, "all"), &["may not open the GPUs"]);
+}
+
+fn unknown_gpu() {
+    let fake = FakeDriver::shared();
+    for devices in ["9", "GPU-deadbeef", "bogus", "0,7"] {
+        let ran = with_fake(fake, devices);
+        assert!(ran.stderr.contains("hint: ask for one of 0 (GPU-"), "{}", ran.stderr);
+        one_error(ran, &["NVIDIA_VISIBLE_DEVICES asks for", "this host has no such GPU"]);
+    }
+}
+
+/// The peers start the container with one GPU less, and say nothing.
+fn missing_node() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    std::fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
+    one_error(with_fake(&fake, "all"), &["\"all\"", "\"/dev/nvidia1\" is missing"]);
+    // Also where NVML counts the GPU all the same.
+    fake.set_nvml(|old| old + "\ncount-all\n");
+    one_error(with_fake(&fake, "all"), &["\"/dev/nvidia1\" is missing"]);
+    one_error(with_fake(&fake, "1"), &["\"/dev/nvidia1\" is missing"]);
+}
+
+fn wrong_command_line() {
+    for args in [&[][..], &["precreate"], &["--nonsense"]] {
+        let stderr = hook(args, b"").failed(2);
+        assert!(stderr.starts_with("oci-nvidia-hook: wrong command line: "), "{stderr}");
+        assert!(stderr.contains("\nhint: run \"oci-nvidia-hook --help\""), "{stderr}");
+    }
+    assert!(hook(&["--help"], b"").ok().contains("usage: oci-nvidia-hook"));
+    assert_eq!(hook(&["--version"], b"").ok(), format!("oci-nvidia-hook {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(hook(&["poststop"], b"not even json").ok(), "");
+}

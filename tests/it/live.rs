@@ -1,0 +1,285 @@
+//! The live injection, against a real mount namespace: what an engine's container looks like at the prestart stage.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, Waiting};
+use crate::support::{HOOK, Need, run_with, scratch, snapshot};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
+
+pub const TESTS: &[Test] = &[
+    ("live::the_driver_works_in_the_container", NEEDS, the_driver_works_in_the_container),
+    ("live::mounts_are_restricted_and_private", NEEDS, mounts_are_restricted_and_private),
+    ("live::only_what_was_asked_for", NEEDS, only_what_was_asked_for),
+    ("live::no_request_no_trace", NEEDS_STRACE, no_request_no_trace),
+    ("live::every_cache_layout", NEEDS, every_cache_layout),
+    ("live::images_that_are_not_debian", NEEDS, images_that_are_not_debian),
+    ("live::proc_is_masked", NEEDS, proc_is_masked),
+    ("live::the_image_has_files_of_its_own", NEEDS, the_image_has_files_of_its_own),
+    ("live::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
+    ("live::a_failing_step_leaves_nothing", NEEDS, a_failing_step_leaves_nothing),
+    ("live::twice_is_once", NEEDS, twice_is_once),
+    ("live::a_failing_gpu_does_not_stop_the_others", NEEDS, a_failing_gpu_does_not_stop_the_others),
+    ("live::suse_nodes_need_the_video_group", NEEDS, suse_nodes_need_the_video_group),
+    ("live::nothing_runs_and_nothing_of_the_container_is_loaded", NEEDS_STRACE, nothing_runs),
+];
+
+const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
+
+fn the_driver_works_in_the_container() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    assert_eq!(container.hook(&fake.config).ok(), "");
+
+    let listed = container.exec("nvidia-smi -L").ok();
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+    assert!(listed.lines().all(|line| line.starts_with("GPU ") && line.contains("(UUID: GPU-")), "{listed}");
+    assert!(container.exec("nvidia-smi").ok().contains("Driver Version: 535.183.01"));
+    let loaded = container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1");
+    assert!(loaded.ok().lines().all(|line| line.contains(": ok ")));
+    let cache = container.exec("ldconfig -p").ok();
+    assert!(cache.contains(&format!("libcuda.so.1 (libc6,x86-64) => {LIBDIR}/libcuda.so.1")), "{cache}");
+    for (link, text) in [
+        ("libcuda.so.1", "libcuda.so.535.183.01"),
+        ("libcuda.so", "libcuda.so.1"),
+        ("libnvidia-ml.so.1", "libnvidia-ml.so.535.183.01"),
+        ("libnvidia-nvvm.so.4", "libnvidia-nvvm.so.535.183.01"),
+    ] {
+        assert_eq!(container.exec(&format!("readlink {LIBDIR}/{link}")).ok().trim(), text, "{link}");
+    }
+    for program in ["nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+        container.exec(&format!("test -x /usr/bin/{program}")).ok();
+    }
+    // What nobody but root could read would be of no use to most containers.
+    assert_eq!(container.exec("stat -c %a /etc/ld.so.cache").ok().trim(), "644");
+}
+
+fn mounts_are_restricted_and_private() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let before = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    for path in [format!("{LIBDIR}/libcuda.so.535.183.01"), "/usr/bin/nvidia-smi".into()] {
+        let options = container.mount_options(&path);
+        for option in ["ro", "nosuid", "nodev"] {
+            assert!(options.split(',').any(|o| o == option), "{path}: {options}");
+        }
+        assert!(!container.exec(&format!("echo x >> {path}")).stderr.is_empty(), "{path} is read-only");
+    }
+    for path in ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"] {
+        let options = container.mount_options(path);
+        for option in ["rw", "nosuid", "noexec"] {
+            assert!(options.split(',').any(|o| o == option), "{path}: {options}");
+        }
+    }
+    // Field 7 on: "shared:N" or "master:N" would carry mounts in or out.
+    let ours = container.mountinfo();
+    let ours: Vec<_> = ours.lines().filter(|line| line.contains("nvidia")).collect();
+    assert!(ours.len() > 10 && ours.iter().all(|line| line.split(' ').nth(6) == Some("-")), "{ours:#?}");
+    assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").unwrap(), before, "the host's mounts");
+}
+
+fn only_what_was_asked_for() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=utility"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    container.hook(&fake.config).ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia1 nvidiactl");
+    container.exec("probe-dlopen libnvidia-ml.so.1").ok();
+    container.exec("probe-dlopen libcuda.so.1").failed(1);
+    assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 1);
+
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=none"], "");
+    container.hook(&fake.config).ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia-uvm nvidia-uvm-tools nvidiactl");
+    container.exec("probe-dlopen libcuda.so.1").ok();
+}
+
+/// A container without GPUs pays for reading config.json, and for nothing else.
+fn no_request_no_trace() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["PATH=/bin"], "");
+    let (mounts, files) = (container.mountinfo(), snapshot(&image.rootfs));
+    for env in [&["PATH=/bin"][..], &["NVIDIA_VISIBLE_DEVICES="], &["NVIDIA_VISIBLE_DEVICES=void"]] {
+        container.set_env(env);
+        let trace = dir.path().join("trace");
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-o"]).arg(&trace).arg(HOOK).arg("--config").arg(&fake.config).arg("prestart");
+        run_with(&mut strace, container.state().as_bytes()).ok();
+        let trace = std::fs::read_to_string(trace).unwrap();
+        for word in
+            ["nvidia-ml", "/dev/nvidia", "driver/nvidia", "config.toml", "ld.so.cache.", "setns", "fork", "clone"]
+        {
+            let hit = trace.lines().find(|line| line.contains(word) && !line.contains("execve"));
+            assert_eq!(hit, None, "{word}");
+        }
+        assert!(trace.contains("config.json"));
+    }
+    assert_eq!((container.mountinfo(), snapshot(&image.rootfs)), (mounts, files));
+}
+
+fn every_cache_layout() {
+    let fake = FakeDriver::shared();
+    for layout in ["new", "compat", "old", "none"] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian", "--cache", layout]);
+        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        container.hook(&fake.config).ok();
+        container.exec("probe-dlopen libcuda.so.1").ok();
+        assert!(container.exec("ldconfig -p").ok().contains("libcuda.so.1 "), "{layout}");
+        container.exec("nvidia-smi -L").ok();
+    }
+}
+
+fn images_that_are_not_debian() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "lib64"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert!(container.exec("ldconfig -p").ok().contains("=> /usr/lib64/libcuda.so.1"));
+    // Debian's ld.so does not search /usr/lib64 by itself: only the cache can have led it there.
+    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains("/usr/lib64/libcuda.so"));
+    container.exec("nvidia-smi").ok();
+}
+
+fn proc_is_masked() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    // This kernel has no NVIDIA driver; a tmpfs with the same names stands where procfs has them.
+    let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret; \
+                echo 'ModifyDeviceFiles: 1' > $rootfs/proc/driver/nvidia/params";
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], proc);
+    container.hook(&fake.config).ok();
+    assert!(container.exec("cat /proc/driver/nvidia/params").ok().contains("ModifyDeviceFiles: 0"));
+    assert!(container.exec("cat /proc/driver/nvidia/version").ok().contains("535.183.01"));
+    let gpus = container.exec("ls /proc/driver/nvidia/gpus").ok();
+    assert_eq!(gpus.lines().count(), 1, "{gpus}");
+    let information = container.exec("cat /proc/driver/nvidia/gpus/*/information").ok();
+    assert!(information.lines().any(|line| line.starts_with("Device Minor:") && line.ends_with('1')), "{information}");
+    for script in
+        ["echo x > /proc/driver/nvidia/params", "rm /proc/driver/nvidia/params", "mkdir /proc/driver/nvidia/x"]
+    {
+        assert_ne!(container.exec(script).code, Some(0), "{script}");
+    }
+    assert!(container.mount_options("/proc/driver/nvidia").starts_with("ro,nosuid,nodev,noexec"));
+}
+
+fn the_image_has_files_of_its_own() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let libdir = image.rootfs.join(&LIBDIR[1..]);
+    std::fs::write(libdir.join("libcuda.so.1"), "the image's own").unwrap();
+    std::fs::write(libdir.join("libnvidia-ml.so.535.183.01"), "").unwrap();
+    symlink("libnvidia-ml.so.418.1", libdir.join("libnvidia-ml.so.1")).unwrap();
+    std::fs::write(image.rootfs.join("usr/bin/nvidia-smi"), "#!/bin/sh\nexit 9\n").unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    container.exec("nvidia-smi -L").ok();
+    container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
+    // Hidden, not lost: another container of the same image still has it.
+    assert_eq!(std::fs::read(libdir.join("libcuda.so.1")).unwrap(), b"the image's own");
+}
+
+fn links_of_the_image_are_not_followed() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let canary = dir.path().join("canary");
+    std::fs::create_dir(&canary).unwrap();
+    std::fs::write(canary.join("file"), "host").unwrap();
+    let before = snapshot(&canary);
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let libdir = image.rootfs.join(&LIBDIR[1..]);
+    // Absolute, climbing, and by a magic link; each names a file of the host.
+    symlink(canary.join("new"), libdir.join("libcuda.so.535.183.01")).unwrap();
+    symlink(
+        Path::new("/proc/self/root").join(canary.strip_prefix("/").unwrap()).join("new"),
+        libdir.join("libnvidia-ml.so.535.183.01"),
+    )
+    .unwrap();
+    let climbing = format!("{}{}/file", "../".repeat(20), canary.display());
+    symlink(climbing, image.rootfs.join("usr/bin/nvidia-smi")).unwrap();
+    std::fs::remove_file(image.rootfs.join("etc/ld.so.cache")).unwrap();
+    symlink(canary.join("file"), image.rootfs.join("etc/ld.so.cache")).unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    container.exec("nvidia-smi -L").ok();
+    assert_eq!(snapshot(&canary), before);
+    assert_eq!(std::fs::read(canary.join("file")).unwrap(), b"host");
+}
+
+fn a_failing_step_leaves_nothing() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let libdir = image.rootfs.join(&LIBDIR[1..]);
+    // Links are made after the mounts: a directory in the place of a link stops the hook late.
+    std::fs::create_dir(libdir.join("libcuda.so")).unwrap();
+    symlink("elsewhere", libdir.join("libcuda.so.535.183.01")).unwrap();
+    let before = snapshot(&image.rootfs);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let mounts = container.mountinfo();
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("cannot link") && stderr.contains("libcuda.so\""), "{stderr}");
+    assert_eq!(snapshot(&image.rootfs), before);
+    assert_eq!(container.mountinfo(), mounts);
+    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia*");
+}
+
+fn twice_is_once() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    let once = (container.mountinfo(), snapshot(&image.rootfs));
+    container.hook(&fake.config).ok();
+    assert_eq!((container.mountinfo(), snapshot(&image.rootfs)), once);
+}
+
+fn a_failing_gpu_does_not_stop_the_others() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
+    fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("warning: GPU 1: nvmlDeviceGet"), "{}", ran.stderr);
+    ran.ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia2");
+    container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
+    assert!(container.hook(&fake.config).failed(1).contains("asks for \"1\": GPU 1: nvmlDeviceGet"));
+}
+
+/// SUSE's driver makes its nodes root:video 0660. The default finds the group by itself.
+fn suse_nodes_need_the_video_group() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    for user in ["", "user = \"root:video\"", "user = \"nobody:video\""] {
+        fake.configure(user);
+        container.hook(&fake.config).ok();
+    }
+    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "660 root:video");
+}
+
+/// No program is started, and the loader opens no file of the container.
+fn nothing_runs() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let trace = dir.path().join("trace");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-y", "-e", "trace=execve,execveat,mmap", "-o"]).arg(&trace);
+    strace.arg(HOOK).arg("--config").arg(&fake.config).arg("prestart");
+    run_with(&mut strace, container.state().as_bytes()).ok();
+    let trace = std::fs::read_to_string(trace).unwrap();
+    assert_eq!(trace.lines().filter(|line| line.contains("exec")).count(), 1, "the hook itself\n{trace}");
+    let rootfs = image.rootfs.to_str().unwrap();
+    assert!(!trace.lines().any(|line| line.contains("PROT_EXEC") && line.contains(rootfs)), "{trace}");
+}

@@ -1,0 +1,266 @@
+//! The user's test, with a real engine and a real runtime: podman and runc start a container, the hook sets it up.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image};
+use crate::support::{HOOK, Need, Ran, run, scratch};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+const NEEDS_V1: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+const NEEDS_V2: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
+
+pub const TESTS: &[Test] = &[
+    ("podman::prints_what_the_host_prints", NEEDS, prints_what_the_host_prints),
+    ("podman::one_gpu_and_no_other_on_cgroup_v1", NEEDS_V1, || one_gpu_and_no_other(Cgroup::AsMounted)),
+    ("podman::one_gpu_and_no_other_on_cgroup_v2", NEEDS_V2, || one_gpu_and_no_other(Cgroup::V2)),
+    ("podman::all_gpus_on_cgroup_v2", NEEDS_V2, all_gpus_on_cgroup_v2),
+    ("podman::no_request_no_difference", NEEDS, no_request_no_difference),
+    ("podman::privileged_containers_are_left_their_access", NEEDS, privileged),
+    ("podman::devices_of_config_json_stay_the_runtimes", NEEDS_V1, devices_of_config_json),
+    ("podman::read_only_containers", NEEDS, read_only_containers),
+    ("podman::old_linker_cache", NEEDS, old_linker_cache),
+    ("podman::errors_reach_the_user", NEEDS, errors_reach_the_user),
+    ("podman::the_shipped_hook_file_is_the_one_tested", NEEDS, the_shipped_hook_file_is_the_one_tested),
+];
+
+/// What the container's runtime sees as cgroups.
+#[derive(Clone, Copy, Debug)]
+enum Cgroup {
+    AsMounted,
+    /// cgroup2 alone, in a mount namespace of its own
+    V2,
+}
+
+/// Podman with storage, hooks and configuration of its own.
+struct Podman {
+    dir: tempfile::TempDir,
+    hooks: PathBuf,
+}
+
+const IMAGE: &str = "localhost/small";
+
+impl Podman {
+    /// One for all tests: importing an image takes longer than most of them.
+    fn shared() -> &'static Self {
+        static SHARED: OnceLock<Podman> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let podman = Self::new();
+            let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+            podman.import(&image.rootfs, IMAGE);
+            let image = Image::new(&podman.dir.path().join("old"), &["--layout", "debian", "--cache", "old"]);
+            podman.import(&image.rootfs, "localhost/old-cache");
+            podman
+        })
+    }
+
+    fn new() -> Self {
+        let dir = scratch();
+        let hooks = dir.path().join("hooks.d");
+        std::fs::create_dir_all(&hooks).unwrap();
+        std::fs::create_dir_all(dir.path().join("old")).unwrap();
+        // The limits podman asks for by default take CAP_SYS_RESOURCE, which a CI machine may lack.
+        let conf = "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n";
+        std::fs::write(dir.path().join("containers.conf"), conf).unwrap();
+        let podman = Self { dir, hooks };
+        podman.install_hook(&FakeDriver::shared().config);
+        podman
+    }
+
+    /// The JSON file that we ship, with the tested binary and a config of the test's.
+    fn install_hook(&self, config: &Path) {
+        let shipped = std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
+        json["hook"]["path"] = HOOK.into();
+        json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", config, "prestart"]);
+        std::fs::write(self.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
+    }
+
+    fn base(&self) -> Vec<String> {
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
+        [
+            "podman",
+            "--root",
+            &path("storage"),
+            "--runroot",
+            &path("run"),
+            "--tmpdir",
+            &path("tmp"),
+            "--storage-driver",
+            "vfs",
+            "--cgroup-manager",
+            "cgroupfs",
+            "--runtime",
+            "runc",
+            "--events-backend",
+            "none",
+            "--hooks-dir",
+            self.hooks.to_str().unwrap(),
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    }
+
+    fn import(&self, rootfs: &Path, name: &str) {
+        let podman = self.base().join(" ");
+        crate::support::sh(&format!("tar -C '{}' -c . | {podman} import - {name}", rootfs.display())).ok();
+    }
+
+    /// `podman run --rm ARGUMENTS`
+    fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+        let mut words = self.base();
+        words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
+        if let Cgroup::V2 = cgroup {
+            words.push("--pids-limit=-1".into());
+        }
+        words.extend(arguments.iter().map(|&word| word.to_owned()));
+        let mut command = match cgroup {
+            Cgroup::AsMounted => Command::new(&words[0]),
+            Cgroup::V2 => {
+                let mut unshare = Command::new("unshare");
+                unshare.args(["-m", "sh", "-euc"]);
+                unshare.arg("umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec \"$@\"");
+                unshare.args(["sh", &words[0]]);
+                unshare
+            }
+        };
+        command.args(&words[1..]).env("CONTAINERS_CONF", self.dir.path().join("containers.conf"));
+        run(&mut command)
+    }
+
+    /// For tests that change the hook's configuration: only one at a time.
+    fn exclusive() -> std::sync::MutexGuard<'static, ()> {
+        static LOCK: Mutex<()> = Mutex::new(());
+        LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn prints_what_the_host_prints() {
+    let podman = Podman::shared();
+    for program in ["nvidia-smi", "nvidia-smi -L"] {
+        let mut arguments = vec!["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE];
+        arguments.extend(program.split(' '));
+        let inside = podman.run(Cgroup::AsMounted, &arguments).ok();
+        assert_eq!(without_clock(&inside), without_clock(&FakeDriver::shared().on_host(program)));
+        assert!(inside.contains("NVIDIA H100 80GB HBM3") || inside.contains("NVIDIA H100 80GB"), "{inside}");
+    }
+}
+
+/// nvidia-smi prints the time in its first line.
+fn without_clock(text: &str) -> String {
+    text.lines().filter(|line| !line.contains(" 20")).collect::<Vec<_>>().join("\n")
+}
+
+/// With the right to make any node, a container gets at its own GPU and at no other: the cgroup decides.
+fn one_gpu_and_no_other(cgroup: Cgroup) {
+    let script = "nvidia-smi -L; cd /tmp; mknod n0 c 195 0; mknod n1 c 195 1; probe-open /dev/nvidia1 n1 n0; ls /dev";
+    let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", script];
+    let text = Podman::shared().run(cgroup, &arguments).ok();
+    assert_eq!(text.matches("UUID: GPU-").count(), 1, "{text}");
+    for line in ["/dev/nvidia1: ENXIO", "n1: ENXIO", "n0: EPERM"] {
+        assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.lines().any(|line| line == "nvidia0"), "{text}");
+}
+
+fn all_gpus_on_cgroup_v2() {
+    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+    let text = Podman::shared().run(Cgroup::V2, &arguments).ok();
+    assert_eq!(text, FakeDriver::shared().on_host("nvidia-smi -L"));
+}
+
+fn no_request_no_difference() {
+    let podman = Podman::shared();
+    let script = "cut -d' ' -f5- /proc/self/mountinfo; ls -la /dev /etc /usr/bin | grep -v '\\.\\.$'";
+    let normal = |text: String| {
+        // storage and container ids differ from run to run
+        let ids = |word: &str| word.len() >= 32 && word.chars().all(|c| c.is_ascii_hexdigit());
+        let keep = |c: char| !c.is_ascii_alphanumeric();
+        let mut words: Vec<_> = text.split(keep).filter(|word| !ids(word)).map(str::to_owned).collect();
+        words.retain(|word| word.len() < 2 || !word.chars().all(|c| c.is_ascii_digit()));
+        words.join(" ")
+    };
+    let with = normal(podman.run(Cgroup::AsMounted, &[IMAGE, "sh", "-c", script]).ok());
+    let void = ["-e", "NVIDIA_VISIBLE_DEVICES=void", IMAGE, "sh", "-c", script];
+    assert_eq!(normal(podman.run(Cgroup::AsMounted, &void).ok()), with);
+    assert!(!with.contains("nvidia"), "{with}");
+    let asked = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "sh", "-c", script];
+    assert!(podman.run(Cgroup::AsMounted, &asked).ok().contains("nvidia"), "the test can see a difference");
+}
+
+fn privileged() {
+    let arguments = ["--privileged", "-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "sh", "-euc"];
+    for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
+        let mut arguments = arguments.to_vec();
+        arguments.push("nvidia-smi -L; mknod /tmp/other c 195 9; probe-open /tmp/other");
+        let text = Podman::shared().run(cgroup, &arguments).ok();
+        assert!(text.contains("GPU 0: ") && text.contains("/tmp/other: ENXIO"), "{text}");
+    }
+}
+
+/// A device that the engine gave stays as the engine gave it: `rwm`, and no second mount.
+fn devices_of_config_json() {
+    let root = FakeDriver::shared().root.display().to_string();
+    let device = |name: &str| format!("--device={root}/dev/{name}:/dev/{name}");
+    let (ctl, gpu) = (device("nvidiactl"), device("nvidia0"));
+    let arguments = [
+        &ctl,
+        &gpu,
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=0",
+        "-e",
+        "NVIDIA_DRIVER_CAPABILITIES=utility",
+        IMAGE,
+        "sh",
+        "-euc",
+        "nvidia-smi -L; grep -c ' /dev/nvidia' /proc/self/mountinfo || true",
+    ];
+    let text = Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
+    assert!(text.contains("GPU 0: ") && text.lines().any(|line| line == "0"), "{text}");
+}
+
+fn read_only_containers() {
+    let arguments = ["--read-only", "-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+    Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
+    let user = ["--user", "1000:1000", "-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+    Podman::shared().run(Cgroup::AsMounted, &user).ok();
+}
+
+fn old_linker_cache() {
+    let script = "probe-dlopen libcuda.so.1; ldconfig -p | grep libcuda.so.1";
+    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", "localhost/old-cache", "sh", "-euc", script];
+    Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
+}
+
+fn errors_reach_the_user() {
+    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "nvidia-smi"];
+    let stderr = Podman::shared().run(Cgroup::AsMounted, &arguments).failed(126);
+    for text in ["NVIDIA_VISIBLE_DEVICES asks for", "this host has no such GPU", "hint: ask for one of 0 (GPU-"] {
+        assert!(stderr.contains(text), "{stderr}");
+    }
+    // podman reads stderr for words that it takes for its own errors.
+    let _lock = Podman::exclusive();
+    let podman = Podman::new();
+    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+    podman.import(&image.rootfs, IMAGE);
+    let config = podman.dir.path().join("config.toml");
+    std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
+    podman.install_hook(&config);
+    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi"];
+    let stderr = podman.run(Cgroup::AsMounted, &arguments).failed(126);
+    assert!(stderr.contains("cannot open the driver root"), "{stderr}");
+    assert!(!stderr.contains("command that was not found"), "{stderr}");
+}
+
+fn the_shipped_hook_file_is_the_one_tested() {
+    let shipped = std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
+    assert_eq!(json["when"], serde_json::json!({"always": true}));
+    assert_eq!(json["stages"], serde_json::json!(["prestart"]), "CRI-O refuses stages that it does not know");
+    assert!(json["hook"]["env"].as_array().is_some_and(|env| !env.is_empty()), "CVE-2025-23266");
+    assert_eq!(json["hook"]["path"], "/usr/bin/oci-nvidia-hook");
+}
