@@ -91,7 +91,7 @@ impl Target {
     /// The open directory in which `path` lies, made if necessary.
     fn parent(&mut self, path: &ContainerPath) -> Result<OwnedFd> {
         let dir = path.parent();
-        let dir = dir.as_ref().map_or(Path::new("/"), ContainerPath::relative);
+        let dir = dir.as_ref().map_or_else(|| Path::new("/"), ContainerPath::relative);
         let mut created = Vec::new();
         let opened = self.rootfs.create_dir_all(dir, &mut created);
         self.done.extend(created.into_iter().map(Done::Created));
@@ -189,7 +189,7 @@ impl Target {
             mount::attach(&mount, point).with_context(|| format!("move_mount {path:?}"))?;
             self.done.push(Done::Mounted(mount));
         }
-        Ok(mount::restrict(&tmpfs, MountAttrs::PROC_FILE).context("mount_setattr")?)
+        mount::restrict(&tmpfs, MountAttrs::PROC_FILE).context("mount_setattr")
     }
 
     fn update_linker_cache(&mut self, entries: &[(std::ffi::OsString, ContainerPath)]) -> Result<()> {

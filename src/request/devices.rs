@@ -67,10 +67,10 @@ fn parse_id(word: &str) -> DeviceId {
     if let Some(id) = parse_pci(word) {
         return id;
     }
-    if let Some((gpu, mig)) = word.split_once(':') {
-        if let (Ok(gpu), Ok(mig)) = (parse_decimal(gpu), parse_decimal(mig)) {
-            return DeviceId::Mig { gpu, mig };
-        }
+    if let Some((gpu, mig)) = word.split_once(':')
+        && let (Ok(gpu), Ok(mig)) = (parse_decimal(gpu), parse_decimal(mig))
+    {
+        return DeviceId::Mig { gpu, mig };
     }
     DeviceId::Unknown(word.to_owned())
 }

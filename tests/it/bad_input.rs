@@ -104,7 +104,7 @@ fn bad_config() {
     for (text, says) in [
         ("a = ", &["config.toml"][..]),
         ("[nvidia-container-cli]\nno-cgroups = \"yes\"\n", &["config.toml", "2", "no-cgroups", "true or false"]),
-        ("\n\ndisable-require = 1\n", &["3", "disable-require", "true or false"]),
+        ("\n\naccept-nvidia-visible-devices-envvar-when-unprivileged = 1\n", &["3", "unprivileged", "true or false"]),
         ("[oci-nvidia-hook]\nnvml-timeout = -3\n", &["2", "nvml-timeout"]),
         ("supported-driver-capabilities = \"compute,typo\"\n", &["supported-driver-capabilities", "\"typo\""]),
     ] {

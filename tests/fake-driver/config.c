@@ -1,0 +1,173 @@
+#include "config.h"
+
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A mount into a container brings the library alone, so its configuration is also appended to it: ld.so does not look
+ * at what follows the last section. */
+static const char MARK[] = "\n#fake-driver\n";
+static const long LONGEST = 64 * 1024;
+
+static char *read_tail(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	if (!file)
+		return NULL;
+	char *text = NULL;
+	if (fseek(file, 0, SEEK_END) == 0) {
+		long size = ftell(file);
+		long start = size > LONGEST ? size - LONGEST : 0;
+		text = malloc((size_t)(size - start) + 1);
+		if (text && fseek(file, start, SEEK_SET) == 0) {
+			size_t got = fread(text, 1, (size_t)(size - start), file);
+			/* A library is full of zero bytes; as text they are nothing. */
+			for (size_t i = 0; i < got; i++)
+				if (!text[i])
+					text[i] = ' ';
+			text[got] = 0;
+		}
+	}
+	fclose(file);
+	return text;
+}
+
+static char *read_text(const char *library)
+{
+	char real[PATH_MAX], beside[PATH_MAX + 16];
+	if (!realpath(library, real))
+		return NULL;
+	char dir[PATH_MAX];
+	snprintf(dir, sizeof dir, "%s", real);
+	snprintf(beside, sizeof beside, "%s/nvml.conf", dirname(dir));
+	char *text = read_tail(beside);
+	if (text)
+		return text;
+	text = read_tail(real);
+	if (!text)
+		return NULL;
+	char *last = NULL;
+	for (char *at = strstr(text, MARK); at; at = strstr(at + 1, MARK))
+		last = at;
+	if (!last) {
+		free(text);
+		return NULL;
+	}
+	memmove(text, last + sizeof MARK - 1, strlen(last + sizeof MARK - 1) + 1);
+	return text;
+}
+
+/* The value of `key=` in a line, quoted or not. */
+static bool value(const char *line, const char *key, char *out, size_t size)
+{
+	size_t length = strlen(key);
+	for (const char *at = strchr(line, ' '); at; at = strchr(at, ' ')) {
+		at++;
+		if (strncmp(at, key, length) || at[length] != '=')
+			continue;
+		at += length + 1;
+		char end = ' ';
+		if (*at == '"') {
+			end = '"';
+			at++;
+		}
+		size_t used = strcspn(at, end == ' ' ? " \n" : "\"\n");
+		if (used >= size)
+			return false;
+		memcpy(out, at, used);
+		out[used] = 0;
+		return true;
+	}
+	return false;
+}
+
+static unsigned number(const char *line, const char *key, unsigned otherwise)
+{
+	char text[32];
+	return value(line, key, text, sizeof text) ? (unsigned)strtoul(text, NULL, 0) : otherwise;
+}
+
+static bool gpu_line(const char *line, struct config *config)
+{
+	if (config->gpu_count == MAX_GPUS)
+		return false;
+	struct gpu *gpu = &config->gpu[config->gpu_count];
+	char text[96];
+	gpu->minor = number(line, "minor", config->gpu_count);
+	if (!value(line, "uuid", gpu->uuid, sizeof gpu->uuid))
+		return false;
+	if (!value(line, "bus", text, sizeof text) || sscanf(text, "%x:%x:%x", &gpu->domain, &gpu->bus, &gpu->device) != 3)
+		return false;
+	if (!value(line, "name", gpu->name, sizeof gpu->name))
+		return false;
+	if (!value(line, "cc", text, sizeof text) || sscanf(text, "%d.%d", &gpu->cc_major, &gpu->cc_minor) != 2)
+		return false;
+	gpu->brand = number(line, "brand", 14);
+	gpu->memory_mib = number(line, "memory", 81559);
+	gpu->fail = number(line, "fail", 0);
+	gpu->fail_handle = number(line, "fail-handle", 0);
+	gpu->mig_enabled = strstr(line, " mig") != NULL;
+	config->gpu_count++;
+	return true;
+}
+
+static bool mig_line(const char *line, struct config *config)
+{
+	unsigned index = number(line, "gpu", MAX_GPUS);
+	if (index >= config->gpu_count)
+		return false;
+	struct gpu *gpu = &config->gpu[index];
+	if (gpu->mig_count == MAX_MIG)
+		return false;
+	struct mig *mig = &gpu->mig[gpu->mig_count++];
+	mig->gi = number(line, "gi", 0);
+	mig->ci = number(line, "ci", 0);
+	return value(line, "uuid", mig->uuid, sizeof mig->uuid);
+}
+
+static bool config_line(const char *line, struct config *config)
+{
+	unsigned major, minor;
+	if (!*line || *line == '#')
+		return true;
+	if (!strncmp(line, "gpu ", 4))
+		return gpu_line(line, config);
+	if (!strncmp(line, "mig ", 4))
+		return mig_line(line, config);
+	if (sscanf(line, "driver %79s", config->driver) == 1)
+		return true;
+	if (sscanf(line, "cuda %u.%u", &major, &minor) == 2) {
+		config->cuda = (int)(major * 1000 + minor * 10);
+		return true;
+	}
+	if (sscanf(line, "init-delay-ms %u", &config->init_delay_ms) == 1)
+		return true;
+	if (sscanf(line, "init-error %u", &config->init_error) == 1)
+		return true;
+	if (!strcmp(line, "init-hang"))
+		return config->init_hang = true;
+	if (!strcmp(line, "count-all"))
+		return config->count_all = true;
+	if (config->not_supported_count < MAX_QUIRKS &&
+	    sscanf(line, "not-supported %63s", config->not_supported[config->not_supported_count]) == 1) {
+		config->not_supported_count++;
+		return true;
+	}
+	return false;
+}
+
+bool config_read(const char *library, struct config *config)
+{
+	memset(config, 0, sizeof *config);
+	char *text = read_text(library);
+	if (!text)
+		return false;
+	bool good = true;
+	char *rest = NULL;
+	for (char *line = strtok_r(text, "\n", &rest); line && good; line = strtok_r(NULL, "\n", &rest))
+		good = config_line(line, config);
+	free(text);
+	return good && *config->driver;
+}

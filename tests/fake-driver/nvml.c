@@ -1,0 +1,380 @@
+/* A fake libnvidia-ml.so.1: the calls that this project and its fake nvidia-smi make, with the real ones' signatures,
+ * return codes and conditions. Signatures and codes are those of NVIDIA's nvml.h. */
+#define _GNU_SOURCE // dladdr
+#include "config.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+	SUCCESS = 0,
+	UNINITIALIZED = 1,
+	INVALID_ARGUMENT = 2,
+	NOT_SUPPORTED = 3,
+	NO_PERMISSION = 4,
+	NOT_FOUND = 6,
+	INSUFFICIENT_SIZE = 7,
+	DRIVER_NOT_LOADED = 9,
+	GPU_IS_LOST = 15,
+	LIB_RM_VERSION_MISMATCH = 18,
+	UNKNOWN = 999,
+};
+
+struct device {
+	const struct gpu *gpu;
+	const struct mig *mig;
+	unsigned index;
+};
+
+struct pci_info {
+	char bus_id_legacy[16];
+	unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+	char bus_id[32];
+};
+
+/* The oldest form, for the symbol without a version. */
+struct pci_info_v1 {
+	char bus_id[16];
+	unsigned domain, bus, device, pci_device_id;
+};
+
+struct memory {
+	unsigned long long total, free, used;
+};
+
+static struct config config;
+static struct device devices[MAX_GPUS];
+static struct device mig_devices[MAX_GPUS][MAX_MIG];
+static unsigned device_count;
+static bool initialized;
+
+#define PUBLIC __attribute__((visibility("default")))
+
+/* Whether a node lets us in. Of a major number without a driver, ENXIO is what the kernel says *after* file mode and
+ * device cgroup have been passed; with a real driver it is a success. */
+static unsigned try_node(const char *path)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd >= 0) {
+		close(fd);
+		return SUCCESS;
+	}
+	if (errno == ENXIO)
+		return SUCCESS;
+	return errno == EACCES || errno == EPERM ? NO_PERMISSION : DRIVER_NOT_LOADED;
+}
+
+static bool gpu_opens(const struct gpu *gpu)
+{
+	char path[32];
+	snprintf(path, sizeof path, "/dev/nvidia%u", gpu->minor);
+	return try_node(path) == SUCCESS;
+}
+
+static void sleep_ms(unsigned ms)
+{
+	struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+	while (nanosleep(&left, &left) && errno == EINTR)
+		;
+}
+
+PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
+{
+	(void)flags;
+	Dl_info self;
+	if (!dladdr((void *)nvmlInitWithFlags, &self) || !config_read(self.dli_fname, &config))
+		return UNKNOWN;
+	while (config.init_hang)
+		sleep_ms(1000);
+	sleep_ms(config.init_delay_ms);
+	if (config.init_error)
+		return config.init_error;
+	unsigned control = try_node("/dev/nvidiactl");
+	if (control)
+		return control;
+	device_count = 0;
+	for (unsigned i = 0; i < config.gpu_count; i++) {
+		/* Like the real one, it sees only the GPUs that it can open, and counts those. */
+		if (!config.count_all && !gpu_opens(&config.gpu[i]))
+			continue;
+		devices[device_count] = (struct device){.gpu = &config.gpu[i], .index = device_count};
+		for (unsigned m = 0; m < config.gpu[i].mig_count; m++)
+			mig_devices[device_count][m] =
+				(struct device){.gpu = &config.gpu[i], .mig = &config.gpu[i].mig[m], .index = m};
+		device_count++;
+	}
+	initialized = true;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlInit_v2(void)
+{
+	return nvmlInitWithFlags(0);
+}
+
+PUBLIC unsigned nvmlShutdown(void)
+{
+	if (!initialized)
+		return UNINITIALIZED;
+	initialized = false;
+	return SUCCESS;
+}
+
+PUBLIC const char *nvmlErrorString(unsigned code)
+{
+	switch (code) {
+	case SUCCESS: return "The operation was successful";
+	case UNINITIALIZED: return "Uninitialized";
+	case INVALID_ARGUMENT: return "Invalid Argument";
+	case NOT_SUPPORTED: return "Not Supported";
+	case NO_PERMISSION: return "Insufficient Permissions";
+	case NOT_FOUND: return "Not Found";
+	case INSUFFICIENT_SIZE: return "Insufficient Size";
+	case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+	case GPU_IS_LOST: return "GPU is lost";
+	case LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
+	default: return "Unknown Error";
+	}
+}
+
+static unsigned put_text(const char *text, char *out, unsigned size)
+{
+	if (!out)
+		return INVALID_ARGUMENT;
+	if (strlen(text) >= size)
+		return INSUFFICIENT_SIZE;
+	strcpy(out, text);
+	return SUCCESS;
+}
+
+/* What stands before a call's own work. */
+static unsigned check(const char *call)
+{
+	if (!initialized)
+		return UNINITIALIZED;
+	for (unsigned i = 0; i < config.not_supported_count; i++)
+		if (!strcmp(config.not_supported[i], call))
+			return NOT_SUPPORTED;
+	return SUCCESS;
+}
+
+static unsigned check_device(const char *call, const struct device *device)
+{
+	unsigned code = check(call);
+	if (code)
+		return code;
+	if (!device || !device->gpu)
+		return INVALID_ARGUMENT;
+	return device->gpu->fail;
+}
+
+#define CHECK() \
+	do { \
+		unsigned code_ = check(__func__); \
+		if (code_) \
+			return code_; \
+	} while (0)
+#define CHECK_DEVICE(device) \
+	do { \
+		unsigned code_ = check_device(__func__, device); \
+		if (code_) \
+			return code_; \
+	} while (0)
+
+PUBLIC unsigned nvmlSystemGetDriverVersion(char *out, unsigned size)
+{
+	CHECK();
+	return put_text(config.driver, out, size);
+}
+
+PUBLIC unsigned nvmlSystemGetNVMLVersion(char *out, unsigned size)
+{
+	CHECK();
+	char text[96];
+	snprintf(text, sizeof text, "12.%s", config.driver);
+	return put_text(text, out, size);
+}
+
+PUBLIC unsigned nvmlSystemGetCudaDriverVersion(int *out)
+{
+	CHECK();
+	*out = config.cuda;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlSystemGetCudaDriverVersion_v2(int *out)
+{
+	return nvmlSystemGetCudaDriverVersion(out);
+}
+
+PUBLIC unsigned nvmlDeviceGetCount_v2(unsigned *out)
+{
+	CHECK();
+	*out = device_count;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
+{
+	CHECK();
+	if (index >= device_count)
+		return INVALID_ARGUMENT;
+	if (devices[index].gpu->fail_handle)
+		return devices[index].gpu->fail_handle;
+	*out = &devices[index];
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetHandleByUUID(const char *uuid, struct device **out)
+{
+	CHECK();
+	for (unsigned i = 0; i < device_count; i++)
+		if (!strcmp(devices[i].gpu->uuid, uuid))
+			return nvmlDeviceGetHandleByIndex_v2(i, out);
+	return NOT_FOUND;
+}
+
+PUBLIC unsigned nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct device **out)
+{
+	CHECK();
+	unsigned domain, bus, slot;
+	if (sscanf(bus_id, "%x:%x:%x", &domain, &bus, &slot) != 3)
+		return INVALID_ARGUMENT;
+	for (unsigned i = 0; i < device_count; i++) {
+		const struct gpu *gpu = devices[i].gpu;
+		if (gpu->domain == domain && gpu->bus == bus && gpu->device == slot)
+			return nvmlDeviceGetHandleByIndex_v2(i, out);
+	}
+	return NOT_FOUND;
+}
+
+PUBLIC unsigned nvmlDeviceGetName(struct device *device, char *out, unsigned size)
+{
+	CHECK_DEVICE(device);
+	return put_text(device->gpu->name, out, size);
+}
+
+PUBLIC unsigned nvmlDeviceGetUUID(struct device *device, char *out, unsigned size)
+{
+	CHECK_DEVICE(device);
+	return put_text(device->mig ? device->mig->uuid : device->gpu->uuid, out, size);
+}
+
+PUBLIC unsigned nvmlDeviceGetPciInfo(struct device *device, struct pci_info_v1 *out)
+{
+	CHECK_DEVICE(device);
+	const struct gpu *gpu = device->gpu;
+	memset(out, 0, sizeof *out);
+	snprintf(out->bus_id, sizeof out->bus_id, "%04X:%02X:%02X.0", gpu->domain & 0xffff, gpu->bus & 0xff, gpu->device & 0xff);
+	out->domain = gpu->domain;
+	out->bus = gpu->bus;
+	out->device = gpu->device;
+	out->pci_device_id = 0x233010de;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetPciInfo_v3(struct device *device, struct pci_info *out)
+{
+	CHECK_DEVICE(device);
+	const struct gpu *gpu = device->gpu;
+	memset(out, 0, sizeof *out);
+	snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0", gpu->domain & 0xffff, gpu->bus & 0xff,
+		 gpu->device & 0xff);
+	snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", gpu->domain, gpu->bus & 0xff, gpu->device & 0xff);
+	out->domain = gpu->domain;
+	out->bus = gpu->bus;
+	out->device = gpu->device;
+	out->pci_device_id = 0x233010de;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetCudaComputeCapability(struct device *device, int *major, int *minor)
+{
+	CHECK_DEVICE(device);
+	*major = device->gpu->cc_major;
+	*minor = device->gpu->cc_minor;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetBrand(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	*out = device->gpu->brand;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetMinorNumber(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	*out = device->gpu->minor;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetIndex(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	*out = device->index;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetMemoryInfo(struct device *device, struct memory *out)
+{
+	CHECK_DEVICE(device);
+	out->total = device->gpu->memory_mib << 20;
+	out->used = 0;
+	out->free = out->total;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetPersistenceMode(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	*out = 0;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending)
+{
+	CHECK_DEVICE(device);
+	*current = *pending = device->gpu->mig_enabled;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	*out = device->gpu->mig_enabled ? MAX_MIG : 0;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, struct device **out)
+{
+	CHECK_DEVICE(device);
+	if (index >= device->gpu->mig_count)
+		return NOT_FOUND;
+	*out = &mig_devices[device->index][index];
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetGpuInstanceId(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	if (!device->mig)
+		return INVALID_ARGUMENT;
+	*out = device->mig->gi;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetComputeInstanceId(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	if (!device->mig)
+		return INVALID_ARGUMENT;
+	*out = device->mig->ci;
+	return SUCCESS;
+}

@@ -1,0 +1,202 @@
+/* A fake nvidia-smi. It gets NVML as the real one does, from the dynamic loader of wherever it runs, and prints the
+ * real one's table, list and complaints. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+struct memory {
+	unsigned long long total, free, used;
+};
+
+static void *nvml;
+
+/* The real one fails at its first use of a missing function, too. */
+static void *function(const char *name)
+{
+	void *found = dlsym(nvml, name);
+	if (!found) {
+		fprintf(stderr, "nvidia-smi: %s\n", dlerror());
+		exit(13);
+	}
+	return found;
+}
+
+#define CALL(name, types, ...) ((unsigned(*) types)function(#name))(__VA_ARGS__)
+
+static unsigned complain(unsigned code)
+{
+	switch (code) {
+	case 4:
+		puts("Failed to initialize NVML: Insufficient Permissions");
+		break;
+	case 9:
+		puts("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+		     "latest NVIDIA driver is installed and running.\n");
+		break;
+	case 18:
+		puts("Failed to initialize NVML: Driver/library version mismatch");
+		break;
+	default:
+		puts("Failed to initialize NVML: Unknown Error");
+	}
+	return code;
+}
+
+/* The real driver has the node open while nvidia-smi runs; a GPU that cannot be opened is not shown. */
+static void check_node(unsigned minor)
+{
+	char path[32];
+	snprintf(path, sizeof path, "/dev/nvidia%u", minor);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0 && errno != ENXIO) {
+		printf("Unable to determine the device handle for GPU with minor %u: %s\n", minor, strerror(errno));
+		exit(4);
+	}
+	if (fd >= 0)
+		close(fd);
+}
+
+static void *handle(unsigned index)
+{
+	void *device = NULL;
+	unsigned code = CALL(nvmlDeviceGetHandleByIndex_v2, (unsigned, void **), index, &device);
+	if (code) {
+		printf("Unable to determine the device handle for GPU %u: %s\n", index,
+		       ((const char *(*)(unsigned))function("nvmlErrorString"))(code));
+		return NULL;
+	}
+	return device;
+}
+
+static void list_mig(void *device)
+{
+	for (unsigned i = 0;; i++) {
+		void *mig = NULL;
+		char uuid[96] = "";
+		if (CALL(nvmlDeviceGetMigDeviceHandleByIndex, (void *, unsigned, void **), device, i, &mig))
+			return;
+		CALL(nvmlDeviceGetUUID, (void *, char *, unsigned), mig, uuid, sizeof uuid);
+		printf("  MIG 1g.10gb     Device %2u: (UUID: %s)\n", i, uuid);
+	}
+}
+
+static void list(unsigned count)
+{
+	for (unsigned i = 0; i < count; i++) {
+		void *device = handle(i);
+		char name[96] = "Unknown", uuid[96] = "Unknown";
+		if (!device)
+			continue;
+		CALL(nvmlDeviceGetName, (void *, char *, unsigned), device, name, sizeof name);
+		CALL(nvmlDeviceGetUUID, (void *, char *, unsigned), device, uuid, sizeof uuid);
+		printf("GPU %u: %s (UUID: %s)\n", i, name, uuid);
+		list_mig(device);
+	}
+}
+
+static void line(char left, char fill)
+{
+	putchar(left);
+	for (int i = 0; i < 89; i++)
+		putchar(fill);
+	putchar(left);
+	putchar('\n');
+}
+
+static void row(unsigned index, void *device)
+{
+	char name[96] = "Unknown", bus[64] = "Unknown";
+	struct memory memory = {0};
+	unsigned mig = 0, pending, persistence = 0;
+	struct {
+		char legacy[16];
+		unsigned domain, bus, device, id, subsystem;
+		char text[32];
+	} pci = {0};
+	CALL(nvmlDeviceGetName, (void *, char *, unsigned), device, name, sizeof name);
+	CALL(nvmlDeviceGetMemoryInfo, (void *, struct memory *), device, &memory);
+	CALL(nvmlDeviceGetPersistenceMode, (void *, unsigned *), device, &persistence);
+	if (!CALL(nvmlDeviceGetPciInfo_v3, (void *, void *), device, &pci))
+		snprintf(bus, sizeof bus, "%s", pci.text);
+	const char *mode = "N/A";
+	if (!CALL(nvmlDeviceGetMigMode, (void *, unsigned *, unsigned *), device, &mig, &pending))
+		mode = mig ? "Enabled" : "Disabled";
+	printf("| %3u  %-26.26s %-8s | %-16s Off | %20s |\n", index, name, persistence ? "On" : "Off", bus, "0");
+	printf("| N/A   30C    P0              70W / 700W | %6lluMiB / %6lluMiB |      0%%      Default |\n",
+	       memory.used >> 20, memory.total >> 20);
+	printf("| %39s | %20s | %20s |\n", "", "", mode);
+	line('+', '-');
+}
+
+static void table(unsigned count)
+{
+	char driver[80] = "N/A", nvml_version[80] = "N/A", now[64];
+	int cuda = 0;
+	time_t clock = time(NULL);
+	CALL(nvmlSystemGetDriverVersion, (char *, unsigned), driver, sizeof driver);
+	CALL(nvmlSystemGetNVMLVersion, (char *, unsigned), nvml_version, sizeof nvml_version);
+	CALL(nvmlSystemGetCudaDriverVersion, (int *), &cuda);
+	strftime(now, sizeof now, "%a %b %e %H:%M:%S %Y", localtime(&clock));
+	puts(now);
+	line('+', '-');
+	printf("| NVIDIA-SMI %-21s Driver Version: %-14s CUDA Version: %d.%-9d     |\n", driver, driver, cuda / 1000,
+	       cuda % 100 / 10);
+	line('|', '-');
+	puts("| GPU  Name                 Persistence-M | Bus-Id        Disp.A | Volatile Uncorr. ECC |");
+	puts("| Fan  Temp   Perf          Pwr:Usage/Cap |         Memory-Usage | GPU-Util  Compute M. |");
+	puts("|                                         |                      |               MIG M. |");
+	line('|', '=');
+	for (unsigned i = 0; i < count; i++) {
+		void *device = handle(i);
+		if (device)
+			row(i, device);
+	}
+	puts("");
+	line('+', '-');
+	printf("| %-87s |\n", "Processes:");
+	printf("| %-87s |\n", " GPU   GI   CI        PID   Type   Process name                            GPU Memory");
+	line('|', '=');
+	printf("| %-87s |\n", " No running processes found");
+	line('+', '-');
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && strcmp(argv[1], "-L") && strcmp(argv[1], "--list-gpus")) {
+		puts("nvidia-smi of the fake driver\n\nusage: nvidia-smi [-L]");
+		return strcmp(argv[1], "-h") && strcmp(argv[1], "--help");
+	}
+	nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+	if (!nvml) {
+		puts("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA "
+		     "Display Driver is properly installed and present in your system.\n"
+		     "Please also try adding directory that contains libnvidia-ml.so to your system PATH.");
+		return 12;
+	}
+	unsigned count = 0, code = CALL(nvmlInit_v2, (void));
+	if (!code)
+		code = CALL(nvmlDeviceGetCount_v2, (unsigned *), &count);
+	if (code)
+		return (int)complain(code);
+	if (!count) {
+		puts("No devices were found");
+		return 6;
+	}
+	for (unsigned i = 0; i < count; i++) {
+		unsigned minor;
+		void *device = handle(i);
+		if (device && !CALL(nvmlDeviceGetMinorNumber, (void *, unsigned *), device, &minor))
+			check_node(minor);
+	}
+	if (argc > 1)
+		list(count);
+	else
+		table(count);
+	CALL(nvmlShutdown, (void));
+	return 0;
+}

@@ -1,0 +1,28 @@
+/* Opens each file for reading and writing, and says what the kernel says. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *name(int error)
+{
+	switch (error) {
+	case ENXIO: return "ENXIO";
+	case EPERM: return "EPERM";
+	case EACCES: return "EACCES";
+	case ENOENT: return "ENOENT";
+	default: return strerror(error);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++) {
+		int fd = open(argv[i], O_RDWR);
+		printf("%s: %s\n", argv[i], fd < 0 ? name(errno) : "ok");
+		if (fd >= 0)
+			close(fd);
+	}
+	return 0;
+}
