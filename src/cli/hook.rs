@@ -78,8 +78,7 @@ fn inject(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config,
     let steps = live::lower(&edits, container.facts());
     if config.edit_cgroups {
         let rules = rules_to_add(&edits, spec);
-        let findings = cgroup::allow(state.pid, &rules).context("cannot give the container access to the GPUs")?;
-        findings.iter().for_each(|finding| log.finding(finding));
+        cgroup::allow(&state.id, state.pid, &rules).context("cannot give the container access to the GPUs")?;
     }
     let findings = crate::inject::run(container, &steps)?;
     findings.iter().for_each(|finding| log.finding(finding));

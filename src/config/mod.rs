@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn a_named_file_must_exist_and_the_others_need_not() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(render(&read(Some(&dir.path().join("x")), None).unwrap_err()).contains("x\": not found"));
+        assert!(render(&read(Some(&dir.path().join("x")), None).unwrap_err()).contains("x\": it does not exist"));
         assert!(render(&read(Some(dir.path()), None).unwrap_err()).contains("not a regular file"));
         std::fs::create_dir(dir.path().join("nvidia-container-runtime")).unwrap();
         std::fs::write(dir.path().join(FILE), "[oci-nvidia-hook]\nnvml-timeout = 5").unwrap();

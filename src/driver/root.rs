@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_missing_root_says_what_to_do() {
         let text = crate::error::render(&DriverRoot::open(&HostPath::new("/nowhere")).unwrap_err());
-        assert!(text.starts_with("cannot open the driver root \"/nowhere\": not found"), "{text}");
+        assert!(text.starts_with("cannot open the driver root \"/nowhere\": it does not exist"), "{text}");
         assert!(text.contains("\nhint: set root"), "{text}");
     }
 }

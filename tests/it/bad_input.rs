@@ -46,7 +46,7 @@ fn one_error(ran: Ran, says: &[&str]) {
         assert!(lines[0].contains(text), "{text:?} is not in\n{stderr}");
     }
     // podman takes these for its own errors
-    assert!(!stderr.to_lowercase().contains("no such file or directory"), "{stderr}");
+    assert!(!stderr.to_lowercase().contains("not found"), "{stderr}");
     assert!(lines.len() <= 2 && lines.get(1).is_none_or(|line| line.starts_with("hint: ")), "{stderr}");
 }
 
@@ -81,7 +81,7 @@ fn broken_spec() {
         one_error(hook(&["prestart"], &state), &["config.json", says]);
     }
     std::fs::remove_file(&config).unwrap();
-    one_error(hook(&["prestart"], &state), &["config.json", "not found"]);
+    one_error(hook(&["prestart"], &state), &["config.json", "it does not exist"]);
     std::fs::create_dir(&config).unwrap();
     one_error(hook(&["prestart"], &state), &["config.json", "not a regular file"]);
 }
@@ -112,7 +112,7 @@ fn bad_config() {
         one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), says);
     }
     std::fs::remove_file(&path).unwrap();
-    one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), &["config.toml", "not found"]);
+    one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), &["config.toml", "it does not exist"]);
 }
 
 fn no_driver() {
@@ -123,11 +123,11 @@ fn no_driver() {
     let config = dir.path().join("config.toml");
     std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
     let args = ["--config", config.to_str().unwrap(), "prestart"];
-    one_error(hook(&args, &state), &["cannot read the linker cache", "not found"]);
+    one_error(hook(&args, &state), &["cannot read the linker cache", "it does not exist"]);
     std::fs::copy("/etc/ld.so.cache", root.join("etc/ld.so.cache")).unwrap();
     one_error(hook(&args, &state), &["no NVIDIA driver below", "libnvidia-ml.so.1"]);
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
-    one_error(hook(&args, &state), &["driver root \"/nowhere\"", "not found"]);
+    one_error(hook(&args, &state), &["driver root \"/nowhere\"", "it does not exist"]);
     assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
 }
 
