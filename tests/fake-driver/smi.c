@@ -99,11 +99,12 @@ static void list(unsigned count)
 	}
 }
 
-static void line(char left, char fill)
+/* The table of driver 535: one column of 87, or three of 41, 22 and 22. */
+static void line(char left, char middle, char fill)
 {
 	putchar(left);
-	for (int i = 0; i < 89; i++)
-		putchar(fill);
+	for (int i = 0; i < 87; i++)
+		putchar(i == 41 || i == 64 ? middle : fill);
 	putchar(left);
 	putchar('\n');
 }
@@ -126,11 +127,11 @@ static void row(unsigned index, void *device)
 	const char *mode = "N/A";
 	if (!CALL(nvmlDeviceGetMigMode, (void *, unsigned *, unsigned *), device, &mig, &pending))
 		mode = mig ? "Enabled" : "Disabled";
-	printf("| %3u  %-26.26s %-8s | %-16s Off | %20s |\n", index, name, persistence ? "On" : "Off", bus, "0");
-	printf("| N/A   30C    P0              70W / 700W | %6lluMiB / %6lluMiB |      0%%      Default |\n",
+	printf("| %3u  %-30.30s %3s | %-16s Off | %20s |\n", index, name, persistence ? "On" : "Off", bus, "0");
+	printf("| N/A   30C    P0              70W / 700W | %6lluMiB / %5lluMiB |      0%%      Default |\n",
 	       memory.used >> 20, memory.total >> 20);
 	printf("| %39s | %20s | %20s |\n", "", "", mode);
-	line('+', '-');
+	line('+', '+', '-');
 }
 
 static void table(unsigned count)
@@ -143,26 +144,26 @@ static void table(unsigned count)
 	CALL(nvmlSystemGetCudaDriverVersion, (int *), &cuda);
 	strftime(now, sizeof now, "%a %b %e %H:%M:%S %Y", localtime(&clock));
 	puts(now);
-	line('+', '-');
-	printf("| NVIDIA-SMI %-21s Driver Version: %-14s CUDA Version: %d.%-9d     |\n", driver, driver, cuda / 1000,
+	line('+', '-', '-');
+	printf("| NVIDIA-SMI %-22s Driver Version: %-12s CUDA Version: %2d.%-5d |\n", driver, driver, cuda / 1000,
 	       cuda % 100 / 10);
-	line('|', '-');
+	line('|', '+', '-');
 	puts("| GPU  Name                 Persistence-M | Bus-Id        Disp.A | Volatile Uncorr. ECC |");
 	puts("| Fan  Temp   Perf          Pwr:Usage/Cap |         Memory-Usage | GPU-Util  Compute M. |");
 	puts("|                                         |                      |               MIG M. |");
-	line('|', '=');
+	line('|', '+', '=');
 	for (unsigned i = 0; i < count; i++) {
 		void *device = handle(i);
 		if (device)
 			row(i, device);
 	}
 	puts("");
-	line('+', '-');
-	printf("| %-87s |\n", "Processes:");
-	printf("| %-87s |\n", " GPU   GI   CI        PID   Type   Process name                            GPU Memory");
-	line('|', '=');
-	printf("| %-87s |\n", " No running processes found");
-	line('+', '-');
+	line('+', '-', '-');
+	printf("| %-85s |\n", "Processes:");
+	printf("| %-85s |\n", " GPU   GI   CI        PID   Type   Process name                          GPU Memory");
+	line('|', '=', '=');
+	printf("| %-85s |\n", " No running processes found");
+	line('+', '-', '-');
 }
 
 int main(int argc, char **argv)

@@ -65,9 +65,8 @@ fn read(path: &str) -> Result<Vec<u8>> {
 /// The cgroups that are the container's alone: its own, and those above it that are named after it. crun puts the process
 /// into `…/libpod-<id>.scope/container`, and a program on both.
 fn of_container(path: &Path, id: &str) -> Vec<PathBuf> {
-    let named = |path: &&Path| {
-        !id.is_empty() && path.file_name().is_some_and(|name| name.to_string_lossy().contains(id))
-    };
+    let named =
+        |path: &&Path| !id.is_empty() && path.file_name().is_some_and(|name| name.to_string_lossy().contains(id));
     let above = path.ancestors().skip(1).take_while(named);
     std::iter::once(path).chain(above).map(Path::to_owned).collect()
 }
@@ -159,20 +158,24 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-/// Whether `linux.resources.devices` of config.json allows it: the last entry that speaks of the device decides, and
-/// an absent type or number speaks of all.
+/// Whether `linux.resources.devices` of config.json lets the container read and write the device: the last entry that
+/// speaks of it decides, and an absent type or number speaks of all. In doubt it does not, and a rule is added.
 #[must_use]
 pub fn already_allowed(entries: &[LinuxDeviceCgroup], rule: DeviceRule) -> bool {
     let speaks = |number: Option<i64>, of: u32| number.is_none_or(|number| number < 0 || number == i64::from(of));
-    let of_type = |kind: Option<LinuxDeviceType>| {
-        matches!(kind, None | Some(LinuxDeviceType::A | LinuxDeviceType::C | LinuxDeviceType::U))
-    };
-    let reads_and_writes =
-        |entry: &&LinuxDeviceCgroup| entry.access().as_ref().is_none_or(|access| access.contains('r') && access.contains('w'));
-    let speaking = entries
-        .iter()
-        .filter(|entry| of_type(entry.typ()) && speaks(entry.major(), rule.major) && speaks(entry.minor(), rule.minor));
-    speaking.filter(reads_and_writes).next_back().is_some_and(LinuxDeviceCgroup::allow)
+    for entry in entries.iter().rev() {
+        let kind = matches!(entry.typ(), None | Some(LinuxDeviceType::A | LinuxDeviceType::C | LinuxDeviceType::U));
+        if !kind || !speaks(entry.major(), rule.major) || !speaks(entry.minor(), rule.minor) {
+            continue;
+        }
+        let has = |letter| entry.access().as_ref().is_none_or(|access| access.contains(letter));
+        match (entry.allow(), has('r'), has('w')) {
+            (true, true, true) => return true,
+            (false, true, _) | (false, _, true) => return false,
+            _ => {} // half of it, or making nodes
+        }
+    }
+    false
 }
 
 #[cfg(test)]
@@ -228,7 +231,10 @@ mod tests {
         for (entries, allowed) in [
             ("[]", false),
             (r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]"#, true),
-            (r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":1,"access":"rw"}]"#, false),
+            (
+                r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":1,"access":"rw"}]"#,
+                false,
+            ),
             (r#"[{"allow":true,"type":"c","major":195,"access":"rwm"}]"#, true),
             (r#"[{"allow":true,"type":"c","major":195,"minor":-1,"access":"rwm"}]"#, true),
             (r#"[{"allow":true,"access":"rwm"}]"#, true),
@@ -236,6 +242,8 @@ mod tests {
             (r#"[{"allow":true,"type":"b","major":195,"minor":0,"access":"rwm"}]"#, false),
             (r#"[{"allow":true,"type":"c","major":195,"minor":0,"access":"r"}]"#, false),
             (r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"c","major":195,"access":"rwm"}]"#, false),
+            (r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"c","major":195,"access":"w"}]"#, false),
+            (r#"[{"allow":true,"access":"rwm"},{"allow":false,"access":"m"}]"#, true),
         ] {
             let parsed: Vec<LinuxDeviceCgroup> = serde_json::from_str(entries).unwrap();
             assert_eq!(already_allowed(&parsed, nvidia0), allowed, "{entries}");

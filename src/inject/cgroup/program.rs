@@ -29,21 +29,21 @@ const MAX_RULES: usize = 4096;
 /// Instructions that allow reading and writing the devices of `rules`, and otherwise fall through with register 1
 /// as it was, which is all that a program finds at its start.
 #[must_use]
-pub fn allow(rules: &[DeviceRule]) -> Vec<Insn> {
+pub(super) fn allow(rules: &[DeviceRule]) -> Vec<Insn> {
     const HEAD: usize = 8;
     const EACH: usize = 4;
     let rules = rules.get(..MAX_RULES).unwrap_or(rules);
     let all = i16::try_from(EACH * rules.len()).unwrap_or(i16::MAX);
     let mut program = Vec::with_capacity(HEAD + EACH * rules.len());
     program.extend([
-        insn(LDX_W, 2, 1, 0, 0),                    // r2 = access_type
-        insn(LDX_W, 4, 1, 4, 0),                    // r4 = major
-        insn(LDX_W, 5, 1, 8, 0),                    // r5 = minor
-        insn(MOV64_REG, 3, 2, 0, 0),                // r3 = r2
-        insn(AND64_IMM, 3, 0, 0, 0xffff),           // r3 is the type
-        insn(JNE_IMM, 3, 0, all + 2, TYPE_CHAR),    // another type: not ours
-        insn(RSH64_IMM, 2, 0, 0, 16),               // r2 is the access
-        insn(JSET_IMM, 2, 0, all, ACCESS_MKNOD),    // making nodes: not ours
+        insn(LDX_W, 2, 1, 0, 0),                 // r2 = access_type
+        insn(LDX_W, 4, 1, 4, 0),                 // r4 = major
+        insn(LDX_W, 5, 1, 8, 0),                 // r5 = minor
+        insn(MOV64_REG, 3, 2, 0, 0),             // r3 = r2
+        insn(AND64_IMM, 3, 0, 0, 0xffff),        // r3 is the type
+        insn(JNE_IMM, 3, 0, all + 2, TYPE_CHAR), // another type: not ours
+        insn(RSH64_IMM, 2, 0, 0, 16),            // r2 is the access
+        insn(JSET_IMM, 2, 0, all, ACCESS_MKNOD), // making nodes: not ours
     ]);
     for rule in rules {
         program.extend([
@@ -58,7 +58,7 @@ pub fn allow(rules: &[DeviceRule]) -> Vec<Insn> {
 
 /// The program that allows what `old` allows, and the devices of `rules`; `None` if `old` begins with them already.
 #[must_use]
-pub fn extend(old: &[Insn], rules: &[DeviceRule]) -> Option<Vec<Insn>> {
+pub(super) fn extend(old: &[Insn], rules: &[DeviceRule]) -> Option<Vec<Insn>> {
     let mut program = allow(rules);
     if old.starts_with(&program) {
         return None;

@@ -13,7 +13,7 @@ use super::DeviceRule;
 ///
 /// # Errors
 /// If the file cannot be written, or an ancestor does not allow the device.
-pub fn allow(path: &Path, rules: &[DeviceRule]) -> Result<()> {
+pub(super) fn allow(path: &Path, rules: &[DeviceRule]) -> Result<()> {
     let file = path.join("devices.allow");
     let mut allow = OpenOptions::new().write(true).open(&file).with_context(|| format!("open {file:?}"))?;
     for rule in rules {

@@ -27,7 +27,7 @@ struct Replacement {
 ///
 /// # Errors
 /// If a program cannot be read back, loaded or replaced. All new ones are loaded before the first is replaced.
-pub fn allow(cgroups: &[PathBuf], rules: &[DeviceRule]) -> Result<()> {
+pub(super) fn allow(cgroups: &[PathBuf], rules: &[DeviceRule]) -> Result<()> {
     let mut replacements = Vec::new();
     for cgroup in cgroups {
         replacements.extend(prepare(cgroup, rules).with_context(|| Failure::new(
@@ -37,7 +37,8 @@ pub fn allow(cgroups: &[PathBuf], rules: &[DeviceRule]) -> Result<()> {
         ))?);
     }
     for Replacement { cgroup, dir, old, new, flags } in replacements {
-        bpf::replace(dir.as_fd(), old.as_fd(), new.as_fd(), flags).with_context(|| format!("replace a device program of cgroup {cgroup:?}"))?;
+        bpf::replace(dir.as_fd(), old.as_fd(), new.as_fd(), flags)
+            .with_context(|| format!("replace a device program of cgroup {cgroup:?}"))?;
     }
     Ok(())
 }
@@ -48,9 +49,10 @@ fn prepare(cgroup: &Path, rules: &[DeviceRule]) -> Result<Vec<Replacement>> {
     let mut replacements = Vec::new();
     for id in ids {
         let old = bpf::open(id).with_context(|| format!("open program {id}"))?;
-        let insns = bpf::instructions(old.as_fd()).with_context(|| format!("read program {id}"))?.with_context(|| {
-            format!("program {id} is hidden by the kernel (net.core.bpf_jit_harden, or a lockdown)")
-        })?;
+        let insns =
+            bpf::instructions(old.as_fd()).with_context(|| format!("read program {id}"))?.with_context(|| {
+                format!("program {id} is hidden by the kernel (net.core.bpf_jit_harden, or a lockdown)")
+            })?;
         let Some(insns) = program::extend(&insns, rules) else { continue };
         let new = bpf::load(&insns).with_context(|| format!("load program {id} with our rules"))?;
         replacements.push(Replacement { cgroup: cgroup.to_owned(), dir: dir.try_clone()?, old, new, flags });
