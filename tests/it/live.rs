@@ -24,6 +24,8 @@ pub const TESTS: &[Test] = &[
     ("live::a_failing_step_leaves_nothing", NEEDS, a_failing_step_leaves_nothing),
     ("live::twice_is_once", NEEDS, twice_is_once),
     ("live::a_failing_gpu_does_not_stop_the_others", NEEDS, a_failing_gpu_does_not_stop_the_others),
+    ("live::none_or_sixteen_gpus_and_a_slow_driver", NEEDS, none_or_sixteen_gpus_and_a_slow_driver),
+    ("live::driver_libraries_in_lib64", NEEDS, driver_libraries_in_lib64),
     ("live::suse_nodes_need_the_video_group", NEEDS, suse_nodes_need_the_video_group),
     ("live::nothing_runs_and_nothing_of_the_container_is_loaded", NEEDS_STRACE, nothing_runs),
 ];
@@ -254,6 +256,29 @@ fn a_failing_gpu_does_not_stop_the_others() {
     assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia2");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
     assert!(container.hook(&fake.config).failed(1).contains("asks for \"1\": GPU 1: nvmlDeviceGet"));
+}
+
+fn none_or_sixteen_gpus_and_a_slow_driver() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "16"]));
+    fake.set_nvml(|old| old + "\ninit-delay-ms 300\n");
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert_eq!(container.exec("echo /dev/nvidia[0-9]*").ok().split(' ').count(), 16);
+
+    let fake = FakeDriver::new(&["--gpus", "0"]);
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("the driver finds no GPU"), "{stderr}");
+}
+
+/// A host like openSUSE, an image like Debian: where a library is on the one says nothing about the other.
+fn driver_libraries_in_lib64() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
+    container.exec("nvidia-smi").ok();
 }
 
 /// SUSE's driver makes its nodes root:video 0660. The default finds the group by itself.

@@ -1,8 +1,9 @@
 //! The user's test, with a real engine and a real runtime: podman and runc start a container, the hook sets it up.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
@@ -13,6 +14,8 @@ const NEEDS_V1: &[Need] =
     &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
 const NEEDS_V2: &[Need] =
     &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
+const NEEDS_CRUN: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
 
 pub const TESTS: &[Test] = &[
     ("podman::prints_what_the_host_prints", NEEDS, prints_what_the_host_prints),
@@ -24,6 +27,9 @@ pub const TESTS: &[Test] = &[
     ("podman::devices_of_config_json_stay_the_runtimes", NEEDS_V1, devices_of_config_json),
     ("podman::read_only_containers", NEEDS, read_only_containers),
     ("podman::old_linker_cache", NEEDS, old_linker_cache),
+    ("podman::containers_with_a_user_namespace", NEEDS, containers_with_a_user_namespace),
+    ("podman::crun", NEEDS_CRUN, crun),
+    ("podman::what_happened_is_in_the_log", NEEDS, what_happened_is_in_the_log),
     ("podman::errors_reach_the_user", NEEDS, errors_reach_the_user),
     ("podman::the_shipped_hook_file_is_the_one_tested", NEEDS, the_shipped_hook_file_is_the_one_tested),
 ];
@@ -34,6 +40,19 @@ enum Cgroup {
     AsMounted,
     /// cgroup2 alone, in a mount namespace of its own
     V2,
+    /// cgroup v1 without the unified hierarchy beside it: crun refuses a hybrid. With crun, then.
+    V1WithCrun,
+}
+
+impl Cgroup {
+    /// What a shell in a mount namespace of its own has to do first.
+    const fn prepare(self) -> &'static str {
+        match self {
+            Self::AsMounted => "",
+            Self::V2 => "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup;",
+            Self::V1WithCrun => "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi;",
+        }
+    }
 }
 
 /// Podman with storage, hooks and configuration of its own.
@@ -60,11 +79,18 @@ impl Podman {
 
     fn new() -> Self {
         let dir = scratch();
+        // The root user of a user namespace must be able to pass.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let hooks = dir.path().join("hooks.d");
         std::fs::create_dir_all(&hooks).unwrap();
         std::fs::create_dir_all(dir.path().join("old")).unwrap();
         // The limits podman asks for by default take CAP_SYS_RESOURCE, which a CI machine may lack.
-        let conf = "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n";
+        let networks = dir.path().join("networks");
+        let conf = format!(
+            "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n\
+             [network]\nnetwork_config_dir = \"{}\"\n",
+            networks.display()
+        );
         std::fs::write(dir.path().join("containers.conf"), conf).unwrap();
         let podman = Self { dir, hooks };
         podman.install_hook(&FakeDriver::shared().config);
@@ -114,28 +140,18 @@ impl Podman {
     fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
         let mut words = self.base();
         words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
-        if let Cgroup::V2 = cgroup {
-            words.push("--pids-limit=-1".into());
-        }
-        words.extend(arguments.iter().map(|&word| word.to_owned()));
-        let mut command = match cgroup {
-            Cgroup::AsMounted => Command::new(&words[0]),
-            Cgroup::V2 => {
-                let mut unshare = Command::new("unshare");
-                unshare.args(["-m", "sh", "-euc"]);
-                unshare.arg("umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec \"$@\"");
-                unshare.args(["sh", &words[0]]);
-                unshare
+        match cgroup {
+            Cgroup::AsMounted => {}
+            // there are no other controllers in it
+            Cgroup::V2 => words.push("--pids-limit=-1".into()),
+            Cgroup::V1WithCrun => {
+                words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into())
             }
-        };
-        command.args(&words[1..]).env("CONTAINERS_CONF", self.dir.path().join("containers.conf"));
-        run(&mut command)
-    }
-
-    /// For tests that change the hook's configuration: only one at a time.
-    fn exclusive() -> std::sync::MutexGuard<'static, ()> {
-        static LOCK: Mutex<()> = Mutex::new(());
-        LOCK.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        }
+        let script = format!("{} exec \"$@\"", cgroup.prepare());
+        let mut unshare = Command::new("unshare");
+        unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words).args(arguments);
+        run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))
     }
 }
 
@@ -241,6 +257,46 @@ fn old_linker_cache() {
     Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
 }
 
+/// Files are made as the container's root, which is another user of the host.
+fn containers_with_a_user_namespace() {
+    let arguments = [
+        "--uidmap=0:100000:65536",
+        "--gidmap=0:100000:65536",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        IMAGE,
+        "sh",
+        "-euc",
+        "nvidia-smi -L; stat -c %u:%g:%a /etc/ld.so.cache; probe-dlopen libcuda.so.1",
+    ];
+    let text = Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
+    assert!(text.contains("GPU 1: ") && text.contains("\n0:0:644\n"), "{text}");
+}
+
+fn crun() {
+    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "nvidia-smi", "-L"];
+    let text = Podman::shared().run(Cgroup::V1WithCrun, &arguments).ok();
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+/// crun does not pass on what a hook says, so it is in the log too.
+fn what_happened_is_in_the_log() {
+    let podman = Podman::new();
+    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+    podman.import(&image.rootfs, IMAGE);
+    let (config, log) = (podman.dir.path().join("config.toml"), podman.dir.path().join("log"));
+    let root = FakeDriver::shared().root.display().to_string();
+    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{root}\"\ndebug = \"{}\"\n", log.display()))
+        .unwrap();
+    podman.install_hook(&config);
+    podman.run(Cgroup::AsMounted, &["-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "true"]).ok();
+    podman.run(Cgroup::AsMounted, &["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "true"]).failed(126);
+    let text = std::fs::read_to_string(log).unwrap();
+    for says in [": note: ", "driver 535.183.01", ": error: ", "asks for \"9\"", ": hint: ask for one of"] {
+        assert!(text.contains(says), "{says:?} is not in\n{text}");
+    }
+}
+
 fn errors_reach_the_user() {
     let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "nvidia-smi"];
     let stderr = Podman::shared().run(Cgroup::AsMounted, &arguments).failed(126);
@@ -248,7 +304,6 @@ fn errors_reach_the_user() {
         assert!(stderr.contains(text), "{stderr}");
     }
     // podman reads stderr for words that it takes for its own errors.
-    let _lock = Podman::exclusive();
     let podman = Podman::new();
     let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
     podman.import(&image.rootfs, IMAGE);
