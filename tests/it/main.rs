@@ -30,7 +30,9 @@ fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
     let tests = bad_input::TESTS.iter().chain(ldcache::TESTS).chain(live::TESTS).chain(podman::TESTS);
     let trials = tests.map(|(name, needs, test)| trial(name, needs, *test)).collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    support::remove_shared();
+    conclusion.exit_code()
 }
 
 fn trial(name: &'static str, needs: &'static [Need], test: fn()) -> Trial {

@@ -45,9 +45,22 @@ pub fn source(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
+fn scratch_prefix() -> String {
+    format!("it-{}-", std::process::id())
+}
+
 /// A directory that goes away. On the disk, not in a tmpfs that may be mounted nodev.
 pub fn scratch() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("it-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Removes those that statics hold: they are never dropped.
+pub fn remove_shared() {
+    for entry in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&scratch_prefix()) {
+            std::fs::remove_dir_all(entry.path()).ok();
+        }
+    }
 }
 
 /// A program's end.
