@@ -18,7 +18,7 @@
 //! | module | side |
 //! |---|---|
 //! | [`oci`], [`request`], [`config`] | what the engine, the container and the administrator say |
-//! | [`driver`], [`inventory`], [`nvml`] | what the host has |
+//! | [`driver`], [`inventory`], [`nvml`], [`host`] | what the host has |
 //! | [`edits`], [`lower`] | what the container gets |
 //! | [`inject`], [`sys`] | doing it |
 //! | [`cli`], [`log`], [`error`], [`finding`], [`paths`] | around it |
@@ -29,6 +29,7 @@ pub mod driver;
 pub mod edits;
 pub mod error;
 pub mod finding;
+pub mod host;
 pub mod inject;
 pub mod inventory;
 pub mod log;

@@ -58,10 +58,10 @@ impl Log {
         let what = one_line(&finding.what);
         match finding.severity {
             Severity::Note => self.write("note", &what),
-            Severity::Warning => {
+            Severity::Warning | Severity::Error => {
                 let fix = one_line(&finding.fix);
-                say(&format!("{NAME}: warning: {what}\nhint: {fix}"));
-                self.write("warning", &format!("{what}; hint: {fix}"));
+                say(&format!("{NAME}: warning: {what} ({})\nhint: {fix}", finding.id));
+                self.write("warning", &format!("{what} ({}); hint: {fix}", finding.id));
             }
         }
     }

@@ -43,7 +43,7 @@ pub fn run(invocation: Invocation) -> ExitCode {
         }
     };
     match command {
-        Command::Inject { config } => hook::run(config, invocation.xdg_config_home),
+        Command::Inject { config } => hook::run(config.as_deref(), invocation.xdg_config_home.as_deref()),
         Command::Nothing => ExitCode::SUCCESS,
         Command::Help => output::print(output::HELP),
         Command::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),

@@ -31,6 +31,18 @@ const MAX_UNKNOWN: usize = 16;
 pub struct Config {
     /// Whether `NVIDIA_VISIBLE_DEVICES` of a container that is not privileged counts.
     pub accept_envvar_when_unprivileged: bool,
+    /// Whether devices may be asked for by volume mounts.
+    pub accept_volume_mounts: bool,
+    /// Variables that replace `NVIDIA_VISIBLE_DEVICES`.
+    pub swarm_resource: Vec<String>,
+    /// NVIDIA's switch for [`Config::require`].
+    pub disable_require: bool,
+    /// What becomes of `NVIDIA_REQUIRE_*`, if the switch does not turn it off.
+    pub require: Require,
+    /// Whether requests for IMEX channels are ignored.
+    pub ignore_imex_channels: bool,
+    /// The GPUs that containers may have.
+    pub devices: Limits,
     /// The driver capabilities that containers may ask for.
     pub supported_driver_capabilities: Capabilities,
     /// The directory that is `/` for the driver.
@@ -47,10 +59,44 @@ pub struct Config {
     pub nvml_timeout: Duration,
 }
 
+impl Config {
+    /// What becomes of `NVIDIA_REQUIRE_*`: either key turns it off.
+    #[must_use]
+    pub fn requirements(&self) -> Require {
+        if self.disable_require { Require::Off } else { self.require }
+    }
+}
+
+/// What becomes of an image's requirements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Require {
+    /// One that is not met stops the container.
+    Enforce,
+    /// It is said, and the container starts.
+    Warn,
+    /// They are not looked at.
+    Off,
+}
+
+/// Which GPUs containers may have: patterns of [`crate::inventory::limits`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Only these; empty: all
+    pub allow: Vec<String>,
+    /// Not these
+    pub deny: Vec<String>,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             accept_envvar_when_unprivileged: true,
+            accept_volume_mounts: false,
+            swarm_resource: Vec::new(),
+            disable_require: false,
+            require: Require::Enforce,
+            ignore_imex_channels: false,
+            devices: Limits::default(),
             supported_driver_capabilities: Capabilities::of(&Capability::ALL),
             driver_root: HostPath::new("/"),
             ldcache: None,
@@ -155,6 +201,17 @@ impl Reader<'_> {
             (Meaning::Bool(_), _) => Err("true or false".to_owned()),
             (Meaning::Text(set), DeValue::String(value)) => set(&mut self.config, value),
             (Meaning::Text(_), _) => Err("a text in quotes".to_owned()),
+            (Meaning::Texts(set), DeValue::Array(values)) => {
+                let texts = values.iter().map(|value| value.get_ref().as_str().map(str::to_owned));
+                match texts.collect::<Option<Vec<_>>>() {
+                    Some(texts) => {
+                        set(&mut self.config, texts);
+                        Ok(())
+                    }
+                    None => Err("a list of texts in quotes".to_owned()),
+                }
+            }
+            (Meaning::Texts(_), _) => Err("a list of texts in quotes".to_owned()),
             (Meaning::Seconds(set), DeValue::Integer(value)) => {
                 let seconds = u64::from_str_radix(value.as_str(), value.radix()).ok();
                 match seconds.filter(|seconds| (1..=600).contains(seconds)) {
@@ -182,7 +239,8 @@ impl Reader<'_> {
                 Some(known) => format!("did you mean {known}?"),
                 None => "remove it, or see oci-nvidia-hook's config.toml for the keys there are".to_owned(),
             };
-            Finding::warning(format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at)), fix)
+            let what = format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at));
+            Finding::warning("ONH-101", what, "it does nothing", fix)
         });
         said.collect()
     }
@@ -255,6 +313,7 @@ mod tests {
         assert_eq!(findings, Vec::new());
         assert_eq!(config.user, Some(UserSpec { user: "root".into(), group: Some("video".into()) }));
         assert!(config.edit_cgroups);
+        assert_eq!(config.swarm_resource, ["DOCKER_RESOURCE_GPU"]);
     }
 
     #[test]
@@ -263,7 +322,8 @@ mod tests {
             "\u{feff}accept-nvidia-visible-devices-envvar-when-unprivileged = false\r\n\
              supported-driver-capabilities = \"compute, utility\"\r\n\
              [nvidia-container-cli]\r\nroot = \"/run/nvidia/driver\"\r\nno-cgroups = true\r\nuser = \"\"\r\n\
-             debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\n",
+             debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
+             [devices]\r\nallow = [\"0\", \"GPU-x\"]\r\n",
         )
         .unwrap();
         assert_eq!(findings, Vec::new());
@@ -275,6 +335,8 @@ mod tests {
                 driver_root: HostPath::new("/run/nvidia/driver"),
                 edit_cgroups: false,
                 nvml_timeout: Duration::from_secs(7),
+                require: Require::Warn,
+                devices: Limits { allow: vec!["0".into(), "GPU-x".into()], deny: Vec::new() },
                 ..Config::default()
             }
         );
@@ -293,12 +355,26 @@ mod tests {
             ("[nvidia-container-cli]\n\nroot = 3", "line 3: nvidia-container-cli.root has a wrong value"),
             ("[nvidia-container-cli]\nroot = \"x\"", "it must be an absolute path"),
             ("[nvidia-container-cli]\nuser = \"a:b:c\"", "it must be USER or USER:GROUP"),
+            ("[devices]\nallow = \"0\"", "it must be a list of texts in quotes"),
+            ("[devices]\ndeny = [0]", "it must be a list of texts in quotes"),
+            ("[oci-nvidia-hook]\nrequire = \"maybe\"", "it must be \"enforce\", \"warn\" or \"off\""),
             ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
             ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),
         ] {
             let text = render(&parsed(text).unwrap_err());
             assert!(text.contains(says), "{text}");
             assert_eq!(text.lines().count(), 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn either_key_turns_requirements_off() {
+        for (text, require) in [
+            ("disable-require = true\n[oci-nvidia-hook]\nrequire = \"enforce\"", Require::Off),
+            ("disable-require = false\n[oci-nvidia-hook]\nrequire = \"off\"", Require::Off),
+            ("[oci-nvidia-hook]\nrequire = \"warn\"", Require::Warn),
+        ] {
+            assert_eq!(parsed(text).unwrap().0.requirements(), require, "{text}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Config, UserSpec};
+use super::{Config, Require, UserSpec};
 use crate::paths::HostPath;
 use crate::request::Capabilities;
 
@@ -14,6 +14,8 @@ pub enum Meaning {
     Bool(fn(&mut Config, bool)),
     /// A text
     Text(fn(&mut Config, &str) -> Result<(), String>),
+    /// A list of texts
+    Texts(fn(&mut Config, Vec<String>)),
     /// Seconds from 1 to 600
     Seconds(fn(&mut Config, Duration)),
     /// Of NVIDIA's stack, and nothing to us, for this reason: no warning, so that one file serves both.
@@ -29,7 +31,7 @@ pub struct Key {
     pub meaning: Meaning,
 }
 
-use Meaning::{Bool, Seconds, Text, Unused};
+use Meaning::{Bool, Seconds, Text, Texts, Unused};
 
 const fn key(name: &'static str, meaning: Meaning) -> Key {
     Key { name, meaning }
@@ -42,10 +44,10 @@ const LATER: &str = "not acted on yet";
 /// All of them. Source: NVIDIA container toolkit 1.20, and ours.
 pub const KEYS: &[Key] = &[
     key("accept-nvidia-visible-devices-envvar-when-unprivileged", Bool(|c, v| c.accept_envvar_when_unprivileged = v)),
-    key("accept-nvidia-visible-devices-as-volume-mounts", Unused(LATER)),
+    key("accept-nvidia-visible-devices-as-volume-mounts", Bool(|c, v| c.accept_volume_mounts = v)),
     key("supported-driver-capabilities", Text(capabilities)),
-    key("disable-require", Unused(LATER)),
-    key("swarm-resource", Unused(LATER)),
+    key("disable-require", Bool(|c, v| c.disable_require = v)),
+    key("swarm-resource", Text(swarm_resource)),
     key("nvidia-container-cli.root", Text(|c, v| absolute(v).map(|path| c.driver_root = path))),
     key("nvidia-container-cli.ldcache", Text(|c, v| absolute(v).map(|path| c.ldcache = Some(path)))),
     key("nvidia-container-cli.no-cgroups", Bool(|c, v| c.edit_cgroups = !v)),
@@ -60,14 +62,26 @@ pub const KEYS: &[Key] = &[
     key("nvidia-container-runtime-hook.", Unused("there is one mode")),
     key("nvidia-container-runtime.", Unused(WRAPPER)),
     key("nvidia-ctk.", Unused(ONE_BINARY)),
+    key("features.ignore-imex-channel-requests", Bool(|c, v| c.ignore_imex_channels = v)),
     key("features.", Unused("its switches make NVIDIA's stack less safe, or are for its other modes")),
+    key("devices.allow", Texts(|c, v| c.devices.allow = v)),
+    key("devices.deny", Texts(|c, v| c.devices.deny = v)),
+    key("oci-nvidia-hook.require", Text(require)),
     key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
 ];
 
-/// The row of a key, or of the table that it names as a whole.
+/// The row of a key, or of the table that it is in as a whole.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.name == name || key.name.strip_suffix('.') == Some(name))
+    let whole_table =
+        |key: &&Key| key.name.strip_suffix('.').is_some_and(|table| name.split('.').next() == Some(table));
+    // A table in which some keys have rows of their own is read key by key.
+    let exact = KEYS.iter().find(|key| key.name == name);
+    exact.or_else(|| KEYS.iter().find(whole_table).filter(|_| name.contains('.') || !has_own_rows(name)))
+}
+
+fn has_own_rows(table: &str) -> bool {
+    KEYS.iter().any(|key| key.name.split_once('.').is_some_and(|(of, key)| of == table && !key.is_empty()))
 }
 
 /// Whether keys of this table have rows.
@@ -95,6 +109,22 @@ fn user(config: &mut Config, value: &str) -> Result<(), String> {
     Ok(())
 }
 
+fn require(config: &mut Config, value: &str) -> Result<(), String> {
+    config.require = match value {
+        "enforce" => Require::Enforce,
+        "warn" => Require::Warn,
+        "off" => Require::Off,
+        _ => return Err("\"enforce\", \"warn\" or \"off\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn swarm_resource(config: &mut Config, value: &str) -> Result<(), String> {
+    config.swarm_resource =
+        value.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    Ok(())
+}
+
 fn capabilities(config: &mut Config, value: &str) -> Result<(), String> {
     config.supported_driver_capabilities = Capabilities::supported(value)?;
     Ok(())
@@ -106,10 +136,16 @@ mod tests {
 
     #[test]
     fn keys_and_tables_are_found() {
-        for name in ["disable-require", "nvidia-container-cli.root", "nvidia-ctk", "features"] {
+        for name in [
+            "disable-require",
+            "nvidia-container-cli.root",
+            "nvidia-ctk",
+            "features.x",
+            "nvidia-container-runtime.modes.cdi",
+        ] {
             assert!(find(name).is_some(), "{name}");
         }
-        assert!(find("root").is_none() && find("nvidia-container-cli").is_none());
+        assert!(find("root").is_none() && find("nvidia-container-cli").is_none() && find("features").is_none());
         assert!(is_table("nvidia-container-cli") && is_table("oci-nvidia-hook") && !is_table("elsewhere"));
     }
 }

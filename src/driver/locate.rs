@@ -145,7 +145,9 @@ fn find_library(
             },
             _ => {
                 findings.push(Finding::warning(
+                    "ONH-202",
                     format!("{:?} lists {soname:?} at {path:?}, where no such file is", cache.path),
+                    "the library cannot be given to containers",
                     "run \"ldconfig\" as root on the host",
                 ));
                 continue;
@@ -153,7 +155,9 @@ fn find_library(
         };
         if !is_of_version(&file_name, version) {
             findings.push(Finding::warning(
+                "ONH-203",
                 format!("{:?} is not of the loaded driver {version} and is left out", located.path),
+                "libraries work with the kernel module of their own version only",
                 "if the driver was just updated, reboot the host",
             ));
             continue;

@@ -36,23 +36,31 @@ pub struct DeviceNode {
 /// # Errors
 /// If it is missing or another device.
 pub fn required(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNode> {
+    let node = required_of(dev, name, minor)?;
+    // A node of another device under this name would give the container that device.
+    if node.major != NVIDIA_MAJOR { Err(other_device(&node, &format!("{NVIDIA_MAJOR}:{minor}"))) } else { Ok(node) }
+}
+
+/// A node with this minor number of a driver whose major is assigned when it is loaded.
+///
+/// # Errors
+/// If it is missing or has another minor number.
+pub fn required_of(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNode> {
     let node = optional(dev, name)?.ok_or_else(|| {
         failure(
             format!("the device node \"/dev/{name}\" is missing below {}", dev.path()),
             "make it with \"nvidia-modprobe -c 0 -u\" or \"nvidia-smi\" as root on the host",
         )
     })?;
-    // A node of another device under this name would give the container that device.
-    if (node.major, node.minor) != (NVIDIA_MAJOR, minor) {
-        return Err(failure(
-            format!(
-                "the device node {} is {}:{}, not {NVIDIA_MAJOR}:{minor} of the NVIDIA driver",
-                node.source, node.major, node.minor
-            ),
-            format!("remove it, and run \"nvidia-smi\" as root on the host to make {} anew", node.source),
-        ));
-    }
-    Ok(node)
+    if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
+}
+
+fn other_device(node: &DeviceNode, expected: &str) -> anyhow::Error {
+    let DeviceNode { source, major, minor, .. } = node;
+    failure(
+        format!("the device node {source} is {major}:{minor}, not {expected} of the NVIDIA driver"),
+        format!("remove it, and run \"nvidia-smi\" as root on the host to make {source} anew"),
+    )
 }
 
 /// A node that a host may lack.

@@ -1,6 +1,7 @@
 //! Driver files, nodes and GPUs → edits. Pure.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use super::{DevLink, DeviceNode, Edits, HostFile, Placement, ProcMask};
 use crate::driver::catalog::DEV_LINKS;
@@ -35,18 +36,15 @@ pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Ve
         files: libraries.chain(binaries).collect(),
         links: links.collect(),
         nodes,
-        proc_mask: proc_files.map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), gpus: vec![] }),
+        proc_mask: proc_files
+            .map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), mounts: vec![] }),
     }
 }
 
-/// What one GPU adds.
+/// What one device adds: its nodes, and what of the host's /proc/driver/nvidia speaks of it.
 #[must_use]
-pub fn device(node: DeviceNode, proc_dir: Option<(OsString, HostPath)>) -> Edits {
-    Edits {
-        nodes: vec![node],
-        proc_mask: proc_dir.map(|dir| ProcMask { files: vec![], gpus: vec![dir] }),
-        ..Edits::default()
-    }
+pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> Edits {
+    Edits { nodes, proc_mask: Some(ProcMask { files: vec![], mounts: proc_mounts }), ..Edits::default() }
 }
 
 /// NVML and CUDA in the container read `params` and make device nodes if it tells them to: of GPUs that the
@@ -56,7 +54,11 @@ fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
         return (name, content);
     }
     let text = String::from_utf8_lossy(&content);
-    (name, text.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0").into_bytes())
+    let lines = text.split_inclusive('\n').map(|line| match line.trim_end_matches('\n') {
+        "ModifyDeviceFiles: 1" => "ModifyDeviceFiles: 0\n",
+        _ => line,
+    });
+    (name, lines.collect::<String>().into_bytes())
 }
 
 #[cfg(test)]
@@ -88,5 +90,8 @@ mod tests {
         let mask = common(&DriverFiles::default(), vec![], Some(files)).proc_mask.unwrap();
         assert_eq!(mask.files[0].1, b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n");
         assert_eq!(mask.files[1].1, b"ModifyDeviceFiles: 1");
+        for untouched in ["ModifyDeviceFiles: 11\n", " ModifyDeviceFiles: 1\n", "ModifyDeviceFiles: 1 \n"] {
+            assert_eq!(mask_file(("params".into(), untouched.into())).1, untouched.as_bytes());
+        }
     }
 }

@@ -8,6 +8,7 @@ pub mod build;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 pub use crate::driver::nodes::DeviceNode;
 use crate::paths::HostPath;
@@ -48,8 +49,8 @@ pub struct DevLink {
 pub struct ProcMask {
     /// Files with their content: `params`, `version`, `registry`
     pub files: Vec<(OsString, Vec<u8>)>,
-    /// Directories of the chosen GPUs, by their bus id
-    pub gpus: Vec<(OsString, HostPath)>,
+    /// Files and directories of the host's that stay to be seen: (path below /proc/driver/nvidia, source)
+    pub mounts: Vec<(PathBuf, HostPath)>,
 }
 
 /// All that a container gets.
@@ -75,7 +76,7 @@ impl Edits {
         self.proc_mask = match (self.proc_mask, other.proc_mask) {
             (Some(mut mask), Some(more)) => {
                 extend(&mut mask.files, more.files);
-                extend(&mut mask.gpus, more.gpus);
+                extend(&mut mask.mounts, more.mounts);
                 Some(mask)
             }
             (mask, None) | (None, mask) => mask,
@@ -105,12 +106,12 @@ mod tests {
             major: 195,
             minor,
         };
-        let mask = |bus: &str| ProcMask { files: vec![], gpus: vec![(bus.into(), HostPath::new("/x"))] };
+        let mask = |bus: &str| ProcMask { files: vec![], mounts: vec![(bus.into(), HostPath::new("/x"))] };
         let a = Edits { nodes: vec![node(0)], proc_mask: Some(mask("1")), ..Edits::default() };
         let b = Edits { nodes: vec![node(0), node(1)], proc_mask: Some(mask("2")), ..Edits::default() };
         let once = a.clone().merge(b.clone());
         assert_eq!(once.nodes.len(), 2);
-        assert_eq!(once.proc_mask.as_ref().unwrap().gpus.len(), 2);
+        assert_eq!(once.proc_mask.as_ref().unwrap().mounts.len(), 2);
         assert_eq!(once.clone().merge(b), once);
         assert_eq!(Edits::default().merge(a.clone()), a);
     }

@@ -33,7 +33,9 @@ pub fn merge(
             // ld.so ignores a cache that it cannot read, and so do we: the libraries are in a directory that it
             // searches anyway. Replacing what a newer ldconfig wrote could cost the image its own libraries.
             findings.push(Finding::warning(
+                "ONH-302",
                 format!("the image's \"/etc/ld.so.cache\" is left as it is: {error:#}"),
+                "its programs find the driver's libraries only where ld.so looks without a cache",
                 "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
             ));
             None

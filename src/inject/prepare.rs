@@ -39,7 +39,7 @@ pub enum Prepared<'a> {
         /// the tmpfs
         tmpfs: OwnedFd,
         /// (path in the tmpfs, mount)
-        gpus: Vec<(std::path::PathBuf, OwnedFd)>,
+        mounts: Vec<(std::path::PathBuf, OwnedFd)>,
     },
     /// As in [`Step::UpdateLinkerCache`].
     UpdateLinkerCache(&'a [(std::ffi::OsString, ContainerPath)]),
@@ -99,18 +99,31 @@ fn prepare_mask(mask: &ProcMask) -> Result<Prepared<'static>> {
         let file = rustix::fs::openat(&tmpfs, name, flags, Mode::from_raw_mode(0o444))?;
         File::from(file).write_all(content)?;
     }
-    let mut gpus = Vec::new();
-    if !mask.gpus.is_empty() {
-        rustix::fs::mkdirat(&tmpfs, c"gpus", Mode::from_raw_mode(0o555))?;
-    }
-    for (name, source) in &mask.gpus {
-        let path = Path::new("gpus").join(name);
-        rustix::fs::mkdirat(&tmpfs, &path, Mode::from_raw_mode(0o555))?;
+    let mut mounts = Vec::new();
+    for (path, source) in &mask.mounts {
         let (fd, stat) = open_source(source)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-            bail!("{source} is no directory");
-        }
-        gpus.push((path, clone_restricted(fd, MountAttrs::PROC_FILE)?));
+        make_point(&tmpfs, path, FileType::from_raw_mode(stat.st_mode))?;
+        mounts.push((path.clone(), clone_restricted(fd, MountAttrs::PROC_FILE)?));
     }
-    Ok(Prepared::MaskProc { tmpfs, gpus })
+    Ok(Prepared::MaskProc { tmpfs, mounts })
+}
+
+/// A mount point in a tmpfs of our own, which nobody else can see yet.
+fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
+    let dirs: Vec<_> = path.ancestors().skip(if kind == FileType::Directory { 0 } else { 1 }).collect();
+    for dir in dirs.into_iter().rev().filter(|dir| !dir.as_os_str().is_empty()) {
+        match rustix::fs::mkdirat(tmpfs, dir, Mode::from_raw_mode(0o555)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    match kind {
+        FileType::Directory => {}
+        FileType::RegularFile => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+            rustix::fs::openat(tmpfs, path, flags, Mode::from_raw_mode(0o444))?;
+        }
+        _ => bail!("{path:?} is no file and no directory"),
+    }
+    Ok(())
 }

@@ -70,7 +70,7 @@ impl Target {
         match step {
             Prepared::Mount { mount, target, device } => self.mount(mount, target, device),
             Prepared::Link { link, text, file } => self.link(link, text, file),
-            Prepared::MaskProc { tmpfs, gpus } => self.mask_proc(tmpfs, gpus),
+            Prepared::MaskProc { tmpfs, mounts } => self.mask_proc(tmpfs, mounts),
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
         }
     }
@@ -170,11 +170,11 @@ impl Target {
         mount::restrict(&copy, MountAttrs::DRIVER_FILE).context("mount_setattr")?;
         mount::attach(&copy, point).context("move_mount")?;
         self.done.push(Done::Mounted(copy));
-        self.findings.push(Finding::note(format!("the image's own {link} is hidden by the driver's")));
+        self.findings.push(Finding::note("ONH-301", format!("the image's own {link} is hidden by the driver's")));
         Ok(())
     }
 
-    fn mask_proc(&mut self, tmpfs: OwnedFd, gpus: Vec<(PathBuf, OwnedFd)>) -> Result<()> {
+    fn mask_proc(&mut self, tmpfs: OwnedFd, mounts: Vec<(PathBuf, OwnedFd)>) -> Result<()> {
         let point = match self.rootfs.open_at(Path::new("proc/driver/nvidia"), OFlags::PATH | OFlags::DIRECTORY) {
             Ok(point) => point,
             // A container without /proc, or a driver that is not in this kernel (its root has a /proc of its own).
@@ -183,8 +183,8 @@ impl Target {
         };
         mount::attach(&tmpfs, point).context("move_mount")?;
         self.done.push(Done::Mounted(tmpfs.try_clone()?));
-        for (path, mount) in gpus {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for (path, mount) in mounts {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let point = rustix::fs::openat(&tmpfs, &path, flags, Mode::empty())?;
             mount::attach(&mount, point).with_context(|| format!("move_mount {path:?}"))?;
             self.done.push(Done::Mounted(mount));

@@ -1,7 +1,10 @@
 //! What GPUs the host has: a snapshot, taken by the NVML child and completed from /proc/driver/nvidia.
 
+pub mod caps;
+pub mod limits;
 pub mod nvml;
 pub mod procfs;
+pub mod report;
 pub mod select;
 
 use std::fmt;
@@ -36,8 +39,25 @@ pub struct Gpu {
     pub model: String,
     /// `9.0`; empty if it did not say.
     pub compute_capability: String,
+    /// `Tesla`, in NVIDIA's words; empty if it did not say.
+    pub brand: String,
     /// Whether it is split into MIG devices.
     pub mig_enabled: bool,
+    /// Its MIG devices, in NVML's order.
+    pub mig_devices: Vec<MigDevice>,
+}
+
+/// A part of a GPU that works like a GPU of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigDevice {
+    /// NVML's index of it in its GPU
+    pub index: u32,
+    /// `MIG-…`
+    pub uuid: String,
+    /// The id of its GPU instance
+    pub gpu_instance: u32,
+    /// The id of its compute instance
+    pub compute_instance: u32,
 }
 
 /// A GPU that the host has and nobody can use now.
@@ -57,7 +77,7 @@ pub struct FailedGpu {
 }
 
 /// PCI domain, bus and device. The function of a GPU is always 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BusId {
     /// 32 bits since driver 384
     pub domain: u32,

@@ -1,10 +1,12 @@
 //! The inventory as NVML tells it. A GPU that fails is noted; the others go on.
 
-use super::{BusId, FailedGpu, Gpu, Inventory};
-use crate::nvml::api::{Api, Code, Failed};
+use super::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
+use crate::nvml::api::{Api, Code, Device, Failed};
 
 /// More GPUs than one machine ever had; beyond it the library's count is not believed.
 const MAX_GPUS: u32 = 256;
+/// The same for one GPU's MIG devices; today's have 7.
+const MAX_MIG: u32 = 64;
 
 /// Asks for everything that the hook needs.
 ///
@@ -35,6 +37,12 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
         known.bus_id = Some(bus_id);
         let uuid = api.uuid(device)?;
         known.uuid = Some(uuid.clone());
+        let mig_enabled = match api.mig_mode(device) {
+            Ok(mode) => mode == 1,
+            // What a GPU or a driver without MIG answers.
+            Err(Failed { code: Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND, .. }) => false,
+            Err(failed) => return Err(failed),
+        };
         Ok(Gpu {
             index,
             minor: api.minor(device)?,
@@ -43,12 +51,9 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
             // Nothing is injected by these: a GPU that does not know its name still computes.
             model: api.name(device).unwrap_or_default(),
             compute_capability: api.compute_capability(device).map(|(a, b)| format!("{a}.{b}")).unwrap_or_default(),
-            mig_enabled: match api.mig_mode(device) {
-                Ok(mode) => mode == 1,
-                // What a GPU or a driver without MIG answers.
-                Err(Failed { code: Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND, .. }) => false,
-                Err(failed) => return Err(failed),
-            },
+            brand: api.brand(device).map(brand_name).unwrap_or_default().to_owned(),
+            mig_devices: if mig_enabled { take_mig(api, device)? } else { Vec::new() },
+            mig_enabled,
         })
     })();
     taken.map_err(|failed: Failed| {
@@ -57,15 +62,54 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
     })
 }
 
+/// There may be holes in the numbers, so all of them are asked for.
+fn take_mig(api: &impl Api, gpu: Device) -> Result<Vec<MigDevice>, Failed> {
+    let mut found = Vec::new();
+    for index in 0..api.max_mig_device_count(gpu)?.min(MAX_MIG) {
+        let device = match api.mig_device(gpu, index) {
+            Ok(device) => device,
+            Err(Failed { code: Code::NOT_FOUND, .. }) => continue,
+            Err(failed) => return Err(failed),
+        };
+        let gpu_instance = api.gpu_instance(device)?;
+        let compute_instance = api.compute_instance(device)?;
+        found.push(MigDevice { index, uuid: api.uuid(device)?, gpu_instance, compute_instance });
+    }
+    Ok(found)
+}
+
+/// `nvmlBrandType_t`, in the words that requirements use.
+const fn brand_name(brand: u32) -> &'static str {
+    match brand {
+        1 => "Quadro",
+        2 => "Tesla",
+        3 => "NVS",
+        4 => "GRID",
+        5 => "GeForce",
+        6 => "TITAN",
+        7 => "VApps",
+        8 => "VPC",
+        9 => "VCS",
+        10 => "VWS",
+        11 => "CloudGaming",
+        12 => "QuadroRTX",
+        13 => "NvidiaRTX",
+        14 => "Nvidia",
+        15 => "GeForceRTX",
+        16 => "TitanRTX",
+        _ => "Unknown",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvml::api::Device;
 
     /// Answers like a healthy library, but for the call and device named in `failing`.
     struct Scripted {
         count: u32,
         failing: Option<(&'static str, u32, Code)>,
+        mig: bool,
     }
 
     impl Scripted {
@@ -114,14 +158,33 @@ mod tests {
         fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed> {
             self.answer("cc", index(device), (9, 0))
         }
+        fn brand(&self, device: Device) -> Result<u32, Failed> {
+            self.answer("brand", index(device), 2)
+        }
         fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
-            self.answer("mig", index(device), 0)
+            self.answer("mig", index(device), u32::from(self.mig))
+        }
+        fn max_mig_device_count(&self, _: Device) -> Result<u32, Failed> {
+            Ok(3)
+        }
+        fn mig_device(&self, gpu: Device, index: u32) -> Result<Device, Failed> {
+            // a hole in the middle
+            if index == 1 {
+                return Err(Failed { call: String::new(), code: Code::NOT_FOUND, text: String::new() });
+            }
+            Ok(Device(100 + gpu.0 * 10 + usize::try_from(index).unwrap()))
+        }
+        fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {
+            Ok(index(device) % 10 + 5)
+        }
+        fn compute_instance(&self, device: Device) -> Result<u32, Failed> {
+            self.answer("ci", index(device), 0)
         }
     }
 
     #[test]
     fn all_is_well() {
-        let inventory = take(&Scripted { count: 2, failing: None }).unwrap();
+        let inventory = take(&Scripted { count: 2, failing: None, mig: false }).unwrap();
         assert_eq!((inventory.driver_version.as_str(), inventory.cuda_version.as_str()), ("535.183.01", "12.2"));
         assert_eq!(inventory.gpus.len(), 2);
         assert_eq!(inventory.gpus[1].uuid, "GPU-1");
@@ -131,7 +194,7 @@ mod tests {
     #[test]
     fn a_gpu_that_fails_does_not_take_the_others_along() {
         for call in ["device", "pci", "uuid", "minor", "mig"] {
-            let inventory = take(&Scripted { count: 3, failing: Some((call, 1, Code(15))) }).unwrap();
+            let inventory = take(&Scripted { count: 3, failing: Some((call, 1, Code(15))), mig: false }).unwrap();
             assert_eq!(inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 2], "{call}");
             assert_eq!(inventory.failed[0].index, Some(1));
             assert!(inventory.failed[0].why.contains("GPU is lost"));
@@ -139,17 +202,28 @@ mod tests {
     }
 
     #[test]
+    fn mig_devices_are_numbered_as_nvml_does() {
+        let inventory = take(&Scripted { count: 1, failing: None, mig: true }).unwrap();
+        let mig: Vec<_> = inventory.gpus[0].mig_devices.iter().map(|mig| (mig.index, mig.gpu_instance)).collect();
+        assert_eq!(mig, [(0, 5), (2, 7)]);
+        assert_eq!(inventory.gpus[0].brand, "Tesla");
+        let inventory = take(&Scripted { count: 2, failing: Some(("ci", 112, Code(15))), mig: true }).unwrap();
+        assert_eq!((inventory.gpus.len(), inventory.failed.len()), (1, 1));
+    }
+
+    #[test]
     fn what_is_only_told_may_be_missing() {
-        for call in ["name", "cc"] {
-            let inventory = take(&Scripted { count: 1, failing: Some((call, 0, Code(999))) }).unwrap();
+        for call in ["name", "cc", "brand"] {
+            let inventory = take(&Scripted { count: 1, failing: Some((call, 0, Code(999))), mig: false }).unwrap();
             assert_eq!(inventory.gpus.len(), 1, "{call}");
         }
-        let inventory = take(&Scripted { count: 1, failing: Some(("mig", 0, Code::NOT_SUPPORTED)) }).unwrap();
+        let inventory =
+            take(&Scripted { count: 1, failing: Some(("mig", 0, Code::NOT_SUPPORTED)), mig: true }).unwrap();
         assert!(!inventory.gpus[0].mig_enabled);
     }
 
     #[test]
     fn a_driver_that_does_not_start_is_an_error() {
-        assert!(take(&Scripted { count: 1, failing: Some(("init", 0, Code(9))) }).is_err());
+        assert!(take(&Scripted { count: 1, failing: Some(("init", 0, Code(9))), mig: false }).is_err());
     }
 }

@@ -1,116 +1,245 @@
-//! Request × inventory → the GPUs that the container gets.
+//! Request × inventory × the administrator's limits → the devices that the container gets.
+
+use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::{FailedGpu, Gpu, Inventory};
+use super::limits::permit;
+use super::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
+use crate::config::Limits;
 use crate::error::failure;
 use crate::finding::Finding;
-use crate::request::{DeviceId, VISIBLE_DEVICES, VisibleDevices};
+use crate::request::{DeviceId, VisibleDevices};
 
-/// The chosen GPUs, each once, in NVML's order, and what there is to say about the others.
+/// A device that a container can be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device<'a> {
+    /// A whole GPU
+    Gpu(&'a Gpu),
+    /// A MIG device, and the GPU it is a part of
+    Mig(&'a Gpu, &'a MigDevice),
+}
+
+impl<'a> Device<'a> {
+    /// What identifies it.
+    #[must_use]
+    pub fn uuid(self) -> &'a str {
+        match self {
+            Self::Gpu(gpu) => &gpu.uuid,
+            Self::Mig(_, mig) => &mig.uuid,
+        }
+    }
+
+    /// The GPU that it is, or is a part of.
+    #[must_use]
+    pub const fn gpu(self) -> &'a Gpu {
+        match self {
+            Self::Gpu(gpu) | Self::Mig(gpu, _) => gpu,
+        }
+    }
+
+    /// NVML's order: by GPU, the GPU itself before its parts.
+    fn place(self) -> (u32, Option<u32>) {
+        match self {
+            Self::Gpu(gpu) => (gpu.index, None),
+            Self::Mig(gpu, mig) => (gpu.index, Some(mig.index)),
+        }
+    }
+}
+
+/// The chosen devices, each once, in NVML's order, and what there is to say about the others.
 ///
 /// # Errors
-/// If a GPU is asked for that the host does not have or that does not work, or `all` of none.
-pub fn select<'a>(devices: &VisibleDevices, inventory: &'a Inventory) -> Result<(Vec<&'a Gpu>, Vec<Finding>)> {
+/// If a device is asked for that the host does not have, that does not work or that containers may not have, or `all` of
+/// none. `asked_by` says in the message what asked.
+pub fn select<'a>(
+    devices: &VisibleDevices,
+    asked_by: &str,
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
     match devices {
         VisibleDevices::None => Ok((Vec::new(), Vec::new())),
-        VisibleDevices::All => select_all(inventory),
-        VisibleDevices::List(ids) => {
-            let mut chosen = Vec::new();
-            for id in ids {
-                chosen.push(find(id, inventory)?);
-            }
-            chosen.sort_by_key(|gpu| gpu.index);
-            chosen.dedup_by_key(|gpu| gpu.index);
+        VisibleDevices::All => select_all(asked_by, inventory, limits),
+        VisibleDevices::List(names) => {
+            let mut chosen =
+                names.iter().map(|name| find(name, asked_by, inventory, limits)).collect::<Result<Vec<_>>>()?;
+            chosen.sort_by_key(|device| device.place());
+            chosen.dedup();
             Ok((chosen, Vec::new()))
         }
     }
 }
 
-fn select_all(inventory: &Inventory) -> Result<(Vec<&Gpu>, Vec<Finding>)> {
-    if let Some(missing) = inventory.failed.iter().find(|gpu| gpu.node_missing) {
-        return Err(not_usable("all", missing));
+/// Every device of the inventory.
+fn devices(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
+    inventory.gpus.iter().flat_map(|gpu| {
+        let parts = gpu.mig_devices.iter().map(move |mig| Device::Mig(gpu, mig));
+        std::iter::once(Device::Gpu(gpu)).chain(parts)
+    })
+}
+
+fn permitted(device: Device<'_>, limits: &Limits) -> bool {
+    match device {
+        Device::Gpu(gpu) => permit(limits, gpu, None),
+        Device::Mig(gpu, mig) => permit(limits, gpu, Some(mig)),
     }
-    if inventory.gpus.is_empty() {
+}
+
+fn select_all<'a>(
+    asked_by: &str,
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
+    if let Some(missing) = inventory.failed.iter().find(|gpu| gpu.node_missing) {
+        return Err(not_usable("all", asked_by, missing));
+    }
+    let chosen: Vec<_> = devices(inventory).filter(|device| permitted(*device, limits)).collect();
+    if chosen.is_empty() {
         return Err(match inventory.failed.first() {
-            Some(failed) => not_usable("all", failed),
-            None => failure(
-                format!("{VISIBLE_DEVICES}=all, but the driver finds no GPU"),
+            Some(failed) => not_usable("all", asked_by, failed),
+            None if inventory.gpus.is_empty() => failure(
+                format!("{asked_by} asks for \"all\", but the driver finds no GPU"),
                 "look for the GPU with \"nvidia-smi -L\" and in \"journalctl -k\" on the host",
+            ),
+            None => failure(
+                format!("{asked_by} asks for \"all\", but containers may have no GPU of this host"),
+                "check allow and deny in the [devices] table of config.toml",
             ),
         });
     }
+    let gpus = chosen.iter().filter(|device| matches!(device, Device::Gpu(_))).count();
     let left_out = inventory.failed.iter().map(|failed| {
         Finding::warning(
-            format!("{failed}; the container gets the other {} GPUs", inventory.gpus.len()),
+            "ONH-201",
+            format!("{failed}; the container gets the other {gpus} GPUs"),
+            "a GPU that does not answer stops only those who ask for it by name",
             "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host",
         )
     });
-    Ok((inventory.gpus.iter().collect(), left_out.collect()))
+    Ok((chosen, left_out.collect()))
 }
 
-fn find<'a>(id: &DeviceId, inventory: &'a Inventory) -> Result<&'a Gpu> {
-    if let Some(gpu) = inventory.gpus.iter().find(|gpu| matches(id, Some(gpu.index), Some(&gpu.uuid), Some(gpu.bus_id)))
-    {
-        return Ok(gpu);
+fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limits) -> Result<Device<'a>> {
+    let id = DeviceId::parse(name);
+    let is = |device: &Device<'_>| match device {
+        Device::Gpu(gpu) => is_gpu(&id, gpu),
+        Device::Mig(gpu, mig) => is_mig(&id, gpu, mig),
+    };
+    let Some(found) = devices(inventory).find(is) else {
+        return Err(unknown(name, &id, asked_by, inventory, limits));
+    };
+    if !permitted(found, limits) {
+        return Err(failure(
+            format!("{asked_by} asks for {name:?}, which containers may not have"),
+            format!("ask for one of {}, or change [devices] in config.toml", known(inventory, limits)),
+        ));
     }
-    let failed = inventory.failed.iter().find(|gpu| matches(id, gpu.index, gpu.uuid.as_deref(), gpu.bus_id));
-    if let Some(failed) = failed {
-        return Err(not_usable(&id.to_string(), failed));
-    }
-    let is_mig = matches!(id, DeviceId::Mig { .. }) || matches!(id, DeviceId::Uuid(uuid) if uuid.starts_with("MIG-"));
-    let what = if is_mig { "MIG devices cannot be chosen yet" } else { "this host has no such GPU" };
-    let mut what = format!("{VISIBLE_DEVICES} asks for {:?}: {what}", id.to_string());
-    // It may be one that is there and broken: by index nobody can tell which one was meant.
-    for failed in &inventory.failed {
-        what.push_str(&format!("; {failed}"));
-    }
-    Err(failure(what, format!("ask for one of {}", known(inventory))))
+    Ok(found)
 }
 
-fn matches(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<super::BusId>) -> bool {
+/// Whether `id` names this GPU.
+#[must_use]
+pub fn is_gpu(id: &DeviceId, gpu: &Gpu) -> bool {
+    names(id, Some(gpu.index), Some(&gpu.uuid), Some(gpu.bus_id))
+}
+
+/// Whether `id` names this part of this GPU: by UUID, by `gpu:index`, or in the form of drivers before 470,
+/// `MIG-GPU-<uuid>/<gi>/<ci>`.
+#[must_use]
+pub fn is_mig(id: &DeviceId, gpu: &Gpu, mig: &MigDevice) -> bool {
+    match id {
+        DeviceId::Uuid(uuid) => {
+            let old = || format!("MIG-{}/{}/{}", gpu.uuid, mig.gpu_instance, mig.compute_instance);
+            uuid.eq_ignore_ascii_case(&mig.uuid) || (uuid.contains('/') && uuid.eq_ignore_ascii_case(&old()))
+        }
+        DeviceId::Mig { gpu: index, mig: part } => (*index, *part) == (gpu.index, mig.index),
+        _ => false,
+    }
+}
+
+fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<BusId>) -> bool {
     match id {
         DeviceId::Index(asked) => index == Some(*asked),
         DeviceId::Uuid(asked) => uuid.is_some_and(|uuid| uuid.eq_ignore_ascii_case(asked)),
         DeviceId::PciBusId { domain, bus, device } => {
-            bus_id == Some(super::BusId { domain: *domain, bus: u32::from(*bus), device: u32::from(*device) })
+            bus_id == Some(BusId { domain: *domain, bus: u32::from(*bus), device: u32::from(*device) })
         }
         DeviceId::Mig { .. } | DeviceId::Unknown(_) => false,
     }
 }
 
-fn not_usable(asked: &str, failed: &FailedGpu) -> anyhow::Error {
+fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
+    let failed = inventory.failed.iter().find(|gpu| names(id, gpu.index, gpu.uuid.as_deref(), gpu.bus_id));
+    if let Some(failed) = failed {
+        return not_usable(name, asked_by, failed);
+    }
+    if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
+        return failure(
+            format!("{asked_by} asks for {name:?}, which is the name of a CDI device"),
+            format!("ask the engine for it: podman run --device {name}"),
+        );
+    }
+    let kind = match id {
+        DeviceId::Mig { .. } => "MIG device",
+        DeviceId::Uuid(uuid) if uuid.starts_with("MIG-") => "MIG device",
+        _ => "GPU",
+    };
+    let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");
+    // It may be one that is there and broken: by index nobody can tell which one was meant.
+    for failed in &inventory.failed {
+        write!(what, "; {failed}").ok();
+    }
+    failure(what, format!("ask for one of {}", known(inventory, limits)))
+}
+
+fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
     let hint = if failed.node_missing {
         "make the node with \"nvidia-modprobe -c 0 -u\" or \"nvidia-smi\" as root on the host"
     } else {
         "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host"
     };
-    failure(format!("{VISIBLE_DEVICES} asks for {asked:?}: {failed}"), hint)
+    failure(format!("{asked_by} asks for {name:?}: {failed}"), hint)
 }
 
-fn known(inventory: &Inventory) -> String {
-    let each = inventory.gpus.iter().map(|gpu| format!("{} ({}, {})", gpu.index, gpu.uuid, gpu.bus_id));
+fn known(inventory: &Inventory, limits: &Limits) -> String {
+    let each = devices(inventory).filter(|device| permitted(*device, limits)).map(|device| match device {
+        Device::Gpu(gpu) => format!("{} ({}, {})", gpu.index, gpu.uuid, gpu.bus_id),
+        Device::Mig(gpu, mig) => format!("{}:{} ({})", gpu.index, mig.index, mig.uuid),
+    });
     each.chain(["all".to_owned(), "none".to_owned()]).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::error::render;
-    use crate::inventory::BusId;
     use crate::request::devices;
 
-    fn inventory() -> Inventory {
+    /// Three GPUs; the last is split in two.
+    pub(in crate::inventory) fn inventory() -> Inventory {
         let gpu = |index: u32| Gpu {
             index,
             minor: index,
             uuid: format!("GPU-0000000{index}"),
             bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
-            model: String::new(),
-            compute_capability: String::new(),
+            model: "NVIDIA H100 80GB HBM3".to_owned(),
+            compute_capability: "9.0".to_owned(),
+            brand: "Tesla".to_owned(),
             mig_enabled: false,
+            mig_devices: Vec::new(),
         };
-        Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() }
+        let mut inventory = Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() };
+        inventory.gpus[2].mig_enabled = true;
+        inventory.gpus[2].mig_devices = [(0, 5), (1, 7)]
+            .map(|(index, gpu_instance)| MigDevice {
+                index,
+                uuid: format!("MIG-2{index}"),
+                gpu_instance,
+                compute_instance: 0,
+            })
+            .to_vec();
+        inventory
     }
 
     fn failed(index: Option<u32>, node_missing: bool) -> FailedGpu {
@@ -118,41 +247,61 @@ mod tests {
         FailedGpu { index, uuid: None, bus_id: Some(BusId { domain: 0, bus: 9, device: 0 }), why, node_missing }
     }
 
-    fn chosen(asked: &str, inventory: &Inventory) -> Result<Vec<u32>> {
+    fn chosen_within(asked: &str, inventory: &Inventory, limits: &Limits) -> Result<Vec<String>> {
         let asked = devices::parse(asked).unwrap();
-        select(&asked, inventory).map(|(gpus, _)| gpus.iter().map(|gpu| gpu.index).collect())
+        let (chosen, _) = select(&asked, "NVIDIA_VISIBLE_DEVICES", inventory, limits)?;
+        Ok(chosen.iter().map(|device| device.uuid().to_owned()).collect())
     }
 
+    fn chosen(asked: &str, inventory: &Inventory) -> Result<Vec<String>> {
+        chosen_within(asked, inventory, &Limits::default())
+    }
+
+    const ALL: [&str; 5] = ["GPU-00000000", "GPU-00000001", "GPU-00000002", "MIG-20", "MIG-21"];
+
     #[test]
-    fn each_form_finds_its_gpu_once() {
+    fn each_form_finds_its_device_once() {
         for (asked, expected) in [
-            ("all", vec![0, 1, 2]),
-            ("none", vec![]),
-            ("1", vec![1]),
-            ("2,0,2", vec![0, 2]),
-            ("gpu-00000001", vec![1]),
-            ("0000:02:00.0,1", vec![1]),
+            ("all", &ALL[..]),
+            ("none", &[]),
+            ("1", &ALL[1..2]),
+            ("1,0,1", &ALL[..2]),
+            ("gpu-00000001", &ALL[1..2]),
+            ("0000:02:00.0,1", &ALL[1..2]),
+            ("MIG-21", &ALL[4..]),
+            ("mig-20", &ALL[3..4]),
+            ("2:1,2:0", &ALL[3..]),
+            ("MIG-GPU-00000002/7/0", &ALL[4..]),
+            ("2:0,2", &ALL[2..4]),
         ] {
             assert_eq!(chosen(asked, &inventory()).unwrap(), expected, "{asked}");
         }
     }
 
     #[test]
-    fn an_unknown_gpu_is_named_with_the_known_ones() {
-        for asked in ["7", "GPU-x", "0000:55:00.0", "bogus", "0:1", "MIG-x"] {
+    fn an_unknown_device_is_named_with_the_known_ones() {
+        for asked in ["7", "GPU-x", "0000:55:00.0", "bogus", "0:1", "MIG-x", "MIG-GPU-00000002/7/1"] {
             let text = render(&chosen(asked, &inventory()).unwrap_err());
-            assert!(text.contains("NVIDIA_VISIBLE_DEVICES asks for"), "{text}");
-            assert!(text.contains("0 (GPU-00000000, 00000000:01:00.0)") && text.contains("all, none"), "{text}");
+            assert!(
+                text.contains("NVIDIA_VISIBLE_DEVICES asks for") && text.contains("this host has no such"),
+                "{text}"
+            );
+            assert!(
+                text.contains("0 (GPU-00000000, 00000000:01:00.0)") && text.contains("2:1 (MIG-21), all"),
+                "{text}"
+            );
         }
+        let text = render(&chosen("nvidia.com/gpu=0", &inventory()).unwrap_err());
+        assert!(text.contains("podman run --device nvidia.com/gpu=0"), "{text}");
     }
 
     #[test]
     fn a_failed_gpu_matters_to_who_asks_for_it() {
         let mut inventory = inventory();
         inventory.failed.push(failed(Some(3), false));
-        assert_eq!(chosen("0", &inventory).unwrap(), [0]);
-        let (gpus, findings) = select(&VisibleDevices::All, &inventory).unwrap();
-        assert_eq!((gpus.len(), findings.len()), (3, 1));
+        assert_eq!(chosen("0", &inventory).unwrap(), ["GPU-00000000"]);
+        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        assert_eq!((devices.len(), findings.len()), (5, 1));
         assert!(findings[0].what.contains("GPU 3: it is lost"), "{}", findings[0].what);
         for asked in ["3", "0000:09:00.0"] {
             assert!(render(&chosen(asked, &inventory).unwrap_err()).contains("GPU 3: it is lost"));
@@ -164,12 +313,25 @@ mod tests {
         let mut inventory = inventory();
         inventory.failed.push(failed(None, true));
         assert!(render(&chosen("all", &inventory).unwrap_err()).contains("GPU at 00000000:09:00.0: it is lost"));
-        assert_eq!(chosen("0,1", &inventory).unwrap(), [0, 1]);
+        assert_eq!(chosen("0,1", &inventory).unwrap().len(), 2);
         assert!(render(&chosen("3", &inventory).unwrap_err()).contains("GPU at 00000000:09:00.0"));
     }
 
     #[test]
     fn all_of_nothing_is_an_error() {
         assert!(render(&chosen("all", &Inventory::default()).unwrap_err()).contains("finds no GPU"));
+    }
+
+    #[test]
+    fn limits_hold_for_names_and_for_all() {
+        let limits = Limits { allow: vec!["0".into(), "2".into()], deny: vec!["MIG-20".into()] };
+        assert_eq!(chosen_within("all", &inventory(), &limits).unwrap(), ["GPU-00000000", "GPU-00000002", "MIG-21"]);
+        for asked in ["1", "MIG-20", "2:0"] {
+            let text = render(&chosen_within(asked, &inventory(), &limits).unwrap_err());
+            assert!(text.contains("which containers may not have"), "{text}");
+            assert!(!text.contains("GPU-00000001"), "it is not offered: {text}");
+        }
+        let none = Limits { allow: vec!["9".into()], deny: vec![] };
+        assert!(render(&chosen_within("all", &inventory(), &none).unwrap_err()).contains("[devices]"));
     }
 }

@@ -13,6 +13,8 @@ impl Code {
     pub const NOT_SUPPORTED: Self = Self(3);
     /// The device nodes cannot be opened by this user.
     pub const NO_PERMISSION: Self = Self(4);
+    /// There is no device of that number.
+    pub const NOT_FOUND: Self = Self(6);
     /// No nvidia.ko, or no `/dev/nvidiactl`.
     pub const DRIVER_NOT_LOADED: Self = Self(9);
     /// An older library.
@@ -94,9 +96,34 @@ pub trait Api {
     /// # Errors
     /// If the GPU is lost.
     fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed>;
+    /// `nvmlDeviceGetBrand`: an `nvmlBrandType_t`
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn brand(&self, device: Device) -> Result<u32, Failed>;
     /// `nvmlDeviceGetMigMode`: the current mode, 1 is enabled
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] without MIG; [`Code::FUNCTION_NOT_FOUND`] before driver 450.
     fn mig_mode(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetMaxMigDeviceCount`
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn max_mig_device_count(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetMigDeviceHandleByIndex`
+    ///
+    /// # Errors
+    /// [`Code::NOT_FOUND`] if there is none of this number.
+    fn mig_device(&self, device: Device, index: u32) -> Result<Device, Failed>;
+    /// `nvmlDeviceGetGpuInstanceId`, of a MIG device
+    ///
+    /// # Errors
+    /// If it is no MIG device, or gone.
+    fn gpu_instance(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetComputeInstanceId`, of a MIG device
+    ///
+    /// # Errors
+    /// If it is no MIG device, or gone.
+    fn compute_instance(&self, device: Device) -> Result<u32, Failed>;
 }

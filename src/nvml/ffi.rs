@@ -34,8 +34,8 @@ pub(super) struct Library {
 impl Library {
     /// Loads it. This runs the library's constructors with this process's rights: confined child only.
     pub(super) fn load(name: &OsStr) -> Result<Self, libloading::Error> {
-        // SAFETY: the caller vouches for the file: it comes from the host's driver root, never from a container, and
-        // is NVIDIA's library by its name. Its constructors run before anything else uses it.
+        // SAFETY: the callers load libraries of the host only, NVIDIA's and those of the C library, which run their
+        // constructors correctly in a process with one thread; none comes from a container.
         let handle = unsafe { Handle::open(Some(name), RTLD_NOW | RTLD_LOCAL) }?;
         Ok(Self { handle })
     }
@@ -196,5 +196,32 @@ impl Api for Library {
         let code = unsafe { function(device.0 as RawDevice, &raw mut current, &raw mut pending) };
         self.check(NAME, code)?;
         Ok(current)
+    }
+
+    fn brand(&self, device: Device) -> Result<u32, Failed> {
+        self.device_number(c"nvmlDeviceGetBrand", device)
+    }
+
+    fn max_mig_device_count(&self, device: Device) -> Result<u32, Failed> {
+        self.device_number(c"nvmlDeviceGetMaxMigDeviceCount", device)
+    }
+
+    fn mig_device(&self, device: Device, index: u32) -> Result<Device, Failed> {
+        const NAME: &CStr = c"nvmlDeviceGetMigDeviceHandleByIndex";
+        let function = self.symbol::<unsafe extern "C" fn(RawDevice, c_uint, *mut RawDevice) -> Return>(NAME)?;
+        let mut mig: RawDevice = std::ptr::null_mut();
+        // SAFETY: the library writes one pointer to `mig`; any index is allowed and checked by it, and `device` is a
+        // handle that it gave us.
+        let code = unsafe { function(device.0 as RawDevice, index, &raw mut mig) };
+        self.check(NAME, code)?;
+        Ok(Device(mig as usize))
+    }
+
+    fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {
+        self.device_number(c"nvmlDeviceGetGpuInstanceId", device)
+    }
+
+    fn compute_instance(&self, device: Device) -> Result<u32, Failed> {
+        self.device_number(c"nvmlDeviceGetComputeInstanceId", device)
     }
 }

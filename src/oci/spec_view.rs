@@ -20,12 +20,27 @@ pub struct SpecView {
     pub env: BTreeMap<String, String>,
     /// CAP_SYS_ADMIN in the bounding set: what NVIDIA's stack calls a privileged container.
     pub privileged: bool,
+    /// `mounts`, for devices that are asked for by mounts.
+    pub mounts: Vec<Mount>,
     /// `linux.resources.devices`, in order. Entries of an unknown form are left out: they then allow nothing.
     pub device_rules: Vec<LinuxDeviceCgroup>,
 }
 
+/// What we look at of a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Mount {
+    /// On the host
+    #[serde(default)]
+    pub source: PathBuf,
+    /// In the container
+    #[serde(default)]
+    pub destination: PathBuf,
+}
+
 #[derive(Deserialize)]
 struct Raw {
+    #[serde(default)]
+    mounts: Option<Vec<Value>>,
     #[serde(default)]
     process: Option<RawProcess>,
     #[serde(default)]
@@ -87,13 +102,19 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
     let rootfs = bundle.join(root);
     ensure!(rootfs.is_absolute(), "its rootfs {rootfs:?} is not absolute");
     let process = raw.process.context("it has no \"process\"")?;
-    let rules = raw.linux.and_then(|linux| linux.resources).and_then(|r| r.devices).unwrap_or_default();
+    let rules = raw.linux.and_then(|linux| linux.resources).and_then(|resources| resources.devices);
     Ok(SpecView {
         rootfs,
         env: parse_env(process.env.unwrap_or_default())?,
         privileged: has_sys_admin(&process.capabilities),
-        device_rules: rules.into_iter().filter_map(|rule| serde_json::from_value(rule).ok()).collect(),
+        mounts: of_known_form(raw.mounts),
+        device_rules: of_known_form(rules),
     })
+}
+
+/// Entries that we do not understand are not ours to judge: they ask for nothing and allow nothing.
+fn of_known_form<T: serde::de::DeserializeOwned>(entries: Option<Vec<Value>>) -> Vec<T> {
+    entries.unwrap_or_default().into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect()
 }
 
 fn parse_env(entries: Vec<String>) -> Result<BTreeMap<String, String>> {

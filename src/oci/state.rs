@@ -13,7 +13,7 @@ use crate::error::failure;
 pub struct State {
     /// The container's id; for messages only.
     pub id: String,
-    /// The container's init process, in our pid namespace.
+    /// The container's init process, in our pid namespace; 0 if there is none (yet).
     pub pid: i32,
     /// The directory that holds config.json.
     pub bundle: PathBuf,
@@ -38,7 +38,7 @@ const HINT: &str = "a container engine calls this hook and writes the container 
 /// Parses a state.
 ///
 /// # Errors
-/// If it is no JSON object, or has no bundle or no pid.
+/// If it is no JSON object, or has no bundle.
 pub fn parse(bytes: &[u8]) -> Result<State> {
     let raw: Raw =
         super::first_json_value(bytes).with_context(|| hinted("cannot read the container state on stdin"))?;
@@ -46,11 +46,20 @@ pub fn parse(bytes: &[u8]) -> Result<State> {
     if bundle.as_os_str().is_empty() {
         return Err(failure("the container state on stdin has no \"bundle\"", HINT));
     }
-    if raw.pid <= 0 {
-        // Without the init process there is no mount namespace to enter; 0 would be our own.
-        return Err(failure("the container state on stdin has no \"pid\" of a container process", HINT));
+    Ok(State { id: raw.id, pid: raw.pid.max(0), bundle })
+}
+
+impl State {
+    /// The init process, for stages that enter its namespace.
+    ///
+    /// # Errors
+    /// If there is none: 0 would be our own process.
+    pub fn init(&self) -> Result<i32> {
+        if self.pid == 0 {
+            return Err(failure("the container state on stdin has no \"pid\" of a container process", HINT));
+        }
+        Ok(self.pid)
     }
-    Ok(State { id: raw.id, pid: raw.pid, bundle })
 }
 
 fn hinted(what: &str) -> crate::error::Failure {
@@ -82,13 +91,19 @@ mod tests {
             (r#"{"id":"c","pid":7"#, "EOF"),
             ("3", "cannot read the container state on stdin"),
             (r#"{"id":"c","pid":7}"#, "has no \"bundle\""),
-            (r#"{"id":"c","bundle":"/b"}"#, "has no \"pid\""),
-            (r#"{"id":"c","bundle":"/b","pid":-1}"#, "has no \"pid\""),
             (r#"{"id":"c","bundle":"/b","pid":"7"}"#, "invalid type"),
         ] {
             let text = crate::error::render(&parse(text.as_bytes()).unwrap_err());
             assert!(text.contains(says), "{text}");
             assert!(text.contains("\nhint: "), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_state_without_a_process_cannot_be_entered() {
+        for text in [r#"{"id":"c","bundle":"/b"}"#, r#"{"id":"c","bundle":"/b","pid":-1}"#] {
+            let error = parse(text.as_bytes()).unwrap().init().unwrap_err();
+            assert!(crate::error::render(&error).contains("has no \"pid\""));
         }
     }
 

@@ -113,11 +113,13 @@ impl fmt::Display for Capabilities {
 }
 
 /// What a container gets that asks with `value` (`None`: the variable is not set), under the ceiling `supported`.
+/// A legacy image that does not ask gets all of it.
 ///
 /// # Errors
 /// If a word is unknown or above the ceiling.
-pub fn parse(value: Option<&str>, supported: Capabilities) -> Result<Capabilities> {
+pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Result<Capabilities> {
     let value = match value {
+        None if legacy => return Ok(supported),
         None | Some("") => return Ok(Capabilities(Capabilities::default_set().0 & supported.0)),
         Some(value) => value,
     };
@@ -162,7 +164,7 @@ mod tests {
             (Some("video, compute"), every(), "compute,video"),
             (None, Capabilities::of(&[Utility]), "utility"),
         ] {
-            assert_eq!(parse(value, supported).unwrap().to_string(), expected, "{value:?}");
+            assert_eq!(parse(value, false, supported).unwrap().to_string(), expected, "{value:?}");
         }
     }
 
@@ -174,7 +176,7 @@ mod tests {
             ("none", every(), "\"none\" is not a driver capability"),
             ("compute,video", Capabilities::of(&[Compute]), "\"video\" is not enabled"),
         ] {
-            let text = crate::error::render(&parse(Some(value), supported).unwrap_err());
+            let text = crate::error::render(&parse(Some(value), false, supported).unwrap_err());
             assert!(text.contains(says) && text.contains("hint: "), "{text}");
         }
     }

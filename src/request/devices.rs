@@ -9,11 +9,23 @@ pub enum VisibleDevices {
     All,
     /// `none`: the driver's files, but no GPU.
     None,
-    /// A list; its order and repetitions mean nothing.
-    List(Vec<DeviceId>),
+    /// A list of names as they were given, each once; see [`DeviceId::parse`].
+    List(Vec<String>),
 }
 
-/// One word of the list. Whether it names a GPU of this host is decided against the inventory.
+impl VisibleDevices {
+    /// As they were given: for messages and for `explain`.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Self::All => vec!["all".to_owned()],
+            Self::None => vec!["none".to_owned()],
+            Self::List(names) => names.clone(),
+        }
+    }
+}
+
+/// One name of the list. Whether it names a GPU of this host is decided against the inventory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceId {
     /// NVML's index, `0`.
@@ -51,7 +63,23 @@ pub fn parse(value: &str) -> Option<VisibleDevices> {
     match words.iter().find(|word| word.eq_ignore_ascii_case("all") || **word == "none") {
         Some(&"none") => Some(VisibleDevices::None),
         Some(_) => Some(VisibleDevices::All),
-        None => Some(VisibleDevices::List(words.into_iter().map(parse_id).collect())),
+        None => {
+            let mut names: Vec<String> = Vec::new();
+            for word in words {
+                if !names.iter().any(|name| name == word) {
+                    names.push(word.to_owned());
+                }
+            }
+            Some(VisibleDevices::List(names))
+        }
+    }
+}
+
+impl DeviceId {
+    /// Which of the forms it has.
+    #[must_use]
+    pub fn parse(word: &str) -> Self {
+        parse_id(word)
     }
 }
 
@@ -127,8 +155,9 @@ mod tests {
             ("all,none", VisibleDevices::All),
             ("none,all", VisibleDevices::None),
             ("none", VisibleDevices::None),
-            ("0", VisibleDevices::List(vec![DeviceId::Index(0)])),
-            (" 0 , 1,", VisibleDevices::List(vec![DeviceId::Index(0), DeviceId::Index(1)])),
+            ("0", VisibleDevices::List(vec!["0".into()])),
+            (" 0 , 1,0", VisibleDevices::List(vec!["0".into(), "1".into()])),
+            ("gpu0", VisibleDevices::List(vec!["gpu0".into()])),
         ] {
             assert_eq!(parse(value), Some(expected), "{value:?}");
         }

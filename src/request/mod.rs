@@ -1,51 +1,211 @@
-//! What the container asks for: the variables of NVIDIA's image convention, read from config.json.
+//! What the container asks for: the variables and mounts of NVIDIA's image convention, read from config.json.
 //!
 //! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
 
 pub mod capabilities;
 pub mod devices;
+pub mod mounts;
+pub mod require;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
-use crate::config::Config;
+use crate::config::{Config, Require};
+use crate::error::failure;
 use crate::oci::SpecView;
 pub use capabilities::{Capabilities, Capability};
 pub use devices::{DeviceId, VisibleDevices};
+use require::Requirement;
 
 /// Which GPUs.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Which parts of the driver.
 pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+const MIG_CONFIG_DEVICES: &str = "NVIDIA_MIG_CONFIG_DEVICES";
+const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
+const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
+const CUDA_VERSION: &str = "CUDA_VERSION";
+/// Docker's swarm names variables so; `swarm-resource` in config.toml says which of them list GPUs.
+const SWARM_PREFIX: &str = "DOCKER_";
 
 /// A container that wants the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuRequest {
     /// Which GPUs; may be none at all: driver files without a GPU.
     pub devices: VisibleDevices,
+    /// What said so, for messages: a variable, or the mounts.
+    pub asked_by: String,
     /// Which parts of the driver.
     pub capabilities: Capabilities,
+    /// What the driver and the GPUs must be.
+    pub requirements: Vec<Requirement>,
+    /// The GPUs whose MIG layout it may change; privileged containers only.
+    pub mig_config: Option<String>,
+    /// The GPUs whose MIG devices it may watch; privileged containers only.
+    pub mig_monitor: Option<String>,
+    /// IMEX channels, by number.
+    pub imex_channels: Vec<String>,
 }
 
-/// Whether the container asks for anything: decided from config.json alone, so that a container without GPUs costs
-/// nothing, and a mistake in config.toml cannot stop it.
+/// What comes of looking at the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It asks for nothing, for this reason.
+    Nothing(String),
+    /// It asks, and may not, for this reason. It starts without GPUs, as with NVIDIA's stack.
+    Refused(String),
+    /// It asks.
+    Gpus(Box<GpuRequest>),
+}
+
+/// How much config.json alone says: it decides whether config.toml is read at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Nothing is asked, whatever config.toml says.
+    No,
+    /// Only if config.toml names one of its variables as `swarm-resource`.
+    Perhaps,
+    /// Something is asked.
+    Yes,
+}
+
+/// Decided from config.json alone, so that a container without GPUs costs nothing, and a mistake in config.toml cannot
+/// stop it.
 #[must_use]
-pub fn visible_devices(spec: &SpecView) -> Option<VisibleDevices> {
-    spec.env.get(VISIBLE_DEVICES).and_then(|value| devices::parse(value))
+pub fn hint(spec: &SpecView) -> Hint {
+    let asks = match spec.env.get(VISIBLE_DEVICES) {
+        Some(value) => devices::parse(value).is_some(),
+        None => is_legacy_image(spec),
+    };
+    if asks || spec.mounts.iter().any(mounts::is_request) {
+        Hint::Yes
+    } else if spec.env.keys().any(|name| name.starts_with(SWARM_PREFIX)) {
+        Hint::Perhaps
+    } else {
+        Hint::No
+    }
 }
 
-/// Completes the request under the administrator's rules. `Ok(Err(reason))`: it asks, but may not; then
-/// nothing is injected and the container starts, as with NVIDIA's stack.
+/// The request under the administrator's rules.
 ///
 /// # Errors
-/// If it asks for something that does not exist or is not supported here.
-pub fn from_spec(devices: VisibleDevices, spec: &SpecView, config: &Config) -> Result<Result<GpuRequest, String>> {
-    if !spec.privileged && !config.accept_envvar_when_unprivileged {
-        return Ok(Err(format!(
-            "{VISIBLE_DEVICES} is ignored: the container is not privileged and \
-             accept-nvidia-visible-devices-envvar-when-unprivileged is false"
-        )));
-    }
+/// If it asks for something that does not exist, or may not be asked for.
+pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
+    let from_mounts = mounts::parse(&spec.mounts, config.accept_volume_mounts)?;
+    let env_counts = spec.privileged || config.accept_envvar_when_unprivileged;
+    let (asked_by, devices) = if from_mounts.devices.is_empty() {
+        match visible_by_env(spec, config) {
+            Err(reason) => return Ok(Decision::Nothing(reason)),
+            Ok((asked_by, _)) if !env_counts => {
+                return Ok(Decision::Refused(format!(
+                    "{asked_by} is ignored: the container is not privileged and \
+                     accept-nvidia-visible-devices-envvar-when-unprivileged is false"
+                )));
+            }
+            Ok(asked) => asked,
+        }
+    } else {
+        (mounts::ORIGIN.to_owned(), VisibleDevices::List(from_mounts.devices))
+    };
+    let legacy = is_legacy_image(spec);
     let asked = spec.env.get(DRIVER_CAPABILITIES).map(String::as_str);
-    let capabilities = capabilities::parse(asked, config.supported_driver_capabilities)?;
-    Ok(Ok(GpuRequest { devices, capabilities }))
+    Ok(Decision::Gpus(Box::new(GpuRequest {
+        devices,
+        asked_by,
+        capabilities: capabilities::parse(asked, legacy, config.supported_driver_capabilities)?,
+        requirements: requirements(spec, config, legacy)?,
+        mig_config: privileged_only(spec, MIG_CONFIG_DEVICES)?,
+        mig_monitor: privileged_only(spec, MIG_MONITOR_DEVICES)?,
+        imex_channels: imex_channels(spec, config, from_mounts.imex, env_counts),
+    })))
+}
+
+/// An image made before NVIDIA_REQUIRE_CUDA: it asks for everything by being there.
+fn is_legacy_image(spec: &SpecView) -> bool {
+    let is_set = |name| spec.env.get(name).is_some_and(|value: &String| !value.is_empty());
+    is_set(CUDA_VERSION) && !is_set("NVIDIA_REQUIRE_CUDA")
+}
+
+/// Which variable asks, and for what; or why none does.
+fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDevices), String> {
+    // One that is set, even to nothing, hides NVIDIA_VISIBLE_DEVICES.
+    let swarm: Vec<_> = config.swarm_resource.iter().filter(|name| spec.env.contains_key(*name)).collect();
+    let (asked_by, value) = if swarm.is_empty() {
+        let value = match spec.env.get(VISIBLE_DEVICES) {
+            Some(value) => value.clone(),
+            None if is_legacy_image(spec) => return Ok((CUDA_VERSION.to_owned(), VisibleDevices::All)),
+            None => return Err(format!("{VISIBLE_DEVICES} is not set")),
+        };
+        (VISIBLE_DEVICES.to_owned(), value)
+    } else {
+        let values = swarm.iter().filter_map(|name| spec.env.get(*name)).cloned();
+        let names = swarm.iter().map(|name| name.as_str());
+        (names.collect::<Vec<_>>().join(","), values.collect::<Vec<_>>().join(","))
+    };
+    match devices::parse(&value) {
+        Some(devices) => Ok((asked_by, devices)),
+        None => Err(format!("{asked_by} is {value:?}")),
+    }
+}
+
+fn privileged_only(spec: &SpecView, name: &str) -> Result<Option<String>> {
+    let value = spec.env.get(name).filter(|value| !value.is_empty());
+    if value.is_some() && !spec.privileged {
+        return Err(failure(
+            format!(
+                "insufficient privileges for {name}={:?}: the container is not privileged",
+                value.unwrap_or(&String::new())
+            ),
+            format!("start the container with --privileged, or without {name}"),
+        ));
+    }
+    Ok(value.cloned())
+}
+
+fn imex_channels(spec: &SpecView, config: &Config, from_mounts: Vec<String>, env_counts: bool) -> Vec<String> {
+    if config.ignore_imex_channels {
+        return Vec::new();
+    }
+    if !from_mounts.is_empty() || !env_counts {
+        return from_mounts;
+    }
+    // The words are those of NVIDIA_VISIBLE_DEVICES; `all` and `none` are no channels.
+    match spec.env.get(IMEX_CHANNELS).and_then(|value| devices::parse(value)) {
+        Some(VisibleDevices::List(channels)) => channels,
+        _ => Vec::new(),
+    }
+}
+
+/// More is a mistake: images have one to five.
+const MAX_REQUIREMENTS: usize = 32;
+
+fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
+    let disabled = spec.env.get("NVIDIA_DISABLE_REQUIRE").is_some_and(|value| is_go_true(value));
+    if disabled || config.requirements() == Require::Off {
+        return Ok(Vec::new());
+    }
+    let named = spec.env.iter().filter(|(name, _)| {
+        // Those of Tegra are lists of files.
+        name.starts_with("NVIDIA_REQUIRE_") && !name.starts_with("NVIDIA_REQUIRE_JETPACK")
+    });
+    let mut list: Vec<_> =
+        named.map(|(name, value)| Requirement { variable: name.clone(), text: value.clone() }).collect();
+    if legacy {
+        let version = spec.env.get(CUDA_VERSION).map(String::as_str).unwrap_or_default();
+        let Some((major, minor)) = require::parse_cuda_version(version) else {
+            return Err(failure(
+                format!("{CUDA_VERSION}={version:?} is no version like 11.8 or 11.8.0"),
+                "set NVIDIA_REQUIRE_CUDA or NVIDIA_DISABLE_REQUIRE=true in the container",
+            ));
+        };
+        list.push(Requirement { variable: CUDA_VERSION.to_owned(), text: format!("cuda>={major}.{minor}") });
+    }
+    if list.len() > MAX_REQUIREMENTS {
+        bail!("the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are looked at", list.len());
+    }
+    Ok(list)
+}
+
+/// Go's strconv.ParseBool, which is what images are written for.
+fn is_go_true(value: &str) -> bool {
+    matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
 }

@@ -10,6 +10,7 @@ use crate::support::{HOOK, Need, Ran, run_with, scratch};
 pub const TESTS: &[Test] = &[
     ("bad_input::stdin_that_is_no_state", &[], stdin_that_is_no_state),
     ("bad_input::fifty_megabytes_of_stdin", &[], fifty_megabytes_of_stdin),
+    ("bad_input::no_process", &[Need::Root, Need::Program("cc")], no_process),
     ("bad_input::broken_spec", &[], broken_spec),
     ("bad_input::no_request_no_config", &[], no_request_no_config),
     ("bad_input::bad_config", &[], bad_config),
@@ -57,10 +58,17 @@ fn stdin_that_is_no_state() {
         (b"hello", "expected value"),
         (b"{\"id\":\"c\",\"pid\":1,\"bundle\":\"/x\"", "EOF"),
         (b"{\"id\":\"c\",\"pid\":1}", "no \"bundle\""),
-        (b"{\"id\":\"c\",\"bundle\":\"/x\"}", "no \"pid\""),
     ] {
         one_error(hook(&["prestart"], stdin), &[says]);
     }
+}
+
+fn no_process() {
+    let fake = FakeDriver::shared();
+    let dir = scratch();
+    state(dir.path(), "all");
+    let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
+    one_error(hook(&["--config", fake.config.to_str().unwrap(), "prestart"], state.as_bytes()), &["no \"pid\""]);
 }
 
 fn fifty_megabytes_of_stdin() {

@@ -119,9 +119,17 @@ fn no_request_no_trace() {
         strace.args(["-f", "-o"]).arg(&trace).arg(HOOK).arg("--config").arg(&fake.config).arg("prestart");
         run_with(&mut strace, container.state().as_bytes()).ok();
         let trace = std::fs::read_to_string(trace).unwrap();
-        for word in
-            ["nvidia-ml", "/dev/nvidia", "driver/nvidia", "config.toml", "ld.so.cache.", "setns(", "fork(", "clone(", "clone3("]
-        {
+        for word in [
+            "nvidia-ml",
+            "/dev/nvidia",
+            "driver/nvidia",
+            "config.toml",
+            "ld.so.cache.",
+            "setns(",
+            "fork(",
+            "clone(",
+            "clone3(",
+        ] {
             let hit = trace.lines().find(|line| line.contains(word) && !line.contains("execve"));
             assert_eq!(hit, None, "{word}");
         }

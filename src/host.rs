@@ -1,0 +1,259 @@
+//! What the hook finds on the host, and what it makes of it for a request: the way from files and NVML to edits.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::config::{Config, Require};
+use crate::driver::nodes::{self, CTL_MINOR, DeviceNode};
+use crate::driver::{DriverRoot, locate};
+use crate::edits::{Edits, build};
+use crate::error::failure;
+use crate::finding::Finding;
+use crate::inventory::caps::{self, MIG_MINORS, MigCap};
+use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
+use crate::inventory::select::{Device, select};
+use crate::inventory::{Gpu, Inventory, MigDevice};
+use crate::nvml::child::{self, Question};
+use crate::nvml::identity;
+use crate::paths::HostPath;
+use crate::request::require::{self, Properties};
+use crate::request::{Capability, GpuRequest, VisibleDevices};
+
+/// The devices that a request gets of an inventory, its requirements checked.
+///
+/// # Errors
+/// If a device cannot be had, or a requirement is not met and config.toml enforces it.
+pub fn decide<'a>(
+    request: &GpuRequest,
+    inventory: &'a Inventory,
+    config: &Config,
+) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
+    let (devices, mut findings) = select(&request.devices, &request.asked_by, inventory, &config.devices)?;
+    let properties = properties(&devices, inventory);
+    for requirement in &request.requirements {
+        match require::check(requirement, &properties) {
+            Err(error) if config.requirements() == Require::Warn => {
+                let Finding { what, fix, .. } = Finding::error(&error);
+                findings.push(Finding::warning("ONH-204", what, "the container's programs may fail", fix));
+            }
+            checked => checked?,
+        }
+    }
+    Ok((devices, findings))
+}
+
+/// What requirements are checked against: each GPU once; without one, the driver alone.
+fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Properties)> {
+    let told = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let driver = Properties {
+        cuda: told(&inventory.cuda_version),
+        driver: told(&inventory.driver_version),
+        ..Properties::default()
+    };
+    let mut gpus: Vec<&Gpu> = devices.iter().map(|device| device.gpu()).collect();
+    gpus.dedup_by_key(|gpu| gpu.index);
+    if gpus.is_empty() {
+        return vec![("the host".to_owned(), driver)];
+    }
+    let of = |gpu: &Gpu| Properties { arch: told(&gpu.compute_capability), brand: told(&gpu.brand), ..driver.clone() };
+    gpus.into_iter().map(|gpu| (format!("GPU {}", gpu.index), of(gpu))).collect()
+}
+
+/// The driver and the GPUs of this host.
+#[derive(Debug)]
+pub struct Host {
+    driver: DriverRoot,
+    cache: locate::LinkerCache,
+    /// The root that has the device nodes
+    dev: DriverRoot,
+    /// The root that has /proc/driver/nvidia
+    proc: DriverRoot,
+    kernel_gpus: Vec<KernelGpu>,
+    /// What NVML and the kernel module say
+    pub inventory: Inventory,
+}
+
+impl Host {
+    /// Looks: this is what takes time.
+    ///
+    /// # Errors
+    /// If there is no driver, or it does not answer.
+    pub fn look(config: &Config) -> Result<Self> {
+        let driver = DriverRoot::open(&config.driver_root)?;
+        let cache = locate::read_linker_cache(&driver, config.ldcache.as_ref())?;
+        let library = cache.find("libnvidia-ml.so.1").ok_or_else(|| no_driver(&driver))?;
+        let dev = driver.owner_of("/dev/nvidiactl")?;
+        let proc = driver.owner_of(DRIVER_PROC)?;
+        let mut inventory = child::ask(&Question {
+            root: driver.path(),
+            library,
+            identity: identity::of(config, &dev)?,
+            deadline: config.nvml_timeout,
+        })?;
+        let kernel_gpus = procfs::read_gpus(&proc);
+        let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
+        procfs::complete(&mut inventory, &kernel_gpus, node_exists);
+        Ok(Self { driver, cache, dev, proc, kernel_gpus, inventory })
+    }
+
+    /// What the container gets. Nothing has been done to it yet.
+    ///
+    /// # Errors
+    /// If something is missing that it cannot do without.
+    pub fn edits(&self, request: &GpuRequest, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
+        let version = &self.inventory.driver_version;
+        let (files, mut findings) = locate::locate(&self.driver, &self.cache, version, request.capabilities)?;
+        let mut edits = build::common(&files, self.common_nodes(request, &mut findings)?, self.proc_files());
+        let whole_caps = request.mig_config.is_some() || request.mig_monitor.is_some();
+        for device in devices {
+            edits = edits.merge(self.gpu(device.gpu())?);
+            if let Device::Mig(gpu, mig) = device
+                && !whole_caps
+            {
+                edits = edits.merge(self.mig_device(gpu, mig)?);
+            }
+        }
+        edits = edits.merge(self.mig_management(request, devices)?);
+        edits = edits.merge(build::device(self.imex_nodes(request)?, Vec::new()));
+        if self.proc.locate(Path::new(DRIVER_PROC)).is_err() {
+            edits.proc_mask = None;
+        }
+        Ok((edits, findings))
+    }
+
+    fn common_nodes(&self, request: &GpuRequest, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
+        let mut found = vec![nodes::required(&self.dev, "nvidiactl", CTL_MINOR)?];
+        if request.capabilities.any(&[Capability::Compute, Capability::Video]) {
+            match nodes::optional(&self.dev, "nvidia-uvm")? {
+                Some(uvm) => found.push(uvm),
+                None if request.devices != VisibleDevices::None => findings.push(Finding::warning(
+                    "ONH-205",
+                    "the device node \"/dev/nvidia-uvm\" is missing",
+                    "CUDA will not work in the container",
+                    "run \"nvidia-modprobe -c 0 -u\" as root on the host",
+                )),
+                None => {}
+            }
+            found.extend(nodes::optional(&self.dev, "nvidia-uvm-tools")?);
+        }
+        if request.capabilities.any(&[Capability::Graphics, Capability::Display]) {
+            found.extend(nodes::optional(&self.dev, "nvidia-modeset")?);
+        }
+        Ok(found)
+    }
+
+    fn gpu(&self, gpu: &Gpu) -> Result<Edits> {
+        let node = nodes::required(&self.dev, &format!("nvidia{}", gpu.minor), gpu.minor)
+            .with_context(|| cannot_give(&gpu.uuid, gpu))?;
+        let kernel = self.kernel_gpus.iter().find(|kernel| kernel.bus_id == gpu.bus_id);
+        let mount = kernel.and_then(|kernel| self.proc_mount(&Path::new(DRIVER_PROC).join("gpus").join(&kernel.dir)));
+        Ok(build::device(vec![node], mount.into_iter().collect()))
+    }
+
+    /// What a MIG device needs beside the node of its GPU: access to its GPU instance and its compute instance.
+    fn mig_device(&self, gpu: &Gpu, mig: &MigDevice) -> Result<Edits> {
+        let instance = MigCap::GpuInstance(gpu.minor, mig.gpu_instance);
+        let compute = MigCap::ComputeInstance(gpu.minor, mig.gpu_instance, mig.compute_instance);
+        let mut edits = Edits::default();
+        for cap in [instance, compute] {
+            let node = self.cap_node(cap).with_context(|| cannot_give(&mig.uuid, gpu))?;
+            let mount = self.proc_mount(&cap.proc_path());
+            edits = edits.merge(build::device(node.into_iter().collect(), mount.into_iter().collect()));
+        }
+        Ok(edits)
+    }
+
+    /// A path below /proc/driver/nvidia that the container may see.
+    fn proc_mount(&self, path: &Path) -> Option<(PathBuf, HostPath)> {
+        let located = self.proc.locate(path).ok()?;
+        Some((path.strip_prefix(DRIVER_PROC).ok()?.to_owned(), located.host))
+    }
+
+    /// The node of a MIG capability; none with a driver that has only the files under /proc.
+    fn cap_node(&self, cap: MigCap) -> Result<Option<DeviceNode>> {
+        let Some(text) = self.mig_minors() else { return Ok(None) };
+        let minor = caps::parse_mig_minors(&text)
+            .get(&cap)
+            .copied()
+            .with_context(|| format!("{MIG_MINORS:?} does not have {cap:?}"))?;
+        nodes::required_of(&self.dev, &format!("nvidia-caps/nvidia-cap{minor}"), minor).map(Some)
+    }
+
+    fn mig_minors(&self) -> Option<String> {
+        let bytes = self.proc.read(Path::new(MIG_MINORS)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// For a privileged container that lays out or watches MIG devices: the capability itself, and those of all
+    /// instances of its GPUs.
+    fn mig_management(&self, request: &GpuRequest, devices: &[Device<'_>]) -> Result<Edits> {
+        let asked = [
+            ("NVIDIA_MIG_CONFIG_DEVICES", &request.mig_config, MigCap::Config),
+            ("NVIDIA_MIG_MONITOR_DEVICES", &request.mig_monitor, MigCap::Monitor),
+        ];
+        let mut edits = Edits::default();
+        for (variable, value, cap) in
+            asked.into_iter().filter_map(|(name, value, cap)| Some((name, value.as_ref()?, cap)))
+        {
+            if value != "all" {
+                return Err(failure(format!("{variable}={value:?} is not \"all\""), format!("set {variable}=all")));
+            }
+            if request.devices != VisibleDevices::All && devices.iter().any(|device| matches!(device, Device::Mig(..)))
+            {
+                return Err(failure(
+                    format!("{variable}=all cannot go with chosen MIG devices"),
+                    "choose whole GPUs, or all",
+                ));
+            }
+            let minors = self.mig_minors().map(|text| caps::parse_mig_minors(&text)).unwrap_or_default();
+            let mut nodes: Vec<_> = self.cap_node(cap)?.into_iter().collect();
+            for (of_gpu, minor) in &minors {
+                let chosen = devices.iter().any(|device| of_gpu.gpu() == Some(device.gpu().minor));
+                // The table lists every instance that could be; nodes exist for those that are.
+                if chosen && let Some(node) = nodes::optional(&self.dev, &format!("nvidia-caps/nvidia-cap{minor}"))? {
+                    nodes.push(node);
+                }
+            }
+            let mount = self.proc_mount(&Path::new(DRIVER_PROC).join("capabilities"));
+            edits = edits.merge(build::device(nodes, mount.into_iter().collect()));
+        }
+        Ok(edits)
+    }
+
+    fn imex_nodes(&self, request: &GpuRequest) -> Result<Vec<DeviceNode>> {
+        // libnvidia-container's limit
+        const CHANNELS: u32 = 1 << 20;
+        let node = |channel: &String| {
+            let digits = channel.bytes().all(|c| c.is_ascii_digit());
+            let number = channel.parse().ok().filter(|number: &u32| digits && *number < CHANNELS).ok_or_else(|| {
+                failure(
+                    format!("{channel:?} is no IMEX channel"),
+                    format!("ask for numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
+                )
+            })?;
+            nodes::required_of(&self.dev, &format!("nvidia-caps-imex-channels/channel{number}"), number)
+        };
+        request.imex_channels.iter().map(node).collect()
+    }
+
+    fn proc_files(&self) -> Option<Vec<(OsString, Vec<u8>)>> {
+        let dir = Path::new(DRIVER_PROC);
+        self.proc.locate(dir).ok()?;
+        let read = |name: &str| Some((name.into(), self.proc.read(&dir.join(name)).ok()?));
+        Some(["params", "version", "registry"].into_iter().filter_map(read).collect())
+    }
+}
+
+fn cannot_give(uuid: &str, gpu: &Gpu) -> String {
+    format!("cannot give {uuid} of GPU {} to the container", gpu.index)
+}
+
+fn no_driver(root: &DriverRoot) -> anyhow::Error {
+    failure(
+        format!("there is no NVIDIA driver below {}: its linker cache has no \"libnvidia-ml.so.1\"", root.path()),
+        "install the driver (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or unset \
+         NVIDIA_VISIBLE_DEVICES to run the container without GPUs",
+    )
+}

@@ -1,0 +1,88 @@
+//! The administrator's limits, `[devices]` of config.toml: which GPUs containers may have.
+
+use super::{Gpu, MigDevice};
+use crate::config::Limits;
+use crate::request::DeviceId;
+
+/// Whether containers may have this GPU, or this MIG device of it. A pattern that names a GPU means its MIG devices too.
+#[must_use]
+pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
+    let named = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, gpu, mig));
+    (limits.allow.is_empty() || named(&limits.allow)) && !named(&limits.deny)
+}
+
+/// An index, a UUID or a PCI bus id, as in `NVIDIA_VISIBLE_DEVICES`; anything else is a pattern for the model.
+fn matches(pattern: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
+    match DeviceId::parse(pattern) {
+        DeviceId::Unknown(pattern) => glob(pattern.to_lowercase().as_bytes(), gpu.model.to_lowercase().as_bytes()),
+        id => super::select::is_gpu(&id, gpu) || mig.is_some_and(|mig| super::select::is_mig(&id, gpu, mig)),
+    }
+}
+
+/// `*` is any text, `?` any byte. Linear in the text for each `*`, so no pattern is slow.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || Some(c) == text.get(t) => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                // Let the last star take one byte more.
+                let Some((at, taken)) = star else { return false };
+                star = Some((at, taken + 1));
+                p = at + 1;
+                t = taken + 1;
+            }
+        }
+    }
+    pattern.get(p..).unwrap_or_default().iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::select::tests::inventory;
+
+    #[test]
+    fn globs() {
+        for (pattern, text, is) in [
+            ("nvidia h100*", "nvidia h100 80gb hbm3", true),
+            ("*h100*", "nvidia h100 80gb hbm3", true),
+            ("*a100*", "nvidia h100 80gb hbm3", false),
+            ("h?00", "h100", true),
+            ("h?00", "h1000", false),
+            ("*", "", true),
+            ("", "", true),
+            ("a*b*c", "axxbxxbxc", true),
+            ("a*b*c", "axxbxx", false),
+        ] {
+            assert_eq!(glob(pattern.as_bytes(), text.as_bytes()), is, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn deny_is_stronger_and_a_gpu_means_its_parts() {
+        let inventory = inventory();
+        let permitted = |allow: &[&str], deny: &[&str]| -> Vec<u32> {
+            let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+            let limits = Limits { allow: list(allow), deny: list(deny) };
+            inventory.gpus.iter().filter(|gpu| permit(&limits, gpu, None)).map(|gpu| gpu.index).collect()
+        };
+        assert_eq!(permitted(&[], &[]), [0, 1, 2]);
+        assert_eq!(permitted(&["0", "GPU-00000002"], &[]), [0, 2]);
+        assert_eq!(permitted(&["*H100*"], &["0000:02:00.0"]), [0, 2]);
+        assert_eq!(permitted(&["0"], &["*"]), Vec::<u32>::new());
+        let gpu = &inventory.gpus[2];
+        let deny = |pattern: &str| Limits { allow: vec![], deny: vec![pattern.to_owned()] };
+        assert!(!permit(&deny("2"), gpu, Some(&gpu.mig_devices[0])));
+        assert!(!permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[1])));
+        assert!(permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[0])));
+    }
+}

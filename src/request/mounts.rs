@@ -1,0 +1,106 @@
+//! A device list as volume mounts: a mount of `/dev/null` at `/var/run/nvidia-container-devices/<device>`. A user of
+//! Kubernetes cannot make one, so it says more than a variable; the device plugin does.
+
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::error::failure;
+use crate::oci::spec_view::Mount;
+
+/// Where such mounts are.
+const DIR: &str = "/var/run/nvidia-container-devices";
+/// What asked, in messages.
+pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
+
+/// What the mounts ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountRequest {
+    /// GPUs, as in NVIDIA_VISIBLE_DEVICES
+    pub devices: Vec<String>,
+    /// IMEX channels
+    pub imex: Vec<String>,
+}
+
+/// Whether it is such a mount.
+#[must_use]
+pub fn is_request(mount: &Mount) -> bool {
+    clean(&mount.source).as_deref() == Some(Path::new("/dev/null"))
+        && mount.destination.starts_with(DIR)
+        && mount.destination != Path::new(DIR)
+}
+
+/// Reads the mounts, if `accepted`; else they ask for nothing.
+///
+/// # Errors
+/// If a name climbs out of the directory.
+pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
+    let mut request = MountRequest::default();
+    for mount in mounts.iter().filter(|mount| accepted && is_request(mount)) {
+        let name = clean(&mount.destination).and_then(|path| Some(path.strip_prefix(DIR).ok()?.to_str()?.to_owned()));
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return Err(failure(
+                format!("the mount {:?} asks for no device: its name leaves {DIR}", mount.destination),
+                "mount /dev/null at a name of one device below that directory",
+            ));
+        };
+        if let Some(channel) = name.strip_prefix("imex/") {
+            push(&mut request.imex, channel);
+        } else if let Some(qualified) = name.strip_prefix("cdi/") {
+            // cdi/vendor/class/device and cdi/vendor/class=device are one CDI name; another form is none.
+            let parts: Vec<_> = qualified.splitn(3, '/').collect();
+            match parts.as_slice() {
+                [vendor, class, device] => push(&mut request.devices, &format!("{vendor}/{class}={device}")),
+                [vendor, rest] if rest.contains('=') => push(&mut request.devices, &format!("{vendor}/{rest}")),
+                _ => {}
+            }
+        } else {
+            push(&mut request.devices, &name);
+        }
+    }
+    Ok(request)
+}
+
+fn push(list: &mut Vec<String>, name: &str) {
+    if !list.iter().any(|known| known == name) {
+        list.push(name.to_owned());
+    }
+}
+
+/// `.` and `//` taken out; `None` if it has `..`.
+fn clean(path: &Path) -> Option<PathBuf> {
+    path.components().all(|component| component != Component::ParentDir).then(|| path.components().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(source: &str, destination: &str) -> Mount {
+        Mount { source: source.into(), destination: destination.into() }
+    }
+
+    #[test]
+    fn kinds_of_mounts() {
+        let mounts = [
+            mount("/dev/null", "/var/run/nvidia-container-devices/GPU-1"),
+            mount("/dev//./null", "/var/run/nvidia-container-devices/GPU-1"),
+            mount("/dev/null", "/var/run/nvidia-container-devices/imex/7"),
+            mount("/dev/null", "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"),
+            mount("/dev/null", "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu=1"),
+            mount("/dev/null", "/var/run/nvidia-container-devicesX/GPU-2"),
+            mount("/dev/zero", "/var/run/nvidia-container-devices/GPU-3"),
+        ];
+        let request = parse(&mounts, true).unwrap();
+        assert_eq!(request.devices, ["GPU-1", "nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
+        assert_eq!(request.imex, ["7"]);
+        assert_eq!(parse(&mounts, false).unwrap(), MountRequest::default());
+    }
+
+    #[test]
+    fn climbing_names_are_refused() {
+        let climbing = [mount("/dev/null", "/var/run/nvidia-container-devices/../../../etc")];
+        let text = crate::error::render(&parse(&climbing, true).unwrap_err());
+        assert!(text.contains("../../../etc") && text.contains("hint: "), "{text}");
+    }
+}
