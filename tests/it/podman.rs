@@ -68,13 +68,18 @@ impl Podman {
     fn shared() -> &'static Self {
         static SHARED: OnceLock<Podman> = OnceLock::new();
         SHARED.get_or_init(|| {
-            let podman = Self::new();
-            let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
-            podman.import(&image.rootfs, IMAGE);
+            let podman = Self::with_image();
             let image = Image::new(&podman.dir.path().join("old"), &["--layout", "debian", "--cache", "old"]);
             podman.import(&image.rootfs, "localhost/old-cache");
             podman
         })
+    }
+
+    fn with_image() -> Self {
+        let podman = Self::new();
+        let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+        podman.import(&image.rootfs, IMAGE);
+        podman
     }
 
     fn new() -> Self {
@@ -269,7 +274,9 @@ fn containers_with_a_user_namespace() {
         "-euc",
         "nvidia-smi -L; stat -c %u:%g:%a /etc/ld.so.cache; probe-dlopen libcuda.so.1",
     ];
-    let text = Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
+    // A storage of its own: another podman that starts meanwhile takes the way into the vfs directory from others.
+    let podman = Podman::with_image();
+    let text = podman.run(Cgroup::AsMounted, &arguments).ok();
     assert!(text.contains("GPU 1: ") && text.contains("\n0:0:644\n"), "{text}");
 }
 
@@ -281,9 +288,7 @@ fn crun() {
 
 /// crun does not pass on what a hook says, so it is in the log too.
 fn what_happened_is_in_the_log() {
-    let podman = Podman::new();
-    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
-    podman.import(&image.rootfs, IMAGE);
+    let podman = Podman::with_image();
     let (config, log) = (podman.dir.path().join("config.toml"), podman.dir.path().join("log"));
     let root = FakeDriver::shared().root.display().to_string();
     std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{root}\"\ndebug = \"{}\"\n", log.display()))
@@ -304,9 +309,7 @@ fn errors_reach_the_user() {
         assert!(stderr.contains(text), "{stderr}");
     }
     // podman reads stderr for words that it takes for its own errors.
-    let podman = Podman::new();
-    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
-    podman.import(&image.rootfs, IMAGE);
+    let podman = Podman::with_image();
     let config = podman.dir.path().join("config.toml");
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
     podman.install_hook(&config);
