@@ -1,6 +1,8 @@
 //! The command line: grammar, dispatch, exit codes.
 
+pub mod explain;
 pub mod hook;
+pub mod info;
 pub mod output;
 
 use std::ffi::OsString;
@@ -22,12 +24,42 @@ pub struct Invocation {
 }
 
 /// What to do.
-#[derive(Debug, PartialEq, Eq)]
-enum Command {
-    Inject { config: Option<PathBuf> },
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verb {
+    Inject,
     Nothing,
+    Explain,
+    Info,
     Help,
     Version,
+}
+
+/// The options of all verbs.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// `--config`
+    pub config: Option<PathBuf>,
+    /// From the environment
+    pub xdg_config_home: Option<PathBuf>,
+    /// `--json`
+    pub json: bool,
+    /// `--request`
+    pub request_only: bool,
+    /// `--stage`: at precreate stdin is config.json
+    pub stage: Option<Stage>,
+    /// `--root`
+    pub root: Option<PathBuf>,
+    /// `--inventory`
+    pub inventory: Option<PathBuf>,
+}
+
+/// When an engine calls a hook; what it writes to stdin differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Podman's own: config.json on stdin
+    Precreate,
+    /// Any other: the container state on stdin
+    WithState,
 }
 
 const USAGE: u8 = 2;
@@ -35,22 +67,25 @@ const USAGE: u8 = 2;
 /// Runs the command; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
 #[must_use]
 pub fn run(invocation: Invocation) -> ExitCode {
-    let command = match parse(invocation.args) {
+    let (verb, mut options) = match parse(invocation.args) {
         Ok(command) => command,
         Err(error) => {
             Log::default().error(&error);
             return ExitCode::from(USAGE);
         }
     };
-    match command {
-        Command::Inject { config } => hook::run(config.as_deref(), invocation.xdg_config_home.as_deref()),
-        Command::Nothing => ExitCode::SUCCESS,
-        Command::Help => output::print(output::HELP),
-        Command::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
+    options.xdg_config_home = invocation.xdg_config_home;
+    match verb {
+        Verb::Inject => hook::run(options.config.as_deref(), options.xdg_config_home.as_deref()),
+        Verb::Nothing => ExitCode::SUCCESS,
+        Verb::Explain => explain::run(&options),
+        Verb::Info => info::run(&options),
+        Verb::Help => output::print(output::HELP),
+        Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
     }
 }
 
-fn parse(args: Vec<OsString>) -> Result<Command> {
+fn parse(args: Vec<OsString>) -> Result<(Verb, Options)> {
     parse_args(args).map_err(|error| {
         if error.downcast_ref::<Failure>().is_some() {
             return error;
@@ -59,58 +94,98 @@ fn parse(args: Vec<OsString>) -> Result<Command> {
     })
 }
 
-fn parse_args(args: Vec<OsString>) -> Result<Command> {
+fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
     use lexopt::Arg::{Long, Short, Value};
     let mut parser = lexopt::Parser::from_args(args);
-    let mut config = None;
-    let mut stage = None;
+    let mut options = Options::default();
+    let mut verb = None;
     while let Some(arg) = parser.next()? {
-        match arg {
-            Long("config") => config = Some(PathBuf::from(parser.value()?)),
-            Long("help") | Short('h') => return Ok(Command::Help),
-            Long("version") | Short('V') => return Ok(Command::Version),
-            Value(word) if stage.is_none() => stage = Some(word),
-            other => return Err(other.unexpected().into()),
+        match (arg, verb) {
+            (Long("help") | Short('h'), _) => return Ok((Verb::Help, options)),
+            (Long("version") | Short('V'), _) => return Ok((Verb::Version, options)),
+            (Long("config"), _) => options.config = Some(parser.value()?.into()),
+            (Value(word), None) => verb = Some(parse_verb(&word)?),
+            (Long("json"), Some(Verb::Explain | Verb::Info)) => options.json = true,
+            (Long("root"), Some(Verb::Explain | Verb::Info)) => options.root = Some(parser.value()?.into()),
+            (Long("request"), Some(Verb::Explain)) => options.request_only = true,
+            (Long("stage"), Some(Verb::Explain)) => options.stage = Some(parse_stage(&parser.value()?)?),
+            (Long("inventory"), Some(Verb::Explain)) => options.inventory = Some(parser.value()?.into()),
+            (other, _) => return Err(other.unexpected().into()),
         }
     }
-    let Some(stage) = stage else {
-        bail!("it names no stage");
-    };
-    match stage.to_str() {
-        // CRI-O rewrites prestart into createRuntime: the same moment, the same job.
-        Some("prestart" | "createRuntime") => Ok(Command::Inject { config }),
-        // Nothing is left on the host when a container ends.
-        Some("poststart" | "poststop") => Ok(Command::Nothing),
-        _ => bail!("{stage:?} is no stage this hook serves (prestart, createRuntime, poststart, poststop)"),
+    match verb {
+        Some(verb) => Ok((verb, options)),
+        None => bail!("it names no stage and no command"),
     }
+}
+
+fn parse_verb(word: &OsString) -> Result<Verb> {
+    Ok(match word.to_str() {
+        // CRI-O rewrites prestart into createRuntime: the same moment, the same job.
+        Some("prestart" | "createRuntime") => Verb::Inject,
+        // Nothing is left on the host when a container ends.
+        Some("poststart" | "poststop") => Verb::Nothing,
+        Some("explain") => Verb::Explain,
+        Some("info") => Verb::Info,
+        _ => bail!("{word:?} is no stage this hook serves and no command"),
+    })
+}
+
+fn parse_stage(word: &OsString) -> Result<Stage> {
+    Ok(match word.to_str() {
+        Some("precreate") => Stage::Precreate,
+        Some("prestart" | "createRuntime" | "createContainer" | "startContainer") => Stage::WithState,
+        _ => bail!("{word:?} is no stage (precreate, prestart, createRuntime, createContainer, startContainer)"),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parsed(args: &[&str]) -> Result<Command> {
+    fn parsed(args: &[&str]) -> Result<(Verb, Options)> {
         parse(args.iter().map(OsString::from).collect())
     }
 
     #[test]
     fn commands() {
-        for (args, command) in [
-            (&["prestart"][..], Command::Inject { config: None }),
-            (&["createRuntime"], Command::Inject { config: None }),
-            (&["--config", "/c", "prestart"], Command::Inject { config: Some("/c".into()) }),
-            (&["prestart", "--config=/c"], Command::Inject { config: Some("/c".into()) }),
-            (&["poststop"], Command::Nothing),
-            (&["--help"], Command::Help),
-            (&["prestart", "-V"], Command::Version),
+        let with_config = || Options { config: Some("/c".into()), ..Options::default() };
+        for (args, verb, options) in [
+            (&["prestart"][..], Verb::Inject, Options::default()),
+            (&["createRuntime"], Verb::Inject, Options::default()),
+            (&["--config", "/c", "prestart"], Verb::Inject, with_config()),
+            (&["prestart", "--config=/c"], Verb::Inject, with_config()),
+            (&["poststop"], Verb::Nothing, Options::default()),
+            (&["--help"], Verb::Help, Options::default()),
+            (&["prestart", "-V"], Verb::Version, Options::default()),
+            (&["info", "--json"], Verb::Info, Options { json: true, ..Options::default() }),
+            (
+                &["explain", "--request", "--stage", "precreate", "--inventory=i"],
+                Verb::Explain,
+                Options {
+                    request_only: true,
+                    stage: Some(Stage::Precreate),
+                    inventory: Some("i".into()),
+                    ..Options::default()
+                },
+            ),
         ] {
-            assert_eq!(parsed(args).unwrap(), command, "{args:?}");
+            assert_eq!(parsed(args).unwrap(), (verb, options), "{args:?}");
         }
     }
 
     #[test]
     fn wrong_command_lines() {
-        for args in [&[][..], &["precreate"], &["prestart", "x"], &["--conf", "x"], &["--config"], &["doctor"]] {
+        for args in [
+            &[][..],
+            &["precreate"],
+            &["prestart", "x"],
+            &["prestart", "--json"],
+            &["--conf", "x"],
+            &["--config"],
+            &["nonsense"],
+            &["explain", "--stage", "x"],
+        ] {
             let text = crate::error::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains("--help"), "{text}");
         }

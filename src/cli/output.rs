@@ -8,6 +8,8 @@ pub const HELP: &str = "\
 oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
 
 usage: oci-nvidia-hook [--config FILE] STAGE < state.json
+       oci-nvidia-hook [--config FILE] explain [options] < state.json
+       oci-nvidia-hook [--config FILE] info [--json] [--root DIR]
 
 A container engine starts it for every container, as a hooks.d JSON file tells it
 to. It looks at the container's environment, and if that asks for GPUs with
@@ -18,18 +20,30 @@ stages:
   prestart, createRuntime  set the container up
   poststart, poststop      nothing to do
 
+commands:
+  explain  tell what the hook would do for a container, and change nothing
+  info     tell what driver and GPUs there are
+
 options:
   --config FILE   read this file; it must exist. Without it:
                   $XDG_CONFIG_HOME/nvidia-container-runtime/config.toml, else
                   /etc/nvidia-container-runtime/config.toml, else defaults
+  --json          print JSON (explain, info)
+  --root DIR      the directory that is / for the driver (explain, info)
+  --request       explain only what the container asks for, not the driver
+  --inventory F   explain with the GPUs of this file, made by info --json
+  --stage STAGE   explain for this stage; at precreate stdin is config.json
   -h, --help      print this
   -V, --version   print the version
 
-exit status: 0 done or nothing to do, 1 the container must not start,
+exit status: 0 done or nothing to do, 1 failed: the container must not start,
 2 wrong command line
 
-example, with the hook's JSON file installed:
-  podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi
+examples:
+  with the hook's JSON file installed:
+    podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi
+  what will a container get?
+    oci-nvidia-hook explain --stage precreate < config.json
 ";
 
 /// Prints and succeeds, or fails when nobody reads.

@@ -53,12 +53,18 @@ fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
     if name != "params" {
         return (name, content);
     }
-    let text = String::from_utf8_lossy(&content);
-    let lines = text.split_inclusive('\n').map(|line| match line.trim_end_matches('\n') {
-        "ModifyDeviceFiles: 1" => "ModifyDeviceFiles: 0\n",
-        _ => line,
-    });
-    (name, lines.collect::<String>().into_bytes())
+    let masked = mask_params(&String::from_utf8_lossy(&content));
+    (name, masked.map_or(content, String::into_bytes))
+}
+
+/// `params` with its switch off; `None` if it is off already, or there is none.
+#[must_use]
+pub fn mask_params(text: &str) -> Option<String> {
+    const ON: &str = "ModifyDeviceFiles: 1";
+    text.lines().any(|line| line == ON).then(|| {
+        let lines = text.lines().map(|line| if line == ON { "ModifyDeviceFiles: 0" } else { line });
+        lines.flat_map(|line| [line, "\n"]).collect()
+    })
 }
 
 #[cfg(test)]

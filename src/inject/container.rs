@@ -46,10 +46,16 @@ impl Container {
         })
     }
 
-    /// What lowering must know. Decided by what exists, whatever it is.
+    /// What lowering must know.
     #[must_use]
     pub fn facts(&self) -> RootfsFacts {
-        RootfsFacts { debian: self.rootfs.open_at(Path::new("etc/debian_version"), OFlags::PATH).is_ok() }
+        facts(&self.rootfs)
+    }
+
+    /// The same of a rootfs that no process has mounted; the defaults if it is not there.
+    #[must_use]
+    pub fn facts_of(rootfs: &Path) -> RootfsFacts {
+        Root::open(rootfs).map(|rootfs| facts(&rootfs)).unwrap_or_default()
     }
 
     /// Enters its mount namespace. There is no way back.
@@ -66,6 +72,11 @@ impl Container {
         }
         Ok(self.rootfs)
     }
+}
+
+/// Decided by what exists, whatever it is.
+fn facts(rootfs: &Root) -> RootfsFacts {
+    RootfsFacts { debian: rootfs.open_at(Path::new("etc/debian_version"), OFlags::PATH).is_ok() }
 }
 
 /// Whether an error means that there is nothing by that name.

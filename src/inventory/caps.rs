@@ -56,7 +56,9 @@ fn parse_line(line: &str) -> Option<(MigCap, u32)> {
     Some((parse_cap(name)?, minor.trim().parse().ok()?))
 }
 
-fn parse_cap(name: &str) -> Option<MigCap> {
+/// Parses the name of a capability as mig-minors has it.
+#[must_use]
+pub fn parse_cap(name: &str) -> Option<MigCap> {
     match name {
         "config" => return Some(MigCap::Config),
         "monitor" => return Some(MigCap::Monitor),

@@ -118,6 +118,11 @@ pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
     Ok(PathBuf::from(OsStr::from_bytes(target.as_bytes())))
 }
 
+/// Our working directory.
+pub fn working_directory() -> io::Result<PathBuf> {
+    std::env::current_dir()
+}
+
 /// The magic link to an open file of this process.
 pub fn fd_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())

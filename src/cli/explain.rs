@@ -1,0 +1,207 @@
+//! `explain`: what the hook would do for a container, and why. It changes nothing.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::hook::{read_config, refused};
+use super::{Options, Stage, output};
+use crate::config::Config;
+use crate::error::one_line;
+use crate::finding::Finding;
+use crate::host::{self, Host};
+use crate::inject::container::Container;
+use crate::inventory::report;
+use crate::lower::live::{self, RootfsFacts};
+use crate::lower::text;
+use crate::oci::{self, SpecView};
+use crate::paths::HostPath;
+use crate::request::{self, Decision, GpuRequest};
+
+/// All that there is to tell. The names are an interface.
+#[derive(Debug, Serialize)]
+struct Explanation {
+    outcome: Outcome,
+    reason: String,
+    container: Subject,
+    request: Option<Asked>,
+    devices: Vec<String>,
+    edits: Vec<Value>,
+    findings: Vec<Finding>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Inject,
+    None,
+    Error,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Subject {
+    rootfs: String,
+    pid: i32,
+    privileged: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Asked {
+    visible_devices: Vec<String>,
+    driver_capabilities: Vec<&'static str>,
+    requirements: Vec<String>,
+    mig_config_devices: Option<String>,
+    mig_monitor_devices: Option<String>,
+    imex_channels: Vec<String>,
+}
+
+impl From<&GpuRequest> for Asked {
+    fn from(request: &GpuRequest) -> Self {
+        Self {
+            visible_devices: request.devices.names(),
+            driver_capabilities: request.capabilities.iter().map(request::Capability::name).collect(),
+            requirements: request.requirements.iter().map(|requirement| requirement.text.clone()).collect(),
+            mig_config_devices: request.mig_config.clone(),
+            mig_monitor_devices: request.mig_monitor.clone(),
+            imex_channels: request.imex_channels.clone(),
+        }
+    }
+}
+
+/// Explains the container whose state is on stdin. The exit code is the hook's.
+#[must_use]
+pub fn run(options: &Options) -> ExitCode {
+    let explanation = explain(options);
+    let text = if options.json {
+        serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"
+    } else {
+        in_words(&explanation)
+    };
+    let printed = output::print(&text);
+    if explanation.outcome == Outcome::Error { ExitCode::FAILURE } else { printed }
+}
+
+fn explain(options: &Options) -> Explanation {
+    let mut explanation = Explanation {
+        outcome: Outcome::None,
+        reason: String::new(),
+        container: Subject::default(),
+        request: None,
+        devices: Vec::new(),
+        edits: Vec::new(),
+        findings: Vec::new(),
+    };
+    if let Err(error) = follow(options, &mut explanation) {
+        let finding = Finding::error(&error);
+        explanation.outcome = Outcome::Error;
+        explanation.reason.clone_from(&finding.what);
+        explanation.edits.clear();
+        explanation.findings.push(finding);
+    }
+    explanation
+}
+
+/// The hook's own way, as far as it goes without a container.
+fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
+    let (spec, pid) = read_container(options)?;
+    explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
+    let config = read_config(&spec, options.config.as_deref(), options.xdg_config_home.as_deref())?;
+    let Some((mut config, findings)) = config else {
+        let nothing = request::from_spec(&spec, &Config::default())?;
+        explanation.reason = if let Decision::Nothing(reason) = nothing { reason } else { String::new() };
+        return Ok(());
+    };
+    explanation.findings = findings;
+    if let Some(root) = &options.root {
+        config.driver_root = HostPath::new(root);
+    }
+    let request = match request::from_spec(&spec, &config)? {
+        Decision::Gpus(request) => request,
+        Decision::Nothing(reason) => {
+            explanation.reason = reason;
+            return Ok(());
+        }
+        Decision::Refused(reason) => {
+            explanation.findings.push(refused(reason.clone()));
+            explanation.reason = reason;
+            return Ok(());
+        }
+    };
+    explanation.outcome = Outcome::Inject;
+    explanation.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+    explanation.request = Some(Asked::from(&*request));
+    match &options.inventory {
+        Some(file) => {
+            let inventory = report::read(file)?;
+            let (devices, findings) = host::decide(&request, &inventory, &config)?;
+            explanation.findings.extend(findings);
+            explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+        }
+        None if options.request_only => {}
+        None => {
+            let host = Host::look(&config)?;
+            let (devices, findings) = host::decide(&request, &host.inventory, &config)?;
+            explanation.findings.extend(findings);
+            explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+            let (edits, findings) = host.edits(&request, &devices)?;
+            explanation.findings.extend(findings);
+            explanation.edits = live::lower(&edits, facts(&spec, pid)).iter().map(text::describe).collect();
+        }
+    }
+    Ok(())
+}
+
+fn read_container(options: &Options) -> Result<(SpecView, i32)> {
+    let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
+    if options.stage == Some(Stage::Precreate) {
+        // The bundle is the working directory, and there is no process yet.
+        let here = crate::sys::in_root::working_directory()?;
+        let spec = oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec on stdin")?;
+        return Ok((spec, 0));
+    }
+    let state = oci::state::parse(&bytes)?;
+    Ok((oci::spec_view::read(&state.bundle)?, state.pid))
+}
+
+/// Of the container if it waits at a hook; else of its rootfs as the host sees it.
+fn facts(spec: &SpecView, pid: i32) -> RootfsFacts {
+    let waiting = (pid > 0).then(|| Container::open(pid, &spec.rootfs).ok()).flatten();
+    waiting.map_or_else(|| Container::facts_of(&spec.rootfs), |container| container.facts())
+}
+
+fn in_words(explanation: &Explanation) -> String {
+    let Explanation { outcome, reason, container, request, devices, edits, findings } = explanation;
+    let mut text = String::new();
+    let outcome = match outcome {
+        Outcome::Inject => "the hook sets the container up",
+        Outcome::None => "the hook does nothing",
+        Outcome::Error => "the hook stops the container",
+    };
+    writeln!(text, "{outcome}: {}", one_line(reason)).ok();
+    if !container.rootfs.is_empty() {
+        let privileged = if container.privileged { "privileged" } else { "not privileged" };
+        writeln!(text, "container: {}, {privileged}", one_line(&container.rootfs)).ok();
+    }
+    if let Some(asked) = request {
+        writeln!(text, "driver capabilities: {}", asked.driver_capabilities.join(",")).ok();
+        for requirement in &asked.requirements {
+            writeln!(text, "requires: {}", one_line(requirement)).ok();
+        }
+    }
+    for device in devices {
+        writeln!(text, "device: {}", one_line(device)).ok();
+    }
+    for edit in edits {
+        writeln!(text, "edit: {}", text::line(edit)).ok();
+    }
+    for finding in findings {
+        writeln!(text, "{} {:?}: {}", finding.id, finding.severity, one_line(&finding.what)).ok();
+        if !finding.fix.is_empty() {
+            writeln!(text, "  hint: {}", one_line(&finding.fix)).ok();
+        }
+    }
+    text
+}

@@ -1,0 +1,61 @@
+//! Steps as text: for `explain`.
+
+use serde_json::{Value, json};
+
+use super::live::Step;
+
+/// A step as data.
+#[must_use]
+pub fn describe(step: &Step) -> Value {
+    match step {
+        Step::MountFile { source, target } => {
+            json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
+        }
+        Step::MountNode { source, target, device: (major, minor) } => json!({
+            "action": "device", "source": source.as_path(), "path": target.absolute(), "major": major, "minor": minor,
+            "access": "rw",
+        }),
+        Step::Link { link, text, .. } => {
+            json!({"action": "link", "path": link.absolute(), "target": text.to_string_lossy()})
+        }
+        Step::MaskProc(mask) => {
+            let shown: Vec<_> = mask.mounts.iter().map(|(path, _)| path).collect();
+            json!({"action": "mask", "path": "/proc/driver/nvidia", "shown": shown})
+        }
+        Step::UpdateLinkerCache(entries) => {
+            let names: Vec<_> = entries.iter().map(|(name, _)| name.to_string_lossy()).collect();
+            json!({"action": "linker-cache", "path": "/etc/ld.so.cache", "names": names})
+        }
+    }
+}
+
+/// The same on one line.
+#[must_use]
+pub fn line(step: &Value) -> String {
+    let field = |name: &str| step.get(name).and_then(Value::as_str).unwrap_or_default();
+    let path = field("path");
+    match field("action") {
+        "mount" | "device" => format!("mount {} at {path}", field("source")),
+        "link" => format!("link {path} to {}", field("target")),
+        "mask" => format!("mask {path}"),
+        _ => format!("update {path}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::{ContainerPath, HostPath};
+
+    #[test]
+    fn a_step_is_told_twice() {
+        let path = |path| ContainerPath::new(path).unwrap();
+        let step =
+            Step::MountNode { source: HostPath::new("/d/dev/nvidia0"), target: path("/dev/nvidia0"), device: (195, 0) };
+        let told = describe(&step);
+        assert_eq!(told["major"], 195);
+        assert_eq!(line(&told), "mount /d/dev/nvidia0 at /dev/nvidia0");
+        let link = Step::Link { link: path("/a/x"), text: "y".into(), file: path("/a/y") };
+        assert_eq!(line(&describe(&link)), "link /a/x to y");
+    }
+}

@@ -1,0 +1,340 @@
+//! NVIDIA's behaviour, row by row: `tests/fixtures/conformance`. A row that we answer otherwise on purpose is named here
+//! with its reason, and in docs/compatibility.md.
+
+use std::path::Path;
+use std::process::Command;
+
+use oci_nvidia_hook::config;
+use oci_nvidia_hook::edits::build::mask_params;
+use oci_nvidia_hook::inventory::caps::{self, MigCap};
+use oci_nvidia_hook::oci::spec_view;
+use oci_nvidia_hook::request::capabilities::{self, Capabilities};
+use oci_nvidia_hook::request::require::{self, Properties, Requirement};
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::support::{HOOK, run_with, scratch, source};
+
+pub const TESTS: &[Test] = &[
+    ("conformance::requests", &[], requests),
+    ("conformance::devices_from_env", &[], devices_from_env),
+    ("conformance::devices_from_mounts", &[], devices_from_mounts),
+    ("conformance::visible_devices", &[], visible_devices),
+    ("conformance::imex_channels", &[], imex_channels),
+    ("conformance::image_requirements", &[], image_requirements),
+    ("conformance::driver_capabilities", &[], driver_capabilities),
+    ("conformance::capability_sets", &[], capability_sets),
+    ("conformance::configuration", &[], configuration),
+    ("conformance::privilege", &[], privilege),
+    ("conformance::cuda_versions", &[], cuda_versions),
+    ("conformance::requirements", &[], requirements),
+    ("conformance::params", &[], params),
+    ("conformance::mig_minors", &[], mig_minors),
+];
+
+fn table(file: &str) -> Value {
+    let path = source("tests/fixtures/conformance").join(file);
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The rows of a group of hook.json: their number is stated there, so that none gets lost.
+fn rows(group: &str) -> Vec<Value> {
+    let table = table("hook.json");
+    let group = table["groups"].as_array().unwrap().iter().find(|g| g["id"] == group).unwrap();
+    let rows = group["cases"].as_array().unwrap().clone();
+    assert_eq!(rows.len() as u64, group["count"].as_u64().unwrap());
+    rows
+}
+
+fn strings(value: &Value) -> Vec<String> {
+    value.as_array().map(|list| list.iter().map(|s| s.as_str().unwrap().to_owned()).collect()).unwrap_or_default()
+}
+
+/// NVIDIA's empty name for "no GPU" is ours as it was asked for.
+fn devices(value: &Value) -> Value {
+    if *value == json!([""]) { json!(["none"]) } else { value.clone() }
+}
+
+/// `process.env` of an object, or of a list as it is.
+fn env(value: &Value) -> Vec<String> {
+    match value.as_object() {
+        Some(map) => map.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap())).collect(),
+        None => strings(value),
+    }
+}
+
+/// What `explain --request --json` says of a container with this env and these mounts.
+fn explain(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Value {
+    let dir = scratch();
+    let bounding = if privileged { json!(["CAP_SYS_ADMIN"]) } else { json!(["CAP_CHOWN"]) };
+    let spec = json!({
+        "ociVersion": "1.0.2", "root": {"path": "rootfs"}, "mounts": mounts,
+        "process": {"env": env, "capabilities": {"bounding": bounding}},
+    });
+    std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, config).unwrap();
+    let mut hook = Command::new(HOOK);
+    hook.arg("--config").arg(file).args(["explain", "--request", "--json"]).env_clear();
+    let ran = run_with(&mut hook, json!({"id": "c", "bundle": dir.path()}).to_string().as_bytes());
+    let said: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    assert_eq!(ran.code, Some(i32::from(said["outcome"] == "error")), "{said}");
+    said
+}
+
+fn toml_of(settings: &Value) -> String {
+    let lines = settings.as_object().into_iter().flatten();
+    lines.map(|(key, value)| format!("{key} = {value}\n")).collect()
+}
+
+fn sorted(mut list: Vec<String>) -> Vec<String> {
+    list.sort();
+    list
+}
+
+fn requests() {
+    for row in rows("nvidia_config") {
+        let (input, expect) = (&row["input"], &row["expect"]);
+        let privileged = input["privileged"].as_bool().unwrap();
+        let said = explain(&env(&input["env"]), &json!([]), privileged, &toml_of(&input["config"]));
+        if expect["error"] == true {
+            assert_eq!(said["outcome"], "error", "{row}");
+            assert!(said["reason"].as_str().unwrap().contains("insufficient privileges"), "{said}");
+            continue;
+        }
+        if expect["gpu_container"] == false {
+            assert_eq!((&said["outcome"], &said["request"]), (&json!("none"), &Value::Null), "{row}");
+            continue;
+        }
+        let request = &said["request"];
+        assert_eq!(request["visible_devices"], devices(&expect["devices"]), "{row}");
+        let capabilities = strings(&request["driver_capabilities"]).join(",");
+        assert_eq!(json!(capabilities), expect["driver_capabilities"], "{row}");
+        assert_eq!(
+            sorted(strings(&request["requirements"])),
+            sorted(strings(&expect["requirements_any_order"])),
+            "{row}"
+        );
+        for (ours, theirs) in [("mig_config_devices", "mig_config"), ("mig_monitor_devices", "mig_monitor")] {
+            let asked = request[ours].as_str().unwrap_or_default();
+            assert_eq!(json!(asked), expect[theirs], "{row}");
+        }
+    }
+}
+
+fn assert_devices(said: &Value, row: &Value) {
+    let expected = devices(&row["expect"]["devices"]);
+    let found = said["request"].get("visible_devices").cloned().unwrap_or(Value::Null);
+    assert_eq!(found, expected, "{row}\n{said}");
+}
+
+fn devices_from_env() {
+    for row in rows("devices_from_env") {
+        let swarm = strings(&row["input"]["preferred_env_vars"]).join(",");
+        // Rows with CUDA_VERSION=legacy are about devices only; as a version it would be an error.
+        let mut env = env(&row["input"]["env"]);
+        env.push("NVIDIA_DISABLE_REQUIRE=true".into());
+        assert_devices(&explain(&env, &json!([]), false, &format!("swarm-resource = \"{swarm}\"")), &row);
+    }
+}
+
+fn devices_from_mounts() {
+    for row in rows("devices_from_mounts") {
+        let config = "accept-nvidia-visible-devices-as-volume-mounts = true";
+        assert_devices(&explain(&[], &row["input"]["mounts"], false, config), &row);
+    }
+}
+
+fn visible_devices() {
+    for row in rows("visible_devices") {
+        let input = &row["input"];
+        let config = format!(
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = {}\n\
+             accept-nvidia-visible-devices-as-volume-mounts = {}\nswarm-resource = \"{}\"\n",
+            input["accept_envvar_unprivileged"],
+            input["accept_volume_mounts"],
+            strings(&input["preferred_env_vars"]).join(",")
+        );
+        let said = explain(&env(&input["env"]), &input["mounts"], input["privileged"].as_bool().unwrap(), &config);
+        assert_devices(&said, &row);
+    }
+}
+
+fn imex_channels() {
+    for row in rows("imex_channels_env") {
+        let mut env = strings(&row["input"]["env"]);
+        env.push("NVIDIA_VISIBLE_DEVICES=all".into());
+        let said = explain(&env, &json!([]), false, "");
+        assert_eq!(strings(&said["request"]["imex_channels"]), strings(&row["expect"]["channels"]), "{row}");
+    }
+}
+
+fn image_requirements() {
+    for row in rows("image_requirements") {
+        let mut env = strings(&row["input"]["env"]);
+        env.push("NVIDIA_VISIBLE_DEVICES=all".into());
+        let said = explain(&env, &json!([]), false, "");
+        let expected = sorted(strings(&row["expect"]["requirements_any_order"]));
+        assert_eq!(sorted(strings(&said["request"]["requirements"])), expected, "{row}");
+    }
+}
+
+fn driver_capabilities() {
+    for row in rows("driver_capabilities") {
+        let input = &row["input"];
+        let parsed = Capabilities::supported(input["supported"].as_str().unwrap()).ok().and_then(|supported| {
+            let value = input["env"].get("NVIDIA_DRIVER_CAPABILITIES").map(|value| value.as_str().unwrap());
+            capabilities::parse(value, input["legacy_image"].as_bool().unwrap(), supported).ok()
+        });
+        let found = parsed.map_or_else(|| json!({"error": true}), |set| json!({"capabilities": set.to_string()}));
+        assert_eq!(found, row["expect"], "{row}");
+    }
+}
+
+/// The peers' set functions take any word; ours know seven capabilities. What is observable is the same: a request
+/// with another word, or above what is supported, is refused.
+fn capability_sets() {
+    let known = |word: &String| Capabilities::supported(word).is_ok();
+    for row in rows("capabilities_intersection") {
+        let (requested, supported) = (strings(&row["input"]["requested"]), strings(&row["input"]["supported"]));
+        if !supported.iter().all(known) {
+            assert!(Capabilities::supported(&supported.join(",")).is_err(), "{row}");
+            continue;
+        }
+        // "," asks for nothing, where an empty value asks for the default.
+        let value = format!("{},", requested.join(","));
+        let supported = Capabilities::supported(&supported.join(",")).unwrap();
+        let expected = strings(&row["expect"]["intersection"]).join(",");
+        match capabilities::parse(Some(&value), false, supported) {
+            Ok(set) => assert_eq!(set.to_string(), expected, "{row}"),
+            Err(_) => assert!(requested.iter().any(|word| !expected.split(',').any(|e| e == word)), "{row}"),
+        }
+    }
+    for row in rows("capabilities_list") {
+        let value = row["input"]["value"].as_str().unwrap();
+        let all = Capabilities::supported("all").unwrap();
+        match strings(&row["expect"]["list"]).as_slice() {
+            [] if value.is_empty() => {
+                assert_eq!(capabilities::parse(Some(value), false, all).unwrap().to_string(), "compute,utility")
+            }
+            [] => assert_eq!(capabilities::parse(Some(value), false, all).unwrap().to_string(), ""),
+            _ => assert!(capabilities::parse(Some(value), false, all).is_err(), "{row}"),
+        }
+    }
+}
+
+fn configuration() {
+    let load = |text: &str| config::parse(text, Path::new("/c.toml"));
+    for row in rows("supported_capabilities_config") {
+        let text = strings(&row["input"]["config_lines"]).join("\n");
+        let found = load(&text).map_or_else(
+            |_| json!({"error": true}),
+            |(config, _)| json!({"supported_driver_capabilities": config.supported_driver_capabilities.to_string()}),
+        );
+        assert_eq!(found, row["expect"], "{row}");
+    }
+    for row in rows("config_load") {
+        let (config, _) = load(&strings(&row["input"]["toml_lines"]).join("\n")).unwrap();
+        let expect = &row["expect"];
+        assert_eq!(json!(config.disable_require), expect["disable-require"], "{row}");
+        assert_eq!(json!(config.swarm_resource.join(",")), expect["swarm-resource"], "{row}");
+        assert_eq!(
+            json!(config.accept_envvar_when_unprivileged),
+            expect["accept-nvidia-visible-devices-envvar-when-unprivileged"]
+        );
+        assert_eq!(json!(config.accept_volume_mounts), expect["accept-nvidia-visible-devices-as-volume-mounts"]);
+        assert_eq!(json!(config.supported_driver_capabilities.to_string()), expect["supported-driver-capabilities"]);
+        assert_eq!(json!(!config.edit_cgroups), expect["nvidia-container-cli.no-cgroups"]);
+        let root = config.driver_root.as_path().to_str().unwrap().to_owned();
+        assert_eq!(json!(if root == "/" { "" } else { &root }), expect["nvidia-container-cli.root"]);
+        let user = config.user.map_or_else(String::new, |user| match user.group {
+            Some(group) => format!("{}:{group}", user.user),
+            None => user.user,
+        });
+        // NVIDIA writes a user into the file on SUSE. Ours needs none there: it takes the group that owns the nodes.
+        let theirs = if row["name"] == "suse config" { &json!("") } else { &expect["nvidia-container-cli.user"] };
+        assert_eq!(&json!(user), theirs, "{row}");
+    }
+    // An ldconfig of the container is an error there; here no ldconfig is ever run, whatever the key says.
+    for row in rows("config_validate") {
+        let value = row["input"]["nvidia-container-cli.ldconfig"].as_str().unwrap();
+        assert!(load(&format!("[nvidia-container-cli]\nldconfig = \"{value}\"")).unwrap().1.is_empty(), "{row}");
+    }
+}
+
+fn privilege() {
+    for row in rows("is_privileged") {
+        let mut spec = row["input"]["spec_json"].clone();
+        spec["root"] = json!({"path": "/r"});
+        let view = spec_view::parse(spec.to_string().as_bytes(), Path::new("/b")).unwrap();
+        assert_eq!(json!({"privileged": view.privileged}), row["expect"], "{row}");
+    }
+}
+
+fn cuda_versions() {
+    for row in rows("cuda_version_parse") {
+        let found = require::parse_cuda_version(row["input"].as_str().unwrap())
+            .map_or_else(|| json!({"error": true}), |(major, minor)| json!(format!("{major}.{minor}")));
+        assert_eq!(found, row["expect"], "{row}");
+    }
+}
+
+fn requirements() {
+    let table = table("require.json");
+    let rows = table["evaluate"].as_array().unwrap();
+    assert_eq!(rows.len(), 57);
+    for row in rows {
+        let property = |name: &str| row["properties"][name].as_str().map(str::to_owned);
+        let has = Properties {
+            cuda: property("cuda"),
+            driver: property("driver"),
+            arch: property("arch"),
+            brand: property("brand"),
+        };
+        let checked = strings(&row["requirements"]).into_iter().try_for_each(|text| {
+            let requirement = Requirement { variable: "NVIDIA_REQUIRE_X".into(), text };
+            require::check(&requirement, &[("GPU 0".into(), has.clone())])
+        });
+        // The words are ours: they name both sides, and what to do.
+        let found = match checked.map_err(|error| error.to_string()) {
+            Ok(()) => "satisfied",
+            Err(text) if text.contains("is malformed at") => "invalid",
+            Err(text) if text.contains("and GPU 0 has ") => "unsatisfied",
+            Err(text) => panic!("{text}"),
+        };
+        assert_eq!(json!(found), row["expect"]["result"], "{row}");
+    }
+}
+
+fn params() {
+    for row in rows("nvidia_params") {
+        let found = mask_params(row["input"].as_str().unwrap_or_default());
+        assert_eq!(json!(found), row["expect"], "{row}");
+    }
+}
+
+fn mig_minors() {
+    let cap = |name: &str| caps::parse_cap(name).unwrap();
+    for row in rows("mig_minors_line") {
+        let parsed = caps::parse_mig_minors(row["input"].as_str().unwrap());
+        match parsed.first_key_value() {
+            None => assert_eq!(row["expect"], json!({"error": true}), "{row}"),
+            Some((found, minor)) => {
+                assert_eq!(*found, cap(row["expect"]["cap"].as_str().unwrap()), "{row}");
+                assert_eq!(json!(minor), row["expect"]["minor"], "{row}");
+            }
+        }
+    }
+    for row in rows("mig_minors_file") {
+        let parsed = caps::parse_mig_minors(&strings(&row["input"]).join("\n"));
+        let expected = row["expect"].as_object().unwrap();
+        assert_eq!(parsed.len(), expected.len(), "{row}");
+        for (name, minor) in expected {
+            assert_eq!(json!(parsed[&cap(name)]), *minor, "{row}");
+        }
+    }
+    for row in rows("mig_cap_proc_path") {
+        let cap: MigCap = cap(row["input"].as_str().unwrap());
+        assert_eq!(json!(cap.proc_path()), row["expect"], "{row}");
+    }
+}
