@@ -124,6 +124,8 @@ static bool mig_line(const char *line, struct config *config)
 	struct mig *mig = &gpu->mig[gpu->mig_count++];
 	mig->gi = number(line, "gi", 0);
 	mig->ci = number(line, "ci", 0);
+	mig->cap_gi = number(line, "cap-gi", 0);
+	mig->cap_ci = number(line, "cap-ci", 0);
 	return value(line, "uuid", mig->uuid, sizeof mig->uuid);
 }
 

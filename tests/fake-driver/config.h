@@ -8,6 +8,7 @@ enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_QUIRKS = 16 };
 
 struct mig {
 	unsigned gi, ci;
+	unsigned cap_gi, cap_ci; /* minors below /dev/nvidia-caps that open it; 0: nothing needed */
 	char uuid[96];
 };
 

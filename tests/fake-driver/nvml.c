@@ -50,6 +50,7 @@ struct memory {
 static struct config config;
 static struct device devices[MAX_GPUS];
 static struct device mig_devices[MAX_GPUS][MAX_MIG];
+static unsigned mig_counts[MAX_GPUS];
 static unsigned device_count;
 static bool initialized;
 
@@ -74,6 +75,13 @@ static bool gpu_opens(const struct gpu *gpu)
 	char path[32];
 	snprintf(path, sizeof path, "/dev/nvidia%u", gpu->minor);
 	return try_node(path) == SUCCESS;
+}
+
+static bool cap_opens(unsigned minor)
+{
+	char path[48];
+	snprintf(path, sizeof path, "/dev/nvidia-caps/nvidia-cap%u", minor);
+	return !minor || try_node(path) == SUCCESS;
 }
 
 static void sleep_ms(unsigned ms)
@@ -103,9 +111,17 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 		if (!config.count_all && !gpu_opens(&config.gpu[i]))
 			continue;
 		devices[device_count] = (struct device){.gpu = &config.gpu[i], .index = device_count};
-		for (unsigned m = 0; m < config.gpu[i].mig_count; m++)
-			mig_devices[device_count][m] =
-				(struct device){.gpu = &config.gpu[i], .mig = &config.gpu[i].mig[m], .index = m};
+		/* The same with MIG devices: in a container, those whose two capability nodes can be opened. */
+		unsigned parts = 0;
+		for (unsigned m = 0; m < config.gpu[i].mig_count; m++) {
+			const struct mig *mig = &config.gpu[i].mig[m];
+			if (!cap_opens(mig->cap_gi) || !cap_opens(mig->cap_ci))
+				continue;
+			mig_devices[device_count][parts] =
+				(struct device){.gpu = &config.gpu[i], .mig = mig, .index = parts};
+			parts++;
+		}
+		mig_counts[device_count] = parts;
 		device_count++;
 	}
 	initialized = true;
@@ -355,7 +371,7 @@ PUBLIC unsigned nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *
 PUBLIC unsigned nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, struct device **out)
 {
 	CHECK_DEVICE(device);
-	if (index >= device->gpu->mig_count)
+	if (index >= mig_counts[device->index])
 		return NOT_FOUND;
 	*out = &mig_devices[device->index][index];
 	return SUCCESS;

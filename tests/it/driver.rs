@@ -121,8 +121,18 @@ impl Waiting {
 
     /// Writes config.json anew.
     pub fn set_env(&self, env: &[&str]) {
+        self.set_process(env, &[]);
+    }
+
+    /// The same for a privileged container.
+    pub fn set_privileged_env(&self, env: &[&str]) {
+        self.set_process(env, &["CAP_SYS_ADMIN"]);
+    }
+
+    fn set_process(&self, env: &[&str], bounding: &[&str]) {
+        let process = serde_json::json!({"args": ["sh"], "env": env, "capabilities": {"bounding": bounding}});
         let spec = serde_json::json!({
-            "ociVersion": "1.0.2", "process": {"args": ["sh"], "env": env}, "root": {"path": self.rootfs},
+            "ociVersion": "1.0.2", "process": process, "root": {"path": self.rootfs},
         });
         std::fs::write(self.bundle.join("config.json"), spec.to_string()).unwrap();
     }

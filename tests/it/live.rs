@@ -26,6 +26,9 @@ pub const TESTS: &[Test] = &[
     ("live::a_failing_gpu_does_not_stop_the_others", NEEDS, a_failing_gpu_does_not_stop_the_others),
     ("live::none_or_sixteen_gpus_and_a_slow_driver", NEEDS, none_or_sixteen_gpus_and_a_slow_driver),
     ("live::driver_libraries_in_lib64", NEEDS, driver_libraries_in_lib64),
+    ("live::one_mig_device", NEEDS, one_mig_device),
+    ("live::mig_management_is_for_privileged_containers", NEEDS, mig_management),
+    ("live::limits_and_requirements", NEEDS, limits_and_requirements),
     ("live::suse_nodes_need_the_video_group", NEEDS, suse_nodes_need_the_video_group),
     ("live::nothing_runs_and_nothing_of_the_container_is_loaded", NEEDS_STRACE, nothing_runs),
 ];
@@ -287,6 +290,78 @@ fn driver_libraries_in_lib64() {
     container.hook(&fake.config).ok();
     assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
     container.exec("nvidia-smi").ok();
+}
+
+const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
+
+/// Its GPU's node, its two capability nodes, and nothing of any other.
+fn one_mig_device() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0:1"], MASKABLE_PROC);
+    container.hook(&fake.config).ok();
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia[0-9]* nvidia-caps/*").ok().trim(),
+        "nvidia0 nvidia-caps/nvidia-cap21 nvidia-caps/nvidia-cap22"
+    );
+    let listed = container.exec("nvidia-smi -L").ok();
+    let lines: Vec<_> = listed.lines().collect();
+    assert_eq!(lines.len(), 2, "{listed}");
+    assert!(lines[1].starts_with("  MIG ") && lines[1].contains("(UUID: MIG-51eed000-0002-"), "{listed}");
+    let files =
+        container.exec("cd /proc/driver/nvidia/capabilities; echo gpu0/mig/*/access gpu0/mig/*/*/access mig").ok();
+    assert_eq!(files.trim(), "gpu0/mig/gi2/access gpu0/mig/gi2/ci0/access mig");
+    assert!(
+        container
+            .mount_options("/proc/driver/nvidia/capabilities/gpu0/mig/gi2/access")
+            .starts_with("ro,nosuid,nodev,noexec")
+    );
+
+    // The same device by its other names, in a new container each.
+    for name in ["MIG-51eed000-0002-4000-8000-0000fa4e0002", "mig-gpu-51eed000-0000-4000-8000-0000fa4e0000/2/0"] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let env = format!("NVIDIA_VISIBLE_DEVICES={name}");
+        let container = Waiting::start(dir.path(), &image.rootfs, &[&env], "");
+        container.hook(&fake.config).ok();
+        assert_eq!(container.exec("nvidia-smi -L").ok(), listed, "{name}");
+    }
+    container.set_env(&["NVIDIA_VISIBLE_DEVICES=0:7"]);
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("no such MIG device") && stderr.contains("0:1 (MIG-51eed000-0002-"), "{stderr}");
+}
+
+fn mig_management() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("insufficient privileges for NVIDIA_MIG_CONFIG_DEVICES"), "{stderr}");
+    container.set_privileged_env(&env);
+    container.hook(&fake.config).ok();
+    let nodes = container.exec("cd /dev/nvidia-caps; echo *").ok();
+    assert_eq!(nodes.trim(), "nvidia-cap1 nvidia-cap12 nvidia-cap13 nvidia-cap21 nvidia-cap22");
+    container.exec("cat /proc/driver/nvidia/capabilities/mig/config").ok();
+    container.set_privileged_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=0"]);
+    assert!(container.hook(&fake.config).failed(1).contains("NVIDIA_MIG_MONITOR_DEVICES=\"0\" is not \"all\""));
+}
+
+fn limits_and_requirements() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    fake.configure("[devices]\ndeny = [\"1\"]\n[oci-nvidia-hook]\nrequire = \"warn\"");
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("warning: the image needs NVIDIA_REQUIRE_CUDA=\"cuda>=99\", and GPU 0 has cuda 12.2"));
+    ran.ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0");
+    container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
+    assert!(container.hook(&fake.config).failed(1).contains("which containers may not have"));
+    fake.configure("");
+    container.set_env(&env);
+    assert!(container.hook(&fake.config).failed(1).contains("the image needs NVIDIA_REQUIRE_CUDA"));
 }
 
 /// SUSE's driver makes its nodes root:video 0660. The default finds the group by itself.

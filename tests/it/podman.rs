@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
     ("podman::one_gpu_and_no_other_on_cgroup_v1", NEEDS_V1, || one_gpu_and_no_other(Cgroup::AsMounted)),
     ("podman::one_gpu_and_no_other_on_cgroup_v2", NEEDS_V2, || one_gpu_and_no_other(Cgroup::V2)),
     ("podman::all_gpus_on_cgroup_v2", NEEDS_V2, all_gpus_on_cgroup_v2),
+    ("podman::one_mig_device_and_no_other", NEEDS, one_mig_device_and_no_other),
     ("podman::no_request_no_difference", NEEDS, no_request_no_difference),
     ("podman::privileged_containers_are_left_their_access", NEEDS, privileged),
     ("podman::devices_of_config_json_stay_the_runtimes", NEEDS_V1, devices_of_config_json),
@@ -192,6 +193,23 @@ fn all_gpus_on_cgroup_v2() {
     let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
     let text = Podman::shared().run(Cgroup::V2, &arguments).ok();
     assert_eq!(text, FakeDriver::shared().on_host("nvidia-smi -L"));
+}
+
+/// As with GPUs: whoever makes the other device's nodes cannot open them.
+fn one_mig_device_and_no_other() {
+    let podman = Podman::with_image();
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    podman.install_hook(&fake.config);
+    let script = "nvidia-smi -L; cd /tmp; mknod ours c 510 12; mknod other c 510 21; mknod gpu1 c 195 1; \
+                  probe-open /dev/nvidia0 ours other gpu1";
+    let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=0:0", IMAGE, "sh", "-euc", script];
+    for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
+        let text = podman.run(cgroup, &arguments).ok();
+        assert_eq!(text.matches("UUID: MIG-").count(), 1, "{text}");
+        for line in ["/dev/nvidia0: ENXIO", "ours: ENXIO", "other: EPERM", "gpu1: EPERM"] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
 }
 
 fn no_request_no_difference() {
