@@ -56,11 +56,18 @@ pub fn render(error: &anyhow::Error) -> String {
     in_our_words(&text)
 }
 
-/// Control characters escaped, so that the text stays on its line and moves no cursor.
+/// What of a text is shown at most, in characters: a container may put a megabyte into a variable.
+const LONGEST: usize = 2000;
+
+/// Control characters escaped, so that the text stays on its line and moves no cursor, and cut at 2000 characters.
 #[must_use]
 pub fn one_line(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    let mut out = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == LONGEST {
+            out.push('…');
+            break;
+        }
         if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
@@ -143,6 +150,12 @@ mod tests {
         ] {
             assert_eq!(render(&error), says);
         }
+    }
+
+    #[test]
+    fn container_data_is_cut() {
+        let text = render(&failure("x".repeat(1 << 20), "y"));
+        assert!(text.len() < 2100 && text.ends_with("…\nhint: y"), "{}", text.len());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The grammar of `NVIDIA_VISIBLE_DEVICES`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// The GPUs a container asks for.
@@ -63,16 +64,15 @@ pub fn parse(value: &str) -> Option<VisibleDevices> {
     match words.iter().find(|word| word.eq_ignore_ascii_case("all") || **word == "none") {
         Some(&"none") => Some(VisibleDevices::None),
         Some(_) => Some(VisibleDevices::All),
-        None => {
-            let mut names: Vec<String> = Vec::new();
-            for word in words {
-                if !names.iter().any(|name| name == word) {
-                    names.push(word.to_owned());
-                }
-            }
-            Some(VisibleDevices::List(names))
-        }
+        None => Some(VisibleDevices::List(unique(words))),
     }
+}
+
+/// Each name once, in the order given. A value may have as many as fit into config.json.
+#[must_use]
+pub fn unique<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().filter(|name| seen.insert(*name)).map(str::to_owned).collect()
 }
 
 impl DeviceId {
@@ -138,6 +138,7 @@ impl fmt::Display for DeviceId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn nothing_is_asked_by() {
@@ -181,6 +182,25 @@ mod tests {
             let id = parse_id(word);
             assert_eq!(id, expected, "{word}");
             assert_eq!(id.to_string(), printed);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(value in "[ -~\\x00,\u{e9}]{0,60}") {
+            if let Some(VisibleDevices::List(names)) = parse(&value) {
+                prop_assert!(!names.is_empty());
+                for name in names {
+                    prop_assert!(!name.contains(',') && !name.is_empty());
+                    DeviceId::parse(&name).to_string();
+                }
+            }
+        }
+
+        #[test]
+        fn what_is_printed_means_the_same(word in "(GPU|MIG)-[0-9a-f/]{0,8}|[0-9]{1,3}|[0-9]:[0-9]|[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.0") {
+            let id = DeviceId::parse(&word);
+            prop_assert_eq!(DeviceId::parse(&id.to_string()), id);
         }
     }
 }

@@ -209,3 +209,75 @@ fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Re
 fn is_go_true(value: &str) -> bool {
     matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::path::Path;
+
+    fn decide(env: &[String]) -> Option<Decision> {
+        let text = serde_json::json!({"root": {"path": "/r"}, "process": {"env": env}}).to_string();
+        let spec = crate::oci::spec_view::parse(text.as_bytes(), Path::new("/b")).unwrap();
+        from_spec(&spec, &Config::default()).ok()
+    }
+
+    fn spec(env: &[(&str, &str)]) -> SpecView {
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        SpecView { env: env.collect(), ..SpecView::default() }
+    }
+
+    #[test]
+    fn config_is_read_only_if_it_can_matter() {
+        for (env, expected) in [
+            (&[][..], Hint::No),
+            (&[("PATH", "/bin")], Hint::No),
+            (&[("NVIDIA_VISIBLE_DEVICES", "void")], Hint::No),
+            (&[("CUDA_VERSION", "9.0"), ("NVIDIA_VISIBLE_DEVICES", "")], Hint::No),
+            (&[("CUDA_VERSION", "9.0"), ("NVIDIA_REQUIRE_CUDA", "x")], Hint::No),
+            (&[("CUDA_VERSION", "9.0")], Hint::Yes),
+            (&[("NVIDIA_VISIBLE_DEVICES", "none")], Hint::Yes),
+            (&[("DOCKER_RESOURCE_GPU", "0")], Hint::Perhaps),
+        ] {
+            assert_eq!(hint(&spec(env)), expected, "{env:?}");
+        }
+    }
+
+    proptest! {
+        /// What the hint rules out, no configuration can ask for (but for swarm variables of other names).
+        #[test]
+        fn no_hint_no_request(
+            devices in prop::option::of("|void|all|0| , "),
+            cuda in prop::option::of("|9\\.0"),
+            require in prop::option::of("|cuda>=9\\.0"),
+        ) {
+            let vars = [("NVIDIA_VISIBLE_DEVICES", devices), ("CUDA_VERSION", cuda), ("NVIDIA_REQUIRE_CUDA", require)];
+            let env: Vec<_> = vars.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?))).collect();
+            let spec = spec(&env);
+            let decision = from_spec(&spec, &Config::default()).unwrap();
+            prop_assert_eq!(hint(&spec) == Hint::No, matches!(decision, Decision::Nothing(_)));
+        }
+
+        #[test]
+        fn the_order_of_variables_means_nothing(
+            seed in any::<u64>(),
+            devices in "all|none|0|1,0|GPU-x|void",
+            capabilities in "all|compute|utility,video|nonsense",
+            requirement in "cuda>=12.0|brand=tesla|x",
+        ) {
+            let mut env = vec![
+                format!("NVIDIA_VISIBLE_DEVICES={devices}"),
+                format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}"),
+                format!("NVIDIA_REQUIRE_CUDA={requirement}"),
+                "NVIDIA_REQUIRE_OTHER=arch>=7".to_owned(),
+                "CUDA_VERSION=12.1".to_owned(),
+                "PATH=/bin".to_owned(),
+            ];
+            let before = decide(&env);
+            let by = usize::try_from(seed % 6).unwrap();
+            env.rotate_left(by);
+            env.swap(0, by);
+            prop_assert_eq!(decide(&env), before);
+        }
+    }
+}

@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
+use super::devices::unique;
 use crate::error::failure;
 use crate::oci::spec_view::Mount;
 
@@ -45,26 +46,22 @@ pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
             ));
         };
         if let Some(channel) = name.strip_prefix("imex/") {
-            push(&mut request.imex, channel);
+            request.imex.push(channel.to_owned());
         } else if let Some(qualified) = name.strip_prefix("cdi/") {
             // cdi/vendor/class/device and cdi/vendor/class=device are one CDI name; another form is none.
             let parts: Vec<_> = qualified.splitn(3, '/').collect();
             match parts.as_slice() {
-                [vendor, class, device] => push(&mut request.devices, &format!("{vendor}/{class}={device}")),
-                [vendor, rest] if rest.contains('=') => push(&mut request.devices, &format!("{vendor}/{rest}")),
+                [vendor, class, device] => request.devices.push(format!("{vendor}/{class}={device}")),
+                [vendor, rest] if rest.contains('=') => request.devices.push(format!("{vendor}/{rest}")),
                 _ => {}
             }
         } else {
-            push(&mut request.devices, &name);
+            request.devices.push(name);
         }
     }
+    request.devices = unique(request.devices.iter().map(String::as_str));
+    request.imex = unique(request.imex.iter().map(String::as_str));
     Ok(request)
-}
-
-fn push(list: &mut Vec<String>, name: &str) {
-    if !list.iter().any(|known| known == name) {
-        list.push(name.to_owned());
-    }
 }
 
 /// `.` and `//` taken out; `None` if it has `..`.
@@ -102,5 +99,13 @@ mod tests {
         let climbing = [mount("/dev/null", "/var/run/nvidia-container-devices/../../../etc")];
         let text = crate::error::render(&parse(&climbing, true).unwrap_err());
         assert!(text.contains("../../../etc") && text.contains("hint: "), "{text}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn never_panics(source in "/dev/null|/dev/./null|[a-z/.]{0,12}", name in "[a-zA-Z0-9/.=\u{e9}-]{0,24}") {
+            let destination = format!("/var/run/nvidia-container-devices/{name}");
+            parse(&[mount(&source, &destination)], true).ok();
+        }
     }
 }

@@ -20,6 +20,7 @@ pub const TESTS: &[Test] = &[
     ("bad_input::nvml_says_no", &[Need::Root, Need::Program("cc")], nvml_says_no),
     ("bad_input::unknown_gpu", &[Need::Root, Need::Program("cc")], unknown_gpu),
     ("bad_input::missing_node", &[Need::Root, Need::Program("cc")], missing_node),
+    ("bad_input::hostile_environment", &[], hostile_environment),
     ("bad_input::wrong_command_line", &[], wrong_command_line),
 ];
 
@@ -201,6 +202,43 @@ fn missing_node() {
     fake.set_nvml(|old| old + "\ncount-all\n");
     one_error(with_fake(&fake, "all"), &["\"/dev/nvidia1\" is missing"]);
     one_error(with_fake(&fake, "1"), &["\"/dev/nvidia1\" is missing"]);
+}
+
+/// Values that no image has by accident.
+fn hostile_environment() {
+    let dir = scratch();
+    let explain = |spec: &[u8]| {
+        std::fs::write(dir.path().join("config.json"), spec).unwrap();
+        let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
+        hook(&["--config", "/dev/null", "explain", "--request"], state.as_bytes())
+    };
+    let with = |env: &[String]| {
+        let spec = serde_json::json!({"process": {"env": env}, "root": {"path": "rootfs"}});
+        std::fs::write(dir.path().join("empty.toml"), "").unwrap();
+        std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+        let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
+        let config = dir.path().join("empty.toml");
+        hook(&["--config", config.to_str().unwrap(), "explain", "--request"], state.as_bytes())
+    };
+    let many: String = (0..150_000).map(|i| format!("{i},")).collect();
+    let start = std::time::Instant::now();
+    for (env, says) in [
+        (vec![format!("NVIDIA_VISIBLE_DEVICES={many}")], "asks for 0,1,2,3"),
+        (vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()], "asks for a\\u{0}b\\n\\u{1b}[2J"),
+        (
+            vec!["NVIDIA_VISIBLE_DEVICES=all".into(), format!("NVIDIA_DRIVER_CAPABILITIES={}", "x".repeat(1 << 20))],
+            "is not a driver capability",
+        ),
+    ] {
+        let ran = with(&env);
+        assert!(ran.stdout.contains(says) || ran.stdout.contains("xxxx…"), "{:.300}", ran.stdout);
+        assert!(ran.stdout.len() < 10_000 && ran.stderr.is_empty(), "{}", ran.stdout.len());
+    }
+    assert!(start.elapsed().as_secs() < 5);
+    // JSON is UTF-8: anything else is no config.json.
+    let ran = explain(b"{\"process\":{\"env\":[\"A=\xff\"]},\"root\":{\"path\":\"r\"}}");
+    assert!(ran.stdout.contains("config.json"), "{ran:?}");
+    ran.failed(1);
 }
 
 fn wrong_command_line() {

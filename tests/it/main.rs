@@ -14,6 +14,7 @@
 )]
 
 mod bad_input;
+mod captures;
 mod conformance;
 mod driver;
 mod ldcache;
@@ -29,8 +30,13 @@ pub type Test = (&'static str, &'static [Need], fn());
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
-    let tests =
-        bad_input::TESTS.iter().chain(conformance::TESTS).chain(ldcache::TESTS).chain(live::TESTS).chain(podman::TESTS);
+    let tests = bad_input::TESTS
+        .iter()
+        .chain(captures::TESTS)
+        .chain(conformance::TESTS)
+        .chain(ldcache::TESTS)
+        .chain(live::TESTS)
+        .chain(podman::TESTS);
     let trials = tests.map(|(name, needs, test)| trial(name, needs, *test)).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     support::remove_shared();
