@@ -304,6 +304,10 @@ mod tests {
         for key in KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
             let name = key.name.rsplit('.').next().unwrap();
             assert!(text.contains(&format!("\n{name} = ")), "{name} is not in config/config.toml");
+            let man = include_str!("../../docs/man/oci-nvidia-hook.toml.5");
+            assert!(man.contains(&format!("\n.BR {name} \"")), "{name} is not in its man page");
+            let readme = include_str!("../../README.md");
+            assert!(readme.contains(&format!("{}`", key.name)), "{} is not in README.md", key.name);
         }
     }
 
