@@ -15,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Failure, failure};
 use crate::finding::Finding;
 use crate::paths::HostPath;
-use crate::request::{Capabilities, Capability};
+use crate::request::{Capabilities, Capability, SWARM_PREFIX};
 use schema::{KEYS, Key, Meaning};
 pub use user::{UserSpec, resolve};
 
@@ -160,8 +160,20 @@ pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
     })?;
     let mut reader = Reader { text, path, config: Config::default(), unknown: Vec::new() };
     reader.table("", table.get_ref())?;
-    let findings = reader.findings();
+    let mut findings = reader.findings();
+    findings.extend(unheard_swarm_variables(&reader.config, path));
     Ok((reader.config, findings))
+}
+
+/// A container is only looked at more closely if it has a variable that Docker's swarm could have set.
+fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
+    let unheard = config.swarm_resource.iter().find(|name| !name.starts_with(SWARM_PREFIX))?;
+    Some(Finding::warning(
+        "ONH-104",
+        format!("{path:?}: swarm-resource has {unheard:?}, which does not begin with {SWARM_PREFIX}"),
+        "a container that asks by this variable alone gets nothing",
+        format!("name the resource in Docker so that its variable begins with {SWARM_PREFIX}RESOURCE_"),
+    ))
 }
 
 /// 1 for the first line.
@@ -397,6 +409,13 @@ mod tests {
             assert_eq!(config, Config::default());
             assert!(findings[0].what.contains(says) && findings[0].fix.contains(fix), "{findings:?}");
         }
+    }
+
+    #[test]
+    fn swarm_variables_that_would_not_be_heard_are_named() {
+        let (config, findings) = parsed("swarm-resource = \"DOCKER_RESOURCE_GPU, MY_GPU\"").unwrap();
+        assert_eq!(config.swarm_resource, ["DOCKER_RESOURCE_GPU", "MY_GPU"]);
+        assert!(findings[0].what.contains("\"MY_GPU\""), "{findings:?}");
     }
 
     #[test]

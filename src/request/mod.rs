@@ -25,7 +25,7 @@ const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
 const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
 const CUDA_VERSION: &str = "CUDA_VERSION";
 /// Docker's swarm names variables so; `swarm-resource` in config.toml says which of them list GPUs.
-const SWARM_PREFIX: &str = "DOCKER_";
+pub const SWARM_PREFIX: &str = "DOCKER_";
 
 /// A container that wants the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
