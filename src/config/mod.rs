@@ -15,12 +15,14 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Failure, failure};
 use crate::finding::Finding;
 use crate::paths::HostPath;
-use crate::request::{Capabilities, Capability, SWARM_PREFIX};
+use crate::request::capabilities::{Capabilities, Capability};
 use schema::{KEYS, Key, Meaning};
 pub use user::{UserSpec, resolve};
 
 /// Where it is, below `/etc` or `$XDG_CONFIG_HOME`.
 const FILE: &str = "nvidia-container-runtime/config.toml";
+/// Docker's swarm names variables so; `swarm-resource` says which of them list GPUs.
+pub const SWARM_PREFIX: &str = "DOCKER_";
 /// NVIDIA's has 2 KiB.
 const MAX_SIZE: usize = 1 << 20;
 /// Each costs a look for its line; a file of nothing but mistakes shall not cost their square.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Config, Require, UserSpec};
 use crate::paths::HostPath;
-use crate::request::Capabilities;
+use crate::request::capabilities::Capabilities;
 
 /// What a key does. The setter of a text says what is allowed if it is not.
 #[derive(Clone, Copy, Debug)]

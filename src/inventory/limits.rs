@@ -15,7 +15,7 @@ pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
 fn matches(pattern: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
     match DeviceId::parse(pattern) {
         DeviceId::Unknown(pattern) => glob(pattern.to_lowercase().as_bytes(), gpu.model.to_lowercase().as_bytes()),
-        id => super::select::is_gpu(&id, gpu) || mig.is_some_and(|mig| super::select::is_mig(&id, gpu, mig)),
+        id => gpu.is_named(&id) || mig.is_some_and(|mig| mig.is_named(&id, gpu)),
     }
 }
 

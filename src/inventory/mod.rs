@@ -11,6 +11,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::request::DeviceId;
+
 /// The driver and its GPUs at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -85,6 +87,50 @@ pub struct BusId {
     pub bus: u32,
     /// 5 bits
     pub device: u32,
+}
+
+/// Whether `id` names what has this index, UUID and bus id, as far as they are known.
+fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<BusId>) -> bool {
+    match id {
+        DeviceId::Index(asked) => index == Some(*asked),
+        DeviceId::Uuid(asked) => uuid.is_some_and(|uuid| uuid.eq_ignore_ascii_case(asked)),
+        DeviceId::PciBusId { domain, bus, device } => {
+            bus_id == Some(BusId { domain: *domain, bus: u32::from(*bus), device: u32::from(*device) })
+        }
+        DeviceId::Mig { .. } | DeviceId::Unknown(_) => false,
+    }
+}
+
+impl Gpu {
+    /// Whether `id` names it.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId) -> bool {
+        names(id, Some(self.index), Some(&self.uuid), Some(self.bus_id))
+    }
+}
+
+impl FailedGpu {
+    /// Whether `id` names it, as far as one can tell.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId) -> bool {
+        names(id, self.index, self.uuid.as_deref(), self.bus_id)
+    }
+}
+
+impl MigDevice {
+    /// Whether `id` names it, a part of `gpu`: by UUID, by `gpu:index`, or in the form of drivers before 470,
+    /// `MIG-GPU-<uuid>/<gi>/<ci>`.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId, gpu: &Gpu) -> bool {
+        match id {
+            DeviceId::Uuid(uuid) => {
+                let old = || format!("MIG-{}/{}/{}", gpu.uuid, self.gpu_instance, self.compute_instance);
+                uuid.eq_ignore_ascii_case(&self.uuid) || (uuid.contains('/') && uuid.eq_ignore_ascii_case(&old()))
+            }
+            DeviceId::Mig { gpu: index, mig } => (*index, *mig) == (gpu.index, self.index),
+            _ => false,
+        }
+    }
 }
 
 impl BusId {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::Result;
 
 use super::limits::permit;
-use super::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
+use super::{FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::error::failure;
 use crate::finding::Finding;
@@ -123,8 +123,8 @@ fn select_all<'a>(
 fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limits) -> Result<Device<'a>> {
     let id = DeviceId::parse(name);
     let is = |device: &Device<'_>| match device {
-        Device::Gpu(gpu) => is_gpu(&id, gpu),
-        Device::Mig(gpu, mig) => is_mig(&id, gpu, mig),
+        Device::Gpu(gpu) => gpu.is_named(&id),
+        Device::Mig(gpu, mig) => mig.is_named(&id, gpu),
     };
     let Some(found) = devices(inventory).find(is) else {
         return Err(unknown(name, &id, asked_by, inventory, limits));
@@ -138,39 +138,8 @@ fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limit
     Ok(found)
 }
 
-/// Whether `id` names this GPU.
-#[must_use]
-pub fn is_gpu(id: &DeviceId, gpu: &Gpu) -> bool {
-    names(id, Some(gpu.index), Some(&gpu.uuid), Some(gpu.bus_id))
-}
-
-/// Whether `id` names this part of this GPU: by UUID, by `gpu:index`, or in the form of drivers before 470,
-/// `MIG-GPU-<uuid>/<gi>/<ci>`.
-#[must_use]
-pub fn is_mig(id: &DeviceId, gpu: &Gpu, mig: &MigDevice) -> bool {
-    match id {
-        DeviceId::Uuid(uuid) => {
-            let old = || format!("MIG-{}/{}/{}", gpu.uuid, mig.gpu_instance, mig.compute_instance);
-            uuid.eq_ignore_ascii_case(&mig.uuid) || (uuid.contains('/') && uuid.eq_ignore_ascii_case(&old()))
-        }
-        DeviceId::Mig { gpu: index, mig: part } => (*index, *part) == (gpu.index, mig.index),
-        _ => false,
-    }
-}
-
-fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<BusId>) -> bool {
-    match id {
-        DeviceId::Index(asked) => index == Some(*asked),
-        DeviceId::Uuid(asked) => uuid.is_some_and(|uuid| uuid.eq_ignore_ascii_case(asked)),
-        DeviceId::PciBusId { domain, bus, device } => {
-            bus_id == Some(BusId { domain: *domain, bus: u32::from(*bus), device: u32::from(*device) })
-        }
-        DeviceId::Mig { .. } | DeviceId::Unknown(_) => false,
-    }
-}
-
 fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
-    let failed = inventory.failed.iter().find(|gpu| names(id, gpu.index, gpu.uuid.as_deref(), gpu.bus_id));
+    let failed = inventory.failed.iter().find(|gpu| gpu.is_named(id));
     if let Some(failed) = failed {
         return not_usable(name, asked_by, failed);
     }
@@ -214,6 +183,7 @@ fn known(inventory: &Inventory, limits: &Limits) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::error::render;
+    use crate::inventory::BusId;
     use crate::request::devices;
 
     /// Three GPUs; the last is split in two.

@@ -9,7 +9,7 @@ pub mod require;
 
 use anyhow::{Result, bail};
 
-use crate::config::{Config, Require};
+use crate::config::{Config, Require, SWARM_PREFIX};
 use crate::error::failure;
 use crate::oci::SpecView;
 pub use capabilities::{Capabilities, Capability};
@@ -24,8 +24,6 @@ const MIG_CONFIG_DEVICES: &str = "NVIDIA_MIG_CONFIG_DEVICES";
 const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
 const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
 const CUDA_VERSION: &str = "CUDA_VERSION";
-/// Docker's swarm names variables so; `swarm-resource` in config.toml says which of them list GPUs.
-pub const SWARM_PREFIX: &str = "DOCKER_";
 
 /// A container that wants the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
