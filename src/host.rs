@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::config::{Config, Require};
+use crate::driver::libraries::LinkerCache;
 use crate::driver::nodes::{self, CTL_MINOR, DeviceNode};
-use crate::driver::{DriverRoot, locate};
+use crate::driver::{DriverRoot, diagnosis, locate};
 use crate::edits::{Edits, build};
 use crate::error::failure;
 use crate::finding::Finding;
@@ -65,7 +66,7 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
 #[derive(Debug)]
 pub struct Host {
     driver: DriverRoot,
-    cache: locate::LinkerCache,
+    cache: LinkerCache,
     /// The root that has the device nodes
     dev: DriverRoot,
     /// The root that has /proc/driver/nvidia
@@ -82,15 +83,23 @@ impl Host {
     /// If there is no driver, or it does not answer.
     pub fn look(config: &Config) -> Result<Self> {
         let driver = DriverRoot::open(&config.driver_root)?;
-        let cache = locate::read_linker_cache(&driver, config.ldcache.as_ref())?;
-        let library = cache.find("libnvidia-ml.so.1").ok_or_else(|| no_driver(&driver))?;
+        let cache = LinkerCache::read(&driver, config.ldcache.as_ref());
         let dev = driver.owner_of("/dev/nvidiactl")?;
         let proc = driver.owner_of(DRIVER_PROC)?;
-        let mut inventory = child::ask(&Question {
+        let module = procfs::read_version(&proc);
+        let diagnosis = || diagnosis::diagnose(&diagnosis::look(&driver, &cache, module.clone()), &driver);
+        let library = locate::management_library(&driver, &cache, module.as_deref().unwrap_or_default());
+        let Some(library) = library else { return Err(diagnosis().unwrap_or_else(|| no_driver(&driver))) };
+        let asked = child::ask(&Question {
             root: driver.path(),
-            library,
+            library: driver.inside(&library.source)?,
             identity: identity::of(config, &dev)?,
             deadline: config.nvml_timeout,
+        });
+        // Where the module is not loaded, that is what to say, not what NVML makes of it.
+        let mut inventory = asked.map_err(|error| match module {
+            None => diagnosis().unwrap_or(error),
+            Some(_) => error,
         })?;
         let kernel_gpus = procfs::read_gpus(&proc);
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
@@ -252,7 +261,7 @@ fn cannot_give(uuid: &str, gpu: &Gpu) -> String {
 
 fn no_driver(root: &DriverRoot) -> anyhow::Error {
     failure(
-        format!("there is no NVIDIA driver below {}: its linker cache has no \"libnvidia-ml.so.1\"", root.path()),
+        format!("there is no NVIDIA driver below {}: no \"libnvidia-ml.so.1\" is there", root.path()),
         "install the driver (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or unset \
          NVIDIA_VISIBLE_DEVICES to run the container without GPUs",
     )

@@ -1,36 +1,55 @@
 //! Which files of the driver belong to which capability: data only.
 //!
-//! Sources: the file lists of the 535 driver packages of Debian and openSUSE, and NVIDIA's "Installed Components"
-//! chapter of the driver README. A library's name here is what stands before `.so`.
+//! The names are those that NVIDIA's container stack injects (libnvidia-container 1.20 and its CDI generator), and the
+//! "Installed Components" chapter of the driver README; a test holds them against Debian's packages of driver 535.
+//! A library's name here is what stands before `.so`.
 
 use crate::request::Capability;
 use crate::request::Capability::{Compute, Display, Graphics, Ngx, Utility, Video};
 
-/// A row: the name, and the capabilities that bring it along.
+/// A library or a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// `libcuda` for `libcuda.so.1`
     pub name: &'static str,
     /// One of these must be asked for.
     pub capabilities: &'static [Capability],
-    /// Whether a container that asked for the *first* of them cannot do anything without it.
-    pub required: bool,
+    /// What is special about it.
+    pub kind: Kind,
+}
+
+/// What is special about a library or a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: it carries the driver's version, and a container does without it.
+    Plain,
+    /// A container that asked for the *first* of its capabilities cannot do anything without it.
+    Required,
+    /// It has a version of its own.
+    OwnVersion,
+    /// It is opened by path in this directory beside the libraries.
+    Below(&'static str),
 }
 
 const fn row(name: &'static str, capabilities: &'static [Capability]) -> Row {
-    Row { name, capabilities, required: false }
+    Row { name, capabilities, kind: Kind::Plain }
 }
 
-const fn required(name: &'static str, capabilities: &'static [Capability]) -> Row {
-    Row { name, capabilities, required: true }
+const fn kind(name: &'static str, kind: Kind, capabilities: &'static [Capability]) -> Row {
+    Row { name, capabilities, kind }
 }
+
+/// OpenGL, Vulkan and OptiX, with a screen or without.
+const GL: &[Capability] = &[Graphics, Display];
 
 /// Shared libraries.
 pub const LIBRARIES: &[Row] = &[
-    required("libnvidia-ml", &[Utility]),
+    kind("libnvidia-ml", Kind::Required, &[Utility]),
     row("libnvidia-cfg", &[Utility]),
-    row("libnvidia-nscq", &[Utility]),
-    required("libcuda", &[Compute, Video]),
+    row("libnvidia-nscq", &[Utility]), // NVSwitch queries
+    row("libnvsdm", &[Utility]),       // NVLink fabric
+    row("libnvidia-sandboxutils", &[Utility]),
+    kind("libcuda", Kind::Required, &[Compute, Video]),
     row("libcudadebugger", &[Compute]),
     row("libnvidia-opencl", &[Compute]),
     row("libnvidia-gpucomp", &[Compute, Video, Graphics, Display]),
@@ -38,29 +57,38 @@ pub const LIBRARIES: &[Row] = &[
     row("libnvidia-fatbinaryloader", &[Compute, Video]),
     row("libnvidia-allocator", &[Compute, Video, Graphics, Display]),
     row("libnvidia-compiler", &[Compute]),
-    row("libnvidia-pkcs11", &[Compute]),
+    row("libnvidia-pkcs11", &[Compute]), // confidential computing
     row("libnvidia-pkcs11-openssl3", &[Compute]),
     row("libnvidia-nvvm", &[Compute]),
-    row("libnvidia-nvvm70", &[Compute]),
+    kind("libnvidia-nvvm70", Kind::OwnVersion, &[Compute]),
     row("libnvidia-tileiras", &[Compute]),
-    row("libvdpau_nvidia", &[Video]),
+    kind("libvdpau_nvidia", Kind::Below("vdpau"), &[Video]),
     row("libnvidia-encode", &[Video]),
     row("libnvidia-opticalflow", &[Video]),
     row("libnvcuvid", &[Video]),
-    row("libnvidia-eglcore", &[Graphics, Display]),
-    row("libnvidia-glcore", &[Graphics, Display]),
-    row("libnvidia-tls", &[Graphics, Display]),
-    row("libnvidia-glsi", &[Graphics, Display]),
-    row("libnvidia-fbc", &[Graphics, Display]),
-    row("libnvidia-ifr", &[Graphics, Display]),
-    row("libnvidia-rtcore", &[Graphics, Display]),
-    row("libnvoptix", &[Graphics, Display]),
-    row("libGLX_nvidia", &[Graphics, Display]),
-    row("libEGL_nvidia", &[Graphics, Display]),
-    row("libGLESv2_nvidia", &[Graphics, Display]),
-    row("libGLESv1_CM_nvidia", &[Graphics, Display]),
-    row("libnvidia-glvkspirv", &[Graphics, Display]),
-    row("libnvidia-cbl", &[Graphics, Display]),
+    row("libnvidia-eglcore", GL),
+    row("libnvidia-glcore", GL),
+    row("libnvidia-tls", GL),
+    row("libnvidia-glsi", GL),
+    row("libnvidia-fbc", GL),
+    row("libnvidia-ifr", GL),
+    row("libnvidia-rtcore", GL),
+    row("libnvoptix", GL),
+    row("libGLX_nvidia", GL),
+    row("libEGL_nvidia", GL),
+    row("libGLESv2_nvidia", GL),
+    row("libGLESv1_CM_nvidia", GL),
+    row("libnvidia-glvkspirv", GL),
+    row("libnvidia-cbl", GL),
+    row("libnvidia-vulkan-producer", GL),
+    row("libnvidia-present", GL),
+    kind("libnvidia-api", Kind::OwnVersion, GL),
+    kind("libnvidia-egl-gbm", Kind::OwnVersion, GL),
+    kind("libnvidia-egl-wayland", Kind::OwnVersion, GL),
+    kind("libnvidia-egl-wayland2", Kind::OwnVersion, GL),
+    kind("libnvidia-egl-xcb", Kind::OwnVersion, GL),
+    kind("libnvidia-egl-xlib", Kind::OwnVersion, GL),
+    row("libnvidia-wayland-client", &[Display]),
     row("libnvidia-ngx", &[Ngx]),
 ];
 
@@ -70,19 +98,89 @@ pub const BINARIES: &[Row] = &[
     row("nvidia-debugdump", &[Utility]),
     row("nvidia-persistenced", &[Utility]),
     row("nv-fabricmanager", &[Utility]),
+    row("nvidia-imex", &[Utility]),
+    row("nvidia-imex-ctl", &[Utility]),
     row("nvidia-cuda-mps-control", &[Compute]),
     row("nvidia-cuda-mps-server", &[Compute]),
+    row("nvidia-xconfig", &[Display]),
 ];
 
 /// Where programs are looked for, in order. Not `$PATH`: the environment decides nothing here.
 pub const BINARY_DIRS: &[&str] = &["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Links that applications open by name and that no SONAME gives: (library, link, target).
+/// Where libraries are looked for that no linker cache lists, in order, below the driver root.
+pub const LIBRARY_DIRS: &[&str] = &[
+    "/usr/lib64",                               // openSUSE, Fedora
+    "/usr/lib/x86_64-linux-gnu/nvidia/current", // Debian's alternatives
+    "/usr/lib/x86_64-linux-gnu",                // Debian, Ubuntu
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64/nvidia",
+    "/usr/lib/nvidia",
+    "/lib64",                            // GKE: root /home/kubernetes/bin/nvidia
+    "/lib",                              // NixOS: root /run/opengl-driver
+    "/usr/lib",                          // Arch
+    "/run/opengl-driver/lib",            // NixOS from /
+    "/usr/local/nvidia/lib64",           // GKE, as containers see it
+    "/home/kubernetes/bin/nvidia/lib64", // GKE from /
+];
+
+/// Links that applications open by name and that no SONAME gives: (library, link, SONAME it leads to).
 pub const DEV_LINKS: &[(&str, &str, &str)] = &[
     // dlopen("libcuda.so") is what much software does instead of the SONAME
     ("libcuda", "libcuda.so", "libcuda.so.1"),
     ("libnvidia-opticalflow", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    // GLVND's libGLX asks for the vendor by this name when the X server is remote
+    ("libGLX_nvidia", "libGLX_indirect.so.0", "libGLX_nvidia.so.0"),
+    // libgbm opens its backend by the DRM driver's name
+    ("libnvidia-allocator", "gbm/nvidia-drm_gbm.so", "libnvidia-allocator.so.1"),
 ];
+
+/// A file that says where something of the driver is: Vulkan and EGL vendors, OpenCL drivers.
+#[derive(Clone, Copy, Debug)]
+pub struct Description {
+    /// Below one of `search`
+    pub path: &'static str,
+    /// Directories, in order
+    pub search: &'static [&'static str],
+    /// The directory in the container: the one that every loader reads
+    pub dir: &'static str,
+    /// One of these must be asked for.
+    pub capabilities: &'static [Capability],
+}
+
+const fn description(path: &'static str, dir: &'static str, capabilities: &'static [Capability]) -> Description {
+    Description { path, search: &["/etc", "/usr/local/share", "/usr/share", "/share", "/"], dir, capabilities }
+}
+
+/// All of them.
+pub const DESCRIPTIONS: &[Description] = &[
+    description("OpenCL/vendors/nvidia.icd", "etc", &[Compute]),
+    description("glvnd/egl_vendor.d/10_nvidia.json", "usr/share", GL),
+    description("egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share", GL),
+    description("egl/egl_external_platform.d/10_nvidia_wayland.json", "usr/share", GL),
+    description("egl/egl_external_platform.d/09_nvidia_wayland2.json", "usr/share", GL),
+    description("egl/egl_external_platform.d/20_nvidia_xcb.json", "usr/share", GL),
+    description("egl/egl_external_platform.d/20_nvidia_xlib.json", "usr/share", GL),
+    description("vulkan/icd.d/nvidia_icd.json", "etc", GL),
+    description("vulkan/icd.d/nvidia_icd.x86_64.json", "etc", GL),
+    description("vulkan/icd.d/nvidia_icd.aarch64.json", "etc", GL),
+    description("vulkan/icd.d/nvidia_layers.json", "etc", GL),
+    description("vulkan/implicit_layer.d/nvidia_layers.json", "etc", GL),
+    description("nvidia/nvoptix.bin", "usr/share", GL),
+    description("X11/xorg.conf.d/10-nvidia.conf", "usr/share", &[Display]),
+    description("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "usr/share", &[Display]),
+];
+
+/// Sockets and directories by which programs in the container talk to daemons of the host: (path, capability).
+pub const IPC: &[(&str, Capability)] = &[
+    ("/run/nvidia-persistenced/socket", Utility),
+    ("/run/nvidia-fabricmanager/socket", Utility),
+    ("/tmp/nvidia-mps", Compute),
+];
+
+/// Where the kernel looks for firmware; the GPU's own (GSP) is below `nvidia/<version>` there.
+pub const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];
 
 #[cfg(test)]
 mod tests {
@@ -96,5 +194,7 @@ mod tests {
             assert_eq!(names.len(), table.len());
             assert!(table.iter().all(|row| !row.capabilities.is_empty()));
         }
+        let paths: BTreeSet<_> = DESCRIPTIONS.iter().map(|description| description.path).collect();
+        assert_eq!(paths.len(), DESCRIPTIONS.len());
     }
 }

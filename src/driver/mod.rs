@@ -1,7 +1,11 @@
 //! The driver's files and device nodes on the host, found below the driver root.
 
 pub mod catalog;
+pub mod diagnosis;
+pub mod elf;
+pub mod files;
 pub mod ldcache;
+pub mod libraries;
 pub mod locate;
 pub mod nodes;
 pub mod root;

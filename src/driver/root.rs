@@ -3,14 +3,15 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustix::fs::{FileType, OFlags};
 
+use super::elf;
 use crate::error::Failure;
 use crate::paths::HostPath;
 use crate::sys::in_root::{Root, real_path};
@@ -78,15 +79,31 @@ impl DriverRoot {
         })
     }
 
+    /// Opens a regular file for reading.
+    ///
+    /// # Errors
+    /// If it is missing or no regular file.
+    pub fn open_file(&self, path: &Path) -> Result<File> {
+        // Non-blocking: a fifo in its place must not stop the container start.
+        let file = File::from(self.root.open_at(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
+        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
+        Ok(file)
+    }
+
     /// Reads a regular file.
     ///
     /// # Errors
     /// If it is missing, no regular file, or larger than 64 MiB.
     pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
-        // Non-blocking: a fifo in its place must not stop the container start.
-        let file = File::from(self.root.open_at(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
-        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
-        crate::oci::read_limited(file, MAX_FILE)
+        crate::oci::read_limited(self.open_file(path)?, MAX_FILE)
+    }
+
+    /// The start of a file, where it says what it is.
+    #[must_use]
+    pub fn header(&self, path: &Path) -> Option<[u8; elf::HEADER]> {
+        let mut header = [0; elf::HEADER];
+        self.open_file(path).ok()?.read_exact(&mut header).ok()?;
+        Some(header)
     }
 
     /// The names in a directory, sorted; none if it cannot be read.
@@ -110,6 +127,15 @@ impl DriverRoot {
     pub fn owner_of(&self, path: &str) -> Result<Self> {
         let here = self.root.open_at(Path::new(path), OFlags::PATH).is_ok();
         Self::open(&HostPath::new(if here { self.prefix.as_path() } else { Path::new("/") }))
+    }
+
+    /// The path below this root, with a leading slash, of a file that was located in it.
+    ///
+    /// # Errors
+    /// If it is not below it.
+    pub fn inside(&self, file: &HostPath) -> Result<PathBuf> {
+        let below = file.as_path().strip_prefix(&self.prefix).with_context(|| format!("{file} is outside"))?;
+        Ok(Path::new("/").join(below))
     }
 
     /// Its real path on the host.

@@ -1,43 +1,67 @@
 //! Driver files, nodes and GPUs → edits. Pure.
 
-use std::ffi::OsString;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use super::{DevLink, DeviceNode, Edits, HostFile, Placement, ProcMask};
-use crate::driver::catalog::DEV_LINKS;
+use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, Placement, ProcMask};
+use crate::driver::catalog::{DEV_LINKS, Kind, LIBRARIES};
+use crate::driver::ldcache::Arch;
+use crate::driver::libraries::Library;
 use crate::driver::locate::DriverFiles;
 use crate::paths::HostPath;
 
 /// What every GPU container gets, whichever GPUs it asked for: also with `none`.
 #[must_use]
 pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Vec<(OsString, Vec<u8>)>>) -> Edits {
-    let libraries = files.libraries.iter().map(|library| HostFile {
-        source: library.source.clone(),
-        placement: Placement::Library,
-        name: library.file_name.clone(),
-        sonames: library.sonames.clone(),
-    });
+    let libraries = files.libraries.iter().map(library);
     let binaries = files.binaries.iter().map(|binary| HostFile {
         source: binary.source.clone(),
         placement: Placement::Binary,
         name: binary.name.into(),
-        sonames: std::collections::BTreeSet::new(),
+        sonames: BTreeSet::new(),
+        need: Need::Optional,
     });
-    let links = DEV_LINKS
-        .iter()
-        .filter(|(name, _, target)| {
-            files
-                .libraries
-                .iter()
-                .any(|library| library.name == *name && library.sonames.contains(OsString::from(target).as_os_str()))
+    let placed = files.placed.iter().filter_map(|file| {
+        Some(HostFile {
+            source: file.source.clone(),
+            placement: Placement::At(file.target.parent()?),
+            name: file.target.file_name().to_owned(),
+            sonames: BTreeSet::new(),
+            need: Need::Optional,
         })
-        .map(|(_, link, target)| DevLink { name: link.into(), target: target.into() });
+    });
+    let ipc = files.ipc.iter().map(|file| Ipc { source: file.source.clone(), path: file.target.clone() });
+    let has_soname = |name: &str, soname: &str| {
+        let mut of_name = files.libraries.iter().filter(|library| library.name == name);
+        of_name.any(|library| library.sonames.contains(OsStr::new(soname)))
+    };
+    let links = DEV_LINKS.iter().filter(|(name, _, target)| has_soname(name, target));
     Edits {
-        files: libraries.chain(binaries).collect(),
-        links: links.collect(),
+        files: libraries.chain(binaries).chain(placed).collect(),
+        ipc: ipc.collect(),
+        links: links.map(|(_, link, target)| DevLink { name: link.into(), target: target.into() }).collect(),
         nodes,
         proc_mask: proc_files
             .map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), mounts: vec![] }),
+    }
+}
+
+fn library(library: &Library) -> HostFile {
+    let row = LIBRARIES.iter().find(|row| row.name == library.name);
+    let native = library.arch == Arch::native();
+    HostFile {
+        source: library.source.clone(),
+        placement: match row.map(|row| row.kind) {
+            Some(Kind::Below(below)) => Placement::LibraryBelow(library.arch, below),
+            _ => Placement::Library(library.arch),
+        },
+        name: library.file_name.clone(),
+        sonames: library.sonames.clone(),
+        need: match row.map(|row| row.kind) {
+            Some(Kind::Required) if native => Need::Required,
+            _ => Need::Optional,
+        },
     }
 }
 
@@ -70,12 +94,13 @@ pub fn mask_params(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::locate::{Binary, Library};
+    use crate::driver::files::Binary;
 
     #[test]
     fn libcuda_brings_its_dev_link() {
         let library = |name: &'static str, soname: &str| Library {
             name,
+            arch: Arch::native(),
             source: HostPath::new("/usr/lib64/x"),
             file_name: format!("{name}.so.535").into(),
             sonames: [soname.into()].into(),
@@ -83,9 +108,11 @@ mod tests {
         let files = DriverFiles {
             libraries: vec![library("libcuda", "libcuda.so.1"), library("libnvidia-ml", "libnvidia-ml.so.1")],
             binaries: vec![Binary { source: HostPath::new("/usr/bin/nvidia-smi"), name: "nvidia-smi" }],
+            ..DriverFiles::default()
         };
         let edits = common(&files, vec![], None);
-        assert_eq!(edits.files.len(), 3);
+        let needs: Vec<_> = edits.files.iter().map(|file| file.need).collect();
+        assert_eq!(needs, [Need::Required, Need::Required, Need::Optional]);
         assert_eq!(edits.links, [DevLink { name: "libcuda.so".into(), target: "libcuda.so.1".into() }]);
     }
 

@@ -10,16 +10,30 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::driver::ldcache::Arch;
 pub use crate::driver::nodes::DeviceNode;
-use crate::paths::HostPath;
+use crate::paths::{ContainerPath, HostPath};
 
 /// Where in a container a file belongs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Placement {
-    /// The directory for shared libraries of the native architecture
-    Library,
+    /// The directory for shared libraries of this architecture
+    Library(Arch),
+    /// A directory below that one, where programs open them by path
+    LibraryBelow(Arch, &'static str),
     /// `/usr/bin`
     Binary,
+    /// This directory
+    At(ContainerPath),
+}
+
+/// Whether a container can do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// If it cannot be given, the container does not start.
+    Required,
+    /// If it cannot be given, that is a finding.
+    Optional,
 }
 
 /// A driver file to be seen in the container, read-only.
@@ -33,14 +47,25 @@ pub struct HostFile {
     pub name: OsString,
     /// For a library, the names by which ld.so finds it
     pub sonames: BTreeSet<OsString>,
+    /// Whether it may be missing
+    pub need: Need,
+}
+
+/// A socket or directory of a daemon of the host, to be used by programs in the container; optional.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ipc {
+    /// On the host
+    pub source: HostPath,
+    /// In the container
+    pub path: ContainerPath,
 }
 
 /// A link among the libraries that is no SONAME: `libcuda.so -> libcuda.so.1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DevLink {
-    /// The link's name
+    /// The link's name, perhaps below the directory of the libraries
     pub name: OsString,
-    /// Its text
+    /// The SONAME that it leads to
     pub target: OsString,
 }
 
@@ -56,8 +81,10 @@ pub struct ProcMask {
 /// All that a container gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edits {
-    /// Libraries and programs
+    /// Libraries, programs, descriptions, firmware
     pub files: Vec<HostFile>,
+    /// Sockets of daemons
+    pub ipc: Vec<Ipc>,
     /// Links beside the libraries
     pub links: Vec<DevLink>,
     /// Device nodes, each with access to the device
@@ -71,6 +98,7 @@ impl Edits {
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         extend(&mut self.files, other.files);
+        extend(&mut self.ipc, other.ipc);
         extend(&mut self.links, other.links);
         extend(&mut self.nodes, other.nodes);
         self.proc_mask = match (self.proc_mask, other.proc_mask) {
@@ -96,7 +124,6 @@ fn extend<T: PartialEq>(list: &mut Vec<T>, more: Vec<T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paths::ContainerPath;
 
     #[test]
     fn merging_twice_is_merging_once() {

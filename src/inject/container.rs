@@ -76,7 +76,8 @@ impl Container {
 
 /// Decided by what exists, whatever it is.
 fn facts(rootfs: &Root) -> RootfsFacts {
-    RootfsFacts { debian: rootfs.open_at(Path::new("etc/debian_version"), OFlags::PATH).is_ok() }
+    let has = |path: &str| rootfs.open_at(Path::new(path), OFlags::PATH).is_ok();
+    RootfsFacts { debian: has("etc/debian_version"), lib32: has("usr/lib32") }
 }
 
 /// Whether an error means that there is nothing by that name.

@@ -1,25 +1,19 @@
 //! The container's ld.so.cache with the driver's libraries in it: our own `ldconfig`, without running one.
 //! (Running ldconfig on container files is CVE-2024-0135, -0136, -0137 and CVE-2025-23267.)
 
-use std::ffi::OsString;
-
-use crate::driver::ldcache::{self, Arch, Cache, Layout, NewEntry};
+use crate::driver::ldcache::{self, Cache, Layout, NewEntry};
 use crate::finding::Finding;
-use crate::paths::ContainerPath;
+use crate::lower::live::CacheEntry;
 
 /// A system with 100 000 libraries has half of it.
 pub const MAX_SIZE: usize = 16 << 20;
 
 /// The new content; `None` if the old one is good, or not ours to touch.
 #[must_use]
-pub fn merge(
-    old: Option<&[u8]>,
-    entries: &[(OsString, ContainerPath)],
-    findings: &mut Vec<Finding>,
-) -> Option<Vec<u8>> {
-    let paths: Vec<_> = entries.iter().map(|(soname, path)| (soname, path.absolute())).collect();
-    let ours: Vec<_> =
-        paths.iter().map(|(soname, path)| NewEntry { name: soname, path, arch: Arch::native() }).collect();
+pub fn merge(old: Option<&[u8]>, entries: &[CacheEntry], findings: &mut Vec<Finding>) -> Option<Vec<u8>> {
+    let paths: Vec<_> = entries.iter().map(|entry| entry.path.absolute()).collect();
+    let ours = entries.iter().zip(&paths).map(|(entry, path)| NewEntry { name: &entry.soname, path, arch: entry.arch });
+    let ours: Vec<_> = ours.collect();
     // ldconfig makes an empty file first: to ld.so it is no cache.
     let old = old.filter(|bytes| !bytes.is_empty());
     let merged = old.map_or_else(|| Ok(Cache::empty(Layout::Compat)), ldcache::parse).and_then(|mut cache| {
@@ -46,9 +40,12 @@ pub fn merge(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::ldcache::Arch;
+    use crate::paths::ContainerPath;
 
-    fn entries() -> Vec<(OsString, ContainerPath)> {
-        vec![("libcuda.so.1".into(), ContainerPath::new("/usr/lib64/libcuda.so.1").unwrap())]
+    fn entries() -> Vec<CacheEntry> {
+        let path = ContainerPath::new("/usr/lib64/libcuda.so.1").unwrap();
+        vec![CacheEntry { soname: "libcuda.so.1".into(), path, arch: Arch::native() }]
     }
 
     #[test]

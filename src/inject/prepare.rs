@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 use crate::edits::ProcMask;
-use crate::lower::live::Step;
+use crate::lower::live::{CacheEntry, Step};
 use crate::paths::{ContainerPath, HostPath};
 use crate::sys::mount::{self, MountAttrs};
 
@@ -24,6 +24,13 @@ pub enum Prepared<'a> {
         target: &'a ContainerPath,
         /// for a device node, its numbers
         device: Option<(u32, u32)>,
+    },
+    /// A detached mount of a directory.
+    MountDirectory {
+        /// the mount
+        mount: OwnedFd,
+        /// where it goes
+        target: &'a ContainerPath,
     },
     /// As in [`Step::Link`].
     Link {
@@ -42,7 +49,7 @@ pub enum Prepared<'a> {
         mounts: Vec<(std::path::PathBuf, OwnedFd)>,
     },
     /// As in [`Step::UpdateLinkerCache`].
-    UpdateLinkerCache(&'a [(std::ffi::OsString, ContainerPath)]),
+    UpdateLinkerCache(&'a [CacheEntry]),
 }
 
 /// Does everything of a step that can fail without the container.
@@ -51,11 +58,12 @@ pub enum Prepared<'a> {
 /// If a source is missing or not what it is said to be, or cannot be mounted.
 pub fn prepare(step: &Step) -> Result<Prepared<'_>> {
     Ok(match step {
-        Step::MountFile { source, target } => Prepared::Mount { mount: clone_file(source)?, target, device: None },
+        Step::MountFile { source, target, .. } => Prepared::Mount { mount: clone_file(source)?, target, device: None },
+        Step::MountIpc { source, target } => clone_ipc(source, target)?,
         Step::MountNode { source, target, device } => {
             Prepared::Mount { mount: clone_node(source, *device)?, target, device: Some(*device) }
         }
-        Step::Link { link, text, file } => Prepared::Link { link, text: Path::new(text), file },
+        Step::Link { link, text, file, .. } => Prepared::Link { link, text: Path::new(text), file },
         Step::MaskProc(mask) => prepare_mask(mask)?,
         Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
     })
@@ -90,6 +98,17 @@ fn clone_node(source: &HostPath, device: (u32, u32)) -> Result<OwnedFd> {
         "{source} is another device now"
     );
     clone_restricted(fd, MountAttrs::DEVICE_NODE)
+}
+
+fn clone_ipc<'a>(source: &HostPath, target: &'a ContainerPath) -> Result<Prepared<'a>> {
+    let (fd, stat) = open_source(source)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    ensure!(matches!(kind, FileType::Socket | FileType::Directory), "{source} is no socket and no directory any more");
+    let mount = clone_restricted(fd, MountAttrs::IPC)?;
+    Ok(match kind {
+        FileType::Directory => Prepared::MountDirectory { mount, target },
+        _ => Prepared::Mount { mount, target, device: None },
+    })
 }
 
 fn prepare_mask(mask: &ProcMask) -> Result<Prepared<'static>> {

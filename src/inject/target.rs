@@ -15,6 +15,7 @@ use super::container::is_missing;
 use super::linker_cache;
 use super::prepare::Prepared;
 use crate::finding::Finding;
+use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{Created, Root};
 use crate::sys::mount::{self, MountAttrs};
@@ -62,30 +63,35 @@ impl Target {
         self.findings
     }
 
-    /// Takes one step.
+    /// Takes one step, or takes back what it got done of it.
     ///
     /// # Errors
     /// If the container's file system is in the way.
     pub fn apply(&mut self, step: Prepared<'_>) -> Result<()> {
-        match step {
+        let before = self.done.len();
+        let result = match step {
             Prepared::Mount { mount, target, device } => self.mount(mount, target, device),
+            Prepared::MountDirectory { mount, target } => self.mount_directory(&mount, target),
             Prepared::Link { link, text, file } => self.link(link, text, file),
             Prepared::MaskProc { tmpfs, mounts } => self.mask_proc(tmpfs, mounts),
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
+        };
+        if result.is_err() {
+            take_back(self.done.split_off(before));
         }
+        result
     }
 
-    /// Takes back what was done, newest first, as far as it goes: the container will not start anyway.
+    /// Adds to what there is to say about the container.
+    pub fn note(&mut self, finding: Finding) {
+        self.findings.push(finding);
+    }
+
+    /// Takes back what was done, as far as it goes: the container will not start anyway.
     pub fn undo(self) {
         // Open mounts keep their mount points busy.
         drop(self.mounts);
-        for done in self.done.into_iter().rev() {
-            match done {
-                Done::Created(created) => created.remove().ok(),
-                Done::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
-                Done::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
-            };
-        }
+        take_back(self.done);
     }
 
     /// The open directory in which `path` lies, made if necessary.
@@ -192,7 +198,20 @@ impl Target {
         mount::restrict(&tmpfs, MountAttrs::PROC_FILE).context("mount_setattr")
     }
 
-    fn update_linker_cache(&mut self, entries: &[(std::ffi::OsString, ContainerPath)]) -> Result<()> {
+    fn mount_directory(&mut self, mount: &OwnedFd, target: &ContainerPath) -> Result<()> {
+        let mut created = Vec::new();
+        let point = self.rootfs.create_dir_all(target.relative(), &mut created);
+        self.done.extend(created.into_iter().map(Done::Created));
+        let point = point?;
+        if same_file(&rustix::fs::fstat(&point)?, &rustix::fs::fstat(mount)?) {
+            return Ok(());
+        }
+        mount::attach(mount, point).context("move_mount")?;
+        self.done.push(Done::Mounted(mount.try_clone()?));
+        Ok(())
+    }
+
+    fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
         let etc = match self.rootfs.open_at(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY) {
             Ok(etc) => etc,
             Err(error) if is_missing(&error) => return Ok(()), // ld.so has its built-in directories
@@ -216,6 +235,17 @@ impl Target {
             bail!("the image has something else than a file in its place");
         }
         crate::oci::read_limited(file, linker_cache::MAX_SIZE).map(Some)
+    }
+}
+
+/// Newest first.
+fn take_back(done: Vec<Done>) {
+    for done in done.into_iter().rev() {
+        match done {
+            Done::Created(created) => created.remove().ok(),
+            Done::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
+            Done::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
+        };
     }
 }
 

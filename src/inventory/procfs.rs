@@ -26,6 +26,24 @@ pub fn parse_minor(information: &str) -> Option<u32> {
     information.lines().find_map(|line| line.strip_prefix("Device Minor:")).and_then(|rest| rest.trim().parse().ok())
 }
 
+/// Parses /proc/driver/nvidia/version: the first word of the line `NVRM version:` that is numbers and dots.
+#[must_use]
+pub fn parse_version(text: &str) -> Option<String> {
+    let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
+    let is_version = |word: &&str| {
+        word.split('.').count() >= 2
+            && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit()))
+    };
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+/// The version of the loaded kernel module; `None` if it is not loaded.
+#[must_use]
+pub fn read_version(root: &DriverRoot) -> Option<String> {
+    let text = root.read(&Path::new(DRIVER_PROC).join("version")).ok()?;
+    parse_version(&String::from_utf8_lossy(&text))
+}
+
 /// The GPUs that the kernel module drives; empty if it is not loaded.
 #[must_use]
 pub fn read_gpus(root: &DriverRoot) -> Vec<KernelGpu> {
@@ -77,6 +95,23 @@ mod tests {
         assert_eq!(parse_minor(text), Some(3));
         assert_eq!(parse_minor("Device Minor: \t x\n"), None);
         assert_eq!(parse_minor(""), None);
+    }
+
+    #[test]
+    fn the_version_of_both_kinds_of_modules() {
+        for (text, version) in [
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  1.2.3",
+                Some("535.183.01"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release Build  (root@x)\n",
+                Some("570.86"),
+            ),
+            ("GCC version: 12.2.0\n", None),
+        ] {
+            assert_eq!(parse_version(text).as_deref(), version);
+        }
     }
 
     #[test]

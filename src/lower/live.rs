@@ -2,15 +2,19 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::path::Path;
 
-use crate::edits::{Edits, Placement, ProcMask};
+use crate::driver::ldcache::Arch;
+use crate::edits::{DevLink, Edits, Need, Placement, ProcMask};
 use crate::paths::{ContainerPath, HostPath};
 
 /// What lowering has to know of a container. Booleans only: no text of the container's gets any further.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootfsFacts {
-    /// `/etc/debian_version` exists: libraries are in the multiarch directory.
+    /// `/etc/debian_version` exists: libraries are in the multiarch directories.
     pub debian: bool,
+    /// `/usr/lib32` exists: 32-bit libraries are there.
+    pub lib32: bool,
 }
 
 /// One thing to do to a container.
@@ -18,6 +22,15 @@ pub struct RootfsFacts {
 pub enum Step {
     /// Mount a regular file, read-only.
     MountFile {
+        /// on the host
+        source: HostPath,
+        /// in the container
+        target: ContainerPath,
+        /// whether the container can do without
+        need: Need,
+    },
+    /// Mount a socket, or a directory of sockets.
+    MountIpc {
         /// on the host
         source: HostPath,
         /// in the container
@@ -40,17 +53,44 @@ pub enum Step {
         text: OsString,
         /// The mounted file it leads to: mounted at `link` instead where the image has a file of its own there
         file: ContainerPath,
+        /// Whether the container can do without
+        need: Need,
     },
     /// Hide /proc/driver/nvidia behind this.
     MaskProc(ProcMask),
-    /// Add these to /etc/ld.so.cache: (soname, path).
-    UpdateLinkerCache(Vec<(OsString, ContainerPath)>),
+    /// Add these to /etc/ld.so.cache.
+    UpdateLinkerCache(Vec<CacheEntry>),
+}
+
+/// A library for the linker cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheEntry {
+    /// What programs ask for
+    pub soname: OsString,
+    /// What they get
+    pub path: ContainerPath,
+    /// Which programs
+    pub arch: Arch,
+}
+
+impl Step {
+    /// Whether the container can do without.
+    #[must_use]
+    pub const fn need(&self) -> Need {
+        match self {
+            Self::MountFile { need, .. } | Self::Link { need, .. } => *need,
+            Self::MountIpc { .. } => Need::Optional,
+            _ => Need::Required,
+        }
+    }
 }
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::MountFile { source, target } | Self::MountNode { source, target, .. } => {
+            Self::MountFile { source, target, .. }
+            | Self::MountNode { source, target, .. }
+            | Self::MountIpc { source, target } => {
                 write!(f, "mount {source} at {target} in the container")
             }
             Self::Link { link, text, .. } => write!(f, "link {link} to {text:?} in the container"),
@@ -60,17 +100,30 @@ impl fmt::Display for Step {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-const MULTIARCH: &str = "usr/lib/x86_64-linux-gnu";
-#[cfg(target_arch = "aarch64")]
-const MULTIARCH: &str = "usr/lib/aarch64-linux-gnu";
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const MULTIARCH: &str = "usr/lib64";
-
-/// Where ld.so of this image looks for native libraries.
+/// Where ld.so of this image looks for libraries of this architecture.
 #[must_use]
-pub const fn library_dir(facts: RootfsFacts) -> &'static str {
-    if facts.debian { MULTIARCH } else { "usr/lib64" }
+pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 if facts.debian => "usr/lib/x86_64-linux-gnu",
+        Arch::Aarch64 if facts.debian => "usr/lib/aarch64-linux-gnu",
+        Arch::I386 if facts.debian => "usr/lib/i386-linux-gnu",
+        Arch::Arm if facts.debian => "usr/lib/arm-linux-gnueabihf",
+        Arch::X86_64 | Arch::Aarch64 => "usr/lib64",
+        Arch::I386 | Arch::Arm if facts.lib32 => "usr/lib32",
+        Arch::I386 | Arch::Arm => "usr/lib",
+    }
+}
+
+fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(ContainerPath, Option<Arch>)> {
+    match placement {
+        Placement::Library(arch) => Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch))),
+        // Not in the linker cache: programs open these by path.
+        Placement::LibraryBelow(arch, below) => {
+            Some((ContainerPath::new(library_dir(facts, *arch))?.join(below)?, None))
+        }
+        Placement::Binary => Some((ContainerPath::new("usr/bin")?, None)),
+        Placement::At(dir) => Some((dir.clone(), None)),
+    }
 }
 
 /// The steps, in the order in which they must be taken: a link after the file it leads to, and the linker cache,
@@ -81,28 +134,24 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     let mut links = Vec::new();
     let mut cache = Vec::new();
     for file in &edits.files {
-        let dir = match file.placement {
-            Placement::Library => library_dir(facts),
-            Placement::Binary => "usr/bin",
-        };
-        let Some(target) = in_dir(dir, &file.name) else { continue };
+        let Some((dir, arch)) = directory(facts, &file.placement) else { continue };
+        let Some(target) = dir.join(&file.name) else { continue };
         for soname in &file.sonames {
-            let Some(link) = in_dir(dir, soname) else { continue };
-            cache.push((soname.clone(), link.clone()));
-            links.push(Step::Link { link, text: file.name.clone(), file: target.clone() });
+            let Some(link) = dir.join(soname) else { continue };
+            if let Some(arch) = arch {
+                cache.push(CacheEntry { soname: soname.clone(), path: link.clone(), arch });
+            }
+            links.push(Step::Link { link, text: file.name.clone(), file: target.clone(), need: file.need });
         }
-        steps.push(Step::MountFile { source: file.source.clone(), target });
+        steps.push(Step::MountFile { source: file.source.clone(), target, need: file.need });
     }
     for dev_link in &edits.links {
-        let file = links.iter().find_map(|step| match step {
-            Step::Link { link, file, .. } if link.file_name() == dev_link.target => Some(file.clone()),
-            _ => None,
-        });
-        let link = in_dir(library_dir(facts), &dev_link.name);
-        // The host may have the same link, and ldconfig then lists it among the sonames.
-        if let (Some(link), Some(file)) = (link, file) {
-            links.retain(|step| !matches!(step, Step::Link { link: other, .. } if *other == link));
-            links.push(Step::Link { link, text: dev_link.target.clone(), file });
+        let made: Vec<_> = links.iter().filter_map(|step| beside(step, dev_link)).collect();
+        for made in made {
+            // The host may have the same link, and ldconfig then lists it among the sonames.
+            let of = |step: &Step| if let Step::Link { link, .. } = step { Some(link.clone()) } else { None };
+            links.retain(|step| of(step) != of(&made));
+            links.push(made);
         }
     }
     steps.extend(edits.nodes.iter().map(|node| Step::MountNode {
@@ -110,6 +159,7 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         target: node.path.clone(),
         device: (node.major, node.minor),
     }));
+    steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc { source: ipc.source.clone(), target: ipc.path.clone() }));
     steps.extend(links);
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
     if !cache.is_empty() {
@@ -118,23 +168,33 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     steps
 }
 
-fn in_dir(dir: &str, name: &std::ffi::OsStr) -> Option<ContainerPath> {
-    ContainerPath::new(dir)?.join(name)
+/// The development link that goes with a soname's link, in its directory or below.
+fn beside(step: &Step, dev_link: &DevLink) -> Option<Step> {
+    let Step::Link { link, file, need, .. } = step else { return None };
+    if link.file_name() != dev_link.target {
+        return None;
+    }
+    let up = "../".repeat(Path::new(&dev_link.name).components().count().saturating_sub(1));
+    let mut text = OsString::from(up);
+    text.push(&dev_link.target);
+    Some(Step::Link { link: link.parent()?.join(&dev_link.name)?, text, file: file.clone(), need: *need })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edits::{DevLink, DeviceNode, HostFile};
+    use crate::edits::{DeviceNode, HostFile};
 
     fn edits(sonames: &[&str]) -> Edits {
         Edits {
             files: vec![HostFile {
                 source: HostPath::new("/usr/lib64/libcuda.so.535"),
-                placement: Placement::Library,
+                placement: Placement::Library(Arch::X86_64),
                 name: "libcuda.so.535".into(),
                 sonames: sonames.iter().map(OsString::from).collect(),
+                need: Need::Required,
             }],
+            ipc: vec![],
             links: vec![DevLink { name: "libcuda.so".into(), target: "libcuda.so.1".into() }],
             nodes: vec![DeviceNode {
                 source: HostPath::new("/dev/nvidiactl"),
@@ -147,7 +207,7 @@ mod tests {
     }
 
     fn texts(edits: &Edits, debian: bool) -> Vec<String> {
-        lower(edits, RootfsFacts { debian }).iter().map(ToString::to_string).collect()
+        lower(edits, RootfsFacts { debian, lib32: false }).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -166,9 +226,28 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_arch = "x86_64")]
     fn debian_like_images_have_their_own_directory() {
         assert!(texts(&edits(&["libcuda.so.1"]), true)[0].contains("at \"/usr/lib/x86_64-linux-gnu/libcuda.so.535\""));
+    }
+
+    #[test]
+    fn each_architecture_has_its_directory() {
+        let dir = |debian, lib32, arch| library_dir(RootfsFacts { debian, lib32 }, arch);
+        assert_eq!(dir(true, true, Arch::I386), "usr/lib/i386-linux-gnu");
+        assert_eq!(dir(false, true, Arch::I386), "usr/lib32");
+        assert_eq!(dir(false, false, Arch::I386), "usr/lib");
+        assert_eq!(dir(false, true, Arch::Aarch64), "usr/lib64");
+    }
+
+    #[test]
+    fn a_link_below_climbs_back() {
+        let mut edits = edits(&["libcuda.so.1"]);
+        edits.links = vec![DevLink { name: "gbm/x.so".into(), target: "libcuda.so.1".into() }];
+        let steps = texts(&edits, false);
+        assert!(
+            steps.contains(&"link \"/usr/lib64/gbm/x.so\" to \"../libcuda.so.1\" in the container".to_owned()),
+            "{steps:?}"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::live::Step;
 #[must_use]
 pub fn describe(step: &Step) -> Value {
     match step {
-        Step::MountFile { source, target } => {
+        Step::MountFile { source, target, .. } | Step::MountIpc { source, target } => {
             json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
         }
         Step::MountNode { source, target, device: (major, minor) } => json!({
@@ -23,7 +23,7 @@ pub fn describe(step: &Step) -> Value {
             json!({"action": "mask", "path": "/proc/driver/nvidia", "shown": shown})
         }
         Step::UpdateLinkerCache(entries) => {
-            let names: Vec<_> = entries.iter().map(|(name, _)| name.to_string_lossy()).collect();
+            let names: Vec<_> = entries.iter().map(|entry| entry.soname.to_string_lossy()).collect();
             json!({"action": "linker-cache", "path": "/etc/ld.so.cache", "names": names})
         }
     }
@@ -45,6 +45,7 @@ pub fn line(step: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edits::Need;
     use crate::paths::{ContainerPath, HostPath};
 
     #[test]
@@ -55,7 +56,7 @@ mod tests {
         let told = describe(&step);
         assert_eq!(told["major"], 195);
         assert_eq!(line(&told), "mount /d/dev/nvidia0 at /dev/nvidia0");
-        let link = Step::Link { link: path("/a/x"), text: "y".into(), file: path("/a/y") };
+        let link = Step::Link { link: path("/a/x"), text: "y".into(), file: path("/a/y"), need: Need::Optional };
         assert_eq!(line(&describe(&link)), "link /a/x to y");
     }
 }

@@ -25,6 +25,8 @@ impl MountAttrs {
     );
     /// Device nodes. Not read-only: open(2) for writing of a device is decided by its mode and the device cgroup.
     pub const DEVICE_NODE: Self = Self(MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
+    /// Sockets, and directories of them: used, not run.
+    pub const IPC: Self = Self(Self::DEVICE_NODE.0.union(MountAttrFlags::MOUNT_ATTR_NODEV));
     /// Information only.
     pub const PROC_FILE: Self = Self(Self::DRIVER_FILE.0.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
 }

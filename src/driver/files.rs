@@ -1,0 +1,93 @@
+//! The driver's files that are no libraries: programs, descriptions, sockets, firmware.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+
+use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIRS, IPC};
+use super::root::{DriverRoot, Located};
+use crate::paths::{ContainerPath, HostPath};
+use crate::request::{Capabilities, Capability};
+
+/// A program of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binary {
+    /// The real file
+    pub source: HostPath,
+    /// Its name in the container; the catalogue's, also where the host's file is a link to another name.
+    pub name: &'static str,
+}
+
+/// A file that has its own place in the container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedFile {
+    /// The real file
+    pub source: HostPath,
+    /// In the container
+    pub target: ContainerPath,
+}
+
+/// The programs for these capabilities, in the catalogue's order.
+#[must_use]
+pub fn binaries(root: &DriverRoot, capabilities: Capabilities) -> Vec<Binary> {
+    let wanted = BINARIES.iter().filter(|row| capabilities.any(row.capabilities));
+    let found = wanted.filter_map(|row| Some(Binary { source: binary(root, row.name)?, name: row.name }));
+    found.collect()
+}
+
+fn binary(root: &DriverRoot, name: &str) -> Option<HostPath> {
+    let places = BINARY_DIRS.iter().map(|dir| Path::new(dir).join(name));
+    places.filter_map(|place| regular(root, &place)).map(|located| located.host).next()
+}
+
+fn regular(root: &DriverRoot, path: &Path) -> Option<Located> {
+    root.locate(path).ok().filter(|located| located.kind == FileType::RegularFile)
+}
+
+/// The Vulkan, EGL and OpenCL descriptions for these capabilities.
+#[must_use]
+pub fn descriptions(root: &DriverRoot, capabilities: Capabilities) -> Vec<PlacedFile> {
+    let wanted = DESCRIPTIONS.iter().filter(|description| capabilities.any(description.capabilities));
+    let found = wanted.filter_map(|description| {
+        let places = description.search.iter().map(|dir| Path::new(dir).join(description.path));
+        let located = places.filter_map(|place| regular(root, &place)).next()?;
+        let target = ContainerPath::new(description.dir)?.join(description.path)?;
+        Some(PlacedFile { source: located.host, target })
+    });
+    found.collect()
+}
+
+/// The firmware of the GPU's own processor, which the driver in the container reads when it starts a GPU.
+#[must_use]
+pub fn firmware(root: &DriverRoot, version: &str) -> Vec<PlacedFile> {
+    let dirs = FIRMWARE_DIRS.iter().map(|dir| Path::new(dir).join("nvidia").join(version));
+    for dir in dirs {
+        let names = root
+            .names(&dir)
+            .into_iter()
+            .filter(|name| name.to_str().is_some_and(|name| name.starts_with("gsp") && name.ends_with(".bin")));
+        let found: Vec<_> = names
+            .filter_map(|name| {
+                let located = regular(root, &dir.join(&name))?;
+                // The driver asks for it where the host has it.
+                Some(PlacedFile { source: located.host, target: ContainerPath::new(dir.join(name))? })
+            })
+            .collect();
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    Vec::new()
+}
+
+/// Sockets and directories of the host's daemons, where they run. Daemons run on the host, whatever the driver root.
+#[must_use]
+pub fn ipc(root: &DriverRoot, capabilities: Capabilities) -> Vec<PlacedFile> {
+    let wanted = IPC.iter().filter(|(_, capability): &&(&str, Capability)| capabilities.has(*capability));
+    let found = wanted.filter_map(|(path, _)| {
+        let located = root.locate(Path::new(path)).ok()?;
+        let kind = matches!(located.kind, FileType::Socket | FileType::Directory);
+        kind.then(|| Some(PlacedFile { source: located.host, target: ContainerPath::new(PathBuf::from(path))? }))?
+    });
+    found.collect()
+}
