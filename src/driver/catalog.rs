@@ -106,7 +106,15 @@ pub const BINARIES: &[Row] = &[
 ];
 
 /// Where programs are looked for, in order. Not `$PATH`: the environment decides nothing here.
-pub const BINARY_DIRS: &[&str] = &["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+pub const BINARY_DIRS: &[&str] = &[
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+    "/run/current-system/sw/bin", // NixOS
+];
 
 /// Where libraries are looked for that no linker cache lists, in order, below the driver root.
 pub const LIBRARY_DIRS: &[&str] = &[
@@ -150,7 +158,12 @@ pub struct Description {
 }
 
 const fn description(path: &'static str, dir: &'static str, capabilities: &'static [Capability]) -> Description {
-    Description { path, search: &["/etc", "/usr/local/share", "/usr/share", "/share", "/"], dir, capabilities }
+    Description {
+        path,
+        search: &["/etc", "/usr/local/share", "/usr/share", "/share", "/", "/run/opengl-driver/share"],
+        dir,
+        capabilities,
+    }
 }
 
 /// All of them.

@@ -25,7 +25,7 @@ pub struct Library {
     pub source: HostPath,
     /// `libcuda.so.535.183.01`
     pub file_name: OsString,
-    /// The names by which ld.so finds it, `libcuda.so.1`
+    /// The names by which ld.so finds it, `libcuda.so.1`; its file name among them if that is its SONAME
     pub sonames: BTreeSet<OsString>,
 }
 
@@ -47,16 +47,9 @@ impl LinkerCache {
         match root.read(&path).and_then(|bytes| Ok(of_driver(&ldcache::parse(&bytes)?))) {
             Ok(entries) => Self { path, entries, missing: None },
             Err(error) => {
-                let ldconfig = match root.path().as_path() {
-                    root if root == Path::new("/") => "ldconfig".to_owned(),
-                    root => format!("ldconfig -r {}", root.display()),
-                };
-                let missing = Finding::warning(
-                    "ONH-206",
-                    crate::error::render(&error.context(format!("cannot read the linker cache {path:?}"))),
-                    "libraries are looked for in the usual directories only",
-                    format!("run \"{ldconfig}\" as root"),
-                );
+                // Some hosts never have one (NixOS, GKE): no reason to warn at each container.
+                let error = error.context(format!("cannot read the linker cache {path:?}"));
+                let missing = Finding::note("ONH-206", crate::error::render(&error));
                 Self { path, entries: Vec::new(), missing: Some(missing) }
             }
         }
@@ -147,7 +140,7 @@ impl Search<'_> {
                 file_name,
                 sonames: BTreeSet::new(),
             });
-            if library.source == located.host && soname != library.file_name {
+            if library.source == located.host {
                 library.sonames.insert(soname.to_owned());
             }
         }
@@ -201,8 +194,7 @@ impl Search<'_> {
         if !self.root.header(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
             return None;
         }
-        let soname = self.root.open_file(&located.path).ok().and_then(elf::soname);
-        let sonames = soname.into_iter().filter(|soname| *soname != file_name).collect();
+        let sonames = self.root.open_file(&located.path).ok().and_then(elf::soname).into_iter().collect();
         Some(Library { name: row.name, arch, source: located.host, file_name, sonames })
     }
 }

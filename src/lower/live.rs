@@ -141,7 +141,9 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
             if let Some(arch) = arch {
                 cache.push(CacheEntry { soname: soname.clone(), path: link.clone(), arch });
             }
-            links.push(Step::Link { link, text: file.name.clone(), file: target.clone(), need: file.need });
+            if *soname != file.name {
+                links.push(Step::Link { link, text: file.name.clone(), file: target.clone(), need: file.need });
+            }
         }
         steps.push(Step::MountFile { source: file.source.clone(), target, need: file.need });
     }

@@ -16,6 +16,7 @@ pub const TESTS: &[Test] = &[
     ("bad_input::bad_config", &[], bad_config),
     ("bad_input::unknown_user", &[Need::Root, Need::Program("cc")], unknown_user),
     ("bad_input::no_driver", &[], no_driver),
+    ("bad_input::module_and_libraries_differ", &[Need::Root, Need::Program("cc")], module_and_libraries_differ),
     ("bad_input::nvml_hangs", &[Need::Root, Need::Program("cc")], nvml_hangs),
     ("bad_input::nvml_says_no", &[Need::Root, Need::Program("cc")], nvml_says_no),
     ("bad_input::unknown_gpu", &[Need::Root, Need::Program("cc")], unknown_gpu),
@@ -124,20 +125,53 @@ fn bad_config() {
     one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), &["config.toml", "it does not exist"]);
 }
 
+/// Three different things that all look like a missing library.
 fn no_driver() {
     let dir = scratch();
     let state = state(dir.path(), "all");
-    let root = dir.path().join("empty");
-    std::fs::create_dir_all(root.join("etc")).unwrap();
+    let root = dir.path().join("host");
+    let device = root.join("sys/bus/pci/devices/0000:01:00.0");
+    std::fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
     let config = dir.path().join("config.toml");
     std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
     let args = ["--config", config.to_str().unwrap(), "prestart"];
-    one_error(hook(&args, &state), &["cannot read the linker cache", "it does not exist"]);
-    std::fs::copy("/etc/ld.so.cache", root.join("etc/ld.so.cache")).unwrap();
-    one_error(hook(&args, &state), &["no NVIDIA driver below", "libnvidia-ml.so.1"]);
+    one_error(hook(&args, &state), &["there is no NVIDIA GPU on the PCI bus"]);
+    std::fs::create_dir_all(&device).unwrap();
+    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
+    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    one_error(hook(&args, &state), &["1 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not loaded"]);
+    let proc = root.join("proc/driver/nvidia");
+    std::fs::create_dir_all(&proc).unwrap();
+    std::fs::write(proc.join("version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x\n").unwrap();
+    one_error(
+        hook(&args, &state),
+        &["the kernel module of driver 550.1 is loaded, and there is no libnvidia-ml below"],
+    );
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
     one_error(hook(&args, &state), &["driver root \"/nowhere\"", "it does not exist"]);
     assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
+}
+
+/// After an update without a reboot; and a module that was never loaded.
+fn module_and_libraries_differ() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let version = fake.root.join("proc/driver/nvidia/version");
+    let text = std::fs::read_to_string(&version).unwrap();
+    std::fs::write(&version, text.replace("535.183.01", "550.54.14")).unwrap();
+    one_error(
+        with_fake(&fake, "all"),
+        &["the loaded kernel module is driver 550.54.14, and the libraries", "of 535.183.01"],
+    );
+
+    std::fs::remove_dir_all(fake.root.join("proc")).unwrap();
+    std::fs::remove_file(fake.root.join("dev/nvidiactl")).unwrap();
+    let device = fake.root.join("sys/bus/pci/devices/0000:01:00.0");
+    std::fs::create_dir_all(&device).unwrap();
+    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
+    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    let ran = with_fake(&fake, "all");
+    assert!(ran.stderr.contains("hint: load it with \"modprobe nvidia\""), "{}", ran.stderr);
+    one_error(ran, &["1 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not loaded"]);
 }
 
 fn with_fake(fake: &FakeDriver, devices: &str) -> Ran {

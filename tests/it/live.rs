@@ -26,6 +26,8 @@ pub const TESTS: &[Test] = &[
     ("live::a_failing_gpu_does_not_stop_the_others", NEEDS, a_failing_gpu_does_not_stop_the_others),
     ("live::none_or_sixteen_gpus_and_a_slow_driver", NEEDS, none_or_sixteen_gpus_and_a_slow_driver),
     ("live::driver_libraries_in_lib64", NEEDS, driver_libraries_in_lib64),
+    ("live::linker_caches_that_are_missing_or_stale", NEEDS, linker_caches_that_are_missing_or_stale),
+    ("live::optional_things_do_not_stop_a_container", NEEDS, optional_things_do_not_stop_a_container),
     ("live::one_mig_device", NEEDS, one_mig_device),
     ("live::mig_management_is_for_privileged_containers", NEEDS, mig_management),
     ("live::limits_and_requirements", NEEDS, limits_and_requirements),
@@ -289,6 +291,42 @@ fn driver_libraries_in_lib64() {
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     container.hook(&fake.config).ok();
     assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
+    container.exec("nvidia-smi").ok();
+}
+
+fn linker_caches_that_are_missing_or_stale() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    std::fs::remove_file(fake.root.join("etc/ld.so.cache")).unwrap();
+    container.hook(&fake.config).ok();
+    container.exec("nvidia-smi").ok();
+    container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-nvvm.so.4").ok();
+
+    // One library of the cache is gone; the others work.
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let opencl = fake.root.join(&LIBDIR[1..]).join("libnvidia-opencl.so.535.183.01");
+    std::fs::remove_file(opencl).unwrap();
+    let ran = container.hook(&fake.config);
+    assert!(
+        ran.stderr.contains("lists \"libnvidia-opencl.so.1\" at") && ran.stderr.contains("ONH-202"),
+        "{}",
+        ran.stderr
+    );
+    ran.ok();
+    container.exec("probe-dlopen libcuda.so.1").ok();
+}
+
+fn optional_things_do_not_stop_a_container() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    std::fs::create_dir(image.rootfs.join("usr/bin/nvidia-debugdump")).unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("nvidia-debugdump") && ran.stderr.contains("ONH-303"), "{}", ran.stderr);
+    ran.ok();
     container.exec("nvidia-smi").ok();
 }
 

@@ -17,6 +17,7 @@ mod bad_input;
 mod captures;
 mod conformance;
 mod driver;
+mod hosts;
 mod ldcache;
 mod live;
 mod podman;
@@ -34,6 +35,7 @@ fn main() -> std::process::ExitCode {
         .iter()
         .chain(captures::TESTS)
         .chain(conformance::TESTS)
+        .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)
         .chain(podman::TESTS);

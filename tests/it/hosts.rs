@@ -1,0 +1,167 @@
+//! Hosts as directories: what is found of a driver on each distribution, for each capability. The answers are kept in
+//! `tests/fixtures/hosts/NAME.found`, read by a person when they change: `UPDATE_GOLDEN=1 cargo test --test it hosts`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use oci_nvidia_hook::driver::DriverRoot;
+use oci_nvidia_hook::driver::libraries::LinkerCache;
+use oci_nvidia_hook::driver::locate::{DriverFiles, locate};
+use oci_nvidia_hook::paths::HostPath;
+use oci_nvidia_hook::request::capabilities::Capabilities;
+
+use crate::Test;
+use crate::support::{Need, run, scratch, source};
+
+pub const TESTS: &[Test] = &[("hosts::what_is_found_on_each", &[Need::Program("cc")], what_is_found_on_each)];
+
+const CAPABILITIES: [&str; 7] = ["compute", "utility", "video", "graphics", "display", "ngx", "compat32"];
+
+fn what_is_found_on_each() {
+    let mut seen = 0;
+    let mut different = Vec::new();
+    let dir = source("tests/fixtures/hosts");
+    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.path()).collect();
+    files.sort();
+    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "host")) {
+        let host = Host::parse(&std::fs::read_to_string(file).unwrap());
+        let scratch = scratch();
+        host.build(scratch.path());
+        let found = host.found(scratch.path());
+        let golden = file.with_extension("found");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&golden, &found).unwrap();
+        }
+        if std::fs::read_to_string(&golden).unwrap_or_default() != found {
+            different.push(format!("{}:\n{found}", golden.display()));
+        }
+        seen += 1;
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+    assert!(seen >= 10, "{seen} hosts");
+}
+
+/// A description: lines `root DIR`, `version V`, `ldconfig DIR…` (none: no linker cache), `gone PATH` (removed after
+/// ldconfig ran), `file PATH`, `link PATH TEXT`, `lib PATH SONAME` (a 64-bit library) and `lib32 PATH SONAME`.
+#[derive(Default)]
+struct Host {
+    root: String,
+    version: String,
+    ldconfig: Option<String>,
+    gone: Vec<String>,
+    files: Vec<String>,
+    links: BTreeMap<String, String>,
+    libraries: Vec<(String, String, bool)>,
+}
+
+impl Host {
+    fn parse(text: &str) -> Self {
+        let mut host = Self { root: "/".into(), ..Self::default() };
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (word, rest) = line.split_once(' ').unwrap();
+            let two = || rest.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+            match word {
+                "root" => host.root = rest.into(),
+                "version" => host.version = rest.into(),
+                "ldconfig" => host.ldconfig = Some(rest.into()),
+                "gone" => host.gone.push(rest.into()),
+                "file" => host.files.push(rest.into()),
+                "link" => host.links.extend([two()]),
+                "lib" | "lib32" => {
+                    let (path, soname) = two();
+                    host.libraries.push((path, soname.replace("$V", &host.version), word == "lib32"));
+                }
+                _ => panic!("{line}"),
+            }
+        }
+        host
+    }
+
+    fn build(&self, top: &Path) {
+        let place = |path: &str| {
+            let path = top.join(path.replace("$V", &self.version).trim_start_matches('/'));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            path
+        };
+        for (link, text) in &self.links {
+            std::os::unix::fs::symlink(text.replace("$V", &self.version), place(link)).unwrap();
+        }
+        for file in &self.files {
+            std::fs::write(place(file), "").unwrap();
+        }
+        for (path, soname, is_32) in &self.libraries {
+            std::fs::copy(stub(soname, *is_32), place(path)).unwrap();
+        }
+        let root = place(&format!("{}/.", self.root));
+        if let Some(dirs) = &self.ldconfig {
+            std::fs::create_dir_all(root.join("etc")).unwrap();
+            std::fs::write(root.join("etc/ld.so.conf"), dirs.replace(' ', "\n")).unwrap();
+            run(Command::new("/sbin/ldconfig").arg("-r").arg(&root)).ok();
+        }
+        for path in &self.gone {
+            std::fs::remove_file(place(path)).unwrap();
+        }
+    }
+
+    fn found(&self, top: &Path) -> String {
+        let root = top.join(self.root.trim_start_matches('/'));
+        let root = DriverRoot::open(&HostPath::new(root)).unwrap();
+        let cache = LinkerCache::read(&root, None);
+        let mut text = String::new();
+        let mut said = std::collections::BTreeSet::new();
+        for capability in CAPABILITIES {
+            // 32-bit libraries are those of the other capabilities.
+            let asked = if capability == "compat32" { "compat32,compute,utility,video,graphics" } else { capability };
+            writeln!(text, "[{capability}]").unwrap();
+            match locate(&root, &cache, &self.version, Capabilities::supported(asked).unwrap()) {
+                Ok((files, findings)) => {
+                    let all = lines(&files);
+                    let kept = all.into_iter().filter(|line| capability != "compat32" || line.starts_with("I386"));
+                    kept.for_each(|line| writeln!(text, "{line}").unwrap());
+                    said.extend(findings.into_iter().map(|finding| format!("{} {}", finding.id, finding.what)));
+                }
+                Err(error) => writeln!(text, "error: {error}").unwrap(),
+            }
+        }
+        writeln!(text, "[findings]").unwrap();
+        said.iter().for_each(|finding| writeln!(text, "{finding}").unwrap());
+        text.replace(top.to_str().unwrap(), "")
+    }
+}
+
+fn lines(files: &DriverFiles) -> Vec<String> {
+    let libraries = files.libraries.iter().map(|library| {
+        let sonames: Vec<_> = library.sonames.iter().map(|soname| soname.to_string_lossy()).collect();
+        format!("{:?} {} {}", library.arch, library.source, sonames.join(" ")).trim_end().to_owned()
+    });
+    let binaries = files.binaries.iter().map(|binary| format!("bin {} {}", binary.source, binary.name));
+    let placed = files.placed.iter().map(|file| format!("file {} {}", file.source, file.target));
+    let ipc = files.ipc.iter().map(|file| format!("ipc {} {}", file.source, file.target));
+    libraries.chain(binaries).chain(placed).chain(ipc).collect()
+}
+
+/// A library with this SONAME, compiled once. It needs libc.so.6, like every real one: that is how ldconfig knows that
+/// it is no library of libc5. (The libc it is linked with is a stub too: there may be no 32-bit one here.)
+fn stub(soname: &str, is_32: bool) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(if is_32 { "stubs32" } else { "stubs" });
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join(soname);
+    if path.is_file() {
+        return path;
+    }
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-nostdlib"]);
+    if is_32 {
+        cc.arg("-m32");
+    }
+    cc.arg(format!("-Wl,-soname,{soname}")).args(["-x", "c", "/dev/null", "-x", "none"]);
+    if soname != "libc.so.6" {
+        cc.arg("-Wl,--no-as-needed").arg(stub("libc.so.6", is_32));
+    }
+    let new = path.with_extension("new");
+    run(cc.arg("-o").arg(&new)).ok();
+    std::fs::rename(new, &path).unwrap();
+    path
+}
