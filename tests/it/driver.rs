@@ -32,6 +32,21 @@ impl FakeDriver {
         fake
     }
 
+    /// Of this version, with NVIDIA's real user-space files below `real` but for the management library, which would
+    /// want a GPU.
+    pub fn among_real_files(real: &Path, version: &str) -> Self {
+        let fake = Self::new(&["--gpus", "1", "--version", version]);
+        let (root, real) = (fake.root.display(), real.display());
+        let dir = "usr/lib/x86_64-linux-gnu";
+        sh(&format!(
+            "cd '{root}'; mkdir keep; mv {dir}/libnvidia-ml.so.{version} {dir}/nvml.conf keep; rm -r usr etc; \
+             cp -al '{real}/usr' '{real}/etc' .; rm -f {dir}/nvidia/current/libnvidia-ml.so.{version}; \
+             mv keep/* {dir}/nvidia/current; /sbin/ldconfig -r ."
+        ))
+        .ok();
+        fake
+    }
+
     /// Two GPUs.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<FakeDriver> = OnceLock::new();

@@ -16,6 +16,7 @@
 mod bad_input;
 mod captures;
 mod conformance;
+mod debian;
 mod driver;
 mod hosts;
 mod ldcache;
@@ -35,6 +36,7 @@ fn main() -> std::process::ExitCode {
         .iter()
         .chain(captures::TESTS)
         .chain(conformance::TESTS)
+        .chain(debian::TESTS)
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)

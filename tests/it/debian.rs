@@ -1,0 +1,124 @@
+//! NVIDIA's real user-space files, as Debian packages them, unpacked into a driver root.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use oci_nvidia_hook::driver::DriverRoot;
+use oci_nvidia_hook::driver::libraries::LinkerCache;
+use oci_nvidia_hook::driver::locate::locate;
+use oci_nvidia_hook::paths::HostPath;
+use oci_nvidia_hook::request::capabilities::Capabilities;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, Waiting};
+use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
+
+// The packages are those of a Debian machine's own mirror.
+const NEEDS: &[Need] = &[Need::Root, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc")];
+
+pub const TESTS: &[Test] = &[
+    ("debian::every_library_has_its_capability", NEEDS, every_library_has_its_capability),
+    ("debian::the_real_files_resolve_in_a_container", NEEDS, the_real_files_resolve_in_a_container),
+    ("debian::the_real_library_without_a_gpu", NEEDS, the_real_library_without_a_gpu),
+];
+
+/// The driver root, made once and kept between runs.
+fn root() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian-driver");
+        run(Command::new(source("tests/debian-driver")).arg(&root)).ok();
+        root
+    })
+}
+
+/// Every library of the driver that the packages have, below `root`.
+fn shipped() -> (String, BTreeSet<String>) {
+    let listed = sh(&format!("cd '{}'; find usr -name '*.so.*' -type f", root().display())).ok();
+    let libraries: BTreeSet<_> = listed.lines().map(|path| format!("/{path}")).collect();
+    let ml = libraries.iter().find_map(|path| path.split_once("libnvidia-ml.so.")).expect("libnvidia-ml");
+    (ml.1.to_owned(), libraries)
+}
+
+fn every_library_has_its_capability() {
+    let (version, shipped) = shipped();
+    assert!(shipped.len() > 20, "{shipped:?}");
+    let driver = DriverRoot::open(&HostPath::new(root())).unwrap();
+    let cache = LinkerCache::read(&driver, None);
+    let capabilities = Capabilities::supported("compute,utility,video,graphics").unwrap();
+    let (files, findings) = locate(&driver, &cache, &version, capabilities).unwrap();
+    assert_eq!(findings, []);
+    let below = |path: &Path| format!("/{}", path.strip_prefix(root()).unwrap().display());
+    let found: BTreeSet<_> = files.libraries.iter().map(|library| below(library.source.as_path())).collect();
+    assert_eq!(found, shipped);
+    assert!(files.libraries.iter().all(|library| !library.sonames.is_empty()));
+    assert!(files.binaries.iter().any(|binary| binary.source.as_path().ends_with("nvidia/current/nvidia-smi")));
+    let placed: Vec<_> = files.placed.iter().map(|file| file.target.absolute()).collect();
+    for path in [
+        "/etc/OpenCL/vendors/nvidia.icd",
+        "/etc/vulkan/icd.d/nvidia_icd.json",
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+    ] {
+        assert!(placed.iter().any(|target| target == Path::new(path)), "{path} is not in {placed:?}");
+    }
+}
+
+/// All that the real programs and libraries need is there, and the loaders' descriptions name what can be loaded.
+fn the_real_files_resolve_in_a_container() {
+    let (version, _) = shipped();
+    let (dir, fake) = (scratch(), FakeDriver::among_real_files(root(), &version));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video,graphics"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    assert_eq!(container.hook(&fake.config).ok(), "");
+    let libdir = "/usr/lib/x86_64-linux-gnu";
+    let needed = container.exec("LD_TRACE_LOADED_OBJECTS=1 /usr/bin/nvidia-smi").ok();
+    assert!(needed.contains("libc.so.6 => ") && !needed.contains("not found"), "{needed}");
+    container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4").ok();
+    container
+        .exec(&format!(
+            "probe-dlopen libnvcuvid.so.1 libnvidia-encode.so.1 libnvidia-opencl.so.1 libnvidia-glvkspirv.so.{version}"
+        ))
+        .ok();
+    for (json, library) in [
+        ("/etc/vulkan/icd.d/nvidia_icd.json", "libGLX_nvidia.so.0"),
+        ("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "libEGL_nvidia.so.0"),
+        ("/etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1"),
+    ] {
+        assert!(container.exec(&format!("cat {json}")).ok().contains(library), "{json}");
+        assert!(
+            container.exec("ldconfig -p").ok().contains(&format!("{library} (libc6,x86-64) => {libdir}/{library}"))
+        );
+    }
+}
+
+/// The real libnvidia-ml says "driver not loaded", which is true, and of no help.
+fn the_real_library_without_a_gpu() {
+    let dir = scratch();
+    std::fs::create_dir(dir.path().join("rootfs")).unwrap();
+    let spec = serde_json::json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": "rootfs"}});
+    std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    let state = serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir.path()}).to_string();
+    let host = dir.path().join("host");
+    sh(&format!("cp -al '{}' '{}'", root().display(), host.display())).ok();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", host.display())).unwrap();
+    let hook = || {
+        let mut hook = Command::new(HOOK);
+        run_with(hook.arg("--config").arg(&config).arg("prestart").env_clear(), state.as_bytes()).failed(1)
+    };
+    let devices = host.join("sys/bus/pci/devices");
+    std::fs::create_dir_all(&devices).unwrap();
+    assert!(hook().contains("there is no NVIDIA GPU on the PCI bus"));
+    let device = devices.join("0000:01:00.0");
+    std::fs::create_dir(&device).unwrap();
+    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
+    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    let stderr = hook();
+    assert!(
+        stderr.contains("the kernel module nvidia is not loaded\nhint: load it with \"modprobe nvidia\""),
+        "{stderr}"
+    );
+}
