@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::config::{Config, Require};
+use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::libraries::LinkerCache;
 use crate::driver::nodes::{self, CTL_MINOR, DeviceNode};
 use crate::driver::{DriverRoot, diagnosis, locate};
@@ -71,6 +72,8 @@ pub struct Host {
     dev: DriverRoot,
     /// The root that has /proc/driver/nvidia
     proc: DriverRoot,
+    /// The root that has the PCI devices
+    sys: DriverRoot,
     kernel_gpus: Vec<KernelGpu>,
     /// What NVML and the kernel module say
     pub inventory: Inventory,
@@ -104,7 +107,8 @@ impl Host {
         let kernel_gpus = procfs::read_gpus(&proc);
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
         procfs::complete(&mut inventory, &kernel_gpus, node_exists);
-        Ok(Self { driver, cache, dev, proc, kernel_gpus, inventory })
+        let sys = driver.owner_of(PCI_DEVICES)?;
+        Ok(Self { driver, cache, dev, proc, sys, kernel_gpus, inventory })
     }
 
     /// What the container gets. Nothing has been done to it yet.
@@ -118,6 +122,9 @@ impl Host {
         let whole_caps = request.mig_config.is_some() || request.mig_monitor.is_some();
         for device in devices {
             edits = edits.merge(self.gpu(device.gpu())?);
+            if request.capabilities.any(&[Capability::Graphics, Capability::Display]) {
+                edits = edits.merge(build::device(self.drm_nodes(device.gpu())?, Vec::new()));
+            }
             if let Device::Mig(gpu, mig) = device
                 && !whole_caps
             {
@@ -159,6 +166,14 @@ impl Host {
         let kernel = self.kernel_gpus.iter().find(|kernel| kernel.bus_id == gpu.bus_id);
         let mount = kernel.and_then(|kernel| self.proc_mount(&Path::new(DRIVER_PROC).join("gpus").join(&kernel.dir)));
         Ok(build::device(vec![node], mount.into_iter().collect()))
+    }
+
+    /// Its `/dev/dri` nodes: what Vulkan and EGL open. A host without nvidia-drm has none.
+    fn drm_nodes(&self, gpu: &Gpu) -> Result<Vec<DeviceNode>> {
+        let names = self.sys.names(&Path::new(PCI_DEVICES).join(gpu.bus_id.in_sysfs()).join("drm"));
+        let names = names.iter().filter_map(|name| name.to_str());
+        let nodes = names.filter(|name| name.starts_with("card") || name.starts_with("renderD"));
+        nodes.filter_map(|name| nodes::optional(&self.dev, &format!("dri/{name}")).transpose()).collect()
     }
 
     /// What a MIG device needs beside the node of its GPU: access to its GPU instance and its compute instance.

@@ -7,6 +7,9 @@ use super::locate;
 use super::root::DriverRoot;
 use crate::error::failure;
 
+/// The PCI devices in sysfs.
+pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
 /// What the host has of a driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -28,7 +31,7 @@ pub fn look(root: &DriverRoot, cache: &LinkerCache, module: Option<String>) -> F
         Some(name.split_once(".so.")?.1.to_owned())
     };
     Facts {
-        pci_gpus: root.owner_of("/sys/bus/pci/devices").ok().and_then(|root| pci_gpus(&root)),
+        pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci_gpus(&root)),
         module,
         libraries: locate::management_library(root, cache, "").and_then(version),
         transactional: root.locate(Path::new("/usr/sbin/transactional-update")).is_ok(),
@@ -37,7 +40,7 @@ pub fn look(root: &DriverRoot, cache: &LinkerCache, module: Option<String>) -> F
 
 /// Display controllers (PCI class 03) of vendor 10de. From sysfs: reading config space would wake sleeping GPUs.
 fn pci_gpus(root: &DriverRoot) -> Option<usize> {
-    let devices = Path::new("/sys/bus/pci/devices");
+    let devices = Path::new(PCI_DEVICES);
     root.locate(devices).ok()?;
     let text =
         |path: PathBuf| root.read(&path).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();

@@ -149,6 +149,14 @@ impl BusId {
     }
 }
 
+impl BusId {
+    /// The kernel's form: a domain of four digits, more if it needs them.
+    #[must_use]
+    pub fn in_sysfs(self) -> String {
+        format!("{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+    }
+}
+
 /// NVML's form, with a domain of eight digits.
 impl fmt::Display for BusId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -182,6 +190,8 @@ mod tests {
             ("3b:00.0", None),
             ("", None),
         ] {
+            let sysfs = BusId::parse(text).map(BusId::in_sysfs);
+            assert_eq!(sysfs.as_deref().and_then(BusId::parse), BusId::parse(text), "{text}");
             assert_eq!(BusId::parse(text).map(|id| id.to_string()).as_deref(), printed, "{text}");
         }
     }

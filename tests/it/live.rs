@@ -28,6 +28,7 @@ pub const TESTS: &[Test] = &[
     ("live::driver_libraries_in_lib64", NEEDS, driver_libraries_in_lib64),
     ("live::linker_caches_that_are_missing_or_stale", NEEDS, linker_caches_that_are_missing_or_stale),
     ("live::optional_things_do_not_stop_a_container", NEEDS, optional_things_do_not_stop_a_container),
+    ("live::graphics_gets_the_gpus_dri_nodes", NEEDS, graphics_gets_the_gpus_dri_nodes),
     ("live::one_mig_device", NEEDS, one_mig_device),
     ("live::mig_management_is_for_privileged_containers", NEEDS, mig_management),
     ("live::limits_and_requirements", NEEDS, limits_and_requirements),
@@ -328,6 +329,18 @@ fn optional_things_do_not_stop_a_container() {
     assert!(ran.stderr.contains("nvidia-debugdump") && ran.stderr.contains("ONH-303"), "{}", ran.stderr);
     ran.ok();
     container.exec("nvidia-smi").ok();
+}
+
+fn graphics_gets_the_gpus_dri_nodes() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
+    for (capabilities, nodes) in [("graphics,utility", "card2 renderD130"), ("compute,utility", "*")] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}");
+        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1", &capabilities], "");
+        container.hook(&fake.config).ok();
+        assert_eq!(container.exec("cd /dev/dri 2>/dev/null || cd /root; echo *").ok().trim(), nodes, "{capabilities}");
+    }
 }
 
 const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
