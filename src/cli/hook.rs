@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
+use super::prepare::prepare_host;
 use crate::config::{self, Config};
+use crate::driver::DriverRoot;
 use crate::edits::Edits;
 use crate::error::render;
 use crate::finding::Finding;
@@ -16,6 +18,7 @@ use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
 use crate::request::{self, Decision, GpuRequest, Hint};
+use crate::sys::ns;
 
 /// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not.
 #[must_use]
@@ -94,6 +97,9 @@ fn read_state() -> Result<State> {
 
 fn inject(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config, log: &mut Log) -> Result<()> {
     let pid = state.init()?;
+    if config.load_kmods {
+        prepare_if_bare(config, log)?;
+    }
     let host = Host::look(config)?;
     let (devices, findings) = host::decide(request, &host.inventory, config)?;
     findings.iter().for_each(|finding| log.finding(finding));
@@ -116,6 +122,22 @@ fn inject(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config,
         request::DRIVER_CAPABILITIES,
         request.capabilities
     ));
+    Ok(())
+}
+
+/// Right after boot nobody may have made the driver's nodes yet. Two looks, where they are there.
+fn prepare_if_bare(config: &Config, log: &mut Log) -> Result<()> {
+    let driver = DriverRoot::open(&config.driver_root)?;
+    let there = |name: &str| driver.locate(Path::new(name)).is_ok();
+    let is_host = driver.path().as_path() == Path::new("/");
+    if !is_host || (there("/dev/nvidiactl") && there("/dev/nvidia-uvm")) {
+        return Ok(());
+    }
+    if rustix::process::geteuid().is_root() && !ns::in_user_namespace()? {
+        // Why it failed is told better by what is missing then.
+        let done = prepare_host(&config.driver_root).unwrap_or_default();
+        done.lines().for_each(|line| log.note(line));
+    }
     Ok(())
 }
 

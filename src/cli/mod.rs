@@ -4,6 +4,7 @@ pub mod explain;
 pub mod hook;
 pub mod info;
 pub mod output;
+pub mod prepare;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ enum Verb {
     Nothing,
     Explain,
     Info,
+    Prepare,
     Help,
     Version,
 }
@@ -80,6 +82,7 @@ pub fn run(invocation: Invocation) -> ExitCode {
         Verb::Nothing => ExitCode::SUCCESS,
         Verb::Explain => explain::run(&options),
         Verb::Info => info::run(&options),
+        Verb::Prepare => prepare::run(&options),
         Verb::Help => output::print(output::HELP),
         Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
     }
@@ -106,7 +109,9 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Long("config"), _) => options.config = Some(parser.value()?.into()),
             (Value(word), None) => verb = Some(parse_verb(&word)?),
             (Long("json"), Some(Verb::Explain | Verb::Info)) => options.json = true,
-            (Long("root"), Some(Verb::Explain | Verb::Info)) => options.root = Some(parser.value()?.into()),
+            (Long("root"), Some(Verb::Explain | Verb::Info | Verb::Prepare)) => {
+                options.root = Some(parser.value()?.into())
+            }
             (Long("request"), Some(Verb::Explain)) => options.request_only = true,
             (Long("stage"), Some(Verb::Explain)) => options.stage = Some(parse_stage(&parser.value()?)?),
             (Long("inventory"), Some(Verb::Explain)) => options.inventory = Some(parser.value()?.into()),
@@ -127,6 +132,7 @@ fn parse_verb(word: &OsString) -> Result<Verb> {
         Some("poststart" | "poststop") => Verb::Nothing,
         Some("explain") => Verb::Explain,
         Some("info") => Verb::Info,
+        Some("prepare") => Verb::Prepare,
         _ => bail!("{word:?} is no stage this hook serves and no command"),
     })
 }

@@ -10,6 +10,7 @@ oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
 usage: oci-nvidia-hook [--config FILE] STAGE < state.json
        oci-nvidia-hook [--config FILE] explain [options] < state.json
        oci-nvidia-hook [--config FILE] info [--json] [--root DIR]
+       oci-nvidia-hook [--config FILE] prepare [--root DIR]
 
 A container engine starts it for every container, as a hooks.d JSON file tells it
 to. It looks at the container's environment, and if that asks for GPUs with
@@ -23,13 +24,14 @@ stages:
 commands:
   explain  tell what the hook would do for a container, and change nothing
   info     tell what driver and GPUs there are
+  prepare  load the driver's modules and make its device nodes, as root
 
 options:
   --config FILE   read this file; it must exist. Without it:
                   $XDG_CONFIG_HOME/nvidia-container-runtime/config.toml, else
                   /etc/nvidia-container-runtime/config.toml, else defaults
   --json          print JSON (explain, info)
-  --root DIR      the directory that is / for the driver (explain, info)
+  --root DIR      the directory that is / for the driver
   --request       explain only what the container asks for, not the driver
   --inventory F   explain with the GPUs of this file, made by info --json
   --stage STAGE   explain for this stage; at precreate stdin is config.json

@@ -51,6 +51,8 @@ pub struct Config {
     pub driver_root: HostPath,
     /// The linker cache to look the driver's libraries up in, below the driver root; by default /etc/ld.so.cache.
     pub ldcache: Option<HostPath>,
+    /// Whether the hook loads modules and makes device nodes that are missing.
+    pub load_kmods: bool,
     /// Whether device rules are added to the container's cgroup.
     pub edit_cgroups: bool,
     /// Who asks NVML; by default root with the group that owns /dev/nvidiactl.
@@ -102,6 +104,7 @@ impl Default for Config {
             supported_driver_capabilities: Capabilities::of(&Capability::ALL),
             driver_root: HostPath::new("/"),
             ldcache: None,
+            load_kmods: true,
             edit_cgroups: true,
             user: None,
             debug: None,

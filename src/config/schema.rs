@@ -53,7 +53,7 @@ pub const KEYS: &[Key] = &[
     key("nvidia-container-cli.no-cgroups", Bool(|c, v| c.edit_cgroups = !v)),
     key("nvidia-container-cli.user", Text(user)),
     key("nvidia-container-cli.debug", Text(debug)),
-    key("nvidia-container-cli.load-kmods", Unused(LATER)),
+    key("nvidia-container-cli.load-kmods", Bool(|c, v| c.load_kmods = v)),
     key("nvidia-container-cli.path", Unused(ONE_BINARY)),
     key("nvidia-container-cli.environment", Unused(ONE_BINARY)),
     key("nvidia-container-cli.ldconfig", Unused("the linker cache is written without ldconfig")),

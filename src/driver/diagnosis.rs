@@ -39,7 +39,8 @@ pub fn look(root: &DriverRoot, cache: &LinkerCache, module: Option<String>) -> F
 }
 
 /// Display controllers (PCI class 03) of vendor 10de. From sysfs: reading config space would wake sleeping GPUs.
-fn pci_gpus(root: &DriverRoot) -> Option<usize> {
+#[must_use]
+pub fn pci_gpus(root: &DriverRoot) -> Option<usize> {
     let devices = Path::new(PCI_DEVICES);
     root.locate(devices).ok()?;
     let text =

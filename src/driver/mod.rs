@@ -8,6 +8,7 @@ pub mod ldcache;
 pub mod libraries;
 pub mod locate;
 pub mod nodes;
+pub mod prepare;
 pub mod root;
 
 pub use root::DriverRoot;

@@ -204,6 +204,18 @@ fn drop_caps() -> io::Result<()> {
     Ok(())
 }
 
+/// Runs a program of the host's with an environment of its own, and waits for it. Its output goes nowhere.
+///
+/// For modprobe(8) only: no program ever runs on a container's files.
+#[expect(clippy::disallowed_methods, reason = "the one place")]
+pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
+    use std::process::{Command, Stdio};
+    let mut modprobe = Command::new(program);
+    modprobe.arg(module).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
+    modprobe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(modprobe.status()?.success())
+}
+
 /// Creates files as `uid`:`gid` from here on, with our caps kept: an id-mapped rootfs refuses inodes of an owner
 /// that its user namespace does not know (EOVERFLOW).
 pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {

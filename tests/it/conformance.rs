@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use oci_nvidia_hook::config;
+use oci_nvidia_hook::driver::prepare::parse_majors;
 use oci_nvidia_hook::edits::build::mask_params;
 use oci_nvidia_hook::inventory::caps::{self, MigCap};
 use oci_nvidia_hook::oci::spec_view;
@@ -30,6 +31,7 @@ pub const TESTS: &[Test] = &[
     ("conformance::requirements", &[], requirements),
     ("conformance::params", &[], params),
     ("conformance::mig_minors", &[], mig_minors),
+    ("conformance::proc_devices", &[], proc_devices),
 ];
 
 fn table(file: &str) -> Value {
@@ -336,5 +338,19 @@ fn mig_minors() {
     for row in rows("mig_cap_proc_path") {
         let cap: MigCap = cap(row["input"].as_str().unwrap());
         assert_eq!(json!(cap.proc_path()), row["expect"], "{row}");
+    }
+}
+
+/// Where the peers fail on a table without NVIDIA's devices, there is nothing to make here.
+fn proc_devices() {
+    let expected = |row: &Value| if row["expect"]["error"] == true { json!({}) } else { row["expect"].clone() };
+    for row in rows("proc_devices_file") {
+        assert_eq!(json!(parse_majors(&strings(&row["input"]).join("\n"))), expected(&row), "{row}");
+    }
+    for row in rows("proc_devices_line") {
+        let found = parse_majors(row["input"].as_str().unwrap());
+        let found =
+            found.first_key_value().map_or_else(|| json!({}), |(name, major)| json!({"name": name, "major": major}));
+        assert_eq!(found, expected(&row), "{row}");
     }
 }

@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     ("live::linker_caches_that_are_missing_or_stale", NEEDS, linker_caches_that_are_missing_or_stale),
     ("live::optional_things_do_not_stop_a_container", NEEDS, optional_things_do_not_stop_a_container),
     ("live::graphics_gets_the_gpus_dri_nodes", NEEDS, graphics_gets_the_gpus_dri_nodes),
+    ("live::prepare_makes_nodes", NEEDS, prepare_makes_nodes),
     ("live::one_mig_device", NEEDS, one_mig_device),
     ("live::mig_management_is_for_privileged_containers", NEEDS, mig_management),
     ("live::limits_and_requirements", NEEDS, limits_and_requirements),
@@ -341,6 +342,39 @@ fn graphics_gets_the_gpus_dri_nodes() {
         container.hook(&fake.config).ok();
         assert_eq!(container.exec("cd /dev/dri 2>/dev/null || cd /root; echo *").ok().trim(), nodes, "{capabilities}");
     }
+}
+
+/// As the module's params say, with links for runc and systemd; twice is once, and a wrong node is mended.
+fn prepare_makes_nodes() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video", "--no-dev"]);
+    std::fs::write(fake.root.join("proc/devices"), "Character devices:\n195 nvidia\n511 nvidia-uvm\n510 nvidia-caps\n")
+        .unwrap();
+    std::fs::create_dir_all(fake.root.join("sys/module/nvidia_modeset")).unwrap();
+    let prepare = || {
+        let mut prepare = Command::new(HOOK);
+        run_with(prepare.arg("--config").arg(&fake.config).arg("prepare").env_clear(), b"").ok()
+    };
+    let said = prepare();
+    let made: Vec<_> = said.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
+    assert_eq!(made.len(), 2 + 1 + 1 + 2 + 6, "{said}");
+    assert!(said.contains("made /dev/nvidia1 c 195:1 0:") && said.contains(" 0660\n"), "{said}");
+    assert_eq!(prepare(), "");
+    let dev = fake.root.join("dev");
+    std::fs::remove_file(dev.join("nvidia0")).unwrap();
+    std::fs::write(dev.join("nvidia0"), "").unwrap();
+    assert!(prepare().starts_with("made /dev/nvidia0 "));
+    let link = std::fs::read_link(dev.join("char/510:12")).unwrap();
+    assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap12"));
+    // What was made is what the driver needs.
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "660 root:video");
+
+    std::fs::write(fake.root.join("proc/driver/nvidia/params"), "ModifyDeviceFiles: 0\n").unwrap();
+    std::fs::remove_file(dev.join("nvidia0")).unwrap();
+    assert_eq!(prepare(), "", "the administrator makes them");
 }
 
 const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";

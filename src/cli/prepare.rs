@@ -1,0 +1,68 @@
+//! `prepare`: modules loaded and device nodes made, at boot or before the first container.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::{Options, output};
+use crate::config;
+use crate::driver::{DriverRoot, prepare};
+use crate::error::failure;
+use crate::log::Log;
+use crate::paths::HostPath;
+use crate::sys::{ns, process};
+
+/// Prepares the host, and prints what was done.
+#[must_use]
+pub fn run(options: &Options) -> ExitCode {
+    let prepared =
+        config::read(options.config.as_deref(), options.xdg_config_home.as_deref()).and_then(|(config, _)| {
+            let root = options.root.as_ref().map_or(config.driver_root, HostPath::new);
+            if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
+                return Err(failure(
+                    "only root of the host can make device nodes",
+                    "run \"sudo oci-nvidia-hook prepare\"",
+                ));
+            }
+            prepare_host(&root)
+        });
+    match prepared {
+        Ok(text) => output::print(&text),
+        Err(error) => {
+            Log::default().error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Loads what is missing and makes what is missing; says what, a line each. Nothing to do is no error: a host without
+/// GPUs boots as well.
+///
+/// # Errors
+/// If a node cannot be made.
+pub fn prepare_host(root: &HostPath) -> Result<String> {
+    let mut said = String::new();
+    let driver = DriverRoot::open(root)?;
+    // A driver root of its own is a container's that loads modules itself.
+    if driver.path().as_path() == Path::new("/") {
+        load_modules(&driver, &mut said);
+    }
+    for node in prepare::plan(&prepare::look(&driver)) {
+        if prepare::carry_out(&driver.path(), &node)? {
+            writeln!(said, "made {node}").ok();
+        }
+    }
+    Ok(said)
+}
+
+fn load_modules(driver: &DriverRoot, said: &mut String) {
+    let program = driver.read(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
+    let program = String::from_utf8_lossy(&program).trim().to_owned();
+    let program = if program.is_empty() { "/sbin/modprobe" } else { &program };
+    for module in prepare::missing_modules(&prepare::look(driver)) {
+        let loaded = process::run_modprobe(Path::new(program), module).unwrap_or(false);
+        writeln!(said, "{} {module}", if loaded { "loaded" } else { "could not load" }).ok();
+    }
+}
