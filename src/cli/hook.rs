@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use nix::unistd::Pid;
 
 use super::prepare::prepare_host;
 use crate::config::{self, Config};
@@ -108,9 +109,11 @@ fn inject(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config,
 
     let container = Container::open(pid, &spec.rootfs)?;
     let steps = live::lower(&edits, container.facts());
-    if config.edit_cgroups {
+    // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
+    if config.edit_cgroups && !ns::in_user_namespace()? {
         let rules = rules_to_add(&edits, spec);
-        cgroup::allow(&state.id, pid, &rules).context("cannot give the container access to the GPUs")?;
+        let outcome = cgroup::allow(Pid::from_raw(pid), &state.id, &rules)?;
+        outcome.findings.iter().for_each(|finding| log.finding(finding));
     }
     let findings = crate::inject::run(container, &steps)?;
     findings.iter().for_each(|finding| log.finding(finding));

@@ -15,6 +15,7 @@
 
 mod bad_input;
 mod captures;
+mod cgroup;
 mod conformance;
 mod debian;
 mod driver;
@@ -35,6 +36,7 @@ fn main() -> std::process::ExitCode {
     let tests = bad_input::TESTS
         .iter()
         .chain(captures::TESTS)
+        .chain(cgroup::TESTS)
         .chain(conformance::TESTS)
         .chain(debian::TESTS)
         .chain(hosts::TESTS)

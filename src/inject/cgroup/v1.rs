@@ -1,24 +1,31 @@
-//! cgroup v1: one line per rule into `devices.allow`.
-//! <https://docs.kernel.org/admin-guide/cgroup-v1/devices.html>
+//! The `devices` controller of cgroup v1. Effects.
 
 use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::Path;
+use std::io::{ErrorKind, Write as _};
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 
-use super::DeviceRule;
+use super::{Access, DeviceRule, Outcome, systemd_finding};
+use crate::error::Failure;
+use crate::paths::HostPath;
 
-/// Adds the rules to the device cgroup at `path`.
-///
-/// # Errors
-/// If the file cannot be written, or an ancestor does not allow the device.
-pub(super) fn allow(path: &Path, rules: &[DeviceRule]) -> Result<()> {
-    let file = path.join("devices.allow");
-    let mut allow = OpenOptions::new().write(true).open(&file).with_context(|| format!("open {file:?}"))?;
+/// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each: the kernel takes one rule at a time.
+pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Outcome> {
+    let path = cgroup.as_path().join("devices.allow");
+    let mut file = OpenOptions::new().write(true).open(&path).with_context(|| format!("cannot open {path:?}"))?;
     for rule in rules {
-        // The kernel takes one rule in each write(2).
-        allow.write_all(rule.to_string().as_bytes()).with_context(|| format!("write \"{rule}\" to {file:?}"))?;
+        if let Err(error) = file.write_all(rule.to_string().as_bytes()) {
+            let what = format!("cannot write \"{rule}\" to {path:?}");
+            let error = match error.kind() {
+                // `devcgroup_update_access`: a cgroup cannot have what the one above it lacks
+                ErrorKind::PermissionDenied => anyhow::Error::new(error)
+                    .context(Failure::new(what, "see which cgroup above lacks the device: its \"devices.list\"")),
+                _ => anyhow::Error::new(error).context(what),
+            };
+            return Err(error);
+        }
     }
-    Ok(())
+    let unit = cgroup.as_path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let findings = if unit.ends_with(".scope") { vec![systemd_finding(&unit)] } else { Vec::new() };
+    Ok(Outcome { access: Access::Added, findings })
 }

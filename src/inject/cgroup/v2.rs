@@ -1,61 +1,217 @@
-//! cgroup v2: the device programs that are attached to the container's cgroups, extended.
-//!
-//! Each attached program must allow an access, those of ancestors too, so one more program could only forbid. What is
-//! attached is read back, put behind our rules, and replaced: one program for all rules, in one step per program.
-//! Where none is attached every device is allowed, and there is nothing to do.
+//! The device programs of cgroup v2. Effects: read all, decide all, load all, and only then attach.
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
+use nix::errno::Errno;
 
-use super::{DeviceRule, program};
-use crate::error::Failure;
-use crate::sys::bpf;
+use super::program::{UNBLIND_HINT, extend};
+use super::{Access, DeviceRule, Outcome, systemd_finding};
+use crate::error::{Failure, failure};
+use crate::finding::Finding;
+use crate::paths::HostPath;
+use crate::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 
-/// A program that is attached, and the one to take its place.
-struct Replacement {
-    cgroup: PathBuf,
-    dir: File,
-    old: OwnedFd,
-    new: OwnedFd,
-    flags: u32,
-}
+/// As `bpftool prog` shows it.
+const NAME: &str = "onh_devices";
 
-/// Makes the programs on `cgroups` allow the devices of `rules`.
+/// Lets the container's own programs allow the rules, and says so if programs further up have a say.
 ///
-/// # Errors
-/// If a program cannot be read back, loaded or replaced. All new ones are loaded before the first is replaced.
-pub(super) fn allow(cgroups: &[PathBuf], rules: &[DeviceRule]) -> Result<()> {
-    let mut replacements = Vec::new();
-    for cgroup in cgroups {
-        replacements.extend(prepare(cgroup, rules).with_context(|| Failure::new(
-            format!("cannot extend the device programs of cgroup {cgroup:?}"),
-            "let the engine allow the devices (--device, a device plugin, or CDI), and set no-cgroups = true in the \
-             [nvidia-container-cli] table of config.toml",
-        ))?);
+/// systemd and the runtime can change programs under our hands (a daemon-reload); what was read is then read again.
+pub(super) fn allow(mount: &HostPath, path: &HostPath, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+    let mut tries = 3;
+    loop {
+        tries -= 1;
+        match try_allow(mount.as_path(), path.as_path(), id, rules) {
+            Err(error) if tries > 0 && error.root_cause().downcast_ref() == Some(&Errno::ENOENT) => {}
+            other => return other,
+        }
     }
-    for Replacement { cgroup, dir, old, new, flags } in replacements {
-        bpf::replace(dir.as_fd(), old.as_fd(), new.as_fd(), flags)
-            .with_context(|| format!("replace a device program of cgroup {cgroup:?}"))?;
-    }
-    Ok(())
 }
 
-fn prepare(cgroup: &Path, rules: &[DeviceRule]) -> Result<Vec<Replacement>> {
-    let dir = File::open(cgroup)?;
-    let (ids, flags) = bpf::query(dir.as_fd()).context("list them")?;
-    let mut replacements = Vec::new();
-    for id in ids {
-        let old = bpf::open(id).with_context(|| format!("open program {id}"))?;
-        let insns =
-            bpf::instructions(old.as_fd()).with_context(|| format!("read program {id}"))?.with_context(|| {
-                format!("program {id} is hidden by the kernel (net.core.bpf_jit_harden, or a lockdown)")
-            })?;
-        let Some(insns) = program::extend(&insns, rules) else { continue };
-        let new = bpf::load(&insns).with_context(|| format!("load program {id} with our rules"))?;
-        replacements.push(Replacement { cgroup: cgroup.to_owned(), dir: dir.try_clone()?, old, new, flags });
+fn try_allow(mount: &Path, path: &Path, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+    let mut own_ids = BTreeSet::new();
+    let mut work = Vec::new();
+    let mut findings = Vec::new();
+    let own: Vec<Cgroup> = own_cgroups(mount, path, id).into_iter().map(Cgroup::open).collect::<Result<_>>()?;
+    for cgroup in &own {
+        let attached = bpf::attached(cgroup.dir.as_fd()).map_err(|errno| refused(errno, &cgroup.path))?;
+        for id in attached.ids {
+            own_ids.insert(id);
+            let (old, insns) = read_program(id).with_context(|| cgroup.cannot_extend(id))?;
+            if let Some(longer) = extend(&insns, rules).with_context(|| cgroup.cannot_extend(id))? {
+                work.push(Rewrite { cgroup, flags: attached.flags, id, old, longer });
+            }
+        }
     }
-    Ok(replacements)
+    let effective = own.first().map_or(Ok(Vec::new()), |cgroup| bpf::effective(cgroup.dir.as_fd()))?;
+    if effective.iter().any(|id| !own_ids.contains(id)) {
+        findings.push(foreign_finding(path));
+    }
+    if own_ids.is_empty() {
+        return Ok(Outcome { access: Access::Unfiltered, findings });
+    }
+    if work.is_empty() {
+        return Ok(Outcome { access: Access::Present, findings });
+    }
+    findings.extend(work.iter().find_map(|rewrite| rewrite.cgroup.systemd_unit()).as_deref().map(systemd_finding));
+
+    let loaded: Vec<OwnedFd> = work
+        .iter()
+        .map(|rewrite| {
+            bpf::load_device_program(NAME, &rewrite.longer).with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))
+        })
+        .collect::<Result<_>>()?;
+    for (rewrite, new) in work.iter().zip(&loaded) {
+        rewrite.attach(new).with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))?;
+    }
+    Ok(Outcome { access: Access::Added, findings })
+}
+
+/// The cgroups whose programs are the container's: its init's, and those above it up to the one that carries its id.
+///
+/// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), while systemd's program, and crun's, can sit on
+/// the scope; both have to allow. Further up are slices and services that others share: widening them would widen more
+/// than this container. Engines name the container's cgroup `<id>`, `<engine>-<id>` or `<engine>-<id>.scope`
+/// (`libpod-`, `crio-`, `docker-`, `cri-containerd-`, `runc-`); a name that only contains the id is not enough, as
+/// runtimes accept an id like "machine". Without such a name only init's own cgroup counts.
+fn own_cgroups(mount: &Path, path: &Path, id: &str) -> Vec<PathBuf> {
+    let carries_id = |cgroup: &Path| {
+        let name = cgroup.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = name.strip_suffix(".scope").unwrap_or(name);
+        name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
+    };
+    let inside: Vec<&Path> = path.ancestors().take_while(|cgroup| *cgroup != mount).collect();
+    let count = inside.iter().position(|cgroup| carries_id(cgroup)).map_or(1, |last| last + 1);
+    if inside.is_empty() {
+        return vec![path.to_owned()];
+    }
+    inside.into_iter().take(count).map(Path::to_owned).collect()
+}
+
+struct Cgroup {
+    path: PathBuf,
+    dir: File,
+}
+
+impl Cgroup {
+    fn open(path: PathBuf) -> Result<Self> {
+        let dir = File::open(&path).with_context(|| format!("cannot open cgroup {path:?}"))?;
+        Ok(Self { path, dir })
+    }
+
+    fn cannot_extend(&self, id: u32) -> String {
+        format!("cannot extend device program {id} of cgroup {:?}", self.path)
+    }
+
+    fn systemd_unit(&self) -> Option<String> {
+        let name = self.path.file_name()?.to_str()?;
+        name.ends_with(".scope").then(|| name.to_owned())
+    }
+}
+
+/// A program and what is to take its place.
+struct Rewrite<'a> {
+    cgroup: &'a Cgroup,
+    flags: u32,
+    id: u32,
+    old: OwnedFd,
+    longer: Vec<Insn>,
+}
+
+impl Rewrite<'_> {
+    /// `bpftool cgroup attach CGROUP device …` in the same way as the old program was attached, in one step.
+    fn attach(&self, new: &OwnedFd) -> Result<()> {
+        let dir = self.cgroup.dir.as_fd();
+        if self.flags & BPF_F_ALLOW_MULTI == 0 {
+            // one program per cgroup: attaching is replacing
+            return Ok(bpf::attach(dir, new.as_fd(), self.flags & BPF_F_ALLOW_OVERRIDE, None)?);
+        }
+        match bpf::attach(dir, new.as_fd(), BPF_F_ALLOW_MULTI, Some(self.old.as_fd())) {
+            // KERNEL(5.6): no replacing before. All must allow, so that until the old one is off nothing is open
+            Err(Errno::EINVAL) => {
+                bpf::attach(dir, new.as_fd(), BPF_F_ALLOW_MULTI, None)?;
+                Ok(bpf::detach(dir, self.old.as_fd())?)
+            }
+            // held by a bpf_link, which only its owner may point at another program; or just gone
+            Err(Errno::ENOENT) => Err(anyhow::Error::new(Errno::ENOENT).context(Failure::new(
+                "it is attached by a link of another program",
+                "have the engine list the devices in config.json (CDI, or podman's precreate stage)",
+            ))),
+            other => Ok(other?),
+        }
+    }
+}
+
+fn read_program(id: u32) -> Result<(OwnedFd, Vec<Insn>)> {
+    let fd = bpf::prog_by_id(id).context("cannot open it")?;
+    let info = bpf::prog_info(fd.as_fd()).context("cannot read it")?;
+    if info.maps > 0 {
+        return Err(failure(
+            format!("its program {:?} uses maps", info.name),
+            "have the engine list the devices in config.json (CDI, or podman's precreate stage)",
+        ));
+    }
+    let insns = info.insns.ok_or_else(|| failure("the kernel withholds its instructions", UNBLIND_HINT))?;
+    Ok((fd, insns))
+}
+
+fn refused(errno: Errno, path: &Path) -> anyhow::Error {
+    let what = format!("cannot read the device programs of cgroup {path:?}");
+    let error = anyhow::Error::new(errno);
+    match errno {
+        Errno::EPERM => error.context(Failure::new(
+            what,
+            "run the engine as root of the host, or have it list the devices in config.json (CDI)",
+        )),
+        _ => error.context(what),
+    }
+}
+
+fn foreign_finding(path: &Path) -> Finding {
+    Finding::warning(
+        "ONH-304",
+        format!(
+            "a device program of a cgroup above {path:?} also has to allow the devices, and is not the container's"
+        ),
+        "if it does not, programs in the container cannot open the GPUs",
+        "allow them where it comes from: \"DeviceAllow=\" of the systemd unit or slice that the engine runs in",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_cgroups_end_where_the_id_is() {
+        let all = |mount: &str, path: &str, id: &str| {
+            own_cgroups(Path::new(mount), Path::new(path), id)
+                .into_iter()
+                .map(|path| path.to_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        let m = "/sys/fs/cgroup";
+        assert_eq!(
+            all(m, "/sys/fs/cgroup/machine.slice/libpod-0a.scope/container", "0a"),
+            ["/sys/fs/cgroup/machine.slice/libpod-0a.scope/container", "/sys/fs/cgroup/machine.slice/libpod-0a.scope"]
+        );
+        for (path, id) in [
+            ("/sys/fs/cgroup/kubepods.slice/crio-0a.scope", "0a"),
+            ("/sys/fs/cgroup/libpod_parent/libpod-0a", "0a"),
+            ("/sys/fs/cgroup/0a", "0a"),
+            // no id anywhere: only init's own
+            ("/sys/fs/cgroup/system.slice/foo.service", "0a"),
+            // an id that is part of a name above
+            ("/sys/fs/cgroup/machine.slice/machine", "machine"),
+            ("/sys/fs/cgroup/machine.slice/x/y", "machine"),
+            ("/sys/fs/cgroup/x/y", "cgroup"),
+            ("/sys/fs/cgroup", "cgroup"),
+        ] {
+            assert_eq!(all(m, path, id), [path], "{id}");
+        }
+    }
 }

@@ -1,0 +1,182 @@
+//! Which device cgroup decides for a process. Pure: texts in, a path out.
+//!
+//! What is mounted decides the version, not `/proc/<pid>/cgroup`: that file names the v1 hierarchies also where only
+//! cgroup2 is mounted, and there the runtime could not have used them either. Formats: proc_pid_mountinfo(5),
+//! cgroups(7) ("/proc files").
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Result, anyhow, bail};
+
+use crate::error::failure;
+use crate::paths::HostPath;
+
+/// The cgroup whose device filter the runtime has set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceCgroup {
+    /// A directory of the v1 hierarchy with the `devices` controller.
+    V1(HostPath),
+    /// A cgroup2 directory.
+    V2 {
+        /// Where the hierarchy is mounted.
+        mount: HostPath,
+        /// The process's cgroup in it.
+        path: HostPath,
+    },
+    /// No hierarchy that can filter devices is mounted.
+    None,
+}
+
+/// The device cgroup of the process that `cgroup` (`/proc/<pid>/cgroup`) is about, as `mountinfo` shows it.
+///
+/// A mounted v1 `devices` hierarchy wins over cgroup2 (hybrid layouts), unless cgroup2 is at `/sys/fs/cgroup`: runc
+/// (`IsCgroup2UnifiedMode`) and crun ask no more than that.
+pub fn locate(mountinfo: &str, cgroup: &str) -> Result<DeviceCgroup> {
+    let mounts = visible(mountinfo.lines().filter_map(parse_mount).collect());
+    let unified: Vec<&Mount> = mounts.iter().filter(|mount| mount.kind == "cgroup2").collect();
+    let devices: Vec<&Mount> = mounts.iter().filter(|mount| mount.is_v1_devices()).collect();
+
+    if devices.is_empty() || unified.iter().any(|mount| mount.point == Path::new("/sys/fs/cgroup")) {
+        if unified.is_empty() {
+            return Ok(DeviceCgroup::None);
+        }
+        let own = own_path(cgroup, str::is_empty).ok_or_else(|| anyhow!("it is in no cgroup2 cgroup"))?;
+        let (mount, path) = below(&unified, own)?;
+        return Ok(DeviceCgroup::V2 { mount: HostPath::new(mount), path: HostPath::new(path) });
+    }
+    let own = own_path(cgroup, |controllers| controllers.split(',').any(|name| name == "devices"))
+        .ok_or_else(|| anyhow!("it is in no cgroup with the devices controller"))?;
+    Ok(DeviceCgroup::V1(HostPath::new(below(&devices, own)?.1)))
+}
+
+/// One line of mountinfo.
+#[derive(Debug)]
+struct Mount {
+    id: u32,
+    parent: u32,
+    /// The directory of the filesystem that is at `point`.
+    root: PathBuf,
+    point: PathBuf,
+    read_only: bool,
+    kind: String,
+    super_options: String,
+}
+
+impl Mount {
+    /// The controller can share its hierarchy ("cpu,devices").
+    fn is_v1_devices(&self) -> bool {
+        self.kind == "cgroup" && self.super_options.split(',').any(|option| option == "devices")
+    }
+}
+
+/// `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG]... - TYPE SOURCE SUPER_OPTIONS`; `None` for anything else.
+fn parse_mount(line: &str) -> Option<Mount> {
+    let (ours, filesystem) = line.split_once(" - ")?;
+    let mut ours = ours.split(' ');
+    let id = ours.next()?.parse().ok()?;
+    let parent = ours.next()?.parse().ok()?;
+    let root = unescape(ours.nth(1)?);
+    let point = unescape(ours.next()?);
+    let read_only = ours.next()?.split(',').any(|option| option == "ro");
+    let mut filesystem = filesystem.split(' ');
+    let kind = filesystem.next()?.to_owned();
+    let super_options = filesystem.nth(1).unwrap_or_default().to_owned();
+    Some(Mount { id, parent, root, point, read_only, kind, super_options })
+}
+
+/// Octal escapes (`\040` for a space) taken back; a backslash before anything else is kept.
+fn unescape(text: &str) -> PathBuf {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let escaped = match tail {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if *first == b'\\' => {
+                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
+            }
+            _ => None,
+        };
+        out.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { tail.get(3..).unwrap_or_default() } else { tail };
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+/// The cgroup mounts that a path lookup reaches.
+///
+/// A lookup leaves a mount by the first other mount on its way. So a mount is out of reach if another is stacked on it,
+/// or if, anywhere on its line of ancestors, a sibling covers its mount point.
+fn visible(mounts: Vec<Mount>) -> Vec<Mount> {
+    let keep: Vec<bool> =
+        mounts.iter().map(|mount| mount.kind.starts_with("cgroup") && reachable(mount, &mounts)).collect();
+    mounts.into_iter().zip(keep).filter_map(|(mount, keep)| keep.then_some(mount)).collect()
+}
+
+fn reachable(mount: &Mount, mounts: &[Mount]) -> bool {
+    if mounts.iter().any(|other| other.parent == mount.id && other.point == mount.point) {
+        return false;
+    }
+    let mut at = mount;
+    // a line of ancestors is no longer than the table, unless the text is not the kernel's
+    for _ in mounts {
+        // no two siblings are at the same point: the second one is stacked on the first
+        let covers = |other: &Mount| {
+            other.parent == at.parent
+                && other.id != at.id
+                && other.point != at.point
+                && at.point.starts_with(&other.point)
+        };
+        if mounts.iter().any(covers) {
+            return false;
+        }
+        match mounts.iter().find(|up| up.id == at.parent && up.id != at.id) {
+            Some(up) => at = up,
+            None => return true,
+        }
+    }
+    false
+}
+
+/// The path in `/proc/<pid>/cgroup` (`HIERARCHY:CONTROLLERS:PATH`) on the line whose controllers match.
+fn own_path(cgroup: &str, matches: impl Fn(&str) -> bool) -> Option<&Path> {
+    cgroup.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let _hierarchy = fields.next()?;
+        let controllers = fields.next()?;
+        let path = fields.next()?;
+        matches(controllers).then(|| Path::new(path))
+    })
+}
+
+/// The mount point, and the directory below it that is the cgroup `own`.
+///
+/// Of several mounts that show it: a writable one, then the one that shows most of the hierarchy, then the last one.
+fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
+    // the kernel writes "/.." for what is outside of the reader's cgroup namespace (cgroup_namespaces(7))
+    let outside = |path: &Path| path.components().any(|part| part == Component::ParentDir);
+    if outside(own) {
+        return Err(failure(
+            format!("its cgroup {own:?} is outside of this cgroup namespace"),
+            "start the hook in the cgroup namespace of the container runtime",
+        ));
+    }
+    let best = mounts
+        .iter()
+        .filter(|mount| !outside(&mount.root))
+        .filter_map(|mount| Some((mount, own.strip_prefix(&mount.root).ok()?)))
+        .enumerate()
+        .max_by_key(|(order, (mount, rest))| (!mount.read_only, rest.components().count(), *order));
+    match best {
+        // joining "" would leave a trailing slash
+        Some((_, (mount, rest))) if rest.as_os_str().is_empty() => Ok((mount.point.clone(), mount.point.clone())),
+        Some((_, (mount, rest))) => Ok((mount.point.clone(), mount.point.join(rest))),
+        None => {
+            let points: Vec<&PathBuf> = mounts.iter().map(|mount| &mount.point).collect();
+            bail!("its cgroup {own:?} is below none of the mounts {points:?}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

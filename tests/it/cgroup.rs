@@ -1,0 +1,411 @@
+//! Device cgroups of this kernel, v1 and v2, with processes and with containers of real runtimes in them.
+//!
+//! Whether a device may be opened is seen on a node without a driver: ENXIO if the cgroup allows it, EPERM if not.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::unistd::Pid;
+use oci_nvidia_hook::inject::cgroup::{Access, DeviceRule, Outcome, allow};
+use oci_nvidia_hook::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
+use serde_json::json;
+
+use crate::Test;
+use crate::support::Need;
+
+const V1: &[Need] = &[Need::Root, Need::CgroupV1];
+const V2: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare")];
+const RUNC: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare"), Need::Program("runc")];
+
+pub const TESTS: &[Test] = &[
+    ("cgroup::v1_devices_allow", V1, v1_devices_allow),
+    ("cgroup::v1_below_a_cgroup_that_lacks_the_device", V1, v1_below_a_cgroup_that_lacks_the_device),
+    ("cgroup::v2_extends_what_is_attached", V2, v2_extends_what_is_attached),
+    ("cgroup::v2_all_of_several_programs", V2, v2_all_of_several_programs),
+    ("cgroup::v2_many_rules_are_known_again", V2, v2_many_rules_are_known_again),
+    ("cgroup::v2_nothing_attached_is_nothing_to_do", V2, v2_nothing_attached_is_nothing_to_do),
+    ("cgroup::v2_the_scope_above_is_the_container_s_too", V2, v2_the_scope_above_is_the_container_s_too),
+    ("cgroup::v2_a_program_further_up_is_named", V2, v2_a_program_further_up_is_named),
+    ("cgroup::v2_replace_wants_the_old_one", V2, v2_replace_wants_the_old_one),
+    ("cgroup::v2_runc_container", RUNC, v2_runc_container),
+];
+
+const FIRST: DeviceRule = DeviceRule { major: 195, minor: 0 };
+const SECOND: DeviceRule = DeviceRule { major: 195, minor: 1 };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Allowed,
+    Denied,
+}
+use Answer::{Allowed, Denied};
+
+/// True inside of a mount namespace with cgroup2 alone; otherwise runs the test `name` there and returns false.
+fn in_v2_view(name: &str) -> bool {
+    if std::env::var_os("ONH_TEST_V2_VIEW").is_some() {
+        return true;
+    }
+    let script =
+        "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec \"$0\" --exact \"$1\" --nocapture";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .arg(name)
+        .env("ONH_TEST_V2_VIEW", "1")
+        .output()
+        .unwrap();
+    // Its own count of tests is no line of this run's.
+    let text = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name} in a cgroup v2 view: {}", text());
+    false
+}
+
+/// A cgroup with a process that waits in it; both go with the value.
+struct Group {
+    path: PathBuf,
+    /// Directories that were made, outermost first.
+    made: Vec<PathBuf>,
+    process: Child,
+}
+
+impl Group {
+    /// `below` is made below `mount`, in a directory of its own for each test.
+    fn new(mount: &str, test: &str, below: &str) -> Self {
+        let mut path = Path::new(mount).join(format!("onh-test-{}-{test}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        let mut made = vec![path.clone()];
+        for name in below.split('/').filter(|name| !name.is_empty()) {
+            path.push(name);
+            fs::create_dir(&path).unwrap();
+            made.push(path.clone());
+        }
+        let process = Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap();
+        fs::write(path.join("cgroup.procs"), process.id().to_string()).unwrap();
+        Self { path, made, process }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.process.id().try_into().unwrap())
+    }
+
+    fn open(&self, rule: DeviceRule) -> Answer {
+        self.ask(rule, ": <> \"$2\"")
+    }
+
+    /// What a process in the cgroup is told when it runs `script`, with a node for `rule` as `$2`.
+    fn ask(&self, rule: DeviceRule, script: &str) -> Answer {
+        let scratch = tempfile::tempdir().unwrap();
+        let node = scratch.path().join("node");
+        mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(rule.major.into(), rule.minor.into()))
+            .unwrap();
+        let output = Command::new("sh")
+            .args(["-c", &format!("echo $$ > \"$1\" || exit 99; {script}"), "sh"])
+            .arg(self.path.join("cgroup.procs"))
+            .arg(&node)
+            .env("LC_ALL", "C")
+            .output()
+            .unwrap();
+        assert_ne!(output.status.code(), Some(99), "{output:?}");
+        answer(&String::from_utf8_lossy(&output.stderr))
+    }
+
+    fn directory(&self, up: usize) -> File {
+        File::open(self.path.ancestors().nth(up).unwrap()).unwrap()
+    }
+
+    /// Attaches a program to the cgroup that is `up` levels above the process's.
+    fn attach(&self, up: usize, flags: u32, insns: &[Insn]) -> OwnedFd {
+        let program = bpf::load_device_program("onh_test", insns).unwrap();
+        bpf::attach(self.directory(up).as_fd(), program.as_fd(), flags, None).unwrap();
+        program
+    }
+
+    fn attached(&self, up: usize) -> Vec<u32> {
+        bpf::attached(self.directory(up).as_fd()).unwrap().ids
+    }
+
+    fn allow(&self, id: &str, rules: &[DeviceRule]) -> Outcome {
+        allow(self.pid(), id, rules).unwrap_or_else(|error| panic!("{error:?}"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        for path in self.made.iter().rev() {
+            remove_cgroup(path);
+        }
+    }
+}
+
+/// A process leaves its cgroup a moment after it was waited for.
+fn remove_cgroup(path: &Path) {
+    let until = Instant::now() + Duration::from_secs(5);
+    while path.is_dir() && fs::remove_dir(path).is_err() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn answer(text: &str) -> Answer {
+    let text = text.to_lowercase();
+    if text.contains("not permitted") {
+        return Denied;
+    }
+    // no text: this machine has a driver behind the node
+    assert!(text.is_empty() || text.contains("no such device or address"), "{text}");
+    Allowed
+}
+
+fn deny_all() -> Vec<Insn> {
+    vec![Insn::new(0xb7, 0, 0, 0, 0), Insn::new(0x95, 0, 0, 0, 0)]
+}
+
+/// Allows `c 1:3 rwm` (/dev/null, which the shell needs) and nothing else, in the way of runc.
+fn only_null() -> Vec<Insn> {
+    vec![
+        Insn::new(0x69, 2, 1, 0, 0),
+        Insn::new(0x61, 3, 1, 0, 0),
+        Insn::new(0x74, 3, 0, 0, 16),
+        Insn::new(0x61, 4, 1, 4, 0),
+        Insn::new(0x61, 5, 1, 8, 0),
+        Insn::new(0x55, 2, 0, 4, 2),
+        Insn::new(0x55, 4, 0, 3, 1),
+        Insn::new(0x55, 5, 0, 2, 3),
+        Insn::new(0xb4, 0, 0, 0, 1),
+        Insn::new(0x95, 0, 0, 0, 0),
+        Insn::new(0xb4, 0, 0, 0, 0),
+        Insn::new(0x95, 0, 0, 0, 0),
+    ]
+}
+
+fn v1_devices_allow() {
+    const HIERARCHY: &str = "/sys/fs/cgroup/devices";
+    let group = Group::new(HIERARCHY, "v1", "");
+    assert_eq!(group.open(FIRST), Allowed);
+    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied]);
+
+    for _ in 0..2 {
+        assert_eq!(group.allow("x", &[FIRST]), Outcome { access: Access::Added, findings: vec![] });
+        assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
+        assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "c 195:0 rw\n");
+    }
+    assert_eq!(group.ask(FIRST, "mknod \"$2.new\" c 195 0"), Denied);
+}
+
+fn v1_below_a_cgroup_that_lacks_the_device() {
+    const HIERARCHY: &str = "/sys/fs/cgroup/devices";
+    let group = Group::new(HIERARCHY, "v1-below", "inner");
+    fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
+    let text = oci_nvidia_hook::error::render(&allow(group.pid(), "x", &[FIRST]).unwrap_err());
+    assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-test-"), "{text}");
+    assert!(text.contains("inner/devices.allow\": not allowed (EPERM)\nhint: "), "{text}");
+}
+
+fn v2_extends_what_is_attached() {
+    if !in_v2_view("cgroup::v2_extends_what_is_attached") {
+        return;
+    }
+    for (name, flags) in [("multi", BPF_F_ALLOW_MULTI), ("override", BPF_F_ALLOW_OVERRIDE), ("alone", 0)] {
+        let group = Group::new("/sys/fs/cgroup", name, "");
+        group.attach(0, flags, &only_null());
+        assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied], "{name}");
+        let before = group.attached(0);
+
+        assert_eq!(group.allow("x", &[FIRST]), Outcome { access: Access::Added, findings: vec![] }, "{name}");
+        assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied], "{name}");
+        assert_eq!(group.open(DeviceRule { major: 1, minor: 3 }), Allowed, "{name}: what was allowed");
+        assert_eq!(group.ask(FIRST, "mknod \"$2.new\" c 195 0"), Denied, "{name}");
+        let after = group.attached(0);
+        assert_eq!((before.len(), after.len()), (1, 1), "{name}");
+        assert_ne!(before, after, "{name}");
+
+        assert_eq!(group.allow("x", &[FIRST]).access, Access::Present, "{name}");
+        assert_eq!(group.attached(0), after, "{name}: nothing done");
+        assert_eq!(group.allow("x", &[SECOND]).access, Access::Added, "{name}");
+        assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Allowed], "{name}");
+    }
+}
+
+fn v2_all_of_several_programs() {
+    if !in_v2_view("cgroup::v2_all_of_several_programs") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "several", "");
+    group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
+    group.attach(0, BPF_F_ALLOW_MULTI, &deny_all());
+    group.allow("x", &[FIRST]);
+    assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
+    assert_eq!(group.attached(0).len(), 2);
+}
+
+/// The verifier must leave the block as we wrote it, or the second call would not know it again.
+fn v2_many_rules_are_known_again() {
+    if !in_v2_view("cgroup::v2_many_rules_are_known_again") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "many", "");
+    group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
+    let rules: Vec<DeviceRule> = [195, 236, 238, 511]
+        .into_iter()
+        .flat_map(|major| {
+            [0, 1, 2, 7, 254, 255].into_iter().chain(300..400).map(move |minor| DeviceRule { major, minor })
+        })
+        .collect();
+    assert_eq!(group.allow("x", &rules).access, Access::Added);
+    assert_eq!(group.allow("x", &rules).access, Access::Present);
+    assert_eq!(group.open(DeviceRule { major: 511, minor: 399 }), Allowed);
+    assert_eq!(group.open(DeviceRule { major: 511, minor: 400 }), Denied);
+}
+
+fn v2_nothing_attached_is_nothing_to_do() {
+    if !in_v2_view("cgroup::v2_nothing_attached_is_nothing_to_do") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "open", "");
+    assert_eq!(group.allow("x", &[FIRST]), Outcome { access: Access::Unfiltered, findings: vec![] });
+    assert!(group.attached(0).is_empty());
+    assert_eq!(group.open(FIRST), Allowed);
+}
+
+fn v2_the_scope_above_is_the_container_s_too() {
+    if !in_v2_view("cgroup::v2_the_scope_above_is_the_container_s_too") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "scope", "libpod-0a.scope/container");
+    group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
+    group.attach(1, BPF_F_ALLOW_MULTI, &only_null());
+    let outcome = group.allow("0a", &[FIRST]);
+    assert_eq!(outcome.access, Access::Added);
+    assert_eq!(outcome.findings.len(), 1, "{:?}", outcome.findings);
+    assert!(outcome.findings[0].what.contains("\"libpod-0a.scope\""), "{:?}", outcome.findings);
+    assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
+    assert_eq!(group.allow("0a", &[FIRST]), Outcome { access: Access::Present, findings: vec![] });
+}
+
+fn v2_a_program_further_up_is_named() {
+    if !in_v2_view("cgroup::v2_a_program_further_up_is_named") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "slice", "libpod-0a");
+    group.attach(1, BPF_F_ALLOW_MULTI, &only_null());
+    let before = group.attached(1);
+    let outcome = group.allow("0a", &[FIRST]);
+    assert_eq!((outcome.access, outcome.findings.len()), (Access::Unfiltered, 1));
+    assert!(outcome.findings[0].what.contains("above"), "{:?}", outcome.findings);
+    assert_eq!((group.open(FIRST), group.attached(1)), (Denied, before));
+}
+
+fn v2_replace_wants_the_old_one() {
+    if !in_v2_view("cgroup::v2_replace_wants_the_old_one") {
+        return;
+    }
+    // the rules of the kernel that v2.rs builds on
+    let group = Group::new("/sys/fs/cgroup", "rules", "");
+    let old = group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
+    let other = bpf::load_device_program("onh_test", &deny_all()).unwrap();
+    let dir = group.directory(0);
+    let absent = bpf::attach(dir.as_fd(), other.as_fd(), BPF_F_ALLOW_MULTI, Some(other.as_fd()));
+    assert_eq!(absent, Err(nix::errno::Errno::ENOENT));
+    // the way before 5.6
+    bpf::attach(dir.as_fd(), other.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
+    bpf::detach(dir.as_fd(), old.as_fd()).unwrap();
+    assert_eq!(group.attached(0).len(), 1);
+
+    let refused = bpf::load_device_program("onh_test", &[Insn::new(0x95, 0, 0, 0, 0)]).unwrap_err();
+    assert_eq!(refused.to_string(), "permission denied (EACCES), the verifier says \"R0 !read_ok\"");
+}
+
+fn v2_runc_container() {
+    if in_v2_view("cgroup::v2_runc_container") {
+        container("runc");
+    }
+}
+
+/// `create`, our turn while init waits, `start`: what the container then sees of two devices.
+fn container(runtime: &str) {
+    let id = format!("onh-test-{}-{runtime}", std::process::id());
+    let cgroup = Path::new("/sys/fs/cgroup").join(&id);
+    let bundle = tempfile::tempdir().unwrap();
+    let rootfs = bundle.path().join("rootfs");
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]}),
+    ];
+    for dir in ["/usr", "/bin", "/lib", "/lib64"].into_iter().filter(|dir| Path::new(dir).is_dir()) {
+        mounts.push(json!({"destination": dir, "type": "bind", "source": dir, "options": ["rbind", "ro"]}));
+    }
+    for mount in &mounts {
+        fs::create_dir_all(rootfs.join(mount["destination"].as_str().unwrap().trim_start_matches('/'))).unwrap();
+    }
+    let node = |minor: u32| json!({"path": format!("/dev/onh{minor}"), "type": "c", "major": 195, "minor": minor, "fileMode": 0o666});
+    let script = "for n in 0 1; do (: <> /dev/onh$n) 2> /tmp/err; echo \"onh$n: $(cat /tmp/err)\"; done; echo null > /dev/null; echo done";
+    mounts.push(json!({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"}));
+    fs::create_dir(rootfs.join("tmp")).unwrap();
+    let config = json!({
+        "ociVersion": "1.0.2",
+        "process": {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["sh", "-c", script], "env": ["PATH=/usr/bin:/bin", "LC_ALL=C"]},
+        "root": {"path": "rootfs"},
+        "mounts": mounts,
+        "linux": {
+            "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}],
+            "cgroupsPath": format!("/{id}"),
+            "devices": [node(0), node(1)],
+            "resources": {"devices": [
+                {"allow": false, "access": "rwm"},
+                {"allow": true, "type": "c", "major": 1, "minor": 3, "access": "rw"},
+                {"allow": true, "type": "c", "major": 10, "access": "r"},
+                {"allow": true, "type": "b", "access": "m"},
+            ]},
+        },
+    });
+    fs::write(bundle.path().join("config.json"), config.to_string()).unwrap();
+
+    // init keeps what it is given for stdout: a pipe would not end before the container does
+    let out = bundle.path().join("out");
+    let file = File::create(&out).unwrap();
+    let pid_file = bundle.path().join("pid");
+    let run = |args: &[&str]| {
+        Command::new(runtime).arg("--root").arg(bundle.path().join("state")).args(args).arg(&id).status().unwrap()
+    };
+    let created = Command::new(runtime)
+        .arg("--root")
+        .arg(bundle.path().join("state"))
+        .args(["create", "--bundle"])
+        .arg(bundle.path())
+        .arg("--pid-file")
+        .arg(&pid_file)
+        .arg(&id)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().unwrap())
+        .stderr(file)
+        .status()
+        .unwrap();
+    let text = || fs::read_to_string(&out).unwrap();
+    assert!(created.success(), "{}", text());
+
+    let pid = Pid::from_raw(fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap());
+    let rules = [FIRST, DeviceRule { major: 511, minor: 3 }];
+    let first = allow(pid, &id, &rules);
+    let second = allow(pid, &id, &rules);
+    let started = run(&["start"]);
+    let until = Instant::now() + Duration::from_secs(10);
+    while !text().contains("done") && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let text = text();
+    run(&["delete", "--force"]);
+    remove_cgroup(&cgroup);
+    assert_eq!(first.unwrap_or_else(|error| panic!("{error:?}")).access, Access::Added);
+    assert_eq!(second.unwrap().access, Access::Present);
+    assert!(started.success());
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    let told = |line: &str| answer(line.split_once(": ").unwrap().1);
+    assert_eq!([told(lines[0]), told(lines[1])], [Allowed, Denied], "{text}");
+}
