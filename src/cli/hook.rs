@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use super::prepare::prepare_host;
 use crate::config::{self, Config};
-use crate::driver::DriverRoot;
+use crate::driver::{DriverRoot, compat};
 use crate::edits::Edits;
 use crate::error::render;
 use crate::finding::Finding;
@@ -18,7 +18,7 @@ use crate::inject::container::Container;
 use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
-use crate::request::{self, Decision, GpuRequest, Hint};
+use crate::request::{self, Capability, Decision, GpuRequest, Hint};
 use crate::sys::ns;
 
 /// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not.
@@ -108,7 +108,15 @@ fn inject(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config,
     findings.iter().for_each(|finding| log.finding(finding));
 
     let container = Container::open(pid, &spec.rootfs)?;
-    let steps = live::lower(&edits, container.facts());
+    let mut steps = live::lower(&edits, container.facts());
+    if config.cuda_compat && request.capabilities.has(Capability::Compute) {
+        let inventory = &host.inventory;
+        let names = container.compat_libraries(&inventory.driver_version, &inventory.cuda_version);
+        live::prefer(&mut steps, compat::DIR, |soname| names.contains(soname));
+        if !names.is_empty() {
+            log.note("the image's CUDA compatibility libraries are used");
+        }
+    }
     // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
     if config.edit_cgroups && !ns::in_user_namespace()? {
         let rules = rules_to_add(&edits, spec);

@@ -53,6 +53,8 @@ pub struct Config {
     pub ldcache: Option<HostPath>,
     /// Whether the hook loads modules and makes device nodes that are missing.
     pub load_kmods: bool,
+    /// Whether a newer libcuda that the image brings is used.
+    pub cuda_compat: bool,
     /// Whether device rules are added to the container's cgroup.
     pub edit_cgroups: bool,
     /// Who asks NVML; by default root with the group that owns /dev/nvidiactl.
@@ -105,6 +107,7 @@ impl Default for Config {
             driver_root: HostPath::new("/"),
             ldcache: None,
             load_kmods: true,
+            cuda_compat: true,
             edit_cgroups: true,
             user: None,
             debug: None,

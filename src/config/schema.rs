@@ -39,7 +39,6 @@ const fn key(name: &'static str, meaning: Meaning) -> Key {
 
 const WRAPPER: &str = "there is no runtime wrapper";
 const ONE_BINARY: &str = "no other program is run";
-const LATER: &str = "not acted on yet";
 
 /// All of them. Source: NVIDIA container toolkit 1.20, and ours.
 pub const KEYS: &[Key] = &[
@@ -58,7 +57,8 @@ pub const KEYS: &[Key] = &[
     key("nvidia-container-cli.environment", Unused(ONE_BINARY)),
     key("nvidia-container-cli.ldconfig", Unused("the linker cache is written without ldconfig")),
     key("nvidia-container-cli.no-pivot", Unused("the linker cache is written without ldconfig")),
-    key("nvidia-container-cli.cuda-compat-mode", Unused(LATER)),
+    key("nvidia-container-cli.cuda-compat-mode", Unused("its place is in nvidia-container-runtime.modes.legacy")),
+    key("nvidia-container-runtime.modes.legacy.cuda-compat-mode", Text(cuda_compat)),
     key("nvidia-container-runtime-hook.", Unused("there is one mode")),
     key("nvidia-container-runtime.", Unused(WRAPPER)),
     key("nvidia-ctk.", Unused(ONE_BINARY)),
@@ -77,17 +77,16 @@ pub fn find(name: &str) -> Option<&'static Key> {
         |key: &&Key| key.name.strip_suffix('.').is_some_and(|table| name.split('.').next() == Some(table));
     // A table in which some keys have rows of their own is read key by key.
     let exact = KEYS.iter().find(|key| key.name == name);
-    exact.or_else(|| KEYS.iter().find(whole_table).filter(|_| name.contains('.') || !has_own_rows(name)))
-}
-
-fn has_own_rows(table: &str) -> bool {
-    KEYS.iter().any(|key| key.name.split_once('.').is_some_and(|(of, key)| of == table && !key.is_empty()))
+    exact.or_else(|| KEYS.iter().find(whole_table).filter(|_| !is_table(name)))
 }
 
 /// Whether keys of this table have rows.
 #[must_use]
 pub fn is_table(name: &str) -> bool {
-    KEYS.iter().any(|key| key.name.split_once('.').is_some_and(|(table, _)| table == name))
+    let below = |key: &Key| {
+        key.name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')).is_some_and(|rest| !rest.is_empty())
+    };
+    KEYS.iter().any(below)
 }
 
 /// An empty text is what NVIDIA's generated file has for "not set".
@@ -115,6 +114,16 @@ fn require(config: &mut Config, value: &str) -> Result<(), String> {
         "warn" => Require::Warn,
         "off" => Require::Off,
         _ => return Err("\"enforce\", \"warn\" or \"off\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn cuda_compat(config: &mut Config, value: &str) -> Result<(), String> {
+    // Here there is one way for the three of NVIDIA's: the order in the linker cache.
+    config.cuda_compat = match value {
+        "ldconfig" | "mount" | "hook" | "" => true,
+        "disabled" => false,
+        _ => return Err("\"ldconfig\", \"mount\", \"hook\" or \"disabled\"".to_owned()),
     };
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The driver's files and device nodes on the host, found below the driver root.
 
 pub mod catalog;
+pub mod compat;
 pub mod diagnosis;
 pub mod elf;
 pub mod files;

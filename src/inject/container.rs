@@ -1,16 +1,25 @@
 //! A container that waits at a hook: its rootfs, opened once, and its mount namespace.
 
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
+use crate::driver::compat;
 use crate::error::Failure;
 use crate::lower::live::RootfsFacts;
 use crate::sys::in_root::Root;
 use crate::sys::ns::MountNs;
+
+/// NVIDIA's directory has a dozen files.
+const MAX_COMPAT: usize = 1000;
 
 /// A container before pivot_root, seen from the host's side.
 #[derive(Debug)]
@@ -56,6 +65,28 @@ impl Container {
     #[must_use]
     pub fn facts_of(rootfs: &Path) -> RootfsFacts {
         Root::open(rootfs).map(|rootfs| facts(&rootfs)).unwrap_or_default()
+    }
+
+    /// The names in its directory of CUDA compatibility libraries, if those are to be used with this driver.
+    #[must_use]
+    pub fn compat_libraries(&self, host_driver: &str, host_cuda: &str) -> BTreeSet<OsString> {
+        let names = |dir: OwnedFd| -> Option<BTreeSet<OsString>> {
+            let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
+            Some(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect())
+        };
+        let usable = || {
+            let dir = self.rootfs.open_at(Path::new(compat::DIR), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+            let library = dir.try_clone().ok()?;
+            let names = names(dir)?;
+            let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
+            // By the fd of the directory that was listed; a link, a fifo or a device there is no library.
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(library, format!("libcuda.so.{version}"), flags, Mode::empty()).ok()?;
+            let file = File::from(file);
+            let note = file.metadata().ok()?.is_file().then(|| compat::read_note(file)).flatten();
+            compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
+        };
+        usable().unwrap_or_default()
     }
 
     /// Enters its mount namespace. There is no way back.

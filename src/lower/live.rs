@@ -1,6 +1,6 @@
 //! Edits × facts about the rootfs → the steps that a live injection takes, in order.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
 
@@ -168,6 +168,18 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         steps.push(Step::UpdateLinkerCache(cache));
     }
     steps
+}
+
+/// Leads programs to the image's own libraries in `dir`, for those names of ours that it has too.
+pub fn prefer(steps: &mut [Step], dir: &str, has: impl Fn(&OsStr) -> bool) {
+    for step in steps {
+        let Step::UpdateLinkerCache(entries) = step else { continue };
+        for entry in entries.iter_mut().filter(|entry| entry.arch == Arch::native() && has(&entry.soname)) {
+            if let Some(path) = ContainerPath::new(dir).and_then(|dir| dir.join(&entry.soname)) {
+                entry.path = path;
+            }
+        }
+    }
 }
 
 /// The development link that goes with a soname's link, in its directory or below.

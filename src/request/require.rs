@@ -166,7 +166,8 @@ impl<'a> Factor<'a> {
 }
 
 /// Number by number; what is missing is zero. `None` if one has anything but digits and dots.
-fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
+#[must_use]
+pub fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
     let plain = |text: &str| text.bytes().all(|c| c.is_ascii_digit() || c == b'.');
     if !plain(a) || !plain(b) {
         return None;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use oci_nvidia_hook::config;
+use oci_nvidia_hook::driver::compat::{Note, is_to_be_used, version_of};
 use oci_nvidia_hook::driver::prepare::parse_majors;
 use oci_nvidia_hook::edits::build::mask_params;
 use oci_nvidia_hook::inventory::caps::{self, MigCap};
@@ -32,6 +33,7 @@ pub const TESTS: &[Test] = &[
     ("conformance::params", &[], params),
     ("conformance::mig_minors", &[], mig_minors),
     ("conformance::proc_devices", &[], proc_devices),
+    ("conformance::cuda_compat", &[], cuda_compat),
 ];
 
 fn table(file: &str) -> Value {
@@ -352,5 +354,34 @@ fn proc_devices() {
         let found =
             found.first_key_value().map_or_else(|| json!({}), |(name, major)| json!({"name": name, "major": major}));
         assert_eq!(found, expected(&row), "{row}");
+    }
+}
+
+/// The rows on directories end in a decision here; that links of the image stay inside it is `live::cuda_compat`'s.
+fn cuda_compat() {
+    for row in rows("cuda_compat_note") {
+        let input = &row["input"];
+        let text = |name: &str| input[name].as_str().unwrap();
+        let note: Note = serde_json::from_value(input["elf_header"].clone()).unwrap();
+        let (compat, host, cuda) =
+            (text("compat_driver_version"), text("host_driver_version"), text("host_cuda_version"));
+        assert_eq!(json!(is_to_be_used(Some(&note), compat, host, cuda)), row["expect"]["use_compat"], "{row}");
+    }
+    for row in rows("cuda_compat_dir") {
+        let input = &row["input"];
+        let files = input["rootfs"].as_array().unwrap().iter().filter(|file| file.get("file").is_some());
+        // The one directory that we know; the row on another one has it as an option that we do not have.
+        let root = input["compat_root"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+        let names: Vec<_> = files
+            .filter_map(|file| {
+                let path = Path::new(file["path"].as_str().unwrap());
+                (path.parent()?.file_name()? == root.as_str())
+                    .then(|| path.file_name().unwrap().to_str().unwrap().to_owned())
+            })
+            .collect();
+        let host = input["host_driver_version"].as_str().unwrap();
+        let used =
+            version_of(names.iter().map(String::as_str)).is_some_and(|version| is_to_be_used(None, version, host, ""));
+        assert_eq!(used, !row["expect"]["compat_dir"].is_null(), "{row}");
     }
 }

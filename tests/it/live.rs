@@ -30,6 +30,7 @@ pub const TESTS: &[Test] = &[
     ("live::optional_things_do_not_stop_a_container", NEEDS, optional_things_do_not_stop_a_container),
     ("live::graphics_gets_the_gpus_dri_nodes", NEEDS, graphics_gets_the_gpus_dri_nodes),
     ("live::prepare_makes_nodes", NEEDS, prepare_makes_nodes),
+    ("live::cuda_compat", NEEDS, cuda_compat),
     ("live::one_mig_device", NEEDS, one_mig_device),
     ("live::mig_management_is_for_privileged_containers", NEEDS, mig_management),
     ("live::limits_and_requirements", NEEDS, limits_and_requirements),
@@ -375,6 +376,40 @@ fn prepare_makes_nodes() {
     std::fs::write(fake.root.join("proc/driver/nvidia/params"), "ModifyDeviceFiles: 0\n").unwrap();
     std::fs::remove_file(dev.join("nvidia0")).unwrap();
     assert_eq!(prepare(), "", "the administrator makes them");
+}
+
+/// A newer libcuda of the image is found before ours; an older one, and one behind a link to the host, is not.
+fn cuda_compat() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let compat = "usr/local/cuda-12.9/compat";
+    for (version, mode, theirs) in
+        [("575.57.08", "ldconfig", true), ("575.57.08", "disabled", false), ("470.1.1", "ldconfig", false)]
+    {
+        fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let target = image.rootfs.join(compat);
+        std::fs::create_dir_all(&target).unwrap();
+        symlink("/usr/local/cuda-12.9", image.rootfs.join("usr/local/cuda")).unwrap();
+        let library = fake.root.join(&LIBDIR[1..]).join("libcuda.so.535.183.01");
+        std::fs::copy(library, target.join(format!("libcuda.so.{version}"))).unwrap();
+        symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
+        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        container.hook(&fake.config).ok();
+        let found = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
+        assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{version} {mode}: {found}");
+        assert!(found.contains(&format!("{LIBDIR}/libnvidia-ml.so.1")), "{found}");
+    }
+    fake.configure("");
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    std::fs::create_dir_all(dir.path().join("host")).unwrap();
+    std::fs::write(dir.path().join("host/libcuda.so.999.1.1"), "").unwrap();
+    std::fs::create_dir_all(image.rootfs.join("usr/local/cuda")).unwrap();
+    symlink(dir.path().join("host"), image.rootfs.join("usr/local/cuda/compat")).unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
 }
 
 const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
