@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::config::{Config, Require};
 use crate::driver::diagnosis::PCI_DEVICES;
-use crate::driver::libraries::LinkerCache;
+use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{self, CTL_MINOR, DeviceNode};
 use crate::driver::{DriverRoot, diagnosis, locate};
 use crate::edits::{Edits, build};
@@ -68,6 +68,10 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
 pub struct Host {
     driver: DriverRoot,
     cache: LinkerCache,
+    /// From config.toml
+    library_dirs: Vec<PathBuf>,
+    /// From config.toml
+    more_files: Vec<PathBuf>,
     /// The root that has the device nodes
     dev: DriverRoot,
     /// The root that has /proc/driver/nvidia
@@ -87,11 +91,16 @@ impl Host {
     pub fn look(config: &Config) -> Result<Self> {
         let driver = DriverRoot::open(&config.driver_root)?;
         let cache = LinkerCache::read(&driver, config.ldcache.as_ref());
-        let dev = driver.owner_of("/dev/nvidiactl")?;
+        let dev = match &config.dev_root {
+            Some(root) => DriverRoot::open(root)?,
+            None => driver.owner_of("/dev/nvidiactl")?,
+        };
         let proc = driver.owner_of(DRIVER_PROC)?;
         let module = procfs::read_version(&proc);
-        let diagnosis = || diagnosis::diagnose(&diagnosis::look(&driver, &cache, module.clone()), &driver);
-        let library = locate::management_library(&driver, &cache, module.as_deref().unwrap_or_default());
+        let version = module.as_deref().unwrap_or_default();
+        let search = Search { root: &driver, cache: &cache, version, dirs: &config.library_dirs };
+        let diagnosis = || diagnosis::diagnose(&diagnosis::look(&search, module.clone()), &driver);
+        let library = locate::management_library(&search);
         let Some(library) = library else { return Err(diagnosis().unwrap_or_else(|| no_driver(&driver))) };
         let asked = child::ask(&Question {
             root: driver.path(),
@@ -108,7 +117,8 @@ impl Host {
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
         procfs::complete(&mut inventory, &kernel_gpus, node_exists);
         let sys = driver.owner_of(PCI_DEVICES)?;
-        Ok(Self { driver, cache, dev, proc, sys, kernel_gpus, inventory })
+        let (library_dirs, more_files) = (config.library_dirs.clone(), config.driver_files.clone());
+        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, sys, kernel_gpus, inventory })
     }
 
     /// What the container gets. Nothing has been done to it yet.
@@ -116,8 +126,13 @@ impl Host {
     /// # Errors
     /// If something is missing that it cannot do without.
     pub fn edits(&self, request: &GpuRequest, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
-        let version = &self.inventory.driver_version;
-        let (files, mut findings) = locate::locate(&self.driver, &self.cache, version, request.capabilities)?;
+        let search = Search {
+            root: &self.driver,
+            cache: &self.cache,
+            version: &self.inventory.driver_version,
+            dirs: &self.library_dirs,
+        };
+        let (files, mut findings) = locate::locate(&search, request.capabilities, &self.more_files)?;
         let mut edits = build::common(&files, self.common_nodes(request, &mut findings)?, self.proc_files());
         let whole_caps = request.mig_config.is_some() || request.mig_monitor.is_some();
         for device in devices {

@@ -49,6 +49,12 @@ pub struct Config {
     pub supported_driver_capabilities: Capabilities,
     /// The directory that is `/` for the driver.
     pub driver_root: HostPath,
+    /// The directory that is `/` for its device nodes, if it is another.
+    pub dev_root: Option<HostPath>,
+    /// More directories to look for its libraries in, below the driver root.
+    pub library_dirs: Vec<PathBuf>,
+    /// More files of the driver, below the driver root, for every container with GPUs.
+    pub driver_files: Vec<PathBuf>,
     /// The linker cache to look the driver's libraries up in, below the driver root; by default /etc/ld.so.cache.
     pub ldcache: Option<HostPath>,
     /// Whether the hook loads modules and makes device nodes that are missing.
@@ -105,6 +111,9 @@ impl Default for Config {
             devices: Limits::default(),
             supported_driver_capabilities: Capabilities::of(&Capability::ALL),
             driver_root: HostPath::new("/"),
+            dev_root: None,
+            library_dirs: Vec::new(),
+            driver_files: Vec::new(),
             ldcache: None,
             load_kmods: true,
             cuda_compat: true,
@@ -116,24 +125,51 @@ impl Default for Config {
     }
 }
 
-/// Reads `path` (from `--config`), else the file below `xdg_config_home`, else the one below /etc, else defaults.
+/// Reads `path` (from `--config`), else the file below `xdg_config_home`, else the one below /etc, else defaults; and then
+/// the files of the directory beside it, `config.toml.d/*.toml`, in the order of their names. A later value replaces an
+/// earlier one.
 ///
 /// # Errors
-/// If `path` is given and missing, or the file cannot be read or is wrong.
+/// If `path` is given and missing, or a file cannot be read or is wrong.
 pub fn read(path: Option<&Path>, xdg_config_home: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
-    if let Some(path) = path {
-        return read_file(path).and_then(|text| parse(&text, path));
-    }
     // The XDG base directory specification: a relative path in these variables is to be ignored.
     let own = xdg_config_home.filter(|home| home.is_absolute()).map(|home| home.join(FILE));
-    for path in own.into_iter().chain([PathBuf::from("/etc").join(FILE)]) {
-        match read_file(&path) {
-            Ok(text) => return parse(&text, &path),
-            Err(error) if is_missing(&error) => {}
-            Err(error) => return Err(error),
-        }
+    let default = PathBuf::from("/etc").join(FILE);
+    let (path, text) = match path {
+        Some(path) => (path.to_owned(), Some(read_file(path)?)),
+        None => match own.map(|own| (read_if_there(&own), own)) {
+            Some((Ok(Some(text)), own)) => (own, Some(text)),
+            Some((Err(error), _)) => return Err(error),
+            _ => (default.clone(), read_if_there(&default)?),
+        },
+    };
+    let mut config = Config::default();
+    let mut findings = Vec::new();
+    if let Some(text) = text {
+        findings.extend(parse_into(&mut config, &text, &path)?);
     }
-    Ok((Config::default(), Vec::new()))
+    for path in drop_ins(&path) {
+        findings.extend(parse_into(&mut config, &read_file(&path)?, &path)?);
+    }
+    Ok((config, findings))
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match read_file(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn drop_ins(path: &Path) -> Vec<PathBuf> {
+    let mut dir = path.as_os_str().to_owned();
+    dir.push(".d");
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|extension| extension == "toml")).collect();
+    files.sort();
+    files
 }
 
 fn is_missing(error: &anyhow::Error) -> bool {
@@ -158,6 +194,12 @@ fn read_file(path: &Path) -> Result<String> {
 /// # Errors
 /// If it is no TOML, or a key has a value that it cannot have: with file, line, key, and what it can have.
 pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
+    let mut config = Config::default();
+    let findings = parse_into(&mut config, text, path)?;
+    Ok((config, findings))
+}
+
+fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Finding>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
@@ -166,11 +208,11 @@ pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
             "the file must be TOML: one key = value on each line",
         )
     })?;
-    let mut reader = Reader { text, path, config: Config::default(), unknown: Vec::new() };
+    let mut reader = Reader { text, path, config, unknown: Vec::new() };
     reader.table("", table.get_ref())?;
     let mut findings = reader.findings();
-    findings.extend(unheard_swarm_variables(&reader.config, path));
-    Ok((reader.config, findings))
+    findings.extend(unheard_swarm_variables(config, path));
+    Ok(findings)
 }
 
 /// A container is only looked at more closely if it has a variable that Docker's swarm could have set.
@@ -192,7 +234,7 @@ fn line_of(text: &str, at: usize) -> usize {
 struct Reader<'a> {
     text: &'a str,
     path: &'a Path,
-    config: Config,
+    config: &'a mut Config,
     /// (key, where it starts)
     unknown: Vec<(String, usize)>,
 }
@@ -215,19 +257,16 @@ impl Reader<'_> {
         let set = match (key.meaning, value) {
             (Meaning::Unused(_), _) => Ok(()),
             (Meaning::Bool(set), DeValue::Boolean(value)) => {
-                set(&mut self.config, *value);
+                set(self.config, *value);
                 Ok(())
             }
             (Meaning::Bool(_), _) => Err("true or false".to_owned()),
-            (Meaning::Text(set), DeValue::String(value)) => set(&mut self.config, value),
+            (Meaning::Text(set), DeValue::String(value)) => set(self.config, value),
             (Meaning::Text(_), _) => Err("a text in quotes".to_owned()),
             (Meaning::Texts(set), DeValue::Array(values)) => {
                 let texts = values.iter().map(|value| value.get_ref().as_str().map(str::to_owned));
                 match texts.collect::<Option<Vec<_>>>() {
-                    Some(texts) => {
-                        set(&mut self.config, texts);
-                        Ok(())
-                    }
+                    Some(texts) => set(self.config, texts),
                     None => Err("a list of texts in quotes".to_owned()),
                 }
             }
@@ -236,7 +275,7 @@ impl Reader<'_> {
                 let seconds = u64::from_str_radix(value.as_str(), value.radix()).ok();
                 match seconds.filter(|seconds| (1..=600).contains(seconds)) {
                     Some(seconds) => {
-                        set(&mut self.config, Duration::from_secs(seconds));
+                        set(self.config, Duration::from_secs(seconds));
                         Ok(())
                     }
                     None => Err("a number of seconds from 1 to 600".to_owned()),
@@ -327,7 +366,7 @@ mod tests {
             let man = include_str!("../../docs/man/oci-nvidia-hook.toml.5");
             assert!(man.contains(&format!("\n.BR {name} \"")), "{name} is not in its man page");
             let readme = include_str!("../../README.md");
-            assert!(readme.contains(&format!("{}`", key.name)), "{} is not in README.md", key.name);
+            assert!(readme.contains(&format!("`{}`", key.name)), "{} is not in README.md", key.name);
         }
     }
 
@@ -424,6 +463,28 @@ mod tests {
         let (config, findings) = parsed("swarm-resource = \"DOCKER_RESOURCE_GPU, MY_GPU\"").unwrap();
         assert_eq!(config.swarm_resource, ["DOCKER_RESOURCE_GPU", "MY_GPU"]);
         assert!(findings[0].what.contains("\"MY_GPU\""), "{findings:?}");
+    }
+
+    #[test]
+    fn drop_ins_come_after_in_the_order_of_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, "[oci-nvidia-hook]\nnvml-timeout = 5\n[driver]\nfiles = [\"/a\"]").unwrap();
+        let drop_ins = dir.path().join("config.toml.d");
+        std::fs::create_dir(&drop_ins).unwrap();
+        std::fs::write(drop_ins.join("20.toml"), "[driver]\nfiles = [\"/c\"]").unwrap();
+        std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"/b\"]\n[oci-nvidia-hook]\nnvml-timeout = 6")
+            .unwrap();
+        std::fs::write(drop_ins.join("30.toml.rpmsave"), "nonsense").unwrap();
+        let (config, _) = read(Some(&file), None).unwrap();
+        assert_eq!(config.nvml_timeout, Duration::from_secs(6));
+        assert_eq!(config.driver_files, ["/a", "/b", "/c"].map(PathBuf::from), "lists grow");
+        std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"c\"]").unwrap();
+        let text = render(&read(Some(&file), None).unwrap_err());
+        assert!(
+            text.contains("10.toml\" line 2: driver.files has a wrong value, it must be a list of absolute paths"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Every key of config.toml: data.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Config, Require, UserSpec};
@@ -15,7 +15,7 @@ pub enum Meaning {
     /// A text
     Text(fn(&mut Config, &str) -> Result<(), String>),
     /// A list of texts
-    Texts(fn(&mut Config, Vec<String>)),
+    Texts(fn(&mut Config, Vec<String>) -> Result<(), String>),
     /// Seconds from 1 to 600
     Seconds(fn(&mut Config, Duration)),
     /// Of NVIDIA's stack, and nothing to us, for this reason: no warning, so that one file serves both.
@@ -64,8 +64,11 @@ pub const KEYS: &[Key] = &[
     key("nvidia-ctk.", Unused(ONE_BINARY)),
     key("features.ignore-imex-channel-requests", Bool(|c, v| c.ignore_imex_channels = v)),
     key("features.", Unused("its switches make NVIDIA's stack less safe, or are for its other modes")),
-    key("devices.allow", Texts(|c, v| c.devices.allow = v)),
-    key("devices.deny", Texts(|c, v| c.devices.deny = v)),
+    key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
+    key("devices.deny", Texts(|c, v| add(&mut c.devices.deny, v))),
+    key("driver.dev-root", Text(|c, v| absolute(v).map(|path| c.dev_root = Some(path)))),
+    key("driver.library-dirs", Texts(|c, v| add_paths(&mut c.library_dirs, v))),
+    key("driver.files", Texts(|c, v| add_paths(&mut c.driver_files, v))),
     key("oci-nvidia-hook.require", Text(require)),
     key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
 ];
@@ -96,6 +99,20 @@ fn absolute(value: &str) -> Result<HostPath, String> {
         path if Path::new(path).is_absolute() => Ok(HostPath::new(path)),
         _ => Err("an absolute path".to_owned()),
     }
+}
+
+/// A list of a drop-in adds to the one before.
+fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
+    list.extend(more);
+    Ok(())
+}
+
+fn add_paths(list: &mut Vec<PathBuf>, more: Vec<String>) -> Result<(), String> {
+    if more.iter().any(|path| !Path::new(path).is_absolute()) {
+        return Err("a list of absolute paths".to_owned());
+    }
+    list.extend(more.into_iter().map(PathBuf::from));
+    Ok(())
 }
 
 fn debug(config: &mut Config, value: &str) -> Result<(), String> {

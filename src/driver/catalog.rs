@@ -195,6 +195,18 @@ pub const IPC: &[(&str, Capability)] = &[
 /// Where the kernel looks for firmware; the GPU's own (GSP) is below `nvidia/<version>` there.
 pub const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];
 
+/// Where the X server's modules of the driver are.
+pub const XORG_DIRS: &[&str] = &[
+    "/usr/lib/xorg/modules/drivers",
+    "/usr/lib/xorg/modules/extensions",
+    "/usr/lib64/xorg/modules/drivers",
+    "/usr/lib64/xorg/modules/extensions",
+    "/usr/lib64/xorg/modules/updates/extensions",
+    "/usr/lib/x86_64-linux-gnu/nvidia/xorg",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current/xorg",
+    "/usr/lib64/nvidia/xorg",
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;

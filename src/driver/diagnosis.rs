@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::libraries::{Library, LinkerCache};
+use super::libraries::{Library, Search};
 use super::locate;
 use super::root::DriverRoot;
 use crate::error::failure;
@@ -25,7 +25,8 @@ pub struct Facts {
 
 /// Looks at the host. `module` is what the kernel module says of itself.
 #[must_use]
-pub fn look(root: &DriverRoot, cache: &LinkerCache, module: Option<String>) -> Facts {
+pub fn look(search: &Search<'_>, module: Option<String>) -> Facts {
+    let root = search.root;
     let version = |library: Library| {
         let name = library.file_name.into_string().ok()?;
         Some(name.split_once(".so.")?.1.to_owned())
@@ -33,7 +34,7 @@ pub fn look(root: &DriverRoot, cache: &LinkerCache, module: Option<String>) -> F
     Facts {
         pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci_gpus(&root)),
         module,
-        libraries: locate::management_library(root, cache, "").and_then(version),
+        libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version),
         transactional: root.locate(Path::new("/usr/sbin/transactional-update")).is_ok(),
     }
 }

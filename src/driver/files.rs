@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIRS, IPC};
+use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIRS, IPC, XORG_DIRS};
 use super::root::{DriverRoot, Located};
 use crate::paths::{ContainerPath, HostPath};
 use crate::request::{Capabilities, Capability};
@@ -90,4 +90,22 @@ pub fn ipc(root: &DriverRoot, capabilities: Capabilities) -> Vec<PlacedFile> {
         kind.then(|| Some(PlacedFile { source: located.host, target: ContainerPath::new(PathBuf::from(path))? }))?
     });
     found.collect()
+}
+
+/// The X server's modules of the driver, at the same path: an X server in the container has its own list of paths.
+#[must_use]
+pub fn xorg_modules(root: &DriverRoot, version: &str) -> Vec<PlacedFile> {
+    let names = ["nvidia_drv.so".to_owned(), format!("libglxserver_nvidia.so.{version}")];
+    let find = |name: &String| {
+        let places = XORG_DIRS.iter().map(|dir| Path::new(dir).join(name));
+        let found = places.filter_map(|place| Some((regular(root, &place)?, ContainerPath::new(&place)?))).next()?;
+        Some(PlacedFile { source: found.0.host, target: found.1 })
+    };
+    names.iter().filter_map(find).collect()
+}
+
+/// A regular file for the same path.
+#[must_use]
+pub fn at(root: &DriverRoot, path: &Path) -> Option<PlacedFile> {
+    Some(PlacedFile { source: regular(root, path)?.host, target: ContainerPath::new(path)? })
 }

@@ -92,6 +92,8 @@ pub struct Search<'a> {
     pub cache: &'a LinkerCache,
     /// `535.183.01`; empty: any
     pub version: &'a str,
+    /// Directories to look in before the usual ones
+    pub dirs: &'a [PathBuf],
 }
 
 impl Search<'_> {
@@ -101,8 +103,9 @@ impl Search<'_> {
         let mut findings = Vec::new();
         let by_cache: Vec<_> = rows.iter().map(|row| self.in_cache(arch, row, &mut findings)).collect();
         let mut dirs = self.dirs_of(by_cache.iter().flatten());
-        if dirs.is_empty() {
-            dirs = self.usual_dirs(arch);
+        dirs.extend_from_slice(self.dirs);
+        if dirs.len() == self.dirs.len() {
+            dirs.extend(self.usual_dirs(arch));
         }
         let found = rows
             .iter()
@@ -155,6 +158,17 @@ impl Search<'_> {
         let located = self.root.locate(path).ok().filter(|located| located.kind == FileType::RegularFile)?;
         let file_name = located.path.file_name()?.to_owned();
         Some((located, file_name))
+    }
+
+    /// A library by its path, whatever its name and version; `None` if it is no library of this architecture.
+    #[must_use]
+    pub fn at(&self, arch: Arch, path: &Path) -> Option<Library> {
+        let (located, file_name) = self.regular_file(path)?;
+        if !self.root.header(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
+            return None;
+        }
+        let soname = self.root.open_file(&located.path).ok().and_then(elf::soname)?;
+        Some(Library { name: "", arch, source: located.host, file_name, sonames: [soname].into() })
     }
 
     /// Where the libraries are that were found: what the cache does not list is beside them.

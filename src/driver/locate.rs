@@ -1,13 +1,13 @@
 //! Catalogue × driver root → the files that are there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
 use super::catalog::{Kind, LIBRARIES, Row};
 use super::files::{self, Binary, PlacedFile};
 use super::ldcache::Arch;
-use super::libraries::{Library, LinkerCache, Search};
+use super::libraries::{Library, Search};
 use super::root::DriverRoot;
 use crate::error::failure;
 use crate::finding::Finding;
@@ -26,17 +26,16 @@ pub struct DriverFiles {
     pub ipc: Vec<PlacedFile>,
 }
 
-/// Finds what `capabilities` need of driver `version`.
+/// Finds what `capabilities` need, and the administrator's `more`.
 ///
 /// # Errors
 /// If a library is missing without which one of them is of no use.
 pub fn locate(
-    root: &DriverRoot,
-    cache: &LinkerCache,
-    version: &str,
+    search: &Search<'_>,
     capabilities: Capabilities,
+    more: &[PathBuf],
 ) -> Result<(DriverFiles, Vec<Finding>)> {
-    let search = Search { root, cache, version };
+    let Search { root, cache, version, .. } = *search;
     let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| capabilities.any(row.capabilities)).collect();
     let (mut libraries, mut findings) = search.find(Arch::native(), &rows);
     for row in rows.iter().filter(|row| row.kind == Kind::Required) {
@@ -57,15 +56,32 @@ pub fn locate(
     if capabilities.any(&[Capability::Compute, Capability::Graphics, Capability::Display, Capability::Utility]) {
         placed.extend(files::firmware(root, version));
     }
+    if capabilities.has(Capability::Display) {
+        placed.extend(files::xorg_modules(root, version));
+    }
+    for path in more {
+        match search.at(Arch::native(), path) {
+            Some(library) => libraries.push(library),
+            None => match files::at(root, path) {
+                Some(file) => placed.push(file),
+                None => findings.push(Finding::warning(
+                    "ONH-207",
+                    format!("{path:?} is not below {}", root.path()),
+                    "config.toml names it for containers",
+                    "check files in the [driver] table of config.toml",
+                )),
+            },
+        }
+    }
     let binaries = files::binaries(root, capabilities);
     Ok((DriverFiles { libraries, binaries, placed, ipc: files::ipc(root, capabilities) }, findings))
 }
 
 /// Where the library is that asks NVML: of the driver version that is loaded, if that is known.
 #[must_use]
-pub fn management_library(root: &DriverRoot, cache: &LinkerCache, version: &str) -> Option<Library> {
+pub fn management_library(search: &Search<'_>) -> Option<Library> {
     let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == "libnvidia-ml").collect();
-    Search { root, cache, version }.find(Arch::native(), &rows).0.into_iter().next()
+    search.find(Arch::native(), &rows).0.into_iter().next()
 }
 
 fn missing_library(

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use oci_nvidia_hook::driver::DriverRoot;
-use oci_nvidia_hook::driver::libraries::LinkerCache;
+use oci_nvidia_hook::driver::libraries::{LinkerCache, Search};
 use oci_nvidia_hook::driver::locate::locate;
 use oci_nvidia_hook::paths::HostPath;
 use oci_nvidia_hook::request::capabilities::Capabilities;
@@ -47,8 +47,9 @@ fn every_library_has_its_capability() {
     assert!(shipped.len() > 20, "{shipped:?}");
     let driver = DriverRoot::open(&HostPath::new(root())).unwrap();
     let cache = LinkerCache::read(&driver, None);
+    let search = Search { root: &driver, cache: &cache, version: &version, dirs: &[] };
     let capabilities = Capabilities::supported("compute,utility,video,graphics").unwrap();
-    let (files, findings) = locate(&driver, &cache, &version, capabilities).unwrap();
+    let (files, findings) = locate(&search, capabilities, &[]).unwrap();
     assert_eq!(findings, []);
     let below = |path: &Path| format!("/{}", path.strip_prefix(root()).unwrap().display());
     let found: BTreeSet<_> = files.libraries.iter().map(|library| below(library.source.as_path())).collect();

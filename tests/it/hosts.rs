@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use oci_nvidia_hook::driver::DriverRoot;
-use oci_nvidia_hook::driver::libraries::LinkerCache;
+use oci_nvidia_hook::driver::libraries::{LinkerCache, Search};
 use oci_nvidia_hook::driver::locate::{DriverFiles, locate};
 use oci_nvidia_hook::paths::HostPath;
 use oci_nvidia_hook::request::capabilities::Capabilities;
@@ -109,13 +109,14 @@ impl Host {
         let root = top.join(self.root.trim_start_matches('/'));
         let root = DriverRoot::open(&HostPath::new(root)).unwrap();
         let cache = LinkerCache::read(&root, None);
+        let search = Search { root: &root, cache: &cache, version: &self.version, dirs: &[] };
         let mut text = String::new();
         let mut said = std::collections::BTreeSet::new();
         for capability in CAPABILITIES {
             // 32-bit libraries are those of the other capabilities.
             let asked = if capability == "compat32" { "compat32,compute,utility,video,graphics" } else { capability };
             writeln!(text, "[{capability}]").unwrap();
-            match locate(&root, &cache, &self.version, Capabilities::supported(asked).unwrap()) {
+            match locate(&search, Capabilities::supported(asked).unwrap(), &[]) {
                 Ok((files, findings)) => {
                     let all = lines(&files);
                     let kept = all.into_iter().filter(|line| capability != "compat32" || line.starts_with("I386"));

@@ -31,6 +31,7 @@ pub const TESTS: &[Test] = &[
     ("live::graphics_gets_the_gpus_dri_nodes", NEEDS, graphics_gets_the_gpus_dri_nodes),
     ("live::prepare_makes_nodes", NEEDS, prepare_makes_nodes),
     ("live::cuda_compat", NEEDS, cuda_compat),
+    ("live::files_of_the_administrator", NEEDS, files_of_the_administrator),
     ("live::one_mig_device", NEEDS, one_mig_device),
     ("live::mig_management_is_for_privileged_containers", NEEDS, mig_management),
     ("live::limits_and_requirements", NEEDS, limits_and_requirements),
@@ -410,6 +411,34 @@ fn cuda_compat() {
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     container.hook(&fake.config).ok();
     assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
+}
+
+/// A drop-in names a library and a file that the catalogue does not know.
+fn files_of_the_administrator() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let opt = fake.root.join("opt/extra");
+    std::fs::create_dir_all(&opt).unwrap();
+    std::fs::copy(fake.root.join(&LIBDIR[1..]).join("libnvidia-nvvm.so.535.183.01"), opt.join("libextra.so.7"))
+        .unwrap();
+    std::fs::write(opt.join("extra.conf"), "extra").unwrap();
+    let drop_ins = fake.config.with_file_name("config.toml.d");
+    std::fs::create_dir(&drop_ins).unwrap();
+    std::fs::write(
+        drop_ins.join("extra.toml"),
+        "[driver]\nfiles = [\"/opt/extra/libextra.so.7\", \"/opt/extra/extra.conf\", \"/opt/extra/none\"]\n",
+    )
+    .unwrap();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let ran = container.hook(&fake.config);
+    assert!(
+        ran.stderr.contains("\"/opt/extra/none\" is not below") && ran.stderr.contains("ONH-207"),
+        "{}",
+        ran.stderr
+    );
+    ran.ok();
+    assert_eq!(container.exec("cat /opt/extra/extra.conf").ok(), "extra");
+    container.exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7")).ok();
 }
 
 const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
