@@ -37,7 +37,7 @@ fn text(options: &Options) -> Result<String> {
 ///
 /// # Errors
 /// If the file is wrong.
-fn configuration(options: &Options) -> Result<Config> {
+pub(super) fn configuration(options: &Options) -> Result<Config> {
     let (mut config, findings) = config::read(options.config.as_deref(), options.xdg_config_home.as_deref())?;
     let mut log = Log::default();
     findings.iter().for_each(|finding| log.finding(finding));

@@ -3,6 +3,7 @@
 pub mod explain;
 pub mod hook;
 pub mod info;
+pub mod list;
 pub mod output;
 pub mod prepare;
 
@@ -31,6 +32,7 @@ enum Verb {
     Nothing,
     Explain,
     Info,
+    List,
     Prepare,
     Help,
     Version,
@@ -53,6 +55,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// `--inventory`
     pub inventory: Option<PathBuf>,
+    /// Of `list`
+    pub wanted: list::Wanted,
 }
 
 /// When an engine calls a hook; what it writes to stdin differs.
@@ -82,6 +86,7 @@ pub fn run(invocation: Invocation) -> ExitCode {
         Verb::Nothing => ExitCode::SUCCESS,
         Verb::Explain => explain::run(&options),
         Verb::Info => info::run(&options),
+        Verb::List => list::run(&options),
         Verb::Prepare => prepare::run(&options),
         Verb::Help => output::print(output::HELP),
         Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
@@ -109,12 +114,17 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Long("config"), _) => options.config = Some(parser.value()?.into()),
             (Value(word), None) => verb = Some(parse_verb(&word)?),
             (Long("json"), Some(Verb::Explain | Verb::Info)) => options.json = true,
-            (Long("root"), Some(Verb::Explain | Verb::Info | Verb::Prepare)) => {
+            (Long("root"), Some(Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
                 options.root = Some(parser.value()?.into())
             }
             (Long("request"), Some(Verb::Explain)) => options.request_only = true,
             (Long("stage"), Some(Verb::Explain)) => options.stage = Some(parse_stage(&parser.value()?)?),
             (Long("inventory"), Some(Verb::Explain)) => options.inventory = Some(parser.value()?.into()),
+            (Long("libraries") | Short('l'), Some(Verb::List)) => options.wanted.libraries = true,
+            (Long("compat32"), Some(Verb::List)) => options.wanted.compat32 = true,
+            (Long("binaries") | Short('b'), Some(Verb::List)) => options.wanted.binaries = true,
+            (Long("ipcs") | Short('i'), Some(Verb::List)) => options.wanted.ipcs = true,
+            (Long("firmwares") | Short('f'), Some(Verb::List)) => options.wanted.firmwares = true,
             (other, _) => return Err(other.unexpected().into()),
         }
     }
@@ -132,6 +142,7 @@ fn parse_verb(word: &OsString) -> Result<Verb> {
         Some("poststart" | "poststop") => Verb::Nothing,
         Some("explain") => Verb::Explain,
         Some("info") => Verb::Info,
+        Some("list") => Verb::List,
         Some("prepare") => Verb::Prepare,
         _ => bail!("{word:?} is no stage this hook serves and no command"),
     })

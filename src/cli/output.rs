@@ -10,6 +10,8 @@ oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
 usage: oci-nvidia-hook [--config FILE] STAGE < state.json
        oci-nvidia-hook [--config FILE] explain [options] < state.json
        oci-nvidia-hook [--config FILE] info [--json] [--root DIR]
+       oci-nvidia-hook [--config FILE] list [--root DIR] [--libraries] [--compat32]
+                                       [--binaries] [--ipcs] [--firmwares]
        oci-nvidia-hook [--config FILE] prepare [--root DIR]
 
 A container engine starts it for every container, as a hooks.d JSON file tells it
@@ -24,6 +26,7 @@ stages:
 commands:
   explain  tell what the hook would do for a container, and change nothing
   info     tell what driver and GPUs there are
+  list     list the driver's files that containers can get
   prepare  load the driver's modules and make its device nodes, as root
 
 options:
