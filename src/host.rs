@@ -139,6 +139,7 @@ impl Host {
             edits = edits.merge(self.gpu(device.gpu())?);
             if request.capabilities.any(&[Capability::Graphics, Capability::Display]) {
                 edits = edits.merge(build::device(self.drm_nodes(device.gpu())?, Vec::new()));
+                edits = edits.merge(build::egl_device(device.gpu().minor));
             }
             if let Device::Mig(gpu, mig) = device
                 && !whole_caps

@@ -44,6 +44,7 @@ pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Ve
         nodes,
         proc_mask: proc_files
             .map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), mounts: vec![] }),
+        egl_devices: 0,
     }
 }
 
@@ -69,6 +70,13 @@ fn library(library: &Library) -> HostFile {
 #[must_use]
 pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> Edits {
     Edits { nodes, proc_mask: Some(ProcMask { files: vec![], mounts: proc_mounts }), ..Edits::default() }
+}
+
+/// What a GPU adds for EGL: libEGL_nvidia counts the host's GPUs, and its application profile says which it may show. The
+/// mask has 64 bits; a GPU beyond them is not hidden.
+#[must_use]
+pub fn egl_device(minor: u32) -> Edits {
+    Edits { egl_devices: 1u64.checked_shl(minor).unwrap_or_default(), ..Edits::default() }
 }
 
 /// NVML and CUDA in the container read `params` and make device nodes if it tells them to: of GPUs that the

@@ -91,6 +91,8 @@ pub struct Edits {
     pub nodes: Vec<DeviceNode>,
     /// `None` where the host has no /proc/driver/nvidia
     pub proc_mask: Option<ProcMask>,
+    /// The GPUs that EGL in the container may show, bit N for device minor N; 0: EGL is not asked for
+    pub egl_devices: u64,
 }
 
 impl Edits {
@@ -101,6 +103,7 @@ impl Edits {
         extend(&mut self.ipc, other.ipc);
         extend(&mut self.links, other.links);
         extend(&mut self.nodes, other.nodes);
+        self.egl_devices |= other.egl_devices;
         self.proc_mask = match (self.proc_mask, other.proc_mask) {
             (Some(mut mask), Some(more)) => {
                 extend(&mut mask.files, more.files);

@@ -1,5 +1,6 @@
 //! The host's side of each step: every source opened, checked and cloned into a detached mount.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -64,6 +65,14 @@ pub fn prepare(step: &Step) -> Result<Prepared<'_>> {
             Prepared::Mount { mount: clone_node(source, *device)?, target, device: Some(*device) }
         }
         Step::Link { link, text, file, .. } => Prepared::Link { link, text: Path::new(text), file },
+        Step::MountFiles { target, files } => {
+            let mount = mount::new_tmpfs(c"0555").context("make a tmpfs")?;
+            for (name, content) in files {
+                write_file(&mount, OsStr::new(name), content.as_bytes())?;
+            }
+            mount::restrict(&mount, MountAttrs::PROC_FILE).context("mount_setattr")?;
+            Prepared::MountDirectory { mount, target }
+        }
         Step::MaskProc(mask) => prepare_mask(mask)?,
         Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
     })
@@ -114,9 +123,7 @@ fn clone_ipc<'a>(source: &HostPath, target: &'a ContainerPath) -> Result<Prepare
 fn prepare_mask(mask: &ProcMask) -> Result<Prepared<'static>> {
     let tmpfs = mount::new_tmpfs(c"0555").context("make a tmpfs")?;
     for (name, content) in &mask.files {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&tmpfs, name, flags, Mode::from_raw_mode(0o444))?;
-        File::from(file).write_all(content)?;
+        write_file(&tmpfs, name, content)?;
     }
     let mut mounts = Vec::new();
     for (path, source) in &mask.mounts {
@@ -125,6 +132,12 @@ fn prepare_mask(mask: &ProcMask) -> Result<Prepared<'static>> {
         mounts.push((path.clone(), clone_restricted(fd, MountAttrs::PROC_FILE)?));
     }
     Ok(Prepared::MaskProc { tmpfs, mounts })
+}
+
+fn write_file(tmpfs: &OwnedFd, name: &OsStr, content: &[u8]) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(tmpfs, name, flags, Mode::from_raw_mode(0o444))?;
+    Ok(File::from(file).write_all(content)?)
 }
 
 /// A mount point in a tmpfs of our own, which nobody else can see yet.

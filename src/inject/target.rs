@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
 
 use super::container::is_missing;
@@ -187,6 +187,9 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
+        if is_ours(&point) {
+            return Ok(());
+        }
         mount::attach(&tmpfs, point).context("move_mount")?;
         self.done.push(Done::Mounted(tmpfs.try_clone()?));
         for (path, mount) in mounts {
@@ -203,7 +206,7 @@ impl Target {
         let point = self.rootfs.create_dir_all(target.relative(), &mut created);
         self.done.extend(created.into_iter().map(Done::Created));
         let point = point?;
-        if same_file(&rustix::fs::fstat(&point)?, &rustix::fs::fstat(mount)?) {
+        if same_file(&rustix::fs::fstat(&point)?, &rustix::fs::fstat(mount)?) || is_ours(&point) {
             return Ok(());
         }
         mount::attach(mount, point).context("move_mount")?;
@@ -268,6 +271,14 @@ fn present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
 fn is_device(stat: &Stat, device: Option<(u32, u32)>) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
         && device == Some((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
+}
+
+/// Whether a directory is a tmpfs that nobody can write: what we mounted there in a run before this one. An image cannot
+/// mount, and runtimes mask paths after the hooks.
+fn is_ours(point: &OwnedFd) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let read_only = rustix::fs::fstatvfs(point).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY));
+    read_only && rustix::fs::fstatfs(point).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
 }
 
 const fn same_file(a: &Stat, b: &Stat) -> bool {

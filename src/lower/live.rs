@@ -56,6 +56,13 @@ pub enum Step {
         /// Whether the container can do without
         need: Need,
     },
+    /// Mount a directory with these files, read-only, over what the image has.
+    MountFiles {
+        /// in the container
+        target: ContainerPath,
+        /// name and content
+        files: Vec<(&'static str, String)>,
+    },
     /// Hide /proc/driver/nvidia behind this.
     MaskProc(ProcMask),
     /// Add these to /etc/ld.so.cache.
@@ -79,7 +86,7 @@ impl Step {
     pub const fn need(&self) -> Need {
         match self {
             Self::MountFile { need, .. } | Self::Link { need, .. } => *need,
-            Self::MountIpc { .. } => Need::Optional,
+            Self::MountIpc { .. } | Self::MountFiles { .. } => Need::Optional,
             _ => Need::Required,
         }
     }
@@ -93,6 +100,7 @@ impl fmt::Display for Step {
             | Self::MountIpc { source, target } => {
                 write!(f, "mount {source} at {target} in the container")
             }
+            Self::MountFiles { target, .. } => write!(f, "mount a directory of ours at {target} in the container"),
             Self::Link { link, text, .. } => write!(f, "link {link} to {text:?} in the container"),
             Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
             Self::UpdateLinkerCache(_) => f.write_str("update \"/etc/ld.so.cache\" in the container"),
@@ -164,10 +172,21 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc { source: ipc.source.clone(), target: ipc.path.clone() }));
     steps.extend(links);
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
+    steps.extend(egl_profile(edits.egl_devices));
     if !cache.is_empty() {
         steps.push(Step::UpdateLinkerCache(cache));
     }
     steps
+}
+
+/// The driver reads its application profiles there; this one is for every program.
+fn egl_profile(devices: u64) -> Option<Step> {
+    let target = ContainerPath::new("etc/nvidia/nvidia-application-profiles-rc.d")?;
+    let profile = format!(
+        "{{\"profiles\": [{{\"name\": \"_container_\", \"settings\": [\"EGLVisibleDGPUDevices\", {devices:#x}]}}],\n\
+         \"rules\": [{{\"pattern\": [], \"profile\": \"_container_\"}}]}}\n"
+    );
+    (devices != 0).then(|| Step::MountFiles { target, files: vec![("10-container.conf", profile)] })
 }
 
 /// Leads programs to the image's own libraries in `dir`, for those names of ours that it has too.
@@ -217,6 +236,7 @@ mod tests {
                 minor: 255,
             }],
             proc_mask: Some(ProcMask::default()),
+            egl_devices: 0,
         }
     }
 

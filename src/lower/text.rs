@@ -15,6 +15,10 @@ pub fn describe(step: &Step) -> Value {
             "action": "device", "source": source.as_path(), "path": target.absolute(), "major": major, "minor": minor,
             "access": "rw",
         }),
+        Step::MountFiles { target, files } => {
+            let names: Vec<_> = files.iter().map(|(name, _)| name).collect();
+            json!({"action": "mount", "source": "", "path": target.absolute(), "names": names})
+        }
         Step::Link { link, text, .. } => {
             json!({"action": "link", "path": link.absolute(), "target": text.to_string_lossy()})
         }

@@ -255,7 +255,7 @@ fn a_failing_step_leaves_nothing() {
 fn twice_is_once() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], MASKABLE_PROC);
     container.hook(&fake.config).ok();
     let once = (container.mountinfo(), snapshot(&image.rootfs));
     container.hook(&fake.config).ok();
@@ -342,6 +342,15 @@ fn graphics_gets_the_gpus_dri_nodes() {
         let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}");
         let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1", &capabilities], "");
         container.hook(&fake.config).ok();
+        let profile = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
+        let seen = container.exec(&format!("cat {profile}"));
+        assert_eq!(seen.stdout.contains("\"EGLVisibleDGPUDevices\", 0x2]"), nodes != "*", "{seen:?}");
+        container.hook(&fake.config).ok();
+        assert_eq!(
+            container.mountinfo().matches("application-profiles").count(),
+            usize::from(nodes != "*"),
+            "twice is once"
+        );
         assert_eq!(container.exec("cd /dev/dri 2>/dev/null || cd /root; echo *").ok().trim(), nodes, "{capabilities}");
     }
 }
