@@ -41,7 +41,8 @@ fn root() -> &'static Path {
 /// Every library of the driver that the packages have, below `root`.
 fn shipped() -> (String, BTreeSet<String>) {
     let listed = sh(&format!("cd '{}'; find usr -name '*.so.*' -type f", root().display())).ok();
-    let libraries: BTreeSet<_> = listed.lines().map(|path| format!("/{path}")).collect();
+    let native = listed.lines().filter(|path| !path.contains("i386"));
+    let libraries: BTreeSet<_> = native.map(|path| format!("/{path}")).collect();
     let ml = libraries.iter().find_map(|path| path.split_once("libnvidia-ml.so.")).expect("libnvidia-ml");
     (ml.1.to_owned(), libraries)
 }
@@ -79,6 +80,13 @@ fn list_prints_them() {
         ran.ok().lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     assert_eq!(list(&["--libraries"]), shipped);
+    let compat32 = list(&["--compat32"]);
+    for name in ["libcuda.so", "libnvidia-ml.so", "libnvidia-encode.so", "libGLX_nvidia.so", "libnvidia-glcore.so"] {
+        assert!(
+            compat32.iter().any(|path| path.contains("i386") && path.contains(name)),
+            "{name} is not in {compat32:?}"
+        );
+    }
     let all = list(&[]);
     assert!(all.is_superset(&shipped) && all.contains("/usr/lib/nvidia/current/nvidia-smi"), "{all:?}");
     let firmware = list(&["-f"]);

@@ -392,22 +392,25 @@ fn prepare_makes_nodes() {
 fn cuda_compat() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let compat = "usr/local/cuda-12.9/compat";
-    for (version, mode, theirs) in
-        [("575.57.08", "ldconfig", true), ("575.57.08", "disabled", false), ("470.1.1", "ldconfig", false)]
-    {
+    for (version, mode, note, theirs) in [
+        ("575.57.08", "ldconfig", "", true),
+        ("575.57.08", "disabled", "", false),
+        ("470.1.1", "ldconfig", "", false),
+        ("575.57.08", "ldconfig", "[535, 550]", true),
+        ("575.57.08", "ldconfig", "[550]", false),
+    ] {
         fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let target = image.rootfs.join(compat);
         std::fs::create_dir_all(&target).unwrap();
         symlink("/usr/local/cuda-12.9", image.rootfs.join("usr/local/cuda")).unwrap();
-        let library = fake.root.join(&LIBDIR[1..]).join("libcuda.so.535.183.01");
-        std::fs::copy(library, target.join(format!("libcuda.so.{version}"))).unwrap();
+        compat_library(&target.join(format!("libcuda.so.{version}")), note);
         symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
         let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
         container.hook(&fake.config).ok();
         let found = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
-        assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{version} {mode}: {found}");
+        assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{version} {mode} {note}: {found}");
         assert!(found.contains(&format!("{LIBDIR}/libnvidia-ml.so.1")), "{found}");
     }
     fake.configure("");
@@ -448,6 +451,21 @@ fn files_of_the_administrator() {
     ran.ok();
     assert_eq!(container.exec("cat /opt/extra/extra.conf").ok(), "extra");
     container.exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7")).ok();
+}
+
+/// A library, with the note of a compatibility library if `drivers` are given.
+fn compat_library(path: &Path, drivers: &str) {
+    let json =
+        format!("{{\\\"Format\\\":1,\\\"CUDA Version\\\":\\\"12.9\\\",\\\"Driver\\\":{drivers},\\\"Device\\\":[9]}}");
+    let note = format!(
+        ".section .note.cuda.fwd_compatibility,\"a\",@note\n.balign 4\n.long 5, 2f-1f, 1\n.asciz \"CUDA\"\n.balign 4\n\
+         1: .asciz \"{json}\"\n2: .balign 4\n"
+    );
+    let source = path.with_extension("s");
+    std::fs::write(&source, if drivers.is_empty() { "" } else { &note }).unwrap();
+    let mut cc = Command::new("cc");
+    run_with(cc.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]).arg(path).arg(&source), b"").ok();
+    std::fs::remove_file(source).unwrap();
 }
 
 const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
