@@ -13,8 +13,9 @@ use crate::edits::Edits;
 use crate::error::render;
 use crate::finding::Finding;
 use crate::host::{self, Host};
-use crate::inject::cgroup::{self, DeviceRule};
+use crate::inject::cgroup::DeviceRule;
 use crate::inject::container::Container;
+use crate::inject::{self, cgroup};
 use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
@@ -51,7 +52,7 @@ fn set_up(config: Option<&Path>, xdg_config_home: Option<&Path>, log: &mut Log) 
     }
     findings.iter().for_each(|finding| log.finding(finding));
     match request::from_spec(&spec, &config)? {
-        Decision::Gpus(request) => inject(&state, &spec, &request, &config, log),
+        Decision::Gpus(request) => set_up_gpus(&state, &spec, &request, &config, log),
         Decision::Nothing(reason) => {
             log.note(&format!("nothing to do: {reason}"));
             Ok(())
@@ -96,7 +97,7 @@ fn read_state() -> Result<State> {
     oci::state::parse(&bytes)
 }
 
-fn inject(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config, log: &mut Log) -> Result<()> {
+fn set_up_gpus(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config, log: &mut Log) -> Result<()> {
     let pid = state.init()?;
     if config.load_kmods {
         prepare_if_bare(config, log)?;
@@ -117,13 +118,15 @@ fn inject(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config,
             log.note("the image's CUDA compatibility libraries are used");
         }
     }
+    // All that can fail on the host's side comes before the first thing that anybody can see.
+    let plan = inject::prepare(&steps)?;
     // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
     if config.edit_cgroups && !ns::in_user_namespace()? {
         let rules = rules_to_add(&edits, spec);
         let outcome = cgroup::allow(Pid::from_raw(pid), &state.id, &rules)?;
         outcome.findings.iter().for_each(|finding| log.finding(finding));
     }
-    let findings = crate::inject::run(container, &steps)?;
+    let findings = inject::carry_out(plan, container)?;
     findings.iter().for_each(|finding| log.finding(finding));
     log.note(&format!(
         "injected {} files and {} device nodes of driver {} for {}={}",

@@ -24,17 +24,22 @@ pub fn merge(old: Option<&[u8]>, entries: &[CacheEntry], findings: &mut Vec<Find
         Ok(new) if old == Some(new.as_slice()) => None,
         Ok(new) => Some(new),
         Err(error) => {
-            // ld.so ignores a cache that it cannot read, and so do we: the libraries are in a directory that it
-            // searches anyway. Replacing what a newer ldconfig wrote could cost the image its own libraries.
-            findings.push(Finding::warning(
-                "ONH-302",
-                format!("the image's \"/etc/ld.so.cache\" is left as it is: {error:#}"),
-                "its programs find the driver's libraries only where ld.so looks without a cache",
-                "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
-            ));
+            findings.push(left_alone(&error));
             None
         }
     }
+}
+
+/// ld.so ignores a cache that it cannot read, and so do we: the libraries are in a directory that it searches anyway.
+/// Replacing what a newer ldconfig wrote could cost the image its own libraries.
+#[must_use]
+pub fn left_alone(error: &anyhow::Error) -> Finding {
+    Finding::warning(
+        "ONH-302",
+        format!("the image's \"/etc/ld.so.cache\" is left as it is: {}", crate::error::render(error)),
+        "its programs find the driver's libraries only where ld.so looks without a cache",
+        "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
+    )
 }
 
 #[cfg(test)]

@@ -2,39 +2,78 @@
 //! container's mount namespace, for good, and through the steps.
 //!
 //! The mount namespace is the transaction. If a step fails, the runtime ends the container and its mounts with it;
-//! what we created in its file system is removed by [`target::Target::undo`].
+//! what we created in its file system is removed by [`Take::undo`].
 
 pub mod cgroup;
 pub mod container;
+mod directory;
 pub mod linker_cache;
+mod mountinfo;
 pub mod prepare;
+mod read_only;
+mod source;
 pub mod target;
+mod tmpfs;
 
 use anyhow::{Context, Result};
 
 use crate::edits::Need;
 use crate::finding::Finding;
 use crate::lower::live::Step;
+use crate::sys::mount;
 use container::Container;
+use prepare::Prepared;
 use target::Target;
 
-/// Takes the steps, all or none; one that the container can do without is a finding where it cannot be taken.
+/// Steps with all that they need of the host: nothing has been done to the container yet.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    steps: Vec<(&'a Step, Prepared<'a>)>,
+    api: mount::Api,
+    findings: Vec<Finding>,
+}
+
+/// Does everything that can fail without the container. A step that it can do without is a finding where that fails.
 ///
 /// # Errors
-/// If one fails; then those before it are undone.
-pub fn run(container: Container, steps: &[Step]) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
-    let mut prepared = Vec::new();
+/// If one fails that it cannot do without.
+pub fn prepare(steps: &[Step]) -> Result<Plan<'_>> {
+    let mut plan = Plan { steps: Vec::new(), api: mount::api(), findings: Vec::new() };
     for step in steps {
-        match prepare::prepare(step).with_context(|| format!("cannot {step}")) {
-            Ok(ready) => prepared.push((step, ready)),
-            Err(error) if step.need() == Need::Optional => findings.push(left_out(&error)),
+        match prepare::prepare(step, plan.api).with_context(|| format!("cannot {step}")) {
+            Ok(prepared) => plan.steps.push((step, prepared)),
+            Err(error) if step.need() == Need::Optional => plan.findings.push(left_out(&error)),
             Err(error) => return Err(error),
         }
     }
-    let mut target = Target::new(container.enter()?);
-    for (step, ready) in prepared {
-        match target.apply(ready).with_context(|| format!("cannot {step}")) {
+    Ok(plan)
+}
+
+/// Takes the steps, all or none. There is no way back from the container's mount namespace.
+///
+/// # Errors
+/// If one fails; then those before it are undone.
+pub fn carry_out(plan: Plan<'_>, container: Container) -> Result<Vec<Finding>> {
+    let Plan { steps, api, mut findings } = plan;
+    findings.extend(take_all(Target::new(container.enter()?, api)?, steps)?);
+    Ok(findings)
+}
+
+/// Who takes steps.
+trait Take {
+    /// Takes one step, or takes back what it got done of it.
+    fn take(&mut self, step: Prepared<'_>) -> Result<()>;
+    /// Adds to what there is to say about the container.
+    fn note(&mut self, finding: Finding);
+    /// Takes back all steps, as far as it goes: the container will not start anyway.
+    fn undo(self);
+    /// After the last step; says what there is to say.
+    fn finish(&mut self) -> Result<Vec<Finding>>;
+}
+
+fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Vec<Finding>> {
+    for (step, prepared) in steps {
+        match target.take(prepared).with_context(|| format!("cannot {step}")) {
             Ok(()) => {}
             Err(error) if step.need() == Need::Optional => target.note(left_out(&error)),
             Err(error) => {
@@ -43,8 +82,11 @@ pub fn run(container: Container, steps: &[Step]) -> Result<Vec<Finding>> {
             }
         }
     }
-    findings.extend(target.findings());
-    Ok(findings)
+    let finished = target.finish();
+    if finished.is_err() {
+        target.undo();
+    }
+    finished
 }
 
 fn left_out(error: &anyhow::Error) -> Finding {
@@ -54,4 +96,81 @@ fn left_out(error: &anyhow::Error) -> Finding {
         "the container starts without it",
         "if it is needed, look at that path in the image",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use anyhow::bail;
+
+    use super::*;
+    use crate::lower::live::CacheEntry;
+    use crate::paths::ContainerPath;
+
+    /// Writes down what it is told, and fails at the step of that number.
+    #[derive(Debug, Default)]
+    struct Recording {
+        fail_at: Option<usize>,
+        taken: usize,
+        said: Rc<RefCell<Vec<String>>>,
+    }
+
+    impl Recording {
+        fn step(&mut self, what: String) -> Result<()> {
+            self.taken += 1;
+            if Some(self.taken - 1) == self.fail_at {
+                bail!("refused");
+            }
+            self.said.borrow_mut().push(what);
+            Ok(())
+        }
+    }
+
+    impl Take for Recording {
+        fn take(&mut self, step: Prepared<'_>) -> Result<()> {
+            match step {
+                Prepared::Link { link, .. } => self.step(format!("link {link}")),
+                Prepared::UpdateLinkerCache(_) => self.step("cache".to_owned()),
+                other => bail!("{other:?}"),
+            }
+        }
+        fn note(&mut self, finding: Finding) {
+            self.said.borrow_mut().push(finding.id.to_owned());
+        }
+        fn undo(self) {
+            self.said.borrow_mut().push("undo".to_owned());
+        }
+        fn finish(&mut self) -> Result<Vec<Finding>> {
+            self.step("finish".to_owned()).map(|()| Vec::new())
+        }
+    }
+
+    /// For every n: required steps stop it and are undone, optional ones are said, and nothing comes after an undo.
+    #[test]
+    fn a_failure_at_any_step() {
+        let path = |name: &str| ContainerPath::new(name).unwrap();
+        let link = |name: &str, need| Step::Link { link: path(name), text: "x".into(), file: path("x"), need };
+        let cache: Vec<CacheEntry> = Vec::new();
+        let steps = [
+            link("a", Need::Required),
+            link("b", Need::Optional),
+            link("c", Need::Required),
+            Step::UpdateLinkerCache(cache),
+        ];
+        let run = |fail_at| {
+            let target = Recording { fail_at, ..Recording::default() };
+            let said = Rc::clone(&target.said);
+            let plan = prepare(&steps).unwrap();
+            let result = take_all(target, plan.steps);
+            (result.is_ok(), said.take().join(", "))
+        };
+        assert_eq!(run(None), (true, "link \"/a\", link \"/b\", link \"/c\", cache, finish".to_owned()));
+        assert_eq!(run(Some(0)), (false, "undo".to_owned()));
+        assert_eq!(run(Some(1)), (true, "link \"/a\", ONH-303, link \"/c\", cache, finish".to_owned()));
+        assert_eq!(run(Some(2)), (false, "link \"/a\", link \"/b\", undo".to_owned()));
+        assert_eq!(run(Some(3)), (false, "link \"/a\", link \"/b\", link \"/c\", undo".to_owned()));
+        assert_eq!(run(Some(4)), (false, "link \"/a\", link \"/b\", link \"/c\", cache, undo".to_owned()));
+    }
 }

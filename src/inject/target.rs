@@ -1,32 +1,41 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags};
-use rustix::io::Errno;
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use super::container::is_missing;
-use super::linker_cache;
+use super::directory::{Present, create_file, present, replace_link, write_beside};
 use super::prepare::Prepared;
+use super::source::Source;
+use super::tmpfs::{Directory, is_ours, is_read_only};
+use super::{Take, linker_cache, mountinfo, read_only};
+use crate::error::Failure;
 use crate::finding::Finding;
 use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{Created, Root};
-use crate::sys::mount::{self, MountAttrs};
+use crate::sys::mount::{self, Api, MountAttrs};
 
 /// A container whose mount namespace we are in, and what we did to it.
 #[derive(Debug)]
 pub struct Target {
     rootfs: Root,
+    api: Api,
+    /// As it was when we came
+    mountinfo: Vec<u8>,
+    /// Ids of mounts that pass on what is mounted below them
+    shared: BTreeSet<u64>,
     done: Vec<Done>,
     /// Files mounted so far
     mounts: BTreeMap<ContainerPath, OwnedFd>,
+    /// Over directories of a read-only rootfs
+    layers: Vec<OwnedFd>,
     findings: Vec<Finding>,
 }
 
@@ -43,37 +52,15 @@ enum Done {
     },
 }
 
-/// What is at a name in a directory.
-enum Present {
-    Nothing,
-    Link(PathBuf),
-    Other(OwnedFd, Stat),
-}
-
-impl Target {
-    /// `rootfs` must have been opened in the mount namespace that we are in now.
-    #[must_use]
-    pub const fn new(rootfs: Root) -> Self {
-        Self { rootfs, done: Vec::new(), mounts: BTreeMap::new(), findings: Vec::new() }
-    }
-
-    /// What there is to say about the container.
-    #[must_use]
-    pub fn findings(self) -> Vec<Finding> {
-        self.findings
-    }
-
-    /// Takes one step, or takes back what it got done of it.
-    ///
-    /// # Errors
-    /// If the container's file system is in the way.
-    pub fn apply(&mut self, step: Prepared<'_>) -> Result<()> {
+impl Take for Target {
+    fn take(&mut self, step: Prepared<'_>) -> Result<()> {
         let before = self.done.len();
         let result = match step {
-            Prepared::Mount { mount, target, device } => self.mount(mount, target, device),
-            Prepared::MountDirectory { mount, target } => self.mount_directory(&mount, target),
+            Prepared::Mount { source, target, device } => self.mount(source, target, device),
+            Prepared::MountDirectory { source, target } => self.mount_directory(source, target),
+            Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
             Prepared::Link { link, text, file } => self.link(link, text, file),
-            Prepared::MaskProc { tmpfs, mounts } => self.mask_proc(tmpfs, mounts),
+            Prepared::MaskProc(directory) => self.mask_proc(directory),
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
         };
         if result.is_err() {
@@ -82,63 +69,128 @@ impl Target {
         result
     }
 
-    /// Adds to what there is to say about the container.
-    pub fn note(&mut self, finding: Finding) {
+    fn note(&mut self, finding: Finding) {
         self.findings.push(finding);
     }
 
-    /// Takes back what was done, as far as it goes: the container will not start anyway.
-    pub fn undo(self) {
+    fn undo(self) {
         // Open mounts keep their mount points busy.
         drop(self.mounts);
+        drop(self.layers);
         take_back(self.done);
+    }
+
+    fn finish(&mut self) -> Result<Vec<Finding>> {
+        self.layers.iter().try_for_each(read_only::seal)?;
+        Ok(std::mem::take(&mut self.findings))
+    }
+}
+
+impl Target {
+    /// `rootfs` must have been opened in the mount namespace that we are in now.
+    ///
+    /// # Errors
+    /// If its mounts cannot be read.
+    pub fn new(rootfs: Root, api: Api) -> Result<Self> {
+        let mountinfo = std::fs::read("/proc/self/mountinfo").context("cannot read \"/proc/self/mountinfo\"")?;
+        Ok(Self {
+            rootfs,
+            api,
+            shared: mountinfo::shared(&mountinfo),
+            mountinfo,
+            done: Vec::new(),
+            mounts: BTreeMap::new(),
+            layers: Vec::new(),
+            findings: Vec::new(),
+        })
+    }
+
+    /// The open directory of this path, made if necessary.
+    fn directory(&mut self, path: &Path) -> Result<OwnedFd> {
+        let mut created = Vec::new();
+        let mut opened = self.rootfs.create_dir_all(path, &mut created);
+        if opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem) {
+            self.cover(self.rootfs.existing_part(path))?;
+            opened = self.rootfs.create_dir_all(path, &mut created);
+        }
+        self.done.extend(created.into_iter().map(Done::Created));
+        opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))
     }
 
     /// The open directory in which `path` lies, made if necessary.
     fn parent(&mut self, path: &ContainerPath) -> Result<OwnedFd> {
-        let dir = path.parent();
-        let dir = dir.as_ref().map_or_else(|| Path::new("/"), ContainerPath::relative);
-        let mut created = Vec::new();
-        let opened = self.rootfs.create_dir_all(dir, &mut created);
-        self.done.extend(created.into_iter().map(Done::Created));
-        opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(dir)))
+        self.directory(&parent_path(path))
     }
 
-    fn mount(&mut self, mount: OwnedFd, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
-        let dir = self.parent(target)?;
-        let name = target.file_name();
-        let point = match present(&dir, name)? {
-            Present::Other(_, stat) if is_device(&stat, device) => return Ok(()), // the engine made it already
-            Present::Other(point, stat) => {
-                ensure!(
-                    FileType::from_raw_mode(stat.st_mode) != FileType::Directory,
-                    "the image has a directory in its place"
-                );
-                if same_file(&stat, &rustix::fs::fstat(&mount)?) {
-                    return Ok(()); // a second run
-                }
-                point
-            }
-            Present::Link(text) => {
-                // Followed, it would mount or create wherever the image likes (CVE-2024-0133).
-                rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
-                self.done.push(Done::Replaced { dir: dir.try_clone()?, name: name.into(), text });
-                self.create(&dir, name)?
-            }
-            Present::Nothing => self.create(&dir, name)?,
-        };
-        mount::attach(&mount, point).context("move_mount")?;
-        self.done.push(Done::Mounted(mount.try_clone()?));
-        self.mounts.insert(target.clone(), mount);
+    /// The same directory again, where a name can be created.
+    fn writable(&mut self, dir: OwnedFd, path: &ContainerPath) -> Result<OwnedFd> {
+        if !is_read_only(&dir) {
+            return Ok(dir);
+        }
+        let parent = parent_path(path);
+        self.cover(&parent)?;
+        self.directory(&parent)
+    }
+
+    fn cover(&mut self, path: &Path) -> Result<()> {
+        let mut mounts = Vec::new();
+        let covered = read_only::cover(&self.rootfs, path, &self.mountinfo, &mut mounts);
+        self.layers.extend(mounts.last().filter(|_| covered.is_ok()).map(OwnedFd::try_clone).transpose()?);
+        self.done.extend(mounts.into_iter().map(Done::Mounted));
+        covered
+    }
+
+    /// A mount below a shared one appears on the host as well, and stays there when the container ends.
+    fn refuse_shared(&self, point: &OwnedFd) -> Result<()> {
+        if self.shared.is_empty() {
+            return Ok(());
+        }
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
+        let is_shared = mountinfo::mount_id(&info).is_none_or(|id| self.shared.contains(&id));
+        if is_shared {
+            return Err(anyhow::Error::new(Failure::new(
+                "it lies in a volume with shared propagation, so the host would see the mount too",
+                "mount that volume with rslave or rprivate propagation",
+            )));
+        }
         Ok(())
     }
 
-    /// An empty file as a mount point.
+    fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
+        let mut dir = self.parent(target)?;
+        let name = target.file_name();
+        let point = match present(&dir, name)? {
+            Present::Other(_, stat) if is_device(&stat, device) => return Ok(()), // the engine made it already
+            Present::Other(_, stat) if source.is(&stat) => return Ok(()),         // a second run
+            Present::Other(point, stat) => {
+                ensure!(!is_directory(&stat), "the image has a directory in its place");
+                point
+            }
+            Present::Link(text) => {
+                dir = self.writable(dir, target)?;
+                let replaced = Done::Replaced { dir: dir.try_clone()?, name: name.into(), text };
+                // Followed, it would mount or create wherever the image likes (CVE-2024-0133).
+                rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
+                self.done.push(replaced);
+                self.create(&dir, name)?
+            }
+            Present::Nothing => {
+                dir = self.writable(dir, target)?;
+                self.create(&dir, name)?
+            }
+        };
+        self.refuse_shared(&point)?;
+        let mounted = source.attach(&dir, Path::new(name), point)?;
+        self.done.push(Done::Mounted(mounted.try_clone()?));
+        self.mounts.insert(target.clone(), mounted);
+        Ok(())
+    }
+
     fn create(&mut self, dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file =
-            rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).context("create its mount point")?;
-        self.done.push(Done::Created(Created { dir: dir.try_clone()?, name: name.into(), is_dir: false }));
+        // What is made must be known to undo: that can fail before, and not after.
+        let created = Created { dir: dir.try_clone()?, name: name.into(), is_dir: false };
+        let file = create_file(dir, name)?;
+        self.done.push(Done::Created(created));
         Ok(file)
     }
 
@@ -148,10 +200,12 @@ impl Target {
         match present(&dir, name)? {
             Present::Link(old) if old == text => {}
             Present::Link(old) => {
+                let dir = self.writable(dir, link)?;
                 replace_link(&dir, Path::new(name), text)?;
                 self.done.push(Done::Replaced { dir, name: name.into(), text: old });
             }
             Present::Nothing => {
+                let dir = self.writable(dir, link)?;
                 rustix::fs::symlinkat(text, &dir, name)?;
                 self.done.push(Done::Created(Created { dir, name: name.into(), is_dir: false }));
             }
@@ -160,69 +214,131 @@ impl Target {
                     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
                     "the image has something else than a file in its place"
                 );
-                self.mount_over(point, &stat, link, file)?;
+                self.mount_over(&dir, point, &stat, link, file)?;
             }
         }
         Ok(())
     }
 
     /// The image ships a file of its own under a name of the driver's: it stays in the image, and ours hides it.
-    fn mount_over(&mut self, point: OwnedFd, stat: &Stat, link: &ContainerPath, file: &ContainerPath) -> Result<()> {
+    fn mount_over(
+        &mut self,
+        dir: &OwnedFd,
+        point: OwnedFd,
+        stat: &Stat,
+        link: &ContainerPath,
+        file: &ContainerPath,
+    ) -> Result<()> {
         let Some(mounted) = self.mounts.get(file) else { return Ok(()) };
-        if same_file(stat, &rustix::fs::fstat(mounted)?) {
+        let copy = Source::copy_of(mounted, MountAttrs::DRIVER_FILE, self.api)?;
+        if copy.is(stat) {
             return Ok(());
         }
-        let copy = mount::clone_tree(mounted).context("open_tree")?;
-        mount::restrict(&copy, MountAttrs::DRIVER_FILE).context("mount_setattr")?;
-        mount::attach(&copy, point).context("move_mount")?;
-        self.done.push(Done::Mounted(copy));
+        self.refuse_shared(&point)?;
+        self.done.push(Done::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?));
         self.findings.push(Finding::note("ONH-301", format!("the image's own {link} is hidden by the driver's")));
         Ok(())
     }
 
-    fn mask_proc(&mut self, tmpfs: OwnedFd, mounts: Vec<(PathBuf, OwnedFd)>) -> Result<()> {
-        let point = match self.rootfs.open_at(Path::new("proc/driver/nvidia"), OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(point) => point,
+    fn mask_proc(&mut self, directory: Directory) -> Result<()> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let dir = match self.rootfs.open_at(Path::new("proc/driver"), flags) {
+            Ok(dir) => dir,
             // A container without /proc, or a driver that is not in this kernel (its root has a /proc of its own).
             Err(error) if is_missing(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
+        let name = OsStr::new("nvidia");
+        match present(&dir, name)? {
+            Present::Nothing => Ok(()),
+            Present::Other(point, stat) if is_directory(&stat) => {
+                if is_ours(&point) {
+                    Ok(())
+                } else {
+                    self.attach(directory, &dir, name, point)
+                }
+            }
+            // The kernel's own is a directory: this is not the kernel's.
+            _ => Err(Failure::new(
+                "\"/proc/driver/nvidia\" is no directory there",
+                "have the engine mount a proc file system at \"/proc\" in the container",
+            )
+            .into()),
+        }
+    }
+
+    fn mount_files(&mut self, directory: Directory, target: &ContainerPath) -> Result<()> {
+        let (dir, point) = self.directory_point(target)?;
         if is_ours(&point) {
             return Ok(());
         }
-        mount::attach(&tmpfs, point).context("move_mount")?;
-        self.done.push(Done::Mounted(tmpfs.try_clone()?));
-        for (path, mount) in mounts {
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let point = rustix::fs::openat(&tmpfs, &path, flags, Mode::empty())?;
-            mount::attach(&mount, point).with_context(|| format!("move_mount {path:?}"))?;
-            self.done.push(Done::Mounted(mount));
-        }
-        mount::restrict(&tmpfs, MountAttrs::PROC_FILE).context("mount_setattr")
+        self.attach(directory, &dir, target.file_name(), point)
     }
 
-    fn mount_directory(&mut self, mount: &OwnedFd, target: &ContainerPath) -> Result<()> {
-        let mut created = Vec::new();
-        let point = self.rootfs.create_dir_all(target.relative(), &mut created);
-        self.done.extend(created.into_iter().map(Done::Created));
-        let point = point?;
-        if same_file(&rustix::fs::fstat(&point)?, &rustix::fs::fstat(mount)?) || is_ours(&point) {
+    fn mount_directory(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
+        let (dir, point) = self.directory_point(target)?;
+        if source.is(&rustix::fs::fstat(&point)?) {
             return Ok(());
         }
-        mount::attach(mount, point).context("move_mount")?;
-        self.done.push(Done::Mounted(mount.try_clone()?));
+        self.refuse_shared(&point)?;
+        self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?));
         Ok(())
     }
 
+    /// A directory to mount on, made if necessary, and the one it lies in.
+    fn directory_point(&mut self, target: &ContainerPath) -> Result<(OwnedFd, OwnedFd)> {
+        let mut dir = self.parent(target)?;
+        let name = target.file_name();
+        if let Present::Nothing = present(&dir, name)? {
+            dir = self.writable(dir, target)?;
+            let created = Created { dir: dir.try_clone()?, name: name.into(), is_dir: true };
+            rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)).context("create its mount point")?;
+            self.done.push(Done::Created(created));
+        }
+        match present(&dir, name)? {
+            Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
+            _ => Err(anyhow::anyhow!("the image has something else than a directory in its place")),
+        }
+    }
+
+    fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
+        self.refuse_shared(&point)?;
+        let mut mounts = Vec::new();
+        let attached = directory.attach(dir, name, point, &mut mounts);
+        self.done.extend(mounts.into_iter().map(Done::Mounted));
+        attached
+    }
+
     fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
-        let etc = match self.rootfs.open_at(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY) {
+        let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
+        let etc = match self.rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(etc) => etc,
             Err(error) if is_missing(&error) => return Ok(()), // ld.so has its built-in directories
             Err(error) => return Err(error.into()),
         };
-        let old = self.read_linker_cache()?;
+        let old = match self.read_linker_cache() {
+            Ok(old) => old,
+            Err(error) => {
+                self.findings.push(linker_cache::left_alone(&error));
+                return Ok(());
+            }
+        };
         let Some(new) = linker_cache::merge(old.as_deref(), entries, &mut self.findings) else { return Ok(()) };
-        write_beside(&etc, Path::new("ld.so.cache"), &new).context("write it")
+        if !is_read_only(&etc) {
+            return write_beside(&etc, Path::new(name), &new).context("write it");
+        }
+        let hidden = match present(&etc, name)? {
+            Present::Other(point, _) => {
+                self.refuse_shared(&point)?;
+                read_only::hide_file(&self.rootfs, path, name, &point, &new)
+            }
+            _ => Err(anyhow::anyhow!("the image's file system is read-only and has no such file")),
+        };
+        match hidden {
+            Ok(mounted) => self.done.push(Done::Mounted(mounted)),
+            Err(error) => self.findings.push(linker_cache::left_alone(&error)),
+        }
+        Ok(())
     }
 
     /// Its bytes; `None` if there is none. Read where it leads to, also if the image made it a link.
@@ -234,11 +350,13 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(anyhow::Error::new(error).context("read it")),
         };
-        if !file.metadata()?.is_file() {
-            bail!("the image has something else than a file in its place");
-        }
+        ensure!(file.metadata()?.is_file(), "it is no regular file");
         crate::oci::read_limited(file, linker_cache::MAX_SIZE).map(Some)
     }
+}
+
+fn parent_path(path: &ContainerPath) -> PathBuf {
+    path.parent().map_or_else(|| PathBuf::from("/"), |dir| dir.relative().to_owned())
 }
 
 /// Newest first.
@@ -252,66 +370,11 @@ fn take_back(done: Vec<Done>) {
     }
 }
 
-fn present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-        Ok(fd) => fd,
-        Err(Errno::NOENT) => return Ok(Present::Nothing),
-        Err(errno) => return Err(errno.into()),
-    };
-    let stat = rustix::fs::fstat(&fd)?;
-    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-        use std::os::unix::ffi::OsStringExt;
-        let text = rustix::fs::readlinkat(&fd, c"", Vec::new())?;
-        return Ok(Present::Link(std::ffi::OsString::from_vec(text.into_bytes()).into()));
-    }
-    Ok(Present::Other(fd, stat))
+fn is_directory(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
 fn is_device(stat: &Stat, device: Option<(u32, u32)>) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
         && device == Some((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
-}
-
-/// Whether a directory is a tmpfs that nobody can write: what we mounted there in a run before this one. An image cannot
-/// mount, and runtimes mask paths after the hooks.
-fn is_ours(point: &OwnedFd) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    let read_only = rustix::fs::fstatvfs(point).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY));
-    read_only && rustix::fs::fstatfs(point).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
-}
-
-const fn same_file(a: &Stat, b: &Stat) -> bool {
-    a.st_dev == b.st_dev && a.st_ino == b.st_ino
-}
-
-/// `ln -sfn`, at once: a process in the container never finds the name missing.
-fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()> {
-    let temporary = temporary_name(name);
-    rustix::fs::symlinkat(text, dir, &temporary)?;
-    rename_or_remove(dir, &temporary, name)
-}
-
-/// A file with this content in place of whatever has its name, at once. Never through a link (CVE-2025-23267).
-fn write_beside(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
-    let temporary = temporary_name(name);
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
-    if let Err(error) = File::from(file).write_all(content) {
-        rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
-        return Err(error.into());
-    }
-    rename_or_remove(dir, &temporary, name)
-}
-
-fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> {
-    rustix::fs::renameat(dir, temporary, dir, name).map_err(|errno| {
-        rustix::fs::unlinkat(dir, temporary, AtFlags::empty()).ok();
-        errno.into()
-    })
-}
-
-/// Not secret: a name that the image took already only makes O_EXCL fail.
-fn temporary_name(name: &Path) -> PathBuf {
-    PathBuf::from(format!(".{}.oci-nvidia-hook-{}", name.display(), std::process::id()))
 }

@@ -2,7 +2,10 @@
 //!
 //! All of it rests on `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)`: the kernel resolves symlinks, absolute
 //! ones too, as if the directory were `/`, in one step, so there is no string to check and then use
-//! (CVE-2024-0132, CVE-2025-23359, CVE-2026-24260 were such strings). See openat2(2). Linux 5.6.
+//! (CVE-2024-0132, CVE-2025-23359, CVE-2026-24260 were such strings). See openat2(2). Linux 5.6; before, or where a seccomp
+//! filter refuses the call, [`walk`] does the same one component at a time.
+
+mod walk;
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,7 +17,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 /// How often a resolution is tried again when a rename or a mount elsewhere disturbed it (EAGAIN).
-/// A container that renames in a loop can make it fail, not escape.
+/// A container that renames in a loop can make it fall back to the walk, not escape.
 const TRIES: u32 = 128;
 
 /// A directory, open, that no path given to its methods can leave.
@@ -86,8 +89,9 @@ impl Root {
             }
         };
         for name in missing.into_iter().rev() {
+            let made = Created { dir: dir.try_clone()?, name: name.into(), is_dir: true };
             match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) => created.push(Created { dir: dir.try_clone()?, name: name.into(), is_dir: true }),
+                Ok(()) => created.push(made),
                 Err(Errno::EXIST) => {} // a dangling symlink, or somebody was faster: the open below decides
                 Err(errno) => return Err(errno.into()),
             }
@@ -95,6 +99,13 @@ impl Root {
             dir = rustix::fs::openat(&dir, name, flags, Mode::empty())?;
         }
         Ok(dir)
+    }
+
+    /// The longest part of `path` that is a directory; at worst the root.
+    #[must_use]
+    pub fn existing_part<'a>(&self, path: &'a Path) -> &'a Path {
+        let exists = |part: &&Path| self.open_at(part, OFlags::PATH | OFlags::DIRECTORY).is_ok();
+        path.ancestors().find(exists).unwrap_or_else(|| Path::new("/"))
     }
 }
 
@@ -105,10 +116,12 @@ fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     for _ in 0..TRIES {
         match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
             Err(Errno::AGAIN | Errno::INTR) => {}
+            // EPERM is what seccomp profiles of older engines answer to a call that they do not know.
+            Err(Errno::NOSYS | Errno::PERM) => break,
             result => return Ok(result?),
         }
     }
-    Err(Errno::AGAIN.into())
+    walk::open(root.as_fd(), path, flags)
 }
 
 /// Where an open file lies, as the kernel sees it from our root directory. For host files only: a container's
@@ -145,16 +158,73 @@ mod tests {
         (dir, root)
     }
 
+    /// Both ways to resolve; what is true of one is true of the other.
+    type Open = fn(&Root, &str, OFlags) -> io::Result<OwnedFd>;
+    const WAYS: [Open; 2] = [
+        |root, path, flags| root.open_at(Path::new(path), flags),
+        |root, path, flags| walk::open(root.as_fd(), Path::new(path), flags),
+    ];
+
     #[test]
     fn symlinks_stay_inside() {
         let (dir, root) = tree();
-        let file = root.open_at(Path::new("/lib/a"), OFlags::PATH).unwrap();
-        assert_eq!(real_path(file.as_fd()).unwrap(), dir.path().join("usr/lib/a"));
-        for path in ["escape", "magic/passwd", "../etc/passwd", "/../../etc/passwd"] {
-            let error = root.open_at(Path::new(path), OFlags::PATH).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::NotFound, "{path}");
+        symlink("../lib/a", dir.path().join("usr/lib/up")).unwrap();
+        symlink("/escape", dir.path().join("chain")).unwrap();
+        for open in WAYS {
+            for path in ["/lib/a", "lib/../lib/a", "usr/lib/up", "lib/up", "../../lib/./a", "usr//lib/a"] {
+                let file = open(&root, path, OFlags::PATH).unwrap();
+                assert_eq!(real_path(file.as_fd()).unwrap(), dir.path().join("usr/lib/a"), "{path}");
+            }
+            for path in ["escape", "magic/passwd", "../etc/passwd", "/../../etc/passwd", "chain", "nowhere/x"] {
+                let error = open(&root, path, OFlags::PATH).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::NotFound, "{path}");
+            }
+            for path in ["/", "", ".", "..", "lib/../.."] {
+                let file = open(&root, path, OFlags::PATH | OFlags::DIRECTORY).unwrap();
+                assert_eq!(real_path(file.as_fd()).unwrap(), dir.path(), "{path}");
+            }
+            let errno = |path, flags| open(&root, path, flags).unwrap_err().raw_os_error().unwrap();
+            assert_eq!(errno("loop", OFlags::PATH), Errno::LOOP.raw_os_error());
+            assert_eq!(errno("lib/a/x", OFlags::PATH), Errno::NOTDIR.raw_os_error());
+            assert_eq!(errno("lib/a", OFlags::PATH | OFlags::DIRECTORY), Errno::NOTDIR.raw_os_error());
+            assert_eq!(errno("escape", OFlags::RDONLY | OFlags::NOFOLLOW), Errno::LOOP.raw_os_error());
         }
-        assert_eq!(root.open_at(Path::new("loop"), OFlags::PATH).unwrap_err().raw_os_error(), Some(40));
+    }
+
+    #[test]
+    fn content_is_read_through_links() {
+        use std::io::Read;
+        let (_dir, root) = tree();
+        for open in WAYS {
+            let mut text = String::new();
+            std::fs::File::from(open(&root, "lib/a", OFlags::RDONLY).unwrap()).read_to_string(&mut text).unwrap();
+            assert_eq!(text, "inside");
+            open(&root, "lib", OFlags::RDONLY | OFlags::DIRECTORY).unwrap();
+            open(&root, "escape", OFlags::PATH | OFlags::NOFOLLOW).unwrap();
+        }
+    }
+
+    /// A directory that is moved out of the root while the walk is in it.
+    #[test]
+    fn dot_dot_goes_back_to_where_the_walk_came_from() {
+        let outside = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("secret"), "").unwrap();
+        let (dir, root) = tree();
+        let long = format!("usr/lib/{}secret", "x/../".repeat(500));
+        std::fs::create_dir(dir.path().join("usr/lib/x")).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (inside, moved) = (dir.path().join("usr/lib/x"), outside.path().join("x"));
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::fs::rename(&inside, &moved).unwrap();
+                    std::fs::rename(&moved, &inside).unwrap();
+                }
+            });
+            let escaped = WAYS.iter().any(|open| (0..300).any(|_| open(&root, &long, OFlags::PATH).is_ok()));
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(!escaped);
+        });
     }
 
     #[test]

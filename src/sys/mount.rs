@@ -3,6 +3,9 @@
 //! No path is given to any of these calls, so none can mean something else the second time. Shell equivalent of
 //! [`clone_tree`] + [`restrict`] + [`attach`]: `mount --bind -o ro,… SOURCE TARGET`, but never visible half done.
 //! See open_tree(2), mount_setattr(2), move_mount(2). Linux 5.12.
+//!
+//! For kernels before that, and seccomp profiles that refuse these calls, there is [`in_place`]: the same mounts by
+//! mount(2), named by the magic links of fds instead of by paths.
 #![allow(unsafe_code, reason = "mount_setattr has no safe wrapper in nix or rustix")]
 
 use std::ffi::CStr;
@@ -10,7 +13,37 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::libc;
+use rustix::fs::CWD;
+use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+pub mod in_place;
+
+/// How this kernel lets us mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// By fds of detached mounts
+    Detached,
+    /// By mount(2) alone: [`in_place`]
+    InPlace,
+}
+
+/// Asks the kernel with calls that cannot do anything: one is enough that it does not know, or that a filter refuses.
+#[must_use]
+pub fn api() -> Api {
+    let nothing = rustix::stdio::stdin();
+    let answers = [
+        rustix::mount::open_tree(CWD, c"", OpenTreeFlags::OPEN_TREE_CLONE).map(drop),
+        rustix::mount::move_mount(CWD, c"", CWD, c"", MoveMountFlags::empty()),
+        rustix::mount::fsopen(c"", FsOpenFlags::empty()).map(drop),
+        rustix::mount::fsconfig_create(nothing),
+        rustix::mount::fsmount(nothing, FsMountFlags::empty(), MountAttrFlags::empty()).map(drop),
+        set_attr(nothing, &MountAttr::default(), 0),
+    ];
+    // Without CAP_SYS_ADMIN it is EPERM as well, but then nothing mounts.
+    let refused = |answer: &Result<(), Errno>| matches!(answer, Err(Errno::NOSYS | Errno::PERM));
+    if answers.iter().any(refused) { Api::InPlace } else { Api::Detached }
+}
 
 /// What a process in the container may not do with the files below a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +60,8 @@ impl MountAttrs {
     pub const DEVICE_NODE: Self = Self(MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
     /// Sockets, and directories of them: used, not run.
     pub const IPC: Self = Self(Self::DEVICE_NODE.0.union(MountAttrFlags::MOUNT_ATTR_NODEV));
+    /// A layer over a directory of the image: programs run from it, nothing is written to it.
+    pub const LAYER: Self = Self(MountAttrFlags::MOUNT_ATTR_RDONLY);
     /// Information only.
     pub const PROC_FILE: Self = Self(Self::DRIVER_FILE.0.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
 }
@@ -37,6 +72,7 @@ pub fn clone_tree(source: impl AsFd) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(source, c"", flags)?)
 }
 
+#[derive(Default)]
 #[repr(C)]
 struct MountAttr {
     attr_set: u64,
@@ -50,21 +86,28 @@ struct MountAttr {
 /// Attributes are only ever added: in a user namespace those of the source's mount are locked, and clearing one
 /// fails with EPERM.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
-    let attr =
-        MountAttr { attr_set: u64::from(attrs.0.bits()), attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
-    // SAFETY: mount_setattr(2) reads `size` bytes from `attr`, which is a live MountAttr of exactly that size, and a
-    // NUL-terminated path from `c""`; it keeps neither pointer, and writes to no memory of ours.
+    let attr = MountAttr { attr_set: attrs.0.bits().into(), propagation: libc::MS_PRIVATE, ..MountAttr::default() };
+    Ok(set_attr(mount.as_fd(), &attr, size_of::<MountAttr>())?)
+}
+
+/// `size` is that of [`MountAttr`], or 0, which is answered with EINVAL.
+fn set_attr(mount: BorrowedFd<'_>, attr: &MountAttr, size: usize) -> Result<(), Errno> {
+    // SAFETY: mount_setattr(2) reads at most `size` bytes from `attr`, which is a live MountAttr of at least that size,
+    // and a NUL-terminated path from `c""`; it keeps neither pointer, and writes to no memory of ours.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
-            mount.as_fd().as_raw_fd(),
+            mount.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH,
-            &raw const attr,
-            size_of::<MountAttr>(),
+            std::ptr::from_ref(attr),
+            size.min(size_of::<MountAttr>()),
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    match result {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
 }
 
 /// Puts a detached mount on the file or directory `target`.
@@ -79,11 +122,12 @@ pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::mount::unmount(super::in_root::fd_path(mount), UnmountFlags::DETACH)?)
 }
 
-/// A new, detached tmpfs whose top directory has this mode (octal digits). Writable until [`restrict`]ed.
-pub fn new_tmpfs(mode: &CStr) -> io::Result<OwnedFd> {
+/// A new, detached tmpfs with these options. Writable until [`restrict`]ed.
+pub fn new_tmpfs(options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    rustix::mount::fsconfig_set_string(&fs, c"mode", mode)?;
-    rustix::mount::fsconfig_set_string(&fs, c"size", c"1m")?;
+    for (key, value) in options {
+        rustix::mount::fsconfig_set_string(&fs, *key, *value)?;
+    }
     rustix::mount::fsconfig_create(&fs)?;
     let attrs =
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;

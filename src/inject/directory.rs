@@ -1,0 +1,74 @@
+//! Names in an open directory of a container: every one is used once, and never followed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::source::open_in;
+
+/// What is at a name in a directory.
+pub(super) enum Present {
+    Nothing,
+    /// A symlink, with its text
+    Link(PathBuf),
+    Other(OwnedFd, Stat),
+}
+
+/// Looks.
+pub(super) fn present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
+    let fd = match open_in(dir, name) {
+        Ok(fd) => fd,
+        Err(Errno::NOENT) => return Ok(Present::Nothing),
+        Err(errno) => return Err(errno.into()),
+    };
+    let stat = rustix::fs::fstat(&fd)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+        let text = rustix::fs::readlinkat(&fd, c"", Vec::new())?;
+        return Ok(Present::Link(OsString::from_vec(text.into_bytes()).into()));
+    }
+    Ok(Present::Other(fd, stat))
+}
+
+/// An empty file as a mount point. A link that appears there meanwhile is refused (CVE-2024-0133).
+pub(super) fn create_file(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).context("create its mount point")
+}
+
+/// `ln -sfn`, at once: a process in the container never finds the name missing.
+pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()> {
+    let temporary = temporary_name(name);
+    rustix::fs::symlinkat(text, dir, &temporary)?;
+    rename_or_remove(dir, &temporary, name)
+}
+
+/// A file with this content in place of whatever has its name, at once. Never through a link (CVE-2025-23267).
+pub(super) fn write_beside(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+    let temporary = temporary_name(name);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
+    if let Err(error) = File::from(file).write_all(content) {
+        rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
+        return Err(error.into());
+    }
+    rename_or_remove(dir, &temporary, name)
+}
+
+fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> {
+    rustix::fs::renameat(dir, temporary, dir, name).map_err(|errno| {
+        rustix::fs::unlinkat(dir, temporary, AtFlags::empty()).ok();
+        errno.into()
+    })
+}
+
+/// Not secret: a name that the image took already only makes O_EXCL fail.
+fn temporary_name(name: &Path) -> PathBuf {
+    PathBuf::from(format!(".{}.oci-nvidia-hook-{}", name.display(), std::process::id()))
+}

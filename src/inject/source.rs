@@ -1,0 +1,120 @@
+//! What is mounted into a container: opened and checked on the host's side, attached on the container's.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
+
+use crate::paths::HostPath;
+use crate::sys::mount::{self, Api, MountAttrs, in_place};
+
+/// A file or directory of the host's, ready to be mounted.
+#[derive(Debug)]
+pub struct Source {
+    tree: Tree,
+    stat: Stat,
+    attrs: MountAttrs,
+}
+
+#[derive(Debug)]
+enum Tree {
+    /// A detached mount, restricted already.
+    Detached(OwnedFd),
+    /// For [`Api::InPlace`]: mount(2) takes nothing of another mount namespace, so it is opened again in the
+    /// container's, which has the host's tree until pivot_root, and must then be the same file.
+    Path(HostPath),
+    /// A mount of the container's already.
+    Mounted(OwnedFd),
+}
+
+impl Source {
+    /// Opens `path`, checks it, and makes a mount of it where that can be done beforehand.
+    ///
+    /// The path is a real path: a symlink as its last component appeared since, and is refused.
+    ///
+    /// # Errors
+    /// If it is not there, `check` refuses it, or it cannot be mounted.
+    pub fn open(
+        path: &HostPath,
+        attrs: MountAttrs,
+        api: Api,
+        check: impl FnOnce(FileType, &Stat) -> Result<()>,
+    ) -> Result<Self> {
+        let fd = open_real(path.as_path()).with_context(|| format!("open {path}"))?;
+        let stat = rustix::fs::fstat(&fd)?;
+        check(FileType::from_raw_mode(stat.st_mode), &stat)?;
+        let tree = match api {
+            Api::Detached => Tree::Detached(detached(fd, attrs)?),
+            Api::InPlace => Tree::Path(path.clone()),
+        };
+        Ok(Self { tree, stat, attrs })
+    }
+
+    /// The same file once more, for a second name.
+    ///
+    /// # Errors
+    /// If it cannot be mounted.
+    pub fn copy_of(mounted: &OwnedFd, attrs: MountAttrs, api: Api) -> Result<Self> {
+        let stat = rustix::fs::fstat(mounted)?;
+        let tree = match api {
+            Api::Detached => Tree::Detached(detached(mounted, attrs)?),
+            Api::InPlace => Tree::Mounted(mounted.try_clone()?),
+        };
+        Ok(Self { tree, stat, attrs })
+    }
+
+    /// Whether this is the file that is mounted.
+    #[must_use]
+    pub const fn is(&self, stat: &Stat) -> bool {
+        same_file(&self.stat, stat)
+    }
+
+    /// Mounts it on `point`, which was opened as `name` in `dir`, and returns the mount.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or the file is another one by now.
+    pub fn attach(self, dir: &OwnedFd, name: &Path, point: OwnedFd) -> Result<OwnedFd> {
+        let source = match self.tree {
+            Tree::Detached(mount) => {
+                mount::attach(&mount, point).context("move_mount")?;
+                return Ok(mount);
+            }
+            Tree::Path(path) => open_real(path.as_path()).with_context(|| format!("open {path} again"))?,
+            Tree::Mounted(mount) => mount,
+        };
+        ensure!(same_file(&rustix::fs::fstat(&source)?, &self.stat), "its source was replaced meanwhile");
+        in_place::bind(&source, point).context("mount")?;
+        // Only now the name leads to the mount. A mount point cannot be renamed; by its number it is ours.
+        let mounted = open_in(dir, name.as_os_str())?;
+        ensure!(same_file(&rustix::fs::fstat(&mounted)?, &self.stat), "its mount point was replaced meanwhile");
+        match in_place::restrict(&mounted, self.attrs).context("remount it restricted") {
+            Ok(()) => Ok(mounted),
+            Err(error) => {
+                mount::detach(mounted.as_fd()).ok();
+                Err(error)
+            }
+        }
+    }
+}
+
+fn open_real(path: &Path) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// What is at `name`, links not followed.
+pub(super) fn open_in(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn detached(source: impl AsFd, attrs: MountAttrs) -> Result<OwnedFd> {
+    let tree = mount::clone_tree(source).context("open_tree")?;
+    mount::restrict(&tree, attrs).context("mount_setattr")?;
+    Ok(tree)
+}
+
+/// Whether both are the same file.
+pub(super) const fn same_file(a: &Stat, b: &Stat) -> bool {
+    a.st_dev == b.st_dev && a.st_ino == b.st_ino
+}

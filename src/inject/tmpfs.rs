@@ -1,0 +1,124 @@
+//! A directory of our own in a container: a tmpfs with small files, and perhaps with mounts in it, that nobody can write.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FileType, Mode, OFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+
+use super::source::{Source, open_in, same_file};
+use crate::sys::mount::{self, Api, MountAttrs, in_place};
+
+/// Files that are not large, and mount points.
+const OPTIONS: [(&std::ffi::CStr, &std::ffi::CStr); 2] = [(c"mode", c"0555"), (c"size", c"1m")];
+
+/// What is to be in it.
+#[derive(Debug)]
+pub struct Directory {
+    files: Vec<(OsString, Vec<u8>)>,
+    mounts: Vec<(PathBuf, FileType, Source)>,
+    /// With the files in it already, where that can be done beforehand.
+    detached: Option<OwnedFd>,
+}
+
+impl Directory {
+    /// Does what can be done without the container.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn prepare(
+        files: Vec<(OsString, Vec<u8>)>,
+        mounts: Vec<(PathBuf, FileType, Source)>,
+        api: Api,
+    ) -> Result<Self> {
+        let mut directory = Self { files, mounts, detached: None };
+        if api == Api::Detached {
+            let tmpfs = mount::new_tmpfs(&OPTIONS).context("make a tmpfs")?;
+            directory.fill(&tmpfs)?;
+            directory.detached = Some(tmpfs);
+        }
+        Ok(directory)
+    }
+
+    /// Mounts it on the directory `point`, which was opened as `name` in `dir`; returns the mounts, newest last.
+    ///
+    /// # Errors
+    /// If the kernel refuses; `done` has what was mounted until then.
+    pub fn attach(mut self, dir: &OwnedFd, name: &OsStr, point: OwnedFd, done: &mut Vec<OwnedFd>) -> Result<()> {
+        let in_place = self.detached.is_none();
+        let tmpfs = match self.detached.take() {
+            Some(tmpfs) => {
+                mount::attach(&tmpfs, point).context("move_mount")?;
+                done.push(tmpfs.try_clone()?);
+                tmpfs
+            }
+            None => {
+                in_place::mount_tmpfs(&point, c"mode=0555,size=1m").context("mount a tmpfs")?;
+                let tmpfs = open_in(dir, name)?;
+                let replaced = same_file(&rustix::fs::fstat(&tmpfs)?, &rustix::fs::fstat(&point)?);
+                ensure!(!replaced, "its mount point was replaced meanwhile");
+                done.push(tmpfs.try_clone()?);
+                self.fill(&tmpfs)?;
+                tmpfs
+            }
+        };
+        for (path, _, source) in self.mounts {
+            let point = open_in(&tmpfs, path.as_os_str())?;
+            done.push(source.attach(&tmpfs, &path, point).with_context(|| format!("mount {path:?} in it"))?);
+        }
+        if in_place {
+            in_place::restrict(&tmpfs, MountAttrs::PROC_FILE).context("remount it restricted")
+        } else {
+            mount::restrict(&tmpfs, MountAttrs::PROC_FILE).context("mount_setattr")
+        }
+    }
+
+    fn fill(&self, tmpfs: &OwnedFd) -> Result<()> {
+        for (name, content) in &self.files {
+            write_file(tmpfs, name, content)?;
+        }
+        self.mounts.iter().try_for_each(|(path, kind, _)| make_point(tmpfs, path, *kind))
+    }
+}
+
+fn write_file(tmpfs: &OwnedFd, name: &OsStr, content: &[u8]) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(tmpfs, name, flags, Mode::from_raw_mode(0o444))?;
+    Ok(File::from(file).write_all(content)?)
+}
+
+/// A mount point in a tmpfs of our own.
+fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
+    let dirs: Vec<_> = path.ancestors().skip(if kind == FileType::Directory { 0 } else { 1 }).collect();
+    for dir in dirs.into_iter().rev().filter(|dir| !dir.as_os_str().is_empty()) {
+        match rustix::fs::mkdirat(tmpfs, dir, Mode::from_raw_mode(0o555)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    match kind {
+        FileType::Directory => {}
+        FileType::RegularFile => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+            rustix::fs::openat(tmpfs, path, flags, Mode::from_raw_mode(0o444))?;
+        }
+        _ => bail!("{path:?} is no file and no directory"),
+    }
+    Ok(())
+}
+
+/// Whether a directory is a tmpfs that nobody can write: what we mounted there in a run before this one. An image cannot
+/// mount, and runtimes mask paths after the hooks.
+pub(super) fn is_ours(point: impl AsFd) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    is_read_only(&point) && rustix::fs::fstatfs(&point).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
+}
+
+/// Whether nothing can be created in a directory: its mount or its file system is read-only.
+pub(super) fn is_read_only(dir: impl AsFd) -> bool {
+    rustix::fs::fstatvfs(&dir).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
