@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use crate::support::{HOOK, Ran, run, run_with, scratch, sh, source};
+use crate::kernels::hook_command;
+use crate::support::{Ran, run, run_with, scratch, sh, source};
 
 /// A driver root of the fake driver, and a config.toml that names it.
 #[derive(Debug)]
@@ -158,7 +159,7 @@ impl Waiting {
 
     /// Calls the hook for it, as an engine does.
     pub fn hook(&self, config: &Path) -> Ran {
-        let mut hook = Command::new(HOOK);
+        let mut hook = hook_command();
         run_with(hook.arg("--config").arg(config).arg("prestart").env_clear(), self.state().as_bytes())
     }
 

@@ -20,11 +20,13 @@ mod conformance;
 mod debian;
 mod driver;
 mod hosts;
+mod kernels;
 mod ldcache;
 mod live;
 mod podman;
 mod support;
 
+use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
 use support::Need;
 
@@ -43,15 +45,25 @@ fn main() -> std::process::ExitCode {
         .chain(ldcache::TESTS)
         .chain(live::TESTS)
         .chain(podman::TESTS);
-    let trials = tests.map(|(name, needs, test)| trial(name, needs, *test)).collect();
+    let mut trials: Vec<Trial> = tests.map(|test| trial(test, None)).collect();
+    for kernel in kernels::OLD {
+        trials.extend(live::TESTS.iter().map(|test| trial(test, Some(*kernel))));
+    }
+    for kernel in kernels::OLD.iter().chain(kernels::PARTIAL) {
+        let of_all = live::TESTS.iter().filter(|_| !kernels::OLD.iter().any(|old| old.name == kernel.name)).take(5);
+        trials.extend(of_all.chain(&podman::TESTS[..4]).map(|test| trial(test, Some(*kernel))));
+    }
     let conclusion = libtest_mimic::run(&arguments, trials);
     support::remove_shared();
     conclusion.exit_code()
 }
 
-fn trial(name: &'static str, needs: &'static [Need], test: fn()) -> Trial {
+fn trial((name, needs, test): &'static Test, kernel: Option<Kernel>) -> Trial {
+    let (needs, test) = (*needs, *test);
+    let name = kernel.map_or_else(|| (*name).to_owned(), |kernel| format!("{} {name}", kernel.name));
     Trial::ignorable_test(name, move || {
         let Some(missing) = needs.iter().find_map(|need| need.missing()) else {
+            kernels::set(kernel);
             test();
             return Ok(Completion::Completed);
         };

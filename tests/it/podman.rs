@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
+use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
@@ -112,6 +113,24 @@ impl Podman {
         std::fs::write(self.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
     }
 
+    /// The same hook as on the kernel of this test.
+    fn hooks(&self) -> PathBuf {
+        let Some(kernel) = kernels::current() else { return self.hooks.clone() };
+        let text = std::fs::read_to_string(self.hooks.join("oci-nvidia-hook.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let mut args = kernels::hook();
+        json["hook"]["path"] = args[0].clone().into();
+        args.extend(json["hook"]["args"].as_array().unwrap()[1..].iter().map(|arg| arg.as_str().unwrap().to_owned()));
+        json["hook"]["args"] = args.into();
+        let dir = self.dir.path().join(format!("hooks-{}", kernel.name));
+        std::fs::create_dir_all(&dir).unwrap();
+        // Renamed into place: another test may be reading it.
+        let temporary = dir.join(format!("{:?}", std::thread::current().id()));
+        std::fs::write(&temporary, json.to_string()).unwrap();
+        std::fs::rename(temporary, dir.join("oci-nvidia-hook.json")).unwrap();
+        dir
+    }
+
     fn base(&self) -> Vec<String> {
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         [
@@ -131,7 +150,7 @@ impl Podman {
             "--events-backend",
             "none",
             "--hooks-dir",
-            self.hooks.to_str().unwrap(),
+            self.hooks().to_str().unwrap(),
         ]
         .map(str::to_owned)
         .to_vec()
