@@ -152,6 +152,7 @@ impl Host {
         if self.proc.locate(Path::new(DRIVER_PROC)).is_err() {
             edits.proc_mask = None;
         }
+        findings.extend([&self.driver, &self.dev, &self.proc, &self.sys].into_iter().flat_map(DriverRoot::findings));
         Ok((edits, findings))
     }
 

@@ -1,6 +1,8 @@
 //! The driver root: the directory that is `/` for the driver. `/` itself on most hosts, `/run/nvidia/driver` where
 //! the driver lives in a container.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,10 +11,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use rustix::fs::{FileType, OFlags};
 
 use super::elf;
-use crate::error::Failure;
+use crate::error::{Failure, errno_text};
+use crate::finding::Finding;
 use crate::paths::HostPath;
 use crate::sys::in_root::{Root, real_path};
 
@@ -25,6 +29,9 @@ pub struct DriverRoot {
     root: Root,
     /// Its real path.
     prefix: PathBuf,
+    /// What is there, or may be, and could not be looked at: to most who look, that is the same as missing, but it has
+    /// to be said.
+    troubles: RefCell<BTreeMap<PathBuf, io::Error>>,
 }
 
 /// A file below the driver root, all symlinks followed.
@@ -51,7 +58,7 @@ impl DriverRoot {
         let open = || -> io::Result<Self> {
             let root = Root::open(path.as_path())?;
             let prefix = real_path(root.as_fd())?;
-            Ok(Self { root, prefix })
+            Ok(Self { root, prefix, troubles: RefCell::default() })
         };
         open().map_err(|error| {
             anyhow::Error::new(error).context(Failure::new(
@@ -66,6 +73,10 @@ impl DriverRoot {
     /// # Errors
     /// If there is nothing.
     pub fn locate(&self, path: &Path) -> io::Result<Located> {
+        self.noted(path, self.look_at(path))
+    }
+
+    fn look_at(&self, path: &Path) -> io::Result<Located> {
         let fd = self.root.open_at(path, OFlags::PATH)?;
         let stat = rustix::fs::fstat(&fd)?;
         let real = real_path(fd.as_fd())?;
@@ -85,7 +96,8 @@ impl DriverRoot {
     /// If it is missing or no regular file.
     pub fn open_file(&self, path: &Path) -> Result<File> {
         // Non-blocking: a fifo in its place must not stop the container start.
-        let file = File::from(self.root.open_at(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File::from(self.noted(path, self.root.open_at(path, flags))?);
         anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
         Ok(file)
     }
@@ -109,7 +121,8 @@ impl DriverRoot {
     /// The names in a directory, sorted; none if it cannot be read.
     #[must_use]
     pub fn names(&self, dir: &Path) -> Vec<OsString> {
-        let Ok(fd) = self.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY) else { return Vec::new() };
+        let opened = self.noted(dir, self.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY));
+        let Ok(fd) = opened else { return Vec::new() };
         let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
         let mut names: Vec<_> = entries
             .filter_map(|entry| Some(OsString::from_vec(entry.ok()?.file_name().to_bytes().to_vec())))
@@ -123,10 +136,41 @@ impl DriverRoot {
     /// container binds them), else the host's `/`.
     ///
     /// # Errors
-    /// If `/` cannot be opened.
+    /// If `/` cannot be opened, or it cannot be told whether the root has them.
     pub fn owner_of(&self, path: &str) -> Result<Self> {
-        let here = self.root.open_at(Path::new(path), OFlags::PATH).is_ok();
+        let here = match self.root.open_at(Path::new(path), OFlags::PATH) {
+            Ok(_) => true,
+            Err(error) if is_missing(&error) => false,
+            Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot look at {path:?}"))),
+        };
         Self::open(&HostPath::new(if here { self.prefix.as_path() } else { Path::new("/") }))
+    }
+
+    /// What could not be looked at, so far.
+    #[must_use]
+    pub fn findings(&self) -> Vec<Finding> {
+        let troubles = self.troubles.borrow();
+        let finding = |(path, error): (&PathBuf, &io::Error)| {
+            let below = path.strip_prefix("/").unwrap_or(path);
+            let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
+            let path = self.prefix.join(below);
+            Finding::warning(
+                "ONH-208",
+                format!("cannot look at {path:?}: {what}"),
+                "what is there is missing in the container",
+                format!("run \"stat {}\" as root", path.display()),
+            )
+        };
+        troubles.iter().map(finding).collect()
+    }
+
+    fn noted<T>(&self, path: &Path, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| {
+            if !is_missing(error) {
+                let error = io::Error::from_raw_os_error(error.raw_os_error().unwrap_or_default());
+                self.troubles.borrow_mut().insert(path.to_owned(), error);
+            }
+        })
     }
 
     /// The path below this root, with a leading slash, of a file that was located in it.
@@ -143,6 +187,11 @@ impl DriverRoot {
     pub fn path(&self) -> HostPath {
         HostPath::new(&self.prefix)
     }
+}
+
+/// A file where a directory would have to be is as good as nothing.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 #[cfg(test)]
@@ -165,6 +214,17 @@ mod tests {
         assert!(root.locate(Path::new("/lib64/outside")).is_err());
         assert_eq!(root.names(Path::new("/lib64")), ["libcuda.so.1", "libcuda.so.535", "outside"]);
         assert_eq!(root.read(Path::new("/lib64/libcuda.so.1")).unwrap(), b"elf");
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        symlink("loop", dir.path().join("loop")).unwrap();
+        let root = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        assert!(root.locate(Path::new("/nothing/x")).is_err() && root.findings().is_empty());
+        assert!(root.locate(Path::new("/loop")).is_err());
+        assert!(root.findings()[0].what.ends_with("/loop\": too many symbolic links encountered (ELOOP)"));
+        assert!(root.owner_of("/loop").is_err() && root.owner_of("/nothing").is_ok());
     }
 
     #[test]

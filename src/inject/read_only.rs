@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
@@ -22,7 +23,7 @@ use crate::sys::mount::{self, MountAttrs, in_place};
 ///
 /// # Errors
 /// If something else is mounted below it, which the layer would hide, or the kernel refuses.
-pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec<OwnedFd>) -> Result<()> {
+pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
     let open = || rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
     let lower = open()?;
     // Compared with mount points only, and what it may lead to is a refusal.
@@ -33,8 +34,8 @@ pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec
         Path::new("/").join(path)
     );
     in_place::mount_tmpfs(&lower, c"mode=0755,size=1m").context("mount a tmpfs")?;
-    let tmpfs = open()?;
-    done.push(tmpfs.try_clone()?);
+    let tmpfs = Rc::new(open()?);
+    done.push(Rc::clone(&tmpfs));
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
@@ -44,7 +45,7 @@ pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec
             "start the container from an image that can be written, or load the kernel module \"overlay\"",
         )
     })?;
-    done.push(open()?);
+    done.push(open()?.into());
     Ok(())
 }
 
@@ -76,10 +77,10 @@ pub(super) fn hide_file(rootfs: &Root, path: &Path, name: &OsStr, point: &OwnedF
     let written = write();
     mount::detach(tmpfs.as_fd()).context("unmount a tmpfs")?;
     written.context("mount a file of ours")?;
-    let mounted = open_in(&dir, name)?;
-    let restricted = in_place::restrict(&mounted, MountAttrs::PROC_FILE).context("remount it restricted");
-    if restricted.is_err() {
-        mount::detach(mounted.as_fd()).ok();
-    }
-    restricted.map(|()| mounted)
+    let restrict = || -> Result<OwnedFd> {
+        let mounted = open_in(&dir, name)?;
+        in_place::restrict(&mounted, MountAttrs::PROC_FILE).context("remount it restricted")?;
+        Ok(mounted)
+    };
+    restrict().inspect_err(|_| in_place::take_back(&dir, Path::new(name)))
 }

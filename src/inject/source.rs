@@ -86,16 +86,14 @@ impl Source {
         };
         ensure!(same_file(&rustix::fs::fstat(&source)?, &self.stat), "its source was replaced meanwhile");
         in_place::bind(&source, point).context("mount")?;
-        // Only now the name leads to the mount. A mount point cannot be renamed; by its number it is ours.
-        let mounted = open_in(dir, name.as_os_str())?;
-        ensure!(same_file(&rustix::fs::fstat(&mounted)?, &self.stat), "its mount point was replaced meanwhile");
-        match in_place::restrict(&mounted, self.attrs).context("remount it restricted") {
-            Ok(()) => Ok(mounted),
-            Err(error) => {
-                mount::detach(mounted.as_fd()).ok();
-                Err(error)
-            }
-        }
+        let restrict = || -> Result<OwnedFd> {
+            // Only now the name leads to the mount. A mount point cannot be renamed; by its number it is ours.
+            let mounted = open_in(dir, name.as_os_str())?;
+            ensure!(same_file(&rustix::fs::fstat(&mounted)?, &self.stat), "its mount point was replaced meanwhile");
+            in_place::restrict(&mounted, self.attrs).context("remount it restricted")?;
+            Ok(mounted)
+        };
+        restrict().inspect_err(|_| in_place::take_back(dir, name))
     }
 }
 

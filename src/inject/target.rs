@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
@@ -33,9 +34,9 @@ pub struct Target {
     shared: BTreeSet<u64>,
     done: Vec<Done>,
     /// Files mounted so far
-    mounts: BTreeMap<ContainerPath, OwnedFd>,
+    mounts: BTreeMap<ContainerPath, Rc<OwnedFd>>,
     /// Over directories of a read-only rootfs
-    layers: Vec<OwnedFd>,
+    layers: Vec<Rc<OwnedFd>>,
     findings: Vec<Finding>,
 }
 
@@ -43,7 +44,7 @@ pub struct Target {
 #[derive(Debug)]
 enum Done {
     Created(Created),
-    Mounted(OwnedFd),
+    Mounted(Rc<OwnedFd>),
     /// A symlink of the image's that ours replaced
     Replaced {
         dir: OwnedFd,
@@ -81,7 +82,7 @@ impl Take for Target {
     }
 
     fn finish(&mut self) -> Result<Vec<Finding>> {
-        self.layers.iter().try_for_each(read_only::seal)?;
+        self.layers.iter().try_for_each(|layer| read_only::seal(layer))?;
         Ok(std::mem::take(&mut self.findings))
     }
 }
@@ -135,7 +136,7 @@ impl Target {
     fn cover(&mut self, path: &Path) -> Result<()> {
         let mut mounts = Vec::new();
         let covered = read_only::cover(&self.rootfs, path, &self.mountinfo, &mut mounts);
-        self.layers.extend(mounts.last().filter(|_| covered.is_ok()).map(OwnedFd::try_clone).transpose()?);
+        self.layers.extend(mounts.last().filter(|_| covered.is_ok()).cloned());
         self.done.extend(mounts.into_iter().map(Done::Mounted));
         covered
     }
@@ -180,8 +181,8 @@ impl Target {
             }
         };
         self.refuse_shared(&point)?;
-        let mounted = source.attach(&dir, Path::new(name), point)?;
-        self.done.push(Done::Mounted(mounted.try_clone()?));
+        let mounted = Rc::new(source.attach(&dir, Path::new(name), point)?);
+        self.done.push(Done::Mounted(Rc::clone(&mounted)));
         self.mounts.insert(target.clone(), mounted);
         Ok(())
     }
@@ -235,7 +236,7 @@ impl Target {
             return Ok(());
         }
         self.refuse_shared(&point)?;
-        self.done.push(Done::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?));
+        self.done.push(Done::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
         self.findings.push(Finding::note("ONH-301", format!("the image's own {link} is hidden by the driver's")));
         Ok(())
     }
@@ -281,7 +282,7 @@ impl Target {
             return Ok(());
         }
         self.refuse_shared(&point)?;
-        self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?));
+        self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
     }
 
@@ -335,7 +336,7 @@ impl Target {
             _ => Err(anyhow::anyhow!("the image's file system is read-only and has no such file")),
         };
         match hidden {
-            Ok(mounted) => self.done.push(Done::Mounted(mounted)),
+            Ok(mounted) => self.done.push(Done::Mounted(mounted.into())),
             Err(error) => self.findings.push(linker_cache::left_alone(&error)),
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FileType, Mode, OFlags, StatVfsMountFlags};
@@ -48,27 +49,33 @@ impl Directory {
     ///
     /// # Errors
     /// If the kernel refuses; `done` has what was mounted until then.
-    pub fn attach(mut self, dir: &OwnedFd, name: &OsStr, point: OwnedFd, done: &mut Vec<OwnedFd>) -> Result<()> {
+    pub fn attach(mut self, dir: &OwnedFd, name: &OsStr, point: OwnedFd, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
         let in_place = self.detached.is_none();
         let tmpfs = match self.detached.take() {
             Some(tmpfs) => {
                 mount::attach(&tmpfs, point).context("move_mount")?;
-                done.push(tmpfs.try_clone()?);
+                let tmpfs = Rc::new(tmpfs);
+                done.push(Rc::clone(&tmpfs));
                 tmpfs
             }
             None => {
                 in_place::mount_tmpfs(&point, c"mode=0555,size=1m").context("mount a tmpfs")?;
-                let tmpfs = open_in(dir, name)?;
-                let replaced = same_file(&rustix::fs::fstat(&tmpfs)?, &rustix::fs::fstat(&point)?);
-                ensure!(!replaced, "its mount point was replaced meanwhile");
-                done.push(tmpfs.try_clone()?);
+                let open = || -> Result<OwnedFd> {
+                    let tmpfs = open_in(dir, name)?;
+                    let replaced = same_file(&rustix::fs::fstat(&tmpfs)?, &rustix::fs::fstat(&point)?);
+                    ensure!(!replaced, "its mount point was replaced meanwhile");
+                    Ok(tmpfs)
+                };
+                let tmpfs = Rc::new(open().inspect_err(|_| in_place::take_back(dir, Path::new(name)))?);
+                done.push(Rc::clone(&tmpfs));
                 self.fill(&tmpfs)?;
                 tmpfs
             }
         };
         for (path, _, source) in self.mounts {
             let point = open_in(&tmpfs, path.as_os_str())?;
-            done.push(source.attach(&tmpfs, &path, point).with_context(|| format!("mount {path:?} in it"))?);
+            let mounted = source.attach(&tmpfs, &path, point).with_context(|| format!("mount {path:?} in it"))?;
+            done.push(mounted.into());
         }
         if in_place {
             in_place::restrict(&tmpfs, MountAttrs::PROC_FILE).context("remount it restricted")

@@ -19,6 +19,7 @@ mod cgroup;
 mod conformance;
 mod debian;
 mod driver;
+mod failure;
 mod hosts;
 mod kernels;
 mod ldcache;
@@ -41,6 +42,7 @@ fn main() -> std::process::ExitCode {
         .chain(cgroup::TESTS)
         .chain(conformance::TESTS)
         .chain(debian::TESTS)
+        .chain(failure::TESTS)
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)
@@ -49,6 +51,7 @@ fn main() -> std::process::ExitCode {
     for kernel in kernels::OLD {
         trials.extend(live::TESTS.iter().map(|test| trial(test, Some(*kernel))));
     }
+    trials.extend(failure::TESTS.iter().map(|test| trial(test, Some(kernels::OLD[0]))));
     for kernel in kernels::OLD.iter().chain(kernels::PARTIAL) {
         let of_all = live::TESTS.iter().filter(|_| !kernels::OLD.iter().any(|old| old.name == kernel.name)).take(5);
         trials.extend(of_all.chain(&podman::TESTS[..4]).map(|test| trial(test, Some(*kernel))));

@@ -6,9 +6,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::StatVfsMountFlags;
-use rustix::mount::{MountAttrFlags, MountFlags, MountPropagationFlags};
+use rustix::mount::{MountAttrFlags, MountFlags, MountPropagationFlags, UnmountFlags};
 
 use super::MountAttrs;
 use crate::sys::in_root::fd_path;
@@ -31,6 +32,13 @@ pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd) -> io
     let options = std::ffi::CString::new(options)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     Ok(rustix::mount::mount("overlay", fd_path(target.as_fd()), "overlay", flags, options.as_c_str())?)
+}
+
+/// Takes a mount away again that could not be opened after it was made: whatever is mounted on `name` in `dir`, in our
+/// mount namespace, as far as that goes.
+pub fn take_back(dir: impl AsFd, name: &Path) {
+    let path = Path::new(&fd_path(dir.as_fd())).join(name);
+    rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).ok();
 }
 
 /// As [`super::restrict`]; `mount` must be the root of a mount.

@@ -1,0 +1,120 @@
+//! Whole or not at all: every system call of the hook fails once, by strace's fault injection, each in a run of its own.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::driver::{FakeDriver, Image, Waiting};
+use crate::support::{Need, run_with, scratch, snapshot};
+use crate::{Test, kernels};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
+
+pub const TESTS: &[Test] = &[
+    ("failure::every_call_that_changes_something", NEEDS, || every_call(CHANGING)),
+    ("failure::every_call_that_opens_or_reads", NEEDS, || every_call(READING)),
+];
+
+const CHANGING: &[&str] = &[
+    "mkdirat",
+    "symlinkat",
+    "renameat",
+    "unlinkat",
+    "write",
+    "setns",
+    "move_mount",
+    "open_tree",
+    "mount_setattr",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "mount",
+    "fcntl",
+    "pipe2",
+    "setfsuid",
+];
+const READING: &[&str] = &["openat", "openat2", "readlinkat", "getdents64"];
+
+/// An image as lower layer, and an upper layer of the container's.
+struct Layers {
+    dir: tempfile::TempDir,
+    image: Image,
+}
+
+impl Layers {
+    fn new() -> Self {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        Self { dir, image }
+    }
+
+    fn start(&self) -> (Waiting, std::path::PathBuf) {
+        let upper = self.dir.path().join("upper");
+        std::fs::remove_dir_all(&upper).ok();
+        std::fs::create_dir(&upper).unwrap();
+        for name in ["work", "merged"] {
+            std::fs::remove_dir_all(self.dir.path().join(name)).ok();
+            std::fs::create_dir(self.dir.path().join(name)).unwrap();
+        }
+        let merged = self.dir.path().join("merged");
+        std::fs::create_dir(merged.join("dev")).unwrap();
+        let before = format!(
+            "umount \"$rootfs/dev\"; cd '{}'; mount -t overlay -o lowerdir='{}',upperdir=upper,workdir=work none merged; \
+             mount -t tmpfs -o nosuid dev merged/dev; mount -t tmpfs proc merged/proc; mkdir -p merged/proc/driver/nvidia",
+            self.dir.path().display(),
+            self.image.rootfs.display()
+        );
+        (Waiting::start(self.dir.path(), &merged, &["NVIDIA_VISIBLE_DEVICES=0"], &before), upper)
+    }
+}
+
+/// What an upper layer has beside copies of the image's directories: overlayfs makes those when something is created in
+/// them, and they stay when it is removed.
+fn left_in(upper: &Path) -> String {
+    snapshot(upper).lines().filter(|line| line.split(' ').nth(1) != Some("d")).collect()
+}
+
+fn every_call(calls: &[&str]) {
+    let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
+    let layers = Layers::new();
+    let (mut container, mut upper) = layers.start();
+    let mut clean_mounts = container.mountinfo();
+    let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mut failed = 0;
+    for call in calls {
+        for n in 1.. {
+            let trace = layers.dir.path().join("trace");
+            let injected = format!("inject={call}:error=EIO:when={n}");
+            let mut strace = Command::new("strace");
+            strace.args(["-e", &format!("trace={call}"), "-e", &injected, "-o"]).arg(&trace);
+            strace.args(kernels::hook()).arg("--config").arg(&fake.config).arg("prestart").env_clear();
+            let ran = run_with(&mut strace, container.state().as_bytes());
+            let was_hit = std::fs::read_to_string(&trace).unwrap().contains("(INJECTED)");
+            let about = format!("{call} {n}: {ran:?}");
+            assert!(ran.code.is_some(), "it ends by itself: {about}");
+            assert!(std::fs::read_to_string("/proc/self/mountinfo").unwrap() == host_mounts, "{about}");
+            if ran.code == Some(0) {
+                if was_hit {
+                    let works = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1; test -c /dev/nvidia0");
+                    assert_eq!(works.code, Some(0), "{about}: {works:?}");
+                    let complete = container.exec("nvidia-smi -L").code == Some(0);
+                    assert!(complete || ran.stderr.contains("nvidia-smi"), "what is missing is said: {about}");
+                }
+                drop(container);
+                (container, upper) = layers.start();
+                clean_mounts = container.mountinfo();
+            } else {
+                failed += 1;
+                assert_eq!(left_in(&upper), "", "{about}");
+                assert!(container.mountinfo() == clean_mounts, "{about}\n{}", container.mountinfo());
+                let lines: Vec<_> = ran.stderr.lines().collect();
+                let by_the_loader = ran.code == Some(127) && ran.stderr.contains("shared libraries");
+                assert!(by_the_loader || (1..=2).contains(&lines.len()), "one line and a hint: {about}");
+            }
+            if !was_hit {
+                assert_eq!(ran.code, Some(0), "{about}");
+                break;
+            }
+        }
+    }
+    assert!(failed > 0, "some of them matter");
+}
