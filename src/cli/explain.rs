@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::hook::{read_config, refused};
+use super::hook::{read_config, refused, set_up_by_others};
 use super::{Options, Stage, output};
 use crate::config::Config;
 use crate::error::one_line;
@@ -130,6 +130,11 @@ fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
             return Ok(());
         }
     };
+    if let Some(finding) = set_up_by_others(&spec) {
+        explanation.reason.clone_from(&finding.what);
+        explanation.findings.push(finding);
+        return Ok(());
+    }
     explanation.outcome = Outcome::Inject;
     explanation.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
     explanation.request = Some(Asked::from(&*request));
@@ -148,7 +153,9 @@ fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
             explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
             let (edits, findings) = host.edits(&request, &devices)?;
             explanation.findings.extend(findings);
-            explanation.edits = live::lower(&edits, facts(&spec, pid)).iter().map(text::describe).collect();
+            let facts = facts(&spec, pid);
+            explanation.findings.extend(facts.finding());
+            explanation.edits = live::lower(&edits, facts).iter().map(text::describe).collect();
         }
     }
     Ok(())

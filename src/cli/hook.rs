@@ -1,5 +1,6 @@
 //! The stages at which a container is set up: the pipeline from the state on stdin to the injection.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ use crate::inject::{self, cgroup};
 use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
-use crate::request::{self, Capability, Decision, GpuRequest, Hint};
+use crate::request::{self, Capability, Decision, GpuRequest, Hint, others};
 use crate::sys::ns;
 
 /// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not.
@@ -52,7 +53,13 @@ fn set_up(config: Option<&Path>, xdg_config_home: Option<&Path>, log: &mut Log) 
     }
     findings.iter().for_each(|finding| log.finding(finding));
     match request::from_spec(&spec, &config)? {
-        Decision::Gpus(request) => set_up_gpus(&state, &spec, &request, &config, log),
+        Decision::Gpus(request) => match set_up_by_others(&spec) {
+            Some(finding) => {
+                log.finding(&finding);
+                Ok(())
+            }
+            None => set_up_gpus(&state, &spec, &request, &config, log),
+        },
         Decision::Nothing(reason) => {
             log.note(&format!("nothing to do: {reason}"));
             Ok(())
@@ -91,6 +98,20 @@ pub fn refused(reason: String) -> Finding {
     )
 }
 
+/// A container that somebody else sets up.
+#[must_use]
+pub fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
+    let is_us = |path: &Path| {
+        let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+        file(path).is_some_and(|program| file(Path::new("/proc/self/exe")) == Some(program))
+    };
+    let by = others::set_up_by(spec, is_us)?;
+    Some(Finding {
+        fix: "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option".to_owned(),
+        ..Finding::note("ONH-104", format!("the container is left alone: config.json has {by}, which sets it up"))
+    })
+}
+
 fn read_state() -> Result<State> {
     let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
         .context("cannot read the container state on stdin")?;
@@ -109,7 +130,9 @@ fn set_up_gpus(state: &State, spec: &SpecView, request: &GpuRequest, config: &Co
     findings.iter().for_each(|finding| log.finding(finding));
 
     let container = Container::open(pid, &spec.rootfs)?;
-    let mut steps = live::lower(&edits, container.facts());
+    let facts = container.facts();
+    facts.finding().iter().for_each(|finding| log.finding(finding));
+    let mut steps = live::lower(&edits, facts);
     if config.cuda_compat && request.capabilities.has(Capability::Compute) {
         let inventory = &host.inventory;
         let names = container.compat_libraries(&inventory.driver_version, &inventory.cuda_version);

@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::driver::compat;
 use crate::error::Failure;
-use crate::lower::live::RootfsFacts;
+use crate::lower::live::{Loader, RootfsFacts};
 use crate::sys::in_root::Root;
 use crate::sys::ns::MountNs;
 
@@ -105,10 +105,22 @@ impl Container {
     }
 }
 
+/// Where glibc's loader is, by an ABI that every distribution keeps; see ld.so(8).
+const GLIBC: &[&str] =
+    if cfg!(target_arch = "aarch64") { &["lib/ld-linux-aarch64.so.1"] } else { &["lib64/ld-linux-x86-64.so.2"] };
+/// Where musl's is.
+const MUSL: &[&str] = &["lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"];
+
 /// Decided by what exists, whatever it is.
 fn facts(rootfs: &Root) -> RootfsFacts {
     let has = |path: &str| rootfs.open_at(Path::new(path), OFlags::PATH).is_ok();
-    RootfsFacts { debian: has("etc/debian_version"), lib32: has("usr/lib32") }
+    let has_any = |paths: &[&str]| paths.iter().any(|path| has(path));
+    let loader = match (has_any(GLIBC), has_any(MUSL)) {
+        (true, _) => Loader::Glibc,
+        (false, true) => Loader::Musl,
+        (false, false) => Loader::None,
+    };
+    RootfsFacts { debian: has("etc/debian_version"), lib32: has("usr/lib32"), loader }
 }
 
 /// Whether an error means that there is nothing by that name.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::driver::ldcache::Arch;
 use crate::edits::{DevLink, Edits, Need, Placement, ProcMask};
+use crate::finding::Finding;
 use crate::paths::{ContainerPath, HostPath};
 
 /// What lowering has to know of a container. Booleans only: no text of the container's gets any further.
@@ -15,6 +16,38 @@ pub struct RootfsFacts {
     pub debian: bool,
     /// `/usr/lib32` exists: 32-bit libraries are there.
     pub lib32: bool,
+    /// What loads its programs.
+    pub loader: Loader,
+}
+
+/// The dynamic loader of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Loader {
+    /// glibc's, for which the driver is made
+    #[default]
+    Glibc,
+    /// Musl's (Alpine), which cannot load it
+    Musl,
+    /// None: its programs are static
+    None,
+}
+
+impl RootfsFacts {
+    /// What there is to say about an image that the driver's programs and libraries do not run in.
+    #[must_use]
+    pub fn finding(self) -> Option<Finding> {
+        let what = match self.loader {
+            Loader::Glibc => return None,
+            Loader::Musl => "the image is built on musl",
+            Loader::None => "the image has no dynamic loader",
+        };
+        Some(Finding::warning(
+            "ONH-304",
+            format!("{what}: it gets its GPUs, but the driver's libraries and programs need glibc"),
+            "nvidia-smi and CUDA do not run in the container",
+            "build it on an image with glibc (openSUSE, Debian, Fedora, UBI)",
+        ))
+    }
 }
 
 /// One thing to do to a container.
@@ -173,7 +206,8 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     steps.extend(links);
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
     steps.extend(egl_profile(edits.egl_devices));
-    if !cache.is_empty() {
+    // Nobody else reads it.
+    if !cache.is_empty() && facts.loader == Loader::Glibc {
         steps.push(Step::UpdateLinkerCache(cache));
     }
     steps
@@ -241,7 +275,7 @@ mod tests {
     }
 
     fn texts(edits: &Edits, debian: bool) -> Vec<String> {
-        lower(edits, RootfsFacts { debian, lib32: false }).iter().map(ToString::to_string).collect()
+        lower(edits, RootfsFacts { debian, ..RootfsFacts::default() }).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -260,13 +294,25 @@ mod tests {
     }
 
     #[test]
+    fn the_linker_cache_is_glibcs() {
+        for loader in [Loader::Musl, Loader::None] {
+            let facts = RootfsFacts { loader, ..RootfsFacts::default() };
+            let steps = lower(&edits(&["libcuda.so.1"]), facts);
+            assert!(!steps.iter().any(|step| matches!(step, Step::UpdateLinkerCache(_))));
+            assert!(steps.iter().any(|step| matches!(step, Step::MountNode { .. })), "it gets its GPUs");
+            assert!(facts.finding().is_some());
+        }
+        assert_eq!(RootfsFacts::default().finding(), None);
+    }
+
+    #[test]
     fn debian_like_images_have_their_own_directory() {
         assert!(texts(&edits(&["libcuda.so.1"]), true)[0].contains("at \"/usr/lib/x86_64-linux-gnu/libcuda.so.535\""));
     }
 
     #[test]
     fn each_architecture_has_its_directory() {
-        let dir = |debian, lib32, arch| library_dir(RootfsFacts { debian, lib32 }, arch);
+        let dir = |debian, lib32, arch| library_dir(RootfsFacts { debian, lib32, ..RootfsFacts::default() }, arch);
         assert_eq!(dir(true, true, Arch::I386), "usr/lib/i386-linux-gnu");
         assert_eq!(dir(false, true, Arch::I386), "usr/lib32");
         assert_eq!(dir(false, false, Arch::I386), "usr/lib");

@@ -22,6 +22,8 @@ pub struct SpecView {
     pub privileged: bool,
     /// `mounts`, for devices that are asked for by mounts.
     pub mounts: Vec<Mount>,
+    /// `hooks`, of all stages. Entries of an unknown form are left out.
+    pub hooks: Vec<Hook>,
     /// `linux.resources.devices`, in order. Entries of an unknown form are left out: they then allow nothing.
     pub device_rules: Vec<LinuxDeviceCgroup>,
 }
@@ -37,8 +39,21 @@ pub struct Mount {
     pub destination: PathBuf,
 }
 
+/// What we look at of a hook.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Hook {
+    /// The program, on the host
+    #[serde(default)]
+    pub path: PathBuf,
+    /// Its arguments, its own name first
+    #[serde(default)]
+    pub args: Vec<String>,
+}
+
 #[derive(Deserialize)]
 struct Raw {
+    #[serde(default)]
+    hooks: Option<BTreeMap<String, Value>>,
     #[serde(default)]
     mounts: Option<Vec<Value>>,
     #[serde(default)]
@@ -108,8 +123,14 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
         env: parse_env(process.env.unwrap_or_default())?,
         privileged: has_sys_admin(&process.capabilities),
         mounts: of_known_form(raw.mounts),
+        hooks: hooks(raw.hooks),
         device_rules: of_known_form(rules),
     })
+}
+
+fn hooks(stages: Option<BTreeMap<String, Value>>) -> Vec<Hook> {
+    let entries = |stage| if let Value::Array(entries) = stage { Some(entries) } else { None };
+    stages.unwrap_or_default().into_values().flat_map(|stage| of_known_form(entries(stage))).collect()
 }
 
 /// Entries that we do not understand are not ours to judge: they ask for nothing and allow nothing.

@@ -5,6 +5,7 @@
 pub mod capabilities;
 pub mod devices;
 pub mod mounts;
+pub mod others;
 pub mod require;
 
 use anyhow::{Result, bail};
