@@ -145,11 +145,22 @@ impl Waiting {
         self.set_process(env, &["CAP_SYS_ADMIN"]);
     }
 
+    /// Writes config.json anew, with these more fields.
+    pub fn set_spec(&self, env: &[&str], more: &serde_json::Value) {
+        self.write_spec(env, &[], more);
+    }
+
     fn set_process(&self, env: &[&str], bounding: &[&str]) {
+        self.write_spec(env, bounding, &serde_json::json!({}));
+    }
+
+    fn write_spec(&self, env: &[&str], bounding: &[&str], more: &serde_json::Value) {
         let process = serde_json::json!({"args": ["sh"], "env": env, "capabilities": {"bounding": bounding}});
-        let spec = serde_json::json!({
+        let mut spec = serde_json::json!({
             "ociVersion": "1.0.2", "process": process, "root": {"path": self.rootfs},
         });
+        let fields = spec.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().iter().map(|(name, value)| (name.clone(), value.clone())));
         std::fs::write(self.bundle.join("config.json"), spec.to_string()).unwrap();
     }
 

@@ -25,6 +25,7 @@ mod kernels;
 mod ldcache;
 mod live;
 mod podman;
+mod shapes;
 mod support;
 
 use kernels::Kernel;
@@ -46,10 +47,11 @@ fn main() -> std::process::ExitCode {
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)
-        .chain(podman::TESTS);
+        .chain(podman::TESTS)
+        .chain(shapes::TESTS);
     let mut trials: Vec<Trial> = tests.map(|test| trial(test, None)).collect();
     for kernel in kernels::OLD {
-        trials.extend(live::TESTS.iter().map(|test| trial(test, Some(*kernel))));
+        trials.extend(live::TESTS.iter().chain(shapes::TESTS).map(|test| trial(test, Some(*kernel))));
     }
     trials.extend(failure::TESTS.iter().map(|test| trial(test, Some(kernels::OLD[0]))));
     for kernel in kernels::OLD.iter().chain(kernels::PARTIAL) {

@@ -1,0 +1,273 @@
+//! Every shape of container: images and mounts that are not what most images are.
+
+use std::os::unix::fs::symlink;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, Waiting};
+use crate::support::{Need, scratch, sh, snapshot};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+
+pub const TESTS: &[Test] = &[
+    ("shapes::read_only_rootfs", NEEDS, read_only_rootfs),
+    ("shapes::read_only_rootfs_with_mounts_in_the_way", NEEDS, read_only_rootfs_with_mounts),
+    ("shapes::read_only_rootfs_made_for_the_driver", NEEDS, read_only_rootfs_made_for_the_driver),
+    ("shapes::driver_files_of_the_image", NEEDS, driver_files_of_the_image),
+    ("shapes::links_in_the_image", NEEDS, links_in_the_image),
+    ("shapes::no_etc", NEEDS, no_etc),
+    ("shapes::a_linker_cache_that_is_none", NEEDS, a_linker_cache_that_is_none),
+    ("shapes::no_glibc", NEEDS, no_glibc),
+    ("shapes::noexec_dev", NEEDS, noexec_dev),
+    ("shapes::volumes_with_shared_propagation", NEEDS, shared_propagation),
+    ("shapes::set_up_by_somebody_else", NEEDS, set_up_by_somebody_else),
+];
+
+const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
+const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
+const READ_ONLY: &str = "mount -o remount,bind,ro \"$rootfs\"";
+
+fn assert_works(container: &Waiting) {
+    assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 2);
+    container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-nvvm.so.4").ok();
+}
+
+fn read_only_rootfs() {
+    let fake = FakeDriver::shared();
+    for layout in ["debian", "lib64"] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", layout]);
+        let before = snapshot(&image.rootfs);
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, READ_ONLY);
+        assert_eq!(container.hook(&fake.config).ok(), "");
+        assert_works(&container);
+        assert!(container.exec("ldconfig -p").ok().contains("libcuda.so.1 (libc6,x86-64) => "));
+        assert_eq!(container.exec("stat -c %a /etc/ld.so.cache").ok().trim(), "644");
+        assert_eq!(snapshot(&image.rootfs), before, "nothing is created in it");
+        let libraries = if layout == "debian" { LIBDIR } else { "/usr/lib64" };
+        for place in [&format!("{libraries}/x"), "/usr/bin/x", "/etc/x", "/etc/ld.so.cache"] {
+            let written = container.exec(&format!("echo x >{place}"));
+            assert!(written.stderr.contains("Read-only file system"), "{place}: {written:?}");
+        }
+        let mounts = container.mountinfo();
+        assert_eq!(container.hook(&fake.config).ok(), "");
+        assert_eq!(container.mountinfo(), mounts, "twice is once");
+    }
+}
+
+/// A layer would hide them: better no GPU than a lost volume.
+fn read_only_rootfs_with_mounts() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    std::fs::create_dir(image.rootfs.join(&LIBDIR[1..]).join("volume")).unwrap();
+    let before = format!("{READ_ONLY}; mount -t tmpfs volume \"$rootfs{LIBDIR}/volume\"");
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL, &before);
+    let mounts = container.mountinfo();
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("other files are mounted in the read-only directory"), "{stderr}");
+    assert_eq!(container.mountinfo(), mounts);
+}
+
+/// An image can bring the mount points: then no layer is needed.
+fn read_only_rootfs_made_for_the_driver() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+    container.hook(&fake.config).ok();
+    drop(container);
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL, READ_ONLY);
+    container.hook(&fake.config).ok();
+    assert_works(&container);
+    assert!(!container.mountinfo().contains(" overlay "), "{}", container.mountinfo());
+}
+
+fn driver_files_of_the_image() {
+    let fake = FakeDriver::shared();
+    let names = ["libcuda.so.1", "libcuda.so.535.183.01", "libnvidia-ml.so.1", "libcuda.so.470.1", "libcuda.so"];
+    for kind in ["file", "link", "dangling link", "link to a directory"] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        for name in names {
+            let path = image.rootfs.join(&LIBDIR[1..]).join(name);
+            match kind {
+                "file" => std::fs::write(&path, "not the driver's").unwrap(),
+                "link" => symlink("/etc/passwd", &path).unwrap(),
+                "dangling link" => symlink("/nowhere/x", &path).unwrap(),
+                _ => symlink("/usr/bin", &path).unwrap(),
+            }
+        }
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        container.hook(&fake.config).ok();
+        assert_works(&container);
+        assert!(container.exec("cat /etc/passwd").ok().starts_with("root:"), "{kind}");
+    }
+    for name in names {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        std::fs::create_dir(image.rootfs.join(&LIBDIR[1..]).join(name)).unwrap();
+        let before = snapshot(&image.rootfs);
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let ran = container.hook(&fake.config);
+        if matches!(name, "libcuda.so.470.1") {
+            ran.ok();
+            continue;
+        }
+        let stderr = ran.failed(1);
+        assert!(stderr.contains(name) && stderr.contains("in its place"), "{stderr}");
+        assert_eq!(snapshot(&image.rootfs), before, "{name}");
+    }
+}
+
+fn links_in_the_image() {
+    let fake = FakeDriver::shared();
+    // (script in the image, what the hook says if it cannot be)
+    for (script, says) in [
+        ("mv usr/lib/x86_64-linux-gnu usr/real; ln -s /usr/real usr/lib/x86_64-linux-gnu", ""),
+        ("mv usr/lib/x86_64-linux-gnu usr/real; ln -s ../../../../usr/real usr/lib/x86_64-linux-gnu", ""),
+        ("mv usr/bin usr/real; ln -s real usr/bin", ""),
+        ("mv usr usr2; ln -s a usr; ln -s usr2 a", ""),
+        ("rm -r usr/lib/x86_64-linux-gnu; ln -s x86_64-linux-gnu usr/lib/x86_64-linux-gnu", "(ELOOP)"),
+        ("rm -r usr/lib/x86_64-linux-gnu; ln -s /nowhere usr/lib/x86_64-linux-gnu", "open its directory"),
+        ("rm -r usr/lib/x86_64-linux-gnu; echo >usr/lib/x86_64-linux-gnu", "(ENOTDIR)"),
+    ] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        sh(&format!("cd '{}'; {script}", image.rootfs.display())).ok();
+        let before = snapshot(&image.rootfs);
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let ran = container.hook(&fake.config);
+        if says.is_empty() {
+            ran.ok();
+            assert_works(&container);
+        } else {
+            let stderr = ran.failed(1);
+            assert!(stderr.contains(says), "{script}: {stderr}");
+            assert_eq!(snapshot(&image.rootfs), before, "{script}");
+        }
+    }
+    // lib64 images: /usr/lib64 leads elsewhere, or is a file.
+    for (script, works) in
+        [("mv usr/lib64 usr/lib/64; ln -s /usr/lib/64 usr/lib64", true), ("rm -r usr/lib64; echo >usr/lib64", false)]
+    {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "lib64"]);
+        sh(&format!("cd '{}'; {script}", image.rootfs.display())).ok();
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let ran = container.hook(&fake.config);
+        assert_eq!(ran.code, Some(i32::from(!works)), "{script}: {ran:?}");
+    }
+}
+
+fn no_etc() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "lib64"]);
+    std::fs::remove_dir_all(image.rootfs.join("etc")).unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+    container.hook(&fake.config).ok();
+    assert!(!image.rootfs.join("etc").try_exists().unwrap(), "it is not made for a cache");
+    assert_eq!(container.exec("/usr/bin/stat -c %t:%T /dev/nvidia1").stdout.trim(), "c3:1");
+}
+
+fn a_linker_cache_that_is_none() {
+    let fake = FakeDriver::shared();
+    for (make, says) in [
+        ("mkfifo etc/ld.so.cache", true),
+        ("mkdir etc/ld.so.cache", true),
+        ("mknod etc/ld.so.cache c 1 5", true),
+        ("truncate -s 1T etc/ld.so.cache", true),
+        ("head -c 5000 /dev/urandom >etc/ld.so.cache", true),
+        ("ln -s /nowhere etc/ld.so.cache", false),
+        ("ln -s ld.so.cache etc/ld.so.cache", true),
+    ] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian", "--cache", "none"]);
+        sh(&format!("cd '{}'; {make}", image.rootfs.display())).ok();
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let ran = container.hook(&fake.config);
+        assert_eq!(ran.stderr.contains("ONH-302"), says, "{make}: {ran:?}");
+        ran.ok();
+        // Debian's loader looks in that directory without a cache, too. Any loader waits for ever at a fifo.
+        if !make.contains("mkfifo") {
+            assert_works(&container);
+        }
+    }
+}
+
+/// Alpine, busybox, a static program alone: they get their GPUs, and it is said what will not run.
+fn no_glibc() {
+    let fake = FakeDriver::shared();
+    for (script, says) in [
+        ("touch lib/ld-musl-x86_64.so.1", "built on musl"),
+        ("true", "no dynamic loader"),
+        ("rm -r usr/bin usr/sbin etc", "no dynamic loader"),
+    ] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "lib64"]);
+        let rootfs = image.rootfs.display();
+        sh(&format!("cd '{rootfs}'; rm -f lib64/ld-linux-* usr/lib64/ld-linux-* etc/ld.so.cache; {script}")).ok();
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+        let ran = container.hook(&fake.config);
+        assert!(ran.stderr.contains("ONH-304") && ran.stderr.contains(says), "{ran:?}");
+        ran.ok();
+        assert!(container.mount_options("/dev/nvidia0").contains("nosuid"));
+        assert!(!image.rootfs.join("etc/ld.so.cache").try_exists().unwrap());
+    }
+}
+
+fn noexec_dev() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "mount -o remount,noexec,nodev \"$rootfs/dev\"");
+    container.hook(&fake.config).ok();
+    assert_works(&container);
+    assert_eq!(container.exec("probe-open /dev/nvidia0").stdout.trim(), "/dev/nvidia0: ENXIO");
+}
+
+/// What is mounted in such a volume shows up on the host, and stays there.
+fn shared_propagation() {
+    let fake = FakeDriver::shared();
+    for propagation in ["shared", "slave"] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        // The host's side: a shared mount in a namespace that the container's is made from.
+        let before = format!(
+            "mkdir '{0}/volume'; mount -t tmpfs volume '{0}/volume'; mount --make-shared '{0}/volume'; \
+             cp -a \"$rootfs{LIBDIR}/.\" '{0}/volume'; \
+             mount --bind '{0}/volume' \"$rootfs{LIBDIR}\"; mount --make-{propagation} \"$rootfs{LIBDIR}\"",
+            dir.path().display()
+        );
+        let container = Waiting::start(dir.path(), &image.rootfs, ALL, &before);
+        let mounts = container.mountinfo();
+        let ran = container.hook(&fake.config);
+        let volume = dir.path().join("volume").display().to_string();
+        if propagation == "slave" {
+            ran.ok();
+            assert_works(&container);
+        } else {
+            let stderr = ran.failed(1);
+            assert!(stderr.contains("shared propagation") && stderr.contains("hint: mount that volume"), "{stderr}");
+            assert_eq!(container.mountinfo(), mounts);
+        }
+        assert_eq!(container.mountinfo().matches(&volume).count(), 1, "{}", container.mountinfo());
+    }
+}
+
+fn set_up_by_somebody_else() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
+    let (files, mounts) = (snapshot(&image.rootfs), container.mountinfo());
+    for more in [
+        serde_json::json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}}),
+        serde_json::json!({"hooks": {"createContainer": [{"path": "/usr/bin/nvidia-cdi-hook", "args": ["x", "update-ldcache"]}]}}),
+        serde_json::json!({"mounts": [{"source": "/x", "destination": "/usr/lib64/libnvidia-ml.so.535.183.01"}]}),
+    ] {
+        container.set_spec(ALL, &more);
+        let ran = container.hook(&fake.config);
+        assert!(ran.stderr.is_empty(), "a note is for the log: {ran:?}");
+        ran.ok();
+        assert_eq!((snapshot(&image.rootfs), container.mountinfo()), (files.clone(), mounts.clone()), "{more}");
+    }
+    container.set_env(ALL);
+    container.hook(&fake.config).ok();
+    assert_works(&container);
+}
