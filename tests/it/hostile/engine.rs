@@ -72,7 +72,7 @@ pub fn cve_2021_1056_params() {
 
     let scene = Scene::new("debian", "");
     let container = scene.start(proc);
-    let before = scene.host();
+    let before = scene.host(&container);
     scene.hook(&container).ok();
     let dir = scene.rootfs.join("proc/driver/nvidia");
     let pid = container.pid().to_string();
@@ -86,7 +86,7 @@ pub fn cve_2021_1056_params() {
         let now = container.exec("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia").ok();
         assert_eq!(now, shown, "{script}");
     }
-    assert_eq!(scene.host(), before);
+    scene.is_untouched(&container, &before, "");
 }
 
 /// Tells a file of the host's which programs load it.

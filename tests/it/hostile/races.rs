@@ -153,7 +153,7 @@ fn race(check: &str, swaps: &[Swap]) {
 fn injections(plant: &str, names: &[&str], count: usize, ends: &mut Ends) -> Scene {
     let scene = Scene::new("debian", IMAGE);
     let container = scene.start(&format!("{MOUNTS}\n{plant}"));
-    let before = scene.host();
+    let before = scene.host(&container);
     let pairs = pairs(&scene, &container, names);
     ends.swaps += while_swapping(&pairs, || {
         for _ in 0..count {
@@ -163,7 +163,7 @@ fn injections(plant: &str, names: &[&str], count: usize, ends: &mut Ends) -> Sce
             }
         }
     });
-    assert_eq!(scene.host(), before, "{names:?}: {ends:?}");
+    scene.is_untouched(&container, &before, &format!("{names:?}: {ends:?}"));
     scene.is_out_of_reach(&container);
     drop(container);
     scene
