@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 use std::io::{Read, Seek};
 
 use elf::ElfStream;
+use elf::abi::ELFCLASS32;
 use elf::endian::AnyEndian;
 use elf::note::Note as ElfNote;
 use serde::Deserialize;
@@ -28,6 +29,9 @@ pub struct Note {
     pub drivers: Vec<u32>,
 }
 
+/// The most that is read of one section, in bytes; a note of this kind is some hundred.
+const MAX_SECTION: u64 = 64 * 1024;
+
 /// The version in `libcuda.so.575.57.08`, if the directory has exactly one such name.
 #[must_use]
 pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
@@ -37,13 +41,19 @@ pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     versions.next().is_none().then_some(first)
 }
 
-/// Reads the note of a library. It comes from an image: any file will do.
+/// Reads the note of a library. It comes from an image: any file will do, and a sparse one has any size.
 #[must_use]
-pub fn read_note(file: impl Read + Seek) -> Option<Note> {
+pub fn read_note(mut file: impl Read + Seek) -> Option<Note> {
+    if !has_bounded_headers(&mut file) {
+        return None;
+    }
     let mut elf = ElfStream::<AnyEndian, _>::open_stream(file).ok()?;
+    let names = elf.section_headers().get(usize::from(elf.ehdr.e_shstrndx))?;
+    if names.sh_size > MAX_SECTION {
+        return None;
+    }
     let section = elf.section_header_by_name(".note.cuda.fwd_compatibility").ok()?.copied()?;
-    // A note of this kind is some hundred bytes; the section says how much would be read.
-    if section.sh_size > 64 * 1024 {
+    if section.sh_size > MAX_SECTION {
         return None;
     }
     let mut notes = elf.section_data_as_notes(&section).ok()?;
@@ -51,6 +61,19 @@ pub fn read_note(file: impl Read + Seek) -> Option<Note> {
         ElfNote::Unknown(note) => serde_json::from_slice(note.desc.split(|c| *c == 0).next()?).ok(),
         _ => None,
     })
+}
+
+/// Whether the numbers of headers are in the file's own header, and so at most 65 535: larger ones are elsewhere, of 32
+/// and 64 bits (elf(5), on `e_shnum` and `e_phnum`), and the parser allocates what they ask for.
+fn has_bounded_headers(file: &mut (impl Read + Seek)) -> bool {
+    let mut header = [0; 64];
+    if file.read_exact(&mut header).is_err() || file.rewind().is_err() {
+        return false;
+    }
+    let (phnum, shnum) = if header.get(4) == Some(&ELFCLASS32) { (44, 48) } else { (56, 60) };
+    // The marks are the same in both byte orders.
+    let is = |at: usize, mark: [u8; 2]| header.get(at..).is_some_and(|bytes| bytes.starts_with(&mark));
+    !is(phnum, [0xff, 0xff]) && !is(shnum, [0, 0])
 }
 
 /// Whether the image's library is to be used. Empty versions are not known.

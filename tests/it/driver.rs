@@ -170,8 +170,17 @@ impl Waiting {
 
     /// Calls the hook for it, as an engine does.
     pub fn hook(&self, config: &Path) -> Ran {
-        let mut hook = hook_command();
+        self.call(&mut hook_command(), config)
+    }
+
+    /// The same with a program of the caller's.
+    pub fn call(&self, hook: &mut Command, config: &Path) -> Ran {
         run_with(hook.arg("--config").arg(config).arg("prestart").env_clear(), self.state().as_bytes())
+    }
+
+    /// Its process, in the host's pid namespace.
+    pub fn pid(&self) -> u32 {
+        self.init.id()
     }
 
     /// Runs a program as the container's process will: in its namespace, with the rootfs as root.

@@ -20,6 +20,7 @@ mod conformance;
 mod debian;
 mod driver;
 mod failure;
+mod hostile;
 mod hosts;
 mod kernels;
 mod ldcache;
@@ -44,6 +45,7 @@ fn main() -> std::process::ExitCode {
         .chain(conformance::TESTS)
         .chain(debian::TESTS)
         .chain(failure::TESTS)
+        .chain(hostile::TESTS)
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)

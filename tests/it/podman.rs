@@ -38,7 +38,7 @@ pub const TESTS: &[Test] = &[
 
 /// What the container's runtime sees as cgroups.
 #[derive(Clone, Copy, Debug)]
-enum Cgroup {
+pub enum Cgroup {
     AsMounted,
     /// cgroup2 alone, in a mount namespace of its own
     V2,
@@ -58,16 +58,16 @@ impl Cgroup {
 }
 
 /// Podman with storage, hooks and configuration of its own.
-struct Podman {
-    dir: tempfile::TempDir,
-    hooks: PathBuf,
+pub struct Podman {
+    pub dir: tempfile::TempDir,
+    pub hooks: PathBuf,
 }
 
-const IMAGE: &str = "localhost/small";
+pub const IMAGE: &str = "localhost/small";
 
 impl Podman {
     /// One for all tests: importing an image takes longer than most of them.
-    fn shared() -> &'static Self {
+    pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Podman> = OnceLock::new();
         SHARED.get_or_init(|| {
             let podman = Self::with_image();
@@ -77,14 +77,14 @@ impl Podman {
         })
     }
 
-    fn with_image() -> Self {
+    pub fn with_image() -> Self {
         let podman = Self::new();
         let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
         podman.import(&image.rootfs, IMAGE);
         podman
     }
 
-    fn new() -> Self {
+    pub fn new() -> Self {
         let dir = scratch();
         // The root user of a user namespace must be able to pass.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -105,7 +105,7 @@ impl Podman {
     }
 
     /// The JSON file that we ship, with the tested binary and a config of the test's.
-    fn install_hook(&self, config: &Path) {
+    pub fn install_hook(&self, config: &Path) {
         let shipped = std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
         let mut json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
         json["hook"]["path"] = HOOK.into();
@@ -156,13 +156,13 @@ impl Podman {
         .to_vec()
     }
 
-    fn import(&self, rootfs: &Path, name: &str) {
+    pub fn import(&self, rootfs: &Path, name: &str) {
         let podman = self.base().join(" ");
         crate::support::sh(&format!("tar -C '{}' -c . | {podman} import - {name}", rootfs.display())).ok();
     }
 
     /// `podman run --rm ARGUMENTS`
-    fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+    pub fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
         let mut words = self.base();
         words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
         match cgroup {

@@ -120,6 +120,17 @@ pub fn sh(script: &str) -> Ran {
     run(Command::new("sh").args(["-euc", script]))
 }
 
+/// Every path below `dir`, but not below its entry `except`, with all that a write, a mount or a chmod would change of it:
+/// inode, type, mode, owner, size, times, link text, content.
+pub fn fingerprint(dir: &Path, except: &str) -> String {
+    sh(&format!(
+        "cd '{}'; find . -path './{except}' -prune -o -printf '%p %i %y %m %U:%G %s %T@ %C@ %l\\n' | sort; \
+         find . -path './{except}' -prune -o -type f -exec sha256sum {{}} + | sort",
+        dir.display()
+    ))
+    .ok()
+}
+
 /// Every path below `dir` with its type, mode, size and link text: to see that nothing changed.
 pub fn snapshot(dir: &Path) -> String {
     sh(&format!("cd '{}' && find . -xdev -printf '%p %y %m %s %l\\n' | sort", dir.display())).ok()

@@ -1,0 +1,41 @@
+//! Images made to attack the host: one test for each published hole of NVIDIA's stack, and the races.
+//!
+//! Each test has two halves. A naive program, written as the vulnerable code was, falls for the image, in a mount namespace
+//! of its own: the exploit is real, here and today. Then the hook gets the same image.
+
+mod engine;
+mod ldconfig;
+mod paths;
+mod races;
+mod scene;
+
+use crate::Test;
+use crate::support::Need;
+
+const NEEDS: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("timeout")];
+const NEEDS_READELF: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("readelf")];
+const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+
+pub const TESTS: &[Test] = &[
+    ("hostile::cve_2021_1056_other_gpus_by_mknod", NEEDS_PODMAN, engine::cve_2021_1056_nodes),
+    ("hostile::cve_2021_1056_params_that_the_container_rewrites", NEEDS, engine::cve_2021_1056_params),
+    ("hostile::cve_2024_0132_the_hosts_root_as_a_library", NEEDS, paths::cve_2024_0132),
+    ("hostile::cve_2024_0133_files_made_through_links", NEEDS, paths::cve_2024_0133),
+    ("hostile::cve_2024_0134_links_made_through_links", NEEDS, paths::cve_2024_0134),
+    ("hostile::cve_2024_0135_a_host_program_overwritten", NEEDS, ldconfig::cve_2024_0135),
+    ("hostile::cve_2024_0136_devices_for_the_images_ldconfig", NEEDS, ldconfig::cve_2024_0136),
+    ("hostile::cve_2024_0137_the_hosts_network_for_the_images_ldconfig", NEEDS, ldconfig::cve_2024_0137),
+    ("hostile::cve_2025_23266_a_library_preloaded_into_the_hook", NEEDS_PODMAN, engine::cve_2025_23266),
+    ("hostile::cve_2025_23267_ldconfig_writes_through_links", NEEDS, ldconfig::cve_2025_23267),
+    ("hostile::cve_2025_23267_files_without_an_end", NEEDS, ldconfig::cve_2025_23267_without_an_end),
+    ("hostile::cve_2025_23267_elf_headers_that_lie", NEEDS_READELF, ldconfig::cve_2025_23267_elf_headers),
+    ("hostile::cve_2025_23359_swapped_after_the_check", NEEDS, races::cve_2025_23359),
+    ("hostile::cve_2026_24260_swapped_after_resolution", NEEDS, races::cve_2026_24260),
+    (
+        "hostile::swapping_directories_while_500_injections_run",
+        NEEDS,
+        races::swapping_directories_while_500_injections_run,
+    ),
+];
