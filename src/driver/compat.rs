@@ -7,11 +7,11 @@
 use std::cmp::Ordering;
 use std::io::{Read, Seek};
 
-use elf::ElfStream;
-use elf::endian::AnyEndian;
-use elf::note::Note as ElfNote;
+use elf::abi::SHT_NOTE;
+use elf::note::{Note as ElfNote, NoteIterator};
 use serde::Deserialize;
 
+use super::elf::Elf;
 use crate::request::require::compare_versions;
 
 /// Where images have it, below the rootfs.
@@ -40,14 +40,11 @@ pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
 /// Reads the note of a library. It comes from an image: any file will do.
 #[must_use]
 pub fn read_note(file: impl Read + Seek) -> Option<Note> {
-    let mut elf = ElfStream::<AnyEndian, _>::open_stream(file).ok()?;
-    let section = elf.section_header_by_name(".note.cuda.fwd_compatibility").ok()?.copied()?;
-    // A note of this kind is some hundred bytes; the section says how much would be read.
-    if section.sh_size > 64 * 1024 {
-        return None;
-    }
-    let mut notes = elf.section_data_as_notes(&section).ok()?;
-    notes.find_map(|note| match note {
+    let mut elf = Elf::open(file)?;
+    let section = elf.section(".note.cuda.fwd_compatibility").filter(|section| section.sh_type == SHT_NOTE)?;
+    let data = elf.data(&section)?;
+    let align = usize::try_from(section.sh_addralign).ok()?;
+    NoteIterator::new(elf.endian(), elf.class(), align, &data).find_map(|note| match note {
         ElfNote::Unknown(note) => serde_json::from_slice(note.desc.split(|c| *c == 0).next()?).ok(),
         _ => None,
     })

@@ -19,6 +19,7 @@ mod cgroup;
 mod conformance;
 mod debian;
 mod driver;
+mod fuzz_corpus;
 mod hosts;
 mod ldcache;
 mod live;
@@ -39,6 +40,7 @@ fn main() -> std::process::ExitCode {
         .chain(cgroup::TESTS)
         .chain(conformance::TESTS)
         .chain(debian::TESTS)
+        .chain(fuzz_corpus::TESTS)
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)
