@@ -24,6 +24,7 @@ pub fn run(data: &[u8]) {
         let own = format!(r#"[{{"allow":true,"type":"c","major":{major},"minor":{minor},"access":"rw"}}]"#);
         assert!(with(&own), "the last word allows");
         assert!(!with(r#"[{"allow":false,"access":"rwm"}]"#), "the last word denies");
+        assert!(!with(r#"[{"allow":false}]"#), "also without saying which access");
         assert!(!with(r#"[{"allow":false,"type":"c","access":"w"}]"#), "reading alone is not access");
         let other = r#"[{"allow":true,"type":"c","major":7,"minor":7,"access":"rwm"},{"allow":false,"type":"b"}]"#;
         let allowed = already_allowed(&rules, device);
