@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build demo test lint clean
+.PHONY: all build demo test lint fuzz clean
 
 all: build
 
@@ -21,6 +21,13 @@ test: lint
 lint:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
+
+## Looks for inputs that break a parser, SECONDS for each of TARGETS (all). The script sets RUSTC_BOOTSTRAP, because the
+## compiler's sanitizer and coverage are unstable features, and with it a stable compiler has them: no nightly is needed.
+SECONDS ?= 60
+fuzz:
+	@tests/fuzz/run $(SECONDS) $(TARGETS)
 
 clean:
 	$(CARGO) clean

@@ -59,7 +59,8 @@ pub fn render(error: &anyhow::Error) -> String {
 /// What of a text is shown at most, in characters: a container may put a megabyte into a variable.
 const LONGEST: usize = 2000;
 
-/// Control characters escaped, so that the text stays on its line and moves no cursor, and cut at 2000 characters.
+/// Control characters escaped, so that the text stays on its line and moves no cursor, and those that end a line or turn
+/// the direction of text, so that it reads as it is; and cut at 2000 characters.
 #[must_use]
 pub fn one_line(text: &str) -> String {
     let mut out = String::new();
@@ -68,9 +69,14 @@ pub fn one_line(text: &str) -> String {
             out.push('…');
             break;
         }
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        if c.is_control() || turns_text(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
+}
+
+/// Line and paragraph separators, and the characters of Unicode's bidirectional algorithm (CVE-2021-42574).
+fn turns_text(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
@@ -162,5 +168,7 @@ mod tests {
     fn container_data_cannot_break_the_line() {
         let error = failure("unknown device a\n\u{1b}[2Jb", "x\ny");
         assert_eq!(render(&error), "unknown device a\\n\\u{1b}[2Jb\nhint: x\\ny");
+        let error = failure("a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
+        assert_eq!(render(&error), "a\\u{202e}b\\u{2028}c\nhint: d\\u{2066}\\u{85}");
     }
 }

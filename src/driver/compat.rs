@@ -7,12 +7,11 @@
 use std::cmp::Ordering;
 use std::io::{Read, Seek};
 
-use elf::ElfStream;
-use elf::abi::ELFCLASS32;
-use elf::endian::AnyEndian;
-use elf::note::Note as ElfNote;
+use elf::abi::SHT_NOTE;
+use elf::note::{Note as ElfNote, NoteIterator};
 use serde::Deserialize;
 
+use super::elf::Elf;
 use crate::request::require::compare_versions;
 
 /// Where images have it, below the rootfs.
@@ -29,9 +28,6 @@ pub struct Note {
     pub drivers: Vec<u32>,
 }
 
-/// The most that is read of one section, in bytes; a note of this kind is some hundred.
-const MAX_SECTION: u64 = 64 * 1024;
-
 /// The version in `libcuda.so.575.57.08`, if the directory has exactly one such name.
 #[must_use]
 pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
@@ -41,39 +37,17 @@ pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     versions.next().is_none().then_some(first)
 }
 
-/// Reads the note of a library. It comes from an image: any file will do, and a sparse one has any size.
+/// Reads the note of a library. It comes from an image: any file will do.
 #[must_use]
-pub fn read_note(mut file: impl Read + Seek) -> Option<Note> {
-    if !has_bounded_headers(&mut file) {
-        return None;
-    }
-    let mut elf = ElfStream::<AnyEndian, _>::open_stream(file).ok()?;
-    let names = elf.section_headers().get(usize::from(elf.ehdr.e_shstrndx))?;
-    if names.sh_size > MAX_SECTION {
-        return None;
-    }
-    let section = elf.section_header_by_name(".note.cuda.fwd_compatibility").ok()?.copied()?;
-    if section.sh_size > MAX_SECTION {
-        return None;
-    }
-    let mut notes = elf.section_data_as_notes(&section).ok()?;
-    notes.find_map(|note| match note {
+pub fn read_note(file: impl Read + Seek) -> Option<Note> {
+    let mut elf = Elf::open(file)?;
+    let section = elf.section(".note.cuda.fwd_compatibility").filter(|section| section.sh_type == SHT_NOTE)?;
+    let data = elf.data(&section)?;
+    let align = usize::try_from(section.sh_addralign).ok()?;
+    NoteIterator::new(elf.endian(), elf.class(), align, &data).find_map(|note| match note {
         ElfNote::Unknown(note) => serde_json::from_slice(note.desc.split(|c| *c == 0).next()?).ok(),
         _ => None,
     })
-}
-
-/// Whether the numbers of headers are in the file's own header, and so at most 65 535: larger ones are elsewhere, of 32
-/// and 64 bits (elf(5), on `e_shnum` and `e_phnum`), and the parser allocates what they ask for.
-fn has_bounded_headers(file: &mut (impl Read + Seek)) -> bool {
-    let mut header = [0; 64];
-    if file.read_exact(&mut header).is_err() || file.rewind().is_err() {
-        return false;
-    }
-    let (phnum, shnum) = if header.get(4) == Some(&ELFCLASS32) { (44, 48) } else { (56, 60) };
-    // The marks are the same in both byte orders.
-    let is = |at: usize, mark: [u8; 2]| header.get(at..).is_some_and(|bytes| bytes.starts_with(&mark));
-    !is(phnum, [0xff, 0xff]) && !is(shnum, [0, 0])
 }
 
 /// Whether the image's library is to be used. Empty versions are not known.

@@ -1,13 +1,23 @@
-//! What a library's ELF header and dynamic section say: for which machine it is, and its SONAME.
+//! What a library's ELF header and sections say: for which machine it is, its SONAME, its notes. See elf(5).
 
-use std::ffi::OsString;
-use std::io::{Read, Seek};
+use std::ffi::{CStr, OsString};
+use std::io::{Read, Seek, SeekFrom};
 
-use elf::abi::{DT_SONAME, EM_386, EM_AARCH64, EM_ARM, EM_X86_64};
+use elf::abi::{DT_SONAME, EI_NIDENT, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, SHT_DYNAMIC, SHT_NOBITS};
+use elf::dynamic::DynamicTable;
 use elf::endian::AnyEndian;
-use elf::{ElfStream, file::Class};
+use elf::file::{Class, ELF32_EHDR_TAILSIZE, ELF64_EHDR_TAILSIZE, FileHeader, parse_ident};
+use elf::parse::ParseAt;
+use elf::section::{SectionHeader, SectionHeaderTable};
+use elf::string_table::StringTable;
 
 use super::ldcache::Arch;
+
+/// What is read at once at most, in bytes. A library's tables of sections, their names and its dynamic section have some
+/// KiB each.
+const MAX_PART: u64 = 1 << 20;
+/// NAME_MAX: a file cannot have a longer name.
+const MAX_NAME: u64 = 255;
 
 /// The first bytes of a file: enough for [`is_for`].
 pub const HEADER: usize = 20;
@@ -30,12 +40,82 @@ pub fn is_for(header: &[u8], arch: Arch) -> bool {
 /// The name by which ld.so knows the library; `None` if it has none or is no library.
 #[must_use]
 pub fn soname(file: impl Read + Seek) -> Option<OsString> {
-    let mut elf = ElfStream::<AnyEndian, _>::open_stream(file).ok()?;
-    debug_assert!(matches!(elf.ehdr.class, Class::ELF32 | Class::ELF64));
-    let offset = elf.dynamic().ok()??.iter().find(|entry| entry.d_tag == DT_SONAME)?.d_val();
-    let strings = elf.section_header_by_name(".dynstr").ok()?.copied()?;
-    let text = elf.section_data_as_strtab(&strings).ok()?.get(usize::try_from(offset).ok()?).ok()?.to_owned();
+    let mut elf = Elf::open(file)?;
+    let dynamic = *elf.sections.iter().find(|section| section.sh_type == SHT_DYNAMIC)?;
+    let dynamic = elf.data(&dynamic)?;
+    let table: DynamicTable<'_, _> = DynamicTable::new(elf.endian(), elf.class(), &dynamic);
+    let offset = table.iter().find(|entry| entry.d_tag == DT_SONAME)?.d_val();
+    let strings = elf.section(".dynstr")?;
+    let size = strings.sh_size.checked_sub(offset)?.min(MAX_NAME + 1);
+    let text = read_at(&mut elf.file, strings.sh_offset.checked_add(offset)?, size)?;
+    let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
     (!text.is_empty() && !text.contains('/')).then(|| text.into())
+}
+
+/// An open ELF file with sections.
+///
+/// It may come from an image, and then it may be a hole of a terabyte with tables that span it. `elf::ElfStream` takes
+/// all sizes from the file as they are; here a part that is absurdly large is not there.
+#[derive(Debug)]
+pub struct Elf<R> {
+    file: R,
+    header: FileHeader<AnyEndian>,
+    sections: Vec<SectionHeader>,
+    names: Vec<u8>,
+}
+
+impl<R: Read + Seek> Elf<R> {
+    /// `None` if it is no such file.
+    pub fn open(mut file: R) -> Option<Self> {
+        let ident = parse_ident(&read_at(&mut file, 0, EI_NIDENT as u64)?).ok()?;
+        let rest = match ident.1 {
+            Class::ELF32 => ELF32_EHDR_TAILSIZE,
+            Class::ELF64 => ELF64_EHDR_TAILSIZE,
+        };
+        let header = FileHeader::parse_tail(ident, &read_at(&mut file, EI_NIDENT as u64, rest as u64)?).ok()?;
+        let size = SectionHeader::validate_entsize(header.class, header.e_shentsize.into()).ok()?;
+        // A number of 0 means that there are more than 65279. No library has so many.
+        let table = read_at(&mut file, header.e_shoff, u64::from(header.e_shnum).checked_mul(size as u64)?)?;
+        let sections: Vec<_> = SectionHeaderTable::new(header.endianness, header.class, &table).iter().collect();
+        let names = sections.get(usize::from(header.e_shstrndx))?;
+        let names = read_at(&mut file, names.sh_offset, names.sh_size)?;
+        Some(Self { file, header, sections, names })
+    }
+
+    /// The byte order that it is in.
+    #[must_use]
+    pub fn endian(&self) -> AnyEndian {
+        self.header.endianness
+    }
+
+    /// 32 or 64 bits.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        self.header.class
+    }
+
+    /// The first section of this name.
+    #[must_use]
+    pub fn section(&self, name: &str) -> Option<SectionHeader> {
+        let names = StringTable::new(&self.names);
+        let is_named = |section: &&SectionHeader| names.get(section.sh_name as usize).is_ok_and(|found| found == name);
+        self.sections.iter().find(is_named).copied()
+    }
+
+    /// What is in a section; `None` if that is more than 1 MiB, or not there.
+    pub fn data(&mut self, section: &SectionHeader) -> Option<Vec<u8>> {
+        (section.sh_type != SHT_NOBITS).then(|| read_at(&mut self.file, section.sh_offset, section.sh_size))?
+    }
+}
+
+fn read_at(file: &mut (impl Read + Seek), at: u64, size: u64) -> Option<Vec<u8>> {
+    if size > MAX_PART {
+        return None;
+    }
+    file.seek(SeekFrom::Start(at)).ok()?;
+    let mut bytes = Vec::new();
+    file.take(size).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 == size).then_some(bytes)
 }
 
 #[cfg(test)]
@@ -67,6 +147,27 @@ mod tests {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let libc = maps.lines().find_map(|line| line.split_whitespace().nth(5).filter(|path| path.contains("libc.so")));
         assert_eq!(soname(open(libc.unwrap())).unwrap(), "libc.so.6");
+    }
+
+    /// The start of a 64-bit file with two sections, the second of which has the names, and is as large as it says.
+    fn with_names_of(size: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 64 + 2 * 64];
+        bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        for (at, value) in [(20, 1), (40, 64), (58, 64), (60, 2), (62, 1)] {
+            bytes[at] = value; // e_version, e_shoff, e_shentsize, e_shnum, e_shstrndx
+        }
+        bytes[64 + 64 + 32..][..8].copy_from_slice(&size.to_le_bytes()); // sh_size
+        bytes
+    }
+
+    #[test]
+    fn a_hole_of_a_terabyte_is_not_read() {
+        for (size, opens) in [(0, true), (1 << 20, true), ((1 << 20) + 1, false), (1 << 39, false), (u64::MAX, false)] {
+            let mut file = tempfile::tempfile().unwrap();
+            std::io::Write::write_all(&mut file, &with_names_of(size)).unwrap();
+            file.set_len(1 << 40).unwrap();
+            assert_eq!(Elf::open(file).is_some(), opens, "{size}");
+        }
     }
 
     proptest! {

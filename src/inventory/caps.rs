@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::procfs::DRIVER_PROC;
+use crate::request::devices::parse_decimal;
 
 /// The file.
 pub const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
@@ -53,7 +54,7 @@ pub fn parse_mig_minors(text: &str) -> BTreeMap<MigCap, u32> {
 
 fn parse_line(line: &str) -> Option<(MigCap, u32)> {
     let (name, minor) = line.trim().split_once(' ')?;
-    Some((parse_cap(name)?, minor.trim().parse().ok()?))
+    Some((parse_cap(name)?, parse_decimal(minor.trim())?))
 }
 
 /// Parses the name of a capability as mig-minors has it.
@@ -64,7 +65,7 @@ pub fn parse_cap(name: &str) -> Option<MigCap> {
         "monitor" => return Some(MigCap::Monitor),
         _ => {}
     }
-    let number = |part: &str, prefix: &str| part.strip_prefix(prefix)?.parse().ok();
+    let number = |part: &str, prefix: &str| parse_decimal(part.strip_prefix(prefix)?);
     let parts: Vec<_> = name.split('/').collect();
     match parts.as_slice() {
         [gpu, gi, "access"] => Some(MigCap::GpuInstance(number(gpu, "gpu")?, number(gi, "gi")?)),
@@ -72,5 +73,18 @@ pub fn parse_cap(name: &str) -> Option<MigCap> {
             Some(MigCap::ComputeInstance(number(gpu, "gpu")?, number(gi, "gi")?, number(ci, "ci")?))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_digits() {
+        assert_eq!(parse_mig_minors("gpu0/gi1/ci2/access 3\n"), [(MigCap::ComputeInstance(0, 1, 2), 3)].into());
+        for line in ["gpu+0/gi1/access 3", "gpu0/gi/access 3", "gpu0/gi4294967296/access 3", "config +1", "config"] {
+            assert!(parse_mig_minors(line).is_empty(), "{line}");
+        }
     }
 }

@@ -31,7 +31,7 @@ impl VisibleDevices {
 pub enum DeviceId {
     /// NVML's index, `0`.
     Index(u32),
-    /// `GPU-…` or `MIG-…`, lower case after the prefix.
+    /// `GPU-…` or `MIG-…`, the prefix in upper case.
     Uuid(String),
     /// `00000000:01:00.0`; shorter forms of the domain are the same device.
     PciBusId {
@@ -84,7 +84,7 @@ impl DeviceId {
 }
 
 fn parse_id(word: &str) -> DeviceId {
-    if let Ok(index) = parse_decimal(word) {
+    if let Some(index) = parse_decimal(word) {
         return DeviceId::Index(index);
     }
     for prefix in ["GPU-", "MIG-"] {
@@ -96,7 +96,7 @@ fn parse_id(word: &str) -> DeviceId {
         return id;
     }
     if let Some((gpu, mig)) = word.split_once(':')
-        && let (Ok(gpu), Ok(mig)) = (parse_decimal(gpu), parse_decimal(mig))
+        && let (Some(gpu), Some(mig)) = (parse_decimal(gpu), parse_decimal(mig))
     {
         return DeviceId::Mig { gpu, mig };
     }
@@ -104,8 +104,8 @@ fn parse_id(word: &str) -> DeviceId {
 }
 
 /// Digits only: `u32::from_str` would take `+1`.
-fn parse_decimal(word: &str) -> Result<u32, ()> {
-    if word.bytes().all(|b| b.is_ascii_digit()) { word.parse().map_err(|_| ()) } else { Err(()) }
+pub(crate) fn parse_decimal(word: &str) -> Option<u32> {
+    word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok())?
 }
 
 /// `domain:bus:device.function`, hexadecimal. GPUs are function 0.

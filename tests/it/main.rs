@@ -21,6 +21,7 @@ mod debian;
 mod driver;
 mod failure;
 mod hostile;
+mod fuzz_corpus;
 mod hosts;
 mod kernels;
 mod ldcache;
@@ -46,6 +47,7 @@ fn main() -> std::process::ExitCode {
         .chain(debian::TESTS)
         .chain(failure::TESTS)
         .chain(hostile::TESTS)
+        .chain(fuzz_corpus::TESTS)
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)

@@ -109,6 +109,17 @@ fn reads_what_it_wrote() {
 }
 
 #[test]
+fn a_name_like_the_magic_is_no_new_table() {
+    // With one entry, the new table would begin 4 bytes behind the old one; with two, right behind it.
+    let one = vec![entry("libglibc-ld.so.cache1.1", "/libglibc-ld.so.cache1.1", Arch::X86_64)];
+    let two = vec![entry("z", "glibc-ld.so.cache1.1", Arch::X86_64), entry("a", "/a", Arch::X86_64)];
+    for entries in [one, two] {
+        let old = cache(Layout::Old, entries);
+        assert_eq!(parse(&old.to_bytes().unwrap()).unwrap(), old);
+    }
+}
+
+#[test]
 fn the_old_table_of_compat_is_a_cache_of_its_own() {
     let bytes = rich(Layout::Compat).to_bytes().unwrap();
     // A loader that does not know the new magic sees only this.

@@ -24,7 +24,9 @@ impl Cache<'_> {
         match self.layout {
             Layout::Old => {
                 let all: Vec<_> = self.entries.iter().zip(&strings.entries).collect();
-                put_old(&mut out, &all, 0)?;
+                let gap = if looks_new(&strings, all.len()) { NEW_ALIGN } else { 0 };
+                put_old(&mut out, &all, gap)?;
+                out.resize(out.len().saturating_add(gap), 0);
                 out.extend_from_slice(&strings.bytes);
             }
             Layout::Compat => {
@@ -106,6 +108,14 @@ impl Cache<'_> {
 /// The size of what comes before the strings in the new layout.
 fn new_table_size(entries: usize) -> usize {
     NEW_HEADER.saturating_add(entries.saturating_mul(NEW_ENTRY))
+}
+
+/// Whether strings right behind an old table of so many entries would be taken for a new table: an image can have a
+/// library of that name, and then no loader would find anything.
+fn looks_new(strings: &Strings, entries: usize) -> bool {
+    let end = OLD_HEADER.saturating_add(entries.saturating_mul(OLD_ENTRY));
+    let skipped = end.next_multiple_of(NEW_ALIGN).saturating_sub(end);
+    strings.bytes.get(skipped..).is_some_and(|bytes| bytes.starts_with(NEW_MAGIC))
 }
 
 /// The old header and table; the strings are `distance` bytes behind them.

@@ -4,6 +4,7 @@
 //! cgroup2 is mounted, and there the runtime could not have used them either. Formats: proc_pid_mountinfo(5),
 //! cgroups(7) ("/proc files").
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
@@ -108,34 +109,62 @@ fn unescape(text: &str) -> PathBuf {
 /// A lookup leaves a mount by the first other mount on its way. So a mount is out of reach if another is stacked on it,
 /// or if, anywhere on its line of ancestors, a sibling covers its mount point.
 fn visible(mounts: Vec<Mount>) -> Vec<Mount> {
-    let keep: Vec<bool> =
-        mounts.iter().map(|mount| mount.kind.starts_with("cgroup") && reachable(mount, &mounts)).collect();
+    let mut tree = Tree::of(&mounts);
+    let keep: Vec<bool> = mounts.iter().map(|mount| mount.kind.starts_with("cgroup") && tree.reaches(mount)).collect();
     mounts.into_iter().zip(keep).filter_map(|(mount, keep)| keep.then_some(mount)).collect()
 }
 
-fn reachable(mount: &Mount, mounts: &[Mount]) -> bool {
-    if mounts.iter().any(|other| other.parent == mount.id && other.point == mount.point) {
-        return false;
+/// The table, by the questions that are asked of it: a host can have 100 000 mounts (`fs.mount-max`).
+struct Tree<'a> {
+    by_id: BTreeMap<u32, &'a Mount>,
+    by_parent: BTreeMap<u32, Vec<&'a Mount>>,
+    /// By id, for those that were asked for: whether nothing covers the mount or one of its ancestors
+    bare: BTreeMap<u32, bool>,
+}
+
+impl<'a> Tree<'a> {
+    fn of(mounts: &'a [Mount]) -> Self {
+        let mut tree = Self { by_id: BTreeMap::new(), by_parent: BTreeMap::new(), bare: BTreeMap::new() };
+        for mount in mounts {
+            tree.by_id.entry(mount.id).or_insert(mount);
+            tree.by_parent.entry(mount.parent).or_default().push(mount);
+        }
+        tree
     }
-    let mut at = mount;
-    // a line of ancestors is no longer than the table, unless the text is not the kernel's
-    for _ in mounts {
-        // no two siblings are at the same point: the second one is stacked on the first
-        let covers = |other: &Mount| {
-            other.parent == at.parent
-                && other.id != at.id
-                && other.point != at.point
-                && at.point.starts_with(&other.point)
+
+    fn on(&self, id: u32) -> impl Iterator<Item = &&'a Mount> {
+        self.by_parent.get(&id).into_iter().flatten()
+    }
+
+    fn reaches(&mut self, mount: &'a Mount) -> bool {
+        let stacked = self.on(mount.id).any(|other| other.point == mount.point);
+        !stacked && self.is_bare(mount)
+    }
+
+    fn is_bare(&mut self, mount: &'a Mount) -> bool {
+        let mut line = Vec::new();
+        let mut at = mount;
+        let bare = loop {
+            if let Some(known) = self.bare.get(&at.id) {
+                break *known;
+            }
+            line.push(at.id);
+            // also the end of a circle, which the kernel's text has not
+            self.bare.insert(at.id, false);
+            // no two siblings are at the same point: the second one is stacked on the first
+            let covers =
+                |other: &&Mount| other.id != at.id && other.point != at.point && at.point.starts_with(&other.point);
+            if self.on(at.parent).any(covers) {
+                break false;
+            }
+            match self.by_id.get(&at.parent).filter(|up| up.id != at.id) {
+                Some(up) => at = up,
+                None => break true,
+            }
         };
-        if mounts.iter().any(covers) {
-            return false;
-        }
-        match mounts.iter().find(|up| up.id == at.parent && up.id != at.id) {
-            Some(up) => at = up,
-            None => return true,
-        }
+        self.bare.extend(line.into_iter().map(|id| (id, bare)));
+        bare
     }
-    false
 }
 
 /// The path in `/proc/<pid>/cgroup` (`HIERARCHY:CONTROLLERS:PATH`) on the line whose controllers match.
@@ -163,7 +192,7 @@ fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
     }
     let best = mounts
         .iter()
-        .filter(|mount| !outside(&mount.root))
+        .filter(|mount| mount.root.is_absolute() && !outside(&mount.root))
         .filter_map(|mount| Some((mount, own.strip_prefix(&mount.root).ok()?)))
         .enumerate()
         .max_by_key(|(order, (mount, rest))| (!mount.read_only, rest.components().count(), *order));

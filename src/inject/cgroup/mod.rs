@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 use crate::finding::Finding;
 pub use listed::already_allowed;
 pub use locate::{DeviceCgroup, locate};
+pub use program::extend;
 
 /// A character device to be read and written, never made: mknod(2) stays refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -52,7 +52,7 @@ const BPF_REG_AX: u8 = 11;
 ///
 /// `None` if that block is already there. Jumps are relative, so the old instructions need no change; they find r1 as
 /// it was, and they cannot read another register that they did not write, or the verifier would have refused them.
-pub(crate) fn extend(old: &[Insn], rules: &[DeviceRule]) -> Result<Option<Vec<Insn>>> {
+pub fn extend(old: &[Insn], rules: &[DeviceRule]) -> Result<Option<Vec<Insn>>> {
     let old = reloadable(old)?;
     let mut program = allow_block(rules)?;
     if old.starts_with(&program) {

@@ -110,6 +110,22 @@ fn the_root_of_the_mount_is_stripped() {
 }
 
 #[test]
+fn a_root_that_is_no_directory_shows_no_cgroup() {
+    assert!(refusal(&HYBRID.replace("0:33 /", "0:33 net:[4026531840]"), PROCESS).contains("below none"));
+    // joined to the mount point, all of "/crio-test/crio-0a" would take its place
+    assert!(refusal(&HYBRID.replace("0:33 /", "0:33 "), PROCESS).contains("below none"));
+}
+
+#[test]
+fn mounts_on_mounts_do_not_cost_their_cube() {
+    let mount = |at: u32| format!("{at} {} 0:33 / /mnt/{at} rw - cgroup cgroup rw,devices\n", at - 1);
+    let mountinfo: String = (1001..=5000).map(mount).collect();
+    let start = std::time::Instant::now();
+    assert_eq!(locate(&mountinfo, PROCESS).unwrap(), v1("/mnt/5000/crio-test/crio-0a"));
+    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+}
+
+#[test]
 fn nothing_outside_of_the_cgroup_namespace() {
     assert!(refusal(&HYBRID.replace("0:33 /", "0:33 /.."), PROCESS).contains("below none"));
     let text = refusal(HYBRID, &PROCESS.replace("/crio-test/crio-0a", "/../crio-0a"));

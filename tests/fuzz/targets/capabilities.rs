@@ -1,0 +1,29 @@
+//! `NVIDIA_DRIVER_CAPABILITIES` (the first line) under `supported-driver-capabilities` (the second).
+
+use oci_nvidia_hook::request::capabilities::{Capabilities, Capability, parse};
+
+use super::{check_error, check_line, text};
+
+/// Parse, and parse what is printed.
+pub fn run(data: &[u8]) {
+    let text = text(data);
+    let mut lines = text.lines();
+    let value = lines.next().unwrap_or_default();
+    let every = Capabilities::of(&Capability::ALL);
+    let supported = lines.next().map_or(Ok(every), Capabilities::supported);
+    let supported = supported.unwrap_or_else(|allowed| {
+        check_line(&oci_nvidia_hook::error::one_line(&allowed));
+        every
+    });
+    for legacy in [false, true] {
+        match parse(Some(value), legacy, supported) {
+            Ok(set) => {
+                assert!(set.iter().all(|capability| supported.has(capability)), "{set} is more than {supported}");
+                let printed = format!("{set},"); // an empty value would ask for the default
+                assert_eq!(parse(Some(&printed), legacy, supported).expect("its own words"), set);
+                assert_eq!(Capabilities::supported(&set.to_string()), Ok(set));
+            }
+            Err(error) => check_error(&error),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! `/etc/ld.so.cache` of an image: what is parsed can be written and is the same; our libraries are found first.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use oci_nvidia_hook::driver::ldcache::{Arch, Cache, NewEntry, parse};
+
+use super::check_error;
+
+/// Texts of a cache at most, names and paths together.
+const MAX_TEXT: usize = 16 << 20;
+
+/// Parse, write, parse; then merge.
+pub fn run(data: &[u8]) {
+    let cache = match parse(data) {
+        Ok(cache) => cache,
+        Err(error) => return check_error(&error),
+    };
+    let bytes = cache.to_bytes().expect("what was parsed can be written");
+    assert_eq!(parse(&bytes).expect("what was written can be parsed"), cache);
+
+    if cache.entries().iter().any(|entry| entry.path.starts_with("/ours")) {
+        return; // one could not tell whose is whose
+    }
+    // Ours, and the image's own names, which we then take over.
+    let own = [cache.entries().first(), cache.entries().last()];
+    let own = own.iter().flatten().map(|entry| NewEntry {
+        name: entry.name,
+        path: Path::new("/ours/x"),
+        arch: Arch::native(),
+    });
+    let mut ours: Vec<NewEntry<'_>> = own.filter(|new| !new.name.is_empty()).collect();
+    ours.extend(
+        [("libcuda.so.1", Arch::X86_64), ("libcuda.so.1", Arch::I386), ("libnvidia-ml.so.1", Arch::X86_64)]
+            .map(|(name, arch)| NewEntry { name: OsStr::new(name), path: Path::new("/ours/lib"), arch }),
+    );
+    let mut merged = cache.clone();
+    merged.merge(&ours);
+    check_merged(&cache, &merged, &ours);
+
+    let mut twice = merged.clone();
+    twice.merge(&ours);
+    assert_eq!(twice, merged, "merging twice is merging once");
+    match merged.to_bytes() {
+        Ok(bytes) => assert_eq!(parse(&bytes).expect("what was merged can be parsed"), merged),
+        Err(error) => {
+            assert!(text_of(&merged) > MAX_TEXT, "{error}");
+            check_error(&error);
+        }
+    }
+}
+
+fn check_merged(cache: &Cache<'_>, merged: &Cache<'_>, ours: &[NewEntry<'_>]) {
+    let is_ours = |path: &Path| path.starts_with("/ours");
+    for new in ours {
+        let found = merged.lookup(new.name, new.arch).expect("ours are found");
+        assert!(is_ours(found.path), "{found:?} instead of {new:?}");
+        // The same without the order that lookups rely on: nothing stands before ours.
+        let first = merged.entries().iter().find(|entry| entry.name == new.name && entry.is_for(new.arch));
+        assert!(first.is_none_or(|entry| is_ours(entry.path)), "{first:?} is before {new:?}");
+    }
+    // What is not ours is as it was, but for what ours replace.
+    let mut left = merged.entries().iter().filter(|entry| !ours.iter().any(|new| new.path == entry.path)).peekable();
+    for entry in cache.entries() {
+        if left.next_if_eq(&entry).is_none() {
+            let arch = [Arch::X86_64, Arch::I386, Arch::Aarch64].into_iter().find(|arch| entry.is_for(*arch));
+            let instead = arch.and_then(|arch| merged.lookup(entry.name, arch));
+            assert!(instead.is_some_and(|instead| is_ours(instead.path)), "{entry:?} is lost");
+        }
+    }
+    assert_eq!(left.next(), None, "an entry came from nowhere");
+    assert_eq!(
+        (merged.layout(), merged.hwcaps(), merged.generator()),
+        (cache.layout(), cache.hwcaps(), cache.generator())
+    );
+}
+
+fn text_of(cache: &Cache<'_>) -> usize {
+    let entries = cache.entries().iter().map(|entry| entry.name.len() + entry.path.as_os_str().len());
+    entries.sum::<usize>() + cache.hwcaps().iter().map(|name| name.len()).sum::<usize>()
+}

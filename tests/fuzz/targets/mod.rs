@@ -1,0 +1,145 @@
+//! What fuzzing and `tests/it/fuzz_corpus.rs` run: for each parser of foreign data a function that gives it bytes, and
+//! panics if something does not hold that must hold for all bytes.
+//!
+//! An input that broke a property is kept in `corpus/<target>/`, under a name that tells what it was.
+
+pub mod capabilities;
+pub mod cgroup;
+pub mod compat_note;
+pub mod config;
+pub mod container_path;
+pub mod device_program;
+pub mod device_rules;
+pub mod devices;
+pub mod driver_proc;
+pub mod elf;
+pub mod error_text;
+pub mod inventory;
+pub mod ldcache;
+pub mod mig_minors;
+pub mod require;
+pub mod spec;
+pub mod state;
+
+use std::borrow::Cow;
+use std::io::{Read, Seek, SeekFrom};
+
+use oci_nvidia_hook::error::{one_line, render};
+use oci_nvidia_hook::finding::Finding;
+use oci_nvidia_hook::inventory::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
+
+/// As the program reads text that should be UTF-8.
+pub fn text(data: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(data)
+}
+
+/// One line of a bounded length that moves no cursor and turns no text around.
+#[track_caller]
+pub fn check_line(line: &str) {
+    // 2000 characters, each perhaps escaped
+    assert!(line.chars().count() <= 20_100, "{} characters", line.chars().count());
+    let unsafe_in_terminals = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    assert!(!line.contains(unsafe_in_terminals), "{line:?}");
+}
+
+/// An error is a line, and perhaps a line with a hint, and podman takes no part of it for an error of its own.
+#[track_caller]
+pub fn check_error(error: &anyhow::Error) {
+    let text = render(error);
+    let (what, hint) = text.split_once("\nhint: ").unwrap_or((&text, ""));
+    assert!(!what.is_empty(), "an error that says nothing");
+    check_line(what);
+    check_line(hint);
+    for taken in ["no such file or directory", "permission denied", "operation not permitted", "not found"] {
+        assert!(!text.to_lowercase().contains(taken), "{text}");
+    }
+}
+
+/// Findings are said as errors are.
+#[track_caller]
+pub fn check_findings(findings: &[Finding]) {
+    for finding in findings {
+        assert!(!finding.what.is_empty() && finding.id.starts_with("ONH-"), "{finding:?}");
+        check_line(&one_line(&finding.what));
+        check_line(&one_line(&finding.fix));
+    }
+}
+
+/// Two GPUs that work, the second in two MIG devices, and one that does not answer.
+pub fn sample_inventory() -> Inventory {
+    let gpu = |index: u32| Gpu {
+        index,
+        minor: index + 1,
+        uuid: format!("GPU-5{index}"),
+        bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
+        model: "NVIDIA H100 80GB HBM3".to_owned(),
+        compute_capability: "9.0".to_owned(),
+        brand: "Tesla".to_owned(),
+        mig_enabled: index == 1,
+        mig_devices: Vec::new(),
+    };
+    let mig =
+        |index: u32| MigDevice { index, uuid: format!("MIG-6{index}"), gpu_instance: 7 + index, compute_instance: 0 };
+    let lost = FailedGpu {
+        index: Some(2),
+        uuid: None,
+        bus_id: Some(BusId { domain: 0, bus: 3, device: 0 }),
+        why: "GPU is lost".to_owned(),
+        node_missing: false,
+    };
+    Inventory {
+        driver_version: "535.183.01".to_owned(),
+        cuda_version: "12.2".to_owned(),
+        gpus: vec![gpu(0), Gpu { mig_devices: vec![mig(0), mig(1)], ..gpu(1) }],
+        failed: vec![lost],
+    }
+}
+
+/// A file as an image can have it: 1 TiB, and all but the start a hole. Reading much of it would be the end of the host.
+#[derive(Debug)]
+pub struct SparseFile<'a> {
+    data: &'a [u8],
+    at: u64,
+    read: usize,
+}
+
+impl<'a> SparseFile<'a> {
+    const LENGTH: u64 = 1 << 40;
+    /// What a parser may read of it, in bytes.
+    const MOST: usize = 8 << 20;
+
+    /// With this at its start.
+    pub fn new(data: &'a [u8]) -> Self {
+        Self { data, at: 0, read: 0 }
+    }
+}
+
+impl Read for SparseFile<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.read += buffer.len();
+        assert!(self.read <= Self::MOST, "{} bytes are read at {:#x}", buffer.len(), self.at);
+        let rest = usize::try_from(self.at).ok().and_then(|at| self.data.get(at..)).unwrap_or_default();
+        let left = usize::try_from(Self::LENGTH.saturating_sub(self.at)).unwrap();
+        let count = buffer.len().min(left);
+        let from_data = rest.len().min(count);
+        buffer[..from_data].copy_from_slice(&rest[..from_data]);
+        buffer[from_data..count].fill(0);
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+impl Seek for SparseFile<'_> {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        let to = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => Self::LENGTH.checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = to.ok_or(std::io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}

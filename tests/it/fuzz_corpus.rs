@@ -1,0 +1,76 @@
+//! The fuzz targets over their committed inputs: seeds, and what broke one once. `make fuzz` looks for more.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::Test;
+use crate::support::source;
+
+#[path = "../fuzz/targets/mod.rs"]
+mod targets;
+
+/// As `make fuzz` allows it; there the program is optimised, and here the inputs are smaller.
+const LONGEST: Duration = Duration::from_secs(5);
+
+macro_rules! tests {
+    ($($target:ident),*) => {
+        pub const TESTS: &[Test] = &[
+            ("fuzz_corpus::each_target_is_here", &[], each_target_is_here),
+            $((concat!("fuzz_corpus::", stringify!($target)), &[], || {
+                replay(stringify!($target), targets::$target::run);
+            }),)*
+        ];
+        const NAMES: &[&str] = &[$(stringify!($target)),*];
+    };
+}
+
+tests!(
+    capabilities,
+    cgroup,
+    compat_note,
+    config,
+    container_path,
+    device_program,
+    device_rules,
+    devices,
+    driver_proc,
+    elf,
+    error_text,
+    inventory,
+    ldcache,
+    mig_minors,
+    require,
+    spec,
+    state
+);
+
+fn replay(target: &str, run: fn(&[u8])) {
+    let mut inputs = 0;
+    for entry in std::fs::read_dir(source("tests/fuzz/corpus").join(target)).unwrap() {
+        let path = entry.unwrap().path();
+        let data = std::fs::read(&path).unwrap();
+        let start = Instant::now();
+        if catch_unwind(AssertUnwindSafe(|| run(&data))).is_err() {
+            panic!("a property does not hold for {path:?}");
+        }
+        assert!(start.elapsed() < LONGEST, "{path:?} takes {:?}", start.elapsed());
+        inputs += 1;
+    }
+    assert!(inputs > 1, "{target} has no inputs");
+}
+
+/// What is fuzzed is replayed, and the other way round.
+fn each_target_is_here() {
+    let names = |dir: &str| {
+        let entries = std::fs::read_dir(source(dir)).unwrap().map(|entry| entry.unwrap().path());
+        let mut names: Vec<_> = entries.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("tests/fuzz/fuzz_targets"), NAMES);
+    assert_eq!(names("tests/fuzz/corpus"), NAMES);
+    let manifest = std::fs::read_to_string(source("tests/fuzz/Cargo.toml")).unwrap();
+    for name in NAMES {
+        assert!(manifest.contains(&format!("\nname = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"\n")), "{name}");
+    }
+}
