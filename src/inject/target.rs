@@ -168,8 +168,18 @@ impl Target {
 
     /// The image ships a file of its own under a name of the driver's: it stays in the image, and ours hides it.
     fn mount_over(&mut self, point: OwnedFd, stat: &Stat, link: &ContainerPath, file: &ContainerPath) -> Result<()> {
-        let Some(mounted) = self.mounts.get(file) else { return Ok(()) };
-        if same_file(stat, &rustix::fs::fstat(mounted)?) {
+        let mounted = match self.mounts.get(file) {
+            Some(mounted) => mounted.try_clone()?,
+            // Mounted by the engine, where it does that.
+            None => match self.rootfs.open_at(file.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
+                Ok(mounted) => mounted,
+                Err(error) if is_missing(&error) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let mounted_stat = rustix::fs::fstat(&mounted)?;
+        let is_file = FileType::from_raw_mode(mounted_stat.st_mode) == FileType::RegularFile;
+        if same_file(stat, &mounted_stat) || !is_file {
             return Ok(());
         }
         let copy = mount::clone_tree(mounted).context("open_tree")?;

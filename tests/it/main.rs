@@ -15,6 +15,7 @@
 
 mod bad_input;
 mod captures;
+mod cdi;
 mod cgroup;
 mod conformance;
 mod debian;
@@ -36,6 +37,7 @@ fn main() -> std::process::ExitCode {
     let tests = bad_input::TESTS
         .iter()
         .chain(captures::TESTS)
+        .chain(cdi::TESTS)
         .chain(cgroup::TESTS)
         .chain(conformance::TESTS)
         .chain(debian::TESTS)

@@ -37,7 +37,7 @@ pub const TESTS: &[Test] = &[
 
 /// What the container's runtime sees as cgroups.
 #[derive(Clone, Copy, Debug)]
-enum Cgroup {
+pub enum Cgroup {
     AsMounted,
     /// cgroup2 alone, in a mount namespace of its own
     V2,
@@ -57,16 +57,16 @@ impl Cgroup {
 }
 
 /// Podman with storage, hooks and configuration of its own.
-struct Podman {
-    dir: tempfile::TempDir,
+pub struct Podman {
+    pub dir: tempfile::TempDir,
     hooks: PathBuf,
 }
 
-const IMAGE: &str = "localhost/small";
+pub const IMAGE: &str = "localhost/small";
 
 impl Podman {
     /// One for all tests: importing an image takes longer than most of them.
-    fn shared() -> &'static Self {
+    pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Podman> = OnceLock::new();
         SHARED.get_or_init(|| {
             let podman = Self::with_image();
@@ -143,7 +143,12 @@ impl Podman {
     }
 
     /// `podman run --rm ARGUMENTS`
-    fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+    pub fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+        self.run_after("", cgroup, arguments)
+    }
+
+    /// The same after this shell script, in the same mount namespace.
+    pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
         let mut words = self.base();
         words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
         match cgroup {
@@ -154,7 +159,7 @@ impl Podman {
                 words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into())
             }
         }
-        let script = format!("{} exec \"$@\"", cgroup.prepare());
+        let script = format!("{} {script}\nexec \"$@\"", cgroup.prepare());
         let mut unshare = Command::new("unshare");
         unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words).args(arguments);
         run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))
