@@ -72,7 +72,7 @@ pub fn parse(bytes: &[u8]) -> Result<Spec> {
 /// If that is not possible; then what was there before still is.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let write = || -> Result<()> {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         let name = path.file_name().context("it has no file name")?;
         // Engines read *.json and *.yaml only.

@@ -93,7 +93,7 @@ impl Stamp {
             }
         }
         // Whoever installs libraries runs ldconfig then.
-        let cache = config.ldcache.as_ref().map_or(Path::new("/etc/ld.so.cache"), HostPath::as_path);
+        let cache = config.ldcache.as_ref().map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
         let metadata = driver.open_file(cache).and_then(|file| Ok(file.metadata()?)).ok();
         metadata.map(|file| (file.mtime(), file.mtime_nsec(), file.size(), file.ino())).hash(&mut hasher);
         let boot = host.read(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default();

@@ -53,7 +53,7 @@ pub fn check(options: &Options) -> Result<ExitCode> {
         let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
         serde_json::to_string_pretty(&json!({"spec_dirs": dirs, "engines": engines, "verdicts": verdicts}))? + "\n"
     } else {
-        in_words(&verdicts, &dirs)
+        in_words(&verdicts, &dirs, &engines)
     };
     let printed = output::print(&text);
     Ok(if all_good { printed } else { ExitCode::FAILURE })
@@ -87,15 +87,17 @@ pub fn engines() -> Vec<Engine> {
     Kind::ALL.into_iter().filter_map(ask).collect()
 }
 
-fn in_words(verdicts: &[Verdict], dirs: &[PathBuf]) -> String {
+fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], engines: &[Engine]) -> String {
     let mut text = String::new();
+    let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
+    let yes = if engines.is_empty() { "yes".to_owned() } else { format!("yes for {}", engines.join(", ")) };
     if verdicts.is_empty() {
         let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
         writeln!(text, "there are no CDI devices in {}\nhint: run \"oci-nvidia-hook cdi generate\"", dirs.join(", "))
             .ok();
     }
     for Verdict { subject, ok, reason, hint, .. } in verdicts {
-        let word = if *ok { "yes" } else { "no" };
+        let word = if *ok { &yes } else { "no" };
         let separator = if reason.is_empty() { "" } else { ": " };
         writeln!(text, "{}: {word}{separator}{}", one_line(subject), one_line(reason)).ok();
         if !hint.is_empty() {

@@ -16,6 +16,7 @@
 mod bad_input;
 mod captures;
 mod cdi;
+mod cdi_conformance;
 mod cgroup;
 mod conformance;
 mod debian;
@@ -38,6 +39,7 @@ fn main() -> std::process::ExitCode {
         .iter()
         .chain(captures::TESTS)
         .chain(cdi::TESTS)
+        .chain(cdi_conformance::TESTS)
         .chain(cgroup::TESTS)
         .chain(conformance::TESTS)
         .chain(debian::TESTS)
