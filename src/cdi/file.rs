@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::spec::Spec;
+use super::yaml;
 use crate::error::Failure;
 
 /// Where engines look for specs, the least important first.
@@ -53,7 +54,7 @@ impl Format {
     pub fn print(self, spec: &Spec) -> Result<String> {
         Ok(match self {
             Self::Json => serde_json::to_string_pretty(spec)? + "\n",
-            Self::Yaml => format!("---\n{}", serde_norway::to_string(spec)?),
+            Self::Yaml => yaml::print(&serde_json::to_value(spec)?),
         })
     }
 }
@@ -63,7 +64,8 @@ impl Format {
 /// # Errors
 /// If it is no YAML, or has a field that CDI does not have.
 pub fn parse(bytes: &[u8]) -> Result<Spec> {
-    Ok(serde_norway::from_slice(bytes)?)
+    let value = yaml::parse(std::str::from_utf8(bytes)?).map_err(anyhow::Error::msg)?;
+    Ok(serde_json::from_value(value)?)
 }
 
 /// Writes it at once, readable for everybody; its directory is made if necessary.
@@ -116,7 +118,7 @@ mod tests {
             assert_eq!(parse(format.print(&spec()).unwrap().as_bytes()).unwrap(), spec(), "{format:?}");
         }
         // To engines a name that is a number is none.
-        assert!(Format::Yaml.print(&spec()).unwrap().contains("name: '0'\n"));
+        assert!(Format::Yaml.print(&spec()).unwrap().contains("name: \"0\"\n"));
     }
 
     #[test]

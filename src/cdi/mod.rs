@@ -10,3 +10,4 @@ pub mod registry;
 pub mod rules;
 pub mod spec;
 pub mod stamp;
+pub mod yaml;
