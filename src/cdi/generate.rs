@@ -54,13 +54,15 @@ pub struct Named {
     pub edits: Edits,
 }
 
-/// The spec of these devices, and of all of them together. It has no device if none has a name.
+/// The spec of these devices, and of all of them together. It has no device if none has a name. `more` is for the hook
+/// entry that every container gets.
 #[must_use]
-pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &HostFacts, stamp: Option<&str>) -> Spec {
-    let mut container_edits = cdi::lower(common, host, stamp);
+pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &HostFacts, more: RootfsEdits) -> Spec {
+    let mut container_edits = cdi::lower(common, host, more);
     // Else our own hook, where it is installed too, would do it all again.
     container_edits.env.push(format!("{VISIBLE_DEVICES}=void"));
-    let lowered: Vec<_> = devices.iter().map(|device| cdi::lower(&device.edits, host, None)).collect();
+    let lowered: Vec<_> =
+        devices.iter().map(|device| cdi::lower(&device.edits, host, RootfsEdits::default())).collect();
     let device = |(name, edits): (&String, &ContainerEdits)| Device {
         name: name.clone(),
         container_edits: edits.clone(),

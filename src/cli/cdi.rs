@@ -20,9 +20,11 @@ use crate::edits::{DeviceNode, Edits};
 use crate::error::{failure, render};
 use crate::finding::Finding;
 use crate::host::Host;
+use crate::inventory::Inventory;
 use crate::inventory::select::permitted_devices;
 use crate::log::Log;
 use crate::lower::cdi::{HostFacts, NodeFacts};
+use crate::lower::rootfs::RootfsEdits;
 use crate::paths::HostPath;
 use crate::request::{GpuRequest, VisibleDevices};
 
@@ -205,28 +207,42 @@ fn refresh(options: &super::Options) -> Result<ExitCode> {
         return Err(failure("\"cdi refresh\" needs a file", "name it with --output, or use \"cdi generate\""));
     };
     let config = info::configuration(options)?;
-    let old = registry::read_spec(&path).ok();
+    // What comes while this runs starts no second run: systemd has one of a service at a time.
+    for _ in 0..TRIES {
+        if !refresh_once(&path, format, &config, &options.cdi)? {
+            break;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A host that changes faster is seen at its next change.
+const TRIES: u32 = 3;
+
+/// Whether the host changed meanwhile.
+fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options) -> Result<bool> {
+    let old = registry::read_spec(path).ok();
     let old_stamp = old.as_ref().and_then(Stamp::of);
     // Looked at before the driver is: what changes meanwhile makes the new spec old, and is seen next time.
-    let stamp = Stamp::look(&config, &options.cdi);
+    let stamp = Stamp::look(config, options);
     let is_there = |path: &&str| rustix::fs::lstat(*path).is_ok();
     if let (Some(old), Some(stamp)) = (&old, &stamp)
         && old_stamp.as_ref() == Some(stamp)
         && sources(old).iter().all(is_there)
     {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(false);
     }
     let spec = match &stamp {
-        Some(stamp) => spec_of(&config, &options.cdi, Some(stamp))?,
+        Some(stamp) => spec_of(config, options, Some(stamp))?,
         None => Spec::default(),
     };
     if !spec.devices.is_empty() {
-        file::write(&path, &format.print(&spec)?)?;
+        file::write(path, &format.print(&spec)?)?;
     } else if old_stamp.is_some() {
         // It speaks of GPUs that are gone. A spec of another program's is not ours to remove.
-        std::fs::remove_file(&path)?;
+        std::fs::remove_file(path)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(Stamp::look(config, options) != stamp)
 }
 
 /// The spec of this host. A device that cannot be given is left out, and said.
@@ -242,6 +258,7 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<
         }
     }
     findings.extend(host.inventory.failed.iter().map(|failed| left_out(failed.to_string())));
+    let complete = !findings.iter().any(|finding| finding.id == LEFT_OUT);
     let nodes = nodes(devices.iter().map(|device| &device.edits).chain([&common]));
     let is_for_a_group = nodes.values().any(|node| node.additional_gid().is_some());
     let facts = HostFacts {
@@ -254,8 +271,11 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<
     let mut log = Log::default();
     findings.iter().for_each(|finding| log.finding(finding));
     let kind = format!("{}/{}", options.vendor, options.class);
-    let stamp = stamp.map(Stamp::to_text);
-    Ok(spec(&kind, &common, &devices, &facts, stamp.as_deref()))
+    // A GPU that is not ready yet is asked again at the next refresh: no host has this stamp.
+    let stamp = stamp.map(|stamp| Stamp { rest: if complete { stamp.rest } else { 0 }, ..stamp.clone() }.to_text());
+    let Inventory { driver_version, cuda_version, .. } = &host.inventory;
+    let cuda_compat = config.cuda_compat.then(|| (driver_version.clone(), cuda_version.clone()));
+    Ok(spec(&kind, &common, &devices, &facts, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::default() }))
 }
 
 /// All of the driver: a spec knows no container that could ask for less.
@@ -271,9 +291,11 @@ fn request(config: &Config) -> GpuRequest {
     }
 }
 
+const LEFT_OUT: &str = "ONH-401";
+
 fn left_out(what: String) -> Finding {
     Finding::warning(
-        "ONH-401",
+        LEFT_OUT,
         what,
         "it is not in the CDI spec",
         "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host, then run \"oci-nvidia-hook cdi refresh\"",

@@ -8,11 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::driver::DriverRoot;
+use crate::driver::{DriverRoot, compat};
 use crate::edits::build;
 use crate::inject::container::Container;
 use crate::inventory::procfs;
 use crate::log::Log;
+use crate::lower::live;
 use crate::lower::rootfs::{PROGRAM, RootfsEdits, VERB};
 use crate::oci::{self, hook_entries};
 use crate::paths::HostPath;
@@ -44,7 +45,13 @@ fn finish(edits: RootfsEdits) -> Result<()> {
     let edits = with_entries(edits, &bytes)?;
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     let mut log = Log::of(&state.id);
-    let findings = crate::inject::run(Container::here(&spec.rootfs)?, &edits.steps(files))?;
+    let container = Container::here(&spec.rootfs)?;
+    let mut steps = edits.steps(files);
+    if let Some((driver, cuda)) = &edits.cuda_compat {
+        let names = container.compat_libraries(driver, cuda);
+        live::prefer(&mut steps, compat::DIR, |soname| names.contains(soname));
+    }
+    let findings = crate::inject::run(container, &steps)?;
     findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }

@@ -55,9 +55,9 @@ const HOOK_ENV: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 const FILE_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
 const IPC_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
 
-/// The container edits; `stamp` goes into the hook's arguments.
+/// The container edits; `more` goes into the hook's arguments.
 #[must_use]
-pub fn lower(edits: &Edits, host: &HostFacts, stamp: Option<&str>) -> ContainerEdits {
+pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdits {
     let mut lowered = ContainerEdits::default();
     let files = edits.files.iter().filter_map(|file| {
         let dir = directory(file, host)?;
@@ -70,8 +70,7 @@ pub fn lower(edits: &Edits, host: &HostFacts, stamp: Option<&str>) -> ContainerE
         lowered.device_nodes.extend(device_node(node, facts));
         lowered.additional_gids.extend(facts.additional_gid().filter(|_| host.additional_gids));
     }
-    let rest = RootfsEdits { stamp: stamp.map(str::to_owned), ..rootfs_edits(edits, host) };
-    lowered.hooks.extend(hook(&rest, host));
+    lowered.hooks.extend(hook(&more.merge(rootfs_edits(edits, host)), host));
     lowered
 }
 
@@ -301,8 +300,8 @@ mod tests {
         #[test]
         fn the_hook_does_what_the_spec_says(common in any_edits(), devices in prop::collection::vec(any_device(), 0..4)) {
             let all = devices.iter().cloned().fold(common.clone(), Edits::merge);
-            let union = devices.iter().map(|edits| lower(edits, &host(), None));
-            let union = union.fold(lower(&common, &host(), None), ContainerEdits::merge);
+            let union = devices.iter().map(|edits| lower(edits, &host(), RootfsEdits::default()));
+            let union = union.fold(lower(&common, &host(), RootfsEdits::default()), ContainerEdits::merge);
             prop_assert_eq!(of_spec(&union), of_hook(&all));
         }
     }
@@ -313,7 +312,7 @@ mod tests {
         let library = file_in("run/nvidia/driver/usr/lib64", "libcuda.so.535", 0, Some("libcuda.so.1"));
         let beside = file_in("run/nvidia/driver-old/usr/lib64", "libx.so.535", 0, None);
         let edits = Edits { files: vec![library, beside], ..Edits::default() };
-        let lowered = lower(&edits, &host, Some("s"));
+        let lowered = lower(&edits, &host, RootfsEdits { stamp: Some("s".into()), ..RootfsEdits::default() });
         let mounts: Vec<_> = lowered.mounts.iter().map(|mount| mount.container_path.as_str()).collect();
         assert_eq!(mounts, ["/usr/lib64/libcuda.so.535"], "what is not below the driver root is none of its files");
         assert_eq!(lowered.mounts[0].options, FILE_OPTIONS);
@@ -334,7 +333,7 @@ mod tests {
         let edits = Edits { nodes: vec![node], ..Edits::default() };
         let lowered = |additional_gids| {
             let nodes = [(path.clone(), facts)].into();
-            lower(&edits, &HostFacts { nodes, additional_gids, ..host() }, None)
+            lower(&edits, &HostFacts { nodes, additional_gids, ..host() }, RootfsEdits::default())
         };
         assert!(lowered(false).additional_gids.is_empty());
         assert_eq!(lowered(true).additional_gids, [44]);

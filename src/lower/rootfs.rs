@@ -30,6 +30,8 @@ pub struct RootfsEdits {
     pub shown: BTreeMap<PathBuf, HostPath>,
     /// As in [`crate::edits::Edits::egl_devices`]
     pub egl_devices: u64,
+    /// The versions of the driver and of CUDA, if an image's newer libcuda may be used with them
+    pub cuda_compat: Option<(String, String)>,
     /// What the spec was made from; nothing is done with it in a container
     pub stamp: Option<String>,
 }
@@ -44,6 +46,7 @@ impl RootfsEdits {
         Self {
             mask: self.mask.or(other.mask),
             egl_devices: self.egl_devices | other.egl_devices,
+            cuda_compat: self.cuda_compat.or(other.cuda_compat),
             stamp: self.stamp.or(other.stamp),
             ..self
         }
@@ -63,6 +66,8 @@ impl RootfsEdits {
             }
         };
         option("--stamp", self.stamp.clone());
+        let compat = self.cuda_compat.as_ref();
+        option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
         for (link, text) in &self.links {
             option("--link", pair(text, &link.absolute()));
         }
@@ -93,6 +98,11 @@ impl RootfsEdits {
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("stamp") => edits.stamp = Some(text(parser.value()?)?),
+                Long("cuda-compat") => {
+                    let value = text(parser.value()?)?;
+                    let (driver, cuda) = split(&value)?;
+                    edits.cuda_compat = Some((driver.to_owned(), cuda.to_owned()));
+                }
                 Long("link") => {
                     let value = text(parser.value()?)?;
                     let (text, link) = split(&value)?;
@@ -276,6 +286,7 @@ mod tests {
             libraries in prop::collection::btree_set(name(), 0..4),
             shown in prop::collection::btree_map(name(), name(), 0..4),
             mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
+            cuda_compat in prop::option::of((name(), name())),
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
             RootfsEdits {
@@ -284,6 +295,7 @@ mod tests {
                 mask: mask.then(|| HostPath::new("/proc/driver/nvidia")),
                 shown: shown.iter().map(|(path, source)| (path.into(), HostPath::new(source))).collect(),
                 egl_devices,
+                cuda_compat,
                 stamp,
             }
         }

@@ -74,9 +74,9 @@ fn additional_gids() {
         let mode = node["fileMode"].as_u64().unwrap_or_default();
         let facts = NodeFacts {
             is_char: mode & GO_CHAR_DEVICE != 0,
-            mode: (mode & 0o777) as u32,
+            mode: u32::try_from(mode & 0o777).unwrap(),
             uid: 0,
-            gid: node["gid"].as_u64().unwrap_or_default() as u32,
+            gid: u32::try_from(node["gid"].as_u64().unwrap_or_default()).unwrap(),
         };
         assert_eq!(json!(facts.additional_gid().map(|gid| [gid])), row["expect"], "{row}");
     }
@@ -87,7 +87,7 @@ fn device_nodes() {
     for row in rows("device_node") {
         let path = row["input"]["path"].as_str().unwrap();
         let source = row["input"]["hostPath"].as_str().unwrap_or(path);
-        let number = |name: &str| row["expect"][name].as_u64().unwrap_or_default() as u32;
+        let number = |name: &str| u32::try_from(row["expect"][name].as_u64().unwrap_or_default()).unwrap();
         let node = edits::DeviceNode {
             source: HostPath::new(source),
             path: ContainerPath::new(path).unwrap(),

@@ -24,6 +24,7 @@ mod driver;
 mod hosts;
 mod ldcache;
 mod live;
+mod packaging;
 mod podman;
 mod support;
 
@@ -46,6 +47,7 @@ fn main() -> std::process::ExitCode {
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)
+        .chain(packaging::TESTS)
         .chain(podman::TESTS);
     let trials = tests.map(|(name, needs, test)| trial(name, needs, *test)).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
