@@ -126,6 +126,27 @@ impl Host {
     /// # Errors
     /// If something is missing that it cannot do without.
     pub fn edits(&self, request: &GpuRequest, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
+        let (mut edits, mut findings) = self.common_edits(request)?;
+        for device in devices {
+            edits = edits.merge(self.device_edits(request, *device)?);
+        }
+        edits = edits.merge(self.in_proc(self.mig_management(request, devices)?));
+        edits = edits.merge(build::device(self.imex_nodes(request)?, Vec::new()));
+        let edits = self.in_proc(edits);
+        findings.extend(self.findings());
+        Ok((edits, findings))
+    }
+
+    /// What could not be looked at so far, and so is missing in what containers get.
+    pub fn findings(&self) -> impl Iterator<Item = Finding> {
+        [&self.driver, &self.dev, &self.proc, &self.sys].into_iter().flat_map(DriverRoot::findings)
+    }
+
+    /// What every container with this request gets, whichever devices it is given.
+    ///
+    /// # Errors
+    /// If something is missing that it cannot do without.
+    pub fn common_edits(&self, request: &GpuRequest) -> Result<(Edits, Vec<Finding>)> {
         let search = Search {
             root: &self.driver,
             cache: &self.cache,
@@ -133,27 +154,47 @@ impl Host {
             dirs: &self.library_dirs,
         };
         let (files, mut findings) = locate::locate(&search, request.capabilities, &self.more_files)?;
-        let mut edits = build::common(&files, self.common_nodes(request, &mut findings)?, self.proc_files());
-        let whole_caps = request.mig_config.is_some() || request.mig_monitor.is_some();
-        for device in devices {
-            edits = edits.merge(self.gpu(device.gpu())?);
-            if request.capabilities.any(&[Capability::Graphics, Capability::Display]) {
-                edits = edits.merge(build::device(self.drm_nodes(device.gpu())?, Vec::new()));
-                edits = edits.merge(build::egl_device(device.gpu().minor));
-            }
-            if let Device::Mig(gpu, mig) = device
-                && !whole_caps
-            {
-                edits = edits.merge(self.mig_device(gpu, mig)?);
-            }
+        let edits = build::common(&files, self.common_nodes(request, &mut findings)?, self.proc_files());
+        Ok((self.in_proc(edits), findings))
+    }
+
+    /// What one device adds to that.
+    ///
+    /// # Errors
+    /// If a device node of it is missing.
+    pub fn device_edits(&self, request: &GpuRequest, device: Device<'_>) -> Result<Edits> {
+        let mut edits = self.gpu(device.gpu())?;
+        if request.capabilities.any(&[Capability::Graphics, Capability::Display]) {
+            edits = edits.merge(build::device(self.drm_nodes(device.gpu())?, Vec::new()));
+            edits = edits.merge(build::egl_device(device.gpu().minor));
         }
-        edits = edits.merge(self.mig_management(request, devices)?);
-        edits = edits.merge(build::device(self.imex_nodes(request)?, Vec::new()));
+        let whole_caps = request.mig_config.is_some() || request.mig_monitor.is_some();
+        if let Device::Mig(gpu, mig) = device
+            && !whole_caps
+        {
+            edits = edits.merge(self.mig_device(gpu, mig)?);
+        }
+        Ok(self.in_proc(edits))
+    }
+
+    /// Without /proc/driver/nvidia there is nothing to mask.
+    fn in_proc(&self, mut edits: Edits) -> Edits {
         if self.proc.locate(Path::new(DRIVER_PROC)).is_err() {
             edits.proc_mask = None;
         }
-        findings.extend([&self.driver, &self.dev, &self.proc, &self.sys].into_iter().flat_map(DriverRoot::findings));
-        Ok((edits, findings))
+        edits
+    }
+
+    /// The driver root, opened: paths of driver files in a CDI spec are those below it.
+    #[must_use]
+    pub const fn driver(&self) -> &DriverRoot {
+        &self.driver
+    }
+
+    /// Its /proc/driver/nvidia on the host, if it has one.
+    #[must_use]
+    pub fn proc_dir(&self) -> Option<HostPath> {
+        self.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host)
     }
 
     fn common_nodes(&self, request: &GpuRequest, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
@@ -280,10 +321,8 @@ impl Host {
     }
 
     fn proc_files(&self) -> Option<Vec<(OsString, Vec<u8>)>> {
-        let dir = Path::new(DRIVER_PROC);
-        self.proc.locate(dir).ok()?;
-        let read = |name: &str| Some((name.into(), self.proc.read(&dir.join(name)).ok()?));
-        Some(["params", "version", "registry"].into_iter().filter_map(read).collect())
+        self.proc.locate(Path::new(DRIVER_PROC)).ok()?;
+        Some(procfs::read_files(&self.proc, Path::new(DRIVER_PROC)))
     }
 }
 

@@ -23,6 +23,7 @@
 //! | [`inject`], [`sys`] | doing it |
 //! | [`cli`], [`log`], [`error`], [`finding`], [`paths`] | around it |
 
+pub mod cdi;
 pub mod cli;
 pub mod config;
 pub mod driver;

@@ -1,11 +1,14 @@
 //! The command line: grammar, dispatch, exit codes.
 
+pub mod cdi;
+pub mod cdi_check;
 pub mod explain;
 pub mod hook;
 pub mod info;
 pub mod list;
 pub mod output;
 pub mod prepare;
+pub mod rootfs;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,6 +18,7 @@ use anyhow::{Result, bail};
 
 use crate::error::{Failure, failure};
 use crate::log::Log;
+use crate::lower::rootfs::RootfsEdits;
 
 /// What the process was started with. Read once, here: nothing below looks at the environment.
 #[derive(Debug, Default)]
@@ -30,10 +34,12 @@ pub struct Invocation {
 enum Verb {
     Inject,
     Nothing,
+    Cdi(cdi::Verb),
     Explain,
     Info,
     List,
     Prepare,
+    Rootfs,
     Help,
     Version,
 }
@@ -57,6 +63,10 @@ pub struct Options {
     pub inventory: Option<PathBuf>,
     /// Of `list`
     pub wanted: list::Wanted,
+    /// Of `cdi`
+    pub cdi: cdi::Options,
+    /// Of `rootfs`
+    pub rootfs: RootfsEdits,
 }
 
 /// When an engine calls a hook; what it writes to stdin differs.
@@ -84,10 +94,12 @@ pub fn run(invocation: Invocation) -> ExitCode {
     match verb {
         Verb::Inject => hook::run(options.config.as_deref(), options.xdg_config_home.as_deref()),
         Verb::Nothing => ExitCode::SUCCESS,
+        Verb::Cdi(verb) => cdi::run(verb, &options),
         Verb::Explain => explain::run(&options),
         Verb::Info => info::run(&options),
         Verb::List => list::run(&options),
         Verb::Prepare => prepare::run(&options),
+        Verb::Rootfs => rootfs::run(options.rootfs),
         Verb::Help => output::print(output::HELP),
         Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
     }
@@ -112,9 +124,23 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Long("help") | Short('h'), _) => return Ok((Verb::Help, options)),
             (Long("version") | Short('V'), _) => return Ok((Verb::Version, options)),
             (Long("config"), _) => options.config = Some(parser.value()?.into()),
+            (Value(word), None) if word == "rootfs" => {
+                options.rootfs = RootfsEdits::parse(parser.raw_args()?)?;
+                return Ok((Verb::Rootfs, options));
+            }
+            (Value(word), None) if word == "cdi" => verb = Some(Verb::Cdi(cdi::parse_verb(&parser.value()?)?)),
+            (Long(name), Some(Verb::Cdi(of))) if cdi::takes(of, name) => {
+                let name = name.to_owned();
+                options.cdi.set(&name, &mut parser)?;
+            }
+            (Value(word), Some(Verb::Cdi(cdi::Verb::Check))) => {
+                options.cdi.names.push(word.to_string_lossy().into_owned());
+            }
             (Value(word), None) => verb = Some(parse_verb(&word)?),
-            (Long("json"), Some(Verb::Explain | Verb::Info)) => options.json = true,
-            (Long("root"), Some(Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
+            (Long("json"), Some(Verb::Explain | Verb::Info | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check))) => {
+                options.json = true
+            }
+            (Long("root"), Some(Verb::Cdi(_) | Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
                 options.root = Some(parser.value()?.into())
             }
             (Long("request"), Some(Verb::Explain)) => options.request_only = true,

@@ -81,7 +81,8 @@ pub fn egl_device(minor: u32) -> Edits {
 
 /// NVML and CUDA in the container read `params` and make device nodes if it tells them to: of GPUs that the
 /// container did not ask for, too (CVE-2021-1056).
-fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
+#[must_use]
+pub fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
     if name != "params" {
         return (name, content);
     }

@@ -25,7 +25,8 @@ const MAX_COMPAT: usize = 1000;
 #[derive(Debug)]
 pub struct Container {
     rootfs: Root,
-    mount_ns: MountNs,
+    /// None: the one that we are in
+    mount_ns: Option<MountNs>,
     /// Who owns files that are made in it: its root user on the host.
     owner: (u32, u32),
 }
@@ -44,7 +45,7 @@ impl Container {
             let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process is gone")?;
             let host = Root::open(Path::new(&format!("/proc/{pid}/root")))?;
             let rootfs = host.open_root(rootfs).with_context(|| format!("open its rootfs {rootfs:?}"))?;
-            Ok(Self { rootfs, mount_ns: MountNs::of(pid)?, owner: (owner.uid(), owner.gid()) })
+            Ok(Self { rootfs, mount_ns: Some(MountNs::of(pid)?), owner: (owner.uid(), owner.gid()) })
         };
         open().with_context(|| {
             Failure::new(
@@ -53,6 +54,18 @@ impl Container {
                  check \"stages\" in the hook's JSON file",
             )
         })
+    }
+
+    /// Opens the container whose mount namespace we are in: at the createContainer stage runtimes start hooks there,
+    /// before pivot_root. The pid in the state is one of the container's pid namespace then, and says nothing here.
+    ///
+    /// # Errors
+    /// If the rootfs is not there.
+    pub fn here(rootfs: &Path) -> Result<Self> {
+        ensure!(rootfs != Path::new("/"), "the container's rootfs is \"/\"");
+        let rootfs = Root::open(rootfs).with_context(|| format!("cannot open the container's rootfs {rootfs:?}"))?;
+        let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Ok(Self { rootfs, mount_ns: None, owner: us })
     }
 
     /// What lowering must know.
@@ -95,7 +108,9 @@ impl Container {
     /// If the kernel refuses.
     pub fn enter(self) -> Result<Root> {
         let owner_is_us = self.owner == (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        self.mount_ns.enter().context("cannot enter the container's mount namespace")?;
+        if let Some(mount_ns) = self.mount_ns {
+            mount_ns.enter().context("cannot enter the container's mount namespace")?;
+        }
         if !owner_is_us {
             let (uid, gid) = self.owner;
             crate::sys::process::create_files_as(uid, gid)

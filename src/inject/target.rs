@@ -230,9 +230,18 @@ impl Target {
         link: &ContainerPath,
         file: &ContainerPath,
     ) -> Result<()> {
-        let Some(mounted) = self.mounts.get(file) else { return Ok(()) };
-        let copy = Source::copy_of(mounted, MountAttrs::DRIVER_FILE, self.api)?;
-        if copy.is(stat) {
+        let mounted = match self.mounts.get(file) {
+            Some(mounted) => Rc::clone(mounted),
+            // Mounted by the engine, where it does that.
+            None => match self.rootfs.open_at(file.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
+                Ok(mounted) => mounted.into(),
+                Err(error) if is_missing(&error) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let is_file = FileType::from_raw_mode(rustix::fs::fstat(&*mounted)?.st_mode) == FileType::RegularFile;
+        let copy = Source::copy_of(&mounted, MountAttrs::DRIVER_FILE, self.api)?;
+        if copy.is(stat) || !is_file {
             return Ok(());
         }
         self.refuse_shared(&point)?;

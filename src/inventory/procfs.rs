@@ -44,6 +44,13 @@ pub fn read_version(root: &DriverRoot) -> Option<String> {
     parse_version(&String::from_utf8_lossy(&text))
 }
 
+/// The files of `dir` that programs in containers read: name and content, of those that are there.
+#[must_use]
+pub fn read_files(root: &DriverRoot, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
+    let read = |name: &str| Some((name.into(), root.read(&dir.join(name)).ok()?));
+    ["params", "version", "registry"].into_iter().filter_map(read).collect()
+}
+
 /// The GPUs that the kernel module drives; empty if it is not loaded.
 #[must_use]
 pub fn read_gpus(root: &DriverRoot) -> Vec<KernelGpu> {

@@ -79,6 +79,11 @@ fn devices(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
     })
 }
 
+/// Every device that containers may have.
+pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<Device<'a>> {
+    devices(inventory).filter(|device| permitted(*device, limits)).collect()
+}
+
 fn permitted(device: Device<'_>, limits: &Limits) -> bool {
     match device {
         Device::Gpu(gpu) => permit(limits, gpu, None),
@@ -94,7 +99,7 @@ fn select_all<'a>(
     if let Some(missing) = inventory.failed.iter().find(|gpu| gpu.node_missing) {
         return Err(not_usable("all", asked_by, missing));
     }
-    let chosen: Vec<_> = devices(inventory).filter(|device| permitted(*device, limits)).collect();
+    let chosen = permitted_devices(inventory, limits);
     if chosen.is_empty() {
         return Err(match inventory.failed.first() {
             Some(failed) => not_usable("all", asked_by, failed),

@@ -214,7 +214,7 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
 }
 
 /// The driver reads its application profiles there; this one is for every program.
-fn egl_profile(devices: u64) -> Option<Step> {
+pub(super) fn egl_profile(devices: u64) -> Option<Step> {
     let target = ContainerPath::new("etc/nvidia/nvidia-application-profiles-rc.d")?;
     let profile = format!(
         "{{\"profiles\": [{{\"name\": \"_container_\", \"settings\": [\"EGLVisibleDGPUDevices\", {devices:#x}]}}],\n\

@@ -1,4 +1,6 @@
 //! Lowering: edits into the words of one backend. Pure.
 
+pub mod cdi;
 pub mod live;
+pub mod rootfs;
 pub mod text;

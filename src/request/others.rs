@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
+use crate::lower::rootfs::VERB;
 use crate::oci::SpecView;
 
 /// NVIDIA's programs that an engine, its runtime wrapper or a CDI spec of `nvidia-ctk` names as hooks.
 const HOOKS: [&str; 4] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-cdi-hook", "nvidia-ctk"];
-/// Our own hook for what a CDI spec or the precreate stage leaves to do.
-pub const ROOTFS_VERB: &str = "rootfs";
 /// Every spec for GPUs mounts one of these.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
 
@@ -15,7 +14,7 @@ const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
 /// may be installed under NVIDIA's names as well.
 pub fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<String> {
     let hook = spec.hooks.iter().find(|hook| {
-        let own_edits = hook.args.get(1).is_some_and(|verb| verb == ROOTFS_VERB);
+        let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
         let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if own_edits { is_us(&hook.path) } else { HOOKS.contains(&name) && !is_us(&hook.path) }
     });

@@ -216,6 +216,16 @@ pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
     Ok(modprobe.status()?.success())
 }
 
+/// What a program of the host's prints when it is asked for its version.
+#[expect(clippy::disallowed_methods, reason = "the other place")]
+pub fn read_version(program: &Path) -> io::Result<String> {
+    use std::process::{Command, Stdio};
+    let mut command = Command::new(program);
+    command.arg("--version").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Creates files as `uid`:`gid` from here on, with our caps kept: an id-mapped rootfs refuses inodes of an owner
 /// that its user namespace does not know (EOVERFLOW).
 pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {

@@ -36,14 +36,19 @@ pub const TESTS: &[Test] = &[
     ("conformance::cuda_compat", &[], cuda_compat),
 ];
 
-fn table(file: &str) -> Value {
+pub fn table(file: &str) -> Value {
     let path = source("tests/fixtures/conformance").join(file);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The rows of a group of hook.json: their number is stated there, so that none gets lost.
+/// The rows of a group of hook.json.
 fn rows(group: &str) -> Vec<Value> {
-    let table = table("hook.json");
+    rows_of("hook.json", group)
+}
+
+/// The rows of a group: their number is stated there, so that none gets lost.
+pub fn rows_of(file: &str, group: &str) -> Vec<Value> {
+    let table = table(file);
     let group = table["groups"].as_array().unwrap().iter().find(|g| g["id"] == group).unwrap();
     let rows = group["cases"].as_array().unwrap().clone();
     assert_eq!(rows.len() as u64, group["count"].as_u64().unwrap());

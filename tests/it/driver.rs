@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::kernels::hook_command;
-use crate::support::{Ran, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Ran, run, run_with, scratch, sh, source};
 
 /// A driver root of the fake driver, and a config.toml that names it.
 #[derive(Debug)]
@@ -21,16 +21,22 @@ impl FakeDriver {
     pub fn new(arguments: &[&str]) -> Self {
         let dir = scratch();
         let root = dir.path().join("root");
+        let fake = Self { root, config: dir.path().join("config.toml"), _dir: dir };
+        fake.rebuild(arguments);
+        fake.configure("");
+        fake
+    }
+
+    /// Another driver, or another host, at the same place.
+    pub fn rebuild(&self, arguments: &[&str]) {
+        std::fs::remove_dir_all(&self.root).ok();
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
         // One at a time: tests share the compiled files.
         static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut make = Command::new(source("tests/fake-driver/make-root"));
-        run(make.arg(&root).arg("--build").arg(build).args(arguments)).ok();
+        run(make.arg(&self.root).arg("--build").arg(build).args(arguments)).ok();
         drop(lock);
-        let fake = Self { root, config: dir.path().join("config.toml"), _dir: dir };
-        fake.configure("");
-        fake
     }
 
     /// Of this version, with NVIDIA's real user-space files below `real` but for the management library, which would
@@ -181,6 +187,24 @@ impl Waiting {
     /// Its process, in the host's pid namespace.
     pub fn pid(&self) -> u32 {
         self.init.id()
+    }
+
+    /// Adds hook entries of the createContainer stage to config.json, as an engine does for a CDI device.
+    pub fn set_hooks(&self, hooks: &serde_json::Value) {
+        let path = self.bundle.join("config.json");
+        let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        spec["hooks"] = serde_json::json!({"createContainer": hooks});
+        std::fs::write(path, spec.to_string()).unwrap();
+    }
+
+    /// Starts the program with these arguments as runc does at the createContainer stage: in the container's mount
+    /// namespace, the host's root still there, the pid one of the container's pid namespace.
+    pub fn create_container_hook(&self, args: &[String]) -> Ran {
+        let mut state: serde_json::Value = serde_json::from_str(&self.state()).unwrap();
+        state["pid"] = 1.into();
+        let mut enter = Command::new("nsenter");
+        enter.args(["-m", "-t", &self.init.id().to_string(), HOOK]).args(args).env_clear();
+        run_with(enter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), state.to_string().as_bytes())
     }
 
     /// Runs a program as the container's process will: in its namespace, with the rootfs as root.

@@ -454,7 +454,7 @@ fn files_of_the_administrator() {
 }
 
 /// A library, with the note of a compatibility library if `drivers` are given.
-fn compat_library(path: &Path, drivers: &str) {
+pub fn compat_library(path: &Path, drivers: &str) {
     let json =
         format!("{{\\\"Format\\\":1,\\\"CUDA Version\\\":\\\"12.9\\\",\\\"Driver\\\":{drivers},\\\"Device\\\":[9]}}");
     let note = format!(

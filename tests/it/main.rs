@@ -15,17 +15,20 @@
 
 mod bad_input;
 mod captures;
+mod cdi;
+mod cdi_conformance;
 mod cgroup;
 mod conformance;
 mod debian;
 mod driver;
 mod failure;
-mod hostile;
 mod fuzz_corpus;
+mod hostile;
 mod hosts;
 mod kernels;
 mod ldcache;
 mod live;
+mod packaging;
 mod podman;
 mod shapes;
 mod support;
@@ -42,6 +45,8 @@ fn main() -> std::process::ExitCode {
     let tests = bad_input::TESTS
         .iter()
         .chain(captures::TESTS)
+        .chain(cdi::TESTS)
+        .chain(cdi_conformance::TESTS)
         .chain(cgroup::TESTS)
         .chain(conformance::TESTS)
         .chain(debian::TESTS)
@@ -51,6 +56,7 @@ fn main() -> std::process::ExitCode {
         .chain(hosts::TESTS)
         .chain(ldcache::TESTS)
         .chain(live::TESTS)
+        .chain(packaging::TESTS)
         .chain(podman::TESTS)
         .chain(shapes::TESTS);
     let mut trials: Vec<Trial> = tests.map(|test| trial(test, None)).collect();

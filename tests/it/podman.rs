@@ -163,6 +163,11 @@ impl Podman {
 
     /// `podman run --rm ARGUMENTS`
     pub fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+        self.run_after("", cgroup, arguments)
+    }
+
+    /// The same after this shell script, in the same mount namespace.
+    pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
         let mut words = self.base();
         words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
         match cgroup {
@@ -173,7 +178,7 @@ impl Podman {
                 words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into())
             }
         }
-        let script = format!("{} exec \"$@\"", cgroup.prepare());
+        let script = format!("{} {script}\nexec \"$@\"", cgroup.prepare());
         let mut unshare = Command::new("unshare");
         unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words).args(arguments);
         run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))

@@ -1,0 +1,63 @@
+//! The grammar of CDI names: `VENDOR/CLASS=DEVICE`.
+
+/// Checks a vendor or a class: a letter first, a letter or digit last, between them also `_`, `-` and `.`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_vendor_or_class(name: &str) -> Result<(), String> {
+    check(name, |first| first.is_ascii_alphabetic(), "a letter", "_-.")
+}
+
+/// Checks a device name: a letter or digit first and last, between them also `_`, `-`, `.` and `:`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_device(name: &str) -> Result<(), String> {
+    check(name, |first| first.is_ascii_alphanumeric(), "a letter or digit", "_-.:")
+}
+
+fn check(name: &str, may_start: impl Fn(char) -> bool, start: &str, marks: &str) -> Result<(), String> {
+    let (Some(first), Some(last)) = (name.chars().next(), name.chars().next_back()) else {
+        return Err("it is empty".to_owned());
+    };
+    if !may_start(first) {
+        return Err(format!("{name:?} does not start with {start}"));
+    }
+    if !last.is_ascii_alphanumeric() {
+        return Err(format!("{name:?} does not end with a letter or digit"));
+    }
+    match name.chars().find(|c| !c.is_ascii_alphanumeric() && !marks.contains(*c)) {
+        Some(wrong) => Err(format!("{name:?} has {wrong:?} in it")),
+        None => Ok(()),
+    }
+}
+
+/// Splits a kind into vendor and class, both checked.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_kind(kind: &str) -> Result<(&str, &str), String> {
+    let (vendor, class) = kind.split_once('/').ok_or_else(|| format!("{kind:?} is not VENDOR/CLASS"))?;
+    check_vendor_or_class(vendor).map_err(|why| format!("the vendor {why}"))?;
+    check_vendor_or_class(class).map_err(|why| format!("the class {why}"))?;
+    Ok((vendor, class))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["0", "0:1", "all", "GPU-51eed000-0000-4000-8000-0000fa4e0000", "a.b_c-d"] {
+            assert_eq!(check_device(good), Ok(()), "{good}");
+        }
+        for bad in ["", ":0", "0:", ".-not-valid", "a b", "MIG-GPU-1/7/0", "é"] {
+            assert!(check_device(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_kind("nvidia.com/gpu"), Ok(("nvidia.com", "gpu")));
+        for bad in ["nvidia.com", "/gpu", "nvidia.com/", "1.com/gpu", "nvidia.com/gpu/x", "nvidia.com/2gpu", "a:b/c"] {
+            assert!(parse_kind(bad).is_err(), "{bad}");
+        }
+    }
+}

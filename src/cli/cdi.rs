@@ -1,0 +1,336 @@
+//! `cdi`: specs by which engines know the GPUs as devices.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use rustix::fs::FileType;
+
+use super::{cdi_check, info, output};
+use crate::cdi::file::{self, Format};
+use crate::cdi::generate::{Named, Naming, sources, spec};
+use crate::cdi::name;
+use crate::cdi::registry;
+use crate::cdi::spec::Spec;
+use crate::cdi::stamp::Stamp;
+use crate::config::Config;
+use crate::edits::{DeviceNode, Edits};
+use crate::error::{failure, render};
+use crate::finding::Finding;
+use crate::host::Host;
+use crate::inventory::Inventory;
+use crate::inventory::select::permitted_devices;
+use crate::log::Log;
+use crate::lower::cdi::{HostFacts, NodeFacts};
+use crate::lower::rootfs::RootfsEdits;
+use crate::paths::HostPath;
+use crate::request::{GpuRequest, VisibleDevices};
+
+/// What to do with specs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Write one
+    Generate,
+    /// Write one if the one that is there does not fit the host any more
+    Refresh,
+    /// Print the names of all devices
+    List,
+    /// Say what engines make of the specs
+    Check,
+}
+
+/// The options of `cdi`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// `--output`; `-` is stdout
+    pub output: Option<PathBuf>,
+    /// `--format`
+    pub format: Option<Format>,
+    /// `--name-strategy`
+    pub naming: Naming,
+    /// `--vendor`
+    pub vendor: String,
+    /// `--class`
+    pub class: String,
+    /// `--additional-gids`, `--no-additional-gids`; not said: if the engines of this host read them
+    pub additional_gids: Option<bool>,
+    /// `--hook-path`
+    pub hook_path: Option<PathBuf>,
+    /// `--spec-dir`, the least important first
+    pub spec_dirs: Vec<PathBuf>,
+    /// What `check` is asked about; empty: all
+    pub names: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            output: None,
+            format: None,
+            naming: Naming::default(),
+            vendor: "nvidia.com".to_owned(),
+            class: "gpu".to_owned(),
+            additional_gids: None,
+            hook_path: None,
+            spec_dirs: Vec::new(),
+            names: Vec::new(),
+        }
+    }
+}
+
+/// The verb of this name.
+///
+/// # Errors
+/// If there is none.
+pub fn parse_verb(word: &OsString) -> Result<Verb> {
+    Ok(match word.to_str() {
+        Some("generate") => Verb::Generate,
+        Some("refresh") => Verb::Refresh,
+        Some("list") => Verb::List,
+        Some("check") => Verb::Check,
+        _ => bail!("{word:?} is no command of cdi (generate, refresh, list, check)"),
+    })
+}
+
+/// Whether this verb has this option.
+#[must_use]
+pub fn takes(verb: Verb, option: &str) -> bool {
+    let writes =
+        ["output", "format", "name-strategy", "vendor", "class", "additional-gids", "no-additional-gids", "hook-path"];
+    match verb {
+        Verb::Generate | Verb::Refresh => writes.contains(&option),
+        Verb::List | Verb::Check => option == "spec-dir",
+    }
+}
+
+impl Options {
+    /// Takes one of [`takes`].
+    ///
+    /// # Errors
+    /// If its value is missing or wrong.
+    pub fn set(&mut self, option: &str, parser: &mut lexopt::Parser) -> Result<()> {
+        if option.ends_with("additional-gids") {
+            self.additional_gids = Some(option == "additional-gids");
+            return Ok(());
+        }
+        let value = parser.value()?;
+        let text = value.to_str().unwrap_or_default();
+        match option {
+            "output" => self.output = Some(value.into()),
+            "hook-path" => self.hook_path = Some(value.into()),
+            "spec-dir" => self.spec_dirs.push(value.into()),
+            "format" => {
+                self.format = match text {
+                    "json" => Some(Format::Json),
+                    "yaml" => Some(Format::Yaml),
+                    _ => bail!("--format {value:?} is neither json nor yaml"),
+                }
+            }
+            "name-strategy" => {
+                self.naming = Naming { index: false, uuid: false };
+                for word in text.split(',') {
+                    match word {
+                        "index" => self.naming.index = true,
+                        "uuid" => self.naming.uuid = true,
+                        _ => bail!("--name-strategy {value:?} is not made of index and uuid"),
+                    }
+                }
+            }
+            "vendor" | "class" => {
+                name::check_vendor_or_class(text).map_err(|why| anyhow::anyhow!("--{option}: {why}"))?;
+                let name = if option == "vendor" { &mut self.vendor } else { &mut self.class };
+                text.clone_into(name);
+            }
+            _ => bail!("--{option} is no option of cdi"),
+        }
+        Ok(())
+    }
+
+    /// Where to write, `None` for stdout, and how.
+    fn target(&self) -> Result<(Option<PathBuf>, Format)> {
+        match &self.output {
+            None => {
+                let format = self.format.unwrap_or_default();
+                Ok((Some(format.default_path()), format))
+            }
+            Some(path) if path == Path::new("-") => Ok((None, self.format.unwrap_or_default())),
+            Some(path) => match Format::of(path) {
+                Some(format) => Ok((Some(path.clone()), self.format.unwrap_or(format))),
+                None => Err(failure(
+                    format!("engines do not read {path:?}"),
+                    "name a file that ends in .json or .yaml with --output",
+                )),
+            },
+        }
+    }
+}
+
+/// Runs a verb.
+#[must_use]
+pub fn run(verb: Verb, options: &super::Options) -> ExitCode {
+    let ran = match verb {
+        Verb::Generate => generate(options),
+        Verb::Refresh => refresh(options),
+        Verb::List => cdi_check::list(options),
+        Verb::Check => cdi_check::check(options),
+    };
+    ran.unwrap_or_else(|error| {
+        Log::default().error(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn generate(options: &super::Options) -> Result<ExitCode> {
+    let (path, format) = options.cdi.target()?;
+    let config = info::configuration(options)?;
+    let stamp = Stamp::look(&config, &options.cdi);
+    let spec = spec_of(&config, &options.cdi, stamp.as_ref())?;
+    if spec.devices.is_empty() {
+        return Err(failure(
+            "there is no GPU for containers on this host",
+            "look for it with \"oci-nvidia-hook info\"; see [devices] in config.toml for those that are kept from containers",
+        ));
+    }
+    let text = format.print(&spec)?;
+    match path {
+        Some(path) => file::write(&path, &text).map(|()| ExitCode::SUCCESS),
+        None => Ok(output::print(&text)),
+    }
+}
+
+/// A host without GPUs, and one whose spec still fits, is left as it is, and nothing is said: this runs at boot, and
+/// whenever something may have changed.
+fn refresh(options: &super::Options) -> Result<ExitCode> {
+    let (Some(path), format) = options.cdi.target()? else {
+        return Err(failure("\"cdi refresh\" needs a file", "name it with --output, or use \"cdi generate\""));
+    };
+    let config = info::configuration(options)?;
+    // What comes while this runs starts no second run: systemd has one of a service at a time.
+    for _ in 0..TRIES {
+        if !refresh_once(&path, format, &config, &options.cdi)? {
+            break;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A host that changes faster is seen at its next change.
+const TRIES: u32 = 3;
+
+/// Whether the host changed meanwhile.
+fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options) -> Result<bool> {
+    let old = registry::read_spec(path).ok();
+    let old_stamp = old.as_ref().and_then(Stamp::of);
+    // Looked at before the driver is: what changes meanwhile makes the new spec old, and is seen next time.
+    let stamp = Stamp::look(config, options);
+    let is_there = |path: &&str| rustix::fs::lstat(*path).is_ok();
+    if let (Some(old), Some(stamp)) = (&old, &stamp)
+        && old_stamp.as_ref() == Some(stamp)
+        && sources(old).iter().all(is_there)
+    {
+        return Ok(false);
+    }
+    let spec = match &stamp {
+        Some(stamp) => spec_of(config, options, Some(stamp))?,
+        None => Spec::default(),
+    };
+    if !spec.devices.is_empty() {
+        file::write(path, &format.print(&spec)?)?;
+    } else if old_stamp.is_some() {
+        // It speaks of GPUs that are gone. A spec of another program's is not ours to remove.
+        std::fs::remove_file(path)?;
+    }
+    Ok(Stamp::look(config, options) != stamp)
+}
+
+/// The spec of this host. A device that cannot be given is left out, and said.
+fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<Spec> {
+    let host = Host::look(config)?;
+    let request = request(config);
+    let (common, mut findings) = host.common_edits(&request)?;
+    let mut devices = Vec::new();
+    for device in permitted_devices(&host.inventory, &config.devices) {
+        match host.device_edits(&request, device) {
+            Ok(edits) => devices.push(Named { names: options.naming.names(device), edits }),
+            Err(error) => findings.push(left_out(render(&error))),
+        }
+    }
+    findings.extend(host.inventory.failed.iter().map(|failed| left_out(failed.to_string())));
+    findings.extend(host.findings());
+    let complete = !findings.iter().any(|finding| finding.id == LEFT_OUT);
+    let nodes = nodes(devices.iter().map(|device| &device.edits).chain([&common]));
+    let is_for_a_group = nodes.values().any(|node| node.additional_gid().is_some());
+    let facts = HostFacts {
+        driver_root: host.driver().path(),
+        proc_dir: host.proc_dir(),
+        program: program(options)?,
+        nodes,
+        additional_gids: is_for_a_group && options.additional_gids.unwrap_or_else(engines_read_gids),
+    };
+    let mut log = Log::default();
+    findings.iter().for_each(|finding| log.finding(finding));
+    let kind = format!("{}/{}", options.vendor, options.class);
+    // A GPU that is not ready yet is asked again at the next refresh: no host has this stamp.
+    let stamp = stamp.map(|stamp| Stamp { rest: if complete { stamp.rest } else { 0 }, ..stamp.clone() }.to_text());
+    let Inventory { driver_version, cuda_version, .. } = &host.inventory;
+    let cuda_compat = config.cuda_compat.then(|| (driver_version.clone(), cuda_version.clone()));
+    Ok(spec(&kind, &common, &devices, &facts, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::default() }))
+}
+
+/// All of the driver: a spec knows no container that could ask for less.
+fn request(config: &Config) -> GpuRequest {
+    GpuRequest {
+        devices: VisibleDevices::All,
+        asked_by: "CDI".to_owned(),
+        capabilities: config.supported_driver_capabilities,
+        requirements: Vec::new(),
+        mig_config: None,
+        mig_monitor: None,
+        imex_channels: Vec::new(),
+    }
+}
+
+const LEFT_OUT: &str = "ONH-401";
+
+fn left_out(what: String) -> Finding {
+    Finding::warning(
+        LEFT_OUT,
+        what,
+        "it is not in the CDI spec",
+        "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host, then run \"oci-nvidia-hook cdi refresh\"",
+    )
+}
+
+/// An engine that does not know this field refuses the whole file.
+fn engines_read_gids() -> bool {
+    let engines = cdi_check::engines();
+    !engines.is_empty() && engines.iter().all(|engine| engine.reads("0.7.0") == Some(true))
+}
+
+/// This program: what engines start.
+fn program(options: &Options) -> Result<HostPath> {
+    let path = match &options.hook_path {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()?,
+    };
+    if !path.is_absolute() {
+        return Err(failure(format!("the program {path:?} is no absolute path"), "name it so with --hook-path"));
+    }
+    Ok(HostPath::new(path))
+}
+
+fn nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, NodeFacts> {
+    let look = |node: &DeviceNode| {
+        let stat = rustix::fs::lstat(node.source.as_path()).ok()?;
+        let facts = NodeFacts {
+            is_char: FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        };
+        Some((node.source.clone(), facts))
+    };
+    edits.flat_map(|edits| &edits.nodes).filter_map(look).collect()
+}

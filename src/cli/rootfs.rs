@@ -1,0 +1,66 @@
+//! The hook entry in specs that we write: at the createContainer stage, what an engine cannot do by itself. Its arguments
+//! say what; nothing is looked for.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::driver::{DriverRoot, compat};
+use crate::edits::build;
+use crate::inject::{self, container::Container};
+use crate::inventory::procfs;
+use crate::log::Log;
+use crate::lower::live;
+use crate::lower::rootfs::{PROGRAM, RootfsEdits, VERB};
+use crate::oci::{self, SpecView};
+use crate::paths::HostPath;
+
+/// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
+#[must_use]
+pub fn run(edits: RootfsEdits) -> ExitCode {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    match finish(edits) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            Log::default().error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn finish(edits: RootfsEdits) -> Result<()> {
+    let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
+        .context("cannot read the container state on stdin")?;
+    let state = oci::state::parse(&bytes)?;
+    let spec = oci::spec_view::read(&state.bundle)?;
+    let edits = with_entries(edits, &spec);
+    let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
+    let mut log = Log::of(&state.id);
+    let container = Container::here(&spec.rootfs)?;
+    let mut steps = edits.steps(files);
+    if let Some((driver, cuda)) = &edits.cuda_compat {
+        let names = container.compat_libraries(driver, cuda);
+        live::prefer(&mut steps, compat::DIR, |soname| names.contains(soname));
+    }
+    let findings = inject::carry_out(inject::prepare(&steps)?, container)?;
+    findings.iter().for_each(|finding| log.finding(finding));
+    Ok(())
+}
+
+/// Each device of a spec brings an entry of its own, but there is one mask for all of them, and it cannot be changed
+/// once it is there. So the first entry does what all of them say, and those after it find it done.
+fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
+    let ours = spec.hooks.iter().filter(|hook| hook.args.iter().map(String::as_str).take(2).eq([PROGRAM, VERB]));
+    // One that cannot be read fails by itself.
+    let others = ours.filter_map(|hook| RootfsEdits::parse(hook.args.iter().skip(2).map(OsString::from)).ok());
+    others.fold(edits, RootfsEdits::merge)
+}
+
+/// None where the driver is gone: then the container's /proc does not have it either.
+fn mask_files(dir: &HostPath) -> Vec<(OsString, Vec<u8>)> {
+    let root = DriverRoot::open(dir);
+    let files = root.map(|root| procfs::read_files(&root, Path::new("/"))).unwrap_or_default();
+    files.into_iter().map(build::mask_file).collect()
+}

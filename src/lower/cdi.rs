@@ -1,0 +1,344 @@
+//! Edits → the container edits of a CDI spec. Pure.
+//!
+//! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::live::{self, RootfsFacts, Step};
+use super::rootfs::RootfsEdits;
+use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+use crate::edits::{self, Edits, Placement};
+use crate::paths::{ContainerPath, HostPath};
+
+/// What lowering has to know of the host.
+#[derive(Clone, Debug)]
+pub struct HostFacts {
+    /// The directory that is `/` for the driver, its real path
+    pub driver_root: HostPath,
+    /// The host's /proc/driver/nvidia
+    pub proc_dir: Option<HostPath>,
+    /// This program
+    pub program: HostPath,
+    /// What device nodes are like
+    pub nodes: BTreeMap<HostPath, NodeFacts>,
+    /// Whether containers' processes may be put into the groups that own nodes
+    pub additional_gids: bool,
+}
+
+/// What a device node on the host is like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Whether it is a character device
+    pub is_char: bool,
+    /// Permission bits
+    pub mode: u32,
+    /// Owner
+    pub uid: u32,
+    /// Group
+    pub gid: u32,
+}
+
+impl NodeFacts {
+    /// The group that a process must be in to use it, if not everybody may.
+    #[must_use]
+    pub const fn additional_gid(self) -> Option<u32> {
+        let for_everybody = self.mode & 0o006 == 0o006;
+        if self.gid != 0 && self.is_char && !for_everybody { Some(self.gid) } else { None }
+    }
+}
+
+/// The environment of hook entries. Never empty: runc would give the hook the container's, LD_PRELOAD with it
+/// (CVE-2025-23266).
+const HOOK_ENV: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+/// As nvidia-ctk writes them; with these runc does not pass on mounts from or to the host.
+const FILE_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+const IPC_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+
+/// The container edits; `more` goes into the hook's arguments.
+#[must_use]
+pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdits {
+    let mut lowered = ContainerEdits::default();
+    let files = edits.files.iter().filter_map(|file| {
+        let dir = directory(file, host)?;
+        mount(&file.source, &dir.join(&file.name)?, &FILE_OPTIONS)
+    });
+    lowered.mounts.extend(files);
+    lowered.mounts.extend(edits.ipc.iter().filter_map(|ipc| mount(&ipc.source, &ipc.path, &IPC_OPTIONS)));
+    for node in &edits.nodes {
+        let facts = host.nodes.get(&node.source).copied().unwrap_or_default();
+        lowered.device_nodes.extend(device_node(node, facts));
+        lowered.additional_gids.extend(facts.additional_gid().filter(|_| host.additional_gids));
+    }
+    lowered.hooks.extend(hook(&more.merge(rootfs_edits(edits, host)), host));
+    lowered
+}
+
+/// What the engine leaves to do.
+#[must_use]
+pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
+    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
+    // The same files, each at the directory that it has here, give the same links as with any other.
+    let mut placed = Edits { links: edits.links.clone(), ..Edits::default() };
+    for file in &edits.files {
+        let Some(dir) = directory(file, host) else { continue };
+        if let Placement::Library(arch) = file.placement {
+            let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
+            rest.libraries.extend(paths.map(|path| (arch, path)));
+        }
+        placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
+    }
+    for step in live::lower(&placed, RootfsFacts::default()) {
+        if let Step::Link { link, text, .. } = step {
+            rest.links.insert(link, text.into());
+        }
+    }
+    if let Some(mask) = &edits.proc_mask {
+        rest.mask = host.proc_dir.clone();
+        rest.shown.extend(mask.mounts.iter().cloned());
+    }
+    rest
+}
+
+/// The hook entry that does it; none if nothing is left.
+#[must_use]
+pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
+    Some(Hook {
+        hook_name: "createContainer".to_owned(),
+        path: host.program.as_path().to_str()?.to_owned(),
+        args: rest.to_args()?,
+        env: vec![HOOK_ENV.to_owned()],
+        timeout: None,
+    })
+}
+
+fn directory(file: &edits::HostFile, host: &HostFacts) -> Option<ContainerPath> {
+    match &file.placement {
+        Placement::Library(_) | Placement::LibraryBelow(..) => {
+            let below = file.source.as_path().strip_prefix(host.driver_root.as_path()).ok()?;
+            ContainerPath::new(below.parent()?)
+        }
+        Placement::Binary => ContainerPath::new("usr/bin"),
+        Placement::At(dir) => Some(dir.clone()),
+    }
+}
+
+fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<Mount> {
+    Some(Mount {
+        host_path: source.as_path().to_str()?.to_owned(),
+        container_path: target.absolute().to_str()?.to_owned(),
+        options: options.iter().map(|option| (*option).to_owned()).collect(),
+        kind: None,
+    })
+}
+
+/// A device node. Its type is not said: then the engine looks whether the host still has it. What of it is root's is
+/// not said either: then the container's user owns the container's node, and may use it whatever groups it is in.
+#[must_use]
+pub fn device_node(node: &edits::DeviceNode, facts: NodeFacts) -> Option<DeviceNode> {
+    let path = node.path.absolute();
+    let not_zero = |number: u32| Some(number).filter(|number| *number != 0);
+    Some(DeviceNode {
+        path: path.to_str()?.to_owned(),
+        host_path: differs(&path, node.source.as_path())
+            .then(|| node.source.as_path().to_str())
+            .flatten()
+            .map(str::to_owned),
+        kind: None,
+        major: Some(node.major.into()),
+        minor: Some(node.minor.into()),
+        file_mode: not_zero(facts.mode),
+        permissions: Some("rw".to_owned()),
+        uid: not_zero(facts.uid),
+        gid: not_zero(facts.gid),
+    })
+}
+
+fn differs(a: &Path, b: &Path) -> bool {
+    a != b
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::ffi::{OsStr, OsString};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::driver::ldcache::Arch;
+    use crate::edits::{DevLink, HostFile, Ipc, Need, ProcMask};
+
+    fn host() -> HostFacts {
+        HostFacts {
+            driver_root: HostPath::new("/"),
+            proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
+            program: HostPath::new("/usr/bin/oci-nvidia-hook"),
+            nodes: BTreeMap::new(),
+            additional_gids: false,
+        }
+    }
+
+    fn file_in(dir: &str, name: &str, placement: u8, soname: Option<&str>) -> HostFile {
+        HostFile {
+            source: HostPath::new(format!("/{dir}/{name}")),
+            placement: match placement {
+                0 => Placement::Library(Arch::native()),
+                1 => Placement::LibraryBelow(Arch::native(), "vdpau"),
+                2 => Placement::Binary,
+                _ => Placement::At(ContainerPath::new("etc/x").unwrap()),
+            },
+            name: name.into(),
+            sonames: soname.map(OsString::from).filter(|_| placement < 2).into_iter().collect(),
+            need: Need::Optional,
+        }
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[a-c]{1,2}"
+    }
+
+    prop_compose! {
+        fn any_edits()(
+            // one directory for each kind, as of a real driver
+            files in prop::collection::vec((name(), 0..4_u8, prop::option::of(name())), 0..6),
+            nodes in prop::collection::vec(0..4_u32, 0..4),
+            ipc in prop::collection::vec(name(), 0..2),
+            links in prop::collection::vec((name(), name()), 0..2),
+            mounts in prop::option::of(prop::collection::vec(name(), 0..3)),
+            egl_devices in 0..16_u64,
+        ) -> Edits {
+            let file = |(name, placement, soname): &(String, u8, Option<String>)| {
+                let dir = if *placement == 1 { "lib/vdpau" } else { "lib" };
+                file_in(dir, &format!("lib{name}"), *placement, soname.as_deref())
+            };
+            let edits = Edits {
+                files: files.iter().map(file).collect(),
+                ipc: ipc.iter().map(|name| Ipc {
+                    source: HostPath::new(format!("/run/{name}")),
+                    path: ContainerPath::new(format!("run/{name}")).unwrap(),
+                }).collect(),
+                links: links.iter().map(|(name, target)| DevLink { name: name.into(), target: target.into() }).collect(),
+                nodes: nodes.iter().map(|minor| edits::DeviceNode {
+                    source: HostPath::new(format!("/dev/nvidia{minor}")),
+                    path: ContainerPath::new(format!("dev/nvidia{minor}")).unwrap(),
+                    major: 195,
+                    minor: *minor,
+                }).collect(),
+                proc_mask: mounts.map(|mounts| ProcMask {
+                    files: vec![],
+                    mounts: mounts.iter().map(|name| (name.into(), HostPath::new(format!("/proc/{name}")))).collect(),
+                }),
+                egl_devices,
+            };
+            Edits::default().merge(edits)
+        }
+    }
+
+    /// Files are of the driver, not of a device.
+    fn any_device() -> impl Strategy<Value = Edits> {
+        any_edits().prop_map(|edits| Edits { files: vec![], links: vec![], ..edits })
+    }
+
+    /// What a spec's edits do, in words; our hook entry by what it says.
+    fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
+        let mounts = edits.mounts.iter().map(|mount| format!("mount {} {}", mount.host_path, mount.container_path));
+        let nodes = edits.device_nodes.iter().map(|node| format!("{} {:?} {:?}", node.path, node.major, node.minor));
+        let hooks = edits.hooks.iter().map(|hook| {
+            assert!(!hook.env.is_empty() && hook.path.starts_with('/') && hook.hook_name == "createContainer");
+            RootfsEdits::parse(hook.args.iter().skip(2).map(OsString::from)).unwrap()
+        });
+        let rest = hooks.fold(RootfsEdits::default(), RootfsEdits::merge);
+        mounts.chain(nodes).chain(of_rest(&rest)).collect()
+    }
+
+    fn of_rest(rest: &RootfsEdits) -> Vec<String> {
+        let links = rest.links.iter().map(|(link, text)| format!("link {link} {text:?}"));
+        let libraries = rest.libraries.iter().map(|library| format!("{library:?}"));
+        let shown = rest.shown.iter().map(|shown| format!("{shown:?}"));
+        let others = [format!("mask {:?}", rest.mask), format!("egl {:#x}", rest.egl_devices)];
+        links.chain(libraries).chain(shown).chain(others).collect()
+    }
+
+    /// What the hook does, in the same words, in an image whose libraries are where the host's are.
+    fn of_hook(edits: &Edits) -> BTreeSet<String> {
+        let mut words = BTreeSet::new();
+        let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
+        let at_host = |path: &ContainerPath| {
+            let path = path.absolute();
+            let at_host = path.strip_prefix("/usr/lib64").map(|below| Path::new("/lib").join(below));
+            ContainerPath::new(at_host.unwrap_or(path)).unwrap()
+        };
+        for step in live::lower(edits, RootfsFacts::default()) {
+            match step {
+                Step::MountFile { source, target, .. } | Step::MountIpc { source, target } => {
+                    let target = at_host(&target).absolute();
+                    words.insert(format!("mount {} {}", source.as_path().display(), target.display()));
+                }
+                Step::MountNode { target, device: (major, minor), .. } => {
+                    let (major, minor) = (Some(major), Some(minor));
+                    words.insert(format!("{} {major:?} {minor:?}", target.absolute().display()));
+                }
+                Step::Link { link, text, .. } => {
+                    rest.links.insert(at_host(&link), text.into());
+                }
+                Step::MaskProc(mask) => {
+                    rest.mask = host().proc_dir;
+                    rest.shown = mask.mounts.into_iter().collect();
+                }
+                Step::UpdateLinkerCache(entries) => {
+                    rest.libraries = entries.iter().map(|entry| (entry.arch, at_host(&entry.path))).collect();
+                }
+                Step::MountFiles { .. } => {}
+            }
+        }
+        words.extend(of_rest(&rest));
+        words
+    }
+
+    proptest! {
+        #[test]
+        fn the_hook_does_what_the_spec_says(common in any_edits(), devices in prop::collection::vec(any_device(), 0..4)) {
+            let all = devices.iter().cloned().fold(common.clone(), Edits::merge);
+            let union = devices.iter().map(|edits| lower(edits, &host(), RootfsEdits::default()));
+            let union = union.fold(lower(&common, &host(), RootfsEdits::default()), ContainerEdits::merge);
+            prop_assert_eq!(of_spec(&union), of_hook(&all));
+        }
+    }
+
+    #[test]
+    fn libraries_go_where_the_host_has_them_below_the_driver_root() {
+        let host = HostFacts { driver_root: HostPath::new("/run/nvidia/driver"), ..host() };
+        let library = file_in("run/nvidia/driver/usr/lib64", "libcuda.so.535", 0, Some("libcuda.so.1"));
+        let beside = file_in("run/nvidia/driver-old/usr/lib64", "libx.so.535", 0, None);
+        let edits = Edits { files: vec![library, beside], ..Edits::default() };
+        let lowered = lower(&edits, &host, RootfsEdits { stamp: Some("s".into()), ..RootfsEdits::default() });
+        let mounts: Vec<_> = lowered.mounts.iter().map(|mount| mount.container_path.as_str()).collect();
+        assert_eq!(mounts, ["/usr/lib64/libcuda.so.535"], "what is not below the driver root is none of its files");
+        assert_eq!(lowered.mounts[0].options, FILE_OPTIONS);
+        let args = ["--stamp", "s", "--link", "libcuda.so.535::/usr/lib64/libcuda.so.1", "--library"];
+        assert_eq!(lowered.hooks[0].args[2..7], args);
+    }
+
+    #[test]
+    fn nodes_of_a_group() {
+        let path = HostPath::new("/dev/nvidia0");
+        let node = edits::DeviceNode {
+            source: path.clone(),
+            path: ContainerPath::new("dev/nvidia0").unwrap(),
+            major: 195,
+            minor: 0,
+        };
+        let facts = NodeFacts { is_char: true, mode: 0o660, uid: 0, gid: 44 };
+        let edits = Edits { nodes: vec![node], ..Edits::default() };
+        let lowered = |additional_gids| {
+            let nodes = [(path.clone(), facts)].into();
+            lower(&edits, &HostFacts { nodes, additional_gids, ..host() }, RootfsEdits::default())
+        };
+        assert!(lowered(false).additional_gids.is_empty());
+        assert_eq!(lowered(true).additional_gids, [44]);
+        let node = &lowered(false).device_nodes[0];
+        assert_eq!((node.file_mode, node.uid, node.gid, &node.host_path), (Some(0o660), None, Some(44), &None));
+        assert!(OsStr::new(&node.path) == "/dev/nvidia0");
+    }
+}

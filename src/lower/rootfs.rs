@@ -1,0 +1,318 @@
+//! What is left to do in a container whose engine mounts the driver's files and makes its nodes: links, the linker cache,
+//! the mask of /proc/driver/nvidia. Written as the arguments of a hook entry, and read from them. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::live::{self, CacheEntry, Step};
+use crate::driver::ldcache::Arch;
+use crate::edits::{Need, ProcMask};
+use crate::paths::{ContainerPath, HostPath};
+
+/// The verb of the hook entry.
+pub const VERB: &str = "rootfs";
+/// The program's own name, argv[0] of the hook entry.
+pub const PROGRAM: &str = "oci-nvidia-hook";
+
+/// What is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RootfsEdits {
+    /// Links by their path, with their text
+    pub links: BTreeMap<ContainerPath, PathBuf>,
+    /// Libraries for the linker cache, each by the path that ends in its SONAME
+    pub libraries: BTreeSet<(Arch, ContainerPath)>,
+    /// The host's /proc/driver/nvidia, if the container's is to be masked
+    pub mask: Option<HostPath>,
+    /// What of the host's stays to be seen: path below /proc/driver/nvidia, and source
+    pub shown: BTreeMap<PathBuf, HostPath>,
+    /// As in [`crate::edits::Edits::egl_devices`]
+    pub egl_devices: u64,
+    /// The versions of the driver and of CUDA, if an image's newer libcuda may be used with them
+    pub cuda_compat: Option<(String, String)>,
+    /// What the spec was made from; nothing is done with it in a container
+    pub stamp: Option<String>,
+}
+
+impl RootfsEdits {
+    /// Both together.
+    #[must_use]
+    pub fn merge(mut self, other: Self) -> Self {
+        self.links.extend(other.links);
+        self.libraries.extend(other.libraries);
+        self.shown.extend(other.shown);
+        Self {
+            mask: self.mask.or(other.mask),
+            egl_devices: self.egl_devices | other.egl_devices,
+            cuda_compat: self.cuda_compat.or(other.cuda_compat),
+            stamp: self.stamp.or(other.stamp),
+            ..self
+        }
+    }
+
+    /// The arguments, argv[0] first; `None` if there is nothing to do. What is not UTF-8 cannot be written in a spec and
+    /// is left out.
+    #[must_use]
+    pub fn to_args(&self) -> Option<Vec<String>> {
+        if *self == Self::default() {
+            return None;
+        }
+        let mut args = vec![PROGRAM.to_owned(), VERB.to_owned()];
+        let mut option = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                args.extend([name.to_owned(), value]);
+            }
+        };
+        option("--stamp", self.stamp.clone());
+        let compat = self.cuda_compat.as_ref();
+        option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
+        for (link, text) in &self.links {
+            option("--link", pair(text, &link.absolute()));
+        }
+        for (arch, path) in &self.libraries {
+            let name = if *arch == Arch::native() { "--library" } else { "--library32" };
+            option(name, path.absolute().to_str().map(str::to_owned));
+        }
+        if let Some(mask) = &self.mask {
+            option("--mask-proc", mask.as_path().to_str().map(str::to_owned));
+        }
+        for (path, source) in &self.shown {
+            option("--show-proc", pair(source.as_path(), path));
+        }
+        if self.egl_devices != 0 {
+            option("--egl-devices", Some(format!("{:#x}", self.egl_devices)));
+        }
+        Some(args)
+    }
+
+    /// Reads arguments, without argv[0] and the verb.
+    ///
+    /// # Errors
+    /// If one is unknown or wrong.
+    pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Self> {
+        use lexopt::Arg::Long;
+        let mut parser = lexopt::Parser::from_args(args);
+        let mut edits = Self::default();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long("stamp") => edits.stamp = Some(text(parser.value()?)?),
+                Long("cuda-compat") => {
+                    let value = text(parser.value()?)?;
+                    let (driver, cuda) = split(&value)?;
+                    edits.cuda_compat = Some((driver.to_owned(), cuda.to_owned()));
+                }
+                Long("link") => {
+                    let value = text(parser.value()?)?;
+                    let (text, link) = split(&value)?;
+                    edits.links.insert(container_path(link)?, text.into());
+                }
+                Long("library") => {
+                    edits.libraries.insert((Arch::native(), container_path(&text(parser.value()?)?)?));
+                }
+                Long("library32") => {
+                    let arch = Arch::native().compat32().context("this machine has no 32-bit programs")?;
+                    edits.libraries.insert((arch, container_path(&text(parser.value()?)?)?));
+                }
+                Long("mask-proc") => edits.mask = Some(HostPath::new(parser.value()?)),
+                Long("show-proc") => {
+                    let value = text(parser.value()?)?;
+                    let (source, path) = split(&value)?;
+                    let path = container_path(path)?.relative().to_owned();
+                    edits.shown.insert(path, HostPath::new(source));
+                }
+                Long("egl-devices") => {
+                    let value = text(parser.value()?)?;
+                    let bits = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+                    edits.egl_devices = bits.with_context(|| format!("{value:?} is no hexadecimal number"))?;
+                }
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        Ok(edits)
+    }
+
+    /// The steps, in the order in which they must be taken. `proc_files` is what the files of `mask` have in them.
+    #[must_use]
+    pub fn steps(&self, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
+        let links = self.links.iter().map(|(link, text)| Step::Link {
+            link: link.clone(),
+            text: text.clone().into(),
+            file: self.file_of(link),
+            need: Need::Optional,
+        });
+        let mut steps: Vec<_> = links.collect();
+        if self.mask.is_some() {
+            let mounts = self.shown.iter().map(|(path, source)| (path.clone(), source.clone())).collect();
+            steps.push(Step::MaskProc(ProcMask { files: proc_files, mounts }));
+        }
+        steps.extend(live::egl_profile(self.egl_devices));
+        let entries = self.libraries.iter().map(|(arch, path)| CacheEntry {
+            soname: path.file_name().to_owned(),
+            path: path.clone(),
+            arch: *arch,
+        });
+        if !self.libraries.is_empty() {
+            steps.push(Step::UpdateLinkerCache(entries.collect()));
+        }
+        steps
+    }
+
+    /// The file that a link leads to, by way of our other links.
+    fn file_of(&self, link: &ContainerPath) -> ContainerPath {
+        let mut file = link.clone();
+        // A chain is libcuda.so, libcuda.so.1, libcuda.so.535; the limit is for one that bites its tail.
+        for _ in 0..8 {
+            let Some(next) = self.links.get(&file).and_then(|text| beside(&file, text)) else { break };
+            file = next;
+        }
+        file
+    }
+}
+
+/// What a link's text means, as far as that can be said without looking.
+fn beside(link: &ContainerPath, text: &Path) -> Option<ContainerPath> {
+    let mut dir = link.parent();
+    let mut rest = text;
+    while let Ok(more) = rest.strip_prefix("..") {
+        dir = dir?.parent();
+        rest = more;
+    }
+    dir?.join(rest)
+}
+
+fn pair(a: &Path, b: &Path) -> Option<String> {
+    let (a, b) = (a.to_str()?, b.to_str()?);
+    (!a.contains("::")).then(|| format!("{a}::{b}"))
+}
+
+fn split(value: &str) -> Result<(&str, &str)> {
+    value.split_once("::").filter(|(a, _)| !a.is_empty()).with_context(|| format!("{value:?} is not A::B"))
+}
+
+fn text(value: OsString) -> Result<String> {
+    value.into_string().map_err(|value| anyhow::anyhow!("{value:?} is not UTF-8"))
+}
+
+fn container_path(path: &str) -> Result<ContainerPath> {
+    match ContainerPath::new(path) {
+        Some(path) => Ok(path),
+        None => bail!("{path:?} is no path in a container"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parsed(args: &[&str]) -> Result<RootfsEdits> {
+        RootfsEdits::parse(args.iter().map(OsString::from))
+    }
+
+    const ARGS: [&str; 14] = [
+        "--link",
+        "libcuda.so.1::/usr/lib64/libcuda.so",
+        "--link",
+        "libcuda.so.535::/usr/lib64/libcuda.so.1",
+        "--link",
+        "../libcuda.so.1::/usr/lib64/gbm/x.so",
+        "--library",
+        "/usr/lib64/libcuda.so.1",
+        "--mask-proc",
+        "/proc/driver/nvidia",
+        "--show-proc",
+        "/proc/driver/nvidia/gpus/0000:01:00.0::gpus/0000:01:00.0",
+        "--egl-devices",
+        "0x5",
+    ];
+
+    #[test]
+    fn steps_of_arguments() {
+        let edits = parsed(&ARGS).unwrap();
+        let files = vec![("params".into(), b"x".to_vec())];
+        let steps = edits.steps(files.clone());
+        let texts: Vec<_> = steps.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "link \"/usr/lib64/gbm/x.so\" to \"../libcuda.so.1\" in the container",
+                "link \"/usr/lib64/libcuda.so\" to \"libcuda.so.1\" in the container",
+                "link \"/usr/lib64/libcuda.so.1\" to \"libcuda.so.535\" in the container",
+                "mask \"/proc/driver/nvidia\" in the container",
+                "mount a directory of ours at \"/etc/nvidia/nvidia-application-profiles-rc.d\" in the container",
+                "update \"/etc/ld.so.cache\" in the container",
+            ]
+        );
+        for step in &steps {
+            match step {
+                Step::Link { file, .. } => assert_eq!(file.absolute(), Path::new("/usr/lib64/libcuda.so.535")),
+                Step::MaskProc(mask) => assert_eq!((&mask.files, mask.mounts.len()), (&files, 1)),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_arguments() {
+        for args in [
+            &["--link", "x"][..],
+            &["--link", "::/x"],
+            &["--link", "x::/a/../b"],
+            &["--library", "/"],
+            &["--show-proc", "/x::../y"],
+            &["--egl-devices", "5"],
+            &["--bogus"],
+            &["word"],
+        ] {
+            assert!(parsed(args).is_err(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn links_in_a_circle_end() {
+        let edits = parsed(&["--link", "b::/a", "--link", "a::/b"]).unwrap();
+        assert_eq!(edits.steps(vec![]).len(), 2);
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[a-z][a-z0-9.]{0,6}[a-z]"
+    }
+
+    prop_compose! {
+        fn any_edits()(
+            links in prop::collection::btree_map(name(), name(), 0..4),
+            libraries in prop::collection::btree_set(name(), 0..4),
+            shown in prop::collection::btree_map(name(), name(), 0..4),
+            mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
+            cuda_compat in prop::option::of((name(), name())),
+        ) -> RootfsEdits {
+            let path = |name: &String| ContainerPath::new(name).unwrap();
+            RootfsEdits {
+                links: links.iter().map(|(link, text)| (path(link), text.into())).collect(),
+                libraries: libraries.iter().map(|library| (Arch::native(), path(library))).collect(),
+                mask: mask.then(|| HostPath::new("/proc/driver/nvidia")),
+                shown: shown.iter().map(|(path, source)| (path.into(), HostPath::new(source))).collect(),
+                egl_devices,
+                cuda_compat,
+                stamp,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arguments_are_read_as_they_were_written(edits in any_edits()) {
+            let args = edits.to_args().unwrap_or_else(|| vec!["a".into(), "b".into()]);
+            let again = RootfsEdits::parse(args.into_iter().skip(2).map(OsString::from)).unwrap();
+            prop_assert_eq!(again, edits);
+        }
+
+        #[test]
+        fn merging_again_changes_nothing(a in any_edits(), b in any_edits()) {
+            let once = a.merge(b.clone());
+            prop_assert_eq!(once.clone().merge(b), once);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What nvidia-ctk writes into CDI specs, row by row: `tests/fixtures/conformance/cdi.json`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use oci_nvidia_hook::cdi::file::{self, Format};
+use oci_nvidia_hook::cdi::spec::{ContainerEdits, Device, DeviceNode, Mount, Spec};
+use oci_nvidia_hook::driver::{DriverRoot, files};
+use oci_nvidia_hook::edits::{self, DevLink, Edits, HostFile, Need, Placement};
+use oci_nvidia_hook::lower::cdi::{HostFacts, NodeFacts, device_node, rootfs_edits};
+use oci_nvidia_hook::paths::{ContainerPath, HostPath};
+use oci_nvidia_hook::request::{Capabilities, Capability};
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::conformance::{rows_of, table};
+use crate::support::scratch;
+
+pub const TESTS: &[Test] = &[
+    ("cdi_conformance::every_group", &[], every_group),
+    ("cdi_conformance::additional_gids", &[], additional_gids),
+    ("cdi_conformance::device_nodes", &[], device_nodes),
+    ("cdi_conformance::library_links", &[], library_links),
+    ("cdi_conformance::graphics_configs", &[], graphics_configs),
+    ("cdi_conformance::versions", &[], versions),
+    ("cdi_conformance::simplified", &[], simplified),
+    ("cdi_conformance::merged_devices", &[], merged_devices),
+    ("cdi_conformance::order", &[], order),
+];
+
+const TESTED: [&str; 10] = [
+    "additional_gids",
+    "device_node",
+    "so_symlinks",
+    "graphics_configs",
+    "spec_version",
+    "dedupe",
+    "simplify",
+    "merged_device",
+    "sort_mounts",
+    "sort_device_nodes",
+];
+
+/// Groups that are not about what is in a spec of ours, and why.
+const NOT_OURS: [(&str, &str); 7] = [
+    ("hook_disabled", "we have one hook entry, and no options that take parts of it away"),
+    ("imex_channel_ids", "no IMEX devices; requests for channels are tested with hook.json"),
+    ("so_link", "a helper of nvidia-ctk: libraries are found by catalogue, links by SONAME"),
+    ("is_lib_name", "a helper of nvidia-ctk"),
+    ("is_driver_library", "unit tests of driver::libraries"),
+    ("driver_lib_dirs", "the tests of hosts, tests/fixtures/hosts"),
+    ("root_transform_path", "no command that rewrites specs: they are made for the driver root of config.toml"),
+];
+
+fn rows(group: &str) -> Vec<Value> {
+    rows_of("cdi.json", group)
+}
+
+fn every_group() {
+    let table = table("cdi.json");
+    let mut groups: Vec<_> = table["groups"].as_array().unwrap().iter().map(|g| g["id"].as_str().unwrap()).collect();
+    let mut known: Vec<_> = NOT_OURS.iter().map(|(group, _)| *group).chain(TESTED).collect();
+    groups.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(groups, known);
+}
+
+/// Go's bit for a character device. The permission bits are the same.
+const GO_CHAR_DEVICE: u64 = 1 << 21;
+
+fn additional_gids() {
+    for row in rows("additional_gids") {
+        let node = &row["input"]["device_node"];
+        let mode = node["fileMode"].as_u64().unwrap_or_default();
+        let facts = NodeFacts {
+            is_char: mode & GO_CHAR_DEVICE != 0,
+            mode: u32::try_from(mode & 0o777).unwrap(),
+            uid: 0,
+            gid: u32::try_from(node["gid"].as_u64().unwrap_or_default()).unwrap(),
+        };
+        assert_eq!(json!(facts.additional_gid().map(|gid| [gid])), row["expect"], "{row}");
+    }
+}
+
+/// Permissions are ours (`rw`: no container needs to make nodes), and of the mode there are only permission bits.
+fn device_nodes() {
+    for row in rows("device_node") {
+        let path = row["input"]["path"].as_str().unwrap();
+        let source = row["input"]["hostPath"].as_str().unwrap_or(path);
+        let number = |name: &str| u32::try_from(row["expect"][name].as_u64().unwrap_or_default()).unwrap();
+        let node = edits::DeviceNode {
+            source: HostPath::new(source),
+            path: ContainerPath::new(path).unwrap(),
+            major: number("major"),
+            minor: number("minor"),
+        };
+        let facts = NodeFacts { is_char: true, mode: number("fileMode") & 0o777, uid: 0, gid: number("gid") };
+        let mut lowered = device_node(&node, facts).unwrap();
+        let mut expected: DeviceNode = serde_json::from_value(row["expect"].clone()).unwrap();
+        assert_eq!(lowered.permissions.take().unwrap(), "rw");
+        expected.permissions = None;
+        expected.file_mode = expected.file_mode.map(|mode| mode & 0o777);
+        if row["mocked_stat"] == false {
+            // A node that could not be looked at is not in our edits.
+            (lowered.major, lowered.minor) = (None, None);
+        }
+        assert_eq!(lowered, expected, "{row}");
+    }
+}
+
+fn library_links() {
+    for row in rows("so_symlinks") {
+        let source = Path::new(row["input"]["host_library"].as_str().unwrap());
+        let target = Path::new(row["input"]["container_library"].as_str().unwrap());
+        let file_name = source.file_name().unwrap();
+        let mut file = HostFile {
+            source: HostPath::new(source),
+            placement: Placement::At(ContainerPath::new(target.parent().unwrap()).unwrap()),
+            name: file_name.into(),
+            sonames: [file_name.into()].into(),
+            need: Need::Required,
+        };
+        let mut links = Vec::new();
+        for link in row["expect"]["links"].as_array().unwrap() {
+            let (text, path) = link.as_str().unwrap().split_once("::").unwrap();
+            let name = Path::new(path).file_name().unwrap();
+            if text == file_name {
+                file.sonames.insert(name.into());
+            } else {
+                links.push(DevLink { name: name.into(), target: text.into() });
+            }
+        }
+        let args = rootfs_edits(&Edits { files: vec![file], links, ..Edits::default() }, &host()).to_args().unwrap();
+        let mut made: Vec<_> = args[2..].chunks(2).map(|pair| (pair[0].as_str(), json!(pair[1]))).collect();
+        made.reverse();
+        let expected: Vec<_> =
+            row["expect"]["links"].as_array().unwrap().iter().map(|link| ("--link", link.clone())).collect();
+        assert_eq!(made, expected, "{row}");
+    }
+}
+
+fn host() -> HostFacts {
+    HostFacts {
+        driver_root: HostPath::new("/"),
+        proc_dir: None,
+        program: HostPath::new("/usr/bin/oci-nvidia-hook"),
+        nodes: BTreeMap::new(),
+        additional_gids: false,
+    }
+}
+
+fn graphics_configs() {
+    for row in rows("graphics_configs") {
+        let dir = scratch();
+        for file in row["input"]["files"].as_array().unwrap() {
+            let path = dir.path().join(file.as_str().unwrap().trim_start_matches('/'));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let root = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let found = files::descriptions(&root, Capabilities::of(&Capability::ALL));
+        let found: BTreeMap<_, _> =
+            found.iter().map(|file| (root.inside(&file.source).unwrap(), file.target.absolute())).collect();
+        assert_eq!(json!(found), row["expect"], "{row}");
+    }
+}
+
+fn versions() {
+    for row in rows("spec_version") {
+        let text = row["expect"]["text"].as_str().unwrap();
+        let spec = file::parse(text.as_bytes()).unwrap();
+        assert_eq!(spec.check(), Ok(()), "{row}");
+        assert_eq!(file::parse(Format::Yaml.print(&spec).unwrap().as_bytes()).unwrap(), spec, "{row}");
+        let chosen = !["version is overridden", "raw spec is used as is"].contains(&row["name"].as_str().unwrap());
+        let minimum = spec.clone().with_minimum_version();
+        assert_eq!(minimum == spec, chosen, "{row}");
+        assert!(minimum.cdi_version <= spec.cdi_version, "{row}");
+    }
+}
+
+/// A part of a spec, as the rows have it.
+fn spec(part: &Value) -> Spec {
+    let mut part = part.clone();
+    part["cdiVersion"] = json!("0.3.0");
+    serde_json::from_value(part).unwrap()
+}
+
+fn simplified() {
+    for row in rows("dedupe").into_iter().chain(rows("simplify")) {
+        if row["input"].is_null() {
+            continue; // no spec at all: that cannot be said here
+        }
+        assert_eq!(spec(&row["input"]).simplify(), spec(&row["expect"]), "{row}");
+    }
+}
+
+fn merged_devices() {
+    for row in rows("merged_device") {
+        let devices: Vec<Device> = serde_json::from_value(row["input"]["devices"].clone()).unwrap();
+        let merged = Device::merged(&devices, row["input"]["name"].as_str().unwrap());
+        let expected: Option<Device> = serde_json::from_value(row["expect"].clone()).unwrap();
+        assert_eq!(merged.unwrap_or_default(), expected, "{row}");
+    }
+}
+
+fn order() {
+    for row in rows("sort_mounts") {
+        let mount = |path: &Value| Mount { container_path: path.as_str().unwrap().into(), ..Mount::default() };
+        let mounts = row["input"].as_array().unwrap().iter().map(mount).collect();
+        let sorted = ContainerEdits { mounts, ..ContainerEdits::default() }.sort();
+        let paths: Vec<_> = sorted.mounts.iter().map(|mount| &mount.container_path).collect();
+        assert_eq!(json!(paths), row["expect"], "{row}");
+    }
+    for row in rows("sort_device_nodes") {
+        let node = |path: &Value| DeviceNode { path: path.as_str().unwrap().into(), ..DeviceNode::default() };
+        let device_nodes = row["input"].as_array().unwrap().iter().map(node).collect();
+        let sorted = ContainerEdits { device_nodes, ..ContainerEdits::default() }.sort();
+        let paths: Vec<_> = sorted.device_nodes.iter().map(|node| &node.path).collect();
+        assert_eq!(json!(paths), row["expect"], "{row}");
+    }
+}
