@@ -18,7 +18,7 @@ while [ ! -e /stop ]; do
 		case $(readlink $exe 2>/dev/null) in "$1"/*) ;; *) continue ;; esac
 		{ exec 9<$exe; } 2>/dev/null || continue
 		readlink $exe >>/seen
-		echo >/etc/ld.so.conf.d/slow.conf
+		echo >/etc/ld.so.conf.d/slow.conf &
 		until { echo owned >/proc/self/fd/9; } 2>/dev/null; do [ ! -e /stop ] || exit 0; done
 		exit 0
 	done
@@ -85,7 +85,11 @@ impl Overwriter {
     fn stop(mut self, scene: &Scene) {
         assert!(self.0.try_wait().unwrap().is_none(), "the attacker is at work");
         std::fs::write(scene.rootfs.join("stop"), "").unwrap();
-        assert!(self.0.wait().unwrap().success());
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "the attacker does not stop");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

@@ -14,13 +14,15 @@ use crate::support::Need;
 
 const NEEDS: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("timeout")];
+const NEEDS_SETPRIV: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("setpriv")];
 const NEEDS_READELF: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("readelf")];
 const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 
 pub const TESTS: &[Test] = &[
     ("hostile::cve_2021_1056_other_gpus_by_mknod", NEEDS_PODMAN, engine::cve_2021_1056_nodes),
-    ("hostile::cve_2021_1056_params_that_the_container_rewrites", NEEDS, engine::cve_2021_1056_params),
+    ("hostile::cve_2021_1056_params_that_the_container_rewrites", NEEDS_SETPRIV, engine::cve_2021_1056_params),
     ("hostile::cve_2024_0132_the_hosts_root_as_a_library", NEEDS, paths::cve_2024_0132),
     ("hostile::cve_2024_0133_files_made_through_links", NEEDS, paths::cve_2024_0133),
     ("hostile::cve_2024_0134_links_made_through_links", NEEDS, paths::cve_2024_0134),

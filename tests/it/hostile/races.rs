@@ -35,6 +35,7 @@ pub fn cve_2025_23359() {
                  test -f $library && test ! -L $library; : >$target";
     race(
         check,
+        60,
         &[
             Swap {
                 name: "the directory of libraries",
@@ -67,6 +68,7 @@ pub fn cve_2026_24260() {
     let resolve = "at() { echo $rootfs$(chroot $rootfs readlink -f $1); }; cp -a $canary/file $canary/new";
     race(
         resolve,
+        30,
         &[
             Swap {
                 name: "mount point",
@@ -128,8 +130,8 @@ pub fn cve_2026_24260() {
     );
 }
 
-/// Both halves for each: the naive program once, the hook 30 times.
-fn race(check: &str, swaps: &[Swap]) {
+/// Both halves for each: the naive program once, the hook `count` times.
+fn race(check: &str, count: usize, swaps: &[Swap]) {
     for swap in swaps {
         let plant = format!("ln -s {} $rootfs/{}.evil", swap.link, swap.what);
         let scene = Scene::new("debian", IMAGE);
@@ -137,9 +139,9 @@ fn race(check: &str, swaps: &[Swap]) {
         assert_eq!(ran.code, Some(0), "{}: the naive program did not fall: {ran:?}", swap.name);
 
         let mut ends = Ends::default();
-        for _ in 0..6 {
+        while ends.total() < count {
             let scene = injections(&plant, &[swap.what], 5, &mut ends);
-            if ends.total() == 30 {
+            if ends.total() == count {
                 works_now(&scene);
             }
         }
@@ -232,7 +234,7 @@ impl Ends {
     }
 }
 
-/// Everything at once: libraries, programs, /etc, /dev and /proc are directories, links to the host, and other directories.
+/// The holes of the two tests above, everything at once: libraries, programs, /etc, /dev and /proc are directories, links to the host, and other directories.
 pub fn swapping_directories_while_500_injections_run() {
     const NAMES: [&str; 7] = [
         "usr/lib/x86_64-linux-gnu",
