@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::driver::compat;
 use crate::error::Failure;
 use crate::lower::live::{Loader, RootfsFacts};
-use crate::sys::in_root::Root;
+use crate::sys::in_root::{Root, open_regular};
 use crate::sys::ns::MountNs;
 
 /// NVIDIA's directory has a dozen files.
@@ -93,10 +92,9 @@ impl Container {
             let names = names(dir)?;
             let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
             // By the fd of the directory that was listed; a link, a fifo or a device there is no library.
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = rustix::fs::openat(library, format!("libcuda.so.{version}"), flags, Mode::empty()).ok()?;
-            let file = File::from(file);
-            let note = file.metadata().ok()?.is_file().then(|| compat::read_note(file)).flatten();
+            let note = open_regular(file).ok().and_then(compat::read_note);
             compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
         };
         usable().unwrap_or_default()

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -20,7 +19,7 @@ use crate::error::Failure;
 use crate::finding::Finding;
 use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
-use crate::sys::in_root::{Created, Root};
+use crate::sys::in_root::{Created, Root, open_regular};
 use crate::sys::mount::{self, Api, MountAttrs};
 
 /// A container whose mount namespace we are in, and what we did to it.
@@ -353,14 +352,11 @@ impl Target {
 
     /// Its bytes; `None` if there is none. Read where it leads to, also if the image made it a link.
     fn read_linker_cache(&self) -> Result<Option<Vec<u8>>> {
-        // Non-blocking: the image may have put a fifo there.
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = match self.rootfs.open_at(Path::new("etc/ld.so.cache"), flags) {
-            Ok(file) => File::from(file),
+        let file = match self.rootfs.open_at(Path::new("etc/ld.so.cache"), OFlags::PATH) {
+            Ok(path) => open_regular(path)?,
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(anyhow::Error::new(error).context("read it")),
         };
-        ensure!(file.metadata()?.is_file(), "it is no regular file");
         crate::oci::read_limited(file, linker_cache::MAX_SIZE).map(Some)
     }
 }

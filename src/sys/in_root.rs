@@ -8,12 +8,13 @@
 mod walk;
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 /// How often a resolution is tried again when a rename or a mount elsewhere disturbed it (EAGAIN).
@@ -129,6 +130,17 @@ fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
     let target = rustix::fs::readlinkat(CWD, fd_path(fd), Vec::new())?;
     Ok(PathBuf::from(OsStr::from_bytes(target.as_bytes())))
+}
+
+/// Opens for reading what `path` was opened as with `O_PATH`, if it is a regular file. An image may have a device node
+/// there, and opening one can be all that it takes: a watchdog resets the host.
+pub fn open_regular(path: OwnedFd) -> io::Result<File> {
+    let stat = rustix::fs::fstat(&path)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    // The magic link means the open file, not its name.
+    File::open(fd_path(path.as_fd()))
 }
 
 /// Our working directory.

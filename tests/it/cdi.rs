@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::podman::{Cgroup, IMAGE, Podman};
+use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];

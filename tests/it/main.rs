@@ -21,6 +21,7 @@ mod cgroup;
 mod conformance;
 mod debian;
 mod driver;
+mod engine;
 mod failure;
 mod fuzz_corpus;
 mod hostile;
@@ -30,6 +31,7 @@ mod ldcache;
 mod live;
 mod packaging;
 mod podman;
+mod podman_shapes;
 mod shapes;
 mod support;
 
@@ -58,6 +60,7 @@ fn main() -> std::process::ExitCode {
         .chain(live::TESTS)
         .chain(packaging::TESTS)
         .chain(podman::TESTS)
+        .chain(podman_shapes::TESTS)
         .chain(shapes::TESTS);
     let mut trials: Vec<Trial> = tests.map(|test| trial(test, None)).collect();
     for kernel in kernels::OLD {

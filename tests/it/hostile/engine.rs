@@ -9,7 +9,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 
 use super::scene::Scene;
 use crate::driver::{FakeDriver, Image};
-use crate::podman::{Cgroup, IMAGE, Podman};
+use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Ran, run, source};
 
 /// A container that may make nodes makes one of a GPU that it was not given; nothing but the cgroup stands in its way.

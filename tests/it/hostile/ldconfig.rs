@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::scene::{CASE, Case, Ours, Scene, check};
+use rustix::fs::inotify;
+
 use crate::driver::{FakeDriver, Waiting};
 use crate::support::HOOK;
 
@@ -303,5 +305,25 @@ pub fn cve_2025_23267_elf_headers() {
         assert_eq!(ran.code, Some(0), "{name}: {ran:?}");
         scene.is_untouched(&container, &before, "");
         container.exec("nvidia-smi -L").ok();
+    }
+}
+
+/// Where the hook reads files, the image has device nodes. Opening one can be all that it takes: a watchdog resets the host.
+pub fn devices_are_not_opened() {
+    for place in ["etc/ld.so.cache", "usr/local/cuda/compat/libcuda.so.575.57.08"] {
+        let plant = format!("cd $rootfs; mkdir -p usr/local/cuda/compat; rm -f {place}; mknod {place} c 1 5");
+        let scene = Scene::new("debian", "");
+        scene.sh(&plant).ok();
+        let path = scene.rootfs.join(place);
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
+        inotify::add_watch(&watch, &path, inotify::WatchFlags::OPEN).unwrap();
+        let opened = || rustix::io::read(&watch, &mut [0u8; 4096]).is_ok();
+        std::fs::File::open(&path).unwrap().metadata().unwrap();
+        assert!(opened(), "the naive program did not fall");
+
+        let container = scene.start("");
+        while opened() {}
+        scene.hook(&container);
+        assert!(!opened(), "{place} was opened");
     }
 }

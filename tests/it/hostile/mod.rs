@@ -33,6 +33,7 @@ pub const TESTS: &[Test] = &[
     ("hostile::cve_2025_23267_ldconfig_writes_through_links", NEEDS, ldconfig::cve_2025_23267),
     ("hostile::cve_2025_23267_files_without_an_end", NEEDS, ldconfig::cve_2025_23267_without_an_end),
     ("hostile::cve_2025_23267_elf_headers_that_lie", NEEDS_READELF, ldconfig::cve_2025_23267_elf_headers),
+    ("hostile::devices_of_the_image_are_not_opened", NEEDS, ldconfig::devices_are_not_opened),
     ("hostile::cve_2025_23359_swapped_after_the_check", NEEDS, races::cve_2025_23359),
     ("hostile::cve_2026_24260_swapped_after_resolution", NEEDS, races::cve_2026_24260),
     (

@@ -1,0 +1,159 @@
+//! A real engine with storage, hooks and configuration of its own, for tests that start containers.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::driver::{FakeDriver, Image};
+use crate::kernels;
+use crate::support::{HOOK, Ran, run, scratch};
+
+/// What the container's runtime sees as cgroups.
+#[derive(Clone, Copy, Debug)]
+pub enum Cgroup {
+    AsMounted,
+    /// cgroup2 alone, in a mount namespace of its own
+    V2,
+    /// cgroup v1 without the unified hierarchy beside it: crun refuses a hybrid. With crun, then.
+    V1WithCrun,
+}
+
+impl Cgroup {
+    /// What a shell in a mount namespace of its own has to do first.
+    const fn prepare(self) -> &'static str {
+        match self {
+            Self::AsMounted => "",
+            Self::V2 => "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup;",
+            Self::V1WithCrun => "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi;",
+        }
+    }
+}
+
+/// Podman with storage, hooks and configuration of its own.
+pub struct Podman {
+    pub dir: tempfile::TempDir,
+    pub hooks: PathBuf,
+}
+
+pub const IMAGE: &str = "localhost/small";
+
+impl Podman {
+    /// One for all tests: importing an image takes longer than most of them.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Podman> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let podman = Self::with_image();
+            let image = Image::new(&podman.dir.path().join("old"), &["--layout", "debian", "--cache", "old"]);
+            podman.import(&image.rootfs, "localhost/old-cache");
+            podman
+        })
+    }
+
+    pub fn with_image() -> Self {
+        let podman = Self::new();
+        let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+        podman.import(&image.rootfs, IMAGE);
+        podman
+    }
+
+    pub fn new() -> Self {
+        let dir = scratch();
+        // The root user of a user namespace must be able to pass.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let hooks = dir.path().join("hooks.d");
+        std::fs::create_dir_all(&hooks).unwrap();
+        std::fs::create_dir_all(dir.path().join("old")).unwrap();
+        // The limits podman asks for by default take CAP_SYS_RESOURCE, which a CI machine may lack.
+        let networks = dir.path().join("networks");
+        let conf = format!(
+            "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n\
+             [network]\nnetwork_config_dir = \"{}\"\n",
+            networks.display()
+        );
+        std::fs::write(dir.path().join("containers.conf"), conf).unwrap();
+        let podman = Self { dir, hooks };
+        podman.install_hook(&FakeDriver::shared().config);
+        podman
+    }
+
+    /// The JSON file that we ship, with the tested binary and a config of the test's.
+    pub fn install_hook(&self, config: &Path) {
+        let shipped = std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
+        json["hook"]["path"] = HOOK.into();
+        json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", config, "prestart"]);
+        std::fs::write(self.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
+    }
+
+    /// The same hook as on the kernel of this test.
+    fn hooks(&self) -> PathBuf {
+        let Some(kernel) = kernels::current() else { return self.hooks.clone() };
+        let text = std::fs::read_to_string(self.hooks.join("oci-nvidia-hook.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let mut args = kernels::hook();
+        json["hook"]["path"] = args[0].clone().into();
+        args.extend(json["hook"]["args"].as_array().unwrap()[1..].iter().map(|arg| arg.as_str().unwrap().to_owned()));
+        json["hook"]["args"] = args.into();
+        let dir = self.dir.path().join(format!("hooks-{}", kernel.name));
+        std::fs::create_dir_all(&dir).unwrap();
+        // Renamed into place: another test may be reading it.
+        let temporary = dir.join(format!("{:?}", std::thread::current().id()));
+        std::fs::write(&temporary, json.to_string()).unwrap();
+        std::fs::rename(temporary, dir.join("oci-nvidia-hook.json")).unwrap();
+        dir
+    }
+
+    fn base(&self) -> Vec<String> {
+        let path = |name: &str| self.dir.path().join(name).display().to_string();
+        [
+            "podman",
+            "--root",
+            &path("storage"),
+            "--runroot",
+            &path("run"),
+            "--tmpdir",
+            &path("tmp"),
+            "--storage-driver",
+            "vfs",
+            "--cgroup-manager",
+            "cgroupfs",
+            "--runtime",
+            "runc",
+            "--events-backend",
+            "none",
+            "--hooks-dir",
+            self.hooks().to_str().unwrap(),
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    }
+
+    pub fn import(&self, rootfs: &Path, name: &str) {
+        let podman = self.base().join(" ");
+        crate::support::sh(&format!("tar -C '{}' -c . | {podman} import - {name}", rootfs.display())).ok();
+    }
+
+    /// `podman run --rm ARGUMENTS`
+    pub fn run(&self, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+        self.run_after("", cgroup, arguments)
+    }
+
+    /// The same after this shell script, in the same mount namespace.
+    pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+        let mut words = self.base();
+        words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
+        match cgroup {
+            Cgroup::AsMounted => {}
+            // there are no other controllers in it
+            Cgroup::V2 => words.push("--pids-limit=-1".into()),
+            Cgroup::V1WithCrun => {
+                words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into())
+            }
+        }
+        let script = format!("{} {script}\nexec \"$@\"", cgroup.prepare());
+        let mut unshare = Command::new("unshare");
+        unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words).args(arguments);
+        run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))
+    }
+}

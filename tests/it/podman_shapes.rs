@@ -1,0 +1,226 @@
+//! Every shape of container that podman can make, rootful and rootless, with one and the same config.toml.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image};
+use crate::engine::{Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, Need, Ran, run, sh, source};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+const NEEDS_CRUN: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
+const NEEDS_USER: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::Program("useradd"),
+    Need::Program("newuidmap"),
+    Need::Program("setpriv"),
+];
+
+pub const TESTS: &[Test] = &[
+    ("podman_shapes::rootful", NEEDS, rootful),
+    ("podman_shapes::rootful_crun", NEEDS_CRUN, rootful_crun),
+    ("podman_shapes::read_only_rootfs", NEEDS, read_only_rootfs),
+    ("podman_shapes::volumes_with_shared_propagation", NEEDS, shared_volumes),
+    ("podman_shapes::rootless", NEEDS_USER, rootless),
+];
+
+const WORKS: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 >/dev/null; probe-open /dev/nvidia1";
+
+#[track_caller]
+fn assert_works(ran: Ran, what: &[&str]) {
+    let text = format!("{what:?}: {ran:?}");
+    assert!(ran.code == Some(0), "{text}");
+    assert!(ran.stdout.contains("UUID: GPU-51eed001-") && ran.stdout.ends_with("/dev/nvidia1: ENXIO\n"), "{text}");
+}
+
+/// Options of podman run.
+const SHAPES: &[&[&str]] = &[
+    &[],
+    &["--read-only"],
+    &["--privileged"],
+    &["--privileged", "-v", "/dev:/dev"],
+    &["-v", "/:/host"],
+    &["-v", "/:/host:ro,rslave"],
+    &["--user", "1000:1000"],
+    &["--cap-drop=all"],
+    &["--security-opt=no-new-privileges"],
+    &["--pid=host", "--uts=host"],
+    &["--tmpfs", "/run", "--tmpfs", "/tmp"],
+    &["--tmpfs", "/usr/local"],
+    &["--init-path=/bin/true"],
+];
+
+fn arguments<'a>(shape: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments = shape.to_vec();
+    arguments.extend(["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", WORKS]);
+    arguments
+}
+
+fn rootful() {
+    for shape in SHAPES {
+        assert_works(Podman::shared().run(Cgroup::AsMounted, &arguments(shape)), shape);
+    }
+    for shape in [&["--read-only"][..], &["--privileged", "-v", "/dev:/dev"], &["--user", "1000:1000"]] {
+        assert_works(Podman::shared().run(Cgroup::V2, &arguments(shape)), shape);
+    }
+}
+
+fn rootful_crun() {
+    for shape in SHAPES {
+        assert_works(Podman::shared().run(Cgroup::V1WithCrun, &arguments(shape)), shape);
+    }
+}
+
+/// An image that lies on a read-only file system, and nothing is created in it.
+fn read_only_rootfs() {
+    let podman = Podman::with_image();
+    let image = Image::new(&podman.dir.path().join("old"), &["--layout", "debian"]);
+    let rootfs = image.rootfs.display().to_string();
+    // podman itself needs these places.
+    sh(&format!("cd '{rootfs}'; mkdir -p run/secrets var/tmp; ln -s /proc/mounts etc/mtab; touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv"))
+        .ok();
+    let before = crate::support::snapshot(&image.rootfs);
+    // An overlay without an upper layer. (crun makes a rootfs that is a read-only bind mount writable again.)
+    let (empty, read_only) = (podman.dir.path().join("empty"), podman.dir.path().join("read-only"));
+    for dir in [&empty, &read_only] {
+        std::fs::create_dir(dir).unwrap();
+    }
+    let mount =
+        format!("mount -t overlay -o lowerdir='{}':'{rootfs}' none '{}';", empty.display(), read_only.display());
+    let read_only = read_only.display().to_string();
+    for cgroup in [Cgroup::AsMounted, Cgroup::V1WithCrun] {
+        let shape = ["--read-only", "-e", "NVIDIA_VISIBLE_DEVICES=1", "--rootfs", &read_only, "sh", "-euc", WORKS];
+        assert_works(podman.run_after(&mount, cgroup, &shape), &shape);
+        assert!(crate::support::snapshot(&image.rootfs) == before, "{cgroup:?}");
+    }
+}
+
+/// Shared volumes do no harm where the driver's files are not mounted in them.
+fn shared_volumes() {
+    let podman = Podman::shared();
+    let volume = podman.dir.path().join("shared-volume").display().to_string();
+    std::fs::create_dir_all(&volume).unwrap();
+    let made = format!("mount -t tmpfs v '{volume}'; mount --make-shared '{volume}';");
+    for place in ["/data", "/usr/lib/x86_64-linux-gnu/elsewhere"] {
+        let shape = ["-v", &format!("{volume}:{place}:rshared")];
+        assert_works(podman.run_after(&made, Cgroup::AsMounted, &arguments(&shape)), &shape);
+    }
+    let shape = ["-v", &format!("{volume}:/usr/lib/x86_64-linux-gnu:rshared")];
+    let filled = format!("{made} cp -a /usr/lib/x86_64-linux-gnu/libc.so.6 '{volume}';");
+    let ran = podman.run_after(&filled, Cgroup::AsMounted, &arguments(&shape));
+    assert!(ran.code != Some(0) && ran.stderr.contains("hint: mount that volume with rslave"), "{ran:?}");
+}
+
+/// Podman of a user who was made for this, with everything it needs below one directory.
+struct User {
+    name: String,
+    dir: tempfile::TempDir,
+}
+
+impl User {
+    fn new() -> Self {
+        let name = format!("onh-{}", std::process::id());
+        // Not below the source tree: that may be in a home directory that only root may enter.
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = dir.path().display();
+        sh(&format!("useradd --home-dir '{path}/home' --create-home --groups video {name}")).ok();
+        let user = Self { name, dir };
+        let name = &user.name;
+        sh(&format!(
+            "grep -q '^{name}:' /etc/subuid || usermod --add-subuids 900000-965535 --add-subgids 900000-965535 {name}"
+        ))
+        .ok();
+        user.install();
+        user
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn install(&self) {
+        std::fs::copy(HOOK, self.path("hook")).unwrap();
+        let mut make = Command::new(source("tests/fake-driver/make-root"));
+        let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
+        // As SUSE's driver makes them: the user is in that group.
+        make.arg(self.path("driver")).arg("--build").arg(build).args([
+            "--gpus",
+            "2",
+            "--dev-mode",
+            "0666",
+            "--dev-group",
+            "video",
+        ]);
+        FakeDriver::shared(); // compiled by now
+        run(&mut make).ok();
+        let image = Image::new(self.dir.path(), &["--layout", "debian"]);
+        assert!(image.rootfs.ends_with("image"));
+        std::fs::create_dir(self.path("hooks.d")).unwrap();
+        let shipped = std::fs::read_to_string(source("hooks.d/oci-nvidia-hook.json")).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
+        json["hook"]["path"] = self.path("hook").into();
+        json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", self.path("config.toml"), "prestart"]);
+        std::fs::write(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string()).unwrap();
+        // What an administrator writes for root's containers.
+        let config = format!(
+            "[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\nno-cgroups = false\n",
+            self.path("driver")
+        );
+        std::fs::write(self.path("config.toml"), config).unwrap();
+        let conf = "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n";
+        std::fs::write(self.path("containers.conf"), conf).unwrap();
+        sh(&format!("install -d -o {0} -m 0700 '{1}'", self.name, self.path("run"))).ok();
+    }
+
+    /// `podman ARGUMENTS` as this user, as after a login.
+    fn podman(&self, arguments: &str) -> Ran {
+        let [home, run_dir, conf, hooks] = ["home", "run", "containers.conf", "hooks.d"].map(|name| self.path(name));
+        let script = format!(
+            "cd /; exec setpriv --reuid {0} --regid {0} --init-groups env -i PATH=\"$PATH\" HOME='{home}' \
+             XDG_RUNTIME_DIR='{run_dir}' CONTAINERS_CONF='{conf}' podman --root '{home}/storage' --runroot '{run_dir}/run' \
+             --tmpdir '{run_dir}/tmp' --storage-driver vfs --cgroup-manager cgroupfs --runtime runc --events-backend none \
+             --hooks-dir '{hooks}' {arguments}",
+            self.name
+        );
+        sh(&script)
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // The process that keeps its user namespace.
+        let pids = sh(&format!("find '{}' -name pause.pid -exec cat {{}} \\;", self.path("run")));
+        sh(&format!("for pid in {}; do kill $pid; done", pids.stdout.replace('\n', " ")));
+        while sh(&format!("pgrep -u {}", self.name)).code == Some(0) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        sh(&format!("userdel {0}", self.name)).ok();
+    }
+}
+
+fn rootless() {
+    let user = User::new();
+    let image = user.path("image");
+    user.podman(&format!("import - {IMAGE} <\"$(tar -C '{image}' -cf '{image}.tar' . && echo '{image}.tar')\"")).ok();
+    let users = ["--userns=keep-id", "--userns=nomap", "--userns=auto", "--user 1000:1000"];
+    let shapes = SHAPES.iter().map(|shape| shape.join(" ")).chain(users.map(str::to_owned));
+    for shape in shapes {
+        // A user's podman cannot bind what it may not read below "/", and /dev has a pts of another user namespace.
+        let arguments = format!(
+            "run --rm --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=1 {shape} {IMAGE} sh -euc '{WORKS}'"
+        );
+        assert_works(user.podman(&arguments), &[&shape]);
+    }
+    // The error of a user who may not open the devices says which group is missing.
+    sh(&format!("chmod 0600 '{}'/dev/nvidia*", user.path("driver"))).ok();
+    let ran = user.podman(&format!("run --rm --network=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true"));
+    assert_ne!(ran.code, Some(0));
+    assert!(ran.stderr.contains("may not open the GPUs") && ran.stderr.contains("hint: "), "{ran:?}");
+}
