@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use oci_nvidia_hook::cli::{self, Invocation};
+use oci_nvidia_hook::cli;
+use oci_nvidia_hook::sys::process;
 
-#[expect(clippy::disallowed_methods, reason = "the one place where the environment is read")]
 fn main() -> ExitCode {
-    cli::run(Invocation {
-        args: std::env::args_os().skip(1).collect(),
-        xdg_config_home: std::env::var_os("XDG_CONFIG_HOME").map(Into::into),
-    })
+    let args = std::env::args_os().skip(1).collect();
+    // Whoever started us, and with whatever: at some stages of some runtimes this is the image's (CVE-2025-23266).
+    process::clear_environment();
+    cli::run(args)
 }

@@ -108,7 +108,7 @@ fn explain(options: &Options) -> Explanation {
 fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
     let (spec, pid) = read_container(options)?;
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
-    let config = read_config(&spec, options.config.as_deref(), options.xdg_config_home.as_deref())?;
+    let config = read_config(&spec, options.config.as_deref())?;
     let Some((mut config, findings)) = config else {
         let nothing = request::from_spec(&spec, &Config::default())?;
         explanation.reason = if let Decision::Nothing(reason) = nothing { reason } else { String::new() };

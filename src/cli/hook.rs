@@ -25,11 +25,11 @@ use crate::sys::ns;
 
 /// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not.
 #[must_use]
-pub fn run(config: Option<&Path>, xdg_config_home: Option<&Path>) -> ExitCode {
+pub fn run(config: Option<&Path>) -> ExitCode {
     // What we create in a container is for all its users, whatever mask the engine runs with.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut log = Log::default();
-    match set_up(config, xdg_config_home, &mut log) {
+    match set_up(config, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log.error(&error);
@@ -38,12 +38,12 @@ pub fn run(config: Option<&Path>, xdg_config_home: Option<&Path>) -> ExitCode {
     }
 }
 
-fn set_up(config: Option<&Path>, xdg_config_home: Option<&Path>, log: &mut Log) -> Result<()> {
+fn set_up(config: Option<&Path>, log: &mut Log) -> Result<()> {
     let state = read_state()?;
     let spec = oci::spec_view::read(&state.bundle)?;
     *log = Log::of(&state.id);
     // Most containers end here: nothing else has been read, not even config.toml.
-    let Some((config, findings)) = read_config(&spec, config, xdg_config_home)? else { return Ok(()) };
+    let Some((config, findings)) = read_config(&spec, config)? else { return Ok(()) };
     if let Some(path) = &config.debug
         && let Err(error) = log.open(path)
     {
@@ -75,15 +75,11 @@ fn set_up(config: Option<&Path>, xdg_config_home: Option<&Path>, log: &mut Log) 
 ///
 /// # Errors
 /// If it is wrong and the container asks for GPUs. One that only may ask is not stopped by it.
-pub fn read_config(
-    spec: &SpecView,
-    config: Option<&Path>,
-    xdg_config_home: Option<&Path>,
-) -> Result<Option<(Config, Vec<Finding>)>> {
+pub fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
     match request::hint(spec) {
         Hint::No => Ok(None),
-        Hint::Perhaps => Ok(config::read(config, xdg_config_home).ok()),
-        Hint::Yes => config::read(config, xdg_config_home).map(Some),
+        Hint::Perhaps => Ok(config::read(config).ok()),
+        Hint::Yes => config::read(config).map(Some),
     }
 }
 
@@ -108,7 +104,7 @@ pub fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
     let by = others::set_up_by(spec, is_us)?;
     Some(Finding {
         fix: "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option".to_owned(),
-        ..Finding::note("ONH-104", format!("the container is left alone: config.json has {by}, which sets it up"))
+        ..Finding::note("ONH-105", format!("the container is left alone: config.json has {by}, which sets it up"))
     })
 }
 

@@ -38,7 +38,7 @@ fn text(options: &Options) -> Result<String> {
 /// # Errors
 /// If the file is wrong.
 pub(super) fn configuration(options: &Options) -> Result<Config> {
-    let (mut config, findings) = config::read(options.config.as_deref(), options.xdg_config_home.as_deref())?;
+    let (mut config, findings) = config::read(options.config.as_deref())?;
     let mut log = Log::default();
     findings.iter().for_each(|finding| log.finding(finding));
     if let Some(root) = &options.root {

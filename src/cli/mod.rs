@@ -20,15 +20,6 @@ use crate::error::{Failure, failure};
 use crate::log::Log;
 use crate::lower::rootfs::RootfsEdits;
 
-/// What the process was started with. Read once, here: nothing below looks at the environment.
-#[derive(Debug, Default)]
-pub struct Invocation {
-    /// Without argv[0]
-    pub args: Vec<OsString>,
-    /// `$XDG_CONFIG_HOME`, for a rootless user's own config.toml
-    pub xdg_config_home: Option<PathBuf>,
-}
-
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
@@ -49,8 +40,6 @@ enum Verb {
 pub struct Options {
     /// `--config`
     pub config: Option<PathBuf>,
-    /// From the environment
-    pub xdg_config_home: Option<PathBuf>,
     /// `--json`
     pub json: bool,
     /// `--request`
@@ -80,19 +69,18 @@ pub enum Stage {
 
 const USAGE: u8 = 2;
 
-/// Runs the command; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
+/// Runs the command with these arguments, argv[0] left out; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
 #[must_use]
-pub fn run(invocation: Invocation) -> ExitCode {
-    let (verb, mut options) = match parse(invocation.args) {
+pub fn run(args: Vec<OsString>) -> ExitCode {
+    let (verb, options) = match parse(args) {
         Ok(command) => command,
         Err(error) => {
             Log::default().error(&error);
             return ExitCode::from(USAGE);
         }
     };
-    options.xdg_config_home = invocation.xdg_config_home;
     match verb {
-        Verb::Inject => hook::run(options.config.as_deref(), options.xdg_config_home.as_deref()),
+        Verb::Inject => hook::run(options.config.as_deref()),
         Verb::Nothing => ExitCode::SUCCESS,
         Verb::Cdi(verb) => cdi::run(verb, &options),
         Verb::Explain => explain::run(&options),

@@ -17,17 +17,13 @@ use crate::sys::{ns, process};
 /// Prepares the host, and prints what was done.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
-    let prepared =
-        config::read(options.config.as_deref(), options.xdg_config_home.as_deref()).and_then(|(config, _)| {
-            let root = options.root.as_ref().map_or(config.driver_root, HostPath::new);
-            if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
-                return Err(failure(
-                    "only root of the host can make device nodes",
-                    "run \"sudo oci-nvidia-hook prepare\"",
-                ));
-            }
-            prepare_host(&root)
-        });
+    let prepared = config::read(options.config.as_deref()).and_then(|(config, _)| {
+        let root = options.root.as_ref().map_or(config.driver_root, HostPath::new);
+        if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
+            return Err(failure("only root of the host can make device nodes", "run \"sudo oci-nvidia-hook prepare\""));
+        }
+        prepare_host(&root)
+    });
     match prepared {
         Ok(text) => output::print(&text),
         Err(error) => {

@@ -1,30 +1,26 @@
 //! The administrator's config.toml: NVIDIA's file and its keys, so that an existing one keeps working, and a few keys
 //! of ours. What each key means is in [`schema`]; who `user` is, in [`user`].
 
+mod files;
 pub mod schema;
 pub mod user;
 
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::{Failure, failure};
+use crate::error::failure;
 use crate::finding::Finding;
 use crate::paths::HostPath;
 use crate::request::capabilities::{Capabilities, Capability};
+pub use files::read;
 use schema::{KEYS, Key, Meaning};
 pub use user::{UserSpec, resolve};
 
-/// Where it is, below `/etc` or `$XDG_CONFIG_HOME`.
-const FILE: &str = "nvidia-container-runtime/config.toml";
 /// Docker's swarm names variables so; `swarm-resource` says which of them list GPUs.
 pub const SWARM_PREFIX: &str = "DOCKER_";
-/// NVIDIA's has 2 KiB.
-const MAX_SIZE: usize = 1 << 20;
 /// Each costs a look for its line; a file of nothing but mistakes shall not cost their square.
 const MAX_UNKNOWN: usize = 16;
 
@@ -123,70 +119,6 @@ impl Default for Config {
             nvml_timeout: Duration::from_secs(30),
         }
     }
-}
-
-/// Reads `path` (from `--config`), else the file below `xdg_config_home`, else the one below /etc, else defaults; and then
-/// the files of the directory beside it, `config.toml.d/*.toml`, in the order of their names. A later value replaces an
-/// earlier one.
-///
-/// # Errors
-/// If `path` is given and missing, or a file cannot be read or is wrong.
-pub fn read(path: Option<&Path>, xdg_config_home: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
-    // The XDG base directory specification: a relative path in these variables is to be ignored.
-    let own = xdg_config_home.filter(|home| home.is_absolute()).map(|home| home.join(FILE));
-    let default = PathBuf::from("/etc").join(FILE);
-    let (path, text) = match path {
-        Some(path) => (path.to_owned(), Some(read_file(path)?)),
-        None => match own.map(|own| (read_if_there(&own), own)) {
-            Some((Ok(Some(text)), own)) => (own, Some(text)),
-            Some((Err(error), _)) => return Err(error),
-            _ => (default.clone(), read_if_there(&default)?),
-        },
-    };
-    let mut config = Config::default();
-    let mut findings = Vec::new();
-    if let Some(text) = text {
-        findings.extend(parse_into(&mut config, &text, &path)?);
-    }
-    for path in drop_ins(&path) {
-        findings.extend(parse_into(&mut config, &read_file(&path)?, &path)?);
-    }
-    Ok((config, findings))
-}
-
-fn read_if_there(path: &Path) -> Result<Option<String>> {
-    match read_file(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if is_missing(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn drop_ins(path: &Path) -> Vec<PathBuf> {
-    let mut dir = path.as_os_str().to_owned();
-    dir.push(".d");
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<_> =
-        entries.filter(|path| path.extension().is_some_and(|extension| extension == "toml")).collect();
-    files.sort();
-    files
-}
-
-fn is_missing(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
-}
-
-fn read_file(path: &Path) -> Result<String> {
-    let read = || -> Result<String> {
-        let file = File::open(path)?;
-        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
-        let bytes = crate::oci::read_limited(file, MAX_SIZE)?;
-        String::from_utf8(bytes)
-            .map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
-    };
-    read().with_context(|| {
-        Failure::new(format!("cannot read the configuration {path:?}"), "check the file, or the hook's --config option")
-    })
 }
 
 /// Parses the text of `path`, which is only named in messages.
@@ -463,40 +395,6 @@ mod tests {
         let (config, findings) = parsed("swarm-resource = \"DOCKER_RESOURCE_GPU, MY_GPU\"").unwrap();
         assert_eq!(config.swarm_resource, ["DOCKER_RESOURCE_GPU", "MY_GPU"]);
         assert!(findings[0].what.contains("\"MY_GPU\""), "{findings:?}");
-    }
-
-    #[test]
-    fn drop_ins_come_after_in_the_order_of_their_names() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("config.toml");
-        std::fs::write(&file, "[oci-nvidia-hook]\nnvml-timeout = 5\n[driver]\nfiles = [\"/a\"]").unwrap();
-        let drop_ins = dir.path().join("config.toml.d");
-        std::fs::create_dir(&drop_ins).unwrap();
-        std::fs::write(drop_ins.join("20.toml"), "[driver]\nfiles = [\"/c\"]").unwrap();
-        std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"/b\"]\n[oci-nvidia-hook]\nnvml-timeout = 6")
-            .unwrap();
-        std::fs::write(drop_ins.join("30.toml.rpmsave"), "nonsense").unwrap();
-        let (config, _) = read(Some(&file), None).unwrap();
-        assert_eq!(config.nvml_timeout, Duration::from_secs(6));
-        assert_eq!(config.driver_files, ["/a", "/b", "/c"].map(PathBuf::from), "lists grow");
-        std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"c\"]").unwrap();
-        let text = render(&read(Some(&file), None).unwrap_err());
-        assert!(
-            text.contains("10.toml\" line 2: driver.files has a wrong value, it must be a list of absolute paths"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_named_file_must_exist_and_the_others_need_not() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(render(&read(Some(&dir.path().join("x")), None).unwrap_err()).contains("x\": it does not exist"));
-        assert!(render(&read(Some(dir.path()), None).unwrap_err()).contains("not a regular file"));
-        std::fs::create_dir(dir.path().join("nvidia-container-runtime")).unwrap();
-        std::fs::write(dir.path().join(FILE), "[oci-nvidia-hook]\nnvml-timeout = 5").unwrap();
-        assert_eq!(read(None, Some(dir.path())).unwrap().0.nvml_timeout, Duration::from_secs(5));
-        std::fs::write(dir.path().join(FILE), [0x61, 0xff]).unwrap();
-        assert!(render(&read(None, Some(dir.path())).unwrap_err()).contains("not UTF-8 at byte 1"));
     }
 
     proptest! {

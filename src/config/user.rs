@@ -53,7 +53,12 @@ pub fn resolve(spec: &UserSpec) -> Result<Identity> {
         },
         None => entry.ok_or_else(|| unknown("user", &spec.user, spec))?.gid,
     };
-    Ok(Identity { uid, gid: gid.as_raw() })
+    let identity = Identity { uid, gid: gid.as_raw() };
+    // To setresuid(2) this number means: leave it as it is.
+    if [identity.uid, identity.gid].contains(&u32::MAX) {
+        return Err(unknown("user or group", &u32::MAX.to_string(), spec));
+    }
+    Ok(identity)
 }
 
 fn unknown(kind: &str, name: &str, spec: &UserSpec) -> anyhow::Error {
@@ -99,6 +104,8 @@ mod tests {
             ("root:vidoe", "unknown group \"vidoe\""),
             ("nobody-here", "unknown user \"nobody-here\""),
             ("4294000000", "unknown user \"4294000000\""),
+            ("4294967295:7", "unknown user or group \"4294967295\""),
+            ("0:4294967295", "unknown user or group \"4294967295\""),
         ] {
             assert!(crate::error::render(&resolved(text).unwrap_err()).contains(says));
         }

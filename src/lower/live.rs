@@ -42,7 +42,7 @@ impl RootfsFacts {
             Loader::None => "the image has no dynamic loader",
         };
         Some(Finding::warning(
-            "ONH-304",
+            "ONH-306",
             format!("{what}: it gets its GPUs, but the driver's libraries and programs need glibc"),
             "nvidia-smi and CUDA do not run in the container",
             "build it on an image with glibc (openSUSE, Debian, Fedora, UBI)",

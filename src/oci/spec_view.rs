@@ -2,13 +2,15 @@
 //! <https://github.com/opencontainers/runtime-spec/blob/main/config.md>
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use oci_spec::runtime::LinuxDeviceCgroup;
+use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::sys::in_root::open_regular;
 
 /// What the hook looks at in config.json.
 #[derive(Clone, Debug, Default)]
@@ -100,9 +102,9 @@ pub fn read(bundle: &Path) -> Result<SpecView> {
 }
 
 fn read_file(path: &Path, bundle: &Path) -> Result<SpecView> {
-    let file = File::open(path)?;
-    // A fifo or a device here would block the container start for ever.
-    ensure!(file.metadata()?.is_file(), "not a regular file");
+    // Looked at before it is opened: a fifo here would block the container start for ever.
+    let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let file = open_regular(found.map_err(std::io::Error::from)?)?;
     parse(&super::read_limited(file, super::MAX_JSON)?, bundle)
 }
 

@@ -170,9 +170,7 @@ pub struct Identity {
 /// to gain any by exec, and with `identity` the user and groups. For the child only: there is no way back.
 pub fn confine(root: &Path, identity: Option<Identity>) -> io::Result<()> {
     let parent = nix::unistd::getppid();
-    // SAFETY: clearenv(3) frees nothing that somebody holds: no other thread exists in the child to read environ,
-    // and no pointer into it is kept by this program.
-    unsafe { libc::clearenv() };
+    clear_environment();
     if root != Path::new("/") {
         nix::unistd::chroot(root)?;
         nix::unistd::chdir("/")?;
@@ -202,6 +200,13 @@ fn drop_caps() -> io::Result<()> {
     let none = CapabilitySet::empty();
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     Ok(())
+}
+
+/// Forgets the environment. For a process with one thread.
+pub fn clear_environment() {
+    // SAFETY: clearenv(3) frees nothing that somebody holds: there is no other thread to read environ, and no pointer
+    // into it is kept by this program.
+    unsafe { libc::clearenv() };
 }
 
 /// Runs a program of the host's with an environment of its own, and waits for it. Its output goes nowhere.

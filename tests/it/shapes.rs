@@ -206,7 +206,7 @@ fn no_glibc() {
         sh(&format!("cd '{rootfs}'; rm -f lib64/ld-linux-* usr/lib64/ld-linux-* etc/ld.so.cache; {script}")).ok();
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
         let ran = container.hook(&fake.config);
-        assert!(ran.stderr.contains("ONH-304") && ran.stderr.contains(says), "{ran:?}");
+        assert!(ran.stderr.contains("ONH-306") && ran.stderr.contains(says), "{ran:?}");
         ran.ok();
         assert!(container.mount_options("/dev/nvidia0").contains("nosuid"));
         assert!(!image.rootfs.join("etc/ld.so.cache").try_exists().unwrap());
