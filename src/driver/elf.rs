@@ -9,7 +9,6 @@ use elf::endian::AnyEndian;
 use elf::file::{Class, ELF32_EHDR_TAILSIZE, ELF64_EHDR_TAILSIZE, FileHeader, parse_ident};
 use elf::parse::ParseAt;
 use elf::section::{SectionHeader, SectionHeaderTable};
-use elf::string_table::StringTable;
 
 use super::ldcache::Arch;
 
@@ -97,8 +96,11 @@ impl<R: Read + Seek> Elf<R> {
     /// The first section of this name.
     #[must_use]
     pub fn section(&self, name: &str) -> Option<SectionHeader> {
-        let names = StringTable::new(&self.names);
-        let is_named = |section: &&SectionHeader| names.get(section.sh_name as usize).is_ok_and(|found| found == name);
+        // Not read to its end: 16 000 sections can share one name of a megabyte.
+        let is_named = |section: &&SectionHeader| {
+            let rest = self.names.get(section.sh_name as usize..).and_then(|text| text.strip_prefix(name.as_bytes()));
+            rest.is_some_and(|rest| rest.first() == Some(&0))
+        };
         self.sections.iter().find(is_named).copied()
     }
 
@@ -168,6 +170,21 @@ mod tests {
             file.set_len(1 << 40).unwrap();
             assert_eq!(Elf::open(file).is_some(), opens, "{size}");
         }
+    }
+
+    #[test]
+    fn long_names_are_not_read_for_each_section() {
+        let count = 16_000;
+        let mut bytes = with_names_of(1 << 20);
+        bytes[60..62].copy_from_slice(&u16::try_from(count).unwrap().to_le_bytes());
+        bytes.resize(64 + count * 64, 0);
+        let names = u64::try_from(bytes.len()).unwrap();
+        bytes[64 + 64 + 24..][..8].copy_from_slice(&names.to_le_bytes()); // sh_offset
+        bytes.resize(bytes.len() + (1 << 20), b'x');
+        let elf = Elf::open(Cursor::new(bytes)).unwrap();
+        let start = std::time::Instant::now();
+        assert_eq!(elf.section(".dynstr"), None);
+        assert!(start.elapsed().as_secs() < 1, "{:?}", start.elapsed());
     }
 
     proptest! {
