@@ -14,7 +14,7 @@ use crate::inject::container::Container;
 use crate::inventory::procfs;
 use crate::log::Log;
 use crate::lower::live;
-use crate::lower::rootfs::{PROGRAM, RootfsEdits, VERB};
+use crate::lower::rootfs::RootfsEdits;
 use crate::oci::{self, hook_entries};
 use crate::paths::HostPath;
 
@@ -60,9 +60,8 @@ fn finish(edits: RootfsEdits) -> Result<()> {
 /// once it is there. So the first entry does what all of them say, and those after it find it done.
 fn with_entries(edits: RootfsEdits, config: &[u8]) -> Result<RootfsEdits> {
     let entries = hook_entries::create_container(config).context("cannot read the container's hooks")?;
-    let ours = entries.into_iter().filter(|entry| entry.args.iter().map(String::as_str).take(2).eq([PROGRAM, VERB]));
     // One that cannot be read fails by itself.
-    let others = ours.filter_map(|entry| RootfsEdits::parse(entry.args.into_iter().skip(2).map(OsString::from)).ok());
+    let others = entries.iter().filter_map(|entry| RootfsEdits::of_entry(&entry.args));
     Ok(others.fold(edits, RootfsEdits::merge))
 }
 

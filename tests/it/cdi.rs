@@ -164,7 +164,7 @@ fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
         words.insert(format!("device {source} {} {major} {minor} {}", node.path, node.permissions.as_ref().unwrap()));
     }
     for hook in &edits.hooks {
-        let rest = RootfsEdits::parse(hook.args.iter().skip(2).map(Into::into)).unwrap();
+        let rest = RootfsEdits::of_entry(&hook.args).unwrap();
         words.extend(rest.links.iter().map(|(link, text)| format!("link {link} {text:?}")));
         words.extend(rest.libraries.iter().map(|(_, path)| format!("cache {:?}", path.file_name())));
         words.extend(rest.shown.keys().map(|path| format!("show {path:?}")));
@@ -512,7 +512,7 @@ fn check_says_why() {
     std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("broken.yaml: no: engines do not read it: unknown field `bogus`"), "{text}");
+    assert!(code == 1 && text.contains("broken.yaml: no: engines do not read it: unknown field \"bogus\""), "{text}");
     assert!(text.contains("ignored.yml: no: engines do not read it: engines read only files"), "{text}");
     std::fs::remove_dir_all(&etc).unwrap();
 
