@@ -21,6 +21,8 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 
+const NEEDS_PODMAN_V2: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
 const NEEDS_NAMESPACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
 
 const GPU_0: &str = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
@@ -38,6 +40,8 @@ pub const TESTS: &[Test] = &[
     ("cdi::the_containers_environment_does_not_reach_the_hook", NEEDS_PODMAN, {
         the_containers_environment_does_not_reach_the_hook
     }),
+    ("cdi::podman_in_other_ways", NEEDS_PODMAN_V2, podman_in_other_ways),
+    ("cdi::podman_with_a_user_namespace", NEEDS_PODMAN, podman_with_a_user_namespace),
     ("cdi::podman_gives_nodes_of_a_group_to_users", NEEDS_PODMAN, podman_gives_nodes_of_a_group_to_users),
     ("cdi::refresh_rewrites_what_is_stale", NEEDS_DRIVER, refresh_rewrites_what_is_stale),
     ("cdi::refresh_without_gpus_is_silent", NEEDS_DRIVER, refresh_without_gpus_is_silent),
@@ -328,6 +332,48 @@ fn podman_gives_devices_by_name() {
     }
 }
 
+const SEE: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia1; \
+                   cat /etc/nvidia/nvidia-application-profiles-rc.d/*";
+
+fn assert_gpu_1_alone(text: &str) {
+    assert!(text.contains(GPU_1) && !text.contains(GPU_0), "{text}");
+    assert!(text.contains("libcuda.so.1: ok /usr/lib/") && text.contains("/dev/nvidia1: ENXIO"), "{text}");
+    assert!(text.contains("EGLVisibleDGPUDevices\", 0x2]"), "{text}");
+}
+
+/// The same with the other runtime, on cgroup v2, and in a read-only container.
+fn podman_in_other_ways() {
+    let dir = scratch();
+    let path = dir.path().join("nvidia.yaml");
+    cdi(FakeDriver::shared(), &["generate", "--output", path.to_str().unwrap()]).ok();
+    let crun = Need::Program("crun").missing().is_none().then_some((Cgroup::V1WithCrun, "--tty=false"));
+    for (cgroup, more) in [(Cgroup::V2, "--tty=false"), (Cgroup::AsMounted, "--read-only")].into_iter().chain(crun) {
+        let arguments = ["--device=nvidia.com/gpu=1", more, IMAGE, "sh", "-euc", SEE];
+        assert_gpu_1_alone(&Podman::shared().run_after(&only_spec(&path), cgroup, &arguments).ok());
+    }
+}
+
+/// A runtime cannot make nodes there, and mounts the host's of the same name: so they are at /dev here.
+fn podman_with_a_user_namespace() {
+    let dir = scratch();
+    let path = dir.path().join("nvidia.yaml");
+    let fake = FakeDriver::shared();
+    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let nodes = format!(
+        "dev='{}'; mkdir $dev; mount -t tmpfs dev $dev; chmod 755 $dev; cd /dev; \
+         cp -a null zero full random urandom tty ptmx fd std* '{}'/dev/nvidia* $dev; \
+         mkdir $dev/pts $dev/shm $dev/mqueue; mount --rbind /dev/pts $dev/pts; mount --rbind $dev /dev; cd /",
+        dir.path().join("dev").display(),
+        fake.root.display()
+    );
+    let before = format!("{}; {nodes}", only_spec(&path));
+    let arguments = ["--device=nvidia.com/gpu=1", "--uidmap=0:100000:65536", "--gidmap=0:100000:65536", IMAGE];
+    let arguments = [&arguments[..], &["sh", "-euc", SEE]].concat();
+    // A storage of its own, as other tests with user namespaces have it.
+    let text = Podman::with_image().run_after(&before, Cgroup::AsMounted, &arguments).ok();
+    assert_gpu_1_alone(&text);
+}
+
 /// Nodes of `root:video`: a user of the container may use its own GPU, also with an engine that does not know
 /// additionalGids, and such an engine reads no file that has them.
 fn podman_gives_nodes_of_a_group_to_users() {
@@ -368,7 +414,10 @@ fn podman_gives_nodes_of_a_group_to_users() {
 fn refreshed(fake: &FakeDriver, path: &Path) -> bool {
     let identity = || path.metadata().ok().map(|file| (file.ino(), file.mtime(), file.mtime_nsec()));
     let before = identity();
-    let ran = cdi(fake, &["refresh", "--output", path.to_str().unwrap()]);
+    // Engines of all users read it, whoever's umask it is.
+    let mut refresh = Command::new("sh");
+    refresh.args(["-euc", "umask 077; exec \"$@\"", "sh", HOOK, "--config"]).arg(&fake.config);
+    let ran = run(refresh.args(["cdi", "refresh", "--output"]).arg(path).env_clear());
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(0), "", ""));
     identity() != before
 }

@@ -76,7 +76,7 @@ impl Podman {
         })
     }
 
-    fn with_image() -> Self {
+    pub fn with_image() -> Self {
         let podman = Self::new();
         let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
         podman.import(&image.rootfs, IMAGE);
