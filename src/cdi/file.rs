@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::spec::Spec;
-use super::yaml;
+use super::{decode, yaml};
 use crate::error::Failure;
 
 /// Where engines look for specs, the least important first.
@@ -52,9 +52,10 @@ impl Format {
     /// # Errors
     /// None that a spec can cause.
     pub fn print(self, spec: &Spec) -> Result<String> {
+        let value = serde_json::to_value(spec)?;
         Ok(match self {
-            Self::Json => serde_json::to_string_pretty(spec)? + "\n",
-            Self::Yaml => yaml::print(&serde_json::to_value(spec)?),
+            Self::Json => serde_json::to_string_pretty(&value)? + "\n",
+            Self::Yaml => yaml::print(&value),
         })
     }
 }
@@ -65,7 +66,7 @@ impl Format {
 /// If it is no YAML, or has a field that CDI does not have.
 pub fn parse(bytes: &[u8]) -> Result<Spec> {
     let value = yaml::parse(std::str::from_utf8(bytes)?).map_err(anyhow::Error::msg)?;
-    Ok(serde_json::from_value(value)?)
+    decode::spec(value).map_err(anyhow::Error::msg)
 }
 
 /// Writes it at once, readable for everybody; its directory is made if necessary.

@@ -1,14 +1,13 @@
 //! Edits of all devices → a CDI spec. Pure.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 
 use super::name;
 use super::spec::{ContainerEdits, Device, Spec};
 use crate::edits::Edits;
 use crate::inventory::select;
 use crate::lower::cdi::{self, HostFacts};
-use crate::lower::rootfs::{PROGRAM, RootfsEdits, VERB};
+use crate::lower::rootfs::RootfsEdits;
 use crate::request::VISIBLE_DEVICES;
 
 /// The device that is all of the others.
@@ -90,9 +89,7 @@ fn fold_hooks(mut edits: ContainerEdits) -> ContainerEdits {
     let mut folded = RootfsEdits::default();
     let mut first = None;
     edits.hooks.retain(|hook| {
-        let mut args = hook.args.iter().map(OsString::from);
-        let ours = args.by_ref().take(2).eq([PROGRAM, VERB].map(OsString::from));
-        let Some(parsed) = ours.then(|| RootfsEdits::parse(args).ok()).flatten() else { return true };
+        let Some(parsed) = RootfsEdits::of_entry(&hook.args) else { return true };
         folded = std::mem::take(&mut folded).merge(parsed);
         first.get_or_insert_with(|| hook.clone());
         false
@@ -104,16 +101,17 @@ fn fold_hooks(mut edits: ContainerEdits) -> ContainerEdits {
     edits
 }
 
-/// The paths on the host without which no container with one of the devices can start.
+/// The paths on the host without which no container with one of the devices can start, sorted.
 #[must_use]
 pub fn sources(spec: &Spec) -> BTreeSet<&str> {
-    let edits = spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]);
-    edits
-        .flat_map(|edits| {
-            let nodes = edits.device_nodes.iter().map(|node| node.host_path.as_ref().unwrap_or(&node.path));
-            let mounts = edits.mounts.iter().map(|mount| &mount.host_path);
-            let hooks = edits.hooks.iter().map(|hook| &hook.path);
-            nodes.chain(mounts).chain(hooks).map(String::as_str)
-        })
-        .collect()
+    let mut sources = BTreeSet::new();
+    for edits in spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]) {
+        let nodes = edits.device_nodes.iter().map(|node| node.host_path.as_ref().unwrap_or(&node.path));
+        let mounts = edits.mounts.iter().map(|mount| &mount.host_path);
+        let hooks = edits.hooks.iter().map(|hook| &hook.path);
+        nodes.chain(mounts).chain(hooks).for_each(|path| {
+            sources.insert(path.as_str());
+        });
+    }
+    sources
 }

@@ -2,6 +2,7 @@
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>
 
 pub mod check;
+pub mod decode;
 pub mod engine;
 pub mod file;
 pub mod generate;

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::file::{self, Format};
 use super::spec::{Device, Spec};
+use crate::driver::DriverRoot;
 use crate::oci::read_limited;
+use crate::paths::HostPath;
 
 /// Two hundred times what a host with 16 GPUs needs.
 const MAX_SPEC: usize = 64 << 20;
@@ -40,10 +42,9 @@ pub enum Found {
 pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
     let mut files = Vec::new();
     for (priority, dir) in dirs.iter().enumerate() {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        let mut paths: Vec<_> = entries.filter(|path| !path.is_dir()).collect();
-        paths.sort();
-        files.extend(paths.into_iter().map(|path| read_file(path, priority)));
+        let Ok(root) = DriverRoot::open(&HostPath::new(dir)) else { continue };
+        let paths = root.names(Path::new("/")).into_iter().map(|name| dir.join(name)).filter(|path| !path.is_dir());
+        files.extend(paths.map(|path| read_file(path, priority)));
     }
     files
 }
@@ -155,8 +156,8 @@ mod tests {
         for (text, says) in [
             ("cdiVersion: a: b", "line 1: "),
             ("cdiVersion: 0.5.0\nkind: a.b/c\nkind: a.b/d\n", "is there twice"),
-            ("cdiVersion: 0.5.0\nbogus: 1\n", "unknown field `bogus`"),
-            ("", "invalid type: null"),
+            ("cdiVersion: 0.5.0\nbogus: 1\n", "unknown field \"bogus\""),
+            ("", "null is no object"),
             ("cdiVersion: 0.5.0\nkind: a.b/c\n", "no devices"),
         ] {
             let path = dir.path().join("x.yaml");

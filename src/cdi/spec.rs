@@ -2,147 +2,138 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::name;
 
-/// A spec file. A field that CDI does not have makes a file invalid for every engine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+/// A spec file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Spec {
     /// `0.5.0`
     pub cdi_version: String,
     /// `nvidia.com/gpu`
-    #[serde(default)]
     pub kind: String,
     /// For people and programs that look after specs; since 0.6.0
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// At least one
-    #[serde(default)]
     pub devices: Vec<Device>,
     /// For every container that gets one of the devices
-    #[serde(default, skip_serializing_if = "ContainerEdits::is_empty")]
+    #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
     pub container_edits: ContainerEdits,
 }
 
 /// A device.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Device {
     /// What follows `=` in its qualified name
-    #[serde(default)]
     pub name: String,
     /// Since 0.6.0
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// At least one
-    #[serde(default)]
     pub container_edits: ContainerEdits,
 }
 
 /// What an engine does to the spec of a container.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ContainerEdits {
     /// `NAME=VALUE`
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Nodes that the container has, each with access to its device
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
     /// Network interfaces that move into the container; since 1.1.0
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub net_devices: Vec<NetDevice>,
     /// Programs that the runtime starts
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
     /// Files of the host that the container sees
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
     /// Since 0.7.0
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<serde_json::Value>,
     /// Groups that the container's process joins; since 0.7.0
-    #[serde(default, skip_serializing_if = "Vec::is_empty", rename = "additionalGids")]
+    #[serde(skip_serializing_if = "Vec::is_empty", rename = "additionalGids")]
     pub additional_gids: Vec<u32>,
 }
 
 /// A device node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
     /// In the container
-    #[serde(default)]
     pub path: String,
     /// On the host, if it is another there; since 0.5.0
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
     /// `c`, `b`, `u` or `p`; an engine looks at the host's node where it is not said
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "type")]
+    #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
     pub kind: Option<String>,
     /// The device's
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
     /// The device's
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
     /// Permission bits of the container's node
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
     /// What the device cgroup allows, of `rwm`
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
     /// Who owns the container's node; not said: the container's user
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// The same for its group
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
 }
 
 /// A mount.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Mount {
     /// On the host
-    #[serde(default)]
     pub host_path: String,
     /// In the container
-    #[serde(default)]
     pub container_path: String,
     /// As mount(8) has them
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
     /// The file system's; since 0.4.0
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "type")]
+    #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
     pub kind: Option<String>,
 }
 
 /// A program that the runtime starts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Hook {
     /// The stage
-    #[serde(default)]
     pub hook_name: String,
     /// The program, absolute
-    #[serde(default)]
     pub path: String,
     /// With argv[0]
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
     /// All of its environment; runc gives it the container's where this is empty
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// In seconds
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
 }
 
 /// A network interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct NetDevice {
     /// On the host
     pub host_interface_name: String,
@@ -186,8 +177,8 @@ impl ContainerEdits {
     /// Mounts and nodes by the depth of their paths, then by name: a mount must come after those that it lies in.
     #[must_use]
     pub fn sort(mut self) -> Self {
-        self.device_nodes.sort_by(|a, b| by_depth(&a.path).cmp(&by_depth(&b.path)));
-        self.mounts.sort_by(|a, b| by_depth(&a.container_path).cmp(&by_depth(&b.container_path)));
+        self.device_nodes = by_depth(self.device_nodes, |node| &node.path);
+        self.mounts = by_depth(self.mounts, |mount| &mount.container_path);
         self
     }
 
@@ -215,8 +206,14 @@ fn dedup<T: PartialEq + Clone>(list: &mut Vec<T>) {
     });
 }
 
-fn by_depth(path: &str) -> (usize, &str) {
-    (std::path::Path::new(path).components().count(), path)
+fn by_depth<T>(list: Vec<T>, path: fn(&T) -> &String) -> Vec<T> {
+    // Keys of one type for all: each type that is sorted takes 8 KB of the program.
+    let keys = list.iter().map(&path).enumerate();
+    let keys = keys.map(|(place, path)| (std::path::Path::new(path).components().count(), path.clone(), place));
+    let mut keys: Vec<(usize, String, usize)> = keys.collect();
+    keys.sort_unstable();
+    let mut list: Vec<_> = list.into_iter().map(Some).collect();
+    keys.iter().filter_map(|(_, _, place)| list.get_mut(*place)?.take()).collect()
 }
 
 impl Device {

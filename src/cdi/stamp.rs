@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::driver::DriverRoot;
 use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::procfs::{self, DRIVER_PROC};
-use crate::lower::rootfs::{PROGRAM, RootfsEdits, VERB};
+use crate::lower::rootfs::RootfsEdits;
 use crate::paths::HostPath;
 
 /// A host at one moment, as far as a spec depends on it.
@@ -46,13 +46,8 @@ impl Stamp {
     /// Of a spec that this program wrote.
     #[must_use]
     pub fn of(spec: &Spec) -> Option<Self> {
-        let ours = spec.container_edits.hooks.iter().filter(|hook| {
-            let start = hook.args.iter().map(String::as_str).take(2);
-            start.eq([PROGRAM, VERB])
-        });
-        let mut stamps =
-            ours.filter_map(|hook| RootfsEdits::parse(hook.args.iter().skip(2).map(Into::into)).ok()?.stamp);
-        Self::parse(&stamps.next()?)
+        let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args));
+        Self::parse(&entries.filter_map(|entry| entry.stamp).next()?)
     }
 
     /// Looks at the host; `None` if no driver is loaded, or it has no GPU. `options` are those of the command line.

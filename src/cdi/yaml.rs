@@ -119,7 +119,8 @@ fn number(text: &str) -> Option<Number> {
     let octal = || if text.len() > 1 { radix("0", 8) } else { None };
     match integer.or_else(octal).or_else(|| text.parse::<i64>().ok()) {
         Some(integer) => Some(integer.into()),
-        None => text.parse::<f64>().ok().and_then(Number::from_f64),
+        // What else is a number is none that a spec could have.
+        None => serde_json::from_str(text).ok(),
     }
 }
 
@@ -165,9 +166,9 @@ fn print_block(value: &Value, indent: usize, text: &mut String) {
     let space = " ".repeat(indent);
     match value {
         Value::Object(map) => {
-            let mut fields: Vec<_> = map.iter().collect();
-            fields.sort_by_key(|(key, _)| ORDER.iter().position(|known| known == key).unwrap_or(ORDER.len()));
-            for (key, value) in fields {
+            let known = ORDER.iter().filter_map(|name| map.get_key_value(*name));
+            let others = map.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()));
+            for (key, value) in known.chain(others) {
                 text.push_str(&format!("{space}{}:", scalar(key)));
                 if is_block(value) {
                     text.push('\n');

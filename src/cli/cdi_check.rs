@@ -96,10 +96,11 @@ fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], engines: &[Engine]) -> Strin
         writeln!(text, "there are no CDI devices in {}\nhint: run \"oci-nvidia-hook cdi generate\"", dirs.join(", "))
             .ok();
     }
-    for Verdict { subject, ok, reason, hint, .. } in verdicts {
+    for Verdict { subject, ok, reason, hint, file } in verdicts {
+        let found = if *ok { format!(" ({})", one_line(file)) } else { String::new() };
         let word = if *ok { &yes } else { "no" };
         let separator = if reason.is_empty() { "" } else { ": " };
-        writeln!(text, "{}: {word}{separator}{}", one_line(subject), one_line(reason)).ok();
+        writeln!(text, "{}: {word}{found}{separator}{}", one_line(subject), one_line(reason)).ok();
         if !hint.is_empty() {
             writeln!(text, "  hint: {}", one_line(hint)).ok();
         }

@@ -113,7 +113,7 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Long("version") | Short('V'), _) => return Ok((Verb::Version, options)),
             (Long("config"), _) => options.config = Some(parser.value()?.into()),
             (Value(word), None) if word == "rootfs" => {
-                options.rootfs = RootfsEdits::parse(parser.raw_args()?)?;
+                options.rootfs = RootfsEdits::parse(parser.raw_args()?.collect())?;
                 return Ok((Verb::Rootfs, options));
             }
             (Value(word), None) if word == "cdi" => verb = Some(Verb::Cdi(cdi::parse_verb(&parser.value()?)?)),

@@ -13,7 +13,7 @@ use crate::inject::{self, container::Container};
 use crate::inventory::procfs;
 use crate::log::Log;
 use crate::lower::live;
-use crate::lower::rootfs::{PROGRAM, RootfsEdits, VERB};
+use crate::lower::rootfs::RootfsEdits;
 use crate::oci::{self, SpecView};
 use crate::paths::HostPath;
 
@@ -52,10 +52,8 @@ fn finish(edits: RootfsEdits) -> Result<()> {
 /// Each device of a spec brings an entry of its own, but there is one mask for all of them, and it cannot be changed
 /// once it is there. So the first entry does what all of them say, and those after it find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
-    let ours = spec.hooks.iter().filter(|hook| hook.args.iter().map(String::as_str).take(2).eq([PROGRAM, VERB]));
     // One that cannot be read fails by itself.
-    let others = ours.filter_map(|hook| RootfsEdits::parse(hook.args.iter().skip(2).map(OsString::from)).ok());
-    others.fold(edits, RootfsEdits::merge)
+    spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge)
 }
 
 /// None where the driver is gone: then the container's /proc does not have it either.

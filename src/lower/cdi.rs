@@ -246,7 +246,7 @@ mod tests {
         let nodes = edits.device_nodes.iter().map(|node| format!("{} {:?} {:?}", node.path, node.major, node.minor));
         let hooks = edits.hooks.iter().map(|hook| {
             assert!(!hook.env.is_empty() && hook.path.starts_with('/') && hook.hook_name == "createContainer");
-            RootfsEdits::parse(hook.args.iter().skip(2).map(OsString::from)).unwrap()
+            RootfsEdits::of_entry(&hook.args).unwrap()
         });
         let rest = hooks.fold(RootfsEdits::default(), RootfsEdits::merge);
         mounts.chain(nodes).chain(of_rest(&rest)).collect()

@@ -91,7 +91,7 @@ impl RootfsEdits {
     ///
     /// # Errors
     /// If one is unknown or wrong.
-    pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Self> {
+    pub fn parse(args: Vec<OsString>) -> Result<Self> {
         use lexopt::Arg::Long;
         let mut parser = lexopt::Parser::from_args(args);
         let mut edits = Self::default();
@@ -131,6 +131,14 @@ impl RootfsEdits {
             }
         }
         Ok(edits)
+    }
+
+    /// Reads the arguments of a hook entry; `None` if it is none of ours, or cannot be read.
+    #[must_use]
+    pub fn of_entry(args: &[String]) -> Option<Self> {
+        let (start, rest) = args.split_at_checked(2)?;
+        let ours = start.iter().map(String::as_str).eq([PROGRAM, VERB]);
+        ours.then(|| Self::parse(rest.iter().map(OsString::from).collect()).ok()).flatten()
     }
 
     /// The steps, in the order in which they must be taken. `proc_files` is what the files of `mask` have in them.
@@ -208,7 +216,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn parsed(args: &[&str]) -> Result<RootfsEdits> {
-        RootfsEdits::parse(args.iter().map(OsString::from))
+        RootfsEdits::parse(args.iter().map(OsString::from).collect())
     }
 
     const ARGS: [&str; 14] = [
@@ -304,9 +312,8 @@ mod tests {
     proptest! {
         #[test]
         fn arguments_are_read_as_they_were_written(edits in any_edits()) {
-            let args = edits.to_args().unwrap_or_else(|| vec!["a".into(), "b".into()]);
-            let again = RootfsEdits::parse(args.into_iter().skip(2).map(OsString::from)).unwrap();
-            prop_assert_eq!(again, edits);
+            let again = edits.to_args().map(|args| RootfsEdits::of_entry(&args).unwrap());
+            prop_assert_eq!(again.unwrap_or_default(), edits);
         }
 
         #[test]

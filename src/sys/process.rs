@@ -225,10 +225,13 @@ pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
 #[expect(clippy::disallowed_methods, reason = "the other place")]
 pub fn read_version(program: &Path) -> io::Result<String> {
     use std::process::{Command, Stdio};
+    let output = rustix::fs::memfd_create("version", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut command = Command::new(program);
     command.arg("--version").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output()?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null());
+    command.status()?;
+    rustix::fs::seek(&output, rustix::fs::SeekFrom::Start(0))?;
+    io::read_to_string(File::from(output))
 }
 
 /// Creates files as `uid`:`gid` from here on, with our caps kept: an id-mapped rootfs refuses inodes of an owner

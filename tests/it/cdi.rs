@@ -2,69 +2,50 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use oci_nvidia_hook::cdi::engine;
 use oci_nvidia_hook::cdi::file;
 use oci_nvidia_hook::cdi::generate::sources;
-use oci_nvidia_hook::cdi::spec::{ContainerEdits, Spec};
+use oci_nvidia_hook::cdi::spec::Spec;
 use oci_nvidia_hook::lower::rootfs::RootfsEdits;
 use serde_json::{Value, json};
 
 use crate::Test;
-use crate::driver::{FakeDriver, Image, Waiting};
-use crate::engine::{Cgroup, IMAGE, Podman};
+use crate::cdi_schema;
+use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
-const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 
-const NEEDS_NAMESPACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
-
-const GPU_0: &str = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
-const GPU_1: &str = "GPU-51eed001-0001-4001-8000-0000fa4e0001";
+pub const GPU_0: &str = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
+pub const GPU_1: &str = "GPU-51eed001-0001-4001-8000-0000fa4e0001";
 const GPU_2: &str = "GPU-51eed002-0002-4002-8000-0000fa4e0002";
 const MIG_0: &str = "MIG-51eed000-0001-4000-8000-0000fa4e0001";
-const MIG_1: &str = "MIG-51eed000-0002-4000-8000-0000fa4e0002";
+pub const MIG_1: &str = "MIG-51eed000-0002-4000-8000-0000fa4e0002";
 
 pub const TESTS: &[Test] = &[
     ("cdi::a_spec_is_valid", NEEDS_DRIVER, a_spec_is_valid),
     ("cdi::names_and_versions_of_a_choice", NEEDS_DRIVER, names_and_versions_of_a_choice),
     ("cdi::the_hook_does_what_the_spec_says", NEEDS_DRIVER, the_hook_does_what_the_spec_says),
-    ("cdi::hook_entries_at_create_container", NEEDS_NAMESPACE, hook_entries_at_create_container),
-    ("cdi::cuda_compat_at_create_container", NEEDS_NAMESPACE, cuda_compat_at_create_container),
-    ("cdi::the_containers_environment_does_not_reach_the_hook", NEEDS_PODMAN, {
-        the_containers_environment_does_not_reach_the_hook
-    }),
-    ("cdi::podman_gives_nodes_of_a_group_to_users", NEEDS_PODMAN, podman_gives_nodes_of_a_group_to_users),
     ("cdi::refresh_rewrites_what_is_stale", NEEDS_DRIVER, refresh_rewrites_what_is_stale),
     ("cdi::refresh_without_gpus_is_silent", NEEDS_DRIVER, refresh_without_gpus_is_silent),
     ("cdi::refresh_asks_a_failing_gpu_again", NEEDS_DRIVER, refresh_asks_a_failing_gpu_again),
     ("cdi::refresh_by_many_at_once", NEEDS_DRIVER, refresh_by_many_at_once),
     ("cdi::check_says_why", NEEDS_DRIVER, check_says_why),
-    ("cdi::podman_gives_devices_by_name", NEEDS_PODMAN, podman_gives_devices_by_name),
 ];
 
 /// `cdi ARGUMENTS`, for this driver.
-fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
+pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
     let mut hook = Command::new(HOOK);
     run(hook.arg("--config").arg(&fake.config).arg("cdi").args(arguments).env_clear())
 }
 
-fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
+pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
     let mut words = vec!["generate", "--output", "-"];
     words.extend(arguments);
     file::parse(cdi(fake, &words).ok().as_bytes()).unwrap()
-}
-
-/// A host's directories of specs with this one in it.
-fn only_spec(path: &Path) -> String {
-    format!(
-        "mkdir -p /etc/cdi /run/cdi; mount -t tmpfs none /etc/cdi; mount -t tmpfs none /run/cdi; cp '{}' /run/cdi/",
-        path.display()
-    )
 }
 
 /// Beside the engines' own rules, those that they do not check and that matter.
@@ -78,6 +59,7 @@ fn a_spec_is_valid() {
         for format in ["json", "yaml"] {
             let spec = generate(&fake, &["--format", format]);
             assert_eq!(spec.check(), Ok(()));
+            cdi_schema::validate(&serde_json::to_value(&spec).unwrap());
             assert_eq!((spec.cdi_version.as_str(), spec.kind.as_str()), ("0.5.0", "nvidia.com/gpu"));
             let found: Vec<_> = spec.devices.iter().map(|device| device.name.as_str()).collect();
             assert_eq!(found, names);
@@ -106,6 +88,7 @@ fn names_and_versions_of_a_choice() {
     let names: Vec<_> = spec.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!((spec.kind.as_str(), names.as_slice()), ("example.com/accelerator.x", &[GPU_0, "all"][..]));
     assert_eq!(spec.cdi_version, "0.6.0", "for the dot in its class");
+    cdi_schema::validate(&serde_json::to_value(&spec).unwrap());
     // Nodes of a group, as on SUSE: the numbers are the host's.
     let video = sh("getent group video | cut -d: -f3").ok().trim().parse().unwrap();
     let with_gids = generate(&fake, &["--additional-gids"]);
@@ -115,7 +98,7 @@ fn names_and_versions_of_a_choice() {
         assert_eq!(spec.container_edits.additional_gids, gids, "/dev/nvidiactl is of that group too");
         let node = &spec.devices[0].container_edits.device_nodes[0];
         assert_eq!((node.file_mode, node.uid, node.gid), (Some(0o660), None, Some(video)));
-        assert_eq!(spec.check(), Ok(()));
+        cdi_schema::validate(&serde_json::to_value(spec).unwrap());
     }
     for (arguments, says) in [
         (&["--name-strategy", "type"][..], "--name-strategy \"type\" is not made of index and uuid"),
@@ -164,7 +147,7 @@ fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
         words.insert(format!("device {source} {} {major} {minor} {}", node.path, node.permissions.as_ref().unwrap()));
     }
     for hook in &edits.hooks {
-        let rest = RootfsEdits::parse(hook.args.iter().skip(2).map(Into::into)).unwrap();
+        let rest = RootfsEdits::of_entry(&hook.args).unwrap();
         words.extend(rest.links.iter().map(|(link, text)| format!("link {link} {text:?}")));
         words.extend(rest.libraries.iter().map(|(_, path)| format!("cache {:?}", path.file_name())));
         words.extend(rest.shown.keys().map(|path| format!("show {path:?}")));
@@ -212,163 +195,14 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
     words
 }
 
-/// A container whose engine did its part, and waits for the hook entries.
-fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {
-    let mut before = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n".to_owned();
-    for mount in &edits.mounts {
-        let (from, to) = (&mount.host_path, format!("$rootfs{}", mount.container_path));
-        before += &format!("mkdir -p $(dirname {to}); touch {to}; mount --bind {from} {to}\n");
-    }
-    let container = Waiting::start(dir, rootfs, &[], &before);
-    container.set_hooks(&json!(edits.hooks));
-    container
-}
-
-/// An image's newer libcuda is used as the hook would use it.
-fn cuda_compat_at_create_container() {
-    let fake = FakeDriver::new(&["--gpus", "1"]);
-    for (mode, theirs) in [("ldconfig", true), ("disabled", false)] {
-        fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
-        let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
-        let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let compat = image.rootfs.join("usr/local/cuda/compat");
-        std::fs::create_dir_all(&compat).unwrap();
-        crate::live::compat_library(&compat.join("libcuda.so.575.57.08"), "");
-        std::os::unix::fs::symlink("libcuda.so.575.57.08", compat.join("libcuda.so.1")).unwrap();
-        let container = with_mounts(dir.path(), &image.rootfs, &edits);
-        container.create_container_hook(&edits.hooks[0].args[1..]).ok();
-        let found = container.exec("probe-dlopen libcuda.so.1").ok();
-        assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{mode}: {found}");
-    }
-}
-
-/// The hook entries of two devices and the common one, each called as the runtime does: the first does it all.
-fn hook_entries_at_create_container() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
-    let spec = generate(&fake, &["--hook-path", HOOK]);
-    let edits = spec.devices.iter().filter(|device| ["0", "2"].contains(&device.name.as_str()));
-    let edits = edits.fold(spec.container_edits.clone(), |all, device| all.merge(device.container_edits.clone()));
-    assert_eq!(edits.hooks.len(), 3);
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let rootfs = &image.rootfs;
-    // The image has a libcuda of its own, by the name that programs ask for.
-    std::fs::create_dir_all(rootfs.join("usr/lib/x86_64-linux-gnu")).unwrap();
-    std::fs::write(rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1"), "the image's").unwrap();
-    let container = with_mounts(dir.path(), rootfs, &edits);
-    let look = "cat /proc/driver/nvidia/params; ls /proc/driver/nvidia/gpus; ldconfig -p; ls -l /usr/lib/*/libcuda*; \
-                cat /etc/nvidia/nvidia-application-profiles-rc.d/*; probe-dlopen libcuda.so.1";
-    let mut seen = Vec::new();
-    for hook in &edits.hooks {
-        container.create_container_hook(&hook.args[1..]).ok();
-        seen.push((container.exec(look).ok(), container.mountinfo()));
-    }
-    let (text, _) = &seen[0];
-    assert!(text.contains("ModifyDeviceFiles: 0") && text.contains("EGLVisibleDGPUDevices\", 0x5]"), "{text}");
-    assert!(text.contains("0000:01:00.0\n0000:03:00.0\n") && !text.contains("secret"), "{text}");
-    assert!(text.contains("libcuda.so.1: ok /usr/lib/x86_64-linux-gnu/libcuda.so.1"), "{text}");
-    assert!(seen.iter().all(|one| *one == seen[0]), "the others find it done: {seen:#?}");
-    let own = container.exec("cat /proc/driver/nvidia/gpus/*/information").ok();
-    assert_eq!(own.matches("Device Minor").count(), 2, "{own}");
-}
-
-/// Without an environment of its own, runc would start the hook with the container's (CVE-2025-23266): the library that
-/// LD_PRELOAD names there is one of the host's paths, and both are still visible to the hook.
-fn the_containers_environment_does_not_reach_the_hook() {
-    let dir = scratch();
-    let (source, library, mark) = (dir.path().join("x.c"), dir.path().join("x.so"), dir.path().join("owned"));
-    let code =
-        format!("#include <fcntl.h>\n__attribute__((constructor)) void f(void) {{ open({mark:?}, O_CREAT, 0600); }}");
-    std::fs::write(&source, code).unwrap();
-    run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source)).ok();
-    let spec = dir.path().join("nvidia.json");
-    cdi(FakeDriver::shared(), &["generate", "--output", spec.to_str().unwrap()]).ok();
-    let preload = format!("LD_PRELOAD={}", library.display());
-    let arguments = ["--device=nvidia.com/gpu=0", "-e", &preload, IMAGE, "true"];
-    let start = |spec: &Path| Podman::shared().run_after(&only_spec(spec), Cgroup::AsMounted, &arguments);
-    start(&spec).ok();
-    assert!(!mark.exists());
-    // The attack works where the entry has no environment.
-    let text = std::fs::read_to_string(&spec).unwrap();
-    let mut open: Value = serde_json::from_str(&text).unwrap();
-    open["containerEdits"]["hooks"][0].as_object_mut().unwrap().remove("env");
-    std::fs::write(&spec, open.to_string()).unwrap();
-    start(&spec).ok();
-    assert!(mark.exists(), "the test would see it");
-}
-
-fn podman_gives_devices_by_name() {
-    let fake = FakeDriver::shared();
-    let podman = Podman::shared();
-    let dir = scratch();
-    for format in ["yaml", "json"] {
-        let path: PathBuf = dir.path().join(format!("nvidia.{format}"));
-        cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
-        let before = only_spec(&path);
-        let profile = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
-        let script = format!(
-            "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia? /dev/nvidia-uvm; cat {profile}; \
-             echo $NVIDIA_VISIBLE_DEVICES"
-        );
-        for (names, gpus, egl) in [
-            (&["0"][..], 1, "0x1"),
-            (&["all"], 2, "0x3"),
-            (&["GPU-51eed001-0001-4001-8000-0000fa4e0001"], 1, "0x2"),
-            (&["0", "1"], 2, "0x3"), // each with a hook entry of its own
-        ] {
-            let devices: Vec<_> = names.iter().map(|name| format!("--device=nvidia.com/gpu={name}")).collect();
-            let mut arguments: Vec<_> = devices.iter().map(String::as_str).collect();
-            arguments.extend([IMAGE, "sh", "-euc", &script]);
-            let text = podman.run_after(&before, Cgroup::AsMounted, &arguments).ok();
-            assert_eq!(text.matches("UUID: GPU-").count(), gpus, "{text}");
-            assert_eq!(text.matches(": ENXIO").count(), gpus + 1, "each may be opened, and has no driver here: {text}");
-            assert!(text.contains(&format!("\"EGLVisibleDGPUDevices\", {egl}]")), "{text}");
-            assert!(text.contains("void\n"), "{text}");
-        }
-    }
-}
-
-/// Nodes of `root:video`: a user of the container may use its own GPU, also with an engine that does not know
-/// additionalGids, and such an engine reads no file that has them.
-fn podman_gives_nodes_of_a_group_to_users() {
-    let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
-    let dir = scratch();
-    let path = dir.path().join("nvidia.yaml");
-    let write = |option: &str| {
-        cdi(&fake, &["generate", option, "--output", path.to_str().unwrap()]).ok();
-    };
-    let start = |name: &str, script: &str| {
-        let device = format!("--device=nvidia.com/gpu={name}");
-        let arguments = [&device, "--user=1000", IMAGE, "sh", "-euc", script];
-        Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &arguments)
-    };
-    write("--no-additional-gids");
-    for name in ["0:1", MIG_1] {
-        let text = start(name, "nvidia-smi -L; cd /dev; probe-open nvidia[0-9]* nvidia-caps/* nvidiactl").ok();
-        assert_eq!(text.matches("UUID: MIG-").count(), 1, "{text}");
-        let nodes: Vec<_> = text.lines().filter(|line| line.ends_with(": ENXIO")).collect();
-        let caps = ["nvidia-caps/nvidia-cap21: ENXIO", "nvidia-caps/nvidia-cap22: ENXIO"];
-        assert_eq!(nodes, ["nvidia0: ENXIO", caps[0], caps[1], "nvidiactl: ENXIO"], "{text}");
-    }
-    write("--additional-gids");
-    let check = run(Command::new(HOOK).args(["cdi", "check", "--spec-dir"]).arg(dir.path()));
-    let podman = run(Command::new("podman").arg("--version")).ok();
-    let (major, minor) = engine::parse_version(&podman).unwrap();
-    let ran = start("1", "true");
-    if (major, minor) < (5, 1) {
-        assert!(check.failed(1).is_empty(), "it is said on stdout");
-        assert!(ran.failed(126).contains("unresolvable CDI devices"));
-    } else {
-        check.ok();
-        ran.ok();
-    }
-}
-
 /// What `refresh` did to the file: nothing, or something.
 fn refreshed(fake: &FakeDriver, path: &Path) -> bool {
     let identity = || path.metadata().ok().map(|file| (file.ino(), file.mtime(), file.mtime_nsec()));
     let before = identity();
-    let ran = cdi(fake, &["refresh", "--output", path.to_str().unwrap()]);
+    // Engines of all users read it, whoever's umask it is.
+    let mut refresh = Command::new("sh");
+    refresh.args(["-euc", "umask 077; exec \"$@\"", "sh", HOOK, "--config"]).arg(&fake.config);
+    let ran = run(refresh.args(["cdi", "refresh", "--output"]).arg(path).env_clear());
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(0), "", ""));
     identity() != before
 }
@@ -512,7 +346,7 @@ fn check_says_why() {
     std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("broken.yaml: no: engines do not read it: unknown field `bogus`"), "{text}");
+    assert!(code == 1 && text.contains("broken.yaml: no: engines do not read it: unknown field \"bogus\""), "{text}");
     assert!(text.contains("ignored.yml: no: engines do not read it: engines read only files"), "{text}");
     std::fs::remove_dir_all(&etc).unwrap();
 

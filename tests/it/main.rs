@@ -17,6 +17,8 @@ mod bad_input;
 mod captures;
 mod cdi;
 mod cdi_conformance;
+mod cdi_containers;
+mod cdi_schema;
 mod cgroup;
 mod conformance;
 mod debian;
@@ -49,6 +51,7 @@ fn main() -> std::process::ExitCode {
         .chain(captures::TESTS)
         .chain(cdi::TESTS)
         .chain(cdi_conformance::TESTS)
+        .chain(cdi_containers::TESTS)
         .chain(cgroup::TESTS)
         .chain(conformance::TESTS)
         .chain(debian::TESTS)

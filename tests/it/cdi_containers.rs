@@ -1,0 +1,234 @@
+//! CDI in containers: what engines and runtimes make of a spec, and what its hook entries do.
+
+use std::path::Path;
+use std::process::Command;
+
+use oci_nvidia_hook::cdi::engine;
+use oci_nvidia_hook::cdi::spec::ContainerEdits;
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
+use crate::driver::{FakeDriver, Image, Waiting};
+use crate::engine::{Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, Need, run, scratch};
+
+const NEEDS_NAMESPACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+const NEEDS_PODMAN_V2: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
+const NEEDS_CRUN: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
+
+pub const TESTS: &[Test] = &[
+    ("cdi_containers::hook_entries_at_create_container", NEEDS_NAMESPACE, hook_entries_at_create_container),
+    ("cdi_containers::cuda_compat_at_create_container", NEEDS_NAMESPACE, cuda_compat_at_create_container),
+    ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS_PODMAN, {
+        the_containers_environment_does_not_reach_the_hook
+    }),
+    ("cdi_containers::podman_on_cgroup_v2", NEEDS_PODMAN_V2, || podman_in(Cgroup::V2, "--tty=false")),
+    ("cdi_containers::podman_read_only", NEEDS_PODMAN, || podman_in(Cgroup::AsMounted, "--read-only")),
+    ("cdi_containers::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::V1WithCrun, "--tty=false")),
+    ("cdi_containers::podman_with_a_user_namespace", NEEDS_PODMAN, podman_with_a_user_namespace),
+    ("cdi_containers::podman_gives_nodes_of_a_group_to_users", NEEDS_PODMAN, podman_gives_nodes_of_a_group_to_users),
+    ("cdi_containers::podman_gives_devices_by_name", NEEDS_PODMAN, podman_gives_devices_by_name),
+];
+
+/// A container whose engine did its part, and waits for the hook entries.
+fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {
+    let mut before = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n".to_owned();
+    for mount in &edits.mounts {
+        let (from, to) = (&mount.host_path, format!("$rootfs{}", mount.container_path));
+        before += &format!("mkdir -p $(dirname {to}); touch {to}; mount --bind {from} {to}\n");
+    }
+    let container = Waiting::start(dir, rootfs, &[], &before);
+    container.set_hooks(&json!(edits.hooks));
+    container
+}
+
+/// An image's newer libcuda is used as the hook would use it.
+fn cuda_compat_at_create_container() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    for (mode, theirs) in [("ldconfig", true), ("disabled", false)] {
+        fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
+        let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let compat = image.rootfs.join("usr/local/cuda/compat");
+        std::fs::create_dir_all(&compat).unwrap();
+        crate::live::compat_library(&compat.join("libcuda.so.575.57.08"), "");
+        std::os::unix::fs::symlink("libcuda.so.575.57.08", compat.join("libcuda.so.1")).unwrap();
+        let container = with_mounts(dir.path(), &image.rootfs, &edits);
+        container.create_container_hook(&edits.hooks[0].args[1..]).ok();
+        let found = container.exec("probe-dlopen libcuda.so.1").ok();
+        assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{mode}: {found}");
+    }
+}
+
+/// The hook entries of two devices and the common one, each called as the runtime does: the first does it all.
+fn hook_entries_at_create_container() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
+    let spec = generate(&fake, &["--hook-path", HOOK]);
+    let edits = spec.devices.iter().filter(|device| ["0", "2"].contains(&device.name.as_str()));
+    let edits = edits.fold(spec.container_edits.clone(), |all, device| all.merge(device.container_edits.clone()));
+    assert_eq!(edits.hooks.len(), 3);
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let rootfs = &image.rootfs;
+    // The image has a libcuda of its own, by the name that programs ask for.
+    std::fs::create_dir_all(rootfs.join("usr/lib/x86_64-linux-gnu")).unwrap();
+    std::fs::write(rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1"), "the image's").unwrap();
+    let container = with_mounts(dir.path(), rootfs, &edits);
+    let look = "cat /proc/driver/nvidia/params; ls /proc/driver/nvidia/gpus; ldconfig -p; ls -l /usr/lib/*/libcuda*; \
+                cat /etc/nvidia/nvidia-application-profiles-rc.d/*; probe-dlopen libcuda.so.1";
+    let mut seen = Vec::new();
+    for hook in &edits.hooks {
+        container.create_container_hook(&hook.args[1..]).ok();
+        seen.push((container.exec(look).ok(), container.mountinfo()));
+    }
+    let (text, _) = &seen[0];
+    assert!(text.contains("ModifyDeviceFiles: 0") && text.contains("EGLVisibleDGPUDevices\", 0x5]"), "{text}");
+    assert!(text.contains("0000:01:00.0\n0000:03:00.0\n") && !text.contains("secret"), "{text}");
+    assert!(text.contains("libcuda.so.1: ok /usr/lib/x86_64-linux-gnu/libcuda.so.1"), "{text}");
+    assert!(seen.iter().all(|one| *one == seen[0]), "the others find it done: {seen:#?}");
+    let own = container.exec("cat /proc/driver/nvidia/gpus/*/information").ok();
+    assert_eq!(own.matches("Device Minor").count(), 2, "{own}");
+}
+
+/// A host's directories of specs with this one in it.
+fn only_spec(path: &Path) -> String {
+    format!(
+        "mkdir -p /etc/cdi /run/cdi; mount -t tmpfs none /etc/cdi; mount -t tmpfs none /run/cdi; cp '{}' /run/cdi/",
+        path.display()
+    )
+}
+
+/// Without an environment of its own, runc would start the hook with the container's (CVE-2025-23266): the library that
+/// LD_PRELOAD names there is one of the host's paths, and both are still visible to the hook.
+fn the_containers_environment_does_not_reach_the_hook() {
+    let dir = scratch();
+    let (source, library, mark) = (dir.path().join("x.c"), dir.path().join("x.so"), dir.path().join("owned"));
+    let code =
+        format!("#include <fcntl.h>\n__attribute__((constructor)) void f(void) {{ open({mark:?}, O_CREAT, 0600); }}");
+    std::fs::write(&source, code).unwrap();
+    run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source)).ok();
+    let spec = dir.path().join("nvidia.json");
+    cdi(FakeDriver::shared(), &["generate", "--output", spec.to_str().unwrap()]).ok();
+    let preload = format!("LD_PRELOAD={}", library.display());
+    let arguments = ["--device=nvidia.com/gpu=0", "-e", &preload, IMAGE, "true"];
+    let start = |spec: &Path| Podman::shared().run_after(&only_spec(spec), Cgroup::AsMounted, &arguments);
+    start(&spec).ok();
+    assert!(!mark.exists());
+    // The attack works where the entry has no environment.
+    let text = std::fs::read_to_string(&spec).unwrap();
+    let mut open: Value = serde_json::from_str(&text).unwrap();
+    open["containerEdits"]["hooks"][0].as_object_mut().unwrap().remove("env");
+    std::fs::write(&spec, open.to_string()).unwrap();
+    start(&spec).ok();
+    assert!(mark.exists(), "the test would see it");
+}
+
+fn podman_gives_devices_by_name() {
+    let fake = FakeDriver::shared();
+    let podman = Podman::shared();
+    let dir = scratch();
+    for format in ["yaml", "json"] {
+        let path = dir.path().join(format!("nvidia.{format}"));
+        cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+        let before = only_spec(&path);
+        let profile = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
+        let script = format!(
+            "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia? /dev/nvidia-uvm; cat {profile}; \
+             echo $NVIDIA_VISIBLE_DEVICES"
+        );
+        for (names, gpus, egl) in [
+            (&["0"][..], 1, "0x1"),
+            (&["all"], 2, "0x3"),
+            (&["GPU-51eed001-0001-4001-8000-0000fa4e0001"], 1, "0x2"),
+            (&["0", "1"], 2, "0x3"), // each with a hook entry of its own
+        ] {
+            let devices: Vec<_> = names.iter().map(|name| format!("--device=nvidia.com/gpu={name}")).collect();
+            let mut arguments: Vec<_> = devices.iter().map(String::as_str).collect();
+            arguments.extend([IMAGE, "sh", "-euc", &script]);
+            let text = podman.run_after(&before, Cgroup::AsMounted, &arguments).ok();
+            assert_eq!(text.matches("UUID: GPU-").count(), gpus, "{text}");
+            assert_eq!(text.matches(": ENXIO").count(), gpus + 1, "each may be opened, and has no driver here: {text}");
+            assert!(text.contains(&format!("\"EGLVisibleDGPUDevices\", {egl}]")), "{text}");
+            assert!(text.contains("void\n"), "{text}");
+        }
+    }
+}
+
+const SEE: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia1; \
+                   cat /etc/nvidia/nvidia-application-profiles-rc.d/*";
+
+fn assert_gpu_1_alone(text: &str) {
+    assert!(text.contains(GPU_1) && !text.contains(GPU_0), "{text}");
+    assert!(text.contains("libcuda.so.1: ok /usr/lib/") && text.contains("/dev/nvidia1: ENXIO"), "{text}");
+    assert!(text.contains("EGLVisibleDGPUDevices\", 0x2]"), "{text}");
+}
+
+/// With another runtime, on cgroup v2, in a read-only container.
+fn podman_in(cgroup: Cgroup, option: &str) {
+    let dir = scratch();
+    let path = dir.path().join("nvidia.yaml");
+    cdi(FakeDriver::shared(), &["generate", "--output", path.to_str().unwrap()]).ok();
+    let arguments = ["--device=nvidia.com/gpu=1", option, IMAGE, "sh", "-euc", SEE];
+    assert_gpu_1_alone(&Podman::shared().run_after(&only_spec(&path), cgroup, &arguments).ok());
+}
+
+/// A runtime cannot make nodes there, and mounts the host's of the same name: so they are at /dev here.
+fn podman_with_a_user_namespace() {
+    let dir = scratch();
+    let path = dir.path().join("nvidia.yaml");
+    let fake = FakeDriver::shared();
+    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let nodes = format!(
+        "dev='{}'; mkdir $dev; mount -t tmpfs dev $dev; chmod 755 $dev; cd /dev; \
+         cp -a null zero full random urandom tty ptmx fd std* '{}'/dev/nvidia* $dev; \
+         mkdir $dev/pts $dev/shm $dev/mqueue; mount --rbind /dev/pts $dev/pts; mount --rbind $dev /dev; cd /",
+        dir.path().join("dev").display(),
+        fake.root.display()
+    );
+    let before = format!("{}; {nodes}", only_spec(&path));
+    let arguments = ["--device=nvidia.com/gpu=1", "--uidmap=0:100000:65536", "--gidmap=0:100000:65536", IMAGE];
+    let arguments = [&arguments[..], &["sh", "-euc", SEE]].concat();
+    // A storage of its own, as other tests with user namespaces have it.
+    let text = Podman::with_image().run_after(&before, Cgroup::AsMounted, &arguments).ok();
+    assert_gpu_1_alone(&text);
+}
+
+/// Nodes of `root:video`: a user of the container may use its own GPU, also with an engine that does not know
+/// additionalGids, and such an engine reads no file that has them.
+fn podman_gives_nodes_of_a_group_to_users() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
+    let dir = scratch();
+    let path = dir.path().join("nvidia.yaml");
+    let write = |option: &str| {
+        cdi(&fake, &["generate", option, "--output", path.to_str().unwrap()]).ok();
+    };
+    let start = |name: &str, script: &str| {
+        let device = format!("--device=nvidia.com/gpu={name}");
+        let arguments = [&device, "--user=1000", IMAGE, "sh", "-euc", script];
+        Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &arguments)
+    };
+    write("--no-additional-gids");
+    for name in ["0:1", MIG_1] {
+        let text = start(name, "nvidia-smi -L; cd /dev; probe-open nvidia[0-9]* nvidia-caps/* nvidiactl").ok();
+        assert_eq!(text.matches("UUID: MIG-").count(), 1, "{text}");
+        let nodes: Vec<_> = text.lines().filter(|line| line.ends_with(": ENXIO")).collect();
+        let caps = ["nvidia-caps/nvidia-cap21: ENXIO", "nvidia-caps/nvidia-cap22: ENXIO"];
+        assert_eq!(nodes, ["nvidia0: ENXIO", caps[0], caps[1], "nvidiactl: ENXIO"], "{text}");
+    }
+    write("--additional-gids");
+    let check = run(Command::new(HOOK).args(["cdi", "check", "--spec-dir"]).arg(dir.path()));
+    let podman = run(Command::new("podman").arg("--version")).ok();
+    let (major, minor) = engine::parse_version(&podman).unwrap();
+    let ran = start("1", "true");
+    if (major, minor) < (5, 1) {
+        assert!(check.failed(1).is_empty(), "it is said on stdout");
+        assert!(ran.failed(126).contains("unresolvable CDI devices"));
+    } else {
+        check.ok();
+        ran.ok();
+    }
+}
