@@ -35,6 +35,7 @@ mod packaging;
 mod podman;
 mod podman_shapes;
 mod shapes;
+mod soak;
 mod support;
 
 use kernels::Kernel;
@@ -64,7 +65,8 @@ fn main() -> std::process::ExitCode {
         .chain(packaging::TESTS)
         .chain(podman::TESTS)
         .chain(podman_shapes::TESTS)
-        .chain(shapes::TESTS);
+        .chain(shapes::TESTS)
+        .chain(soak::TESTS);
     let mut trials: Vec<Trial> = tests.map(|test| trial(test, None)).collect();
     for kernel in kernels::OLD {
         trials.extend(live::TESTS.iter().chain(shapes::TESTS).map(|test| trial(test, Some(*kernel))));
