@@ -103,24 +103,12 @@ pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
             continue;
         };
         let files = registry::read(&dirs);
-        let is_path = |file: &SpecFile| file.priority == priority && file.path.file_name() == path.file_name();
-        let is_ours = |number: &usize| files.get(*number).is_some_and(is_path);
-        let others = registry::resolve(&files).into_values().filter_map(|found| match found {
-            Found::Conflict(a, b) if is_ours(&a) || is_ours(&b) => files.get(if is_ours(&a) { b } else { a }),
-            Found::In(other) if !is_ours(&other) => files.get(other).filter(|other| other.priority > priority),
-            _ => None,
-        });
-        let ours = files.iter().filter(|file| is_path(file)).filter_map(|file| file.spec.as_ref().ok());
-        let kinds: Vec<_> = ours.map(|spec| spec.kind.clone()).collect();
-        let others = others.filter(|other| other.spec.as_ref().is_ok_and(|spec| kinds.contains(&spec.kind)));
-        doubts.extend(others.map(|other| &other.path).next().map(|other| {
-            let what = format!("{other:?} has devices of the same names");
-            Finding::warning(
-                "ONH-402",
-                what,
-                "engines do not take those that were written",
-                format!("run \"rm {}\"", other.display()),
-            )
+        let is_ours = |file: &SpecFile| file.priority == priority && file.path.file_name() == path.file_name();
+        let other = files.iter().position(is_ours).and_then(|ours| check::in_the_way(&files, ours));
+        doubts.extend(other.map(|other| {
+            let what = format!("{:?} has devices of the same names", other.path);
+            let fix = format!("run \"rm {}\"", other.path.display());
+            Finding::warning("ONH-402", what, "engines do not take those that were written", fix)
         }));
     }
     doubts
