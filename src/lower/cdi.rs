@@ -3,11 +3,12 @@
 //! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::live::{self, RootfsFacts, Step};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+use crate::driver::ldcache::Arch;
 use crate::edits::{self, Edits, Placement};
 use crate::paths::{ContainerPath, HostPath};
 
@@ -86,18 +87,34 @@ pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
             let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
             rest.libraries.extend(paths.map(|path| (arch, path)));
         }
+        if matches!(file.placement, Placement::LibraryBelow(arch, _) if arch == Arch::native()) {
+            let names = file.sonames.iter().chain([&file.name]);
+            rest.below.extend(names.filter_map(|name| below(&dir, Path::new(name))));
+        }
         placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
     }
     for step in live::lower(&placed, RootfsFacts::default()) {
-        if let Step::Link { link, text, .. } = step {
-            rest.links.insert(link, text.into());
+        let Step::Link { link, text, .. } = step else { continue };
+        // gbm/nvidia-drm_gbm.so
+        if edits
+            .links
+            .iter()
+            .any(|dev| Path::new(&dev.name).components().count() > 1 && link.relative().ends_with(&dev.name))
+        {
+            rest.below.extend(link.parent().and_then(|dir| below(&dir, Path::new(link.file_name()))));
         }
+        rest.links.insert(link, text.into());
     }
     if let Some(mask) = &edits.proc_mask {
         rest.mask = host.proc_dir.clone();
         rest.shown.extend(mask.mounts.iter().cloned());
     }
     rest
+}
+
+/// `vdpau/x.so` for a name in `/usr/lib64/vdpau`, and the whole path.
+fn below(dir: &ContainerPath, name: &Path) -> Option<(PathBuf, ContainerPath)> {
+    Some((Path::new(dir.file_name()).join(name), dir.join(name)?))
 }
 
 /// The hook entry that does it; none if nothing is left.
@@ -166,7 +183,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::driver::ldcache::Arch;
     use crate::edits::{DevLink, HostFile, Ipc, Need, ProcMask};
 
     fn host() -> HostFacts {
