@@ -179,7 +179,7 @@ impl RootfsEdits {
             path: path.clone(),
             arch: *arch,
         });
-        if !self.libraries.is_empty() {
+        if !self.libraries.is_empty() && facts.loader == live::Loader::Glibc {
             steps.push(Step::UpdateLinkerCache(entries.collect()));
         }
         steps
@@ -284,9 +284,9 @@ mod tests {
     fn what_programs_open_by_path_is_where_the_image_looks() {
         let edits =
             parsed(&["--below", "vdpau/x.so.1::/usr/lib64/vdpau/x.so.1", "--link", "x.so.5::/usr/lib64/vdpau/x.so.1"]);
-        let steps = |debian| edits.as_ref().unwrap().steps(RootfsFacts { debian, lib32: false }, vec![]);
+        let steps = |debian| edits.as_ref().unwrap().steps(RootfsFacts { debian, ..RootfsFacts::default() }, vec![]);
         assert_eq!(steps(false).len(), 1, "alike");
-        let dir = live::library_dir(RootfsFacts { debian: true, lib32: false }, Arch::native());
+        let dir = live::library_dir(RootfsFacts { debian: true, ..RootfsFacts::default() }, Arch::native());
         let link = ContainerPath::new(dir).unwrap().join("vdpau/x.so.1").unwrap();
         let text = "/usr/lib64/vdpau/x.so.1".into();
         let file = ContainerPath::new("/usr/lib64/vdpau/x.so.5").unwrap();
