@@ -71,7 +71,8 @@ fn main() -> std::process::ExitCode {
     for kernel in kernels::OLD {
         trials.extend(live::TESTS.iter().chain(shapes::TESTS).map(|test| trial(test, Some(*kernel))));
     }
-    trials.extend(failure::TESTS.iter().map(|test| trial(test, Some(kernels::OLD[0]))));
+    let slow = failure::TESTS.iter().chain(podman_shapes::TESTS);
+    trials.extend(slow.map(|test| trial(test, Some(kernels::OLD[0]))));
     for kernel in kernels::OLD.iter().chain(kernels::PARTIAL) {
         let of_all = live::TESTS.iter().filter(|_| !kernels::OLD.iter().any(|old| old.name == kernel.name)).take(5);
         trials.extend(of_all.chain(&podman::TESTS[..4]).map(|test| trial(test, Some(*kernel))));
