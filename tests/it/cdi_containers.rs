@@ -80,7 +80,7 @@ fn cuda_compat_at_create_container() {
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let compat = image.rootfs.join("usr/local/cuda/compat");
         std::fs::create_dir_all(&compat).unwrap();
-        crate::live::compat_library(&compat.join("libcuda.so.575.57.08"), "");
+        crate::features::compat_library(&compat.join("libcuda.so.575.57.08"), "");
         std::os::unix::fs::symlink("libcuda.so.575.57.08", compat.join("libcuda.so.1")).unwrap();
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
         container.create_container_hook(&edits.hooks[0].args[1..]).ok();
