@@ -38,6 +38,7 @@ mod podman_shapes;
 mod shapes;
 mod soak;
 mod support;
+mod systemd;
 
 use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -68,6 +69,7 @@ const ALL: &[&[Test]] = &[
     podman_shapes::TESTS,
     shapes::TESTS,
     soak::TESTS,
+    systemd::TESTS,
 ];
 
 fn main() -> std::process::ExitCode {
