@@ -74,7 +74,14 @@ examples:
 
 /// Prints and succeeds, or fails when nobody reads.
 pub fn print(text: &str) -> ExitCode {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+    write(text.as_bytes())
+}
+
+/// The same for bytes.
+pub fn write(bytes: &[u8]) -> ExitCode {
+    let mut stdout = std::io::stdout().lock();
+    // Stdout is buffered by lines, and what it could not write at the end of the program nobody would hear of.
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

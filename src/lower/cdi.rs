@@ -1,11 +1,12 @@
 //! Edits → the container edits of a CDI spec. Pure.
 //!
-//! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there.
+//! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there. For one
+//! container, whose image is known, they go where the hook mounts them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::live::{self, RootfsFacts, Step};
+use super::live::{self, Loader, RootfsFacts, Step};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use crate::edits::{self, Edits, Placement};
@@ -24,6 +25,8 @@ pub struct HostFacts {
     pub nodes: BTreeMap<HostPath, NodeFacts>,
     /// Whether containers' processes may be put into the groups that own nodes
     pub additional_gids: bool,
+    /// What the image is like, if there is one: a CDI spec knows none
+    pub image: Option<RootfsFacts>,
 }
 
 /// What a device node on the host is like.
@@ -82,9 +85,10 @@ pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
     let mut placed = Edits { links: edits.links.clone(), ..Edits::default() };
     for file in &edits.files {
         let Some(dir) = directory(file, host) else { continue };
-        if let Placement::Library(arch) = file.placement {
+        let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
+        if let (Placement::Library(arch), true) = (&file.placement, reads_cache) {
             let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
-            rest.libraries.extend(paths.map(|path| (arch, path)));
+            rest.libraries.extend(paths.map(|path| (*arch, path)));
         }
         placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
     }
@@ -113,6 +117,9 @@ pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
 }
 
 fn directory(file: &edits::HostFile, host: &HostFacts) -> Option<ContainerPath> {
+    if let Some(image) = host.image {
+        return live::directory(image, &file.placement).map(|(dir, _)| dir);
+    }
     match &file.placement {
         Placement::Library(_) | Placement::LibraryBelow(..) => {
             let below = file.source.as_path().strip_prefix(host.driver_root.as_path()).ok()?;
@@ -176,6 +183,7 @@ mod tests {
             program: HostPath::new("/usr/bin/oci-nvidia-hook"),
             nodes: BTreeMap::new(),
             additional_gids: false,
+            image: None,
         }
     }
 

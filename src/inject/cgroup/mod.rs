@@ -80,6 +80,19 @@ pub fn allow(pid: Pid, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
     .context("cannot give the container access to its devices")
 }
 
+/// Moves this process to where `pid` is, so that the same devices can be opened.
+///
+/// Must run in the cgroup namespace of that process (cgroup_namespaces(7)).
+pub fn join(pid: Pid) -> Result<()> {
+    let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
+    let path = match locate(&read("/proc/self/mountinfo")?, &cgroup)? {
+        DeviceCgroup::None => return Ok(()),
+        DeviceCgroup::V1(path) | DeviceCgroup::V2 { path, .. } => path.as_path().join("cgroup.procs"),
+    };
+    // 0 is whoever writes it, whatever its number is in this pid namespace; see cgroups(7).
+    std::fs::write(&path, "0").with_context(|| format!("cannot write {path:?}"))
+}
+
 /// Bytes that are no UTF-8 can only be in lines about other things: engines name cgroups in ASCII.
 fn read(path: &str) -> Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {path:?}"))?;
