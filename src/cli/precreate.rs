@@ -53,13 +53,7 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
 }
 
 /// Of the image we look at names only: its rootfs is mounted, and nobody is in it.
-fn host_facts(
-    spec: &SpecView,
-    host: &Host,
-    edits: &Edits,
-    options: &Options,
-    log: &mut Log,
-) -> Result<HostFacts> {
+fn host_facts(spec: &SpecView, host: &Host, edits: &Edits, options: &Options, log: &mut Log) -> Result<HostFacts> {
     let image = Container::facts_of(&spec.rootfs);
     image.finding().iter().for_each(|finding| log.finding(finding));
     Ok(HostFacts {

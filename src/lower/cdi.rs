@@ -248,6 +248,11 @@ mod tests {
         any_edits().prop_map(|edits| Edits { files: vec![], links: vec![], ..edits })
     }
 
+    fn any_image() -> impl Strategy<Value = RootfsFacts> {
+        let loader = prop_oneof![Just(Loader::Glibc), Just(Loader::Musl), Just(Loader::None)];
+        (any::<bool>(), any::<bool>(), loader).prop_map(|(debian, lib32, loader)| RootfsFacts { debian, lib32, loader })
+    }
+
     /// What a spec's edits do, in words; our hook entry by what it says.
     fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
         let mounts = edits.mounts.iter().map(|mount| format!("mount {} {}", mount.host_path, mount.container_path));
@@ -268,16 +273,19 @@ mod tests {
         links.chain(libraries).chain(shown).chain(others).collect()
     }
 
-    /// What the hook does, in the same words, in an image whose libraries are where the host's are.
-    fn of_hook(edits: &Edits) -> BTreeSet<String> {
+    /// What the hook does, in the same words. Without facts of an image, in one whose libraries are where the host's are.
+    fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
         let mut words = BTreeSet::new();
         let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
         let at_host = |path: &ContainerPath| {
             let path = path.absolute();
+            if image.is_some() {
+                return ContainerPath::new(path).unwrap();
+            }
             let at_host = path.strip_prefix("/usr/lib64").map(|below| Path::new("/lib").join(below));
             ContainerPath::new(at_host.unwrap_or(path)).unwrap()
         };
-        for step in live::lower(edits, RootfsFacts::default()) {
+        for step in live::lower(edits, image.unwrap_or_default()) {
             match step {
                 Step::MountFile { source, target, .. } | Step::MountIpc { source, target } => {
                     let target = at_host(&target).absolute();
@@ -310,7 +318,14 @@ mod tests {
             let all = devices.iter().cloned().fold(common.clone(), Edits::merge);
             let union = devices.iter().map(|edits| lower(edits, &host(), RootfsEdits::default()));
             let union = union.fold(lower(&common, &host(), RootfsEdits::default()), ContainerEdits::merge);
-            prop_assert_eq!(of_spec(&union), of_hook(&all));
+            prop_assert_eq!(of_spec(&union), of_hook(&all, None));
+        }
+
+        /// The same edits, lowered twice: at precreate nothing else is added than the hook injects.
+        #[test]
+        fn the_hook_does_what_precreate_adds(edits in any_edits(), image in any_image()) {
+            let lowered = lower(&edits, &HostFacts { image: Some(image), ..host() }, RootfsEdits::default());
+            prop_assert_eq!(of_spec(&lowered), of_hook(&edits, Some(image)));
         }
     }
 

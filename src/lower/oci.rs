@@ -2,6 +2,7 @@
 //!
 //! Nothing is taken out and nothing is changed: what the container has already is left alone.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
@@ -54,8 +55,11 @@ impl Additions {
             additions.device(node, spec, facts)?;
         }
         additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
-        let gids = edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts));
-        additions.additional_gids.extend(gids.filter(|gid| !spec.additional_gids.contains(gid)).map(Value::from));
+        let gids: BTreeSet<u32> =
+            edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts)).collect();
+        additions
+            .additional_gids
+            .extend(gids.into_iter().filter(|gid| !spec.additional_gids.contains(gid)).map(Value::from));
         additions.hooks.extend(edits.hooks.iter().filter(|hook| !has_hook(spec, hook)).map(entry));
         Ok(additions)
     }

@@ -175,8 +175,17 @@ impl Podman {
         if let Cgroup::V2 = cgroup {
             words.push("--pids-limit=-1"); // there are no other controllers in it
         }
-        let words: Vec<_> = words.iter().chain(arguments).map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
+        let words: Vec<_> =
+            words.iter().chain(arguments).map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
         self.shell(cgroup, &format!("{script}\nexec \"$@\" {}", words.join(" ")))
+    }
+
+    /// `podman run --rm ARGUMENTS` with this containers.conf alone, which says where hooks are.
+    pub fn run_with_conf(&self, conf: &Path, arguments: &[&str]) -> Ran {
+        let mut words = self.base();
+        words.truncate(words.iter().position(|word| word == "--hooks-dir").unwrap());
+        words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
+        run(Command::new(&words[0]).args(&words[1..]).args(arguments).env("CONTAINERS_CONF", conf))
     }
 
     /// A shell script in a mount namespace of its own, in which `"$@"` is podman.

@@ -34,6 +34,7 @@ mod live;
 mod packaging;
 mod podman;
 mod podman_shapes;
+mod precreate;
 mod shapes;
 mod support;
 
@@ -64,6 +65,7 @@ fn main() -> std::process::ExitCode {
         .chain(packaging::TESTS)
         .chain(podman::TESTS)
         .chain(podman_shapes::TESTS)
+        .chain(precreate::TESTS)
         .chain(shapes::TESTS);
     let mut trials: Vec<Trial> = tests.map(|test| trial(test, None)).collect();
     for kernel in kernels::OLD {

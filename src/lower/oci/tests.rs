@@ -36,7 +36,7 @@ fn edits() -> ContainerEdits {
             env: vec!["PATH=/bin".into()],
             ..Hook::default()
         }],
-        additional_gids: vec![44],
+        additional_gids: vec![44, 44],
         ..ContainerEdits::default()
     }
 }
@@ -57,9 +57,13 @@ fn value(text: &str) -> Value {
 #[test]
 fn all_that_an_engine_would_add() {
     let text = patched(&with(""), &edits(), HOST).unwrap();
-    assert!(text.starts_with(r#"{"root":{"path":"/r"},"process":{"cwd":"/","#) && text.contains("\"x\":1e400"), "{text}");
+    assert!(
+        text.starts_with(r#"{"root":{"path":"/r"},"process":{"cwd":"/","#) && text.contains("\"x\":1e400"),
+        "{text}"
+    );
     let found = value(&text);
-    let device = json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 0o660, "uid": 0, "gid": 44});
+    let device =
+        json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 0o660, "uid": 0, "gid": 44});
     assert_eq!(found["linux"]["devices"], json!([device]));
     let rule = json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"});
     assert_eq!(found["linux"]["resources"]["devices"], json!([rule]));
@@ -140,7 +144,10 @@ fn any_config() -> impl Strategy<Value = String> {
     let rules = prop_oneof![
         Just(String::new()),
         Just(r#"{"allow":false,"access":"rwm"},"#.to_owned()),
-        Just(r#"{"allow":true,"access":"rwm"},{"allow":false,"type":"c","major":195,"minor":1,"access":"w"},"#.to_owned()),
+        Just(
+            r#"{"allow":true,"access":"rwm"},{"allow":false,"type":"c","major":195,"minor":1,"access":"w"},"#
+                .to_owned()
+        ),
     ];
     (minors(), minors(), rules, any::<bool>()).prop_map(|(devices, allowed, rules, user)| {
         let devices: Vec<_> = devices
