@@ -11,7 +11,7 @@ use super::prepare::prepare_host;
 use crate::config::{self, Config};
 use crate::driver::{DriverRoot, compat};
 use crate::edits::Edits;
-use crate::error::render;
+use crate::error::{Failure, render};
 use crate::finding::Finding;
 use crate::host::{self, Host};
 use crate::inject::cgroup::DeviceRule;
@@ -152,18 +152,22 @@ fn set_up_gpus(
     config: &Config,
     log: &mut Log,
 ) -> Result<()> {
-    let mut open = || match place {
-        Place::Outside => {
-            let pid = state.init()?;
-            Ok((pid, Container::open(pid, &spec.rootfs)?))
-        }
+    let (pid, kept) = match place {
+        Place::Outside => (state.init()?, None),
         Place::Inside => {
-            let init = leave_device_cgroup(log)?;
-            anyhow::Ok((init, Container::here(&spec.rootfs)?))
+            let (init, runtime) = above()?;
+            (init, leave_device_cgroup(runtime).err())
         }
     };
-    let (pid, container) = open()?;
-    let (host, edits) = look(request, config, log)?;
+    let (host, edits) = look(request, config, log).map_err(|error| match kept {
+        Some(why) => error.context(kept_inside(&why)),
+        None => error,
+    })?;
+
+    let container = match place {
+        Place::Outside => Container::open(pid, &spec.rootfs)?,
+        Place::Inside => Container::here(&spec.rootfs)?,
+    };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = live::lower(&edits, facts);
@@ -225,22 +229,29 @@ fn rules_to_add(edits: &Edits, spec: &SpecView) -> Vec<DeviceRule> {
     rules.filter(|rule| !cgroup::already_allowed(&spec.device_rules, *rule)).collect()
 }
 
-/// At createContainer we are a child of the container's first process, and in its device cgroup: nobody can ask the
-/// driver there. So we go where the runtime is. Returns the number of that first process, in the pid namespace of /proc,
-/// which is still the host's.
-fn leave_device_cgroup(log: &mut Log) -> Result<i32> {
+/// The container's first process and the runtime: at createContainer those above us. Their numbers are those of the pid
+/// namespace of /proc, which is still the host's.
+fn above() -> Result<(i32, i32)> {
     let parent = |pid: &str| {
         let number = std::fs::read_to_string(format!("/proc/{pid}/status")).ok().and_then(|text| parent_of(&text));
-        number.with_context(|| format!("cannot read \"/proc/{pid}/status\": the stage is not createContainer"))
+        number.with_context(|| format!("\"/proc/{pid}/status\" names no parent: the stage is not createContainer"))
     };
     let init = parent("self")?;
-    let runtime = parent(&init.to_string())?;
-    let leave = || ns::enter_cgroup_ns(runtime).map_err(Into::into).and_then(|()| cgroup::join(Pid::from_raw(runtime)));
-    // Where config.json or nobody keeps devices from the container, it goes without.
-    if let Err(error) = leave() {
-        log.note(&format!("cannot go to the cgroup of the runtime: {}", render(&error)));
-    }
-    Ok(init)
+    Ok((init, parent(&init.to_string())?))
+}
+
+/// At createContainer we are in the container's device cgroup, where nobody can ask the driver. So we go to the runtime's.
+fn leave_device_cgroup(runtime: i32) -> Result<()> {
+    ns::enter_cgroup_ns(runtime).context("cannot enter the cgroup namespace of the runtime")?;
+    cgroup::join(Pid::from_raw(runtime))
+}
+
+/// A root user of a user namespace may not.
+fn kept_inside(why: &anyhow::Error) -> Failure {
+    Failure::new(
+        format!("the hook cannot leave the container's device cgroup ({})", render(why)),
+        "have it called at another stage: precreate (Podman), createRuntime or prestart",
+    )
 }
 
 /// `PPid:` of /proc/PID/status; see proc_pid_status(5).

@@ -8,6 +8,7 @@ pub const HELP: &str = "\
 oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
 
 usage: oci-nvidia-hook [--config FILE] STAGE < state.json
+       oci-nvidia-hook [--config FILE] precreate < config.json > new.json
        oci-nvidia-hook [--config FILE] explain [options] < state.json
        oci-nvidia-hook [--config FILE] info [--json] [--root DIR]
        oci-nvidia-hook [--config FILE] list [--root DIR] [--libraries] [--compat32]
@@ -23,6 +24,9 @@ into the container before the container starts.
 
 stages:
   prestart, createRuntime  set the container up
+  createContainer          the same, from inside of the container's namespaces
+  precreate                Podman's own: print config.json with the GPUs in it,
+                           so that the runtime sets the container up
   poststart, poststop      nothing to do
 
 commands:

@@ -40,6 +40,7 @@ pub const TESTS: &[Test] = &[
     ("precreate::the_drop_in_adds_the_directory", NEEDS_PODMAN, the_drop_in_adds_the_directory),
     ("precreate::create_container_on_cgroup_v1", NEEDS_V1, || create_container(Cgroup::AsMounted)),
     ("precreate::create_container_on_cgroup_v2", NEEDS_V2, || create_container(Cgroup::V2)),
+    ("precreate::create_container_in_a_user_namespace", NEEDS_V1, create_container_in_a_user_namespace),
     ("precreate::create_container_with_crun", NEEDS_CRUN, || create_container(Cgroup::V1WithCrun)),
 ];
 
@@ -233,7 +234,8 @@ impl Running<'_> {
     fn apply_rules_again(&self) {
         let config = self.inspect("{{.OCIConfigPath}}");
         let config: Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
-        let (dir, number) = (self.cgroup(), |value: &Value| value.as_i64().map_or("*".to_owned(), |n| n.to_string()));
+        let (dir, number) =
+            (self.cgroup(), |value: &Value| value.as_i64().map_or_else(|| "*".to_owned(), |n| n.to_string()));
         fs::write(dir.join("devices.deny"), "a").unwrap();
         for rule in
             config["linux"]["resources"]["devices"].as_array().unwrap().iter().filter(|rule| rule["allow"] == true)
@@ -441,6 +443,18 @@ fn the_drop_in_adds_the_directory() {
     }
     podman.run_with_conf(&place("containers.conf"), &[IMAGE, "true"]).ok();
     assert!(place("prestart").exists() && place("precreate").exists());
+}
+
+/// There the hook is root of the user namespace, and stays in the device cgroup: the error names the stages that do.
+fn create_container_in_a_user_namespace() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let podman = Podman::with_image();
+    podman.install_stage("createContainer", &fake.config);
+    let arguments =
+        ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "true"];
+    let stderr = podman.run(Cgroup::AsMounted, &arguments).failed(126);
+    assert!(stderr.contains("cannot leave the container's device cgroup"), "{stderr}");
+    assert!(stderr.contains("hint: have it called at another stage: precreate"), "{stderr}");
 }
 
 /// The hook is in the container's device cgroup there, and yet has to ask the driver.

@@ -45,6 +45,8 @@ pub enum Access {
     Present,
     /// We opened the filter.
     Added,
+    /// The filter is another's, who would put it back: nothing was tried.
+    NotOurs,
 }
 
 /// The result of [`allow`].
@@ -99,10 +101,14 @@ fn read(path: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// The ways by which a container's devices are in its config.json: there whoever applies its rules again applies ours.
+const LISTED_HINT: &str =
+    "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
+
 /// systemd gives its units back the rules that it knows.
 fn systemd_finding(unit: &str) -> Finding {
     Finding {
-        fix: "have the engine list the devices in config.json (CDI, or podman's precreate stage)".into(),
+        fix: LISTED_HINT.into(),
         ..Finding::note(
             "ONH-305",
             format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back"),
