@@ -274,6 +274,7 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<
         program: program(options)?,
         nodes,
         additional_gids: is_for_a_group && options.additional_gids.unwrap_or_else(engines_read_gids),
+        image: None,
     };
     let mut log = Log::default();
     findings.iter().for_each(|finding| log.finding(finding));
@@ -316,7 +317,7 @@ fn engines_read_gids() -> bool {
 }
 
 /// This program: what engines start.
-fn program(options: &Options) -> Result<HostPath> {
+pub(super) fn program(options: &Options) -> Result<HostPath> {
     let path = match &options.hook_path {
         Some(path) => path.clone(),
         None => std::env::current_exe()?,
@@ -327,7 +328,8 @@ fn program(options: &Options) -> Result<HostPath> {
     Ok(HostPath::new(path))
 }
 
-fn nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, NodeFacts> {
+/// What the nodes of these edits are like.
+pub(super) fn nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, NodeFacts> {
     let look = |node: &DeviceNode| {
         let stat = rustix::fs::lstat(node.source.as_path()).ok()?;
         let facts = NodeFacts {

@@ -11,7 +11,7 @@ use super::prepare::prepare_host;
 use crate::config::{self, Config};
 use crate::driver::{DriverRoot, compat};
 use crate::edits::Edits;
-use crate::error::render;
+use crate::error::{Failure, render};
 use crate::finding::Finding;
 use crate::host::{self, Host};
 use crate::inject::cgroup::DeviceRule;
@@ -23,13 +23,22 @@ use crate::oci::{self, SpecView, State};
 use crate::request::{self, Capability, Decision, GpuRequest, Hint, others};
 use crate::sys::ns;
 
+/// From where the hook sees the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// prestart, createRuntime: the runtime's namespaces; the state has the container's process
+    Outside,
+    /// createContainer: the container's namespaces, before pivot_root
+    Inside,
+}
+
 /// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not.
 #[must_use]
-pub fn run(config: Option<&Path>) -> ExitCode {
+pub fn run(place: Place, config: Option<&Path>) -> ExitCode {
     // What we create in a container is for all its users, whatever mask the engine runs with.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut log = Log::default();
-    match set_up(config, &mut log) {
+    match set_up(place, config, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log.error(&error);
@@ -38,12 +47,25 @@ pub fn run(config: Option<&Path>) -> ExitCode {
     }
 }
 
-fn set_up(config: Option<&Path>, log: &mut Log) -> Result<()> {
+fn set_up(place: Place, config: Option<&Path>, log: &mut Log) -> Result<()> {
     let state = read_state()?;
     let spec = oci::spec_view::read(&state.bundle)?;
     *log = Log::of(&state.id);
+    let Some((request, config)) = read_request(&spec, config, log)? else { return Ok(()) };
+    set_up_gpus(place, &state, &spec, &request, &config, log)
+}
+
+/// What the container asks for, if that is for us to give; the log is told why not.
+///
+/// # Errors
+/// If the request or config.toml is wrong.
+pub fn read_request(
+    spec: &SpecView,
+    config: Option<&Path>,
+    log: &mut Log,
+) -> Result<Option<(Box<GpuRequest>, Config)>> {
     // Most containers end here: nothing else has been read, not even config.toml.
-    let Some((config, findings)) = read_config(&spec, config)? else { return Ok(()) };
+    let Some((config, findings)) = read_config(spec, config)? else { return Ok(None) };
     if let Some(path) = &config.debug
         && let Err(error) = log.open(path)
     {
@@ -52,23 +74,15 @@ fn set_up(config: Option<&Path>, log: &mut Log) -> Result<()> {
         log.finding(&Finding::warning("ONH-102", render(&error), why, "check debug in config.toml"));
     }
     findings.iter().for_each(|finding| log.finding(finding));
-    match request::from_spec(&spec, &config)? {
-        Decision::Gpus(request) => match set_up_by_others(&spec) {
-            Some(finding) => {
-                log.finding(&finding);
-                Ok(())
-            }
-            None => set_up_gpus(&state, &spec, &request, &config, log),
+    match request::from_spec(spec, &config)? {
+        Decision::Gpus(request) => match set_up_by_others(spec) {
+            Some(finding) => log.finding(&finding),
+            None => return Ok(Some((request, config))),
         },
-        Decision::Nothing(reason) => {
-            log.note(&format!("nothing to do: {reason}"));
-            Ok(())
-        }
-        Decision::Refused(reason) => {
-            log.finding(&refused(reason));
-            Ok(())
-        }
+        Decision::Nothing(reason) => log.note(&format!("nothing to do: {reason}")),
+        Decision::Refused(reason) => log.finding(&refused(reason)),
     }
+    Ok(None)
 }
 
 /// Config.toml, if the request can depend on it.
@@ -114,8 +128,11 @@ fn read_state() -> Result<State> {
     oci::state::parse(&bytes)
 }
 
-fn set_up_gpus(state: &State, spec: &SpecView, request: &GpuRequest, config: &Config, log: &mut Log) -> Result<()> {
-    let pid = state.init()?;
+/// The host, and what the container gets of it; what there is to say about that is in the log.
+///
+/// # Errors
+/// If there is no driver, or something is missing that the container cannot do without.
+pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Host, Edits)> {
     if config.load_kmods {
         prepare_if_bare(config, log)?;
     }
@@ -124,8 +141,33 @@ fn set_up_gpus(state: &State, spec: &SpecView, request: &GpuRequest, config: &Co
     findings.iter().for_each(|finding| log.finding(finding));
     let (edits, findings) = host.edits(request, &devices)?;
     findings.iter().for_each(|finding| log.finding(finding));
+    Ok((host, edits))
+}
 
-    let container = Container::open(pid, &spec.rootfs)?;
+fn set_up_gpus(
+    place: Place,
+    state: &State,
+    spec: &SpecView,
+    request: &GpuRequest,
+    config: &Config,
+    log: &mut Log,
+) -> Result<()> {
+    let (pid, kept) = match place {
+        Place::Outside => (state.init()?, None),
+        Place::Inside => {
+            let (init, runtime) = above()?;
+            (init, leave_device_cgroup(runtime).err())
+        }
+    };
+    let (host, edits) = look(request, config, log).map_err(|error| match kept {
+        Some(why) => error.context(kept_inside(&why)),
+        None => error,
+    })?;
+
+    let container = match place {
+        Place::Outside => Container::open(pid, &spec.rootfs)?,
+        Place::Inside => Container::here(&spec.rootfs)?,
+    };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = live::lower(&edits, facts);
@@ -147,15 +189,21 @@ fn set_up_gpus(state: &State, spec: &SpecView, request: &GpuRequest, config: &Co
     }
     let findings = inject::carry_out(plan, container)?;
     findings.iter().for_each(|finding| log.finding(finding));
-    log.note(&format!(
-        "injected {} files and {} device nodes of driver {} for {}={}",
+    log.note(&format!("injected {}", in_words(&edits, &host, request)));
+    Ok(())
+}
+
+/// What a container gets, for the log.
+#[must_use]
+pub fn in_words(edits: &Edits, host: &Host, request: &GpuRequest) -> String {
+    format!(
+        "{} files and {} device nodes of driver {} for {}={}",
         edits.files.len(),
         edits.nodes.len(),
         host.inventory.driver_version,
         request::DRIVER_CAPABILITIES,
         request.capabilities
-    ));
-    Ok(())
+    )
 }
 
 /// Right after boot nobody may have made the driver's nodes yet. Two looks, where they are there.
@@ -179,4 +227,47 @@ fn prepare_if_bare(config: &Config, log: &mut Log) -> Result<()> {
 fn rules_to_add(edits: &Edits, spec: &SpecView) -> Vec<DeviceRule> {
     let rules = edits.nodes.iter().map(|node| DeviceRule { major: node.major, minor: node.minor });
     rules.filter(|rule| !cgroup::already_allowed(&spec.device_rules, *rule)).collect()
+}
+
+/// The container's first process and the runtime: at createContainer those above us. Their numbers are those of the pid
+/// namespace of /proc, which is still the host's.
+fn above() -> Result<(i32, i32)> {
+    let parent = |pid: &str| {
+        let number = std::fs::read_to_string(format!("/proc/{pid}/status")).ok().and_then(|text| parent_of(&text));
+        number.with_context(|| format!("\"/proc/{pid}/status\" names no parent: the stage is not createContainer"))
+    };
+    let init = parent("self")?;
+    Ok((init, parent(&init.to_string())?))
+}
+
+/// At createContainer we are in the container's device cgroup, where nobody can ask the driver. So we go to the runtime's.
+fn leave_device_cgroup(runtime: i32) -> Result<()> {
+    ns::enter_cgroup_ns(runtime).context("cannot enter the cgroup namespace of the runtime")?;
+    cgroup::join(Pid::from_raw(runtime))
+}
+
+/// A root user of a user namespace may not.
+fn kept_inside(why: &anyhow::Error) -> Failure {
+    Failure::new(
+        format!("the hook cannot leave the container's device cgroup ({})", render(why)),
+        "have it called at another stage: precreate (Podman), createRuntime or prestart",
+    )
+}
+
+/// `PPid:` of /proc/PID/status; see proc_pid_status(5).
+fn parent_of(status: &str) -> Option<i32> {
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
+    (parent > 0).then_some(parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_in_another_pid_namespace_is_none() {
+        assert_eq!(parent_of("Name:\tx\nPid:\t7\nPPid:\t3\nTracerPid:\t0\n"), Some(3));
+        assert_eq!(parent_of("Name:\tx\nPPid:\t0\n"), None);
+        assert_eq!(parent_of(""), None);
+    }
 }

@@ -7,6 +7,7 @@ pub mod hook;
 pub mod info;
 pub mod list;
 pub mod output;
+pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
 
@@ -23,7 +24,8 @@ use crate::lower::rootfs::RootfsEdits;
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
-    Inject,
+    Inject(hook::Place),
+    Precreate,
     Nothing,
     Cdi(cdi::Verb),
     Explain,
@@ -80,7 +82,8 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         }
     };
     match verb {
-        Verb::Inject => hook::run(options.config.as_deref()),
+        Verb::Inject(place) => hook::run(place, options.config.as_deref()),
+        Verb::Precreate => precreate::run(&options),
         Verb::Nothing => ExitCode::SUCCESS,
         Verb::Cdi(verb) => cdi::run(verb, &options),
         Verb::Explain => explain::run(&options),
@@ -151,7 +154,9 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
 fn parse_verb(word: &OsString) -> Result<Verb> {
     Ok(match word.to_str() {
         // CRI-O rewrites prestart into createRuntime: the same moment, the same job.
-        Some("prestart" | "createRuntime") => Verb::Inject,
+        Some("prestart" | "createRuntime") => Verb::Inject(hook::Place::Outside),
+        Some("createContainer") => Verb::Inject(hook::Place::Inside),
+        Some("precreate") => Verb::Precreate,
         // Nothing is left on the host when a container ends.
         Some("poststart" | "poststop") => Verb::Nothing,
         Some("explain") => Verb::Explain,
@@ -182,10 +187,11 @@ mod tests {
     fn commands() {
         let with_config = || Options { config: Some("/c".into()), ..Options::default() };
         for (args, verb, options) in [
-            (&["prestart"][..], Verb::Inject, Options::default()),
-            (&["createRuntime"], Verb::Inject, Options::default()),
-            (&["--config", "/c", "prestart"], Verb::Inject, with_config()),
-            (&["prestart", "--config=/c"], Verb::Inject, with_config()),
+            (&["prestart"][..], Verb::Inject(hook::Place::Outside), Options::default()),
+            (&["createRuntime"], Verb::Inject(hook::Place::Outside), Options::default()),
+            (&["createContainer"], Verb::Inject(hook::Place::Inside), Options::default()),
+            (&["--config", "/c", "prestart"], Verb::Inject(hook::Place::Outside), with_config()),
+            (&["precreate", "--config=/c"], Verb::Precreate, with_config()),
             (&["poststop"], Verb::Nothing, Options::default()),
             (&["--help"], Verb::Help, Options::default()),
             (&["prestart", "-V"], Verb::Version, Options::default()),
@@ -223,7 +229,7 @@ mod tests {
     fn wrong_command_lines() {
         for args in [
             &[][..],
-            &["precreate"],
+            &["startContainer"],
             &["prestart", "x"],
             &["prestart", "--json"],
             &["--conf", "x"],

@@ -8,6 +8,7 @@ pub const HELP: &str = "\
 oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
 
 usage: oci-nvidia-hook [--config FILE] STAGE < state.json
+       oci-nvidia-hook [--config FILE] precreate < config.json > new.json
        oci-nvidia-hook [--config FILE] explain [options] < state.json
        oci-nvidia-hook [--config FILE] info [--json] [--root DIR]
        oci-nvidia-hook [--config FILE] list [--root DIR] [--libraries] [--compat32]
@@ -23,6 +24,9 @@ into the container before the container starts.
 
 stages:
   prestart, createRuntime  set the container up
+  createContainer          the same, from inside of the container's namespaces
+  precreate                Podman's own: print config.json with the GPUs in it,
+                           so that the runtime sets the container up
   poststart, poststop      nothing to do
 
 commands:
@@ -74,7 +78,14 @@ examples:
 
 /// Prints and succeeds, or fails when nobody reads.
 pub fn print(text: &str) -> ExitCode {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+    write(text.as_bytes())
+}
+
+/// The same for bytes.
+pub fn write(bytes: &[u8]) -> ExitCode {
+    let mut stdout = std::io::stdout().lock();
+    // Stdout is buffered by lines, and what it could not write at the end of the program nobody would hear of.
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

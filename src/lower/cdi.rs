@@ -1,11 +1,12 @@
 //! Edits → the container edits of a CDI spec. Pure.
 //!
-//! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there.
+//! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there. For one
+//! container, whose image is known, they go where the hook mounts them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::live::{self, RootfsFacts, Step};
+use super::live::{self, Loader, RootfsFacts, Step};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use crate::driver::ldcache::Arch;
@@ -25,6 +26,8 @@ pub struct HostFacts {
     pub nodes: BTreeMap<HostPath, NodeFacts>,
     /// Whether containers' processes may be put into the groups that own nodes
     pub additional_gids: bool,
+    /// What the image is like, if there is one: a CDI spec knows none
+    pub image: Option<RootfsFacts>,
 }
 
 /// What a device node on the host is like.
@@ -83,9 +86,10 @@ pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
     let mut placed = Edits { links: edits.links.clone(), ..Edits::default() };
     for file in &edits.files {
         let Some(dir) = directory(file, host) else { continue };
-        if let Placement::Library(arch) = file.placement {
+        let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
+        if let (Placement::Library(arch), true) = (&file.placement, reads_cache) {
             let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
-            rest.libraries.extend(paths.map(|path| (arch, path)));
+            rest.libraries.extend(paths.map(|path| (*arch, path)));
         }
         if matches!(file.placement, Placement::LibraryBelow(arch, _) if arch == Arch::native()) {
             let names = file.sonames.iter().chain([&file.name]);
@@ -130,6 +134,9 @@ pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
 }
 
 fn directory(file: &edits::HostFile, host: &HostFacts) -> Option<ContainerPath> {
+    if let Some(image) = host.image {
+        return live::directory(image, &file.placement).map(|(dir, _)| dir);
+    }
     match &file.placement {
         Placement::Library(_) | Placement::LibraryBelow(..) => {
             let below = file.source.as_path().strip_prefix(host.driver_root.as_path()).ok()?;
@@ -192,6 +199,7 @@ mod tests {
             program: HostPath::new("/usr/bin/oci-nvidia-hook"),
             nodes: BTreeMap::new(),
             additional_gids: false,
+            image: None,
         }
     }
 
@@ -256,6 +264,11 @@ mod tests {
         any_edits().prop_map(|edits| Edits { files: vec![], links: vec![], ..edits })
     }
 
+    fn any_image() -> impl Strategy<Value = RootfsFacts> {
+        let loader = prop_oneof![Just(Loader::Glibc), Just(Loader::Musl), Just(Loader::None)];
+        (any::<bool>(), any::<bool>(), loader).prop_map(|(debian, lib32, loader)| RootfsFacts { debian, lib32, loader })
+    }
+
     /// What a spec's edits do, in words; our hook entry by what it says.
     fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
         let mounts = edits.mounts.iter().map(|mount| format!("mount {} {}", mount.host_path, mount.container_path));
@@ -276,16 +289,19 @@ mod tests {
         links.chain(libraries).chain(shown).chain(others).collect()
     }
 
-    /// What the hook does, in the same words, in an image whose libraries are where the host's are.
-    fn of_hook(edits: &Edits) -> BTreeSet<String> {
+    /// What the hook does, in the same words. Without facts of an image, in one whose libraries are where the host's are.
+    fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
         let mut words = BTreeSet::new();
         let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
         let at_host = |path: &ContainerPath| {
             let path = path.absolute();
+            if image.is_some() {
+                return ContainerPath::new(path).unwrap();
+            }
             let at_host = path.strip_prefix("/usr/lib64").map(|below| Path::new("/lib").join(below));
             ContainerPath::new(at_host.unwrap_or(path)).unwrap()
         };
-        for step in live::lower(edits, RootfsFacts::default()) {
+        for step in live::lower(edits, image.unwrap_or_default()) {
             match step {
                 Step::MountFile { source, target, .. } | Step::MountIpc { source, target } => {
                     let target = at_host(&target).absolute();
@@ -318,7 +334,14 @@ mod tests {
             let all = devices.iter().cloned().fold(common.clone(), Edits::merge);
             let union = devices.iter().map(|edits| lower(edits, &host(), RootfsEdits::default()));
             let union = union.fold(lower(&common, &host(), RootfsEdits::default()), ContainerEdits::merge);
-            prop_assert_eq!(of_spec(&union), of_hook(&all));
+            prop_assert_eq!(of_spec(&union), of_hook(&all, None));
+        }
+
+        /// The same edits, lowered twice: at precreate nothing else is added than the hook injects.
+        #[test]
+        fn the_hook_does_what_precreate_adds(edits in any_edits(), image in any_image()) {
+            let lowered = lower(&edits, &HostFacts { image: Some(image), ..host() }, RootfsEdits::default());
+            prop_assert_eq!(of_spec(&lowered), of_hook(&edits, Some(image)));
         }
     }
 

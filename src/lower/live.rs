@@ -155,7 +155,7 @@ pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
     }
 }
 
-fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(ContainerPath, Option<Arch>)> {
+pub(super) fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(ContainerPath, Option<Arch>)> {
     match placement {
         Placement::Library(arch) => Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch))),
         // Not in the linker cache: programs open these by path.

@@ -2,5 +2,6 @@
 
 pub mod cdi;
 pub mod live;
+pub mod oci;
 pub mod rootfs;
 pub mod text;

@@ -3,6 +3,7 @@
 //! Both are read through small lenient views. `oci_spec::runtime::Spec` would drop fields it does not know and
 //! refuse capability names it does not know; for a hook that is an outage over a field nobody reads.
 
+pub mod insertion;
 pub mod spec_view;
 pub mod state;
 

@@ -28,6 +28,42 @@ pub struct SpecView {
     pub hooks: Vec<Hook>,
     /// `linux.resources.devices`, in order. Entries of an unknown form are left out: they then allow nothing.
     pub device_rules: Vec<LinuxDeviceCgroup>,
+    /// `linux.devices`, the nodes that the runtime makes.
+    pub devices: Vec<Device>,
+    /// Whether `linux.namespaces` has a user namespace.
+    pub user_namespace: bool,
+    /// `linux.gidMappings`
+    pub gid_mappings: Vec<IdMapping>,
+    /// `process.user.additionalGids`
+    pub additional_gids: Vec<u32>,
+}
+
+/// What we look at of a device node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Device {
+    /// In the container
+    #[serde(default)]
+    pub path: PathBuf,
+    /// Its number
+    #[serde(default)]
+    pub major: Option<i64>,
+    /// Its number
+    #[serde(default)]
+    pub minor: Option<i64>,
+}
+
+/// Ids of a user namespace, and those that they are outside of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IdMapping {
+    /// The first one inside
+    #[serde(rename = "containerID")]
+    pub container_id: u32,
+    /// The first one outside
+    #[serde(rename = "hostID")]
+    pub host_id: u32,
+    /// How many
+    pub size: u32,
 }
 
 /// What we look at of a mount.
@@ -39,6 +75,21 @@ pub struct Mount {
     /// In the container
     #[serde(default)]
     pub destination: PathBuf,
+    /// `bind`, or the file system's
+    #[serde(default, rename = "type")]
+    pub kind: Option<String>,
+    /// As mount(8) has them
+    #[serde(default)]
+    pub options: Option<Vec<String>>,
+}
+
+impl Mount {
+    /// Whether it shows a place of the host's, as runtimes decide it.
+    #[must_use]
+    pub fn is_bind(&self) -> bool {
+        let bind = |option: &String| option == "bind" || option == "rbind";
+        self.kind.as_deref() == Some("bind") || self.options.iter().flatten().any(bind)
+    }
 }
 
 /// What we look at of a hook.
@@ -72,6 +123,14 @@ struct RawProcess {
     env: Option<Vec<String>>,
     #[serde(default)]
     capabilities: Value,
+    #[serde(default)]
+    user: Option<RawUser>,
+}
+
+#[derive(Deserialize)]
+struct RawUser {
+    #[serde(default, rename = "additionalGids")]
+    additional_gids: Option<Vec<Value>>,
 }
 
 #[derive(Deserialize)]
@@ -80,10 +139,16 @@ struct RawRoot {
     path: PathBuf,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct RawLinux {
     #[serde(default)]
     resources: Option<RawResources>,
+    #[serde(default)]
+    devices: Option<Vec<Value>>,
+    #[serde(default)]
+    namespaces: Option<Vec<Value>>,
+    #[serde(default, rename = "gidMappings")]
+    gid_mappings: Option<Vec<Value>>,
 }
 
 #[derive(Deserialize)]
@@ -119,14 +184,19 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
     let rootfs = bundle.join(root);
     ensure!(rootfs.is_absolute(), "its rootfs {rootfs:?} is not absolute");
     let process = raw.process.context("it has no \"process\"")?;
-    let rules = raw.linux.and_then(|linux| linux.resources).and_then(|resources| resources.devices);
+    let linux = raw.linux.unwrap_or_default();
+    let is_user = |namespace: &Value| namespace.get("type").is_some_and(|kind| kind == "user");
     Ok(SpecView {
         rootfs,
         env: parse_env(process.env.unwrap_or_default())?,
         privileged: has_sys_admin(&process.capabilities),
         mounts: of_known_form(raw.mounts),
         hooks: hooks(raw.hooks),
-        device_rules: of_known_form(rules),
+        device_rules: of_known_form(linux.resources.and_then(|resources| resources.devices)),
+        devices: of_known_form(linux.devices),
+        user_namespace: linux.namespaces.is_some_and(|namespaces| namespaces.iter().any(is_user)),
+        gid_mappings: of_known_form(linux.gid_mappings),
+        additional_gids: of_known_form(process.user.and_then(|user| user.additional_gids)),
     })
 }
 

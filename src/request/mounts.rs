@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     fn mount(source: &str, destination: &str) -> Mount {
-        Mount { source: source.into(), destination: destination.into() }
+        Mount { source: source.into(), destination: destination.into(), ..Mount::default() }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Namespaces: entering the container's mount namespace, and knowing our own user namespace.
+//! Namespaces: entering the container's mount namespace, leaving its cgroup namespace, and knowing our own user namespace.
 
 use std::fs::File;
 use std::io;
@@ -21,6 +21,13 @@ impl MountNs {
     pub fn enter(self) -> io::Result<()> {
         Ok(nix::sched::setns(self.0, nix::sched::CloneFlags::CLONE_NEWNS)?)
     }
+}
+
+/// Enters the cgroup namespace of the process `pid`: paths of cgroups then mean what they mean there.
+#[expect(clippy::disallowed_methods, reason = "this is the one place")]
+pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
+    let namespace = File::open(format!("/proc/{pid}/ns/cgroup"))?;
+    Ok(nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWCGROUP)?)
 }
 
 /// Whether this process lives in a user namespace other than the initial one (rootless Podman).

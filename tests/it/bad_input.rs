@@ -276,7 +276,7 @@ fn hostile_environment() {
 }
 
 fn wrong_command_line() {
-    for args in [&[][..], &["precreate"], &["--nonsense"]] {
+    for args in [&[][..], &["startContainer"], &["--nonsense"]] {
         let stderr = hook(args, b"").failed(2);
         assert!(stderr.starts_with("oci-nvidia-hook: wrong command line: "), "{stderr}");
         assert!(stderr.contains("\nhint: run \"oci-nvidia-hook --help\""), "{stderr}");

@@ -147,6 +147,7 @@ fn host() -> HostFacts {
         program: HostPath::new("/usr/bin/oci-nvidia-hook"),
         nodes: BTreeMap::new(),
         additional_gids: false,
+        image: None,
     }
 }
 

@@ -119,7 +119,7 @@ fn hook_entries_at_create_container() {
 }
 
 /// A host's directories of specs with this one in it.
-fn only_spec(path: &Path) -> String {
+pub fn only_spec(path: &Path) -> String {
     format!(
         "mkdir -p /etc/cdi /run/cdi; mount -t tmpfs none /etc/cdi; mount -t tmpfs none /run/cdi; cp '{}' /run/cdi/",
         path.display()
@@ -200,20 +200,24 @@ fn podman_in(cgroup: Cgroup, option: &str) {
     assert_gpu_1_alone(&Podman::shared().run_after(&only_spec(&path), cgroup, &arguments).ok());
 }
 
+/// A /dev with the nodes of this driver in it.
+pub fn nodes_at_dev(fake: &FakeDriver, dir: &Path) -> String {
+    format!(
+        "dev='{}'; mkdir $dev; mount -t tmpfs dev $dev; chmod 755 $dev; cd /dev; \
+         cp -a null zero full random urandom tty ptmx fd std* '{}'/dev/nvidia* $dev; \
+         mkdir $dev/pts $dev/shm $dev/mqueue; mount --rbind /dev/pts $dev/pts; mount --rbind $dev /dev; cd /",
+        dir.join("dev").display(),
+        fake.root.display()
+    )
+}
+
 /// A runtime cannot make nodes there, and mounts the host's of the same name: so they are at /dev here.
 fn podman_with_a_user_namespace() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     let fake = FakeDriver::shared();
     cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
-    let nodes = format!(
-        "dev='{}'; mkdir $dev; mount -t tmpfs dev $dev; chmod 755 $dev; cd /dev; \
-         cp -a null zero full random urandom tty ptmx fd std* '{}'/dev/nvidia* $dev; \
-         mkdir $dev/pts $dev/shm $dev/mqueue; mount --rbind /dev/pts $dev/pts; mount --rbind $dev /dev; cd /",
-        dir.path().join("dev").display(),
-        fake.root.display()
-    );
-    let before = format!("{}; {nodes}", only_spec(&path));
+    let before = format!("{}; {}", only_spec(&path), nodes_at_dev(fake, dir.path()));
     let arguments = ["--device=nvidia.com/gpu=1", "--uidmap=0:100000:65536", "--gidmap=0:100000:65536", IMAGE];
     let arguments = [&arguments[..], &["sh", "-euc", SEE]].concat();
     // A storage of its own, as other tests with user namespaces have it.

@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     ("cgroup::v2_many_rules_are_known_again", V2, v2_many_rules_are_known_again),
     ("cgroup::v2_nothing_attached_is_nothing_to_do", V2, v2_nothing_attached_is_nothing_to_do),
     ("cgroup::v2_the_scope_above_is_the_container_s_too", V2, v2_the_scope_above_is_the_container_s_too),
+    ("cgroup::v2_what_crun_gave_to_systemd_is_left_alone", V2, v2_what_crun_gave_to_systemd_is_left_alone),
     ("cgroup::v2_a_program_further_up_is_named", V2, v2_a_program_further_up_is_named),
     ("cgroup::v2_replace_wants_the_old_one", V2, v2_replace_wants_the_old_one),
     ("cgroup::v2_runc_container", RUNC, v2_runc_container),
@@ -286,6 +287,28 @@ fn v2_the_scope_above_is_the_container_s_too() {
     assert!(outcome.findings[0].what.contains("\"libpod-0a.scope\""), "{:?}", outcome.findings);
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
     assert_eq!(group.allow("0a", &[FIRST]), Outcome { access: Access::Present, findings: vec![] });
+}
+
+/// crun 1.23 and systemd: systemd attaches the pinned program again, so what is put in its place does not hold.
+fn v2_what_crun_gave_to_systemd_is_left_alone() {
+    if !in_v2_view("cgroup::v2_what_crun_gave_to_systemd_is_left_alone") {
+        return;
+    }
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "none", "/sys/fs/bpf"]).status().unwrap();
+    assert!(mounted.success());
+    fs::create_dir("/sys/fs/bpf/crun").unwrap();
+    let group = Group::new("/sys/fs/cgroup", "pinned", "libpod-0b.scope/container");
+    group.attach(1, BPF_F_ALLOW_MULTI, &only_null());
+    let before = group.attached(1);
+    fs::write("/sys/fs/bpf/crun/libpod-0b_scope", "").unwrap();
+    let outcome = group.allow("0b", &[FIRST]);
+    assert_eq!((outcome.access, outcome.findings.len()), (Access::NotOurs, 1));
+    for way in ["CDI", "precreate", "device plugin"] {
+        assert!(outcome.findings[0].fix.contains(way), "{:?}", outcome.findings);
+    }
+    assert_eq!((group.open(FIRST), group.attached(1)), (Denied, before));
+    fs::remove_file("/sys/fs/bpf/crun/libpod-0b_scope").unwrap();
+    assert_eq!(group.allow("0b", &[FIRST]).access, Access::Added, "the test can see a difference");
 }
 
 fn v2_a_program_further_up_is_named() {

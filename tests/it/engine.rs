@@ -30,6 +30,10 @@ impl Cgroup {
     }
 }
 
+fn shipped_hook(path: &str) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(crate::support::source(path)).unwrap()).unwrap()
+}
+
 /// Podman with storage, hooks and configuration of its own.
 pub struct Podman {
     pub dir: tempfile::TempDir,
@@ -79,11 +83,37 @@ impl Podman {
 
     /// The JSON file that we ship, with the tested binary and a config of the test's.
     pub fn install_hook(&self, config: &Path) {
-        let shipped = std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
-        let mut json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
+        self.install("hooks.d/oci-nvidia-hook.json", config);
+    }
+
+    /// The same with the one of Podman's own stage.
+    pub fn install_precreate(&self, config: &Path) {
+        self.install("packaging/podman/oci-nvidia-hook-precreate.json", config);
+    }
+
+    fn install(&self, shipped: &str, config: &Path) {
+        let mut json = shipped_hook(shipped);
+        let stage = json["stages"][0].clone();
+        self.write_hook(shipped, &mut json, config, &stage);
+    }
+
+    /// The same for a stage that we ship no file for.
+    pub fn install_stage(&self, stage: &str, config: &Path) {
+        let mut json = shipped_hook("hooks.d/oci-nvidia-hook.json");
+        json["stages"] = serde_json::json!([stage]);
+        self.write_hook("oci-nvidia-hook.json", &mut json, config, &stage.into());
+    }
+
+    fn write_hook(&self, name: &str, json: &mut serde_json::Value, config: &Path, stage: &serde_json::Value) {
         json["hook"]["path"] = HOOK.into();
-        json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", config, "prestart"]);
-        std::fs::write(self.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
+        json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", config, stage]);
+        let name = Path::new(name).file_name().unwrap();
+        std::fs::write(self.hooks.join(name), json.to_string()).unwrap();
+    }
+
+    /// Takes the hook's JSON file away again.
+    pub fn remove_hook(&self) {
+        std::fs::remove_file(self.hooks.join("oci-nvidia-hook.json")).unwrap();
     }
 
     /// The same hook as on the kernel of this test.
@@ -141,19 +171,35 @@ impl Podman {
 
     /// The same after this shell script, in the same mount namespace.
     pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
+        let mut words = vec!["run", "--rm", "--network=none", "--log-driver=none"];
+        if let Cgroup::V2 = cgroup {
+            words.push("--pids-limit=-1"); // there are no other controllers in it
+        }
+        let words: Vec<_> =
+            words.iter().chain(arguments).map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
+        self.shell(cgroup, &format!("{script}\nexec \"$@\" {}", words.join(" ")))
+    }
+
+    /// `podman run --rm ARGUMENTS` with this containers.conf alone, which says where hooks are.
+    pub fn run_with_conf(&self, conf: &Path, arguments: &[&str]) -> Ran {
         let mut words = self.base();
+        words.truncate(words.iter().position(|word| word == "--hooks-dir").unwrap());
         words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
+        run(Command::new(&words[0]).args(&words[1..]).args(arguments).env("CONTAINERS_CONF", conf))
+    }
+
+    /// A shell script in a mount namespace of its own, in which `"$@"` is podman.
+    pub fn shell(&self, cgroup: Cgroup, script: &str) -> Ran {
+        let mut words = self.base();
         match cgroup {
-            Cgroup::AsMounted => {}
-            // there are no other controllers in it
-            Cgroup::V2 => words.push("--pids-limit=-1".into()),
+            Cgroup::AsMounted | Cgroup::V2 => {}
             Cgroup::V1WithCrun => {
                 words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into())
             }
         }
-        let script = format!("{} {script}\nexec \"$@\"", cgroup.prepare());
+        let script = format!("{} {script}", cgroup.prepare());
         let mut unshare = Command::new("unshare");
-        unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words).args(arguments);
+        unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words);
         run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))
     }
 }

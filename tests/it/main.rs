@@ -35,6 +35,7 @@ mod live;
 mod packaging;
 mod podman;
 mod podman_shapes;
+mod precreate;
 mod shapes;
 mod soak;
 mod support;
@@ -67,6 +68,7 @@ const ALL: &[&[Test]] = &[
     packaging::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
+    precreate::TESTS,
     shapes::TESTS,
     soak::TESTS,
     systemd::TESTS,

@@ -10,6 +10,7 @@ pub const TESTS: &[Test] = &[
     ("packaging::systemd_takes_the_units", &[Need::Program("systemd-analyze")], systemd_takes_the_units),
     ("packaging::the_service_refreshes", &[Need::Root, Need::Program("cc")], the_service_refreshes),
     ("packaging::udev_rules_start_a_unit_that_is_there", &[], udev_rules_start_a_unit_that_is_there),
+    ("packaging::cri_o_never_sees_the_precreate_stage", &[], cri_o_never_sees_the_precreate_stage),
 ];
 
 fn systemd_takes_the_units() {
@@ -62,4 +63,26 @@ fn udev_rules_start_a_unit_that_is_there() {
         let keys = line.split(", ").filter(|part| part.contains("==")).count();
         assert!(keys >= 3 && line.starts_with("ACTION=="), "{line}");
     }
+}
+
+/// It refuses to start on a stage that it does not know, in any file of the directories that it shares with Podman.
+fn cri_o_never_sees_the_precreate_stage() {
+    let json = |path: &str| -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(source(path)).unwrap()).unwrap()
+    };
+    let hook = json("packaging/podman/oci-nvidia-hook-precreate.json");
+    assert_eq!(hook["stages"], serde_json::json!(["precreate"]));
+    assert_eq!(hook["hook"]["args"], serde_json::json!(["oci-nvidia-hook", "precreate"]));
+    assert!(hook["hook"]["env"].as_array().is_some_and(|env| !env.is_empty()), "CVE-2025-23266");
+    let shared = std::fs::read_dir(source("hooks.d")).unwrap().flatten();
+    for file in shared {
+        // The same name in both directories would be one hook: the later directory hides the other's.
+        assert_ne!(file.file_name(), "oci-nvidia-hook-precreate.json");
+        let hook = json(&format!("hooks.d/{}", file.file_name().display()));
+        assert!(!hook["stages"].to_string().contains("precreate"), "{file:?}");
+    }
+    let conf = std::fs::read_to_string(source("packaging/podman/50-oci-nvidia-hook.conf")).unwrap();
+    let lines: Vec<_> = conf.lines().filter(|line| !line.starts_with('#')).map(str::trim).collect();
+    let dirs = ["\"/usr/share/containers/oci/hooks.d\",", "\"/usr/share/containers/oci/hooks.podman.d\","];
+    assert_eq!(lines, ["[engine]", "hooks_dir = [", dirs[0], dirs[1], "]"], "Podman's own directory first");
 }

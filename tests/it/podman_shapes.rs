@@ -167,19 +167,7 @@ impl User {
         let image = Image::new(self.dir.path(), &["--layout", "debian"]);
         assert!(image.rootfs.ends_with("image"));
         std::fs::create_dir(self.path("hooks.d")).unwrap();
-        let shipped = std::fs::read_to_string(source("hooks.d/oci-nvidia-hook.json")).unwrap();
-        let mut json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
-        // What the user may run lies here; on an old kernel, the wrapper is what is run.
-        let mut words = kernels::hook();
-        *words.last_mut().unwrap() = self.path("hook");
-        if words.len() > 1 {
-            std::fs::copy(&words[0], self.path("wrapper")).unwrap();
-            words[0] = self.path("wrapper");
-        }
-        json["hook"]["path"] = words[0].clone().into();
-        words.extend(["--config".to_owned(), self.path("config.toml"), "prestart".to_owned()]);
-        json["hook"]["args"] = words.into();
-        std::fs::write(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string()).unwrap();
+        self.install_hook("hooks.d/oci-nvidia-hook.json");
         // What an administrator writes for root's containers.
         let config = format!(
             "[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\nno-cgroups = false\n",
@@ -189,6 +177,24 @@ impl User {
         let conf = "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n";
         std::fs::write(self.path("containers.conf"), conf).unwrap();
         sh(&format!("install -d -o {0} -m 0700 '{1}'", self.name, self.path("run"))).ok();
+    }
+
+    /// A JSON file that we ship, as the only one.
+    fn install_hook(&self, shipped: &str) {
+        let text = std::fs::read_to_string(source(shipped)).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let stage = json["stages"][0].as_str().unwrap().to_owned();
+        // What the user may run lies here; on an old kernel, the wrapper is what is run.
+        let mut words = kernels::hook();
+        *words.last_mut().unwrap() = self.path("hook");
+        if words.len() > 1 {
+            std::fs::copy(&words[0], self.path("wrapper")).unwrap();
+            words[0] = self.path("wrapper");
+        }
+        json["hook"]["path"] = words[0].clone().into();
+        words.extend(["--config".to_owned(), self.path("config.toml"), stage]);
+        json["hook"]["args"] = words.into();
+        std::fs::write(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string()).unwrap();
     }
 
     /// `podman ARGUMENTS` as this user, as after a login.
@@ -222,14 +228,20 @@ fn rootless() {
     let image = user.path("image");
     user.podman(&format!("import - {IMAGE} <\"$(tar -C '{image}' -cf '{image}.tar' . && echo '{image}.tar')\"")).ok();
     let users = ["--userns=keep-id", "--userns=nomap", "--userns=auto", "--user 1000:1000"];
-    let shapes = SHAPES.iter().map(|shape| shape.join(" ")).chain(users.map(str::to_owned));
-    for shape in shapes {
+    let all = SHAPES.iter().map(|shape| shape.join(" ")).chain(users.map(str::to_owned));
+    // At precreate the runtime mounts the nodes: no user can make any.
+    let at_precreate = ["", "--read-only", "--privileged", "--cap-drop=all"].into_iter().chain(users);
+    let shapes = all.map(|shape| ("hooks.d/oci-nvidia-hook.json", shape));
+    let precreate = "packaging/podman/oci-nvidia-hook-precreate.json";
+    for (hook, shape) in shapes.chain(at_precreate.map(|shape| (precreate, shape.to_owned()))) {
+        user.install_hook(hook);
         // A user's podman cannot bind what it may not read below "/", and /dev has a pts of another user namespace.
         let arguments = format!(
             "run --rm --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=1 {shape} {IMAGE} sh -euc '{WORKS}'"
         );
-        assert_works(user.podman(&arguments), &[&shape]);
+        assert_works(user.podman(&arguments), &[hook, &shape]);
     }
+    user.install_hook("hooks.d/oci-nvidia-hook.json");
     // The error of a user who may not open the devices says which group is missing.
     sh(&format!("chmod 0600 '{}'/dev/nvidia*", user.path("driver"))).ok();
     let ran = user.podman(&format!("run --rm --network=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true"));

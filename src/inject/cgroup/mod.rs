@@ -47,6 +47,8 @@ pub enum Access {
     Present,
     /// We opened the filter.
     Added,
+    /// The filter is another's, who would put it back: nothing was tried.
+    NotOurs,
 }
 
 /// The result of [`allow`].
@@ -82,17 +84,34 @@ pub fn allow(pid: Pid, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
     .context("cannot give the container access to its devices")
 }
 
+/// Moves this process to where `pid` is, so that the same devices can be opened.
+///
+/// Must run in the cgroup namespace of that process (cgroup_namespaces(7)).
+pub fn join(pid: Pid) -> Result<()> {
+    let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
+    let path = match locate(&read("/proc/self/mountinfo")?, &cgroup)? {
+        DeviceCgroup::None => return Ok(()),
+        DeviceCgroup::V1(path) | DeviceCgroup::V2 { path, .. } => path.as_path().join("cgroup.procs"),
+    };
+    // 0 is whoever writes it, whatever its number is in this pid namespace; see cgroups(7).
+    std::fs::write(&path, "0").with_context(|| format!("cannot write {path:?}"))
+}
+
 /// Bytes that are no UTF-8 can only be in lines about other things: engines name cgroups in ASCII.
 fn read(path: &str) -> Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {path:?}"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// The ways by which a container's devices are in its config.json: there whoever applies its rules again applies ours.
+const LISTED_HINT: &str =
+    "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
+
 /// systemd gives its units back the rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
     let why = why.map(|error| format!(": {}", crate::error::render(error))).unwrap_or_default();
     Finding {
-        fix: "have the engine list the devices in config.json (CDI, or podman's precreate stage)".into(),
+        fix: LISTED_HINT.into(),
         ..Finding::note(
             "ONH-305",
             format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back{why}"),

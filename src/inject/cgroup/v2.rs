@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 
 use super::program::{UNBLIND_HINT, extend};
-use super::{Access, DeviceRule, Outcome, systemd, systemd_finding};
+use super::{Access, DeviceRule, LISTED_HINT, Outcome, systemd, systemd_finding};
 use crate::error::{Failure, failure};
 use crate::finding::Finding;
 use crate::paths::HostPath;
@@ -22,8 +22,12 @@ const NAME: &str = "onh_devices";
 ///
 /// systemd and the runtime can change programs under our hands (a daemon-reload); what was read is then read again.
 pub(super) fn allow(mount: &HostPath, path: &HostPath, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+    let own = own_cgroups(mount.as_path(), path.as_path(), id);
+    if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount.as_path(), cgroup)) {
+        return Ok(Outcome { access: Access::NotOurs, findings: vec![systemds_finding(unit)] });
+    }
     // First: it exchanges its own program, which has to be read after that.
-    let unit = unit(&own_cgroups(mount.as_path(), path.as_path(), id), id);
+    let unit = unit(&own, id);
     let told = unit.as_deref().map(|unit| systemd::allow(unit, rules));
     let mut outcome = extend_programs(mount, path, id, rules)?;
     if let (Some(unit), Some(Err(error))) = (unit, told) {
@@ -110,6 +114,31 @@ fn carries_id(name: &str, id: &str) -> bool {
     name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
 }
 
+/// Where crun since 1.23 keeps the programs that it has systemd attach (`BPFProgram=` in systemd.resource-control(5)). What
+/// is put in their place is gone when systemd attaches them again, and it does so whenever the unit changes.
+const CRUN_PINS: &str = "/sys/fs/bpf/crun";
+
+fn is_systemds(mount: &Path, cgroup: &Path) -> bool {
+    pins(mount, cgroup).iter().any(|pin| rustix::fs::lstat(pin).is_ok())
+}
+
+/// By the unit's name, or by its path: crun's versions differ. bpffs takes no dots (bpf(2)).
+fn pins(mount: &Path, cgroup: &Path) -> Vec<PathBuf> {
+    let is_unit = cgroup.extension().is_some_and(|kind| kind == "scope");
+    let names = [cgroup.file_name().map(Path::new), cgroup.strip_prefix(mount).ok()];
+    let names = names.into_iter().flatten().filter(|_| is_unit).filter_map(Path::to_str);
+    names.map(|name| Path::new(CRUN_PINS).join(name.replace('.', "_"))).collect()
+}
+
+fn systemds_finding(unit: &Path) -> Finding {
+    Finding::warning(
+        "ONH-310",
+        format!("crun has given the device program of {:?} to systemd", unit.file_name().unwrap_or_default()),
+        "programs in the container cannot open the GPUs: what a hook adds to it, systemd takes back",
+        LISTED_HINT,
+    )
+}
+
 struct Cgroup {
     path: PathBuf,
     dir: File,
@@ -150,10 +179,8 @@ impl Rewrite<'_> {
                 Ok(bpf::detach(dir, self.old.as_fd())?)
             }
             // held by a bpf_link, which only its owner may point at another program; or just gone
-            Err(Errno::ENOENT) => Err(anyhow::Error::new(Errno::ENOENT).context(Failure::new(
-                "it is attached by a link of another program",
-                "have the engine list the devices in config.json (CDI, or podman's precreate stage)",
-            ))),
+            Err(Errno::ENOENT) => Err(anyhow::Error::new(Errno::ENOENT)
+                .context(Failure::new("it is attached by a link of another program", LISTED_HINT))),
             other => Ok(other?),
         }
     }
@@ -163,10 +190,7 @@ fn read_program(id: u32) -> Result<(OwnedFd, Vec<Insn>)> {
     let fd = bpf::prog_by_id(id).context("cannot open it")?;
     let info = bpf::prog_info(fd.as_fd()).context("cannot read it")?;
     if info.maps > 0 {
-        return Err(failure(
-            format!("its program {:?} uses maps", info.name),
-            "have the engine list the devices in config.json (CDI, or podman's precreate stage)",
-        ));
+        return Err(failure(format!("its program {:?} uses maps", info.name), LISTED_HINT));
     }
     let insns = info.insns.ok_or_else(|| failure("the kernel withholds its instructions", UNBLIND_HINT))?;
     Ok((fd, insns))
@@ -198,6 +222,15 @@ fn foreign_finding(path: &Path) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn crun_pins_programs_of_scopes() {
+        let pins = |cgroup| pins(Path::new("/sys/fs/cgroup"), Path::new(cgroup));
+        let found = pins("/sys/fs/cgroup/machine.slice/libpod-0a.scope");
+        let expected = ["/sys/fs/bpf/crun/libpod-0a_scope", "/sys/fs/bpf/crun/machine_slice/libpod-0a_scope"];
+        assert_eq!(found, expected.map(PathBuf::from));
+        assert!(pins("/sys/fs/cgroup/libpod_parent/libpod-0a").is_empty(), "no unit of systemd's");
+    }
 
     #[test]
     fn own_cgroups_end_where_the_id_is() {

@@ -22,7 +22,7 @@ pub fn run(data: &[u8]) {
             assert!(below.relative().starts_with(path.relative()) && below != path, "{below} is not below {path}");
         }
     }
-    let mount = Mount { source: "/dev/null".into(), destination: dir.into() };
+    let mount = Mount { source: "/dev/null".into(), destination: dir.into(), ..Mount::default() };
     match mounts::parse(&[mount], true) {
         Ok(request) => {
             for name in request.devices.iter().chain(&request.imex) {

@@ -1,0 +1,74 @@
+//! `precreate`, Podman's own stage: config.json on stdin, and on stdout as the runtime shall see it. The runtime then gives
+//! the devices, and gives them again whenever it applies its rules again.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use super::{Options, cdi, hook, output};
+use crate::config::Config;
+use crate::edits::Edits;
+use crate::host::Host;
+use crate::inject::container::Container;
+use crate::log::Log;
+use crate::lower;
+use crate::lower::cdi::HostFacts;
+use crate::lower::oci::{Additions, OciFacts};
+use crate::lower::rootfs::RootfsEdits;
+use crate::oci::{self, SpecView};
+use crate::request::{Capability, GpuRequest};
+use crate::sys::in_root::working_directory;
+use crate::sys::ns;
+
+/// Prints the config.json of the container; nothing and 1 if it must not start. Podman does not show what is said here.
+#[must_use]
+pub fn run(options: &Options) -> ExitCode {
+    let mut log = Log::default();
+    let edited = edit(options, &mut log);
+    edited.map_or_else(
+        |error| {
+            log.error(&error);
+            ExitCode::FAILURE
+        },
+        |bytes| output::write(&bytes),
+    )
+}
+
+/// The bytes that were read, where there is nothing to do.
+fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
+    let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
+    let parse = || oci::spec_view::parse(&bytes, &working_directory()?);
+    let spec = parse().context("cannot read the container's spec on stdin")?;
+    *log = Log::of(&spec.rootfs.display().to_string());
+    let Some((request, config)) = hook::read_request(&spec, options.config.as_deref(), log)? else { return Ok(bytes) };
+    let (host, edits) = hook::look(&request, &config, log)?;
+    let facts = host_facts(&spec, &host, &edits, options, log)?;
+    let more = RootfsEdits { cuda_compat: cuda_compat(&host, &request, &config), ..RootfsEdits::default() };
+    let lowered = lower::cdi::lower(&edits, &facts, more).sort();
+    let text = std::str::from_utf8(&bytes).context("the container's spec on stdin is not UTF-8")?;
+    let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
+    let edited = Additions::of(&lowered, &spec, facts)?.apply(text)?;
+    log.note(&format!("config.json has {} now", hook::in_words(&edits, &host, &request)));
+    Ok(edited.into_bytes())
+}
+
+/// Of the image we look at names only: its rootfs is mounted, and nobody is in it.
+fn host_facts(spec: &SpecView, host: &Host, edits: &Edits, options: &Options, log: &mut Log) -> Result<HostFacts> {
+    let image = Container::facts_of(&spec.rootfs);
+    image.finding().iter().for_each(|finding| log.finding(finding));
+    Ok(HostFacts {
+        driver_root: host.driver().path(),
+        proc_dir: host.proc_dir(),
+        program: cdi::program(&options.cdi)?,
+        nodes: cdi::nodes(std::iter::once(edits)),
+        additional_gids: true,
+        image: Some(image),
+    })
+}
+
+/// The versions with which an image's newer libcuda may be used.
+fn cuda_compat(host: &Host, request: &GpuRequest, config: &Config) -> Option<(String, String)> {
+    let wanted = config.cuda_compat && request.capabilities.has(Capability::Compute);
+    let inventory = &host.inventory;
+    wanted.then(|| (inventory.driver_version.clone(), inventory.cuda_version.clone()))
+}

@@ -1,0 +1,173 @@
+//! Container edits → additions to config.json: what an engine makes of the edits of a CDI spec, for one container. Pure.
+//!
+//! Nothing is taken out and nothing is changed: what the container has already is left alone.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::rootfs::RootfsEdits;
+use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+use crate::error::failure;
+use crate::inject::cgroup::{DeviceRule, already_allowed};
+use crate::oci::SpecView;
+use crate::oci::insertion::append;
+use crate::oci::spec_view::IdMapping;
+
+/// What has to be known beside config.json.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OciFacts {
+    /// Whether we, and so the runtime, are in a user namespace (rootless Podman)
+    pub in_user_namespace: bool,
+}
+
+/// What ids are seen as that a user namespace does not map: `/proc/sys/kernel/overflowgid` unless somebody changed it.
+const OVERFLOW_GID: u32 = 65534;
+
+/// A bind mount of a device node: it must not be `nodev`.
+const NODE_OPTIONS: [&str; 4] = ["nosuid", "noexec", "rbind", "rprivate"];
+
+/// What is added to config.json, by the array that it goes to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Additions {
+    /// `linux.devices`
+    pub devices: Vec<Value>,
+    /// `linux.resources.devices`
+    pub device_rules: Vec<Value>,
+    /// `process.user.additionalGids`
+    pub additional_gids: Vec<Value>,
+    /// `mounts`
+    pub mounts: Vec<Value>,
+    /// `hooks.createContainer`
+    pub hooks: Vec<Value>,
+}
+
+impl Additions {
+    /// What of these edits the container does not have yet.
+    ///
+    /// # Errors
+    /// If config.json has another device in the place of one of ours.
+    pub fn of(edits: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Result<Self> {
+        let mut additions = Self::default();
+        for node in &edits.device_nodes {
+            additions.device(node, spec, facts)?;
+        }
+        additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
+        let gids: BTreeSet<u32> =
+            edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts)).collect();
+        additions
+            .additional_gids
+            .extend(gids.into_iter().filter(|gid| !spec.additional_gids.contains(gid)).map(Value::from));
+        additions.hooks.extend(edits.hooks.iter().filter(|hook| !has_hook(spec, hook)).map(entry));
+        Ok(additions)
+    }
+
+    /// A node, and the rule that follows from it.
+    fn device(&mut self, node: &DeviceNode, spec: &SpecView, facts: OciFacts) -> Result<()> {
+        let (Some(major), Some(minor)) = (number(node.major), number(node.minor)) else { return Ok(()) };
+        let path = Path::new(&node.path);
+        let rule = DeviceRule { major, minor };
+        // In a user namespace nothing filters devices, and nobody may say what a filter has to be.
+        if !facts.in_user_namespace && !already_allowed(&spec.device_rules, rule) {
+            self.device_rules.push(json!({
+                "allow": true, "type": "c", "major": major, "minor": minor,
+                "access": node.permissions.as_deref().unwrap_or("rw"),
+            }));
+        }
+        if let Some(present) = spec.devices.iter().find(|device| device.path == path) {
+            if (present.major, present.minor) == (node.major, node.minor) {
+                return Ok(());
+            }
+            return Err(failure(
+                format!("config.json has another device at {path:?}"),
+                format!("start the container without that \"--device\" option for {path:?}"),
+            ));
+        }
+        if has_mount(spec, &node.path) {
+            return Ok(());
+        }
+        // mknod(2) is refused in a user namespace, and in a directory of the host's it would make a node of the host's.
+        if facts.in_user_namespace || spec.user_namespace || lies_in_bind(spec, path) {
+            let source = node.host_path.as_ref().unwrap_or(&node.path);
+            self.mounts.push(mount(source, &node.path, &NODE_OPTIONS));
+            return Ok(());
+        }
+        let mut device = json!({
+            "path": node.path, "type": "c", "major": major, "minor": minor,
+            "uid": node.uid.unwrap_or_default(), "gid": node.gid.unwrap_or_default(),
+        });
+        if let (Some(mode), Some(fields)) = (node.file_mode, device.as_object_mut()) {
+            fields.insert("fileMode".to_owned(), (mode & 0o777).into());
+        }
+        self.devices.push(device);
+        Ok(())
+    }
+
+    /// The text of config.json with these in it; every byte of it is kept but for null in the place of an array.
+    ///
+    /// # Errors
+    /// If it is no config.json.
+    pub fn apply(&self, config: &str) -> Result<String> {
+        let arrays: [(&[&str], &[Value]); 5] = [
+            (&["process", "user", "additionalGids"], &self.additional_gids),
+            (&["mounts"], &self.mounts),
+            (&["hooks", "createContainer"], &self.hooks),
+            (&["linux", "devices"], &self.devices),
+            (&["linux", "resources", "devices"], &self.device_rules),
+        ];
+        arrays.iter().try_fold(config.to_owned(), |text, (path, items)| append(&text, path, items))
+    }
+}
+
+fn number(number: Option<i64>) -> Option<u32> {
+    u32::try_from(number?).ok()
+}
+
+fn bind(edit: &Mount) -> Value {
+    let options: Vec<_> = edit.options.iter().map(String::as_str).collect();
+    mount(&edit.host_path, &edit.container_path, &options)
+}
+
+fn mount(source: &str, destination: &str, options: &[&str]) -> Value {
+    json!({"destination": destination, "type": "bind", "source": source, "options": options})
+}
+
+fn entry(hook: &Hook) -> Value {
+    json!({"path": hook.path, "args": hook.args, "env": hook.env})
+}
+
+fn has_mount(spec: &SpecView, destination: &str) -> bool {
+    spec.mounts.iter().any(|mount| mount.destination == Path::new(destination))
+}
+
+/// Whether the mount that this path lies in shows a place of the host's: the deepest one, and the last of those.
+fn lies_in_bind(spec: &SpecView, path: &Path) -> bool {
+    let above = spec.mounts.iter().filter(|mount| path.starts_with(&mount.destination));
+    above.max_by_key(|mount| mount.destination.components().count()).is_some_and(|mount| mount.is_bind())
+}
+
+/// Several entries of ours would do the same thing more than once.
+fn has_hook(spec: &SpecView, hook: &Hook) -> bool {
+    let Some(ours) = RootfsEdits::of_entry(&hook.args) else { return false };
+    spec.hooks.iter().any(|present| RootfsEdits::of_entry(&present.args).as_ref() == Some(&ours))
+}
+
+/// A group of the host's by its number in the container; none if it has none there.
+fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u32> {
+    if facts.in_user_namespace && gid == OVERFLOW_GID {
+        return None;
+    }
+    if spec.user_namespace { map(&spec.gid_mappings, gid) } else { Some(gid) }
+}
+
+fn map(mappings: &[IdMapping], id: u32) -> Option<u32> {
+    mappings.iter().find_map(|mapping| {
+        let offset = id.checked_sub(mapping.host_id).filter(|offset| *offset < mapping.size)?;
+        mapping.container_id.checked_add(offset)
+    })
+}
+
+#[cfg(test)]
+mod tests;

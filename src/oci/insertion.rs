@@ -1,0 +1,182 @@
+//! Adding to the arrays of a JSON text. Whatever else is in it stays as it is, to the byte: the order of keys, spaces, numbers
+//! that no Rust type holds, fields that nobody knows yet.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, de};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// The text with `items` at the end of the array at `path`, which is made where it is missing or null, as the engines'
+/// own decoders understand that.
+///
+/// # Errors
+/// If the text is no JSON, or something else than objects and an array is on the way.
+pub fn append(json: &str, path: &[&str], items: &[Value]) -> Result<String> {
+    if items.is_empty() {
+        return Ok(json.to_owned());
+    }
+    let items = items.iter().map(Value::to_string).collect::<Vec<_>>().join(",");
+    insert(json, path, &items).with_context(|| format!("cannot add to {:?}", path.join(".")))
+}
+
+fn insert(json: &str, path: &[&str], items: &str) -> Result<String> {
+    let mut at = super::first_json_value::<&RawValue>(json.as_bytes())?.get();
+    let mut rest = path;
+    loop {
+        if at == "null" {
+            return splice(json, at, &nested(rest, items));
+        }
+        let Some((key, below)) = rest.split_first() else {
+            if !at.starts_with('[') {
+                bail!("it is no array");
+            }
+            return splice(json, at, &at_end(at, items)?);
+        };
+        // The last of equal keys is the one that decoders keep.
+        let Members(members) = serde_json::from_str(at)?;
+        match members.into_iter().rfind(|(name, _)| name == key) {
+            Some((_, value)) => at = value.get(),
+            None => {
+                let member = format!("{}:{}", Value::from(*key), nested(below, items));
+                return splice(json, at, &at_end(at, &member)?);
+            }
+        }
+        rest = below;
+    }
+}
+
+/// An array with these items, at this path below where it is put.
+fn nested(path: &[&str], items: &str) -> String {
+    path.iter().rfold(format!("[{items}]"), |value, key| format!("{{{}:{value}}}", Value::from(*key)))
+}
+
+/// An array or object with more in it.
+fn at_end(text: &str, more: &str) -> Result<String> {
+    let close = text.len().saturating_sub(1);
+    let (open, close) = text.split_at_checked(close).context("it is empty")?;
+    let kept = open.trim_end();
+    let spaces = open.get(kept.len()..).unwrap_or_default();
+    let comma = if kept.len() == 1 { "" } else { "," };
+    Ok(format!("{kept}{comma}{more}{spaces}{close}"))
+}
+
+/// `json` with `new` instead of `old`, which is a part of it.
+fn splice(json: &str, old: &str, new: &str) -> Result<String> {
+    let start = old.as_ptr().addr().checked_sub(json.as_ptr().addr());
+    let parts = start.and_then(|start| Some((json.get(..start)?, json.get(start.checked_add(old.len())?..)?)));
+    let (before, after) = parts.context("its text was copied")?;
+    Ok(format!("{before}{new}{after}"))
+}
+
+/// The members of an object, in order.
+struct Members<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(InOrder).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_rest_of_the_text_stays() {
+        let items = [json!(1), json!({"x": "y"})];
+        for (text, path, expected) in [
+            ("{}", &["a"][..], r#"{"a":[1,{"x":"y"}]}"#),
+            ("{}", &["a", "b"], r#"{"a":{"b":[1,{"x":"y"}]}}"#),
+            (" { \"z\" : 1e400 }\n", &["a"], " { \"z\" : 1e400,\"a\":[1,{\"x\":\"y\"}] }\n"),
+            (r#"{"a":[]}"#, &["a"], r#"{"a":[1,{"x":"y"}]}"#),
+            (r#"{"a":null,"b":18446744073709551616}"#, &["a"], r#"{"a":[1,{"x":"y"}],"b":18446744073709551616}"#),
+            (r#"{"a":null}"#, &["a", "b"], r#"{"a":{"b":[1,{"x":"y"}]}}"#),
+            ("{\"b\":{\"a\": [ 0.10\n ],\"c\":1}}", &["b", "a"], "{\"b\":{\"a\": [ 0.10,1,{\"x\":\"y\"}\n ],\"c\":1}}"),
+            (r#"{"\u0061":[0]}"#, &["a"], r#"{"\u0061":[0,1,{"x":"y"}]}"#),
+            (r#"{"a":[0],"a":[2]} rest"#, &["a"], r#"{"a":[0],"a":[2,1,{"x":"y"}]} rest"#),
+        ] {
+            assert_eq!(append(text, path, &items).unwrap(), expected, "{text}");
+            assert_eq!(append(text, path, &[]).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_array_is_named() {
+        for (text, path, says) in [
+            ("", &["a"][..], "cannot add to \"a\": it is empty"),
+            ("{", &["a"], "EOF"),
+            ("[1", &[], "EOF"),
+            (r#"{"a":{}}"#, &["a"], "it is no array"),
+            (r#"{"a":"x"}"#, &["a"], "it is no array"),
+            (r#"{"a":[]}"#, &["a", "b"], "cannot add to \"a.b\": invalid type"),
+            (r#"{"a":3}"#, &["a", "b"], "expected an object"),
+        ] {
+            let text = crate::error::render(&append(text, path, &[json!(1)]).unwrap_err());
+            assert!(text.contains(says), "{text}");
+        }
+    }
+
+    /// Values as texts, with numbers that lose something in any Rust type.
+    fn any_json() -> impl Strategy<Value = String> {
+        let number = prop_oneof![
+            "-?[1-9][0-9]{0,30}",
+            "-?[0-9]\\.[0-9]{1,25}(e[+-]?[0-9]{1,4})?",
+            Just("0".to_owned()),
+            Just("1E+400".to_owned()),
+        ];
+        let text = prop_oneof!["\"[a-c ]{0,4}\"", Just(r#""\u00e9\ud83d\ude00\/""#.to_owned())];
+        let leaf = prop_oneof![number, text, Just("null".to_owned()), Just("true".to_owned())];
+        leaf.prop_recursive(4, 40, 5, |inner| {
+            let members = prop::collection::btree_map("[a-c]", inner.clone(), 0..4);
+            let object = members.prop_map(|members| {
+                let members: Vec<_> = members.iter().map(|(key, value)| format!("\"{key}\" : {value}")).collect();
+                format!("{{{}\n}}", members.join(" ,"))
+            });
+            let array = prop::collection::vec(inner, 0..4).prop_map(|items| format!("[{}\t]", items.join(", ")));
+            prop_oneof![object, array]
+        })
+    }
+
+    proptest! {
+        /// What was put in is one piece: without it, the text is the one that was there.
+        #[test]
+        fn one_piece_is_put_in(json in any_json(), path in prop::collection::vec("[a-c]", 0..4)) {
+            let path: Vec<_> = path.iter().map(String::as_str).collect();
+            if let Ok(longer) = append(&json, &path, &[json!("new")]) {
+                serde_json::from_str::<&RawValue>(&longer).unwrap();
+                prop_assert!(longer.contains("\"new\""));
+                let start = longer.bytes().zip(json.bytes()).take_while(|(a, b)| a == b).count();
+                let end = longer.bytes().rev().zip(json.bytes().rev()).take_while(|(a, b)| a == b).count();
+                let null_is_gone = json.len().saturating_sub(start + end) <= "null".len();
+                prop_assert!(start + end >= json.len() || null_is_gone, "{json}\n{longer}");
+                if start + end < json.len() {
+                    prop_assert!(json[start..].starts_with("null"), "{json}\n{longer}");
+                }
+                let twice = append(&longer, &path, &[json!("new")]).unwrap();
+                prop_assert!(twice.len() == longer.len() + ",\"new\"".len(), "now it is an array with one item at least");
+            }
+        }
+    }
+}
