@@ -17,6 +17,7 @@ demo:
 test: lint
 	@tests/install-tools
 	$(CARGO) test --locked
+	@tests/as-plain-user
 
 lint:
 	$(CARGO) fmt --check

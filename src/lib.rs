@@ -11,6 +11,7 @@
 //! NVML child + /proc ─▶ Inventory ──────────────┴▶ edits::build ── Edits + Findings      pure
 //!                                                                    │
 //!                                                  lower::live ─▶ Vec<Step>              pure
+//!                                                  lower::cdi ─▶ cdi::Spec, a file       for engines
 //!                                                                    │
 //!                            inject: prepare ─▶ enter ─▶ apply       ▼                   effects
 //! ```
@@ -20,6 +21,7 @@
 //! | [`oci`], [`request`], [`config`] | what the engine, the container and the administrator say |
 //! | [`driver`], [`inventory`], [`nvml`], [`host`] | what the host has |
 //! | [`edits`], [`lower`] | what the container gets |
+//! | [`cdi`] | the same as devices that engines know by name |
 //! | [`inject`], [`sys`] | doing it |
 //! | [`cli`], [`log`], [`error`], [`finding`], [`paths`] | around it |
 

@@ -106,6 +106,21 @@ fn known(file: Option<&SpecFile>, now: &Now<'_>) -> Option<(String, String)> {
     Some((format!("it is not known whether {unsure} reads cdiVersion {version}"), String::new()))
 }
 
+/// A file because of which engines do not take the devices of `ours`: one that is more important, or as important.
+#[must_use]
+pub fn in_the_way(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
+    let spec = files.get(ours)?.spec.as_ref().ok()?;
+    let found = registry::resolve(files);
+    let names = spec.devices.iter().map(|device| format!("{}={}", spec.kind, device.name));
+    let others = names.filter_map(|name| match found.get(&name)? {
+        Found::In(other) if *other == ours => None,
+        Found::In(other) => Some(*other),
+        Found::Conflict(a, b) if *a == ours => Some(*b),
+        Found::Conflict(a, _) => Some(*a),
+    });
+    files.get(others.min()?)
+}
+
 /// For a name that nobody has: the reason, with what there is.
 #[must_use]
 pub fn unknown(name: &str, known: &[Verdict]) -> Verdict {
@@ -178,6 +193,25 @@ mod tests {
         let hidden = SpecFile { for_everybody: false, ..one() };
         assert_eq!(judged(&[hidden], &[], &[])[0], (true, "rootless Podman cannot read the file".to_owned()));
         assert!(judged(&[file("/x", 0, "0.6.0")], &[podman((4, 9))], &[])[0].1.starts_with("it is not known"));
+    }
+
+    #[test]
+    fn what_is_in_the_way() {
+        let files = |priorities: &[usize]| -> Vec<_> {
+            priorities.iter().map(|priority| file("/x.yaml", *priority, "0.5.0")).collect()
+        };
+        for (priorities, ours, other) in [
+            (&[0, 1][..], 1, None),
+            (&[0, 1], 0, Some(1)),
+            (&[1, 1], 0, Some(1)),
+            (&[1, 1], 1, Some(0)),
+            // a conflict of others stays one
+            (&[0, 0, 1], 2, Some(0)),
+        ] {
+            let files = files(priorities);
+            let found = in_the_way(&files, ours).map(std::ptr::from_ref);
+            assert_eq!(found, other.map(|other: usize| std::ptr::from_ref(&files[other])), "{priorities:?} {ours}");
+        }
     }
 
     #[test]

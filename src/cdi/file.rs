@@ -11,8 +11,6 @@ use super::spec::Spec;
 use super::{decode, yaml};
 use crate::error::Failure;
 
-/// Where engines look for specs, the least important first.
-pub const SPEC_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// NVIDIA's name for it: a spec of nvidia-ctk is replaced, where one of another name would be in conflict with it.
 pub const DEFAULT_NAME: &str = "nvidia";
 

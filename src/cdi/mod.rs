@@ -3,6 +3,7 @@
 
 pub mod check;
 pub mod decode;
+pub mod dirs;
 pub mod engine;
 pub mod file;
 pub mod generate;

@@ -100,7 +100,8 @@ pub fn takes(verb: Verb, option: &str) -> bool {
     let writes =
         ["output", "format", "name-strategy", "vendor", "class", "additional-gids", "no-additional-gids", "hook-path"];
     match verb {
-        Verb::Generate | Verb::Refresh => writes.contains(&option),
+        Verb::Generate => writes.contains(&option) || option == "spec-dir",
+        Verb::Refresh => writes.contains(&option),
         Verb::List | Verb::Check => option == "spec-dir",
     }
 }
@@ -195,7 +196,12 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
     }
     let text = format.print(&spec)?;
     match path {
-        Some(path) => file::write(&path, &text).map(|()| ExitCode::SUCCESS),
+        Some(path) => {
+            file::write(&path, &text)?;
+            let mut log = Log::default();
+            cdi_check::doubts(&path, options).iter().for_each(|doubt| log.finding(doubt));
+            Ok(ExitCode::SUCCESS)
+        }
         None => Ok(output::print(&text)),
     }
 }

@@ -1,6 +1,8 @@
 //! `cdi list` and `cdi check`: the devices of all specs, and whether engines can use them.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,18 +11,37 @@ use serde_json::json;
 
 use super::{Options, info, output};
 use crate::cdi::check::{self, Now, Verdict};
+use crate::cdi::dirs;
 use crate::cdi::engine::{self, Engine, Kind};
-use crate::cdi::file::SPEC_DIRS;
 use crate::cdi::registry::{self, Found, SpecFile};
 use crate::cdi::stamp::Stamp;
 use crate::error::one_line;
+use crate::finding::Finding;
 use crate::sys::process;
 
-fn spec_dirs(options: &Options) -> Vec<PathBuf> {
-    match options.cdi.spec_dirs.as_slice() {
-        [] => SPEC_DIRS.map(PathBuf::from).into(),
-        dirs => dirs.to_vec(),
+/// Engines that look in the same directories.
+#[derive(Debug)]
+struct View {
+    engines: Vec<Engine>,
+    dirs: Vec<PathBuf>,
+}
+
+fn views(options: &Options) -> Vec<View> {
+    let engines = engines();
+    if !options.cdi.spec_dirs.is_empty() || engines.is_empty() {
+        let given = options.cdi.spec_dirs.clone();
+        let dirs = if given.is_empty() { dirs::DEFAULT.map(PathBuf::from).into() } else { given };
+        return vec![View { engines, dirs }];
     }
+    let mut views: Vec<View> = Vec::new();
+    for engine in engines {
+        let dirs = dirs::read(engine.kind, Path::new("/"));
+        match views.iter_mut().find(|view| view.dirs == dirs) {
+            Some(view) => view.engines.push(engine),
+            None => views.push(View { engines: vec![engine], dirs }),
+        }
+    }
+    views
 }
 
 /// Prints the qualified names of the devices that engines find.
@@ -28,12 +49,18 @@ fn spec_dirs(options: &Options) -> Vec<PathBuf> {
 /// # Errors
 /// None: files that they do not read have no devices.
 pub fn list(options: &Options) -> Result<ExitCode> {
-    let found = registry::resolve(&registry::read(&spec_dirs(options)));
-    let names = found.into_iter().filter(|(_, found)| matches!(found, Found::In(_))).map(|(name, _)| name);
-    if options.json {
-        return Ok(output::print(&(serde_json::to_string_pretty(&names.collect::<Vec<_>>())? + "\n")));
+    let mut names = BTreeSet::new();
+    for view in views(options) {
+        for (name, found) in registry::resolve(&registry::read(&view.dirs)) {
+            if matches!(found, Found::In(_)) {
+                names.insert(name);
+            }
+        }
     }
-    Ok(output::print(&names.map(|name| one_line(&name) + "\n").collect::<String>()))
+    if options.json {
+        return Ok(output::print(&(serde_json::to_string_pretty(&names)? + "\n")));
+    }
+    Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
 }
 
 /// Prints what engines make of each device. 0 if they can use all of them, and there is one.
@@ -41,22 +68,56 @@ pub fn list(options: &Options) -> Result<ExitCode> {
 /// # Errors
 /// If config.toml is wrong.
 pub fn check(options: &Options) -> Result<ExitCode> {
-    let dirs = spec_dirs(options);
-    let files = registry::read(&dirs);
     let config = info::configuration(options)?;
     let stamp = Stamp::look(&config, &options.cdi);
-    let engines = engines();
-    let now = Now { engines: &engines, stamp: stamp.as_ref() };
-    let verdicts = judge(&files, &now, options);
-    let all_good = !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
-    let text = if options.json {
+    let mut all_good = true;
+    let (mut text, mut data) = (String::new(), Vec::new());
+    for View { engines, dirs } in views(options) {
+        let now = Now { engines: &engines, stamp: stamp.as_ref() };
+        let verdicts = judge(&registry::read(&dirs), &now, options);
+        all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
-        serde_json::to_string_pretty(&json!({"spec_dirs": dirs, "engines": engines, "verdicts": verdicts}))? + "\n"
-    } else {
-        in_words(&verdicts, &dirs, &engines)
-    };
+        text += &in_words(&verdicts, &dirs, &engines.join(", "));
+        data.push(json!({"engines": engines, "spec_dirs": dirs, "verdicts": verdicts}));
+    }
+    let text = if options.json { serde_json::to_string_pretty(&data)? + "\n" } else { text };
     let printed = output::print(&text);
     Ok(if all_good { printed } else { ExitCode::FAILURE })
+}
+
+/// Why engines may not find what was written there.
+#[must_use]
+pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
+    let mut doubts = Vec::new();
+    for View { engines, dirs } in views(options) {
+        let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
+            let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
+            let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
+            let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+            doubts.push(Finding::warning(
+                "ONH-403",
+                format!("{engines} do not look for CDI specs where {path:?} is"),
+                "no container gets its devices",
+                format!("name a file in one of {} with --output, or set cdi_spec_dirs", dirs.join(", ")),
+            ));
+            continue;
+        };
+        let files = registry::read(&dirs);
+        let is_ours = |file: &SpecFile| file.priority == priority && file.path.file_name() == path.file_name();
+        let other = files.iter().position(is_ours).and_then(|ours| check::in_the_way(&files, ours));
+        doubts.extend(other.map(|other| {
+            let what = format!("{:?} has devices of the same names", other.path);
+            let fix = format!("run \"rm {}\"", other.path.display());
+            Finding::warning("ONH-402", what, "engines do not take those that were written", fix)
+        }));
+    }
+    doubts
+}
+
+/// Also where one of them is a link, as /var/run is.
+fn is_in(path: &Path, dir: &Path) -> bool {
+    let identity = |dir: &Path| dir.metadata().ok().map(|dir| (dir.dev(), dir.ino()));
+    path.parent().and_then(identity).is_some_and(|parent| Some(parent) == identity(dir))
 }
 
 fn judge(files: &[SpecFile], now: &Now<'_>, options: &Options) -> Vec<Verdict> {
@@ -87,18 +148,18 @@ pub fn engines() -> Vec<Engine> {
     Kind::ALL.into_iter().filter_map(ask).collect()
 }
 
-fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], engines: &[Engine]) -> String {
+fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], engines: &str) -> String {
     let mut text = String::new();
-    let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
-    let yes = if engines.is_empty() { "yes".to_owned() } else { format!("yes for {}", engines.join(", ")) };
+    let engines = if engines.is_empty() { String::new() } else { format!(" for {engines}") };
+    let (yes, no) = (format!("yes{engines}"), format!("no{engines}"));
     if verdicts.is_empty() {
         let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-        writeln!(text, "there are no CDI devices in {}\nhint: run \"oci-nvidia-hook cdi generate\"", dirs.join(", "))
-            .ok();
+        let dirs = dirs.join(", ");
+        writeln!(text, "there are no CDI devices{engines} in {dirs}\nhint: run \"oci-nvidia-hook cdi generate\"").ok();
     }
     for Verdict { subject, ok, reason, hint, file } in verdicts {
         let found = if *ok { format!(" ({})", one_line(file)) } else { String::new() };
-        let word = if *ok { &yes } else { "no" };
+        let word = if *ok { &yes } else { &no };
         let separator = if reason.is_empty() { "" } else { ": " };
         writeln!(text, "{}: {word}{found}{separator}{}", one_line(subject), one_line(reason)).ok();
         if !hint.is_empty() {

@@ -197,6 +197,20 @@ mod tests {
             (&["prestart", "-V"], Verb::Version, Options::default()),
             (&["info", "--json"], Verb::Info, Options { json: true, ..Options::default() }),
             (
+                &["cdi", "check", "--json", "0", "all"],
+                Verb::Cdi(cdi::Verb::Check),
+                Options {
+                    json: true,
+                    cdi: cdi::Options { names: vec!["0".into(), "all".into()], ..cdi::Options::default() },
+                    ..Options::default()
+                },
+            ),
+            (
+                &["rootfs", "--egl-devices", "0x3"],
+                Verb::Rootfs,
+                Options { rootfs: RootfsEdits { egl_devices: 3, ..RootfsEdits::default() }, ..Options::default() },
+            ),
+            (
                 &["explain", "--request", "--stage", "precreate", "--inventory=i"],
                 Verb::Explain,
                 Options {
@@ -222,6 +236,14 @@ mod tests {
             &["--config"],
             &["nonsense"],
             &["explain", "--stage", "x"],
+            &["cdi"],
+            &["cdi", "nonsense"],
+            &["cdi", "generate", "x"],
+            &["cdi", "generate", "--json"],
+            &["cdi", "list", "--output", "x"],
+            &["cdi", "refresh", "--spec-dir", "x"],
+            &["info", "--output", "x"],
+            &["rootfs", "--bogus"],
         ] {
             let text = crate::error::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains("--help"), "{text}");

@@ -39,7 +39,9 @@ fn finish(edits: RootfsEdits) -> Result<()> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     let mut log = Log::of(&state.id);
     let container = Container::here(&spec.rootfs)?;
-    let mut steps = edits.steps(files);
+    let facts = container.facts();
+    facts.finding().iter().for_each(|finding| log.finding(finding));
+    let mut steps = edits.steps(facts, files);
     if let Some((driver, cuda)) = &edits.cuda_compat {
         let names = container.compat_libraries(driver, cuda);
         live::prefer(&mut steps, compat::DIR, |soname| names.contains(soname));

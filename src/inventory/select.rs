@@ -149,9 +149,12 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         return not_usable(name, asked_by, failed);
     }
     if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
+        // The hint is pasted into a shell, and the name is the container's.
+        let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte));
+        let device = if plain { name } else { "NAME" };
         return failure(
             format!("{asked_by} asks for {name:?}, which is the name of a CDI device"),
-            format!("ask the engine for it: podman run --device {name}"),
+            format!("ask the engine for it: podman run --device {device}"),
         );
     }
     let kind = match id {
@@ -268,6 +271,8 @@ pub(super) mod tests {
         }
         let text = render(&chosen("nvidia.com/gpu=0", &inventory()).unwrap_err());
         assert!(text.contains("podman run --device nvidia.com/gpu=0"), "{text}");
+        let text = render(&chosen("a/b=$(reboot)", &inventory()).unwrap_err());
+        assert!(text.ends_with("podman run --device NAME"), "{text}");
     }
 
     #[test]

@@ -4,11 +4,12 @@
 //! container, whose image is known, they go where the hook mounts them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::live::{self, Loader, RootfsFacts, Step};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+use crate::driver::ldcache::Arch;
 use crate::edits::{self, Edits, Placement};
 use crate::paths::{ContainerPath, HostPath};
 
@@ -81,6 +82,8 @@ pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdi
 #[must_use]
 pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
     let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
+    // Else they are where the image looks.
+    let unknown = host.image.is_none();
     // The same files, each at the directory that it has here, give the same links as with any other.
     let mut placed = Edits { links: edits.links.clone(), ..Edits::default() };
     for file in &edits.files {
@@ -90,18 +93,33 @@ pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
             let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
             rest.libraries.extend(paths.map(|path| (*arch, path)));
         }
+        if unknown && matches!(file.placement, Placement::LibraryBelow(arch, _) if arch == Arch::native()) {
+            let names = file.sonames.iter().chain([&file.name]);
+            rest.below.extend(names.filter_map(|name| below(&dir, Path::new(name))));
+        }
         placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
     }
     for step in live::lower(&placed, RootfsFacts::default()) {
-        if let Step::Link { link, text, .. } = step {
-            rest.links.insert(link, text.into());
+        let Step::Link { link, text, .. } = step else { continue };
+        // gbm/nvidia-drm_gbm.so
+        let is_below = |dev: &edits::DevLink| {
+            Path::new(&dev.name).components().count() > 1 && link.relative().ends_with(&dev.name)
+        };
+        if unknown && edits.links.iter().any(is_below) {
+            rest.below.extend(link.parent().and_then(|dir| below(&dir, Path::new(link.file_name()))));
         }
+        rest.links.insert(link, text.into());
     }
     if let Some(mask) = &edits.proc_mask {
         rest.mask = host.proc_dir.clone();
         rest.shown.extend(mask.mounts.iter().cloned());
     }
     rest
+}
+
+/// `vdpau/x.so` for a name in `/usr/lib64/vdpau`, and the whole path.
+fn below(dir: &ContainerPath, name: &Path) -> Option<(PathBuf, ContainerPath)> {
+    Some((Path::new(dir.file_name()).join(name), dir.join(name)?))
 }
 
 /// The hook entry that does it; none if nothing is left.
@@ -173,7 +191,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::driver::ldcache::Arch;
     use crate::edits::{DevLink, HostFile, Ipc, Need, ProcMask};
 
     fn host() -> HostFacts {

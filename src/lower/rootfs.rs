@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::live::{self, CacheEntry, Step};
+use super::live::{self, CacheEntry, RootfsFacts, Step};
 use crate::driver::ldcache::Arch;
 use crate::edits::{Need, ProcMask};
 use crate::paths::{ContainerPath, HostPath};
@@ -22,6 +22,8 @@ pub const PROGRAM: &str = "oci-nvidia-hook";
 pub struct RootfsEdits {
     /// Links by their path, with their text
     pub links: BTreeMap<ContainerPath, PathBuf>,
+    /// Files and links that programs open by path below the directory of libraries: name below it, and where they are
+    pub below: BTreeMap<PathBuf, ContainerPath>,
     /// Libraries for the linker cache, each by the path that ends in its SONAME
     pub libraries: BTreeSet<(Arch, ContainerPath)>,
     /// The host's /proc/driver/nvidia, if the container's is to be masked
@@ -41,6 +43,7 @@ impl RootfsEdits {
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.links.extend(other.links);
+        self.below.extend(other.below);
         self.libraries.extend(other.libraries);
         self.shown.extend(other.shown);
         Self {
@@ -70,6 +73,9 @@ impl RootfsEdits {
         option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
         for (link, text) in &self.links {
             option("--link", pair(text, &link.absolute()));
+        }
+        for (name, path) in &self.below {
+            option("--below", pair(name, &path.absolute()));
         }
         for (arch, path) in &self.libraries {
             let name = if *arch == Arch::native() { "--library" } else { "--library32" };
@@ -108,6 +114,11 @@ impl RootfsEdits {
                     let (text, link) = split(&value)?;
                     edits.links.insert(container_path(link)?, text.into());
                 }
+                Long("below") => {
+                    let value = text(parser.value()?)?;
+                    let (name, path) = split(&value)?;
+                    edits.below.insert(container_path(name)?.relative().to_owned(), container_path(path)?);
+                }
                 Long("library") => {
                     edits.libraries.insert((Arch::native(), container_path(&text(parser.value()?)?)?));
                 }
@@ -143,7 +154,7 @@ impl RootfsEdits {
 
     /// The steps, in the order in which they must be taken. `proc_files` is what the files of `mask` have in them.
     #[must_use]
-    pub fn steps(&self, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
+    pub fn steps(&self, facts: RootfsFacts, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
         let links = self.links.iter().map(|(link, text)| Step::Link {
             link: link.clone(),
             text: text.clone().into(),
@@ -151,6 +162,13 @@ impl RootfsEdits {
             need: Need::Optional,
         });
         let mut steps: Vec<_> = links.collect();
+        let libraries = ContainerPath::new(live::library_dir(facts, Arch::native()));
+        for (name, path) in &self.below {
+            // Where the image looks; that is where the host has them, if both are alike.
+            let link = libraries.as_ref().and_then(|dir| dir.join(name)).filter(|link| link != path);
+            let text = path.absolute().into();
+            steps.extend(link.map(|link| Step::Link { link, text, file: self.file_of(path), need: Need::Optional }));
+        }
         if self.mask.is_some() {
             let mounts = self.shown.iter().map(|(path, source)| (path.clone(), source.clone())).collect();
             steps.push(Step::MaskProc(ProcMask { files: proc_files, mounts }));
@@ -161,7 +179,7 @@ impl RootfsEdits {
             path: path.clone(),
             arch: *arch,
         });
-        if !self.libraries.is_empty() {
+        if !self.libraries.is_empty() && facts.loader == live::Loader::Glibc {
             steps.push(Step::UpdateLinkerCache(entries.collect()));
         }
         steps
@@ -240,7 +258,7 @@ mod tests {
     fn steps_of_arguments() {
         let edits = parsed(&ARGS).unwrap();
         let files = vec![("params".into(), b"x".to_vec())];
-        let steps = edits.steps(files.clone());
+        let steps = edits.steps(RootfsFacts::default(), files.clone());
         let texts: Vec<_> = steps.iter().map(ToString::to_string).collect();
         assert_eq!(
             texts,
@@ -263,6 +281,19 @@ mod tests {
     }
 
     #[test]
+    fn what_programs_open_by_path_is_where_the_image_looks() {
+        let edits =
+            parsed(&["--below", "vdpau/x.so.1::/usr/lib64/vdpau/x.so.1", "--link", "x.so.5::/usr/lib64/vdpau/x.so.1"]);
+        let steps = |debian| edits.as_ref().unwrap().steps(RootfsFacts { debian, ..RootfsFacts::default() }, vec![]);
+        assert_eq!(steps(false).len(), 1, "alike");
+        let dir = live::library_dir(RootfsFacts { debian: true, ..RootfsFacts::default() }, Arch::native());
+        let link = ContainerPath::new(dir).unwrap().join("vdpau/x.so.1").unwrap();
+        let text = "/usr/lib64/vdpau/x.so.1".into();
+        let file = ContainerPath::new("/usr/lib64/vdpau/x.so.5").unwrap();
+        assert_eq!(steps(true)[1], Step::Link { link, text, file, need: Need::Optional });
+    }
+
+    #[test]
     fn wrong_arguments() {
         for args in [
             &["--link", "x"][..],
@@ -281,7 +312,7 @@ mod tests {
     #[test]
     fn links_in_a_circle_end() {
         let edits = parsed(&["--link", "b::/a", "--link", "a::/b"]).unwrap();
-        assert_eq!(edits.steps(vec![]).len(), 2);
+        assert_eq!(edits.steps(RootfsFacts::default(), vec![]).len(), 2);
     }
 
     fn name() -> impl Strategy<Value = String> {
@@ -295,6 +326,7 @@ mod tests {
             shown in prop::collection::btree_map(name(), name(), 0..4),
             mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
             cuda_compat in prop::option::of((name(), name())),
+            below in prop::collection::btree_map(name(), name(), 0..4),
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
             RootfsEdits {
@@ -304,6 +336,7 @@ mod tests {
                 shown: shown.iter().map(|(path, source)| (path.into(), HostPath::new(source))).collect(),
                 egl_devices,
                 cuda_compat,
+                below: below.iter().map(|(name, file)| (name.into(), path(file))).collect(),
                 stamp,
             }
         }

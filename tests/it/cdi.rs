@@ -33,6 +33,7 @@ pub const TESTS: &[Test] = &[
     ("cdi::refresh_without_gpus_is_silent", NEEDS_DRIVER, refresh_without_gpus_is_silent),
     ("cdi::refresh_asks_a_failing_gpu_again", NEEDS_DRIVER, refresh_asks_a_failing_gpu_again),
     ("cdi::refresh_by_many_at_once", NEEDS_DRIVER, refresh_by_many_at_once),
+    ("cdi::generate_says_what_is_in_the_way", NEEDS_DRIVER, generate_says_what_is_in_the_way),
     ("cdi::check_says_why", NEEDS_DRIVER, check_says_why),
 ];
 
@@ -322,6 +323,30 @@ fn refresh_by_many_at_once() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
 }
 
+/// A file that no engine takes is written, and said.
+fn generate_says_what_is_in_the_way() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let dir = scratch();
+    let (etc, run_dir) = (dir.path().join("etc"), dir.path().join("run"));
+    let write = |path: &Path| {
+        let mut words = vec!["generate", "--output", path.to_str().unwrap()];
+        words.extend(["--spec-dir", etc.to_str().unwrap(), "--spec-dir", run_dir.to_str().unwrap()]);
+        let ran = cdi(&fake, &words);
+        let stderr = ran.stderr.clone();
+        ran.ok();
+        stderr
+    };
+    assert_eq!(write(&etc.join("nvidia.yaml")), "");
+    assert_eq!(write(&run_dir.join("nvidia.yaml")), "", "the more important one");
+    assert!(write(&etc.join("nvidia.yaml")).contains("run/nvidia.yaml\" has devices of the same names (ONH-402)"));
+    std::fs::remove_file(run_dir.join("nvidia.yaml")).unwrap();
+    assert!(write(&etc.join("other.yaml")).contains("etc/nvidia.yaml\" has devices of the same names (ONH-402)"));
+    std::os::unix::fs::symlink(&run_dir, dir.path().join("link")).unwrap();
+    std::fs::remove_dir_all(&etc).unwrap();
+    assert_eq!(write(&dir.path().join("link/nvidia.yaml")), "", "by another name");
+    assert!(write(&dir.path().join("nvidia.yaml")).contains("do not look for CDI specs where"));
+}
+
 fn check_says_why() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
@@ -333,7 +358,7 @@ fn check_says_why() {
         (ran.code.unwrap(), ran.stdout)
     };
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.starts_with("there are no CDI devices in "), "{text}");
+    assert!(code == 1 && text.starts_with("there are no CDI devices"), "{text}");
     let path = run_dir.join("nvidia.yaml");
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     let (code, text) = check(&[]);
@@ -346,8 +371,8 @@ fn check_says_why() {
     std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("broken.yaml: no: engines do not read it: unknown field \"bogus\""), "{text}");
-    assert!(text.contains("ignored.yml: no: engines do not read it: engines read only files"), "{text}");
+    assert!(code == 1 && text.contains("engines do not read it: unknown field \"bogus\""), "{text}");
+    assert!(text.contains("engines do not read it: engines read only files"), "{text}");
     std::fs::remove_dir_all(&etc).unwrap();
 
     let twin = run_dir.join("old.yaml");

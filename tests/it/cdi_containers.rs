@@ -22,6 +22,7 @@ const NEEDS_CRUN: &[Need] =
 
 pub const TESTS: &[Test] = &[
     ("cdi_containers::hook_entries_at_create_container", NEEDS_NAMESPACE, hook_entries_at_create_container),
+    ("cdi_containers::libraries_that_are_opened_by_path", NEEDS_NAMESPACE, libraries_that_are_opened_by_path),
     ("cdi_containers::cuda_compat_at_create_container", NEEDS_NAMESPACE, cuda_compat_at_create_container),
     ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS_PODMAN, {
         the_containers_environment_does_not_reach_the_hook
@@ -46,6 +47,29 @@ fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {
     container
 }
 
+/// VDPAU and GBM open their libraries by path, in the directory that the image has for libraries; the host has another.
+fn libraries_that_are_opened_by_path() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let host = fake.root.join("usr/lib/x86_64-linux-gnu");
+    std::fs::create_dir_all(host.join("vdpau")).unwrap();
+    for (name, soname) in
+        [("vdpau/libvdpau_nvidia", "libvdpau_nvidia.so.1"), ("libnvidia-allocator", "libnvidia-allocator.so.1")]
+    {
+        let library = host.join(format!("{name}.so.535.183.01"));
+        let soname = format!("-Wl,-soname,{soname}");
+        run(Command::new("cc").args(["-shared", "-fPIC", "-x", "c", "/dev/null", &soname, "-o"]).arg(library)).ok();
+    }
+    let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
+    let image = Image::new(dir.path(), &["--layout", "lib64"]);
+    let container = with_mounts(dir.path(), &image.rootfs, &edits);
+    container.create_container_hook(&edits.hooks[0].args[1..]).ok();
+    let paths = "/usr/lib64/vdpau/libvdpau_nvidia.so.1 /usr/lib64/gbm/nvidia-drm_gbm.so";
+    let found = container.exec(&format!("for path in {paths}; do readlink -f $path; done; probe-dlopen {paths}")).ok();
+    assert!(found.contains("/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.535.183.01\n"), "{found}");
+    assert!(found.contains("/usr/lib/x86_64-linux-gnu/libnvidia-allocator.so.535.183.01\n"), "{found}");
+    assert_eq!(found.matches(": ok ").count(), 2, "{found}");
+}
+
 /// An image's newer libcuda is used as the hook would use it.
 fn cuda_compat_at_create_container() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
@@ -56,7 +80,7 @@ fn cuda_compat_at_create_container() {
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let compat = image.rootfs.join("usr/local/cuda/compat");
         std::fs::create_dir_all(&compat).unwrap();
-        crate::live::compat_library(&compat.join("libcuda.so.575.57.08"), "");
+        crate::features::compat_library(&compat.join("libcuda.so.575.57.08"), "");
         std::os::unix::fs::symlink("libcuda.so.575.57.08", compat.join("libcuda.so.1")).unwrap();
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
         container.create_container_hook(&edits.hooks[0].args[1..]).ok();

@@ -8,6 +8,9 @@ use std::sync::OnceLock;
 use crate::kernels::hook_command;
 use crate::support::{HOOK, Ran, run, run_with, scratch, sh, source};
 
+/// For [`Waiting::start`]: a /proc that can be masked.
+pub const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
+
 /// A driver root of the fake driver, and a config.toml that names it.
 #[derive(Debug)]
 pub struct FakeDriver {

@@ -25,6 +25,7 @@ mod debian;
 mod driver;
 mod engine;
 mod failure;
+mod features;
 mod fuzz_corpus;
 mod hostile;
 mod hosts;
@@ -36,7 +37,9 @@ mod podman;
 mod podman_shapes;
 mod precreate;
 mod shapes;
+mod soak;
 mod support;
+mod systemd;
 
 use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -45,37 +48,46 @@ use support::Need;
 /// Its name, what it needs of the machine, and the test: it fails by panicking.
 pub type Test = (&'static str, &'static [Need], fn());
 
+/// All of them.
+const ALL: &[&[Test]] = &[
+    bad_input::TESTS,
+    captures::TESTS,
+    cdi::TESTS,
+    cdi_conformance::TESTS,
+    cdi_containers::TESTS,
+    cgroup::TESTS,
+    conformance::TESTS,
+    debian::TESTS,
+    failure::TESTS,
+    features::TESTS,
+    fuzz_corpus::TESTS,
+    hostile::TESTS,
+    hosts::TESTS,
+    ldcache::TESTS,
+    live::TESTS,
+    packaging::TESTS,
+    podman::TESTS,
+    podman_shapes::TESTS,
+    precreate::TESTS,
+    shapes::TESTS,
+    soak::TESTS,
+    systemd::TESTS,
+];
+
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
-    let tests = bad_input::TESTS
-        .iter()
-        .chain(captures::TESTS)
-        .chain(cdi::TESTS)
-        .chain(cdi_conformance::TESTS)
-        .chain(cdi_containers::TESTS)
-        .chain(cgroup::TESTS)
-        .chain(conformance::TESTS)
-        .chain(debian::TESTS)
-        .chain(failure::TESTS)
-        .chain(hostile::TESTS)
-        .chain(fuzz_corpus::TESTS)
-        .chain(hosts::TESTS)
-        .chain(ldcache::TESTS)
-        .chain(live::TESTS)
-        .chain(packaging::TESTS)
-        .chain(podman::TESTS)
-        .chain(podman_shapes::TESTS)
-        .chain(precreate::TESTS)
-        .chain(shapes::TESTS);
-    let mut trials: Vec<Trial> = tests.map(|test| trial(test, None)).collect();
+    let mut trials: Vec<Trial> = ALL.iter().copied().flatten().map(|test| trial(test, None)).collect();
     for kernel in kernels::OLD {
-        trials.extend(live::TESTS.iter().chain(shapes::TESTS).map(|test| trial(test, Some(*kernel))));
+        let on_old = [live::TESTS, features::TESTS, shapes::TESTS, &podman::TESTS[..4]];
+        trials.extend(on_old.into_iter().flatten().map(|test| trial(test, Some(*kernel))));
     }
-    trials.extend(failure::TESTS.iter().map(|test| trial(test, Some(kernels::OLD[0]))));
-    for kernel in kernels::OLD.iter().chain(kernels::PARTIAL) {
-        let of_all = live::TESTS.iter().filter(|_| !kernels::OLD.iter().any(|old| old.name == kernel.name)).take(5);
-        trials.extend(of_all.chain(&podman::TESTS[..4]).map(|test| trial(test, Some(*kernel))));
+    for kernel in kernels::PARTIAL {
+        let on_partial = live::TESTS[..5].iter().chain(&podman::TESTS[..4]);
+        trials.extend(on_partial.map(|test| trial(test, Some(*kernel))));
     }
+    // These take longest.
+    let on_oldest = failure::TESTS.iter().chain(podman_shapes::TESTS);
+    trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     let conclusion = libtest_mimic::run(&arguments, trials);
     support::remove_shared();
     conclusion.exit_code()

@@ -3,10 +3,12 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{Cgroup, IMAGE, Podman};
+use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, sh, source};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
@@ -125,7 +127,9 @@ struct User {
 
 impl User {
     fn new() -> Self {
-        let name = format!("onh-{}", std::process::id());
+        // The same test runs for several kernels at once.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("onh-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         // Not below the source tree: that may be in a home directory that only root may enter.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -179,9 +183,17 @@ impl User {
     fn install_hook(&self, shipped: &str) {
         let text = std::fs::read_to_string(source(shipped)).unwrap();
         let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let stage = json["stages"][0].clone();
-        json["hook"]["path"] = self.path("hook").into();
-        json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", self.path("config.toml"), stage]);
+        let stage = json["stages"][0].as_str().unwrap().to_owned();
+        // What the user may run lies here; on an old kernel, the wrapper is what is run.
+        let mut words = kernels::hook();
+        *words.last_mut().unwrap() = self.path("hook");
+        if words.len() > 1 {
+            std::fs::copy(&words[0], self.path("wrapper")).unwrap();
+            words[0] = self.path("wrapper");
+        }
+        json["hook"]["path"] = words[0].clone().into();
+        words.extend(["--config".to_owned(), self.path("config.toml"), stage]);
+        json["hook"]["args"] = words.into();
         std::fs::write(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string()).unwrap();
     }
 

@@ -49,9 +49,15 @@ fn scratch_prefix() -> String {
     format!("it-{}-", std::process::id())
 }
 
-/// A directory that goes away. On the disk, not in a tmpfs that may be mounted nodev.
+/// A directory that goes away. On the disk, not in a tmpfs that may be mounted nodev; of a plain user, where that is.
 pub fn scratch() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    let mut builder = tempfile::Builder::new();
+    let prefix = scratch_prefix();
+    let builder = builder.prefix(&prefix);
+    match rustix::fs::access(env!("CARGO_TARGET_TMPDIR"), rustix::fs::Access::WRITE_OK) {
+        Ok(()) => builder.tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+        Err(_) => builder.tempdir().unwrap(),
+    }
 }
 
 /// Removes those that statics hold: they are never dropped.

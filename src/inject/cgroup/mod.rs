@@ -4,9 +4,11 @@
 //! which the runtime has made the cgroup already; a device listed in config.json ([`already_allowed`]) needs none of it.
 //! Kernel side: `Documentation/admin-guide/cgroup-v1/devices.rst`, `cgroup-v2.rst` ("Device controller").
 
+mod dbus;
 mod listed;
 mod locate;
 mod program;
+mod systemd;
 mod v1;
 mod v2;
 
@@ -106,12 +108,13 @@ const LISTED_HINT: &str =
     "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
 
 /// systemd gives its units back the rules that it knows.
-fn systemd_finding(unit: &str) -> Finding {
+fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
+    let why = why.map(|error| format!(": {}", crate::error::render(error))).unwrap_or_default();
     Finding {
         fix: LISTED_HINT.into(),
         ..Finding::note(
             "ONH-305",
-            format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back"),
+            format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back{why}"),
         )
     }
 }

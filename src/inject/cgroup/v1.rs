@@ -26,6 +26,6 @@ pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Outcome> 
         }
     }
     let unit = cgroup.as_path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let findings = if unit.ends_with(".scope") { vec![systemd_finding(&unit)] } else { Vec::new() };
+    let findings = if unit.ends_with(".scope") { vec![systemd_finding(&unit, None)] } else { Vec::new() };
     Ok(Outcome { access: Access::Added, findings })
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 
 use super::program::{UNBLIND_HINT, extend};
-use super::{Access, DeviceRule, LISTED_HINT, Outcome, systemd_finding};
+use super::{Access, DeviceRule, LISTED_HINT, Outcome, systemd, systemd_finding};
 use crate::error::{Failure, failure};
 use crate::finding::Finding;
 use crate::paths::HostPath;
@@ -22,6 +22,27 @@ const NAME: &str = "onh_devices";
 ///
 /// systemd and the runtime can change programs under our hands (a daemon-reload); what was read is then read again.
 pub(super) fn allow(mount: &HostPath, path: &HostPath, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+    let own = own_cgroups(mount.as_path(), path.as_path(), id);
+    if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount.as_path(), cgroup)) {
+        return Ok(Outcome { access: Access::NotOurs, findings: vec![systemds_finding(unit)] });
+    }
+    // First: it exchanges its own program, which has to be read after that.
+    let unit = unit(&own, id);
+    let told = unit.as_deref().map(|unit| systemd::allow(unit, rules));
+    let mut outcome = extend_programs(mount, path, id, rules)?;
+    if let (Some(unit), Some(Err(error))) = (unit, told) {
+        outcome.findings.push(systemd_finding(&unit, Some(&error)));
+    }
+    Ok(outcome)
+}
+
+/// The container's own scope, if systemd has made one for it; never a slice or service that others are in, too.
+fn unit(own: &[PathBuf], id: &str) -> Option<String> {
+    let mut names = own.iter().filter_map(|cgroup| cgroup.file_name()?.to_str());
+    names.rfind(|name| name.ends_with(".scope") && carries_id(name, id)).map(str::to_owned)
+}
+
+fn extend_programs(mount: &HostPath, path: &HostPath, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
     let mut tries = 3;
     loop {
         tries -= 1;
@@ -36,11 +57,7 @@ fn try_allow(mount: &Path, path: &Path, id: &str, rules: &[DeviceRule]) -> Resul
     let mut own_ids = BTreeSet::new();
     let mut work = Vec::new();
     let mut findings = Vec::new();
-    let own = own_cgroups(mount, path, id);
-    if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount, cgroup)) {
-        return Ok(Outcome { access: Access::NotOurs, findings: vec![systemds_finding(unit)] });
-    }
-    let own: Vec<Cgroup> = own.into_iter().map(Cgroup::open).collect::<Result<_>>()?;
+    let own: Vec<Cgroup> = own_cgroups(mount, path, id).into_iter().map(Cgroup::open).collect::<Result<_>>()?;
     for cgroup in &own {
         let attached = bpf::attached(cgroup.dir.as_fd()).map_err(|errno| refused(errno, &cgroup.path))?;
         for id in attached.ids {
@@ -61,7 +78,6 @@ fn try_allow(mount: &Path, path: &Path, id: &str, rules: &[DeviceRule]) -> Resul
     if work.is_empty() {
         return Ok(Outcome { access: Access::Present, findings });
     }
-    findings.extend(work.iter().find_map(|rewrite| rewrite.cgroup.systemd_unit()).as_deref().map(systemd_finding));
 
     let loaded: Vec<OwnedFd> = work
         .iter()
@@ -83,17 +99,19 @@ fn try_allow(mount: &Path, path: &Path, id: &str, rules: &[DeviceRule]) -> Resul
 /// (`libpod-`, `crio-`, `docker-`, `cri-containerd-`, `runc-`); a name that only contains the id is not enough, as
 /// runtimes accept an id like "machine". Without such a name only init's own cgroup counts.
 fn own_cgroups(mount: &Path, path: &Path, id: &str) -> Vec<PathBuf> {
-    let carries_id = |cgroup: &Path| {
-        let name = cgroup.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let name = name.strip_suffix(".scope").unwrap_or(name);
-        name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
-    };
+    let carries_id =
+        |cgroup: &Path| cgroup.file_name().and_then(|name| name.to_str()).is_some_and(|name| carries_id(name, id));
     let inside: Vec<&Path> = path.ancestors().take_while(|cgroup| *cgroup != mount).collect();
     let count = inside.iter().position(|cgroup| carries_id(cgroup)).map_or(1, |last| last + 1);
     if inside.is_empty() {
         return vec![path.to_owned()];
     }
     inside.into_iter().take(count).map(Path::to_owned).collect()
+}
+
+fn carries_id(name: &str, id: &str) -> bool {
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
 }
 
 /// Where crun since 1.23 keeps the programs that it has systemd attach (`BPFProgram=` in systemd.resource-control(5)). What
@@ -134,11 +152,6 @@ impl Cgroup {
 
     fn cannot_extend(&self, id: u32) -> String {
         format!("cannot extend device program {id} of cgroup {:?}", self.path)
-    }
-
-    fn systemd_unit(&self) -> Option<String> {
-        let name = self.path.file_name()?.to_str()?;
-        name.ends_with(".scope").then(|| name.to_owned())
     }
 }
 
@@ -245,6 +258,14 @@ mod tests {
             ("/sys/fs/cgroup", "cgroup"),
         ] {
             assert_eq!(all(m, path, id), [path], "{id}");
+        }
+        let unit_of = |path: &str| unit(&own_cgroups(Path::new(m), Path::new(path), "0a"), "0a");
+        for path in ["/sys/fs/cgroup/machine.slice/libpod-0a.scope/container", "/sys/fs/cgroup/a.slice/libpod-0a.scope"]
+        {
+            assert_eq!(unit_of(path).as_deref(), Some("libpod-0a.scope"));
+        }
+        for path in ["/sys/fs/cgroup/libpod_parent/libpod-0a", "/sys/fs/cgroup/user.slice/session-1.scope"] {
+            assert_eq!(unit_of(path), None, "{path}");
         }
     }
 }

@@ -1,0 +1,218 @@
+//! What containers can ask for and administrators can set, each in a container.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, MASKABLE_PROC, Waiting};
+use crate::support::{HOOK, Need, run_with, scratch};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+
+pub const TESTS: &[Test] = &[
+    ("features::prepare_makes_nodes", NEEDS, prepare_makes_nodes),
+    ("features::cuda_compat", NEEDS, cuda_compat),
+    ("features::files_of_the_administrator", NEEDS, files_of_the_administrator),
+    ("features::one_mig_device", NEEDS, one_mig_device),
+    ("features::mig_management_is_for_privileged_containers", NEEDS, mig_management),
+    ("features::limits_and_requirements", NEEDS, limits_and_requirements),
+    ("features::suse_nodes_need_the_video_group", NEEDS, suse_nodes_need_the_video_group),
+];
+
+const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
+
+/// As the module's params say, with links for runc and systemd; twice is once, and a wrong node is mended.
+fn prepare_makes_nodes() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video", "--no-dev"]);
+    std::fs::write(fake.root.join("proc/devices"), "Character devices:\n195 nvidia\n511 nvidia-uvm\n510 nvidia-caps\n")
+        .unwrap();
+    std::fs::create_dir_all(fake.root.join("sys/module/nvidia_modeset")).unwrap();
+    let prepare = || {
+        let mut prepare = Command::new(HOOK);
+        run_with(prepare.arg("--config").arg(&fake.config).arg("prepare").env_clear(), b"").ok()
+    };
+    let said = prepare();
+    let made: Vec<_> = said.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
+    assert_eq!(made.len(), 2 + 1 + 1 + 2 + 6, "{said}");
+    assert!(said.contains("made /dev/nvidia1 c 195:1 0:") && said.contains(" 0660\n"), "{said}");
+    assert_eq!(prepare(), "");
+    let dev = fake.root.join("dev");
+    std::fs::remove_file(dev.join("nvidia0")).unwrap();
+    std::fs::write(dev.join("nvidia0"), "").unwrap();
+    assert!(prepare().starts_with("made /dev/nvidia0 "));
+    let link = std::fs::read_link(dev.join("char/510:12")).unwrap();
+    assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap12"));
+    // What was made is what the driver needs.
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "660 root:video");
+
+    std::fs::write(fake.root.join("proc/driver/nvidia/params"), "ModifyDeviceFiles: 0\n").unwrap();
+    std::fs::remove_file(dev.join("nvidia0")).unwrap();
+    assert_eq!(prepare(), "", "the administrator makes them");
+}
+
+/// A newer libcuda of the image is found before ours; an older one, and one behind a link to the host, is not.
+fn cuda_compat() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let compat = "usr/local/cuda-12.9/compat";
+    for (version, mode, note, theirs) in [
+        ("575.57.08", "ldconfig", "", true),
+        ("575.57.08", "disabled", "", false),
+        ("470.1.1", "ldconfig", "", false),
+        ("575.57.08", "ldconfig", "[535, 550]", true),
+        ("575.57.08", "ldconfig", "[550]", false),
+    ] {
+        fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let target = image.rootfs.join(compat);
+        std::fs::create_dir_all(&target).unwrap();
+        symlink("/usr/local/cuda-12.9", image.rootfs.join("usr/local/cuda")).unwrap();
+        compat_library(&target.join(format!("libcuda.so.{version}")), note);
+        symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
+        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        container.hook(&fake.config).ok();
+        let found = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
+        assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{version} {mode} {note}: {found}");
+        assert!(found.contains(&format!("{LIBDIR}/libnvidia-ml.so.1")), "{found}");
+    }
+    fake.configure("");
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    std::fs::create_dir_all(dir.path().join("host")).unwrap();
+    std::fs::write(dir.path().join("host/libcuda.so.999.1.1"), "").unwrap();
+    std::fs::create_dir_all(image.rootfs.join("usr/local/cuda")).unwrap();
+    symlink(dir.path().join("host"), image.rootfs.join("usr/local/cuda/compat")).unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
+}
+
+/// A drop-in names a library and a file that the catalogue does not know.
+fn files_of_the_administrator() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let opt = fake.root.join("opt/extra");
+    std::fs::create_dir_all(&opt).unwrap();
+    std::fs::copy(fake.root.join(&LIBDIR[1..]).join("libnvidia-nvvm.so.535.183.01"), opt.join("libextra.so.7"))
+        .unwrap();
+    std::fs::write(opt.join("extra.conf"), "extra").unwrap();
+    let drop_ins = fake.config.with_file_name("config.toml.d");
+    std::fs::create_dir(&drop_ins).unwrap();
+    std::fs::write(
+        drop_ins.join("extra.toml"),
+        "[driver]\nfiles = [\"/opt/extra/libextra.so.7\", \"/opt/extra/extra.conf\", \"/opt/extra/none\"]\n",
+    )
+    .unwrap();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let ran = container.hook(&fake.config);
+    assert!(
+        ran.stderr.contains("\"/opt/extra/none\" is not below") && ran.stderr.contains("ONH-207"),
+        "{}",
+        ran.stderr
+    );
+    ran.ok();
+    assert_eq!(container.exec("cat /opt/extra/extra.conf").ok(), "extra");
+    container.exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7")).ok();
+}
+
+/// A library, with the note of a compatibility library if `drivers` are given.
+pub fn compat_library(path: &Path, drivers: &str) {
+    let json =
+        format!("{{\\\"Format\\\":1,\\\"CUDA Version\\\":\\\"12.9\\\",\\\"Driver\\\":{drivers},\\\"Device\\\":[9]}}");
+    let note = format!(
+        ".section .note.cuda.fwd_compatibility,\"a\",@note\n.balign 4\n.long 5, 2f-1f, 1\n.asciz \"CUDA\"\n.balign 4\n\
+         1: .asciz \"{json}\"\n2: .balign 4\n"
+    );
+    let source = path.with_extension("s");
+    std::fs::write(&source, if drivers.is_empty() { "" } else { &note }).unwrap();
+    let mut cc = Command::new("cc");
+    run_with(cc.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]).arg(path).arg(&source), b"").ok();
+    std::fs::remove_file(source).unwrap();
+}
+
+/// Its GPU's node, its two capability nodes, and nothing of any other.
+fn one_mig_device() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0:1"], MASKABLE_PROC);
+    container.hook(&fake.config).ok();
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia[0-9]* nvidia-caps/*").ok().trim(),
+        "nvidia0 nvidia-caps/nvidia-cap21 nvidia-caps/nvidia-cap22"
+    );
+    let listed = container.exec("nvidia-smi -L").ok();
+    let lines: Vec<_> = listed.lines().collect();
+    assert_eq!(lines.len(), 2, "{listed}");
+    assert!(lines[1].starts_with("  MIG ") && lines[1].contains("(UUID: MIG-51eed000-0002-"), "{listed}");
+    let files =
+        container.exec("cd /proc/driver/nvidia/capabilities; echo gpu0/mig/*/access gpu0/mig/*/*/access mig").ok();
+    assert_eq!(files.trim(), "gpu0/mig/gi2/access gpu0/mig/gi2/ci0/access mig");
+    assert!(
+        container
+            .mount_options("/proc/driver/nvidia/capabilities/gpu0/mig/gi2/access")
+            .starts_with("ro,nosuid,nodev,noexec")
+    );
+
+    // The same device by its other names, in a new container each.
+    for name in ["MIG-51eed000-0002-4000-8000-0000fa4e0002", "mig-gpu-51eed000-0000-4000-8000-0000fa4e0000/2/0"] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let env = format!("NVIDIA_VISIBLE_DEVICES={name}");
+        let container = Waiting::start(dir.path(), &image.rootfs, &[&env], "");
+        container.hook(&fake.config).ok();
+        assert_eq!(container.exec("nvidia-smi -L").ok(), listed, "{name}");
+    }
+    container.set_env(&["NVIDIA_VISIBLE_DEVICES=0:7"]);
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("no such MIG device") && stderr.contains("0:1 (MIG-51eed000-0002-"), "{stderr}");
+}
+
+fn mig_management() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("insufficient privileges for NVIDIA_MIG_CONFIG_DEVICES"), "{stderr}");
+    container.set_privileged_env(&env);
+    container.hook(&fake.config).ok();
+    let nodes = container.exec("cd /dev/nvidia-caps; echo *").ok();
+    assert_eq!(nodes.trim(), "nvidia-cap1 nvidia-cap12 nvidia-cap13 nvidia-cap21 nvidia-cap22");
+    container.exec("cat /proc/driver/nvidia/capabilities/mig/config").ok();
+    container.set_privileged_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=0"]);
+    assert!(container.hook(&fake.config).failed(1).contains("NVIDIA_MIG_MONITOR_DEVICES=\"0\" is not \"all\""));
+}
+
+fn limits_and_requirements() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    fake.configure("[devices]\ndeny = [\"1\"]\n[oci-nvidia-hook]\nrequire = \"warn\"");
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("warning: the image needs NVIDIA_REQUIRE_CUDA=\"cuda>=99\", and GPU 0 has cuda 12.2"));
+    ran.ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0");
+    container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
+    assert!(container.hook(&fake.config).failed(1).contains("which containers may not have"));
+    fake.configure("");
+    container.set_env(&env);
+    assert!(container.hook(&fake.config).failed(1).contains("the image needs NVIDIA_REQUIRE_CUDA"));
+}
+
+/// SUSE's driver makes its nodes root:video 0660. The default finds the group by itself.
+fn suse_nodes_need_the_video_group() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    for user in ["", "user = \"root:video\"", "user = \"nobody:video\""] {
+        fake.configure(user);
+        container.hook(&fake.config).ok();
+    }
+    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "660 root:video");
+}

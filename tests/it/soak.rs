@@ -1,0 +1,85 @@
+//! A thousand containers one after the other, and a hundred at once: nothing is left of them.
+
+use std::path::Path;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image};
+use crate::support::{HOOK, Need, scratch, sh};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+
+pub const TESTS: &[Test] = &[("soak::a_thousand_in_sequence_and_a_hundred_at_once", NEEDS, soak)];
+
+/// What a host has more of if something is left.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    mounts: usize,
+    /// Of ours: a hook or an NVML child that did not end
+    processes: String,
+    cgroups: String,
+    /// Below /run
+    files: String,
+}
+
+fn left(id: &str) -> Left {
+    let text = |script: &str| sh(script).stdout.trim().to_owned();
+    Left {
+        mounts: std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
+        processes: text(&format!("pgrep -f '{id}' | grep -v $$ || true")),
+        cgroups: text(&format!("find /sys/fs/cgroup -maxdepth 3 -name '{id}*' 2>/dev/null || true")),
+        files: text("find /run/oci-nvidia-hook 2>/dev/null || true"),
+    }
+}
+
+/// Memory that tmpfs mounts hold, in KiB: a mount that leaked into a namespace keeps its files.
+fn shmem() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = info.lines().find(|line| line.starts_with("Shmem:")).unwrap();
+    line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn soak() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let id = format!("onh-soak-{}", std::process::id());
+    write_bundle(dir.path(), &fake.config);
+    let run = |script: &str| {
+        let text = format!(
+            "cd '{}'\none() {{\n mkdir -p $1/upper $1/work $1/rootfs\n cp config.json $1\n \
+             mount -t overlay -o lowerdir='{}',upperdir=$1/upper,workdir=$1/work none $1/rootfs\n \
+             runc --root $PWD/runc run --bundle $1 {id}-$1 >$1/said 2>&1 || cat $1/said >>failed\n \
+             umount $1/rootfs\n rm -r $1\n}}\n{script}",
+            dir.path().display(),
+            image.rootfs.display()
+        );
+        let mut unshare = std::process::Command::new("unshare");
+        crate::support::run(unshare.args(["-m", "sh", "-euc", &text])).ok();
+        let failed = std::fs::read_to_string(dir.path().join("failed")).unwrap_or_default();
+        assert_eq!(failed, "");
+    };
+    run("one warm");
+    let (before, memory) = (left(&id), shmem());
+    run("n=0; while [ $n -lt 1000 ]; do one $n; n=$((n+1)); done");
+    assert_eq!(left(&id), before, "after a thousand in sequence");
+    run("n=0; while [ $n -lt 100 ]; do one $n & n=$((n+1)); done; wait");
+    assert_eq!(left(&id), before, "after a hundred at once");
+    let grown = shmem().saturating_sub(memory);
+    // Other tests run meanwhile. One page for each container would be 4400.
+    assert!(grown < 4000, "{grown} KiB of tmpfs are left");
+}
+
+/// What runc makes of nothing, with the hook in it.
+fn write_bundle(dir: &Path, config: &Path) {
+    sh(&format!("cd '{}' && runc spec", dir.display())).ok();
+    let path = dir.join("config.json");
+    let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    spec["process"]["terminal"] = false.into();
+    spec["process"]["args"] = serde_json::json!(["nvidia-smi", "-L"]);
+    spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
+    // Raising a limit takes CAP_SYS_RESOURCE.
+    spec["process"].as_object_mut().unwrap().remove("rlimits");
+    let args = ["oci-nvidia-hook", "--config", config.to_str().unwrap(), "prestart"];
+    let hook = serde_json::json!({"path": HOOK, "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});
+    spec["hooks"] = serde_json::json!({"prestart": [hook]});
+    std::fs::write(path, spec.to_string()).unwrap();
+}

@@ -1,0 +1,188 @@
+//! A real systemd, as the first process of a pid namespace with a cgroup v2 hierarchy of its own, and containers whose
+//! scopes it manages: what becomes of their GPUs when it reloads.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image};
+use crate::kernels::{self, Kernel};
+use crate::support::{HOOK, Need, Ran, run, scratch, sh};
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::Program("systemd-run"),
+    Need::Program("nsenter"),
+    Need::CgroupV2,
+];
+
+pub const TESTS: &[Test] = &[("systemd::gpus_survive_a_daemon_reload", NEEDS, gpus_survive_a_daemon_reload)];
+
+/// Everything of it is in namespaces that end with its first process, but for its cgroup.
+struct Systemd {
+    outer: Child,
+    /// Its first process, as the host sees it
+    pid: String,
+    cgroup: String,
+    dir: tempfile::TempDir,
+}
+
+impl Systemd {
+    fn start() -> Self {
+        let dir = scratch();
+        let cgroup = format!("onh-{}", std::process::id());
+        let first = dir.path().join("first");
+        // systemd sets a host up: it makes and removes files in many places. All of them lie in a layer over the host's that
+        // goes away, but for the tests' own directories.
+        let shared = [env!("CARGO_TARGET_TMPDIR"), Path::new(HOOK).parent().unwrap().to_str().unwrap()];
+        let binds: String = shared.iter().map(|dir| format!("mount --bind '{dir}' \"$root{dir}\"\n")).collect();
+        std::fs::write(
+            &first,
+            format!(
+                "set -eu\n\
+                 mount -t tmpfs layer /mnt; mkdir /mnt/upper /mnt/work /mnt/root; root=/mnt/root\n\
+                 mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work none $root\n\
+                 mount -t proc proc $root/proc; mount --bind $root/proc/sys $root/proc/sys\n\
+                 mount -o remount,bind,ro $root/proc/sys; mount -t sysfs -o ro sys $root/sys\n\
+                 mount -t cgroup2 none $root/sys/fs/cgroup\n\
+                 mount -t tmpfs dev $root/dev; mknod $root/dev/null c 1 3; mknod $root/dev/zero c 1 5\n\
+                 mknod $root/dev/urandom c 1 9; chmod 666 $root/dev/*\n\
+                 mount -t tmpfs run $root/run; mount -t tmpfs tmp $root/tmp\n\
+                 {binds}\
+                 mkdir -p $root/run/lock $root/run/systemd/system\n\
+                 printf '[Unit]\\nDescription=nothing\\nDefaultDependencies=no\\n' >$root/run/systemd/system/nothing.target\n\
+                 cd $root; mkdir old; pivot_root . old; umount -l /old\n\
+                 export container=test\n\
+                 exec chroot . /lib/systemd/systemd --system --unit=nothing.target --log-target=console --show-status=no\n"
+            ),
+        )
+        .unwrap();
+        let script = format!(
+            "mount -t cgroup2 none /mnt; mkdir /mnt/{cgroup}; echo $$ >/mnt/{cgroup}/cgroup.procs; umount /mnt; \
+             exec unshare --cgroup --fork --pid --mount --uts --ipc sh '{}'",
+            first.display()
+        );
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let outer = Command::new("unshare")
+            .args(["--mount", "sh", "-euc", &script])
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut systemd = Self { outer, pid: String::new(), cgroup, dir };
+        let start = Instant::now();
+        while !systemd.is_running() {
+            let log = || std::fs::read_to_string(systemd.dir.path().join("log")).unwrap();
+            assert!(start.elapsed() < Duration::from_secs(30), "systemd does not start: {}", log());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        systemd
+    }
+
+    fn is_running(&mut self) -> bool {
+        let outer = self.outer.id();
+        let children = std::fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap_or_default();
+        self.pid = children.trim().to_owned();
+        !self.pid.is_empty()
+            && matches!(self.enter("systemctl is-system-running").stdout.trim(), "running" | "degraded")
+    }
+
+    /// In its namespaces.
+    fn enter(&self, script: &str) -> Ran {
+        let mut nsenter = Command::new("nsenter");
+        nsenter.args(["-t", &self.pid, "-m", "-p", "-C", "-u", "-i", "sh", "-euc", script]).env_clear();
+        run(nsenter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
+    }
+
+    /// As one of its services: `nsenter` alone leaves a process in a cgroup outside of systemd's.
+    fn service(&self, script: &str) -> Ran {
+        let work = tempfile::tempdir_in(self.dir.path()).unwrap();
+        let path = |name: &str| work.path().join(name);
+        let [out, err, code] = ["out", "err", "code"].map(path);
+        // `--wait` would need a bus daemon.
+        let all = format!(
+            "code=0; ( set -eu; {script} ) >{} 2>{} || code=$?; echo $code >{1}.new; mv {1}.new {2}",
+            out.display(),
+            err.display(),
+            code.display()
+        );
+        std::fs::write(path("script"), all).unwrap();
+        self.enter(&format!("systemd-run --quiet --collect -p DefaultDependencies=no sh {}", path("script").display()))
+            .ok();
+        let start = Instant::now();
+        while !code.try_exists().unwrap() {
+            assert!(start.elapsed() < Duration::from_secs(60), "no end of {script}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let read = |path| std::fs::read_to_string(path).unwrap();
+        Ran { code: read(code).trim().parse().ok(), stdout: read(out), stderr: read(err) }
+    }
+}
+
+impl Drop for Systemd {
+    fn drop(&mut self) {
+        // With the first process of the namespace all others end.
+        sh(&format!("kill -KILL {}", self.pid));
+        self.outer.wait().ok();
+        let cgroup = format!("/mnt/{}", self.cgroup);
+        let remove = format!("mount -t cgroup2 none /mnt; find {cgroup} -depth -type d -exec rmdir {{}} +");
+        for _ in 0..50 {
+            if run(Command::new("unshare").args(["--mount", "sh", "-euc", &remove])).code == Some(0) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// "Failed to initialize NVML: Unknown Error" after a daemon-reload, and how it is not so here.
+fn gpus_survive_a_daemon_reload() {
+    let systemd = Systemd::start();
+    let fake = FakeDriver::shared();
+    let image = Image::new(systemd.dir.path(), &["--layout", "debian"]);
+    let without_telling = Kernel { name: "untold", errno: "ENOSYS", without: "connect" };
+    for (id, kernel, survives) in [("untold", Some(without_telling), false), ("told", None, true)] {
+        let bundle = systemd.dir.path().join(id);
+        std::fs::create_dir(&bundle).unwrap();
+        kernels::set(kernel);
+        write_bundle(&bundle, &image, id, &fake.config);
+        kernels::set(None);
+        let bundle = bundle.display();
+        // detached, its output to a file: else the pipe stays open
+        systemd.service(&format!("runc --systemd-cgroup run -d --bundle {bundle} {id} >{bundle}/said 2>&1 || {{ cat {bundle}/said; false; }}")).ok();
+        let opened = || systemd.service(&format!("runc exec {id} probe-open /dev/nvidia1 /dev/nvidia0 || true")).ok();
+        assert!(opened().starts_with("/dev/nvidia1: ENXIO\n"), "{id}: {}", opened());
+        systemd.enter("systemctl daemon-reload").ok();
+        let after = if survives { "/dev/nvidia1: ENXIO\n" } else { "/dev/nvidia1: EPERM\n" };
+        assert!(opened().starts_with(after), "{id}: {}", opened());
+        let allowed = systemd.enter(&format!("systemctl show onh-{id}.scope -p DeviceAllow")).ok();
+        assert_eq!(allowed.contains("/dev/char/195:1 rw"), survives, "{allowed}");
+        assert!(!allowed.contains("195:0 "), "the other GPU: {allowed}");
+        systemd.service(&format!("runc delete --force {id}")).ok();
+    }
+}
+
+/// What runc makes of nothing, in a scope of systemd's, with the hook.
+fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path) {
+    sh(&format!("cd '{}' && runc spec", bundle.display())).ok();
+    let path = bundle.join("config.json");
+    let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    spec["root"] = serde_json::json!({"path": image.rootfs});
+    spec["process"]["terminal"] = false.into();
+    spec["process"]["args"] = serde_json::json!(["sleep", "600"]);
+    spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=1"]);
+    spec["process"].as_object_mut().unwrap().remove("rlimits");
+    spec["linux"]["cgroupsPath"] = format!("system.slice:onh:{id}").into();
+    let mut words = kernels::hook();
+    let program = words[0].clone();
+    words.extend(["--config".to_owned(), config.display().to_string(), "prestart".to_owned()]);
+    let hook = serde_json::json!({"path": program, "args": words, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});
+    spec["hooks"] = serde_json::json!({"prestart": [hook]});
+    std::fs::write(path, spec.to_string()).unwrap();
+}
