@@ -82,6 +82,8 @@ pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdi
 #[must_use]
 pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
     let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
+    // Else they are where the image looks.
+    let unknown = host.image.is_none();
     // The same files, each at the directory that it has here, give the same links as with any other.
     let mut placed = Edits { links: edits.links.clone(), ..Edits::default() };
     for file in &edits.files {
@@ -91,7 +93,7 @@ pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
             let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
             rest.libraries.extend(paths.map(|path| (*arch, path)));
         }
-        if matches!(file.placement, Placement::LibraryBelow(arch, _) if arch == Arch::native()) {
+        if unknown && matches!(file.placement, Placement::LibraryBelow(arch, _) if arch == Arch::native()) {
             let names = file.sonames.iter().chain([&file.name]);
             rest.below.extend(names.filter_map(|name| below(&dir, Path::new(name))));
         }
@@ -100,11 +102,10 @@ pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
     for step in live::lower(&placed, RootfsFacts::default()) {
         let Step::Link { link, text, .. } = step else { continue };
         // gbm/nvidia-drm_gbm.so
-        if edits
-            .links
-            .iter()
-            .any(|dev| Path::new(&dev.name).components().count() > 1 && link.relative().ends_with(&dev.name))
-        {
+        let is_below = |dev: &edits::DevLink| {
+            Path::new(&dev.name).components().count() > 1 && link.relative().ends_with(&dev.name)
+        };
+        if unknown && edits.links.iter().any(is_below) {
             rest.below.extend(link.parent().and_then(|dir| below(&dir, Path::new(link.file_name()))));
         }
         rest.links.insert(link, text.into());

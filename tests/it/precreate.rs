@@ -92,10 +92,11 @@ fn nothing_is_printed_on_an_error() {
     // Podman shows none of it.
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains(": error: ") && log.contains("asks for \"9\"") && log.contains("it is no array"), "{log}");
-    // Nobody reads what is printed.
-    let spec = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]);
+    // What could not be written was not printed, however short.
     let script = format!("'{HOOK}' --config '{}' precreate >/dev/full", fake.config.display());
-    run_with(Command::new("sh").args(["-c", &script]), spec.as_bytes()).failed(1);
+    for spec in [&spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]), r#"{"root":{"path":"/r"},"process":{}}"#] {
+        run_with(Command::new("sh").args(["-c", &script]), spec.as_bytes()).failed(1);
+    }
 }
 
 /// The strings of these fields, of each of the items.
@@ -340,14 +341,12 @@ fn shapes_of_containers() {
         &["--security-opt=no-new-privileges"],
         &[&device],
     ] {
-        let dir = scratch();
+        let (empty, full) = (scratch(), scratch());
         let mut arguments = shape.to_vec();
         arguments.extend(["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", works]);
-        for before in [String::new(), nodes_at_dev(&fake, dir.path())] {
-            // Without nodes of its own at /dev the host would get some.
-            if before.is_empty() && shape.contains(&"/dev:/dev") {
-                continue;
-            }
+        // A /dev of this test's: where it is the host's, mount points are made in it.
+        let elsewhere = format!("{}; rm /dev/nvidia*", nodes_at_dev(&fake, empty.path()));
+        for before in [elsewhere, nodes_at_dev(&fake, full.path())] {
             let text = podman.run_after(&before, Cgroup::AsMounted, &arguments).ok();
             assert!(text.contains(GPU_1) && text.contains("/dev/nvidia1: ENXIO"), "{shape:?}: {text}");
         }
