@@ -30,7 +30,7 @@ pub(super) fn allow(mount: &HostPath, path: &HostPath, id: &str, rules: &[Device
     let unit = unit(&own, id);
     let told = unit.as_deref().map(|unit| systemd::allow(unit, rules));
     let mut outcome = extend_programs(mount, path, id, rules)?;
-    if let (Some(unit), Some(Err(error))) = (unit, told) {
+    if let (Access::Added, Some(unit), Some(Err(error))) = (outcome.access, unit, told) {
         outcome.findings.push(systemd_finding(&unit, Some(&error)));
     }
     Ok(outcome)
