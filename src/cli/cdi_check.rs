@@ -96,7 +96,7 @@ pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
             let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
             doubts.push(Finding::warning(
                 "ONH-403",
-                format!("{engines} do not look for CDI specs where {path:?} is"),
+                format!("{path:?} is in no directory where {engines} looks for CDI specs"),
                 "no container gets its devices",
                 format!("name a file in one of {} with --output, or set cdi_spec_dirs", dirs.join(", ")),
             ));

@@ -41,7 +41,6 @@ commands:
 
 options:
   --config FILE   read this file; it must exist. Without it:
-                  $XDG_CONFIG_HOME/nvidia-container-runtime/config.toml, else
                   /etc/nvidia-container-runtime/config.toml, else defaults
   --json          print JSON (explain, info, cdi list, cdi check)
   --root DIR      the directory that is / for the driver

@@ -22,6 +22,7 @@ mod cdi_schema;
 mod cgroup;
 mod conformance;
 mod debian;
+mod docs;
 mod driver;
 mod engine;
 mod failure;
@@ -58,6 +59,7 @@ const ALL: &[&[Test]] = &[
     cgroup::TESTS,
     conformance::TESTS,
     debian::TESTS,
+    docs::TESTS,
     failure::TESTS,
     features::TESTS,
     fuzz_corpus::TESTS,
