@@ -37,6 +37,7 @@ mod packaging;
 mod podman;
 mod podman_shapes;
 mod precreate;
+mod precreate_podman;
 mod shapes;
 mod soak;
 mod support;
@@ -71,6 +72,7 @@ const ALL: &[&[Test]] = &[
     podman::TESTS,
     podman_shapes::TESTS,
     precreate::TESTS,
+    precreate_podman::TESTS,
     shapes::TESTS,
     soak::TESTS,
     systemd::TESTS,

@@ -3,8 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
+use oci_nvidia_hook::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use oci_nvidia_hook::config::Config;
 use oci_nvidia_hook::host::decide;
+use oci_nvidia_hook::inject::cgroup::{DeviceRule, already_allowed};
+use oci_nvidia_hook::lower::oci::{Additions, OciFacts};
+use oci_nvidia_hook::lower::rootfs::RootfsEdits;
 use oci_nvidia_hook::oci::SpecView;
 use oci_nvidia_hook::oci::spec_view::parse;
 use oci_nvidia_hook::request::{Decision, GpuRequest, Hint, VisibleDevices, from_spec, hint, mounts};
@@ -17,6 +21,9 @@ pub fn run(data: &[u8]) {
         Ok(spec) => spec,
         Err(error) => return check_error(&error),
     };
+    if let Ok(text) = std::str::from_utf8(data) {
+        check_precreate(text, &spec);
+    }
     assert!(spec.rootfs.is_absolute() && spec.env.keys().all(|name| !name.contains('=')), "{spec:?}");
     let open = Config {
         accept_volume_mounts: true,
@@ -43,6 +50,45 @@ pub fn run(data: &[u8]) {
         if let Decision::Gpus(request) = decision {
             check_request(&spec, &config, &request);
         }
+    }
+}
+
+/// At precreate, whatever it is: it is still a config.json, has what was added, and has it once.
+fn check_precreate(text: &str, spec: &SpecView) {
+    let node = DeviceNode {
+        path: "/dev/nvidia0".to_owned(),
+        major: Some(195),
+        minor: Some(0),
+        file_mode: Some(0o660),
+        ..DeviceNode::default()
+    };
+    let rest = RootfsEdits { egl_devices: 1, ..RootfsEdits::default() };
+    let edits = ContainerEdits {
+        device_nodes: vec![node],
+        mounts: vec![Mount { host_path: "/lib/a".into(), container_path: "/lib/a".into(), ..Mount::default() }],
+        hooks: vec![Hook { path: "/h".into(), args: rest.to_args().unwrap_or_default(), ..Hook::default() }],
+        additional_gids: vec![44],
+        ..ContainerEdits::default()
+    };
+    for in_user_namespace in [false, true] {
+        let facts = OciFacts { in_user_namespace };
+        let edited = Additions::of(&edits, spec, facts).and_then(|additions| additions.apply(text));
+        let edited = match edited {
+            Ok(edited) => edited,
+            Err(error) => {
+                check_error(&error);
+                continue;
+            }
+        };
+        let after =
+            parse(edited.as_bytes(), Path::new("/bundle")).unwrap_or_else(|error| panic!("{error:?}: {edited}"));
+        let rule = DeviceRule { major: 195, minor: 0 };
+        assert!(in_user_namespace || already_allowed(&after.device_rules, rule), "{edited}");
+        let node = after.devices.iter().any(|device| device.path == Path::new("/dev/nvidia0"))
+            || after.mounts.iter().any(|mount| mount.destination == Path::new("/dev/nvidia0"));
+        assert!(node && after.env == spec.env && after.rootfs == spec.rootfs, "{edited}");
+        let again = Additions::of(&edits, &after, facts).and_then(|additions| additions.apply(&edited));
+        assert_eq!(again.ok().as_ref(), Some(&edited), "twice is once");
     }
 }
 
