@@ -35,6 +35,7 @@ mod live;
 mod packaging;
 mod podman;
 mod podman_shapes;
+mod rpm;
 mod shapes;
 mod soak;
 mod support;
@@ -66,6 +67,7 @@ const ALL: &[&[Test]] = &[
     packaging::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
+    rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
 ];
