@@ -12,22 +12,23 @@ use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::support::{Need, Ran, run, scratch, sh, source};
 
-const BUILD: &[Need] = &[Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strip")];
-const LINT: &[Need] = &[Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];
-const INSTALL: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strip")];
+// As root, though nothing but the installations asks for it: tests/as-plain-user has no Rust, and no place to build in.
+const LINT: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];
+const BUILD: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strip")];
 const TRACE: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strace")];
 const PODMAN: &[Need] =
     &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("podman"), Need::Program("runc")];
 
 pub const TESTS: &[Test] = &[
     ("rpm::the_spec_has_the_version_of_the_program", &[], the_spec_has_the_version_of_the_program),
+    ("rpm::each_distribution_has_its_macros", &[Need::Program("rpmspec")], each_distribution_has_its_macros),
     ("rpm::tarballs_are_the_same_each_time", BUILD, tarballs_are_the_same_each_time),
     ("rpm::packages_hold_what_the_lists_say", BUILD, packages_hold_what_the_lists_say),
     ("rpm::rpmlint_finds_no_error", LINT, rpmlint_finds_no_error),
     ("rpm::podman_takes_the_installed_files", PODMAN, podman_takes_the_installed_files),
-    ("rpm::upgrade_downgrade_remove", INSTALL, upgrade_downgrade_remove),
-    ("rpm::an_existing_config_stays", INSTALL, an_existing_config_stays),
-    ("rpm::scripts_take_a_read_only_system", INSTALL, scripts_take_a_read_only_system),
+    ("rpm::upgrade_downgrade_remove", BUILD, upgrade_downgrade_remove),
+    ("rpm::an_existing_config_stays", BUILD, an_existing_config_stays),
+    ("rpm::scripts_take_a_read_only_system", BUILD, scripts_take_a_read_only_system),
     ("rpm::the_program_is_there_before_its_hook_file", TRACE, the_program_is_there_before_its_hook_file),
 ];
 
@@ -96,6 +97,33 @@ fn the_spec_has_the_version_of_the_program() {
     // The last entry of its changelog is of this version.
     let entry = spec.lines().find(|line| line.starts_with("* ")).unwrap();
     assert!(entry.ends_with(&format!(" - {}-0", env!("CARGO_PKG_VERSION"))), "{entry}");
+}
+
+/// Those of others are not known here: what is left of them in the parsed spec tells that they are called.
+fn each_distribution_has_its_macros() {
+    let parse = |distribution: &str| {
+        let mut rpmspec = Command::new("rpmspec");
+        rpmspec.args(["-P", "--define", distribution, "--define", "build_rustflags -Cx=y"]);
+        for name in ["post", "preun", "postun"] {
+            rpmspec.arg("--define").arg(format!("systemd_{name}() systemd_{name} %*"));
+        }
+        run(rpmspec.arg(source("packaging/rpm.spec"))).ok()
+    };
+    let units = "oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path";
+    let suse = parse("suse_version 1600");
+    for line in
+        ["BuildRequires:  cargo-packaging", "%{cargo_build} --locked", "%service_add_pre", "%service_del_postun"]
+    {
+        assert!(suse.contains(line), "{line}: {suse}");
+    }
+    assert!(!suse.contains("systemctl") && !suse.contains("install -D -m 755 -s"), "{suse}");
+    let fedora = parse("fedora 43");
+    for line in
+        ["BuildRequires:  cargo-rpm-macros", "export RUSTFLAGS=\"-Cx=y\"", "cargo build --release --locked --offline"]
+    {
+        assert!(fedora.contains(line), "{line}: {fedora}");
+    }
+    assert!(fedora.contains(&format!("systemd_postun {units}")) && !fedora.contains("systemctl"), "{fedora}");
 }
 
 fn tarballs_are_the_same_each_time() {
