@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build demo test lint fuzz clean
+.PHONY: all build demo test lint fuzz dist rpm clean
 
 all: build
 
@@ -29,6 +29,15 @@ lint:
 SECONDS ?= 60
 fuzz:
 	@tests/fuzz/run $(SECONDS) $(TARGETS)
+
+## Tarballs of the sources and of all crates: target/dist.
+dist:
+	@CARGO=$(CARGO) packaging/dist
+
+## All packages, built from these tarballs: target/rpm/RPMS. Installs rpmbuild if it is missing (as root).
+rpm:
+	@tests/install-tools
+	@CARGO=$(CARGO) packaging/build-rpm
 
 clean:
 	$(CARGO) clean

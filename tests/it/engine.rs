@@ -135,6 +135,12 @@ impl Podman {
     }
 
     fn base(&self) -> Vec<String> {
+        let mut words = self.with_storage();
+        words.extend(["--hooks-dir".to_owned(), self.hooks().display().to_string()]);
+        words
+    }
+
+    fn with_storage(&self) -> Vec<String> {
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         [
             "podman",
@@ -152,16 +158,36 @@ impl Podman {
             "runc",
             "--events-backend",
             "none",
-            "--hooks-dir",
-            self.hooks().to_str().unwrap(),
         ]
         .map(str::to_owned)
         .to_vec()
     }
 
     pub fn import(&self, rootfs: &Path, name: &str) {
+        self.import_with(rootfs, name, "");
+    }
+
+    /// The same with these options for `podman import`.
+    pub fn import_with(&self, rootfs: &Path, name: &str, options: &str) {
         let podman = self.base().join(" ");
-        crate::support::sh(&format!("tar -C '{}' -c . | {podman} import - {name}", rootfs.display())).ok();
+        crate::support::sh(&format!("tar -C '{}' -c . | {podman} import {options} - {name}", rootfs.display())).ok();
+    }
+
+    /// `podman run --rm ARGUMENTS` with no hooks directory of the test's, and /usr and /etc laid over by those of `root`,
+    /// read-only: the hook is found where it is installed, or it is not.
+    pub fn run_installed(&self, root: &Path, arguments: &[&str]) -> Ran {
+        let drop_ins = root.join("etc/containers/containers.conf.d");
+        std::fs::create_dir_all(&drop_ins).unwrap();
+        std::fs::copy(self.dir.path().join("containers.conf"), drop_ins.join("10-test.conf")).unwrap();
+        let script = format!(
+            "for dir in usr etc; do mkdir -p '{root}'/$dir; \
+               mount -t overlay -o \"lowerdir={root}/$dir:/$dir\" overlay /$dir; done; exec \"$@\"",
+            root = root.display()
+        );
+        let mut unshare = Command::new("unshare");
+        unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(self.with_storage());
+        unshare.args(["run", "--rm", "--network=none", "--log-driver=none"]).args(arguments);
+        run(unshare.env_remove("CONTAINERS_CONF"))
     }
 
     /// `podman run --rm ARGUMENTS`

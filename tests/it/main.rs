@@ -38,6 +38,7 @@ mod podman;
 mod podman_shapes;
 mod precreate;
 mod precreate_podman;
+mod rpm;
 mod shapes;
 mod soak;
 mod support;
@@ -73,6 +74,7 @@ const ALL: &[&[Test]] = &[
     podman_shapes::TESTS,
     precreate::TESTS,
     precreate_podman::TESTS,
+    rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
     systemd::TESTS,

@@ -1,0 +1,393 @@
+//! The packages of `make rpm`: what is in them, what an engine makes of the installed files, and what comes and goes with
+//! them. The lists of files are in `tests/fixtures/rpm`, read by a person when they change:
+//! `UPDATE_GOLDEN=1 cargo test --test it rpm`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image};
+use crate::engine::Podman;
+use crate::support::{Need, Ran, run, scratch, sh, source};
+
+// As root, though nothing but the installations asks for it: tests/as-plain-user has no Rust, and no place to build in.
+const LINT: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];
+const BUILD: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strip")];
+const TRACE: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strace")];
+const PODMAN: &[Need] =
+    &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("podman"), Need::Program("runc")];
+
+pub const TESTS: &[Test] = &[
+    ("rpm::the_spec_has_the_version_of_the_program", &[], the_spec_has_the_version_of_the_program),
+    ("rpm::each_distribution_has_its_macros", &[Need::Program("rpmspec")], each_distribution_has_its_macros),
+    ("rpm::tarballs_are_the_same_each_time", BUILD, tarballs_are_the_same_each_time),
+    ("rpm::packages_hold_what_the_lists_say", BUILD, packages_hold_what_the_lists_say),
+    ("rpm::rpmlint_finds_no_error", LINT, rpmlint_finds_no_error),
+    ("rpm::podman_takes_the_installed_files", PODMAN, podman_takes_the_installed_files),
+    ("rpm::upgrade_downgrade_remove", BUILD, upgrade_downgrade_remove),
+    ("rpm::an_existing_config_stays", BUILD, an_existing_config_stays),
+    ("rpm::scripts_take_a_read_only_system", BUILD, scripts_take_a_read_only_system),
+    ("rpm::the_program_is_there_before_its_hook_file", TRACE, the_program_is_there_before_its_hook_file),
+];
+
+const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
+const HOOK_FILE: &str = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";
+const MAIN: &str = "oci-nvidia-hook";
+
+/// The packages of this tree, and those of a later release with other files.
+struct Packages {
+    now: Vec<PathBuf>,
+    later: Vec<PathBuf>,
+}
+
+impl Packages {
+    /// Built once, without a network, as `make rpm` does it. The compiled crates are kept for the next run.
+    fn shared() -> &'static Self {
+        static SHARED: OnceLock<Packages> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rpm");
+            run(Command::new(source("packaging/build-rpm")).arg(&top)).ok();
+            let now = top.join("now");
+            std::fs::remove_dir_all(&now).ok();
+            std::fs::rename(top.join("RPMS"), &now).unwrap();
+            Self { now: below(&now), later: Self::build_later(&top) }
+        })
+    }
+
+    /// From the same compiled program: a line more in config.toml, a longer timeout in the hook file.
+    fn build_later(top: &Path) -> Vec<PathBuf> {
+        let tree = top.join("BUILD").join(format!("{MAIN}-{}", env!("CARGO_PKG_VERSION")));
+        let append = |path: &Path, from: &str, to: &str| {
+            let old = std::fs::read_to_string(path).unwrap();
+            assert!(old.contains(from));
+            std::fs::write(path, old.replace(from, to)).unwrap();
+        };
+        append(&tree.join("config/config.toml"), "[devices]", "# A later default\n[devices]");
+        append(&tree.join("hooks.d/oci-nvidia-hook.json"), "\"timeout\": 60", "\"timeout\": 61");
+        let mut build = Command::new("rpmbuild");
+        build.args(["-bb", "--quiet", "--nodeps", "--noprep", "--noclean", "--with", "compat"]);
+        build.arg("--define").arg(format!("_topdir {}", top.display())).args(["--define", "baserelease 7"]);
+        build.env("CARGO_TARGET_DIR", top.join("cargo")).env("CARGO_HOME", top.join("cargo-home"));
+        run(build.arg(top.join("SPECS/oci-nvidia-hook.spec"))).ok();
+        below(&top.join("RPMS"))
+    }
+}
+
+/// All packages below this directory.
+fn below(dir: &Path) -> Vec<PathBuf> {
+    let text = sh(&format!("find '{}' -name '*.rpm' | sort", dir.display())).ok();
+    text.lines().map(PathBuf::from).collect()
+}
+
+fn query(package: &Path, format: &str) -> String {
+    run(Command::new("rpm").args(["-qp", "--qf", format]).arg(package)).ok()
+}
+
+fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
+    packages.iter().find(|package| query(package, "%{NAME}") == name).unwrap()
+}
+
+fn the_spec_has_the_version_of_the_program() {
+    let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
+    let of = |tag: &str| spec.lines().find_map(|line| line.strip_prefix(tag)).unwrap().trim().to_owned();
+    assert_eq!(of("Version:"), env!("CARGO_PKG_VERSION"));
+    assert_eq!(of("BuildRequires:  cargo >="), env!("CARGO_PKG_RUST_VERSION"));
+    // The last entry of its changelog is of this version.
+    let entry = spec.lines().find(|line| line.starts_with("* ")).unwrap();
+    assert!(entry.ends_with(&format!(" - {}-0", env!("CARGO_PKG_VERSION"))), "{entry}");
+}
+
+/// Those of others are not known here: what is left of them in the parsed spec tells that they are called.
+fn each_distribution_has_its_macros() {
+    let parse = |distribution: &str| {
+        let mut rpmspec = Command::new("rpmspec");
+        rpmspec.args(["-P", "--define", distribution, "--define", "build_rustflags -Cx=y"]);
+        for name in ["post", "preun", "postun"] {
+            rpmspec.arg("--define").arg(format!("systemd_{name}() systemd_{name} %*"));
+        }
+        run(rpmspec.arg(source("packaging/rpm.spec"))).ok()
+    };
+    let units = "oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path";
+    let suse = parse("suse_version 1600");
+    for line in
+        ["BuildRequires:  cargo-packaging", "%{cargo_build} --locked", "%service_add_pre", "%service_del_postun"]
+    {
+        assert!(suse.contains(line), "{line}: {suse}");
+    }
+    assert!(!suse.contains("systemctl") && !suse.contains("install -D -m 755 -s"), "{suse}");
+    let fedora = parse("fedora 43");
+    for line in
+        ["BuildRequires:  cargo-rpm-macros", "export RUSTFLAGS=\"-Cx=y\"", "cargo build --release --locked --offline"]
+    {
+        assert!(fedora.contains(line), "{line}: {fedora}");
+    }
+    assert!(fedora.contains(&format!("systemd_postun {units}")) && !fedora.contains("systemctl"), "{fedora}");
+}
+
+fn tarballs_are_the_same_each_time() {
+    let (one, two) = (scratch(), scratch());
+    for dir in [&one, &two] {
+        run(Command::new(source("packaging/dist")).arg(dir.path())).ok();
+    }
+    sh(&format!("diff -r '{}' '{}'", one.path().display(), two.path().display())).ok();
+    let sources = format!("{}/{MAIN}-{}.tar.gz", one.path().display(), env!("CARGO_PKG_VERSION"));
+    for (tarball, what) in
+        [(sources.as_str(), "src/main.rs"), (&format!("{}/vendor.tar.gz", one.path().display()), "vendor")]
+    {
+        let list = sh(&format!("tar -tvzf '{tarball}'")).ok();
+        assert!(list.contains(what), "{list}");
+        let others: Vec<_> = list.lines().filter(|line| !line.contains(" 0/0 ")).collect();
+        assert!(others.is_empty(), "{others:?}");
+    }
+}
+
+fn packages_hold_what_the_lists_say() {
+    let packages = Packages::shared();
+    let names = |packages: &[PathBuf]| packages.iter().map(|package| query(package, "%{NAME}")).collect::<Vec<_>>();
+    let mut expected = vec![MAIN.to_owned()];
+    if source("packaging/podman/oci-nvidia-hook-precreate.json").is_file() {
+        expected.push(format!("{MAIN}-podman"));
+    }
+    let mut built = names(&packages.now);
+    built.sort();
+    assert_eq!(built, expected);
+    let compat = find(&packages.later, "oci-nvidia-hook-compat");
+    for package in packages.now.iter().map(PathBuf::as_path).chain([compat]) {
+        let format =
+            "[%{FILEMODES:perms} %{FILEUSERNAME}:%{FILEGROUPNAME} %{FILENAMES} %{FILEFLAGS:fflags} %{FILELINKTOS}\n]";
+        let found: String = query(package, format).lines().map(|line| as_everywhere(line.trim_end()) + "\n").collect();
+        let golden = source(&format!("tests/fixtures/rpm/{}.files", query(package, "%{NAME}")));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::create_dir_all(golden.parent().unwrap()).unwrap();
+            std::fs::write(&golden, &found).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&golden).unwrap_or_default(), found, "{}", golden.display());
+    }
+    let sizes = query(find(&packages.now, MAIN), "[%{FILENAMES} %{FILESIZES}\n]");
+    let size = sizes.lines().find_map(|line| line.strip_prefix("/usr/bin/oci-nvidia-hook ")).unwrap();
+    assert!(size.parse::<u64>().unwrap() < 1_600_000, "{size} bytes are read for every container");
+    let requires = run(Command::new("rpm").args(["-qp", "--requires"]).arg(find(&packages.now, MAIN))).ok();
+    // The driver comes when it comes; and no other package of NVIDIA's is needed.
+    assert!(
+        !requires.lines().any(|line| ["nvidia", "libnvidia", "libcuda"].iter().any(|name| line.starts_with(name))),
+        "{requires}"
+    );
+}
+
+/// A line of the list without what distributions choose: where documentation goes, and how man pages are compressed.
+fn as_everywhere(line: &str) -> String {
+    line.replace(concat!("-", env!("CARGO_PKG_VERSION")), "").replace("/doc/packages/", "/doc/").replace(".gz ", " ")
+}
+
+fn rpmlint_finds_no_error() {
+    let mut lint = Command::new("rpmlint");
+    lint.arg("-c").arg(source("packaging/rpmlint.toml")).args(&Packages::shared().now);
+    let text = run(lint.arg(source("packaging/rpm.spec"))).ok();
+    assert!(text.contains("1 specfiles checked") && text.contains(" 0 errors"), "{text}");
+}
+
+/// A small system with a shell, and a systemd that fails at everything.
+struct System {
+    dir: tempfile::TempDir,
+}
+
+impl System {
+    fn new() -> Self {
+        let dir = scratch();
+        let system = Self { dir };
+        Image::new(system.dir.path(), &[]);
+        let root = system.root();
+        std::fs::create_dir_all(root.join("run/systemd/system")).unwrap();
+        std::fs::create_dir_all(root.join("var/log")).unwrap();
+        let systemctl = root.join("usr/bin/systemctl");
+        std::fs::write(&systemctl, "#!/bin/sh\necho \"$*\" >>/var/log/systemctl; exit 1\n").unwrap();
+        std::fs::set_permissions(systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+        system
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
+    /// `rpm ARGUMENTS` in it; scripts run, and none may fail.
+    #[track_caller]
+    fn rpm(&self, arguments: &[&str], packages: &[&Path]) {
+        let ran = rpm(&self.root(), arguments, packages);
+        assert!(!ran.stderr.contains("scriptlet") && !ran.stderr.contains("error"), "{ran:?}");
+        ran.ok();
+    }
+
+    fn read(&self, path: &str) -> String {
+        let path = self.root().join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// All that is not a directory, but for rpm's database, the log of systemctl, and /dev, which nobody mounted.
+    fn files(&self) -> Vec<String> {
+        let find = "find . -path ./var/lib/rpm -prune -o -path ./var/log -prune -o -path ./dev -prune -o ! -type d -print | sort";
+        let text = sh(&format!("cd '{}'; {find}", self.root().display())).ok();
+        text.lines().map(|line| line.trim_start_matches("./").to_owned()).collect()
+    }
+}
+
+/// In a root of its own: no package of the machine's is in its database, hence --nodeps.
+fn rpm(root: &Path, arguments: &[&str], packages: &[&Path]) -> Ran {
+    let mut rpm = Command::new("rpm");
+    rpm.arg("--root").arg(root).args(["--dbpath", "/var/lib/rpm", "--nodeps"]);
+    run(rpm.args(arguments).args(packages))
+}
+
+/// The user's test: an image that asks for GPUs by itself, and a host with a package and nothing else.
+fn podman_takes_the_installed_files() {
+    let (podman, fake, host) = (Podman::new(), FakeDriver::shared(), scratch());
+    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+    podman.import_with(&image.rootfs, "localhost/cuda", "--change 'ENV NVIDIA_VISIBLE_DEVICES=all'");
+    let smi = ["localhost/cuda", "nvidia-smi", "-L"];
+    // Whatever the host under this test has installed is no part of it.
+    let absent = podman.run_installed(host.path(), &smi);
+    assert_ne!(absent.code, Some(0), "a hook is installed on this machine: {absent:?}");
+
+    let packages = &Packages::shared().now;
+    rpm(host.path(), &["-i", "--noscripts"], &[find(packages, MAIN)]).ok();
+    let drop_in = host.path().join(CONFIG).with_file_name("config.toml.d").join("root.toml");
+    std::fs::write(&drop_in, format!("[nvidia-container-cli]\nroot = \"{}\"\n", fake.root.display())).unwrap();
+    let inside = podman.run_installed(host.path(), &smi).ok();
+    assert_eq!(inside, fake.on_host("nvidia-smi -L"));
+    assert_eq!(inside.matches("UUID: GPU-").count(), 2, "{inside}");
+    let version = run(Command::new(host.path().join("usr/bin/oci-nvidia-hook")).arg("--version")).ok();
+    assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+
+    // With the packages for it alone, Podman has the hook of its own stage too; it does without the other one.
+    let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(|path| *path != find(packages, MAIN)).collect();
+    for package in &others {
+        rpm(host.path(), &["-i", "--noscripts"], &[package]).ok();
+        assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
+        std::fs::remove_file(host.path().join(HOOK_FILE)).unwrap();
+        assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
+    }
+
+    let names: Vec<_> = others.iter().map(|package| query(package, "%{NAME}")).chain([MAIN.to_owned()]).collect();
+    let names: Vec<_> = names.iter().map(Path::new).collect();
+    rpm(host.path(), &["-e", "--noscripts"], &names).ok();
+    assert_ne!(podman.run_installed(host.path(), &smi).code, Some(0));
+    podman.run_installed(host.path(), &["localhost/cuda", "true"]).ok();
+}
+
+fn upgrade_downgrade_remove() {
+    let (now, later) = (find(&Packages::shared().now, MAIN), find(&Packages::shared().later, MAIN));
+    let system = System::new();
+    let before = system.files();
+    let left = |system: &System| {
+        let files = system.files();
+        files.into_iter().filter(|file| !before.contains(file)).collect::<Vec<_>>()
+    };
+
+    system.rpm(&["-i"], &[now]);
+    assert!(system.read(HOOK_FILE).contains("\"timeout\": 60"));
+    system.rpm(&["-U"], &[later]);
+    assert!(system.read(HOOK_FILE).contains("\"timeout\": 61"));
+    assert!(system.read(CONFIG).contains("A later default"), "nobody changed it");
+    system.rpm(&["-U", "--oldpackage"], &[now]);
+    assert!(system.read(HOOK_FILE).contains("\"timeout\": 60"));
+    assert!(!system.read(CONFIG).contains("A later default"));
+    // What it wrote while it was there goes too: its own CDI spec, not another's.
+    let cdi = system.root().join("run/cdi");
+    std::fs::create_dir_all(&cdi).unwrap();
+    std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/oci-nvidia-hook\n").unwrap();
+    std::fs::write(cdi.join("other.yaml"), "path: /usr/bin/nvidia-ctk\n").unwrap();
+    system.rpm(&["-e"], &[Path::new(MAIN)]);
+    assert_eq!(left(&system), ["run/cdi/other.yaml"]);
+    assert!(!system.root().join(CONFIG).parent().unwrap().exists());
+    assert!(!system.root().join(HOOK_FILE).parent().unwrap().exists());
+
+    // An administrator's settings outlive all of it.
+    system.rpm(&["-i"], &[now]);
+    let (config, mine) = (system.root().join(CONFIG), "disable-require = true\n");
+    std::fs::write(&config, mine).unwrap();
+    std::fs::write(config.with_file_name("config.toml.d").join("mine.toml"), "").unwrap();
+    system.rpm(&["-U"], &[later]);
+    assert_eq!(system.read(CONFIG), mine);
+    assert!(system.read(&format!("{CONFIG}.rpmnew")).contains("A later default"));
+    system.rpm(&["-U", "--oldpackage"], &[now]);
+    assert_eq!(system.read(CONFIG), mine);
+    std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/nvidia-ctk\n").unwrap();
+    system.rpm(&["-e"], &[Path::new(MAIN)]);
+    let kept = left(&system);
+    let (cdi, config): (Vec<_>, Vec<_>) = kept.iter().partition(|file| file.starts_with("run/cdi/"));
+    assert_eq!(cdi, ["run/cdi/nvidia.yaml", "run/cdi/other.yaml"]);
+    assert!(config.iter().all(|file| file.starts_with(CONFIG)), "{config:?}");
+    assert_eq!(system.read(&format!("{CONFIG}.rpmsave")), mine);
+    assert!(system.root().join(CONFIG).with_file_name("config.toml.d/mine.toml").exists());
+    // The units are turned off when the package goes, and at no other time.
+    let log = system.read("var/log/systemctl");
+    assert_eq!(log.matches("disable --now oci-nvidia-hook-cdi.service").count(), 2, "{log}");
+}
+
+/// NVIDIA's toolkit makes the file when it is installed; no package owns it.
+fn an_existing_config_stays() {
+    let system = System::new();
+    let nvidias = std::fs::read(source("tests/fixtures/config/nvidia-ctk.toml")).unwrap();
+    let config = system.root().join(CONFIG);
+    std::fs::create_dir_all(config.parent().unwrap()).unwrap();
+    std::fs::write(&config, &nvidias).unwrap();
+    system.rpm(&["-i"], &[find(&Packages::shared().now, MAIN)]);
+    assert_eq!(std::fs::read(&config).unwrap(), nvidias);
+    assert!(system.read(&format!("{CONFIG}.rpmnew")).contains("settings of oci-nvidia-hook"));
+    system.rpm(&["-U"], &[find(&Packages::shared().later, MAIN)]);
+    assert_eq!(std::fs::read(&config).unwrap(), nvidias);
+}
+
+/// Where updates are transactional: /etc and /var can be written, with and without systemd at work, and nothing else.
+fn scripts_take_a_read_only_system() {
+    let system = System::new();
+    let package = find(&Packages::shared().now, MAIN);
+    rpm(&system.root(), &["-i", "--noscripts"], &[package]).ok();
+    let without_systemd = System::new();
+    std::fs::remove_file(without_systemd.root().join("usr/bin/systemctl")).unwrap();
+    let mut seen = 0;
+    for root in [system.root(), without_systemd.root()] {
+        for (tag, times) in [("POSTIN", ["1", "2"]), ("PREUN", ["0", "1"]), ("POSTUN", ["0", "1"])] {
+            let script = query(package, &format!("%{{{tag}}}"));
+            assert_ne!(script, "(none)", "{tag}");
+            let enter = "mount --bind \"$1\" \"$1\"; mount --bind /dev \"$1/dev\"; mount -o remount,ro,bind \"$1\"; \
+                         for dir in etc var; do mount --bind \"$1/$dir\" \"$1/$dir\"; mount -o remount,rw,bind \"$1/$dir\"; done; \
+                         ! touch \"$1/usr/x\" 2>/dev/null; touch \"$1/var/x\"; exec chroot \"$1\" /bin/sh -e -c \"$2\" sh \"$3\"";
+            for time in times {
+                let mut unshare = Command::new("unshare");
+                unshare.args(["-m", "sh", "-euc", enter, "sh"]).arg(&root).args([&script, time]);
+                let ran = run(&mut unshare);
+                assert!(ran.code == Some(0) && ran.stderr.is_empty() && ran.stdout.is_empty(), "{tag} {time}: {ran:?}");
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, 12);
+}
+
+/// An engine that finds a hook file without its program starts containers without GPUs, silently.
+fn the_program_is_there_before_its_hook_file() {
+    let (system, package) = (System::new(), find(&Packages::shared().now, MAIN));
+    let log = system.dir.path().join("strace");
+    let order = |arguments: &[&str], what: &Path| {
+        let mut trace = Command::new("strace");
+        trace.args(["-f", "-e", "trace=rename,renameat,renameat2,link,linkat,unlink,unlinkat", "-o"]).arg(&log);
+        trace.args(["rpm", "--dbpath", "/var/lib/rpm", "--nodeps", "--root"]).arg(system.root());
+        run(trace.args(arguments).arg(what)).ok();
+        let text = std::fs::read_to_string(&log).unwrap();
+        let at = |name: &str| {
+            let end = format!("{name}\"");
+            let lines: Vec<_> = text.lines().collect();
+            lines
+                .iter()
+                .rposition(|line| line.ends_with(" = 0") && line.contains(&end))
+                .unwrap_or_else(|| panic!("{name}: {text}"))
+        };
+        (at("oci-nvidia-hook"), at("oci-nvidia-hook.json"))
+    };
+    let (program, hook_file) = order(&["-i"], package);
+    assert!(program < hook_file, "{program} {hook_file}");
+    let (program, hook_file) = order(&["-e"], Path::new(MAIN));
+    assert!(hook_file < program, "{program} {hook_file}");
+}
