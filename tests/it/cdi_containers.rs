@@ -10,29 +10,22 @@ use serde_json::{Value, json};
 use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, run, scratch};
-
-const NEEDS_NAMESPACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
-const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
-const NEEDS_PODMAN_V2: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
-const NEEDS_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
+use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
+use crate::support::{HOOK, run, scratch};
 
 pub const TESTS: &[Test] = &[
-    ("cdi_containers::hook_entries_at_create_container", NEEDS_NAMESPACE, hook_entries_at_create_container),
-    ("cdi_containers::libraries_that_are_opened_by_path", NEEDS_NAMESPACE, libraries_that_are_opened_by_path),
-    ("cdi_containers::cuda_compat_at_create_container", NEEDS_NAMESPACE, cuda_compat_at_create_container),
-    ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS_PODMAN, {
+    ("cdi_containers::hook_entries_at_create_container", crate::driver::NEEDS, hook_entries_at_create_container),
+    ("cdi_containers::libraries_that_are_opened_by_path", crate::driver::NEEDS, libraries_that_are_opened_by_path),
+    ("cdi_containers::cuda_compat_at_create_container", crate::driver::NEEDS, cuda_compat_at_create_container),
+    ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS, {
         the_containers_environment_does_not_reach_the_hook
     }),
-    ("cdi_containers::podman_on_cgroup_v2", NEEDS_PODMAN_V2, || podman_in(Cgroup::V2, "--tty=false")),
-    ("cdi_containers::podman_read_only", NEEDS_PODMAN, || podman_in(Cgroup::AsMounted, "--read-only")),
+    ("cdi_containers::podman_on_cgroup_v2", NEEDS_V2, || podman_in(Cgroup::V2, "--tty=false")),
+    ("cdi_containers::podman_read_only", NEEDS, || podman_in(Cgroup::AsMounted, "--read-only")),
     ("cdi_containers::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::V1WithCrun, "--tty=false")),
-    ("cdi_containers::podman_with_a_user_namespace", NEEDS_PODMAN, podman_with_a_user_namespace),
-    ("cdi_containers::podman_gives_nodes_of_a_group_to_users", NEEDS_PODMAN, podman_gives_nodes_of_a_group_to_users),
-    ("cdi_containers::podman_gives_devices_by_name", NEEDS_PODMAN, podman_gives_devices_by_name),
+    ("cdi_containers::podman_with_a_user_namespace", NEEDS, podman_with_a_user_namespace),
+    ("cdi_containers::podman_gives_nodes_of_a_group_to_users", NEEDS, podman_gives_nodes_of_a_group_to_users),
+    ("cdi_containers::podman_gives_devices_by_name", NEEDS, podman_gives_devices_by_name),
 ];
 
 /// A container whose engine did its part, and waits for the hook entries.

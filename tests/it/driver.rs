@@ -6,7 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::kernels::hook_command;
-use crate::support::{HOOK, Ran, run, run_with, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
+
+/// Of tests with [`Waiting`].
+pub const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
 
 /// For [`Waiting::start`]: a /proc that can be masked.
 pub const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";

@@ -7,7 +7,19 @@ use std::sync::OnceLock;
 
 use crate::driver::{FakeDriver, Image};
 use crate::kernels;
-use crate::support::{HOOK, Ran, run, scratch};
+use crate::support::{HOOK, Need, Ran, run, scratch};
+
+/// Of tests with podman and runc.
+pub const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+/// Of those that look at cgroup v1.
+pub const NEEDS_V1: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+/// Of those on cgroup v2.
+pub const NEEDS_V2: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
+/// Of those with crun.
+pub const NEEDS_CRUN: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
 
 /// What the container's runtime sees as cgroups.
 #[derive(Clone, Copy, Debug)]

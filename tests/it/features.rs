@@ -5,10 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::Test;
-use crate::driver::{FakeDriver, Image, MASKABLE_PROC, Waiting};
-use crate::support::{HOOK, Need, run_with, scratch};
-
-const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::support::{HOOK, run_with, scratch};
 
 pub const TESTS: &[Test] = &[
     ("features::prepare_makes_nodes", NEEDS, prepare_makes_nodes),

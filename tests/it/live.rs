@@ -5,10 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::Test;
-use crate::driver::{FakeDriver, Image, MASKABLE_PROC, Waiting};
+use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, run_with, scratch, snapshot};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
 const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
 
 pub const TESTS: &[Test] = &[

@@ -2,16 +2,7 @@
 
 use crate::Test;
 use crate::driver::FakeDriver;
-use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::Need;
-
-const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
-const NEEDS_V1: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
-const NEEDS_V2: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
-const NEEDS_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
+use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
 
 pub const TESTS: &[Test] = &[
     ("podman::prints_what_the_host_prints", NEEDS, prints_what_the_host_prints),

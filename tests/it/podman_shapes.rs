@@ -7,13 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
-use crate::engine::{Cgroup, IMAGE, Podman};
+use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, sh, source};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
-const NEEDS_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
 const NEEDS_USER: &[Need] = &[
     Need::Root,
     Need::Program("podman"),

@@ -10,28 +10,20 @@ use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, cdi};
 use crate::cdi_containers::{nodes_at_dev, only_spec};
 use crate::driver::FakeDriver;
-use crate::engine::{Cgroup, IMAGE, Podman};
+use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
 use crate::precreate::video;
-use crate::support::{Need, scratch, source};
-
-const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
-const NEEDS_V1: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
-const NEEDS_V2: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
-const NEEDS_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
+use crate::support::{scratch, source};
 
 pub const TESTS: &[Test] = &[
     ("precreate_podman::devices_are_the_runtimes_on_cgroup_v1", NEEDS_V1, devices_are_the_runtimes),
     ("precreate_podman::podman_on_cgroup_v2", NEEDS_V2, || podman_in(Cgroup::V2)),
     ("precreate_podman::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::V1WithCrun)),
-    ("precreate_podman::a_user_opens_nodes_of_a_group", NEEDS_PODMAN, a_user_opens_nodes_of_a_group),
-    ("precreate_podman::shapes_of_containers", NEEDS_PODMAN, shapes_of_containers),
-    ("precreate_podman::a_user_namespace", NEEDS_PODMAN, a_user_namespace),
-    ("precreate_podman::all_ways_at_once", NEEDS_PODMAN, all_ways_at_once),
-    ("precreate_podman::errors_are_in_the_log", NEEDS_PODMAN, errors_are_in_the_log),
-    ("precreate_podman::the_drop_in_adds_the_directory", NEEDS_PODMAN, the_drop_in_adds_the_directory),
+    ("precreate_podman::a_user_opens_nodes_of_a_group", NEEDS, a_user_opens_nodes_of_a_group),
+    ("precreate_podman::shapes_of_containers", NEEDS, shapes_of_containers),
+    ("precreate_podman::a_user_namespace", NEEDS, a_user_namespace),
+    ("precreate_podman::all_ways_at_once", NEEDS, all_ways_at_once),
+    ("precreate_podman::errors_are_in_the_log", NEEDS, errors_are_in_the_log),
+    ("precreate_podman::the_drop_in_adds_the_directory", NEEDS, the_drop_in_adds_the_directory),
     ("precreate_podman::create_container_on_cgroup_v1", NEEDS_V1, || create_container(Cgroup::AsMounted)),
     ("precreate_podman::create_container_on_cgroup_v2", NEEDS_V2, || create_container(Cgroup::V2)),
     ("precreate_podman::create_container_in_a_user_namespace", NEEDS_V1, create_container_in_a_user_namespace),

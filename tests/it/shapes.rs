@@ -3,10 +3,8 @@
 use std::os::unix::fs::symlink;
 
 use crate::Test;
-use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{Need, scratch, sh, snapshot};
-
-const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{scratch, sh, snapshot};
 
 pub const TESTS: &[Test] = &[
     ("shapes::read_only_rootfs", NEEDS, read_only_rootfs),
