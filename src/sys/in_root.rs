@@ -222,8 +222,9 @@ mod tests {
         let outside = tempfile::tempdir().unwrap();
         std::fs::write(outside.path().join("secret"), "").unwrap();
         let (dir, root) = tree();
-        let long = format!("usr/lib/{}secret", "x/../".repeat(500));
-        std::fs::create_dir(dir.path().join("usr/lib/x")).unwrap();
+        // Into it, a while inside of it, and up from it.
+        let long = format!("usr/lib/x/{}../secret", "a/../".repeat(200));
+        std::fs::create_dir_all(dir.path().join("usr/lib/x/a")).unwrap();
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
