@@ -15,6 +15,8 @@ mod source;
 pub mod target;
 mod tmpfs;
 
+use std::fmt;
+
 use anyhow::{Context, Result};
 
 use crate::edits::Need;
@@ -71,11 +73,24 @@ trait Take {
     fn finish(&mut self) -> Result<Vec<Finding>>;
 }
 
+/// In an error: a mount of ours hides something of the image, and could not be taken away. A step that the container can
+/// do without stops it then, too.
+#[derive(Debug)]
+struct StillMounted;
+
+impl fmt::Display for StillMounted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a mount of ours could not be taken away again")
+    }
+}
+
 fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Vec<Finding>> {
     for (step, prepared) in steps {
         match target.take(prepared).with_context(|| format!("cannot {step}")) {
             Ok(()) => {}
-            Err(error) if step.need() == Need::Optional => target.note(left_out(&error)),
+            Err(error) if step.need() == Need::Optional && error.downcast_ref::<StillMounted>().is_none() => {
+                target.note(left_out(&error));
+            }
             Err(error) => {
                 target.undo();
                 return Err(error);
@@ -115,12 +130,16 @@ mod tests {
         fail_at: Option<usize>,
         taken: usize,
         said: Rc<RefCell<Vec<String>>>,
+        still_mounted: bool,
     }
 
     impl Recording {
         fn step(&mut self, what: String) -> Result<()> {
             self.taken += 1;
             if Some(self.taken - 1) == self.fail_at {
+                if self.still_mounted {
+                    return Err(anyhow::anyhow!("refused").context(StillMounted).context("do it"));
+                }
                 bail!("refused");
             }
             self.said.borrow_mut().push(what);
@@ -159,13 +178,15 @@ mod tests {
             link("c", Need::Required),
             Step::UpdateLinkerCache(cache),
         ];
-        let run = |fail_at| {
-            let target = Recording { fail_at, ..Recording::default() };
+        let run_so = |fail_at, still_mounted| {
+            let target = Recording { fail_at, still_mounted, ..Recording::default() };
             let said = Rc::clone(&target.said);
             let plan = prepare(&steps).unwrap();
             let result = take_all(target, plan.steps);
             (result.is_ok(), said.take().join(", "))
         };
+        let run = |fail_at| run_so(fail_at, false);
+        assert_eq!(run_so(Some(1), true), (false, "link \"/a\", undo".to_owned()), "also an optional one");
         assert_eq!(run(None), (true, "link \"/a\", link \"/b\", link \"/c\", cache, finish".to_owned()));
         assert_eq!(run(Some(0)), (false, "undo".to_owned()));
         assert_eq!(run(Some(1)), (true, "link \"/a\", ONH-303, link \"/c\", cache, finish".to_owned()));

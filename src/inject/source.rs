@@ -93,7 +93,7 @@ impl Source {
             in_place::restrict(&mounted, self.attrs).context("remount it restricted")?;
             Ok(mounted)
         };
-        restrict().inspect_err(|_| in_place::take_back(dir, name))
+        restrict().inspect_err(|_| drop(in_place::take_back(dir, name)))
     }
 }
 

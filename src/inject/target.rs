@@ -336,16 +336,16 @@ impl Target {
         if !is_read_only(&etc) {
             return write_beside(&etc, Path::new(name), &new).context("write it");
         }
-        let hidden = match present(&etc, name)? {
+        match present(&etc, name)? {
             Present::Other(point, _) => {
                 self.refuse_shared(&point)?;
-                read_only::hide_file(&self.rootfs, path, name, &point, &new)
+                let hidden = read_only::hide_file(&self.rootfs, path, name, &point, &new)?;
+                self.done.push(Done::Mounted(hidden.into()));
             }
-            _ => Err(anyhow::anyhow!("the image's file system is read-only and has no such file")),
-        };
-        match hidden {
-            Ok(mounted) => self.done.push(Done::Mounted(mounted.into())),
-            Err(error) => self.findings.push(linker_cache::left_alone(&error)),
+            _ => {
+                let error = anyhow::anyhow!("the image's file system is read-only and has no such file");
+                self.findings.push(linker_cache::left_alone(&error));
+            }
         }
         Ok(())
     }

@@ -66,7 +66,7 @@ impl Directory {
                     ensure!(!replaced, "its mount point was replaced meanwhile");
                     Ok(tmpfs)
                 };
-                let tmpfs = Rc::new(open().inspect_err(|_| in_place::take_back(dir, Path::new(name)))?);
+                let tmpfs = Rc::new(open().inspect_err(|_| drop(in_place::take_back(dir, Path::new(name))))?);
                 done.push(Rc::clone(&tmpfs));
                 self.fill(&tmpfs)?;
                 tmpfs

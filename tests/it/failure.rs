@@ -10,8 +10,9 @@ use crate::{Test, kernels};
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
 
 pub const TESTS: &[Test] = &[
-    ("failure::every_call_that_changes_something", NEEDS, || every_call(CHANGING)),
-    ("failure::every_call_that_opens_or_reads", NEEDS, || every_call(READING)),
+    ("failure::every_call_that_changes_something", NEEDS, || every_call(CHANGING, WRITABLE)),
+    ("failure::every_call_that_opens_or_reads", NEEDS, || every_call(READING, WRITABLE)),
+    ("failure::every_call_on_a_read_only_rootfs", NEEDS, || every_call(LAYERING, READ_ONLY)),
 ];
 
 const CHANGING: &[&str] = &[
@@ -34,6 +35,13 @@ const CHANGING: &[&str] = &[
 ];
 const READING: &[&str] = &["openat", "openat2", "readlinkat", "getdents64"];
 
+/// What makes the layers of a read-only rootfs.
+const LAYERING: &[&str] = &["mount", "mkdirat", "symlinkat", "write", "umount2", "openat2", "move_mount"];
+
+/// Done to the rootfs at last.
+const WRITABLE: &str = "true";
+const READ_ONLY: &str = "mount -o remount,bind,ro merged";
+
 /// An image as lower layer, and an upper layer of the container's.
 struct Layers {
     dir: tempfile::TempDir,
@@ -47,7 +55,7 @@ impl Layers {
         Self { dir, image }
     }
 
-    fn start(&self) -> (Waiting, std::path::PathBuf) {
+    fn start(&self, last: &str) -> (Waiting, std::path::PathBuf) {
         let upper = self.dir.path().join("upper");
         std::fs::remove_dir_all(&upper).ok();
         std::fs::create_dir(&upper).unwrap();
@@ -59,7 +67,7 @@ impl Layers {
         std::fs::create_dir(merged.join("dev")).unwrap();
         let before = format!(
             "umount \"$rootfs/dev\"; cd '{}'; mount -t overlay -o lowerdir='{}',upperdir=upper,workdir=work none merged; \
-             mount -t tmpfs -o nosuid dev merged/dev; mount -t tmpfs proc merged/proc; mkdir -p merged/proc/driver/nvidia",
+             mount -t tmpfs -o nosuid dev merged/dev; mount -t tmpfs proc merged/proc; mkdir -p merged/proc/driver/nvidia; {last}",
             self.dir.path().display(),
             self.image.rootfs.display()
         );
@@ -73,10 +81,10 @@ fn left_in(upper: &Path) -> String {
     snapshot(upper).lines().filter(|line| line.split(' ').nth(1) != Some("d")).collect()
 }
 
-fn every_call(calls: &[&str]) {
+fn every_call(calls: &[&str], last: &str) {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     let layers = Layers::new();
-    let (mut container, mut upper) = layers.start();
+    let (mut container, mut upper) = layers.start(last);
     let mut clean_mounts = container.mountinfo();
     let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mut failed = 0;
@@ -96,11 +104,13 @@ fn every_call(calls: &[&str]) {
                 if was_hit {
                     let works = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1; test -c /dev/nvidia0");
                     assert_eq!(works.code, Some(0), "{about}: {works:?}");
+                    let image = container.exec("test -s /etc/passwd && test -x /usr/bin/cat");
+                    assert_eq!(image.code, Some(0), "nothing of the image is hidden: {about}");
                     let complete = container.exec("nvidia-smi -L").code == Some(0);
                     assert!(complete || ran.stderr.contains("nvidia-smi"), "what is missing is said: {about}");
                 }
                 drop(container);
-                (container, upper) = layers.start();
+                (container, upper) = layers.start(last);
                 clean_mounts = container.mountinfo();
             } else {
                 failed += 1;

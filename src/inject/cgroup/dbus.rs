@@ -1,6 +1,7 @@
 //! As much of D-Bus as one call takes: a method call to systemd, and its answer. Pure.
 //!
-//! A D-Bus library brings a bus and an executor; this is one message of a fixed form, over systemd's own socket. The wire format: <https://dbus.freedesktop.org/doc/dbus-specification.html#message-protocol>
+//! A D-Bus library brings a bus and an executor; this is one message of a fixed form, over systemd's own socket.
+//! The wire format: <https://dbus.freedesktop.org/doc/dbus-specification.html#message-protocol>
 
 use super::DeviceRule;
 

@@ -35,10 +35,10 @@ pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd) -> io
 }
 
 /// Takes a mount away again that could not be opened after it was made: whatever is mounted on `name` in `dir`, in our
-/// mount namespace, as far as that goes.
-pub fn take_back(dir: impl AsFd, name: &Path) {
+/// mount namespace.
+pub fn take_back(dir: impl AsFd, name: &Path) -> io::Result<()> {
     let path = Path::new(&fd_path(dir.as_fd())).join(name);
-    rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).ok();
+    Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }
 
 /// As [`super::restrict`]; `mount` must be the root of a mount.
