@@ -34,6 +34,7 @@ mod kernels;
 mod ldcache;
 mod live;
 mod packaging;
+mod peers;
 mod podman;
 mod podman_shapes;
 mod precreate;
@@ -43,6 +44,7 @@ mod shapes;
 mod soak;
 mod support;
 mod systemd;
+mod why;
 
 use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -70,6 +72,7 @@ const ALL: &[&[Test]] = &[
     ldcache::TESTS,
     live::TESTS,
     packaging::TESTS,
+    peers::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
     precreate::TESTS,
@@ -78,6 +81,7 @@ const ALL: &[&[Test]] = &[
     shapes::TESTS,
     soak::TESTS,
     systemd::TESTS,
+    why::TESTS,
 ];
 
 fn main() -> std::process::ExitCode {
@@ -96,6 +100,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     let conclusion = libtest_mimic::run(&arguments, trials);
     support::remove_shared();
+    support::remove_records();
     conclusion.exit_code()
 }
 
