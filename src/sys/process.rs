@@ -202,6 +202,20 @@ fn drop_caps() -> io::Result<()> {
     Ok(())
 }
 
+/// What a program needs before it opens a file: stdin, stdout and stderr that are open, or the first file would become one of
+/// them; and writes to a closed pipe that fail instead of ending it.
+pub fn start() {
+    let mut polled = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
+    // SAFETY: poll(2) reads and writes the three structs, which are alive, and keeps no pointer.
+    unsafe { libc::poll(polled.as_mut_ptr(), 3, 0) };
+    for _ in polled.iter().filter(|polled| polled.revents & libc::POLLNVAL != 0) {
+        // SAFETY: open(2) reads the string only. It takes the lowest free number, which is the first of those that are closed.
+        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) };
+    }
+    // SAFETY: signal(2) with SIG_IGN installs no handler, so nothing of ours can run in its context.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Forgets the environment. For a process with one thread.
 pub fn clear_environment() {
     // SAFETY: clearenv(3) frees nothing that somebody holds: there is no other thread to read environ, and no pointer
