@@ -259,7 +259,7 @@ fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options)
 
 /// The spec of this host. A device that cannot be given is left out, and said.
 fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<Spec> {
-    let host = Host::look(config)?;
+    let host = Host::look_afresh(config)?;
     let request = request(config);
     let (common, mut findings) = host.common_edits(&request)?;
     let mut devices = Vec::new();
