@@ -81,6 +81,8 @@ pub struct Host {
     dev: DriverRoot,
     /// The root that has /proc/driver/nvidia
     proc: DriverRoot,
+    /// That directory on the host, if it is there
+    proc_dir: Option<HostPath>,
     /// The root that has the PCI devices
     sys: DriverRoot,
     kernel_gpus: Vec<KernelGpu>,
@@ -145,7 +147,9 @@ impl Host {
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
         procfs::complete(&mut inventory, &look.gpus, node_exists);
         let (library_dirs, more_files) = (config.library_dirs.clone(), config.driver_files.clone());
-        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, sys, kernel_gpus: look.gpus, inventory })
+        let proc_dir = proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
+        let kernel_gpus = look.gpus;
+        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, proc_dir, sys, kernel_gpus, inventory })
     }
 
     /// What the container gets. Nothing has been done to it yet.
@@ -206,7 +210,7 @@ impl Host {
 
     /// Without /proc/driver/nvidia there is nothing to mask.
     fn in_proc(&self, mut edits: Edits) -> Edits {
-        if self.proc.locate(Path::new(DRIVER_PROC)).is_err() {
+        if self.proc_dir.is_none() {
             edits.proc_mask = None;
         }
         edits
@@ -221,7 +225,7 @@ impl Host {
     /// Its /proc/driver/nvidia on the host, if it has one.
     #[must_use]
     pub fn proc_dir(&self) -> Option<HostPath> {
-        self.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host)
+        self.proc_dir.clone()
     }
 
     fn common_nodes(&self, request: &GpuRequest, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
@@ -353,7 +357,7 @@ impl Host {
     }
 
     fn proc_files(&self) -> Option<Vec<(OsString, Vec<u8>)>> {
-        self.proc.locate(Path::new(DRIVER_PROC)).ok()?;
+        self.proc_dir.as_ref()?;
         Some(procfs::read_files(&self.proc, Path::new(DRIVER_PROC)))
     }
 }

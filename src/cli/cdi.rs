@@ -18,6 +18,7 @@ use crate::cdi::stamp::Stamp;
 use crate::config::Config;
 use crate::edits::{DeviceNode, Edits};
 use crate::error::{failure, line};
+use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::host::Host;
 use crate::inventory::Inventory;
@@ -347,5 +348,5 @@ pub(super) fn nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<Host
         };
         Some((node.source.clone(), facts))
     };
-    edits.flat_map(|edits| &edits.nodes).filter_map(look).collect()
+    few::map(edits.flat_map(|edits| &edits.nodes).filter_map(look))
 }

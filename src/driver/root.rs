@@ -16,6 +16,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 
 use super::elf;
 use crate::error::{Failure, errno_text};
+use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::paths::HostPath;
 use crate::sys::in_root::{Root, real_path};
@@ -125,12 +126,10 @@ impl DriverRoot {
         let opened = self.noted(dir, self.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY));
         let Ok(fd) = opened else { return Vec::new() };
         let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
-        let mut names: Vec<_> = entries
+        let names = entries
             .filter_map(|entry| Some(OsString::from_vec(entry.ok()?.file_name().to_bytes().to_vec())))
-            .filter(|name| name != "." && name != "..")
-            .collect();
-        names.sort();
-        names
+            .filter(|name| name != "." && name != "..");
+        few::sorted(names.collect())
     }
 
     /// Opens a directory, to look at many files in it.

@@ -5,17 +5,18 @@ use std::path::Path;
 
 use super::{BusId, FailedGpu, Inventory};
 use crate::driver::root::DriverRoot;
+use crate::few;
 
 /// Where the kernel module reports.
 pub const DRIVER_PROC: &str = "/proc/driver/nvidia";
 
-/// A GPU as the kernel module lists it, whether or not user space can open it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A GPU as the kernel module lists it, whether or not user space can open it. Ordered by bus id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelGpu {
+    /// Where it sits.
+    pub bus_id: BusId,
     /// Its directory under /proc/driver/nvidia/gpus; the domain has four digits with some drivers, eight with others.
     pub dir: OsString,
-    /// The same, parsed.
-    pub bus_id: BusId,
     /// The N of `/dev/nvidiaN`
     pub minor: Option<u32>,
     /// `GPU-…`; `None` before the module has opened it for the first time
@@ -64,18 +65,13 @@ pub fn read_files(root: &DriverRoot, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
 #[must_use]
 pub fn read_gpus(root: &DriverRoot) -> Vec<KernelGpu> {
     let gpus = Path::new(DRIVER_PROC).join("gpus");
-    let mut found: Vec<_> = root
-        .names(&gpus)
-        .into_iter()
-        .filter_map(|dir| {
-            let bus_id = BusId::parse(dir.to_str()?)?;
-            let information = root.read(&gpus.join(&dir).join("information")).unwrap_or_default();
-            let information = String::from_utf8_lossy(&information);
-            Some(KernelGpu { minor: parse_minor(&information), uuid: parse_uuid(&information), dir, bus_id })
-        })
-        .collect();
-    found.sort_by_key(|gpu| gpu.bus_id);
-    found
+    let found = root.names(&gpus).into_iter().filter_map(|dir| {
+        let bus_id = BusId::parse(dir.to_str()?)?;
+        let information = root.read(&gpus.join(&dir).join("information")).unwrap_or_default();
+        let information = String::from_utf8_lossy(&information);
+        Some(KernelGpu { minor: parse_minor(&information), uuid: parse_uuid(&information), dir, bus_id })
+    });
+    few::sorted(found.collect())
 }
 
 /// Adds the GPUs that the kernel has and NVML left out. NVML counts only those whose node it can open, so without
