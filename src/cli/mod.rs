@@ -10,6 +10,7 @@ pub mod output;
 pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
+pub mod why;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -34,6 +35,8 @@ enum Verb {
     List,
     Prepare,
     Rootfs,
+    Why,
+    Forget,
     Help,
     Version,
 }
@@ -53,6 +56,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// `--inventory`
     pub inventory: Option<PathBuf>,
+    /// Of `why`
+    pub container: Option<String>,
     /// Of `list`
     pub wanted: list::Wanted,
     /// Of `cdi`
@@ -92,6 +97,8 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Verb::List => list::run(&options),
         Verb::Prepare => prepare::run(&options),
         Verb::Rootfs => rootfs::run(options.rootfs),
+        Verb::Why => why::run(&options),
+        Verb::Forget => hook::forget(),
         Verb::Help => output::print(output::HELP),
         Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
     }
@@ -128,10 +135,14 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Value(word), Some(Verb::Cdi(cdi::Verb::Check))) => {
                 options.cdi.names.push(word.to_string_lossy().into_owned());
             }
-            (Value(word), None) => verb = Some(parse_verb(&word)?),
-            (Long("json"), Some(Verb::Explain | Verb::Info | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check))) => {
-                options.json = true
+            (Value(word), Some(Verb::Why)) if options.container.is_none() => {
+                options.container = Some(word.to_string_lossy().into_owned());
             }
+            (Value(word), None) => verb = Some(parse_verb(&word)?),
+            (
+                Long("json"),
+                Some(Verb::Explain | Verb::Info | Verb::Why | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check)),
+            ) => options.json = true,
             (Long("root"), Some(Verb::Cdi(_) | Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
                 options.root = Some(parser.value()?.into())
             }
@@ -158,8 +169,9 @@ fn parse_verb(word: &OsString) -> Result<Verb> {
         Some("prestart" | "createRuntime") => Verb::Inject(hook::Place::Outside),
         Some("createContainer") => Verb::Inject(hook::Place::Inside),
         Some("precreate") => Verb::Precreate,
-        // Nothing is left on the host when a container ends.
-        Some("poststart" | "poststop") => Verb::Nothing,
+        Some("poststart") => Verb::Nothing,
+        Some("poststop") => Verb::Forget,
+        Some("why") => Verb::Why,
         Some("explain") => Verb::Explain,
         Some("info") => Verb::Info,
         Some("list") => Verb::List,
@@ -193,7 +205,8 @@ mod tests {
             (&["createContainer"], Verb::Inject(hook::Place::Inside), Options::default()),
             (&["--config", "/c", "prestart"], Verb::Inject(hook::Place::Outside), with_config()),
             (&["precreate", "--config=/c"], Verb::Precreate, with_config()),
-            (&["poststop"], Verb::Nothing, Options::default()),
+            (&["poststop"], Verb::Forget, Options::default()),
+            (&["why", "web"], Verb::Why, Options { container: Some("web".into()), ..Options::default() }),
             (&["--help"], Verb::Help, Options::default()),
             (&["prestart", "-V"], Verb::Version, Options::default()),
             (&["info", "--json"], Verb::Info, Options { json: true, ..Options::default() }),
@@ -245,6 +258,7 @@ mod tests {
             &["cdi", "refresh", "--spec-dir", "x"],
             &["info", "--output", "x"],
             &["rootfs", "--bogus"],
+            &["why", "a", "b"],
         ] {
             let text = crate::error::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains("--help"), "{text}");

@@ -10,6 +10,7 @@ oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
 usage: oci-nvidia-hook [--config FILE] STAGE < state.json
        oci-nvidia-hook [--config FILE] precreate < config.json > new.json
        oci-nvidia-hook [--config FILE] explain [options] < state.json
+       oci-nvidia-hook [--config FILE] why [--json] [CONTAINER]
        oci-nvidia-hook [--config FILE] info [--json] [--root DIR]
        oci-nvidia-hook [--config FILE] list [--root DIR] [--libraries] [--compat32]
                                        [--binaries] [--ipcs] [--firmwares]
@@ -27,10 +28,13 @@ stages:
   createContainer          the same, from inside of the container's namespaces
   precreate                Podman's own: print config.json with the GPUs in it,
                            so that the runtime sets the container up
-  poststart, poststop      nothing to do
+  poststop                 drop the record that \"why\" reads
+  poststart                nothing to do
 
 commands:
   explain  tell what the hook would do for a container, and change nothing
+  why      tell what the hook did for a container, by id or name, and why; without
+           one, list the last
   info     tell what driver and GPUs there are
   list     list the driver's files that containers can get
   prepare  load the driver's modules, make its device nodes and ask NVML, as root,
@@ -43,7 +47,7 @@ commands:
 options:
   --config FILE   read this file; it must exist. Without it:
                   /etc/nvidia-container-runtime/config.toml, else defaults
-  --json          print JSON (explain, info, cdi list, cdi check)
+  --json          print JSON (explain, why, info, cdi list, cdi check)
   --root DIR      the directory that is / for the driver
   --request       explain only what the container asks for, not the driver
   --inventory F   explain with the GPUs of this file, made by info --json

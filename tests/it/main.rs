@@ -35,6 +35,7 @@ mod kernels;
 mod ldcache;
 mod live;
 mod packaging;
+mod peers;
 mod podman;
 mod podman_shapes;
 mod precreate;
@@ -44,6 +45,7 @@ mod shapes;
 mod soak;
 mod support;
 mod systemd;
+mod why;
 
 use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -72,6 +74,7 @@ const ALL: &[&[Test]] = &[
     ldcache::TESTS,
     live::TESTS,
     packaging::TESTS,
+    peers::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
     precreate::TESTS,
@@ -80,6 +83,7 @@ const ALL: &[&[Test]] = &[
     shapes::TESTS,
     soak::TESTS,
     systemd::TESTS,
+    why::TESTS,
 ];
 
 fn main() -> std::process::ExitCode {
@@ -98,6 +102,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     let conclusion = libtest_mimic::run(&arguments, trials);
     support::remove_shared();
+    support::remove_records();
     conclusion.exit_code()
 }
 
