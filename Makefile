@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build demo test lint fuzz dist rpm release-checks reproducible deny aarch64 sbom clean
+.PHONY: all build demo test lint fuzz bench dist rpm release-checks reproducible deny aarch64 sbom clean
 
 all: build
 
@@ -29,6 +29,11 @@ lint:
 SECONDS ?= 60
 fuzz:
 	@tests/fuzz/run $(SECONDS) $(TARGETS)
+
+## What a container start costs, beside what was aimed at: docs/performance.md. As root, on a quiet machine.
+bench:
+	@tests/install-tools
+	$(CARGO) bench --locked --profile dist --bench cost
 
 ## Tarballs of the sources and of all crates: target/dist.
 dist:
