@@ -170,23 +170,52 @@ struct RawResources {
 /// # Errors
 /// If it cannot be read or parsed, or names no rootfs.
 pub fn read(bundle: &Path) -> Result<SpecView> {
-    let path = bundle.join("config.json");
-    read_file(&path, bundle).with_context(|| format!("cannot read the container's spec {path:?}"))
+    read_with(bundle, parse)
 }
 
-fn read_file(path: &Path, bundle: &Path) -> Result<SpecView> {
+/// The same, as [`parse_if_asked`] does.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_if_asked(bundle: &Path) -> Result<SpecView> {
+    read_with(bundle, parse_if_asked)
+}
+
+fn read_with(bundle: &Path, parse: fn(&[u8], &Path) -> Result<SpecView>) -> Result<SpecView> {
+    let path = bundle.join("config.json");
+    let read = || parse(&read_file(&path)?, bundle);
+    read().with_context(|| format!("cannot read the container's spec {path:?}"))
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
     // Looked at before it is opened: a fifo here would block the container start for ever.
     let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let file = open_regular(found.map_err(std::io::Error::from)?)?;
-    parse(&super::read_limited(file, super::MAX_JSON)?, bundle)
+    super::read_limited(file, super::MAX_JSON)
 }
 
-/// Parses config.json; `bundle` is what a relative `root.path` is relative to. Of a container that cannot ask for anything,
-/// only the rootfs, the environment and the privilege are looked at: the others stay empty.
+/// Parses config.json; `bundle` is what a relative `root.path` is relative to.
 ///
 /// # Errors
 /// If it is no JSON of the expected shape, an environment entry has no `=`, or it names no rootfs.
 pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
+    parse_if(bytes, bundle, |_, _| true)
+}
+
+/// The same for those who set containers up: of one that cannot ask for anything, only the rootfs, the environment and the
+/// privilege are looked at, and the rest stays empty.
+///
+/// # Errors
+/// Those of [`parse`].
+pub fn parse_if_asked(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
+    parse_if(bytes, bundle, request::may_ask)
+}
+
+fn parse_if(
+    bytes: &[u8],
+    bundle: &Path,
+    is_wanted: impl FnOnce(&BTreeMap<String, String>, &str) -> bool,
+) -> Result<SpecView> {
     let raw: Raw<'_> = super::first_json_value(bytes)?;
     let root = raw.root.map(|root| root.path).unwrap_or_default();
     ensure!(!root.as_os_str().is_empty(), "it has no \"root.path\"");
@@ -199,7 +228,7 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
         privileged: has_sys_admin(&process.capabilities),
         ..SpecView::default()
     };
-    if !request::may_ask(&view.env, raw.mounts.map_or("", RawValue::get)) {
+    if !is_wanted(&view.env, raw.mounts.map_or("", RawValue::get)) {
         return Ok(view);
     }
     let linux: RawLinux = of_text(raw.linux)?.unwrap_or_default();
@@ -277,7 +306,7 @@ mod tests {
     #[test]
     fn what_it_does_not_know_is_no_reason_to_fail() {
         let spec = view(
-            r#"{"ociVersion":"9","process":{"env":["A=1","A=2=3","NVIDIA_VISIBLE_DEVICES=0"],"new":1,"capabilities":{"bounding":["CAP_NEW"]}},
+            r#"{"ociVersion":"9","process":{"env":["A=1","A=2=3"],"new":1,"capabilities":{"bounding":["CAP_NEW"]}},
                "root":{"path":"/r"},"linux":{"resources":{"devices":[{"allow":true,"type":"z"},{"allow":true,"type":"c","major":195,"access":"rwm"}]}}}"#,
         )
         .unwrap();
@@ -299,9 +328,10 @@ mod tests {
             ("A=1", mount("\\/var\\/run\\/nvidia-container-devices\\/0"), true),
             ("A=1", mount("/var/run/\\u006evidia-container-devices/0"), true),
         ] {
-            let spec =
-                view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{"env":["{env}"]}},"mounts":[{mounts}]}}"#));
-            assert_eq!(spec.unwrap().mounts.len(), usize::from(whole), "{env} {mounts}");
+            let text = format!(r#"{{"root":{{"path":"/r"}},"process":{{"env":["{env}"]}},"mounts":[{mounts}]}}"#);
+            let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
+            assert_eq!(spec.mounts.len(), usize::from(whole), "{env} {mounts}");
+            assert!(whole || request::hint(&view(&text).unwrap()) == request::Hint::No, "{env} {mounts}");
         }
     }
 
