@@ -30,6 +30,7 @@ pub mod cli;
 pub mod config;
 pub mod driver;
 pub mod edits;
+pub mod engine;
 pub mod error;
 pub mod finding;
 pub mod host;

@@ -3,11 +3,13 @@
 use std::process::ExitCode;
 
 use oci_nvidia_hook::cli;
+use oci_nvidia_hook::cli::terminal::Terminal;
 use oci_nvidia_hook::sys::process;
 
 fn main() -> ExitCode {
     let args = std::env::args_os().skip(1).collect();
+    let terminal = Terminal::look();
     // Whoever started us, and with whatever: at some stages of some runtimes this is the image's (CVE-2025-23266).
     process::clear_environment();
-    cli::run(args)
+    cli::run(args, terminal)
 }

@@ -10,6 +10,8 @@ pub mod output;
 pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
+pub mod status;
+pub mod terminal;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,6 +22,7 @@ use anyhow::{Result, bail};
 use crate::error::{Failure, failure};
 use crate::log::Log;
 use crate::lower::rootfs::RootfsEdits;
+use terminal::Terminal;
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,7 @@ enum Verb {
     List,
     Prepare,
     Rootfs,
+    Status,
     Help,
     Version,
 }
@@ -73,7 +77,7 @@ const USAGE: u8 = 2;
 
 /// Runs the command with these arguments, argv[0] left out; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
 #[must_use]
-pub fn run(args: Vec<OsString>) -> ExitCode {
+pub fn run(args: Vec<OsString>, terminal: Terminal) -> ExitCode {
     let (verb, options) = match parse(args) {
         Ok(command) => command,
         Err(error) => {
@@ -91,6 +95,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Verb::List => list::run(&options),
         Verb::Prepare => prepare::run(&options),
         Verb::Rootfs => rootfs::run(options.rootfs),
+        Verb::Status => status::run(&options, terminal),
         Verb::Help => output::print(output::HELP),
         Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
     }
@@ -128,9 +133,10 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
                 options.cdi.names.push(word.to_string_lossy().into_owned());
             }
             (Value(word), None) => verb = Some(parse_verb(&word)?),
-            (Long("json"), Some(Verb::Explain | Verb::Info | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check))) => {
-                options.json = true
-            }
+            (
+                Long("json"),
+                Some(Verb::Explain | Verb::Info | Verb::Status | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check)),
+            ) => options.json = true,
             (Long("root"), Some(Verb::Cdi(_) | Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
                 options.root = Some(parser.value()?.into())
             }
@@ -162,6 +168,7 @@ fn parse_verb(word: &OsString) -> Result<Verb> {
         Some("explain") => Verb::Explain,
         Some("info") => Verb::Info,
         Some("list") => Verb::List,
+        Some("status") => Verb::Status,
         Some("prepare") => Verb::Prepare,
         _ => bail!("{word:?} is no stage this hook serves and no command"),
     })

@@ -14,6 +14,7 @@ usage: oci-nvidia-hook [--config FILE] STAGE < state.json
        oci-nvidia-hook [--config FILE] list [--root DIR] [--libraries] [--compat32]
                                        [--binaries] [--ipcs] [--firmwares]
        oci-nvidia-hook [--config FILE] prepare [--root DIR]
+       oci-nvidia-hook status [--json]
        oci-nvidia-hook [--config FILE] cdi generate|refresh [options]
        oci-nvidia-hook [--config FILE] cdi list|check [--spec-dir DIR] [--json] [NAME]
 
@@ -34,6 +35,7 @@ commands:
   info     tell what driver and GPUs there are
   list     list the driver's files that containers can get
   prepare  load the driver's modules and make its device nodes, as root
+  status   tell for each engine whether it starts this hook, and by which file
   cdi generate  write a CDI spec: GPUs as devices of podman --device, CRI-O and others
   cdi refresh   write it if the one that is there does not fit the host any more
   cdi list      list the CDI devices that engines find
@@ -42,7 +44,7 @@ commands:
 options:
   --config FILE   read this file; it must exist. Without it:
                   /etc/nvidia-container-runtime/config.toml, else defaults
-  --json          print JSON (explain, info, cdi list, cdi check)
+  --json          print JSON (explain, info, status, cdi list, cdi check)
   --root DIR      the directory that is / for the driver
   --request       explain only what the container asks for, not the driver
   --inventory F   explain with the GPUs of this file, made by info --json

@@ -221,17 +221,28 @@ pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
     Ok(modprobe.status()?.success())
 }
 
-/// What a program of the host's prints when it is asked for its version.
+/// What a program of the host's prints when it is asked for its version. One that takes longer is ended.
 #[expect(clippy::disallowed_methods, reason = "the other place")]
-pub fn read_version(program: &Path) -> io::Result<String> {
+pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
     use std::process::{Command, Stdio};
+    let end = Instant::now() + deadline;
     let output = rustix::fs::memfd_create("version", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut command = Command::new(program);
     command.arg("--version").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null());
-    command.status()?;
+    let mut child = command.spawn()?;
+    while child.try_wait()?.is_none() {
+        if Instant::now() >= end {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
     rustix::fs::seek(&output, rustix::fs::SeekFrom::Start(0))?;
-    io::read_to_string(File::from(output))
+    let mut text = String::new();
+    File::from(output).take(1 << 16).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Creates files as `uid`:`gid` from here on, with our caps kept: an id-mapped rootfs refuses inodes of an owner
