@@ -43,7 +43,7 @@ fn views(options: &Options) -> Vec<View> {
     let host = DriverRoot::open(&HostPath::new("/"));
     for engine in engines {
         let Ok(host) = &host else { break };
-        let dirs = dirs::read(engine.kind, host);
+        let dirs = dirs::read(engine, host);
         match views.iter_mut().find(|view| view.dirs == dirs) {
             Some(view) => view.engines.push(engine),
             None => views.push(View { engines: vec![engine], dirs }),

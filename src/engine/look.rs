@@ -1,7 +1,6 @@
 //! Looking at the engines of a host.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,6 +35,8 @@ pub struct Engine {
     pub hooks: Hooks,
     /// Its OCI runtime
     pub runtime: Option<Runtime>,
+    /// Whether its program ends with an error instead of telling its version, where it is run as whom it is of
+    pub fails: bool,
     /// Of Docker: what [`DOCKERS_HOOK`] leads to
     pub dockers_hook: Option<PathBuf>,
 }
@@ -50,15 +51,17 @@ pub fn look(host: &DriverRoot, user: Option<User>) -> Vec<Engine> {
 
 fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
     let program = runtime::program(host, kind.program());
+    let asked = program.as_ref().map(|program| versions.of(host, program));
     let mut engine = Engine {
         kind,
-        version: program.as_ref().and_then(|program| versions.of(host, program)),
+        version: asked.as_ref().and_then(|asked| asked.as_ref().ok().copied()),
         program,
         files: Vec::new(),
         settings: Settings::default(),
         unseen: Vec::new(),
         hooks: Hooks::default(),
         runtime: None,
+        fails: false,
         dockers_hook: None,
     };
     if engine.program.is_none() {
@@ -76,6 +79,9 @@ fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
             Err(_) => engine.unseen.push(file),
         }
     }
+    // Another user's program reads other files.
+    let is_root = rustix::process::geteuid().is_root();
+    engine.fails = asked == Some(Err(Untold::Failed)) && is_root != matches!(engine.kind, Kind::PodmanOf(_));
     engine.settings.finish(&engine.kind, engine.version);
     if let Kind::Docker = engine.kind {
         let linked = runtime::program(host, DOCKERS_HOOK);
@@ -85,28 +91,42 @@ fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
     engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman());
     let runtime = runtime::of(&engine.kind, &engine.settings, engine.version, host);
     engine.runtime = runtime.map(|(name, program)| {
-        let version = program.as_ref().and_then(|program| versions.of(host, program));
+        let version = program.as_ref().and_then(|program| versions.of(host, program).ok());
         Runtime { name, program, version }
     });
     engine
 }
 
+/// Why a program's version is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Untold {
+    /// It was not run, or says something else
+    Unknown,
+    /// It ended with an error
+    Failed,
+}
+
 /// Each program is asked once.
 #[derive(Debug, Default)]
-struct Versions(BTreeMap<PathBuf, Option<Version>>);
+struct Versions(BTreeMap<PathBuf, Result<Version, Untold>>);
 
 impl Versions {
-    fn of(&mut self, host: &DriverRoot, program: &Path) -> Option<Version> {
+    fn of(&mut self, host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
         *self.0.entry(program.to_owned()).or_insert_with(|| ask_version(host, program))
     }
 }
 
 /// A program that somebody else could have written is not run.
-fn ask_version(host: &DriverRoot, program: &Path) -> Option<Version> {
-    let real = host.locate(program).ok()?.host;
-    let metadata = real.as_path().metadata().ok()?;
+fn ask_version(host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
+    let real = host.locate(program).map_err(|_| Untold::Unknown)?;
     let us = rustix::process::geteuid().as_raw();
-    let is_safe = [0, us].contains(&metadata.uid()) && metadata.mode() & 0o022 == 0 && metadata.is_file();
-    let said = is_safe.then(|| process::read_version(real.as_path(), VERSION_DEADLINE).ok()).flatten()?;
-    version::parse(&said)
+    let is_file = real.kind == rustix::fs::FileType::RegularFile;
+    if !is_file || ![0, us].contains(&real.uid) || real.mode & 0o022 != 0 {
+        return Err(Untold::Unknown);
+    }
+    match process::read_version(real.host.as_path(), VERSION_DEADLINE) {
+        Ok(said) => version::parse(&said).ok_or(Untold::Unknown),
+        Err(error) if error.kind() == std::io::ErrorKind::Other => Err(Untold::Failed),
+        Err(_) => Err(Untold::Unknown),
+    }
 }

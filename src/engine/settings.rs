@@ -68,7 +68,7 @@ impl Settings {
             return Ok(());
         };
         if let Some(dirs) = table.get("hooks_dir") {
-            let append_is_known = kind.is_podman() && version.is_none_or(|version| version >= APPEND);
+            let append_is_known = kind.is_podman() && version.is_some_and(|version| version >= APPEND);
             let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
             self.append = list.append.unwrap_or(self.append);
             if !self.append {

@@ -86,7 +86,15 @@ pub fn of(engine: &Engine, installed: &[PathBuf]) -> Status {
 fn stopped(engine: &Engine) -> Option<(String, String)> {
     let starts = if engine.kind == Kind::Crio { "CRI-O does not start" } else { "no container starts" };
     let refused = engine.settings.refused.as_ref().or_else(|| engine.hooks.refused.first());
-    let (file, why) = refused?;
+    let Some((file, why)) = refused else {
+        let why = || {
+            (
+                format!("{} fails: {starts}", engine.kind.program()),
+                format!("see what \"{} --version\" says", engine.kind.program()),
+            )
+        };
+        return engine.fails.then(why);
+    };
     Some((format!("{starts}: {}: {why}", file.display()), mend(file, why)))
 }
 

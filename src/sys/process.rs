@@ -221,7 +221,8 @@ pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
     Ok(modprobe.status()?.success())
 }
 
-/// What a program of the host's prints when it is asked for its version. One that takes longer is ended.
+/// What a program of the host's prints when it is asked for its version. One that takes longer is ended; one that
+/// ends with an error is [`io::ErrorKind::Other`].
 #[expect(clippy::disallowed_methods, reason = "the other place")]
 pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
     use std::process::{Command, Stdio};
@@ -231,13 +232,19 @@ pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
     command.arg("--version").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn()?;
-    while child.try_wait()?.is_none() {
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
         if Instant::now() >= end {
             child.kill()?;
             child.wait()?;
             return Err(io::ErrorKind::TimedOut.into());
         }
         std::thread::sleep(Duration::from_millis(1));
+    };
+    if !status.success() {
+        return Err(io::Error::other(format!("it ends with {status}")));
     }
     rustix::fs::seek(&output, rustix::fs::SeekFrom::Start(0))?;
     let mut text = String::new();

@@ -41,6 +41,7 @@ mod precreate_podman;
 mod rpm;
 mod shapes;
 mod soak;
+mod status;
 mod support;
 mod systemd;
 
@@ -77,6 +78,7 @@ const ALL: &[&[Test]] = &[
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
+    status::TESTS,
     systemd::TESTS,
 ];
 
