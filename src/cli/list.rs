@@ -12,6 +12,7 @@ use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::locate::{DriverFiles, locate};
 use crate::driver::{DriverRoot, diagnosis};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::log::Log;
 use crate::paths::HostPath;
@@ -62,6 +63,7 @@ fn find(config: &Config) -> Result<(DriverRoot, DriverFiles)> {
     let any = Search { root: &root, cache: &cache, version: "", dirs: &config.library_dirs };
     let version = module.clone().or_else(|| diagnosis::look(&any, module).libraries).ok_or_else(|| {
         failure(
+            &catalog::NO_LIBRARIES,
             format!("there is no NVIDIA driver below {}", root.path()),
             "name its directory with --root, or with root in the [nvidia-container-cli] table of config.toml",
         )

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use crate::error::{Failure, failure};
+use crate::finding::catalog;
 use crate::log::Log;
 use crate::lower::rootfs::RootfsEdits;
 use terminal::Terminal;
@@ -106,7 +107,7 @@ fn parse(args: Vec<OsString>) -> Result<(Verb, Options)> {
         if error.downcast_ref::<Failure>().is_some() {
             return error;
         }
-        failure(format!("wrong command line: {error}"), "run \"oci-nvidia-hook --help\"")
+        failure(&catalog::COMMAND_LINE, format!("wrong command line: {error}"), "run \"oci-nvidia-hook --help\"")
     })
 }
 

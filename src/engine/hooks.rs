@@ -118,7 +118,7 @@ enum Passed {
 }
 
 fn read_file(host: &DriverRoot, file: &Path, precreate: bool) -> Result<Entry, Passed> {
-    let bytes = host.read(file).map_err(|error| Passed::Refused(crate::error::render(&error)))?;
+    let bytes = host.read(file).map_err(|error| Passed::Refused(crate::error::line(&error)))?;
     let hook = hook_file::parse(&bytes).map_err(Passed::Refused)?;
     let located = host.locate(&hook.path).map_err(|_| Passed::WithoutProgram(hook.path.clone()))?;
     hook.check_stages(precreate).map_err(Passed::Refused)?;
