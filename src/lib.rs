@@ -28,6 +28,7 @@
 pub mod cdi;
 pub mod cli;
 pub mod config;
+pub mod doctor;
 pub mod driver;
 pub mod edits;
 pub mod engine;

@@ -2,6 +2,7 @@
 
 pub mod cdi;
 pub mod cdi_check;
+pub mod doctor;
 pub mod explain;
 pub mod hook;
 pub mod info;
@@ -32,6 +33,7 @@ enum Verb {
     Precreate,
     Nothing,
     Cdi(cdi::Verb),
+    Doctor,
     Explain,
     Info,
     List,
@@ -57,6 +59,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// `--inventory`
     pub inventory: Option<PathBuf>,
+    /// `--bundle`
+    pub bundle: Option<PathBuf>,
     /// Of `list`
     pub wanted: list::Wanted,
     /// Of `cdi`
@@ -91,6 +95,7 @@ pub fn run(args: Vec<OsString>, terminal: Terminal) -> ExitCode {
         Verb::Precreate => precreate::run(&options),
         Verb::Nothing => ExitCode::SUCCESS,
         Verb::Cdi(verb) => cdi::run(verb, &options),
+        Verb::Doctor => doctor::run(&options, terminal),
         Verb::Explain => explain::run(&options),
         Verb::Info => info::run(&options),
         Verb::List => list::run(&options),
@@ -136,11 +141,18 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Value(word), None) => verb = Some(parse_verb(&word)?),
             (
                 Long("json"),
-                Some(Verb::Explain | Verb::Info | Verb::Status | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check)),
+                Some(
+                    Verb::Doctor
+                    | Verb::Explain
+                    | Verb::Info
+                    | Verb::Status
+                    | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check),
+                ),
             ) => options.json = true,
             (Long("root"), Some(Verb::Cdi(_) | Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
                 options.root = Some(parser.value()?.into())
             }
+            (Long("bundle"), Some(Verb::Doctor)) => options.bundle = Some(parser.value()?.into()),
             (Long("request"), Some(Verb::Explain)) => options.request_only = true,
             (Long("stage"), Some(Verb::Explain)) => options.stage = Some(parse_stage(&parser.value()?)?),
             (Long("inventory"), Some(Verb::Explain)) => options.inventory = Some(parser.value()?.into()),
@@ -166,6 +178,7 @@ fn parse_verb(word: &OsString) -> Result<Verb> {
         Some("precreate") => Verb::Precreate,
         // Nothing is left on the host when a container ends.
         Some("poststart" | "poststop") => Verb::Nothing,
+        Some("doctor") => Verb::Doctor,
         Some("explain") => Verb::Explain,
         Some("info") => Verb::Info,
         Some("list") => Verb::List,
@@ -203,6 +216,12 @@ mod tests {
             (&["poststop"], Verb::Nothing, Options::default()),
             (&["--help"], Verb::Help, Options::default()),
             (&["prestart", "-V"], Verb::Version, Options::default()),
+            (&["status"], Verb::Status, Options::default()),
+            (
+                &["doctor", "--json", "--bundle", "/b"],
+                Verb::Doctor,
+                Options { json: true, bundle: Some("/b".into()), ..Options::default() },
+            ),
             (&["info", "--json"], Verb::Info, Options { json: true, ..Options::default() }),
             (
                 &["cdi", "check", "--json", "0", "all"],
@@ -244,6 +263,8 @@ mod tests {
             &["--config"],
             &["nonsense"],
             &["explain", "--stage", "x"],
+            &["status", "--bundle", "x"],
+            &["doctor", "x"],
             &["cdi"],
             &["cdi", "nonsense"],
             &["cdi", "generate", "x"],
