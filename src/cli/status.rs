@@ -60,10 +60,8 @@ pub fn text(statuses: &[Status], terminal: Terminal) -> String {
             (true, false) => (Colour::Bad, "not active"),
         };
         write!(text, "{}: {}", one_line(&status.engine), terminal.paint(colour, word)).ok();
-        if let Some(file) = status.file.as_ref().filter(|_| status.active) {
-            let stages =
-                if status.stages.is_empty() { String::new() } else { format!(" ({})", status.stages.join(", ")) };
-            write!(text, ", by {}{}", one_line(&file.display().to_string()), one_line(&stages)).ok();
+        if status.active {
+            write!(text, ", by {}", one_line(&status.files())).ok();
         }
         if !status.why.is_empty() {
             let separator = if status.active { ", " } else { ": " };

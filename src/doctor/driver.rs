@@ -71,8 +71,10 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Outcome> {
 pub(super) fn versions(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "versions";
     let versions: Vec<_> = facts.driver.on_disk.iter().map(String::as_str).collect();
-    if versions.len() < 2 {
-        return vec![Outcome::ok(CHECK, "there are not several drivers")];
+    match versions.as_slice() {
+        [] => return vec![Outcome::skipped(CHECK, "no libraries of a driver are where they usually are")],
+        [one] => return vec![Outcome::ok(CHECK, format!("only libraries of driver {one} are there"))],
+        _ => {}
     }
     let what = format!("there are libraries of driver {}", versions.join(" and "));
     vec![Outcome::of(CHECK, &catalog::SEVERAL_VERSIONS, what, "remove the packages of those that are not loaded")]

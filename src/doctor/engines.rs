@@ -38,12 +38,13 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
     const CHECK: &str = "hook";
     let status = status::of(engine, &facts.installed);
     let what = format!("{}: {}", engine.kind, status.why);
-    if let (true, Some(file)) = (status.active, &status.file) {
-        let active = format!("{} starts the hook, by {} ({})", engine.kind, file.display(), status.stages.join(", "));
+    if status.active {
+        let active = format!("{} starts the hook, by {}", engine.kind, status.files());
         if status.why.is_empty() {
             return Outcome::ok(CHECK, active);
         }
-        let fix = format!("write \"when\": {{\"always\": true}} in {}", file.display());
+        let file = status.hooks.first().map(|hook| hook.file.display().to_string()).unwrap_or_default();
+        let fix = format!("write \"when\": {{\"always\": true}} in {file}");
         return Outcome::of(CHECK, &catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
     }
     let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;

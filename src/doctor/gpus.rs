@@ -105,8 +105,10 @@ pub(super) fn fabric(facts: &Facts) -> Vec<Outcome> {
     vec![Outcome::of(
         CHECK,
         &catalog::NO_FABRIC_MANAGER,
-        format!("the board has {switches} NVSwitches, and the fabric manager does not run"),
-        "systemctl enable --now nvidia-fabricmanager, of the same version as the driver",
+        format!(
+            "the board has {switches} NVSwitches, and the fabric manager does not run (it has to be of the driver's version)"
+        ),
+        "systemctl enable --now nvidia-fabricmanager",
     )]
 }
 

@@ -21,18 +21,37 @@ pub struct Status {
     pub version: Option<String>,
     /// Whether it starts our hook for containers
     pub active: bool,
-    /// The JSON file that says so; of Docker, the program that it finds
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file: Option<PathBuf>,
-    /// At which stages
+    /// Since which files, and at which stages; of Docker, the program that it finds
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub stages: Vec<String>,
+    pub hooks: Vec<Started>,
     /// Why not, or for which containers only
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// What mends it
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fix: String,
+}
+
+/// A JSON file of a hooks directory that has the engine start us.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Started {
+    /// The file
+    pub file: PathBuf,
+    /// The stages in it
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<String>,
+}
+
+impl Status {
+    /// `/…/a.json (prestart) and /…/b.json (precreate)`
+    #[must_use]
+    pub fn files(&self) -> String {
+        let words = |hook: &Started| match hook.stages.as_slice() {
+            [] => hook.file.display().to_string(),
+            stages => format!("{} ({})", hook.file.display(), stages.join(", ")),
+        };
+        self.hooks.iter().map(words).collect::<Vec<_>>().join(" and ")
+    }
 }
 
 /// At these our hook does something.
@@ -52,8 +71,7 @@ pub fn of(engine: &Engine, installed: &[PathBuf]) -> Status {
         installed: engine.program.is_some(),
         version: engine.version.map(|version| version.to_string()),
         active: false,
-        file: None,
-        stages: Vec::new(),
+        hooks: Vec::new(),
         why: String::new(),
         fix: String::new(),
     };
@@ -65,10 +83,8 @@ pub fn of(engine: &Engine, installed: &[PathBuf]) -> Status {
         return status;
     }
     let best = ours(engine).max_by_key(|entry| (entry.runs, entry.hook.applies == Applies::Always));
-    if let Some(entry) = best {
-        status.file = Some(entry.file.clone());
-        status.stages = ours(engine).flat_map(|entry| entry.hook.stages.clone()).collect();
-    }
+    let started = |entry: &Entry| Started { file: entry.file.clone(), stages: entry.hook.stages.clone() };
+    status.hooks = ours(engine).map(started).collect();
     let problem = stopped(engine).or_else(|| match best {
         Some(entry) => unfit(entry),
         None => Some(missing(engine, installed)),
@@ -84,7 +100,7 @@ pub fn of(engine: &Engine, installed: &[PathBuf]) -> Status {
 
 /// Why the engine starts no container at all.
 fn stopped(engine: &Engine) -> Option<(String, String)> {
-    let starts = if engine.kind == Kind::Crio { "CRI-O does not start" } else { "no container starts" };
+    let starts = if engine.kind == Kind::Crio { "it does not start" } else { "no container starts" };
     let refused = engine.settings.refused.as_ref().or_else(|| engine.hooks.refused.first());
     let Some((file, why)) = refused else {
         let why = || {
@@ -156,7 +172,7 @@ fn docker(engine: &Engine, status: &mut Status) {
     match &engine.dockers_hook {
         Some(program) if program.ends_with("oci-nvidia-hook") => {
             status.active = true;
-            status.file = Some(program.clone());
+            status.hooks = vec![Started { file: program.clone(), stages: Vec::new() }];
             status.why = "for containers started with --gpus".to_owned();
         }
         Some(program) => {

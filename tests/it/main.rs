@@ -23,6 +23,7 @@ mod cgroup;
 mod conformance;
 mod debian;
 mod docs;
+mod doctor;
 mod driver;
 mod engine;
 mod failure;
@@ -63,6 +64,7 @@ const ALL: &[&[Test]] = &[
     conformance::TESTS,
     debian::TESTS,
     docs::TESTS,
+    doctor::TESTS,
     failure::TESTS,
     features::TESTS,
     fuzz_corpus::TESTS,
