@@ -8,11 +8,9 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use serde_json::json;
 
-use super::{Facts, Outcome, tar};
+use super::{Facts, Outcome, gzip, tar};
 use crate::driver::DriverRoot;
 use crate::engine::Engine;
 use crate::engine::status::Status;
@@ -135,10 +133,9 @@ pub fn write(path: &Path, members: &[Member]) -> Result<()> {
     }
     tar::finish(&mut archive);
     let write = || -> std::io::Result<()> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        let mut encoder = GzEncoder::new(file, Compression::default());
-        encoder.write_all(&archive)?;
-        encoder.finish()?.sync_all()
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(&gzip::store(&archive))?;
+        file.sync_all()
     };
     write().with_context(|| {
         Failure::new(

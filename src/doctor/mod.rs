@@ -8,6 +8,7 @@ mod driver;
 mod engines;
 mod facts;
 mod gpus;
+mod gzip;
 mod host;
 mod look;
 mod tar;
