@@ -42,5 +42,6 @@ pub mod lower;
 pub mod nvml;
 pub mod oci;
 pub mod paths;
+pub mod record;
 pub mod request;
 pub mod sys;

@@ -13,6 +13,7 @@ pub mod prepare;
 pub mod rootfs;
 pub mod status;
 pub mod terminal;
+pub mod why;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -40,6 +41,8 @@ enum Verb {
     Prepare,
     Rootfs,
     Status,
+    Why,
+    Forget,
     Help,
     Version,
 }
@@ -61,6 +64,8 @@ pub struct Options {
     pub inventory: Option<PathBuf>,
     /// `--bundle`
     pub bundle: Option<PathBuf>,
+    /// Of `why`
+    pub container: Option<String>,
     /// Of `list`
     pub wanted: list::Wanted,
     /// Of `cdi`
@@ -102,6 +107,8 @@ pub fn run(args: Vec<OsString>, terminal: Terminal) -> ExitCode {
         Verb::Prepare => prepare::run(&options),
         Verb::Rootfs => rootfs::run(options.rootfs),
         Verb::Status => status::run(&options, terminal),
+        Verb::Why => why::run(&options),
+        Verb::Forget => hook::forget(),
         Verb::Help => output::print(output::HELP),
         Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
     }
@@ -138,6 +145,9 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Value(word), Some(Verb::Cdi(cdi::Verb::Check))) => {
                 options.cdi.names.push(word.to_string_lossy().into_owned());
             }
+            (Value(word), Some(Verb::Why)) if options.container.is_none() => {
+                options.container = Some(word.to_string_lossy().into_owned());
+            }
             (Value(word), None) => verb = Some(parse_verb(&word)?),
             (
                 Long("json"),
@@ -146,6 +156,7 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
                     | Verb::Explain
                     | Verb::Info
                     | Verb::Status
+                    | Verb::Why
                     | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check),
                 ),
             ) => options.json = true,
@@ -176,9 +187,10 @@ fn parse_verb(word: &OsString) -> Result<Verb> {
         Some("prestart" | "createRuntime") => Verb::Inject(hook::Place::Outside),
         Some("createContainer") => Verb::Inject(hook::Place::Inside),
         Some("precreate") => Verb::Precreate,
-        // Nothing is left on the host when a container ends.
-        Some("poststart" | "poststop") => Verb::Nothing,
         Some("doctor") => Verb::Doctor,
+        Some("poststart") => Verb::Nothing,
+        Some("poststop") => Verb::Forget,
+        Some("why") => Verb::Why,
         Some("explain") => Verb::Explain,
         Some("info") => Verb::Info,
         Some("list") => Verb::List,
@@ -213,7 +225,8 @@ mod tests {
             (&["createContainer"], Verb::Inject(hook::Place::Inside), Options::default()),
             (&["--config", "/c", "prestart"], Verb::Inject(hook::Place::Outside), with_config()),
             (&["precreate", "--config=/c"], Verb::Precreate, with_config()),
-            (&["poststop"], Verb::Nothing, Options::default()),
+            (&["poststop"], Verb::Forget, Options::default()),
+            (&["why", "web"], Verb::Why, Options { container: Some("web".into()), ..Options::default() }),
             (&["--help"], Verb::Help, Options::default()),
             (&["prestart", "-V"], Verb::Version, Options::default()),
             (&["status"], Verb::Status, Options::default()),
@@ -273,6 +286,7 @@ mod tests {
             &["cdi", "refresh", "--spec-dir", "x"],
             &["info", "--output", "x"],
             &["rootfs", "--bogus"],
+            &["why", "a", "b"],
         ] {
             let text = crate::error::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains("--help"), "{text}");

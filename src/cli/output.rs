@@ -10,6 +10,7 @@ oci-nvidia-hook: NVIDIA GPUs in containers of CRI-O and Podman
 usage: oci-nvidia-hook [--config FILE] STAGE < state.json
        oci-nvidia-hook [--config FILE] precreate < config.json > new.json
        oci-nvidia-hook [--config FILE] explain [options] < state.json
+       oci-nvidia-hook [--config FILE] why [--json] [CONTAINER]
        oci-nvidia-hook [--config FILE] info [--json] [--root DIR]
        oci-nvidia-hook [--config FILE] list [--root DIR] [--libraries] [--compat32]
                                        [--binaries] [--ipcs] [--firmwares]
@@ -29,10 +30,13 @@ stages:
   createContainer          the same, from inside of the container's namespaces
   precreate                Podman's own: print config.json with the GPUs in it,
                            so that the runtime sets the container up
-  poststart, poststop      nothing to do
+  poststop                 drop the record that \"why\" reads
+  poststart                nothing to do
 
 commands:
   explain  tell what the hook would do for a container, and change nothing
+  why      tell what the hook did for a container, by id or name, and why; without
+           one, list the last
   info     tell what driver and GPUs there are
   list     list the driver's files that containers can get
   prepare  load the driver's modules and make its device nodes, as root
@@ -46,7 +50,7 @@ commands:
 options:
   --config FILE   read this file; it must exist. Without it:
                   /etc/nvidia-container-runtime/config.toml, else defaults
-  --json          print JSON (doctor, explain, info, status, cdi list, cdi check)
+  --json          print JSON (doctor, explain, why, info, status, cdi list, cdi check)
   --root DIR      the directory that is / for the driver
   --bundle F      write what a bug report needs to this new file (doctor)
   --request       explain only what the container asks for, not the driver

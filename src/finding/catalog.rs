@@ -70,7 +70,8 @@ kinds! {
     SPEC_FILE "ONH-050" Error "the CDI spec cannot be written", "the one that was there is unchanged";
     SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec", "engines refuse a spec without devices";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read", "there are no GPUs to explain with";
-    BUNDLE "ONH-053" Error "the bundle cannot be written", "there is nothing to attach to a report";
+    NO_RECORD "ONH-053" Error "there is no record of the container", "a container that asks for no GPU has none";
+    BUNDLE "ONH-054" Error "the bundle cannot be written", "there is nothing to attach to a report";
     ENGINE_STOPPED "ONH-060" Error "an engine starts no container because of one of its files", "it refuses all of them for one mistake";
 
     UNKNOWN_KEY "ONH-101" Warning "an unknown key in config.toml", "it does nothing";

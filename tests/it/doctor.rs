@@ -321,7 +321,7 @@ fn each_fault_has_its_finding() {
         let id = line.split('"').nth(1).unwrap();
         seen += 1;
         // Made in another test: of a user, and of a bundle.
-        assert!(caused.contains(id) || ["ONH-211", "ONH-053"].contains(&id), "nothing causes {id} {name}");
+        assert!(caused.contains(id) || ["ONH-211", "ONH-054"].contains(&id), "nothing causes {id} {name}");
     }
     assert!(seen > 30, "{seen}");
 }
@@ -401,7 +401,7 @@ fn bundle() {
     std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
     for taken in [&path, &link, &dir.path().join("gone/b.tar.gz")] {
         let stderr = doctor(taken).failed(3);
-        assert!(stderr.contains("(ONH-053)") && stderr.contains("hint: "), "{stderr}");
+        assert!(stderr.contains("(ONH-054)") && stderr.contains("hint: "), "{stderr}");
     }
     assert!(std::fs::read(&path).unwrap() == content && link.symlink_metadata().unwrap().is_symlink());
     assert!(std::fs::metadata(dir.path().join("elsewhere")).is_err());

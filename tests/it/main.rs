@@ -35,6 +35,7 @@ mod kernels;
 mod ldcache;
 mod live;
 mod packaging;
+mod peers;
 mod podman;
 mod podman_shapes;
 mod precreate;
@@ -45,6 +46,7 @@ mod soak;
 mod status;
 mod support;
 mod systemd;
+mod why;
 
 use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -73,6 +75,7 @@ const ALL: &[&[Test]] = &[
     ldcache::TESTS,
     live::TESTS,
     packaging::TESTS,
+    peers::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
     precreate::TESTS,
@@ -82,6 +85,7 @@ const ALL: &[&[Test]] = &[
     soak::TESTS,
     status::TESTS,
     systemd::TESTS,
+    why::TESTS,
 ];
 
 fn main() -> std::process::ExitCode {
@@ -100,6 +104,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     let conclusion = libtest_mimic::run(&arguments, trials);
     support::remove_shared();
+    support::remove_records();
     conclusion.exit_code()
 }
 
