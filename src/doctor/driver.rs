@@ -152,10 +152,10 @@ pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
     if facts.driver.module.is_none() {
         return vec![Outcome::skipped(CHECK, NO_MODULE)];
     }
-    let is_loaded = facts.driver.modules.contains("nvidia_uvm");
+    // Without a list of modules, nobody knows.
+    let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
     let loaded = if is_loaded { "" } else { ", and the kernel module nvidia_uvm is not loaded" };
     if facts.driver.uvm.is_some() {
-        // A host without modules has it built in, or its list is hidden.
         return vec![Outcome::ok(CHECK, "the device node \"/dev/nvidia-uvm\" is there")];
     }
     let fix = match &facts.user {
@@ -184,13 +184,8 @@ pub(super) fn may_open(node: &Located, uid: u32, is_in: impl Fn(u32) -> bool) ->
 pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "hook-user";
     match &facts.driver.identity {
-        None => vec![Outcome::skipped(
-            CHECK,
-            match facts.user {
-                Some(_) => "who asks the driver for containers of root is seen by root only",
-                None => NO_MODULE,
-            },
-        )],
+        None if facts.driver.module.is_none() => vec![Outcome::skipped(CHECK, NO_MODULE)],
+        None => vec![Outcome::skipped(CHECK, "whether the hook of root may open the GPUs is seen by root only")],
         Some(Err(finding)) => vec![Outcome::found(CHECK, finding.clone())],
         Some(Ok(who)) => {
             let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());

@@ -1,6 +1,7 @@
 //! Checks of container engines, their runtimes, cgroups and CDI.
 
 use super::{Facts, Outcome};
+use crate::cdi::check::Verdict;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
 use crate::engine::{Engine, Kind, Version, status};
@@ -47,9 +48,23 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
         let fix = format!("write \"when\": {{\"always\": true}} in {file}");
         return Outcome::of(CHECK, &catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
     }
+    let usable = usable_cdi_devices(facts, engine);
     let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
+    if !stops && usable > 0 {
+        return Outcome::ok(
+            CHECK,
+            format!("{}: the hook is not active, and {usable} CDI devices are: {}", engine.kind, status.why),
+        );
+    }
     let kind = if stops { &catalog::ENGINE_STOPPED } else { &catalog::NOT_ACTIVE };
     Outcome::of(CHECK, kind, what, status.fix)
+}
+
+/// Of NVIDIA's GPUs: who uses these needs no hook.
+fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
+    let view = facts.cdi.iter().find(|view| view.dirs == engine.settings.cdi_dirs);
+    let of_nvidia = |verdict: &&Verdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
+    view.map_or(0, |view| view.verdicts.iter().filter(of_nvidia).count())
 }
 
 pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
@@ -57,7 +72,7 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for engine in with_hooks(facts) {
         for entry in engine.hooks.entries.iter().filter(|entry| entry.is_nvidias()) {
-            let what = format!("{} starts {} too, by {}", engine.kind, entry.hook.path.display(), entry.file.display());
+            let what = format!("{} starts {}, by {}", engine.kind, entry.hook.path.display(), entry.file.display());
             let fix = format!("remove NVIDIA's package, or: mv {0} {0}.off", entry.file.display());
             outcomes.push(Outcome::of(CHECK, &catalog::SECOND_HOOK, what, fix));
         }

@@ -26,6 +26,8 @@ pub struct Facts {
     pub config: Result<(Config, Vec<Finding>), Finding>,
     /// Where config.toml lets the log be written, and whether that works
     pub log: Option<(PathBuf, Result<(), String>)>,
+    /// Whether the journal takes lines
+    pub journal: bool,
     /// The driver and its GPUs
     pub driver: DriverFacts,
     /// Container engines

@@ -63,18 +63,17 @@ pub(super) fn failed(facts: &Facts) -> Vec<Outcome> {
     let Some((Ok(inventory), _)) = &facts.driver.nvml else {
         return vec![Outcome::skipped(CHECK, "NVML did not answer")];
     };
-    if inventory.failed.is_empty() {
-        return vec![Outcome::ok(CHECK, "every GPU that the kernel module has answers")];
+    // A node that is missing has been told of.
+    let failed: Vec<_> = inventory.failed.iter().filter(|failed| !failed.node_missing).collect();
+    if failed.is_empty() {
+        return vec![Outcome::ok(CHECK, "every GPU that has its device node answers")];
     }
     let xid = facts.driver.xid.as_ref().map(|xid| format!(" (the kernel says: {xid})")).unwrap_or_default();
     let outcome = |failed: &crate::inventory::FailedGpu| {
-        if failed.node_missing {
-            return Outcome::of(CHECK, &catalog::NODE_MISSING, failed.to_string(), "oci-nvidia-hook prepare");
-        }
         let fix = "nvidia-smi -q; journalctl -k | grep NVRM; a GPU that fell off the bus takes a reset or a reboot";
         Outcome::of(CHECK, &catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)
     };
-    inventory.failed.iter().map(outcome).collect()
+    failed.into_iter().map(outcome).collect()
 }
 
 pub(super) fn persistence(facts: &Facts) -> Vec<Outcome> {

@@ -19,7 +19,10 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
 pub(super) fn log(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "log";
     match &facts.log {
-        None => vec![Outcome::ok(CHECK, "the log is the journal: \"journalctl -t oci-nvidia-hook\"")],
+        None if facts.journal => vec![Outcome::ok(CHECK, "the log is the journal: \"journalctl -t oci-nvidia-hook\"")],
+        None => {
+            vec![Outcome::ok(CHECK, "there is no journal; what happened to a container is in \"oci-nvidia-hook why\"")]
+        }
         Some((path, Ok(()))) => vec![Outcome::ok(CHECK, format!("{path:?} can be written"))],
         Some((path, Err(_))) if facts.user.is_some() => {
             vec![Outcome::skipped(CHECK, format!("{path:?} is not for this user to write"))]

@@ -63,6 +63,7 @@ pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
             &text(host, "/etc/os-release").or_else(|| text(host, "/usr/lib/os-release")).unwrap_or_default(),
         ),
         log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log))),
+        journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
         driver: driver(host, &settings),
         cdi: cdi(host, &settings, &engines),
         installed: hooks::installed(host),
@@ -327,8 +328,11 @@ fn cdi(host: &DriverRoot, config: &Config, engines: &[Engine]) -> Vec<CdiView> {
         let files = registry::read(&dirs.iter().map(|dir| below(dir)).collect::<Vec<_>>());
         let now = Now { engines: &engines, stamp: stamp.as_ref() };
         let mut verdicts = check::devices(&files, &now, |path| rustix::fs::lstat(below(Path::new(path))).is_ok());
+        let is_ours = |file: usize| files.get(file).and_then(|file| Stamp::of(file.spec.as_ref().ok()?)).is_some();
         let conflicts = registry::resolve(&files).into_iter().filter_map(|(name, found)| match found {
             Found::Conflict(a, b) => {
+                // Ours is made anew by itself.
+                let (a, b) = if is_ours(a) { (b, a) } else { (a, b) };
                 let [a, b] =
                     [a, b].map(|file| files.get(file).map(|file| file.path.display().to_string()).unwrap_or_default());
                 verdicts.retain(|verdict| verdict.subject != name);

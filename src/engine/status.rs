@@ -127,6 +127,14 @@ fn unfit(entry: &Entry) -> Option<(String, String)> {
     if !entry.runs {
         return Some((format!("{file} names {program}, which cannot be run"), format!("chmod 755 {program}")));
     }
+    let says = |word: &str| entry.hook.args.iter().any(|arg| arg == word);
+    let other = OUR_STAGES.into_iter().find(|stage| says(stage));
+    let is_precreate = entry.hook.stages.iter().any(|stage| stage == PRECREATE);
+    if let Some(other) = other.filter(|_| says(PRECREATE) != is_precreate) {
+        let stages = entry.hook.stages.join(", ");
+        let why = format!("{file} starts it with \"{other}\" at the stage {stages}, where its input is another");
+        return Some((why, format!("make args and stages in {file} say the same")));
+    }
     match entry.hook.applies {
         Applies::Never => {
             let why = format!("the conditions in {file} are true for no container");

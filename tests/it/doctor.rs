@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("doctor::a_broken_host", NEEDS, broken),
     ("doctor::each_fault_has_its_finding", NEEDS, each_fault_has_its_finding),
     ("doctor::a_user_sees_less_and_says_so", NEEDS, a_user_sees_less),
+    ("doctor::cdi_is_enough", NEEDS, cdi_is_enough),
     ("doctor::nothing_is_changed", NEEDS, nothing_is_changed),
     ("doctor::bundle", &[Need::Program("tar")], bundle),
     ("doctor::this_host", &[], this_host),
@@ -42,14 +43,14 @@ fn good_host() -> &'static FakeDriver {
             r#"cd '{root}'
             mkdir -p sys/bus/pci/drivers/nvidia sys/fs/cgroup sys/fs/selinux/booleans run/systemd/system run/nvidia-persistenced \
                 usr/share/containers/oci/hooks.d usr/share/containers/oci/hooks.podman.d etc/containers/containers.conf.d \
-                etc/nvidia-container-runtime etc/crio/crio.conf.d dev/char usr/libexec
+                etc/nvidia-container-runtime etc/crio/crio.conf.d run/systemd/journal dev/char usr/libexec
             for bus in proc/driver/nvidia/gpus/*; do
                 device=sys/bus/pci/devices/${{bus##*/}}; mkdir -p $device
                 echo 0x10de >$device/vendor; echo 0x030200 >$device/class; ln -s ../../drivers/nvidia $device/driver
             done
             printf 'nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n' >proc/modules
             printf 'Character devices:\n195 nvidia\n511 nvidia-uvm\n' >proc/devices
-            touch sys/fs/cgroup/cgroup.controllers run/nvidia-persistenced/socket
+            touch sys/fs/cgroup/cgroup.controllers run/systemd/journal/socket run/nvidia-persistenced/socket
             for link in 195:255 195:254 511:0 511:1 195:0 195:1 195:2 195:3 195:4 195:5 195:6 195:7; do
                 ln -s ../null dev/char/$link; done
             touch dev/null
@@ -220,6 +221,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-502",
         Status::Note,
     ),
+    (
+        "sed -i 's/\"stages\": .*/\"stages\": [\"precreate\"]/' usr/share/containers/oci/hooks.d/*; rm etc/containers/containers.conf.d/*",
+        "hook",
+        "ONH-501: Podman as root: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts it with \"prestart\" at the stage precreate",
+        Status::Warning,
+    ),
     ("echo '{' >usr/share/containers/oci/hooks.d/x.json", "hook", "ONH-060: Podman", Status::Error),
     (
         "cp usr/share/containers/oci/hooks.podman.d/* usr/share/containers/oci/hooks.d",
@@ -362,10 +369,22 @@ fn a_user_sees_less() {
     let text = ran.ok();
     for says in [
         "asking NVML below another driver root takes root",
-        "who asks the driver for containers of root is seen by root only",
+        "whether the hook of root may open the GPUs is seen by root only",
     ] {
         assert!(text.contains(says), "{text}");
     }
+}
+
+/// Who uses CDI alone is told of no hook that is missing.
+fn cdi_is_enough() {
+    let dir = changed(
+        "rm usr/share/containers/oci/hooks.d/* etc/containers/containers.conf.d/*; mkdir -p etc/cdi; \
+         printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
+         env: [A=b]\\n' >etc/cdi/a.yaml",
+    );
+    let outcomes = examine(dir.path(), Caller::default());
+    assert!(doctor::worst(&outcomes) <= Status::Skipped, "{outcomes:?}");
+    assert!(outcomes.iter().any(|outcome| outcome.what.contains("the hook is not active, and 1 CDI devices are")));
 }
 
 fn nothing_is_changed() {
