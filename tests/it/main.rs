@@ -24,6 +24,7 @@ mod cgroup;
 mod conformance;
 mod debian;
 mod docs;
+mod doctor;
 mod driver;
 mod engine;
 mod failure;
@@ -43,6 +44,7 @@ mod precreate_podman;
 mod rpm;
 mod shapes;
 mod soak;
+mod status;
 mod support;
 mod systemd;
 mod why;
@@ -66,6 +68,7 @@ const ALL: &[&[Test]] = &[
     conformance::TESTS,
     debian::TESTS,
     docs::TESTS,
+    doctor::TESTS,
     failure::TESTS,
     features::TESTS,
     fuzz_corpus::TESTS,
@@ -82,6 +85,7 @@ const ALL: &[&[Test]] = &[
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
+    status::TESTS,
     systemd::TESTS,
     why::TESTS,
 ];
