@@ -29,6 +29,7 @@ mod driver;
 mod engine;
 mod failure;
 mod features;
+mod findings;
 mod fuzz_corpus;
 mod hostile;
 mod hosts;
@@ -71,6 +72,7 @@ const ALL: &[&[Test]] = &[
     doctor::TESTS,
     failure::TESTS,
     features::TESTS,
+    findings::TESTS,
     fuzz_corpus::TESTS,
     hostile::TESTS,
     hosts::TESTS,
