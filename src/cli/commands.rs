@@ -1,0 +1,276 @@
+//! The command line of `oci-nvidia-hook`, as data.
+
+use super::grammar::{Command, Completes, HELP, Operand, Opt, Program, VERSION, option, switch};
+use super::{Verb, cdi, hook};
+use Completes::{CdiDevices, Commands, Directories, Files, Nothing, Words};
+
+/// What is parsed, explained and completed.
+pub static PROGRAM: Program = Program {
+    name: "oci-nvidia-hook",
+    summary: "NVIDIA GPUs in containers of CRI-O and Podman",
+    about: "A container engine starts it for every container, as a hooks.d JSON file tells it to. It looks at the \
+            container's environment, and if that asks for GPUs with NVIDIA_VISIBLE_DEVICES, it mounts the driver's files \
+            and the GPUs' device nodes into the container before the container starts.",
+    options: &[
+        option(
+            "config",
+            None,
+            "FILE",
+            Files,
+            "read this file, which must exist; without it /etc/nvidia-container-runtime/config.toml, else defaults",
+        ),
+        switch(HELP, Some('h'), "print help, on a command if there is one"),
+        switch(VERSION, Some('V'), "print the version"),
+    ],
+    options_anywhere: true,
+    commands: COMMANDS,
+    exit_status: "0 done or nothing to do, 1 failed: the container must not start, 2 wrong command line",
+    examples: &[
+        ("with the hook's JSON file installed", "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi"),
+        ("what would a container get?", "oci-nvidia-hook explain --stage precreate < config.json"),
+        (
+            "with CDI, and no hook installed",
+            "oci-nvidia-hook cdi generate\npodman run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi",
+        ),
+    ],
+};
+
+/// What a script reads.
+static JSON: Opt = switch("json", None, "print JSON");
+static ROOT: Opt = option("root", None, "DIR", Directories, "the directory that is / for the driver");
+static SPEC_DIR: Opt =
+    option("spec-dir", None, "DIR", Directories, "look there for specs; the last counts most (/etc/cdi, /var/run/cdi)");
+static OUTPUT: Opt =
+    option("output", None, "FILE", Files, "write the spec there, - for stdout (/var/run/cdi/nvidia.yaml)");
+static FORMAT: Opt =
+    option("format", None, "FORMAT", Words(&["json", "yaml"]), "json or yaml (what the file's name says)");
+static NAME_STRATEGY: Opt = option(
+    "name-strategy",
+    None,
+    "LIST",
+    Words(&["index", "uuid", "index,uuid"]),
+    "name devices by index, uuid or both (index,uuid)",
+);
+static VENDOR: Opt = option("vendor", None, "VENDOR", Nothing, "of the devices' names (nvidia.com)");
+static CLASS: Opt = option("class", None, "CLASS", Nothing, "of the devices' names (gpu)");
+static ADDITIONAL_GIDS: Opt = switch(
+    "additional-gids",
+    None,
+    "put containers into the groups of device nodes (only if all engines of this host read that: Podman 5.1, CRI-O 1.30)",
+);
+static NO_ADDITIONAL_GIDS: Opt = switch("no-additional-gids", None, "do not");
+static HOOK_PATH: Opt =
+    option("hook-path", None, "FILE", Files, "the program that containers' runtimes start (this one)");
+static REQUEST: Opt = switch("request", None, "explain only what the container asks for, not the driver");
+static INVENTORY: Opt =
+    option("inventory", None, "FILE", Files, "explain with the GPUs of this file, made by info --json");
+static STAGE: Opt = option(
+    "stage",
+    None,
+    "STAGE",
+    Words(&["precreate", "prestart", "createRuntime", "createContainer"]),
+    "explain for this stage; at precreate stdin is config.json",
+);
+static CSV: Opt =
+    switch("csv", None, "print comma-separated values: a table of the driver, a blank line, a table of the GPUs");
+
+/// A stage: an engine calls it.
+const fn stage(name: &'static str, verb: Verb, summary: &'static str, about: &'static str) -> Command {
+    Command { name, verb, operand: None, redirections: " < state.json", summary, about, options: &[], examples: &[] }
+}
+
+const POST: &str = "Nothing is left on the host when a container ends.";
+
+static COMMANDS: &[Command] = &[
+    stage(
+        "prestart",
+        Verb::Inject(hook::Place::Outside),
+        "set the container up",
+        "An engine calls it when the container's file system is mounted and its process waits. The container's state is on \
+         stdin, and config.json is where the state says.",
+    ),
+    stage(
+        "createRuntime",
+        Verb::Inject(hook::Place::Outside),
+        "the same: its newer name",
+        "CRI-O and Podman call it where a hook's JSON file says prestart.",
+    ),
+    stage(
+        "createContainer",
+        Verb::Inject(hook::Place::Inside),
+        "the same, from inside of the container's namespaces",
+        "For engines that know only the newer stages. It does not work in a container with a user namespace.",
+    ),
+    Command {
+        redirections: " < config.json > new.json",
+        ..stage(
+            "precreate",
+            Verb::Precreate,
+            "Podman's own: print config.json with the GPUs in it",
+            "The runtime then sets the container up. Never put a JSON file with this stage into a directory that CRI-O reads: \
+             it does not start then.",
+        )
+    },
+    stage("poststart", Verb::Nothing, "nothing to do", POST),
+    stage("poststop", Verb::Nothing, "nothing to do", POST),
+    Command {
+        name: "explain",
+        verb: Verb::Explain,
+        operand: None,
+        redirections: " < state.json",
+        summary: "tell what the hook would do for a container",
+        about: "It goes the hook's way and changes nothing: which GPUs, which files, or why none. Stdin is the container's \
+                state, or with --stage precreate its config.json. The exit status is the hook's.",
+        options: &[&JSON, &REQUEST, &STAGE, &INVENTORY, &ROOT],
+        examples: &[
+            ("a container's OCI spec", "oci-nvidia-hook explain --stage precreate < config.json"),
+            (
+                "with the GPUs of another machine",
+                "oci-nvidia-hook explain --stage precreate --inventory gpus.json < config.json",
+            ),
+        ],
+    },
+    Command {
+        name: "info",
+        verb: Verb::Info,
+        operand: None,
+        redirections: "",
+        summary: "tell what driver and GPUs there are",
+        about: "The labels and their order are those of nvidia-container-cli info.",
+        options: &[&JSON, &CSV, &ROOT],
+        examples: &[
+            ("for people", "oci-nvidia-hook info"),
+            ("for explain on another machine", "oci-nvidia-hook info --json > gpus.json"),
+        ],
+    },
+    Command {
+        name: "list",
+        verb: Verb::List,
+        operand: None,
+        redirections: "",
+        summary: "list the driver's files and devices that containers can get",
+        about: "A path on each line, without the driver's root, in the order of nvidia-container-cli list. Without an option \
+                that chooses, everything: all devices, and the 32-bit libraries too. Only where devices are listed, the \
+                driver is asked for its GPUs.",
+        options: &[
+            &super::select::DEVICE,
+            &super::select::LIBRARIES,
+            &super::select::BINARIES,
+            &super::select::IPCS,
+            &super::select::FIRMWARES,
+            &super::select::COMPAT32,
+            &super::select::MIG_CONFIG,
+            &super::select::MIG_MONITOR,
+            &super::select::IMEX_CHANNEL,
+            &super::select::NO_PERSISTENCED,
+            &super::select::NO_FABRICMANAGER,
+            &super::select::NO_GSP_FIRMWARE,
+            &JSON,
+            &ROOT,
+        ],
+        examples: &[
+            ("what nvidia-smi needs on GPU 0", "oci-nvidia-hook list --device 0 --binaries --libraries"),
+            ("all of it, with its kind", "oci-nvidia-hook list --json"),
+        ],
+    },
+    Command {
+        name: "prepare",
+        verb: Verb::Prepare,
+        operand: None,
+        redirections: "",
+        summary: "load the driver's modules and make its device nodes, as root",
+        about: "It says what it did, a line each, and nothing where all is there. The hook does the same right after boot.",
+        options: &[&ROOT],
+        examples: &[],
+    },
+    Command {
+        name: "cdi generate",
+        verb: Verb::Cdi(cdi::Verb::Generate),
+        operand: None,
+        redirections: "",
+        summary: "write a CDI spec: GPUs as devices of podman --device, CRI-O and others",
+        about: "",
+        options: &[
+            &OUTPUT,
+            &FORMAT,
+            &NAME_STRATEGY,
+            &VENDOR,
+            &CLASS,
+            &ADDITIONAL_GIDS,
+            &NO_ADDITIONAL_GIDS,
+            &HOOK_PATH,
+            &SPEC_DIR,
+            &ROOT,
+        ],
+        examples: &[
+            ("where engines look for it", "oci-nvidia-hook cdi generate"),
+            ("to see it", "oci-nvidia-hook cdi generate --output - --format yaml"),
+        ],
+    },
+    Command {
+        name: "cdi refresh",
+        verb: Verb::Cdi(cdi::Verb::Refresh),
+        operand: None,
+        redirections: "",
+        summary: "write it if the one that is there does not fit the host any more",
+        about: "For boot, udev and package scripts: it says nothing, and asks no driver where nothing changed. The kernel does \
+                not say when MIG devices change: run it after nvidia-smi mig.",
+        options: &[
+            &OUTPUT,
+            &FORMAT,
+            &NAME_STRATEGY,
+            &VENDOR,
+            &CLASS,
+            &ADDITIONAL_GIDS,
+            &NO_ADDITIONAL_GIDS,
+            &HOOK_PATH,
+            &ROOT,
+        ],
+        examples: &[],
+    },
+    Command {
+        name: "cdi list",
+        verb: Verb::Cdi(cdi::Verb::List),
+        operand: None,
+        redirections: "",
+        summary: "list the CDI devices that engines find",
+        about: "",
+        options: &[&SPEC_DIR, &JSON, &ROOT],
+        examples: &[],
+    },
+    Command {
+        name: "cdi check",
+        verb: Verb::Cdi(cdi::Verb::Check),
+        operand: Some(Operand { name: "NAME", optional: true, many: true, completes: CdiDevices }),
+        redirections: "",
+        summary: "tell of each CDI device whether engines can use it, and why not",
+        about: "",
+        options: &[&SPEC_DIR, &JSON, &ROOT],
+        examples: &[("one of them", "oci-nvidia-hook cdi check nvidia.com/gpu=0")],
+    },
+    Command {
+        name: "completion",
+        verb: Verb::Completion,
+        operand: Some(Operand {
+            name: "SHELL",
+            optional: false,
+            many: false,
+            completes: Words(&["bash", "zsh", "fish"]),
+        }),
+        redirections: "",
+        summary: "print the script that completes commands and options in a shell",
+        about: "SHELL is bash, zsh or fish. Packages install it.",
+        options: &[],
+        examples: &[("in this bash", "source <(oci-nvidia-hook completion bash)")],
+    },
+    Command {
+        name: "help",
+        verb: Verb::Help,
+        operand: Some(Operand { name: "COMMAND", optional: true, many: true, completes: Commands }),
+        redirections: "",
+        summary: "print help, on a command if there is one",
+        about: "",
+        options: &[],
+        examples: &[],
+    },
+];
