@@ -27,7 +27,7 @@ pub static PROGRAM: Program = Program {
     exit_status: "0 done or nothing to do, 1 failed: the container must not start, 2 wrong command line",
     examples: &[
         ("with the hook's JSON file installed", "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi"),
-        ("what would a container get?", "oci-nvidia-hook explain --stage precreate < config.json"),
+        ("what a container would get", "oci-nvidia-hook explain --stage precreate < config.json"),
         (
             "with CDI, and no hook installed",
             "oci-nvidia-hook cdi generate\npodman run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi",

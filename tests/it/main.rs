@@ -22,17 +22,20 @@ mod cdi_schema;
 mod cgroup;
 mod conformance;
 mod debian;
+mod docker;
 mod docs;
 mod driver;
 mod engine;
 mod failure;
 mod features;
 mod fuzz_corpus;
+mod help;
 mod hostile;
 mod hosts;
 mod kernels;
 mod ldcache;
 mod live;
+mod nvidia_cli;
 mod packaging;
 mod podman;
 mod podman_shapes;
@@ -61,14 +64,17 @@ const ALL: &[&[Test]] = &[
     cgroup::TESTS,
     conformance::TESTS,
     debian::TESTS,
+    docker::TESTS,
     docs::TESTS,
     failure::TESTS,
     features::TESTS,
     fuzz_corpus::TESTS,
+    help::TESTS,
     hostile::TESTS,
     hosts::TESTS,
     ldcache::TESTS,
     live::TESTS,
+    nvidia_cli::TESTS,
     packaging::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
