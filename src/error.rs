@@ -9,17 +9,20 @@ use std::io;
 
 use nix::errno::Errno;
 
+use crate::finding::catalog::{self, Kind};
+
 /// What could not be done, and the command or the setting that mends it.
 #[derive(Debug)]
 pub struct Failure {
+    kind: &'static Kind,
     what: String,
     hint: String,
 }
 
 impl Failure {
     /// `what` in lower case without a final period, objects quoted; `hint` starts with a verb.
-    pub fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { what: what.into(), hint: hint.into() }
+    pub fn new(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { kind, what: what.into(), hint: hint.into() }
     }
 }
 
@@ -32,28 +35,51 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// A [`Failure`] as an error of its own.
-pub fn failure(what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Failure::new(what, hint))
+pub fn failure(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Failure::new(kind, what, hint))
 }
 
-/// An error as one line, outermost action first, cause last, and a second line `hint: …` if one is known.
-///
-/// Container data can stand in an error, so control characters are escaped: the text goes to terminals and logs.
+/// An error of this kind, unless something closer to its cause has said of what kind it is.
+#[must_use]
+pub fn classify(error: anyhow::Error, kind: &'static Kind, hint: &str) -> anyhow::Error {
+    if error.downcast_ref::<Failure>().is_some() { error } else { error.context(Failure::new(kind, "", hint)) }
+}
+
+/// An error in words. Container data can stand in it, so control characters are escaped: it goes to terminals and logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Which one of the catalogue; the outermost, if there are several.
+    pub kind: &'static Kind,
+    /// Outermost action first, cause last.
+    pub line: String,
+    /// What mends it; empty if that is not known.
+    pub hint: String,
+}
+
+impl Told {
+    /// Tells it.
+    #[must_use]
+    pub fn of(error: &anyhow::Error) -> Self {
+        let causes: Vec<_> = error.chain().map(describe).filter(|cause| !cause.is_empty()).collect();
+        let line = in_our_words(&one_line(&causes.join(": ")));
+        let failure = error.downcast_ref::<Failure>();
+        let hint = failure.map(|failure| in_our_words(&one_line(&failure.hint)));
+        Self { kind: failure.map_or(&catalog::SYSTEM, |failure| failure.kind), line, hint: hint.unwrap_or_default() }
+    }
+}
+
+/// An error as one line with its number, and a second line `hint: …` if one is known.
 #[must_use]
 pub fn render(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        if !line.is_empty() {
-            line.push_str(": ");
-        }
-        line.push_str(&describe(cause));
-    }
-    let mut text = one_line(&line);
-    if let Some(failure) = error.downcast_ref::<Failure>() {
-        text.push_str("\nhint: ");
-        text.push_str(&one_line(&failure.hint));
-    }
-    in_our_words(&text)
+    let Told { kind, line, hint } = Told::of(error);
+    let hint = if hint.is_empty() { hint } else { format!("\nhint: {hint}") };
+    format!("{line} ({}){hint}", kind.id)
+}
+
+/// An error as one line, to stand inside of another text.
+#[must_use]
+pub fn line(error: &anyhow::Error) -> String {
+    Told::of(error).line
 }
 
 /// What of a text is shown at most, in characters: a container may put a megabyte into a variable.
@@ -131,28 +157,34 @@ mod tests {
 
     #[test]
     fn renders_outermost_first_and_the_hint_last() {
-        let error = anyhow::Error::new(io::Error::from_raw_os_error(30))
-            .context("open \"/x\"")
-            .context(Failure::new("cannot inject GPU 0", "mount it read-write"));
+        let error = anyhow::Error::new(io::Error::from_raw_os_error(30)).context("open \"/x\"").context(Failure::new(
+            &catalog::CONFIG,
+            "cannot inject GPU 0",
+            "mount it read-write",
+        ));
         assert_eq!(
             render(&error),
-            "cannot inject GPU 0: open \"/x\": read-only file system (EROFS)\nhint: mount it read-write"
+            "cannot inject GPU 0: open \"/x\": read-only file system (EROFS) (ONH-005)\nhint: mount it read-write"
         );
     }
 
     #[test]
     fn a_hint_below_other_context_is_kept() {
-        let error = Err::<(), _>(failure("no driver", "install it")).context("cannot set up").unwrap_err();
-        assert_eq!(render(&error), "cannot set up: no driver\nhint: install it");
+        let error =
+            Err::<(), _>(failure(&catalog::CONFIG, "no driver", "install it")).context("cannot set up").unwrap_err();
+        assert_eq!(render(&error), "cannot set up: no driver (ONH-005)\nhint: install it");
     }
 
     #[test]
     fn says_nothing_that_podman_takes_for_its_own() {
         for (error, says) in [
-            (anyhow::Error::new(io::Error::from(Errno::ENOENT)), "it does not exist (ENOENT)"),
-            (anyhow::Error::new(io::Error::from(Errno::EPERM)), "not allowed (EPERM)"),
-            (anyhow::Error::new(rustix::io::Errno::ACCESS), "access denied (EACCES)"),
-            (failure("libx.so: No such file or directory", "Not Found"), "libx.so: it does not exist\nhint: missing"),
+            (anyhow::Error::new(io::Error::from(Errno::ENOENT)), "it does not exist (ENOENT) (ONH-001)"),
+            (anyhow::Error::new(io::Error::from(Errno::EPERM)), "not allowed (EPERM) (ONH-001)"),
+            (anyhow::Error::new(rustix::io::Errno::ACCESS), "access denied (EACCES) (ONH-001)"),
+            (
+                failure(&catalog::CONFIG, "libx.so: No such file or directory", "Not Found"),
+                "libx.so: it does not exist (ONH-005)\nhint: missing",
+            ),
         ] {
             assert_eq!(render(&error), says);
         }
@@ -160,15 +192,15 @@ mod tests {
 
     #[test]
     fn container_data_is_cut() {
-        let text = render(&failure("x".repeat(1 << 20), "y"));
-        assert!(text.len() < 2100 && text.ends_with("…\nhint: y"), "{}", text.len());
+        let text = render(&failure(&catalog::CONFIG, "x".repeat(1 << 20), "y"));
+        assert!(text.len() < 2100 && text.ends_with("… (ONH-005)\nhint: y"), "{}", text.len());
     }
 
     #[test]
     fn container_data_cannot_break_the_line() {
-        let error = failure("unknown device a\n\u{1b}[2Jb", "x\ny");
-        assert_eq!(render(&error), "unknown device a\\n\\u{1b}[2Jb\nhint: x\\ny");
-        let error = failure("a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
-        assert_eq!(render(&error), "a\\u{202e}b\\u{2028}c\nhint: d\\u{2066}\\u{85}");
+        let error = failure(&catalog::CONFIG, "unknown device a\n\u{1b}[2Jb", "x\ny");
+        assert_eq!(render(&error), "unknown device a\\n\\u{1b}[2Jb (ONH-005)\nhint: x\\ny");
+        let error = failure(&catalog::CONFIG, "a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
+        assert_eq!(render(&error), "a\\u{202e}b\\u{2028}c (ONH-005)\nhint: d\\u{2066}\\u{85}");
     }
 }

@@ -12,7 +12,7 @@ use crate::driver::nodes::{self, CTL_MINOR, DeviceNode};
 use crate::driver::{DriverRoot, diagnosis, locate};
 use crate::edits::{Edits, build};
 use crate::error::failure;
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, select};
@@ -39,7 +39,7 @@ pub fn decide<'a>(
         match require::check(requirement, &properties) {
             Err(error) if config.requirements() == Require::Warn => {
                 let Finding { what, fix, .. } = Finding::error(&error);
-                findings.push(Finding::warning("ONH-204", what, "the container's programs may fail", fix));
+                findings.push(Finding::of(&catalog::REQUIREMENT_WARNING, what, fix));
             }
             checked => checked?,
         }
@@ -208,10 +208,9 @@ impl Host {
         if request.capabilities.any(&[Capability::Compute, Capability::Video]) {
             match nodes::optional(&self.dev, "nvidia-uvm")? {
                 Some(uvm) => found.push(uvm),
-                None if request.devices != VisibleDevices::None => findings.push(Finding::warning(
-                    "ONH-205",
+                None if request.devices != VisibleDevices::None => findings.push(Finding::of(
+                    &catalog::NO_UVM,
                     "the device node \"/dev/nvidia-uvm\" is missing",
-                    "CUDA will not work in the container",
                     "run \"nvidia-modprobe -c 0 -u\" as root on the host",
                 )),
                 None => {}
@@ -291,11 +290,16 @@ impl Host {
             asked.into_iter().filter_map(|(name, value, cap)| Some((name, value.as_ref()?, cap)))
         {
             if value != "all" {
-                return Err(failure(format!("{variable}={value:?} is not \"all\""), format!("set {variable}=all")));
+                return Err(failure(
+                    &catalog::BAD_REQUEST,
+                    format!("{variable}={value:?} is not \"all\""),
+                    format!("set {variable}=all"),
+                ));
             }
             if request.devices != VisibleDevices::All && devices.iter().any(|device| matches!(device, Device::Mig(..)))
             {
                 return Err(failure(
+                    &catalog::BAD_REQUEST,
                     format!("{variable}=all cannot go with chosen MIG devices"),
                     "choose whole GPUs, or all",
                 ));
@@ -338,6 +342,7 @@ pub fn imex_channel(text: &str) -> Result<u32> {
     const CHANNELS: u32 = 1 << 20;
     parse_decimal(text).filter(|number| *number < CHANNELS).ok_or_else(|| {
         failure(
+            &catalog::BAD_REQUEST,
             format!("{text:?} is no IMEX channel"),
             format!("ask for numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
         )
@@ -350,6 +355,7 @@ fn cannot_give(uuid: &str, gpu: &Gpu) -> String {
 
 fn no_driver(root: &DriverRoot) -> anyhow::Error {
     failure(
+        &catalog::NO_LIBRARIES,
         format!("there is no NVIDIA driver below {}: no \"libnvidia-ml.so.1\" is there", root.path()),
         "install the driver (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or unset \
          NVIDIA_VISIBLE_DEVICES to run the container without GPUs",

@@ -51,6 +51,11 @@ impl Log {
         Ok(())
     }
 
+    /// Lines from here on are about this container.
+    pub fn about(&mut self, container: &str) {
+        self.container = one_line(container);
+    }
+
     /// Whether lines go to a file.
     #[must_use]
     pub const fn is_open(&self) -> bool {
@@ -69,12 +74,12 @@ impl Log {
     /// What does not. Notes go to the file only.
     pub fn finding(&mut self, finding: &Finding) {
         let what = one_line(&finding.what);
-        match finding.severity {
+        match finding.kind.severity {
             Severity::Note => self.write("note", &what),
             Severity::Warning | Severity::Error => {
                 let fix = one_line(&finding.fix);
-                say(&format!("{NAME}: warning: {what} ({})\nhint: {fix}", finding.id));
-                self.write("warning", &format!("{what} ({}); hint: {fix}", finding.id));
+                say(&format!("{NAME}: warning: {what} ({})\nhint: {fix}", finding.kind.id));
+                self.write("warning", &format!("{what} ({}); hint: {fix}", finding.kind.id));
             }
         }
     }
@@ -108,11 +113,11 @@ mod tests {
         let path = dir.path().join("log");
         let mut log = Log::of("c1\nx");
         log.open(&HostPath::new(&path)).unwrap();
-        log.error(&crate::error::failure("a", "b"));
+        log.error(&crate::error::failure(&crate::finding::catalog::CONFIG, "a", "b"));
         log.note("c\nd");
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().map(|line| line.split_once("]: ").unwrap().1).collect();
-        assert_eq!(lines, ["error: c1\\nx: a", "error: c1\\nx: hint: b", "note: c1\\nx: c\\nd"]);
+        assert_eq!(lines, ["error: c1\\nx: a (ONH-005)", "error: c1\\nx: hint: b", "note: c1\\nx: c\\nd"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use super::spec::Spec;
 use super::{decode, yaml};
 use crate::error::Failure;
+use crate::finding::catalog;
 
 /// NVIDIA's name for it: a spec of nvidia-ctk is replaced, where one of another name would be in conflict with it.
 pub const DEFAULT_NAME: &str = "nvidia";
@@ -84,8 +85,13 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
         }
         written
     };
-    write()
-        .with_context(|| Failure::new(format!("cannot write {path:?}"), "run it as root, or name a file with --output"))
+    write().with_context(|| {
+        Failure::new(
+            &catalog::SPEC_FILE,
+            format!("cannot write {path:?}"),
+            "run it as root, or name a file with --output",
+        )
+    })
 }
 
 fn write_new(path: &Path, text: &str) -> Result<()> {

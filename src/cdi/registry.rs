@@ -68,7 +68,7 @@ pub fn read_spec(path: &Path) -> Result<Spec, String> {
         anyhow::ensure!(file.metadata()?.is_file(), "it is no regular file");
         read_limited(file, MAX_SPEC)
     };
-    let bytes = read().map_err(|error| crate::error::render(&error))?;
+    let bytes = read().map_err(|error| crate::error::line(&error))?;
     let spec = file::parse(&bytes).map_err(|error| format!("{error:#}"))?;
     spec.check()?;
     Ok(spec)

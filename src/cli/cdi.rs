@@ -17,8 +17,8 @@ use crate::cdi::spec::Spec;
 use crate::cdi::stamp::Stamp;
 use crate::config::Config;
 use crate::edits::{DeviceNode, Edits};
-use crate::error::{failure, render};
-use crate::finding::Finding;
+use crate::error::{failure, line};
+use crate::finding::{Finding, catalog};
 use crate::host::Host;
 use crate::inventory::Inventory;
 use crate::inventory::select::permitted_devices;
@@ -131,6 +131,7 @@ impl Options {
             Some(path) => match Format::of(path) {
                 Some(format) => Ok((Some(path.clone()), self.format.unwrap_or(format))),
                 None => Err(failure(
+                    &catalog::COMMAND_LINE,
                     format!("engines do not read {path:?}"),
                     "name a file that ends in .json or .yaml with --output",
                 )),
@@ -161,6 +162,7 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
     let spec = spec_of(&config, &options.cdi, stamp.as_ref())?;
     if spec.devices.is_empty() {
         return Err(failure(
+            &catalog::SPEC_EMPTY,
             "there is no GPU for containers on this host",
             "look for it with \"oci-nvidia-hook info\"; see [devices] in config.toml for those that are kept from containers",
         ));
@@ -181,7 +183,11 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
 /// whenever something may have changed.
 fn refresh(options: &super::Options) -> Result<ExitCode> {
     let (Some(path), format) = options.cdi.target()? else {
-        return Err(failure("\"cdi refresh\" needs a file", "name it with --output, or use \"cdi generate\""));
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            "\"cdi refresh\" needs a file",
+            "name it with --output, or use \"cdi generate\"",
+        ));
     };
     let config = info::configuration(options)?;
     // What comes while this runs starts no second run: systemd has one of a service at a time.
@@ -231,12 +237,12 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<
     for device in permitted_devices(&host.inventory, &config.devices) {
         match host.device_edits(&request, device) {
             Ok(edits) => devices.push(Named { names: options.naming.names(device), edits }),
-            Err(error) => findings.push(left_out(render(&error))),
+            Err(error) => findings.push(left_out(line(&error))),
         }
     }
     findings.extend(host.inventory.failed.iter().map(|failed| left_out(failed.to_string())));
     findings.extend(host.findings());
-    let complete = !findings.iter().any(|finding| finding.id == LEFT_OUT);
+    let complete = !findings.iter().any(|finding| finding.kind == &catalog::SPEC_LACKS_GPU);
     let nodes = nodes(devices.iter().map(|device| &device.edits).chain([&common]));
     let is_for_a_group = nodes.values().any(|node| node.additional_gid().is_some());
     let facts = HostFacts {
@@ -271,13 +277,10 @@ fn request(config: &Config) -> GpuRequest {
     }
 }
 
-const LEFT_OUT: &str = "ONH-401";
-
 fn left_out(what: String) -> Finding {
-    Finding::warning(
-        LEFT_OUT,
+    Finding::of(
+        &catalog::SPEC_LACKS_GPU,
         what,
-        "it is not in the CDI spec",
         "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host, then run \"oci-nvidia-hook cdi refresh\"",
     )
 }
@@ -295,7 +298,11 @@ pub(super) fn program(options: &Options) -> Result<HostPath> {
         None => std::env::current_exe()?,
     };
     if !path.is_absolute() {
-        return Err(failure(format!("the program {path:?} is no absolute path"), "name it so with --hook-path"));
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            format!("the program {path:?} is no absolute path"),
+            "name it so with --hook-path",
+        ));
     }
     Ok(HostPath::new(path))
 }

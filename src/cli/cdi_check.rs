@@ -16,7 +16,7 @@ use crate::cdi::engine::{self, Engine, Kind};
 use crate::cdi::registry::{self, Found, SpecFile};
 use crate::cdi::stamp::Stamp;
 use crate::error::one_line;
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::sys::process;
 
 /// Engines that look in the same directories.
@@ -94,10 +94,9 @@ pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
             let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
             let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
             let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-            doubts.push(Finding::warning(
-                "ONH-403",
+            doubts.push(Finding::of(
+                &catalog::SPEC_UNSEEN,
                 format!("{path:?} is in no directory where {engines} looks for CDI specs"),
-                "no container gets its devices",
                 format!("name a file in one of {} with --output, or set cdi_spec_dirs", dirs.join(", ")),
             ));
             continue;
@@ -108,7 +107,7 @@ pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
         doubts.extend(other.map(|other| {
             let what = format!("{:?} has devices of the same names", other.path);
             let fix = format!("run \"rm {}\"", other.path.display());
-            Finding::warning("ONH-402", what, "engines do not take those that were written", fix)
+            Finding::of(&catalog::SPEC_CONFLICT, what, fix)
         }));
     }
     doubts

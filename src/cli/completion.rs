@@ -1,6 +1,5 @@
 //! `completion SHELL`: scripts that complete commands and options, made from the grammar.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -23,9 +22,9 @@ const CDI_DEVICES: &str = "oci-nvidia-hook cdi list 2>/dev/null";
 
 /// All options, each once.
 fn options() -> impl Iterator<Item = &'static Opt> {
-    let mut seen = BTreeSet::new();
     let of_commands = PROGRAM.commands.iter().flat_map(|command| command.options.iter().copied());
-    of_commands.chain(PROGRAM.options).filter(move |option| seen.insert(option.long))
+    let mut seen = Vec::new();
+    of_commands.chain(PROGRAM.options).filter(move |option| is_new(&mut seen, option.long))
 }
 
 /// Options with a value, by what completes it, as patterns of a shell's `case`.
@@ -50,13 +49,32 @@ fn value_options() -> String {
     values().into_iter().map(|(_, patterns)| patterns).collect::<Vec<_>>().join("|")
 }
 
-/// First words of commands of two.
-fn groups() -> BTreeSet<&'static str> {
-    PROGRAM.commands.iter().filter_map(|command| Some(command.name.split_once(' ')?.0)).collect()
+/// Whether it was not there before.
+fn is_new(seen: &mut Vec<&'static str>, word: &'static str) -> bool {
+    let new = !seen.contains(&word);
+    if new {
+        seen.push(word);
+    }
+    new
 }
 
-fn first_words() -> BTreeSet<&'static str> {
-    PROGRAM.commands.iter().filter_map(|command| command.name.split(' ').next()).collect()
+/// First words of commands of two.
+fn groups() -> Vec<&'static str> {
+    let mut groups = Vec::new();
+    for command in PROGRAM.commands {
+        if let Some((group, _)) = command.name.split_once(' ') {
+            is_new(&mut groups, group);
+        }
+    }
+    groups
+}
+
+fn first_words() -> Vec<&'static str> {
+    let mut words = Vec::new();
+    for command in PROGRAM.commands {
+        is_new(&mut words, command.name.split_once(' ').map_or(command.name, |(first, _)| first));
+    }
+    words
 }
 
 fn second_words(group: &'static str) -> Vec<&'static str> {
@@ -72,7 +90,7 @@ fn option_words(command: Option<&'static Command>) -> Vec<String> {
 fn operand_words(command: &Command) -> String {
     match command.operand.map(|operand| operand.completes) {
         Some(Completes::Words(words)) => words.join(" "),
-        Some(Completes::Commands) => first_words().into_iter().collect::<Vec<_>>().join(" "),
+        Some(Completes::Commands) => first_words().join(" "),
         Some(Completes::CdiDevices) => format!("$({CDI_DEVICES})"),
         _ => String::new(),
     }
@@ -107,7 +125,7 @@ _oci_nvidia_hook() {{
     case $prev in
 ",
         values = value_options(),
-        groups = groups().into_iter().collect::<Vec<_>>().join("|"),
+        groups = groups().join("|"),
     );
     for (completes, patterns) in values() {
         let reply = match completes {
@@ -121,7 +139,7 @@ _oci_nvidia_hook() {{
         writeln!(text, "        {patterns}) {reply} ;;").ok();
     }
     text.push_str("    esac\n    case $command in\n");
-    let first: Vec<_> = first_words().into_iter().collect();
+    let first = first_words();
     writeln!(text, "        '') words='{} {}' ;;", first.join(" "), option_words(None).join(" ")).ok();
     for group in groups() {
         writeln!(text, "        {group}) words='{} --help' ;;", second_words(group).join(" ")).ok();
@@ -178,7 +196,7 @@ _oci_nvidia_hook() {{
     case $words[CURRENT-1] in
 ",
         values = value_options(),
-        groups = groups().into_iter().collect::<Vec<_>>().join("|"),
+        groups = groups().join("|"),
     );
     for (completes, patterns) in values() {
         let reply = match completes {
@@ -190,11 +208,11 @@ _oci_nvidia_hook() {{
         writeln!(text, "        ({patterns}) {reply}; return ;;").ok();
     }
     text.push_str("    esac\n    case $command in\n        ('')\n            found=(\n");
-    let mut groups_told = BTreeSet::new();
+    let mut groups_told = Vec::new();
     for command in PROGRAM.commands {
         let told = match command.name.split_once(' ') {
             None => described(command.name, command.summary),
-            Some((group, _)) if groups_told.insert(group) => described(group, &second_words(group).join(", ")),
+            Some((group, _)) if is_new(&mut groups_told, group) => described(group, &second_words(group).join(", ")),
             Some(_) => continue,
         };
         writeln!(text, "                {told}").ok();
@@ -229,7 +247,7 @@ _oci_nvidia_hook() {{
 
 fn fish() -> String {
     let mut text = String::from("# made by \"oci-nvidia-hook completion fish\"\n");
-    let first: Vec<_> = first_words().into_iter().collect();
+    let first = first_words();
     writeln!(text, "set -l commands {}\ncomplete -c oci-nvidia-hook -f", first.join(" ")).ok();
     for option in PROGRAM.options {
         fish_option(&mut text, "", option);
@@ -242,7 +260,7 @@ fn fish() -> String {
         let condition = match command.name.split_once(' ') {
             None => {
                 fish_word(&mut text, "not __fish_seen_subcommand_from $commands", command.name, command.summary);
-                let others = groups().into_iter().collect::<Vec<_>>().join(" ");
+                let others = groups().join(" ");
                 format!("__fish_seen_subcommand_from {}; and not __fish_seen_subcommand_from {others}", command.name)
             }
             Some((group, word)) => {

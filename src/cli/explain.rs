@@ -205,7 +205,7 @@ fn in_words(explanation: &Explanation) -> String {
         writeln!(text, "edit: {}", text::line(edit)).ok();
     }
     for finding in findings {
-        writeln!(text, "{} {:?}: {}", finding.id, finding.severity, one_line(&finding.what)).ok();
+        writeln!(text, "{} {:?}: {}", finding.kind.id, finding.kind.severity, one_line(&finding.what)).ok();
         if !finding.fix.is_empty() {
             writeln!(text, "  hint: {}", one_line(&finding.fix)).ok();
         }

@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use super::Verb;
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::nearest::nearest;
 
 /// A program, under one of the names that it is called by.
@@ -273,13 +274,18 @@ fn check_operands(program: &Program, command: &'static Command, operands: &[OsSt
 /// An error of the command line.
 pub fn wrong(program: &Program, command: Option<&Command>, what: &str) -> anyhow::Error {
     let command = command.map_or_else(String::new, |command| format!("{} ", command.name));
-    failure(format!("wrong command line: {what}"), format!("run \"{} {command}--help\"", program.name))
+    failure(
+        &catalog::COMMAND_LINE,
+        format!("wrong command line: {what}"),
+        format!("run \"{} {command}--help\"", program.name),
+    )
 }
 
 fn unknown(program: &Program, what: &str, meant: Option<&str>) -> anyhow::Error {
     match meant {
         None => wrong(program, None, what),
         Some(meant) => failure(
+            &catalog::COMMAND_LINE,
             format!("wrong command line: {what}"),
             format!("did you mean {meant}? See \"{} --help\"", program.name),
         ),

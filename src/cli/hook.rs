@@ -11,8 +11,8 @@ use super::prepare::prepare_host;
 use crate::config::{self, Config};
 use crate::driver::{DriverRoot, compat};
 use crate::edits::Edits;
-use crate::error::{Failure, render};
-use crate::finding::Finding;
+use crate::error::{Failure, classify, line};
+use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
 use crate::inject::cgroup::DeviceRule;
 use crate::inject::container::Container;
@@ -76,8 +76,7 @@ pub fn read_request(
         && let Err(error) = log.open(path)
     {
         // Losing a log is no reason to stop a container.
-        let why = "what happens to containers is not in the log";
-        log.finding(&Finding::warning("ONH-102", render(&error), why, "check debug in config.toml"));
+        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
     }
     findings.iter().for_each(|finding| log.finding(finding));
     match request::from_spec(spec, &config)? {
@@ -106,10 +105,9 @@ pub fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Con
 /// A request that may not be made.
 #[must_use]
 pub fn refused(reason: String) -> Finding {
-    Finding::warning(
-        "ONH-103",
+    Finding::of(
+        &catalog::REFUSED,
         reason,
-        "the container starts without GPUs",
         "start it privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in config.toml",
     )
 }
@@ -122,10 +120,11 @@ pub fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
         file(path).is_some_and(|program| file(Path::new("/proc/self/exe")) == Some(program))
     };
     let by = others::set_up_by(spec, is_us)?;
-    Some(Finding {
-        fix: "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option".to_owned(),
-        ..Finding::note("ONH-105", format!("the container is left alone: config.json has {by}, which sets it up"))
-    })
+    Some(Finding::of(
+        &catalog::OTHERS,
+        format!("the container is left alone: config.json has {by}, which sets it up"),
+        "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option",
+    ))
 }
 
 fn read_state() -> Result<State> {
@@ -199,7 +198,8 @@ pub fn set_up_gpus(
     // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
     if config.edit_cgroups && !ns::in_user_namespace()? {
         let rules = rules_to_add(&edits, spec);
-        let outcome = cgroup::allow(Pid::from_raw(pid), &state.id, &rules)?;
+        let outcome = cgroup::allow(Pid::from_raw(pid), &state.id, &rules)
+            .map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?;
         outcome.findings.iter().for_each(|finding| log.finding(finding));
     }
     let findings = inject::carry_out(plan, container)?;
@@ -265,7 +265,8 @@ fn leave_device_cgroup(runtime: i32) -> Result<()> {
 /// A root user of a user namespace may not.
 fn kept_inside(why: &anyhow::Error) -> Failure {
     Failure::new(
-        format!("the hook cannot leave the container's device cgroup ({})", render(why)),
+        &catalog::CGROUP,
+        format!("the hook cannot leave the container's device cgroup ({})", line(why)),
         "have it called at another stage: precreate (Podman), createRuntime or prestart",
     )
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::{Options, output};
 use crate::config::{self, Config};
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::host::Host;
 use crate::inventory::report::Report;
 use crate::inventory::{FailedGpu, Gpu, Inventory};
@@ -57,12 +57,8 @@ pub(super) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String>
 }
 
 fn not_usable(failed: &FailedGpu) -> Finding {
-    Finding::warning(
-        "ONH-209",
-        failed.to_string(),
-        "it is not in the table",
-        "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host",
-    )
+    let fix = "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host";
+    Finding::of(&catalog::NOT_IN_TABLE, failed.to_string(), fix)
 }
 
 /// Config.toml with the driver root of the command line.

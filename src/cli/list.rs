@@ -1,6 +1,7 @@
 //! `list`: the driver's files and devices that containers can get, a path on each line, without the driver root. The order
 //! is that of `nvidia-container-cli list`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,6 +16,7 @@ use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::locate::{DriverFiles, locate};
 use crate::driver::{DriverRoot, diagnosis};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::host::{self, Host};
 use crate::inventory::caps::{MigCap, parse_mig_minors};
 use crate::inventory::procfs::{self, DRIVER_PROC};
@@ -162,9 +164,9 @@ fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item>
         paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
         if let Some(minors) = &minors {
             paths.push("/dev/nvidia-caps".into());
-            let mut of_gpu: Vec<_> = minors.iter().filter(|(cap, _)| cap.gpu() == Some(gpu.minor)).collect();
-            of_gpu.sort_by_key(|(_, minor)| **minor);
-            paths.extend(of_gpu.into_iter().map(|(_, minor)| node(*minor)));
+            // In the order of the numbers.
+            let of_gpu = minors.iter().filter(|(cap, _)| cap.gpu() == Some(gpu.minor)).map(|(_, minor)| *minor);
+            paths.extend(of_gpu.collect::<BTreeSet<u32>>().into_iter().map(node));
         }
     }
     paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()
@@ -178,6 +180,7 @@ fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles)> {
     let any = Search { root: &root, cache: &cache, version: "", dirs: &config.library_dirs };
     let version = module.clone().or_else(|| diagnosis::look(&any, module).libraries).ok_or_else(|| {
         failure(
+            &catalog::NO_LIBRARIES,
             format!("there is no NVIDIA driver below {}", root.path()),
             "name its directory with --root, or with root in the [nvidia-container-cli] table of config.toml",
         )

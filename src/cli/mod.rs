@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::log::Log;
 use crate::lower::rootfs::{self as rootfs_edits, RootfsEdits};
 pub use commands::PROGRAM;
@@ -155,7 +156,11 @@ fn print_help(command: Option<&str>) -> ExitCode {
             Some(text) => output::print(&text),
             None => {
                 let what = format!("wrong command line: {name:?} is no stage this hook serves and no command");
-                usage_error(&failure(what, "run \"oci-nvidia-hook --help\" for those there are"))
+                usage_error(&failure(
+                    &catalog::COMMAND_LINE,
+                    what,
+                    "run \"oci-nvidia-hook --help\" for those there are",
+                ))
             }
         },
     }

@@ -10,6 +10,7 @@ use super::{Options, output};
 use crate::config;
 use crate::driver::{DriverRoot, prepare};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::log::Log;
 use crate::paths::HostPath;
 use crate::sys::{ns, process};
@@ -20,7 +21,11 @@ pub fn run(options: &Options) -> ExitCode {
     let prepared = config::read(options.config.as_deref()).and_then(|(config, _)| {
         let root = options.root.as_ref().map_or(config.driver_root, HostPath::new);
         if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
-            return Err(failure("only root of the host can make device nodes", "run \"sudo oci-nvidia-hook prepare\""));
+            return Err(failure(
+                &catalog::NOT_ROOT,
+                "only root of the host can make device nodes",
+                "run \"sudo oci-nvidia-hook prepare\"",
+            ));
         }
         prepare_host(&root)
     });

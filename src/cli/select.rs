@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::grammar::{Completes, Opt, option, switch};
 use crate::config::{Config, Require};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::request::require::Requirement;
 use crate::request::{Capabilities, Capability, GpuRequest, MAX_REQUIREMENTS, Omit, VisibleDevices, devices};
 
@@ -125,12 +126,14 @@ impl Selection {
     pub fn request(&self, capabilities: Capabilities, config: &Config) -> Result<GpuRequest> {
         if let Some(refused) = capabilities.iter().find(|asked| !config.supported_driver_capabilities.has(*asked)) {
             return Err(failure(
+                &catalog::CAPABILITY,
                 format!("\"--{}\" asks for what containers may not have", refused.name()),
                 "check supported-driver-capabilities in config.toml",
             ));
         }
         if self.requirements.len() > MAX_REQUIREMENTS {
             return Err(failure(
+                &catalog::BAD_REQUIREMENT,
                 format!(
                     "there are {} \"--require\", at most {MAX_REQUIREMENTS} are looked at",
                     self.requirements.len()
@@ -163,6 +166,7 @@ fn words(text: &str) -> impl Iterator<Item = String> {
 fn only_all(option: &str, text: &str) -> Result<String> {
     if text != "all" {
         return Err(failure(
+            &catalog::BAD_REQUEST,
             format!("--{option}={text:?} is not \"all\""),
             format!("give --{option}=all, or leave it out"),
         ));

@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags, Stat};
 
 use super::{Config, parse_into};
 use crate::error::{Failure, failure};
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::sys::in_root::open_regular;
 use crate::sys::ns;
 
@@ -76,6 +76,7 @@ fn read_file(path: &Path) -> Result<String> {
         let us = rustix::process::geteuid().as_raw();
         if !is_trusted(&stat, us, ns::in_user_namespace()?) {
             return Err(failure(
+                &catalog::CONFIG_FILE,
                 format!(
                     "others than root may write it (owner {}:{}, mode {:04o})",
                     stat.st_uid,
@@ -94,7 +95,7 @@ fn read_file(path: &Path) -> Result<String> {
         if error.downcast_ref::<Failure>().is_some() {
             return error.context(what);
         }
-        error.context(Failure::new(what, "check the file, or the hook's --config option"))
+        error.context(Failure::new(&catalog::CONFIG_FILE, what, "check the file, or the hook's --config option"))
     })
 }
 

@@ -12,7 +12,7 @@ use anyhow::Result;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::failure;
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::nearest::nearest_by;
 use crate::paths::HostPath;
 use crate::request::capabilities::{Capabilities, Capability};
@@ -137,6 +137,7 @@ fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Findin
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         failure(
+            &catalog::CONFIG,
             format!("{path:?} line {}: {}", line_of(text, at), error.message().replace('\n', ", ")),
             "the file must be TOML: one key = value on each line",
         )
@@ -151,10 +152,9 @@ fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Findin
 /// A container is only looked at more closely if it has a variable that Docker's swarm could have set.
 fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
     let unheard = config.swarm_resource.iter().find(|name| !name.starts_with(SWARM_PREFIX))?;
-    Some(Finding::warning(
-        "ONH-104",
+    Some(Finding::of(
+        &catalog::SWARM_RESOURCE,
         format!("{path:?}: swarm-resource has {unheard:?}, which does not begin with {SWARM_PREFIX}"),
-        "a container that asks by this variable alone gets nothing",
         format!("name the resource in Docker so that its variable begins with {SWARM_PREFIX}RESOURCE_"),
     ))
 }
@@ -219,6 +219,7 @@ impl Reader<'_> {
         set.map_err(|allowed| {
             let line = line_of(self.text, at);
             failure(
+                &catalog::CONFIG,
                 format!("{:?} line {line}: {} has a wrong value, it must be {allowed}", self.path, key.name),
                 format!("change line {line} of {:?}", self.path),
             )
@@ -232,7 +233,7 @@ impl Reader<'_> {
                 None => "remove it, or see oci-nvidia-hook's config.toml for the keys there are".to_owned(),
             };
             let what = format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at));
-            Finding::warning("ONH-101", what, "it does nothing", fix)
+            Finding::of(&catalog::UNKNOWN_KEY, what, fix)
         });
         said.collect()
     }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::sys::process::Identity;
 
 /// A user and perhaps a group, each by name or number. Not looked up yet.
@@ -65,6 +66,7 @@ fn unknown(kind: &str, name: &str, spec: &UserSpec) -> anyhow::Error {
     let group = spec.group.as_ref().map_or_else(String::new, |group| format!(":{group}"));
     let database = if kind == "user" { "passwd" } else { "group" };
     failure(
+        &catalog::CONFIG,
         format!(
             "user = \"{}{group}\" in the [nvidia-container-cli] table of config.toml: unknown {kind} {name:?}",
             spec.user

@@ -6,6 +6,7 @@ use super::libraries::{Library, Search};
 use super::locate;
 use super::root::DriverRoot;
 use crate::error::failure;
+use crate::finding::catalog;
 
 /// The PCI devices in sysfs.
 pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -59,6 +60,7 @@ pub fn diagnose(facts: &Facts, root: &DriverRoot) -> Option<anyhow::Error> {
     let reboot = "reboot the host: the new driver is in the next snapshot";
     match (&facts.module, &facts.libraries) {
         (Some(module), Some(libraries)) if module != libraries => Some(failure(
+            &catalog::MISMATCH,
             format!(
                 "the loaded kernel module is driver {module}, and the libraries below {} are of {libraries}",
                 root.path()
@@ -70,6 +72,7 @@ pub fn diagnose(facts: &Facts, root: &DriverRoot) -> Option<anyhow::Error> {
             },
         )),
         (Some(module), None) => Some(failure(
+            &catalog::NO_LIBRARIES,
             format!(
                 "the kernel module of driver {module} is loaded, and there is no libnvidia-ml below {}",
                 root.path()
@@ -80,12 +83,16 @@ pub fn diagnose(facts: &Facts, root: &DriverRoot) -> Option<anyhow::Error> {
             ),
         )),
         (None, _) if facts.pci_gpus == Some(0) => Some(failure(
+            &catalog::NO_GPU,
             "there is no NVIDIA GPU on the PCI bus of this host",
             "look for it with \"lspci -d 10de:\"; without GPUs, unset NVIDIA_VISIBLE_DEVICES for the container",
         )),
         (None, libraries) => {
-            let gpus =
-                facts.pci_gpus.map_or_else(|| "GPUs of this host".to_owned(), |count| format!("{count} NVIDIA GPUs"));
+            let gpus = match facts.pci_gpus {
+                None => String::new(),
+                Some(1) => "an NVIDIA GPU is on the PCI bus, and ".to_owned(),
+                Some(count) => format!("{count} NVIDIA GPUs are on the PCI bus, and "),
+            };
             let hint = match libraries {
                 Some(_) if facts.transactional => reboot.to_owned(),
                 Some(_) => "load it with \"modprobe nvidia\"; if that fails, \"journalctl -k\" says why (Secure Boot \
@@ -95,8 +102,7 @@ pub fn diagnose(facts: &Facts, root: &DriverRoot) -> Option<anyhow::Error> {
                          nvidia-compute-utils-G06; Debian: nvidia-driver)"
                     .to_owned(),
             };
-            let what = if facts.pci_gpus.is_some() { format!("{gpus} are on the PCI bus, and") } else { String::new() };
-            Some(failure(format!("{what} the kernel module nvidia is not loaded").trim_start().to_owned(), hint))
+            Some(failure(&catalog::NOT_LOADED, format!("{gpus}the kernel module nvidia is not loaded"), hint))
         }
         (Some(_), Some(_)) => None,
     }

@@ -11,7 +11,7 @@ use super::catalog::{Kind, LIBRARIES, LIBRARY_DIRS, Row};
 use super::elf;
 use super::ldcache::{self, Arch, Cache};
 use super::root::{DriverRoot, Located};
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::paths::HostPath;
 
 /// A shared library of the driver.
@@ -49,7 +49,7 @@ impl LinkerCache {
             Err(error) => {
                 // Some hosts never have one (NixOS, GKE): no reason to warn at each container.
                 let error = error.context(format!("cannot read the linker cache {path:?}"));
-                let missing = Finding::note("ONH-206", crate::error::render(&error));
+                let missing = Finding::of(&catalog::NO_CACHE, crate::error::line(&error), "");
                 Self { path, entries: Vec::new(), missing: Some(missing) }
             }
         }
@@ -118,19 +118,17 @@ impl Search<'_> {
         let mut found: Option<Library> = None;
         for (soname, path) in self.cache.of(arch, row) {
             let Some((located, file_name)) = self.regular_file(path) else {
-                findings.push(Finding::warning(
-                    "ONH-202",
+                findings.push(Finding::of(
+                    &catalog::STALE_CACHE,
                     format!("{:?} lists {soname:?} at {path:?}, where no such file is", self.cache.path),
-                    "the library cannot be given to containers",
                     "run \"ldconfig\" as root on the host",
                 ));
                 continue;
             };
             if !self.fits(row, &file_name) {
-                findings.push(Finding::warning(
-                    "ONH-203",
+                findings.push(Finding::of(
+                    &catalog::OTHER_VERSION,
                     format!("{:?} is not of the loaded driver {} and is left out", located.path, self.version),
-                    "libraries work with the kernel module of their own version only",
                     "if the driver was just updated, reboot the host",
                 ));
                 continue;

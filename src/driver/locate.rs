@@ -10,7 +10,7 @@ use super::ldcache::Arch;
 use super::libraries::{Library, Search};
 use super::root::DriverRoot;
 use crate::error::failure;
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::request::{Capabilities, Capability, Omit};
 
 /// The driver's files for one set of capabilities.
@@ -77,10 +77,9 @@ pub fn locate(
             Some(library) => libraries.push(library),
             None => match files::at(root, path) {
                 Some(file) => placed.push(file),
-                None => findings.push(Finding::warning(
-                    "ONH-207",
+                None => findings.push(Finding::of(
+                    &catalog::NO_FILE,
                     format!("{path:?} is not below {}", root.path()),
-                    "config.toml names it for containers",
                     "check files in the [driver] table of config.toml",
                 )),
             },
@@ -119,6 +118,7 @@ fn missing_library(
         root => format!("ldconfig -r {}", root.display()),
     };
     failure(
+        &catalog::LIBRARY_MISSING,
         what,
         format!("install the driver's libraries of the same version as its kernel module, and run \"{ldconfig}\""),
     )

@@ -8,6 +8,7 @@ use rustix::fs::FileType;
 
 use super::root::DriverRoot;
 use crate::error::{Failure, failure};
+use crate::finding::catalog;
 use crate::paths::{ContainerPath, HostPath};
 
 /// The major number of `/dev/nvidiaN`, `/dev/nvidiactl` and `/dev/nvidia-modeset`; assigned in the kernel's
@@ -48,6 +49,7 @@ pub fn required(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNode> 
 pub fn required_of(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNode> {
     let node = optional(dev, name)?.ok_or_else(|| {
         failure(
+            &catalog::NODE_MISSING,
             format!("the device node \"/dev/{name}\" is missing below {}", dev.path()),
             "make it with \"nvidia-modprobe -c 0 -u\" or \"nvidia-smi\" as root on the host",
         )
@@ -58,6 +60,7 @@ pub fn required_of(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNod
 fn other_device(node: &DeviceNode, expected: &str) -> anyhow::Error {
     let DeviceNode { source, major, minor, .. } = node;
     failure(
+        &catalog::NODE_WRONG,
         format!("the device node {source} is {major}:{minor}, not {expected} of the NVIDIA driver"),
         format!("remove it, and run \"nvidia-smi\" as root on the host to make {source} anew"),
     )
@@ -76,6 +79,7 @@ pub fn optional(dev: &DriverRoot, name: &str) -> Result<Option<DeviceNode>> {
     };
     if located.kind != FileType::CharacterDevice {
         return Err(anyhow::Error::new(Failure::new(
+            &catalog::NODE_WRONG,
             format!("{} is not a character device", located.host),
             format!("remove it, and run \"nvidia-smi\" as root on the host to make {path:?} anew"),
         )));

@@ -16,7 +16,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::elf;
 use crate::error::{Failure, errno_text};
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::paths::HostPath;
 use crate::sys::in_root::{Root, real_path};
 
@@ -62,6 +62,7 @@ impl DriverRoot {
         };
         open().map_err(|error| {
             anyhow::Error::new(error).context(Failure::new(
+                &catalog::DRIVER_ROOT,
                 format!("cannot open the driver root {path}"),
                 "set root in the [nvidia-container-cli] table of config.toml to the directory that holds the driver",
             ))
@@ -154,10 +155,9 @@ impl DriverRoot {
             let below = path.strip_prefix("/").unwrap_or(path);
             let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
             let path = self.prefix.join(below);
-            Finding::warning(
-                "ONH-208",
+            Finding::of(
+                &catalog::UNREADABLE,
                 format!("cannot look at {path:?}: {what}"),
-                "what is there is missing in the container",
                 format!("run \"stat {}\" as root", path.display()),
             )
         };

@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::driver::compat;
 use crate::error::Failure;
+use crate::finding::catalog;
 use crate::lower::live::{Loader, RootfsFacts};
 use crate::sys::in_root::{Root, open_regular};
 use crate::sys::ns::MountNs;
@@ -48,6 +49,7 @@ impl Container {
         };
         open().with_context(|| {
             Failure::new(
+                &catalog::CONTAINER,
                 format!("cannot open the container of process {pid}"),
                 "the hook must run at the prestart or createRuntime stage, before the container's process does; \
                  check \"stages\" in the hook's JSON file",

@@ -2,7 +2,7 @@
 //! (Running ldconfig on container files is CVE-2024-0135, -0136, -0137 and CVE-2025-23267.)
 
 use crate::driver::ldcache::{self, Cache, Layout, NewEntry};
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
 
 /// A system with 100 000 libraries has half of it.
@@ -34,10 +34,9 @@ pub fn merge(old: Option<&[u8]>, entries: &[CacheEntry], findings: &mut Vec<Find
 /// Replacing what a newer ldconfig wrote could cost the image its own libraries.
 #[must_use]
 pub fn left_alone(error: &anyhow::Error) -> Finding {
-    Finding::warning(
-        "ONH-302",
-        format!("the image's \"/etc/ld.so.cache\" is left as it is: {}", crate::error::render(error)),
-        "its programs find the driver's libraries only where ld.so looks without a cache",
+    Finding::of(
+        &catalog::IMAGE_CACHE,
+        format!("the image's \"/etc/ld.so.cache\" is left as it is: {}", crate::error::line(error)),
         "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
     )
 }

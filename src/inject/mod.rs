@@ -20,7 +20,8 @@ use std::fmt;
 use anyhow::{Context, Result};
 
 use crate::edits::Need;
-use crate::finding::Finding;
+use crate::error::classify;
+use crate::finding::{Finding, catalog};
 use crate::lower::live::Step;
 use crate::sys::mount;
 use container::Container;
@@ -61,6 +62,9 @@ pub fn carry_out(plan: Plan<'_>, container: Container) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// The mend for what we cannot know better.
+const LOOK: &str = "look at that path in the image, and at what is mounted there";
+
 /// Who takes steps.
 trait Take {
     /// Takes one step, or takes back what it got done of it.
@@ -93,7 +97,7 @@ fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result
             }
             Err(error) => {
                 target.undo();
-                return Err(error);
+                return Err(classify(error, &catalog::IN_THE_WAY, LOOK));
             }
         }
     }
@@ -105,12 +109,7 @@ fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result
 }
 
 fn left_out(error: &anyhow::Error) -> Finding {
-    Finding::warning(
-        "ONH-303",
-        crate::error::render(error),
-        "the container starts without it",
-        "if it is needed, look at that path in the image",
-    )
+    Finding::of(&catalog::LEFT_OUT, crate::error::line(error), "if it is needed, look at that path in the image")
 }
 
 #[cfg(test)]
@@ -156,7 +155,7 @@ mod tests {
             }
         }
         fn note(&mut self, finding: Finding) {
-            self.said.borrow_mut().push(finding.id.to_owned());
+            self.said.borrow_mut().push(finding.kind.id.to_owned());
         }
         fn undo(self) {
             self.said.borrow_mut().push("undo".to_owned());

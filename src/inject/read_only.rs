@@ -16,6 +16,7 @@ use rustix::fs::{Mode, OFlags};
 use super::source::open_in;
 use super::{StillMounted, mountinfo};
 use crate::error::Failure;
+use crate::finding::catalog;
 use crate::sys::in_root::{Root, real_path};
 use crate::sys::mount::{self, MountAttrs, in_place};
 
@@ -76,6 +77,7 @@ pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec
     }
     in_place::mount_overlay(&tmpfs, &below, &tmpfs).with_context(|| {
         Failure::new(
+            &catalog::READ_ONLY,
             format!("cannot mount an overlay over the read-only directory {:?}", Path::new("/").join(path)),
             "start the container from an image that can be written, or load the kernel module \"overlay\"",
         )

@@ -16,7 +16,7 @@ use super::source::Source;
 use super::tmpfs::{Directory, is_ours, is_read_only};
 use super::{Take, linker_cache, mountinfo, read_only};
 use crate::error::Failure;
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{Created, Root, open_regular};
@@ -149,6 +149,7 @@ impl Target {
         let is_shared = mountinfo::mount_id(&info).is_none_or(|id| self.shared.contains(&id));
         if is_shared {
             return Err(anyhow::Error::new(Failure::new(
+                &catalog::SHARED,
                 "it lies in a volume with shared propagation, so the host would see the mount too",
                 "mount that volume with rslave or rprivate propagation",
             )));
@@ -245,7 +246,11 @@ impl Target {
         }
         self.refuse_shared(&point)?;
         self.done.push(Done::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
-        self.findings.push(Finding::note("ONH-301", format!("the image's own {link} is hidden by the driver's")));
+        self.findings.push(Finding::of(
+            &catalog::HIDDEN,
+            format!("the image's own {link} is hidden by the driver's"),
+            "",
+        ));
         Ok(())
     }
 
@@ -269,6 +274,7 @@ impl Target {
             }
             // The kernel's own is a directory: this is not the kernel's.
             _ => Err(Failure::new(
+                &catalog::NO_PROC,
                 "\"/proc/driver/nvidia\" is no directory there",
                 "have the engine mount a proc file system at \"/proc\" in the container",
             )

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BusId, Gpu, Inventory, MigDevice};
 use crate::error::Failure;
+use crate::finding::catalog;
 
 /// The whole report.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -147,6 +148,7 @@ pub fn read(path: &Path) -> Result<Inventory> {
     };
     read().with_context(|| {
         Failure::new(
+            &catalog::INVENTORY_FILE,
             format!("cannot read the inventory {path:?}"),
             "make it with \"oci-nvidia-hook info --json\" on the host that it is of",
         )

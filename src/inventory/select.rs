@@ -8,7 +8,7 @@ use super::limits::permit;
 use super::{FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::error::failure;
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::request::{DeviceId, VisibleDevices};
 
 /// A device that a container can be given.
@@ -104,10 +104,12 @@ fn select_all<'a>(
         return Err(match inventory.failed.first() {
             Some(failed) => not_usable("all", asked_by, failed),
             None if inventory.gpus.is_empty() => failure(
+                &catalog::NO_DEVICE,
                 format!("{asked_by} asks for \"all\", but the driver finds no GPU"),
                 "look for the GPU with \"nvidia-smi -L\" and in \"journalctl -k\" on the host",
             ),
             None => failure(
+                &catalog::NO_DEVICE,
                 format!("{asked_by} asks for \"all\", but containers may have no GPU of this host"),
                 "check allow and deny in the [devices] table of config.toml",
             ),
@@ -115,10 +117,9 @@ fn select_all<'a>(
     }
     let gpus = chosen.iter().filter(|device| matches!(device, Device::Gpu(_))).count();
     let left_out = inventory.failed.iter().map(|failed| {
-        Finding::warning(
-            "ONH-201",
+        Finding::of(
+            &catalog::GPU_LEFT_OUT,
             format!("{failed}; the container gets the other {gpus} GPUs"),
-            "a GPU that does not answer stops only those who ask for it by name",
             "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host",
         )
     });
@@ -136,6 +137,7 @@ fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limit
     };
     if !permitted(found, limits) {
         return Err(failure(
+            &catalog::DENIED,
             format!("{asked_by} asks for {name:?}, which containers may not have"),
             format!("ask for one of {}, or change [devices] in config.toml", known(inventory, limits)),
         ));
@@ -153,6 +155,7 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte));
         let device = if plain { name } else { "NAME" };
         return failure(
+            &catalog::UNKNOWN_DEVICE,
             format!("{asked_by} asks for {name:?}, which is the name of a CDI device"),
             format!("ask the engine for it: podman run --device {device}"),
         );
@@ -167,7 +170,7 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
     for failed in &inventory.failed {
         write!(what, "; {failed}").ok();
     }
-    failure(what, format!("ask for one of {}", known(inventory, limits)))
+    failure(&catalog::UNKNOWN_DEVICE, what, format!("ask for one of {}", known(inventory, limits)))
 }
 
 fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
@@ -176,7 +179,7 @@ fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
     } else {
         "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host"
     };
-    failure(format!("{asked_by} asks for {name:?}: {failed}"), hint)
+    failure(&catalog::NOT_USABLE, format!("{asked_by} asks for {name:?}: {failed}"), hint)
 }
 
 fn known(inventory: &Inventory, limits: &Limits) -> String {

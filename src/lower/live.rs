@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::driver::ldcache::Arch;
 use crate::edits::{DevLink, Edits, Need, Placement, ProcMask};
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::paths::{ContainerPath, HostPath};
 
 /// What lowering has to know of a container. Booleans only: no text of the container's gets any further.
@@ -41,10 +41,9 @@ impl RootfsFacts {
             Loader::Musl => "the image is built on musl",
             Loader::None => "the image has no dynamic loader",
         };
-        Some(Finding::warning(
-            "ONH-306",
+        Some(Finding::of(
+            &catalog::NO_GLIBC,
             format!("{what}: it gets its GPUs, but the driver's libraries and programs need glibc"),
-            "nvidia-smi and CUDA do not run in the container",
             "build it on an image with glibc (openSUSE, Debian, Fedora, UBI)",
         ))
     }

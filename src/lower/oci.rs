@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::inject::cgroup::{DeviceRule, already_allowed};
 use crate::oci::SpecView;
 use crate::oci::insertion::append;
@@ -81,6 +82,7 @@ impl Additions {
                 return Ok(());
             }
             return Err(failure(
+                &catalog::DEVICE_TAKEN,
                 format!("config.json has another device at {path:?}"),
                 format!("start the container without that \"--device\" option for {path:?}"),
             ));

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::api::{Code, Failed};
 use super::ffi::Library;
 use crate::error::{Failure, failure};
+use crate::finding::catalog;
 use crate::inventory::{self, Inventory};
 use crate::paths::HostPath;
 use crate::sys::process::{self, Identity, NoAnswer};
@@ -56,10 +57,12 @@ pub fn ask(question: &Question) -> Result<Inventory> {
         Answer::Inventory(inventory) => Ok(inventory),
         Answer::Nvml(failed) => Err(explain(&failed, question)),
         Answer::Load(text) => Err(failure(
+            &catalog::NVML_LOAD,
             format!("cannot load the driver's library {:?} below {}: {text}", question.library, question.root),
             "install the driver's libraries again, and run \"ldconfig\"",
         )),
         Answer::Confine(text) => Err(failure(
+            &catalog::NVML_PROCESS,
             format!("cannot prepare the process that asks NVML: {text}"),
             "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
         )),
@@ -80,7 +83,7 @@ fn take_inventory(question: &Question) -> Answer {
         PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
     };
     if let Err(error) = process::confine(root, question.identity) {
-        return Answer::Confine(crate::error::render(&error.into()));
+        return Answer::Confine(crate::error::line(&error.into()));
     }
     let answer = match Library::load(question.library.as_os_str()) {
         Ok(library) => match inventory::nvml::take(&library) {
@@ -97,11 +100,13 @@ fn no_answer(error: NoAnswer, question: &Question) -> anyhow::Error {
     match error {
         NoAnswer::System(error) => anyhow::Error::new(error).context("cannot start the process that asks NVML"),
         NoAnswer::Timeout => failure(
+            &catalog::NVML_TIMEOUT,
             format!("NVML did not answer within {} s", question.deadline.as_secs_f32()),
             "if \"nvidia-smi\" on the host is slow too, enable persistence mode (\"nvidia-smi -pm 1\"); or raise \
              nvml-timeout in the [oci-nvidia-hook] table of config.toml",
         ),
         NoAnswer::Died(signal) => failure(
+            &catalog::NVML_DIED,
             match signal {
                 Some(signal) => format!("the process that asks NVML was ended by {signal}"),
                 None => "the process that asks NVML ended without an answer".to_owned(),
@@ -112,13 +117,15 @@ fn no_answer(error: NoAnswer, question: &Question) -> anyhow::Error {
 }
 
 fn explain(failed: &Failed, question: &Question) -> anyhow::Error {
-    let (what, hint) = match failed.code {
+    let (kind, what, hint) = match failed.code {
         Code::DRIVER_NOT_LOADED => (
+            &catalog::NOT_LOADED,
             "the NVIDIA kernel driver is not loaded".to_owned(),
             "load it with \"modprobe nvidia\", then run \"nvidia-smi\" once as root to make the device nodes"
                 .to_owned(),
         ),
         Code::NO_PERMISSION => (
+            &catalog::NVML_PERMISSION,
             match question.identity {
                 Some(Identity { uid, gid }) => format!("user {uid}, group {gid} may not open the GPUs"),
                 None => "this user may not open the GPUs".to_owned(),
@@ -129,10 +136,11 @@ fn explain(failed: &Failed, question: &Question) -> anyhow::Error {
             ),
         ),
         Code::LIB_RM_VERSION_MISMATCH => (
+            &catalog::MISMATCH,
             "the driver's libraries are of another version than the loaded kernel module".to_owned(),
             "reboot the host to load the new kernel module".to_owned(),
         ),
-        _ => ("NVML cannot start".to_owned(), "run \"nvidia-smi\" on the host".to_owned()),
+        _ => (&catalog::NVML, "NVML cannot start".to_owned(), "run \"nvidia-smi\" on the host".to_owned()),
     };
-    anyhow::Error::msg(failed.to_string()).context(Failure::new(what, hint))
+    anyhow::Error::msg(failed.to_string()).context(Failure::new(kind, what, hint))
 }

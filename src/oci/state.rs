@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::error::failure;
+use crate::finding::catalog;
 
 /// The fields of the state that a hook needs. Everything else in it is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub fn parse(bytes: &[u8]) -> Result<State> {
         super::first_json_value(bytes).with_context(|| hinted("cannot read the container state on stdin"))?;
     let bundle = if raw.bundle.as_os_str().is_empty() { raw.bundle_path } else { raw.bundle };
     if bundle.as_os_str().is_empty() {
-        return Err(failure("the container state on stdin has no \"bundle\"", HINT));
+        return Err(failure(&catalog::STATE, "the container state on stdin has no \"bundle\"", HINT));
     }
     Ok(State { id: raw.id, pid: raw.pid.max(0), bundle })
 }
@@ -56,14 +57,18 @@ impl State {
     /// If there is none: 0 would be our own process.
     pub fn init(&self) -> Result<i32> {
         if self.pid == 0 {
-            return Err(failure("the container state on stdin has no \"pid\" of a container process", HINT));
+            return Err(failure(
+                &catalog::STATE,
+                "the container state on stdin has no \"pid\" of a container process",
+                HINT,
+            ));
         }
         Ok(self.pid)
     }
 }
 
 fn hinted(what: &str) -> crate::error::Failure {
-    crate::error::Failure::new(what, HINT)
+    crate::error::Failure::new(&catalog::STATE, what, HINT)
 }
 
 #[cfg(test)]

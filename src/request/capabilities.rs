@@ -5,6 +5,7 @@ use std::fmt;
 use anyhow::{Result, bail};
 
 use crate::error::failure;
+use crate::finding::catalog;
 
 /// A part of the driver. (Kernel capabilities are "caps" in this code.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,6 +141,7 @@ pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Resu
 
 fn refused(word: &str, why: &str, supported: Capabilities) -> anyhow::Error {
     failure(
+        &catalog::CAPABILITY,
         format!("{}: {word:?} is {why}", super::DRIVER_CAPABILITIES),
         format!("start the container with {} set to \"all\" or some of {supported}", super::DRIVER_CAPABILITIES),
     )

@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 
 use crate::config::{Config, Require, SWARM_PREFIX};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::oci::SpecView;
 pub use capabilities::{Capabilities, Capability};
 pub use devices::{DeviceId, VisibleDevices};
@@ -166,6 +167,7 @@ fn privileged_only(spec: &SpecView, name: &str) -> Result<Option<String>> {
     let value = spec.env.get(name).filter(|value| !value.is_empty());
     if value.is_some() && !spec.privileged {
         return Err(failure(
+            &catalog::PRIVILEGE,
             format!(
                 "insufficient privileges for {name}={:?}: the container is not privileged",
                 value.unwrap_or(&String::new())
@@ -208,6 +210,7 @@ fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Re
         let version = spec.env.get(CUDA_VERSION).map(String::as_str).unwrap_or_default();
         let Some((major, minor)) = require::parse_cuda_version(version) else {
             return Err(failure(
+                &catalog::BAD_REQUIREMENT,
                 format!("{CUDA_VERSION}={version:?} is no version like 11.8 or 11.8.0"),
                 "set NVIDIA_REQUIRE_CUDA or NVIDIA_DISABLE_REQUIRE=true in the container",
             ));

@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use super::devices::unique;
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::oci::spec_view::Mount;
 
 /// Where such mounts are.
@@ -41,6 +42,7 @@ pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
         let name = clean(&mount.destination).and_then(|path| Some(path.strip_prefix(DIR).ok()?.to_str()?.to_owned()));
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             return Err(failure(
+                &catalog::BAD_REQUEST,
                 format!("the mount {:?} asks for no device: its name leaves {DIR}", mount.destination),
                 "mount /dev/null at a name of one device below that directory",
             ));

@@ -10,6 +10,7 @@ use std::fmt;
 use anyhow::Result;
 
 use crate::error::failure;
+use crate::finding::catalog;
 
 /// One variable of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -221,6 +222,7 @@ pub fn check(requirement: &Requirement, gpus: &[(String, Properties)]) -> Result
             Ok(true) => {}
             Ok(false) => {
                 return Err(failure(
+                    &catalog::REQUIREMENT,
                     format!("the image needs {variable}={text:?}, and {name} has {properties}"),
                     "update the host's driver, or use an image for an earlier CUDA, or set NVIDIA_DISABLE_REQUIRE=true \
                      in the container",
@@ -228,6 +230,7 @@ pub fn check(requirement: &Requirement, gpus: &[(String, Properties)]) -> Result
             }
             Err(Malformed(part)) => {
                 return Err(failure(
+                    &catalog::BAD_REQUIREMENT,
                     format!("{variable}={text:?} is malformed at {part:?}"),
                     "write terms like cuda>=12.4, driver>=535, arch>=8.0 or brand=tesla; a comma is and, a space is or",
                 ));
@@ -274,11 +277,15 @@ mod tests {
         assert!(
             text.starts_with(
                 "the image needs NVIDIA_REQUIRE_CUDA=\"cuda>=13.0\", and GPU 0 has cuda 12.2, driver 535.1"
-            )
+            ),
+            "{text}"
         );
         let requirement = Requirement { variable: "NVIDIA_REQUIRE_X".into(), text: "cuda>>1".into() };
         let text = crate::error::render(&check(&requirement, &[("x".into(), Properties::default())]).unwrap_err());
-        assert!(text.starts_with("NVIDIA_REQUIRE_X=\"cuda>>1\" is malformed at \"cuda>>1\"\nhint: "), "{text}");
+        assert!(
+            text.starts_with("NVIDIA_REQUIRE_X=\"cuda>>1\" is malformed at \"cuda>>1\" (ONH-035)\nhint: "),
+            "{text}"
+        );
     }
 
     proptest! {

@@ -7,3 +7,4 @@ pub mod in_root;
 pub mod mount;
 pub mod ns;
 pub mod process;
+pub mod run_dir;

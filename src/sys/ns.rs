@@ -37,6 +37,21 @@ pub fn in_user_namespace() -> io::Result<bool> {
     Ok(!is_initial_uid_map(&std::fs::read_to_string("/proc/self/uid_map")?))
 }
 
+/// What user a user of our namespace is outside of it; `None` for one that nobody is.
+pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
+    Ok(outside(&std::fs::read_to_string("/proc/self/uid_map")?, uid))
+}
+
+/// Lines of three: first id here, first id outside, how many; see user_namespaces(7).
+fn outside(map: &str, id: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
+        let (here, there, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        let offset = id.checked_sub(here)?;
+        if offset < count { there.checked_add(offset) } else { None }
+    })
+}
+
 /// The initial namespace maps all ids to themselves; see user_namespaces(7).
 fn is_initial_uid_map(map: &str) -> bool {
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
@@ -45,6 +60,16 @@ fn is_initial_uid_map(map: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_a_user_is_outside() {
+        let map = "         0       1000          1\n         1     100000      65536\n";
+        for (here, there) in [(0, Some(1000)), (1, Some(100_000)), (65_536, Some(165_535)), (65_537, None)] {
+            assert_eq!(outside(map, here), there, "{here}");
+        }
+        assert_eq!(outside("nonsense", 0), None);
+        assert_eq!(outside("0 0 4294967295", 7), Some(7));
+    }
 
     #[test]
     fn the_initial_map_is_known() {

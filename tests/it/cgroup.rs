@@ -205,7 +205,7 @@ fn v1_below_a_cgroup_that_lacks_the_device() {
     fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
     let text = oci_nvidia_hook::error::render(&allow(group.pid(), "x", &[FIRST]).unwrap_err());
     assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-test-"), "{text}");
-    assert!(text.contains("inner/devices.allow\": not allowed (EPERM)\nhint: "), "{text}");
+    assert!(text.contains("inner/devices.allow\": not allowed (EPERM) (ONH-041)\nhint: "), "{text}");
 }
 
 fn v2_extends_what_is_attached() {

@@ -146,7 +146,7 @@ fn the_real_library_without_a_gpu() {
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let stderr = hook();
     assert!(
-        stderr.contains("the kernel module nvidia is not loaded\nhint: load it with \"modprobe nvidia\""),
+        stderr.contains("the kernel module nvidia is not loaded (ONH-011)\nhint: load it with \"modprobe nvidia\""),
         "{stderr}"
     );
 }

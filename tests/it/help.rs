@@ -52,7 +52,7 @@ fn each_command_has_its_own() {
 fn offered(path: &str, line: &str) -> BTreeSet<String> {
     // As readline splits it: at blanks, and around = and :.
     let script = "source <(oci-nvidia-hook completion bash) && shift && COMP_WORDS=(\"$@\") COMP_CWORD=$(($# - 1)) && \
-                  compopt() { :; } && _oci_nvidia_hook && printf '%s\\n' \"${COMPREPLY[@]}\"";
+                  compopt() { :; } && { _oci_nvidia_hook || true; } && printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut words = vec![String::new()];
     for c in line.chars() {
         match c {

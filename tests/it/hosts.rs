@@ -121,7 +121,7 @@ impl Host {
                     let all = lines(&files);
                     let kept = all.into_iter().filter(|line| capability != "compat32" || line.starts_with("I386"));
                     kept.for_each(|line| writeln!(text, "{line}").unwrap());
-                    said.extend(findings.into_iter().map(|finding| format!("{} {}", finding.id, finding.what)));
+                    said.extend(findings.into_iter().map(|finding| format!("{} {}", finding.kind.id, finding.what)));
                 }
                 Err(error) => writeln!(text, "error: {error}").unwrap(),
             }

@@ -15,6 +15,7 @@ use crate::cli::select::{self, Selection};
 use crate::cli::{Verb, help, info, list, output};
 use crate::config::{self, Config, UserSpec};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::log::Log;
 use crate::paths::HostPath;
 use crate::sys::ns;
@@ -285,7 +286,11 @@ impl Options {
 fn absolute(option: &str, path: &OsString) -> Result<HostPath> {
     let path = std::path::Path::new(path);
     if !path.is_absolute() {
-        return Err(failure(format!("{option} {path:?} is no absolute path"), "begin it with /"));
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            format!("{option} {path:?} is no absolute path"),
+            "begin it with /",
+        ));
     }
     Ok(HostPath::new(path))
 }

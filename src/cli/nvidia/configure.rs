@@ -8,6 +8,7 @@ use super::cli::Options;
 use crate::cli::hook::{self, Place};
 use crate::config::Config;
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::log::Log;
 use crate::oci::{SpecView, State};
 use crate::request::Capabilities;
@@ -16,6 +17,7 @@ use crate::request::Capabilities;
 pub(super) fn configure(rootfs: &Path, options: &Options, config: &Config, log: &mut Log) -> Result<()> {
     if !rootfs.is_absolute() || rootfs == Path::new("/") {
         return Err(failure(
+            &catalog::COMMAND_LINE,
             format!("{rootfs:?} is no root file system of a container"),
             "name its directory, from / on and not / itself",
         ));
@@ -28,6 +30,7 @@ pub(super) fn configure(rootfs: &Path, options: &Options, config: &Config, log: 
     };
     // Cgroups are told apart by the container's id, and nobody has one here: no cgroup has this name.
     let state = State { id: format!("process {pid}"), pid, bundle: PathBuf::new() };
+    log.about(&state.id);
     let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
     hook::set_up_gpus(place, &state, &spec, &request, config, log)
 }

@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use crate::cli::grammar::Program;
 use crate::cli::{PROGRAM, USAGE, Verb, hook, output, precreate};
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::log::Log;
 
 const HELP: &str = "\
@@ -63,7 +64,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 
 fn wrong(what: &str) -> ExitCode {
     let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
-    Log::default().error(&failure(format!("wrong command line: {what}"), hint));
+    Log::default().error(&failure(&catalog::COMMAND_LINE, format!("wrong command line: {what}"), hint));
     ExitCode::from(USAGE)
 }
 

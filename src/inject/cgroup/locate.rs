@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Result, anyhow, bail};
 
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::paths::HostPath;
 
 /// The cgroup whose device filter the runtime has set.
@@ -186,6 +187,7 @@ fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
     let outside = |path: &Path| path.components().any(|part| part == Component::ParentDir);
     if outside(own) {
         return Err(failure(
+            &catalog::CGROUP,
             format!("its cgroup {own:?} is outside of this cgroup namespace"),
             "start the hook in the cgroup namespace of the container runtime",
         ));

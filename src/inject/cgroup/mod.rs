@@ -17,7 +17,7 @@ use std::fmt;
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 pub use listed::already_allowed;
 pub use locate::{DeviceCgroup, locate};
 pub use program::extend;
@@ -104,17 +104,15 @@ fn read(path: &str) -> Result<String> {
 }
 
 /// The ways by which a container's devices are in its config.json: there whoever applies its rules again applies ours.
-const LISTED_HINT: &str =
+pub const LISTED_HINT: &str =
     "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
 
 /// systemd gives its units back the rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
-    let why = why.map(|error| format!(": {}", crate::error::render(error))).unwrap_or_default();
-    Finding {
-        fix: LISTED_HINT.into(),
-        ..Finding::note(
-            "ONH-305",
-            format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back{why}"),
-        )
-    }
+    let why = why.map(|error| format!(": {}", crate::error::line(error))).unwrap_or_default();
+    Finding::of(
+        &catalog::NOT_TOLD,
+        format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back{why}"),
+        LISTED_HINT,
+    )
 }

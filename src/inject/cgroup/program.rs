@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::DeviceRule;
 use crate::error::failure;
+use crate::finding::catalog;
 use crate::sys::bpf::Insn;
 
 /// `*(u32 *)(src + off)`
@@ -120,7 +121,7 @@ fn distance(from: usize, to: usize) -> Result<i16> {
 fn reloadable(old: &[Insn]) -> Result<Vec<Insn>> {
     let mut plain = unblind(old)?;
     if plain.iter().any(|insn| insn.dst() == BPF_REG_AX || insn.src() == BPF_REG_AX) {
-        return Err(failure("its constants are blinded in an unknown way", UNBLIND_HINT));
+        return Err(failure(&catalog::CGROUP, "its constants are blinded in an unknown way", UNBLIND_HINT));
     }
     for insn in &mut plain {
         if insn.code == MOV32_X && insn.imm == 1 {

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 
 use super::{Access, DeviceRule, Outcome, systemd_finding};
 use crate::error::Failure;
+use crate::finding::catalog;
 use crate::paths::HostPath;
 
 /// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each: the kernel takes one rule at a time.
@@ -18,8 +19,11 @@ pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Outcome> 
             let what = format!("cannot write \"{rule}\" to {path:?}");
             let error = match error.kind() {
                 // `devcgroup_update_access`: a cgroup cannot have what the one above it lacks
-                ErrorKind::PermissionDenied => anyhow::Error::new(error)
-                    .context(Failure::new(what, "see which cgroup above lacks the device: its \"devices.list\"")),
+                ErrorKind::PermissionDenied => anyhow::Error::new(error).context(Failure::new(
+                    &catalog::CGROUP,
+                    what,
+                    "see which cgroup above lacks the device: its \"devices.list\"",
+                )),
                 _ => anyhow::Error::new(error).context(what),
             };
             return Err(error);

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::program::{UNBLIND_HINT, extend};
 use super::{Access, DeviceRule, LISTED_HINT, Outcome, systemd, systemd_finding};
 use crate::error::{Failure, failure};
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::paths::HostPath;
 use crate::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 
@@ -131,10 +131,9 @@ fn pins(mount: &Path, cgroup: &Path) -> Vec<PathBuf> {
 }
 
 fn systemds_finding(unit: &Path) -> Finding {
-    Finding::warning(
-        "ONH-310",
+    Finding::of(
+        &catalog::CRUN,
         format!("crun has given the device program of {:?} to systemd", unit.file_name().unwrap_or_default()),
-        "programs in the container cannot open the GPUs: what a hook adds to it, systemd takes back",
         LISTED_HINT,
     )
 }
@@ -179,8 +178,11 @@ impl Rewrite<'_> {
                 Ok(bpf::detach(dir, self.old.as_fd())?)
             }
             // held by a bpf_link, which only its owner may point at another program; or just gone
-            Err(Errno::ENOENT) => Err(anyhow::Error::new(Errno::ENOENT)
-                .context(Failure::new("it is attached by a link of another program", LISTED_HINT))),
+            Err(Errno::ENOENT) => Err(anyhow::Error::new(Errno::ENOENT).context(Failure::new(
+                &catalog::CGROUP,
+                "it is attached by a link of another program",
+                LISTED_HINT,
+            ))),
             other => Ok(other?),
         }
     }
@@ -190,9 +192,10 @@ fn read_program(id: u32) -> Result<(OwnedFd, Vec<Insn>)> {
     let fd = bpf::prog_by_id(id).context("cannot open it")?;
     let info = bpf::prog_info(fd.as_fd()).context("cannot read it")?;
     if info.maps > 0 {
-        return Err(failure(format!("its program {:?} uses maps", info.name), LISTED_HINT));
+        return Err(failure(&catalog::CGROUP, format!("its program {:?} uses maps", info.name), LISTED_HINT));
     }
-    let insns = info.insns.ok_or_else(|| failure("the kernel withholds its instructions", UNBLIND_HINT))?;
+    let insns =
+        info.insns.ok_or_else(|| failure(&catalog::CGROUP, "the kernel withholds its instructions", UNBLIND_HINT))?;
     Ok((fd, insns))
 }
 
@@ -201,6 +204,7 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
     let error = anyhow::Error::new(errno);
     match errno {
         Errno::EPERM => error.context(Failure::new(
+            &catalog::CGROUP,
             what,
             "run the engine as root of the host, or have it list the devices in config.json (CDI)",
         )),
@@ -209,12 +213,11 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
 }
 
 fn foreign_finding(path: &Path) -> Finding {
-    Finding::warning(
-        "ONH-304",
+    Finding::of(
+        &catalog::CGROUP_ABOVE,
         format!(
             "a device program of a cgroup above {path:?} also has to allow the devices, and is not the container's"
         ),
-        "if it does not, programs in the container cannot open the GPUs",
         "allow them where it comes from: \"DeviceAllow=\" of the systemd unit or slice that the engine runs in",
     )
 }

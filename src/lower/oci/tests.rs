@@ -94,7 +94,7 @@ fn nothing_twice() {
     }
     let other = with(r#","linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":1,"minor":3}]}"#);
     let text = crate::error::render(&patched(&other, &edits(), HOST).unwrap_err());
-    assert!(text.contains("another device at \"/dev/nvidia0\"\nhint: "), "{text}");
+    assert!(text.contains("another device at \"/dev/nvidia0\" (ONH-044)\nhint: "), "{text}");
 }
 
 /// Where the runtime cannot make a node, or would make it in a directory of the host's, it mounts the host's.

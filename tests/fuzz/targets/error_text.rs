@@ -1,6 +1,7 @@
 //! Errors with foreign text in them: each line is a context.
 
 use oci_nvidia_hook::error::{Failure, failure, one_line};
+use oci_nvidia_hook::finding::catalog::CONFIG;
 
 use super::{check_error, check_line, text};
 
@@ -9,11 +10,11 @@ pub fn run(data: &[u8]) {
     let text = text(data);
     let mut parts = text.split('\n');
     let what = parts.next().unwrap_or_default();
-    let mut error = failure(format!("cannot read {what}"), text.clone());
+    let mut error = failure(&CONFIG, format!("cannot read {what}"), text.clone());
     for (count, part) in parts.take(20).enumerate() {
         error = match count % 2 {
             0 => error.context(part.to_owned()),
-            _ => error.context(Failure::new(part, what)),
+            _ => error.context(Failure::new(&CONFIG, part, what)),
         };
     }
     check_error(&error.context("cannot start"));

@@ -62,7 +62,7 @@ pub fn check_error(error: &anyhow::Error) {
 #[track_caller]
 pub fn check_findings(findings: &[Finding]) {
     for finding in findings {
-        assert!(!finding.what.is_empty() && finding.id.starts_with("ONH-"), "{finding:?}");
+        assert!(!finding.what.is_empty() && finding.kind.id.starts_with("ONH-"), "{finding:?}");
         check_line(&one_line(&finding.what));
         check_line(&one_line(&finding.fix));
     }

@@ -26,7 +26,7 @@ fn v2(mount: &str, path: &str) -> DeviceCgroup {
 }
 
 fn refusal(mountinfo: &str, cgroup: &str) -> String {
-    crate::error::render(&locate(mountinfo, cgroup).unwrap_err())
+    crate::error::line(&locate(mountinfo, cgroup).unwrap_err())
 }
 
 #[test]

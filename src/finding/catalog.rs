@@ -1,0 +1,119 @@
+//! Every kind of finding. A number keeps its meaning: scripts and search engines know it.
+//!
+//! 00x how the hook is used, 01x and 02x the driver, 03x what is asked for, 04x the container, 05x files that are written;
+//! 1xx config.toml, 2xx the host, 3xx the image and its container, 4xx CDI, 5xx engines.
+
+use super::Severity;
+use Severity::{Error, Note, Warning};
+
+/// One entry.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// `ONH-` and three digits
+    pub id: &'static str,
+    /// How much it matters
+    pub severity: Severity,
+    /// What is the case, without the names of one host
+    pub title: &'static str,
+    /// Why that matters
+    pub why: &'static str,
+}
+
+macro_rules! kinds {
+    ($($name:ident $id:literal $severity:ident $title:literal, $why:literal;)*) => {
+        $(
+            #[doc = $title]
+            pub static $name: Kind = Kind { id: $id, severity: $severity, title: $title, why: $why };
+        )*
+        /// All of them, in the order of their numbers.
+        pub static ALL: &[&Kind] = &[$(&$name),*];
+    };
+}
+
+kinds! {
+    SYSTEM "ONH-001" Error "a call of the system failed", "the container does not start";
+    COMMAND_LINE "ONH-002" Error "the command line is wrong", "nothing is done";
+    STATE "ONH-003" Error "the container's state or config.json cannot be read", "the hook cannot tell which container it is called for";
+    CONFIG_FILE "ONH-004" Error "config.toml cannot be read, or others than root may write it", "it decides who gets GPUs, and whose libraries are loaded";
+    CONFIG "ONH-005" Error "config.toml is wrong", "guessing what was meant could give GPUs away";
+    NOT_ROOT "ONH-006" Error "it needs root", "only root of the host can load modules and make device nodes";
+    NO_GPU "ONH-010" Error "there is no NVIDIA GPU on the PCI bus", "a container that asks for one cannot work";
+    NOT_LOADED "ONH-011" Error "the kernel module is not loaded", "without it there is no GPU to give";
+    NO_LIBRARIES "ONH-012" Error "the driver's libraries are missing", "containers get them from the host";
+    MISMATCH "ONH-013" Error "kernel module and libraries are of different versions", "libraries work with the kernel module of their own version only";
+    DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened", "that is where the driver is looked for";
+    NVML_LOAD "ONH-015" Error "libnvidia-ml cannot be loaded", "it is what knows the GPUs";
+    NVML_TIMEOUT "ONH-016" Error "NVML does not answer in time", "a GPU that hangs must not hang the engine";
+    NVML_DIED "ONH-017" Error "NVML crashed", "without its answer nobody knows which GPU is which";
+    NVML "ONH-018" Error "NVML reports an error", "without its answer nobody knows which GPU is which";
+    NVML_PERMISSION "ONH-019" Error "the hook's user may not open the GPUs", "the device nodes belong to a group, and user in config.toml is not in it";
+    NVML_PROCESS "ONH-020" Error "the process that asks NVML cannot be prepared", "the driver's library is not run with more rights than it needs";
+    NODE_MISSING "ONH-021" Error "a device node is missing", "the container would start with fewer GPUs than it asked for";
+    NODE_WRONG "ONH-022" Error "a device node is not the driver's", "the container would get another device";
+    LIBRARY_MISSING "ONH-023" Error "a library is missing that the container cannot do without", "its programs would not start";
+    UNKNOWN_DEVICE "ONH-030" Error "there is no such GPU", "the container would start with fewer GPUs than it asked for";
+    NO_DEVICE "ONH-031" Error "\"all\" is no GPU at all", "a container that asks for GPUs cannot work without one";
+    DENIED "ONH-032" Error "config.toml keeps this GPU from containers", "the container would start with fewer GPUs than it asked for";
+    NOT_USABLE "ONH-033" Error "the GPU that is asked for does not work", "the container would start with fewer GPUs than it asked for";
+    REQUIREMENT "ONH-034" Error "the image needs another driver or GPU", "its programs would fail later, with less to read";
+    BAD_REQUIREMENT "ONH-035" Error "a requirement of the image cannot be read", "whether the driver fits is not known";
+    CAPABILITY "ONH-036" Error "a driver capability is unknown or not allowed", "the container would lack libraries that it asked for";
+    PRIVILEGE "ONH-037" Error "the container is not privileged enough for what it asks for", "MIG layout and monitoring concern all users of a GPU";
+    BAD_REQUEST "ONH-038" Error "what is asked for makes no sense", "guessing what was meant could give the wrong device";
+    CONTAINER "ONH-040" Error "the container cannot be entered", "the hook is not called at the moment that it expects";
+    CGROUP "ONH-041" Error "the container's cgroup cannot be made to allow the GPUs", "the device nodes would be there, and opening them would fail";
+    SHARED "ONH-042" Error "a mount would be seen by the host", "nothing of a container may leak to the host";
+    READ_ONLY "ONH-043" Error "a read-only directory of the container cannot be covered", "the driver's files have no place there";
+    DEVICE_TAKEN "ONH-044" Error "config.json has another device in that place", "the container would get one or the other";
+    NO_PROC "ONH-045" Error "the container's /proc is none", "which GPUs it sees there could not be limited";
+    IN_THE_WAY "ONH-046" Error "something of the image or of a volume is in the way", "the container would lack something that it cannot do without";
+    SPEC_FILE "ONH-050" Error "the CDI spec cannot be written", "the one that was there is unchanged";
+    SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec", "engines refuse a spec without devices";
+    INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read", "there are no GPUs to explain with";
+
+    UNKNOWN_KEY "ONH-101" Warning "an unknown key in config.toml", "it does nothing";
+    NO_LOG "ONH-102" Warning "the log cannot be written", "what happens to containers is not in the log";
+    REFUSED "ONH-103" Warning "a request that may not be made", "the container starts without GPUs";
+    SWARM_RESOURCE "ONH-104" Warning "a swarm-resource that does not begin with DOCKER_", "a container that asks by this variable alone gets nothing";
+    OTHERS "ONH-105" Note "another one sets the container up", "done twice is done wrong";
+
+    GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer", "a GPU that does not answer stops only those who ask for it by name";
+    STALE_CACHE "ONH-202" Warning "the linker cache lists a library that is not there", "the library cannot be given to containers";
+    OTHER_VERSION "ONH-203" Warning "a library of another driver version", "libraries work with the kernel module of their own version only";
+    REQUIREMENT_WARNING "ONH-204" Warning "a requirement of the image is not met", "the container's programs may fail";
+    NO_UVM "ONH-205" Warning "the device node /dev/nvidia-uvm is missing", "CUDA will not work in the container";
+    NO_CACHE "ONH-206" Note "the linker cache cannot be read", "libraries are looked for in the usual directories";
+    NO_FILE "ONH-207" Warning "a file of the driver's files list is not there", "config.toml names it for containers";
+    UNREADABLE "ONH-208" Warning "a place of the driver's cannot be looked at", "what is there is missing in the container";
+    NOT_IN_TABLE "ONH-209" Warning "a GPU does not answer, and a table has no place for it", "programs that read the table do not know of it";
+
+    HIDDEN "ONH-301" Note "a library of the image is hidden by the driver's", "its copy could not work with the host's kernel module";
+    IMAGE_CACHE "ONH-302" Warning "the image's ld.so.cache is left as it is", "its programs find the driver's libraries only where ld.so looks without a cache";
+    LEFT_OUT "ONH-303" Warning "something cannot be given that the container can do without", "the container starts without it";
+    CGROUP_ABOVE "ONH-304" Warning "a cgroup above the container's has device rules of its own", "it may keep the GPUs from the container";
+    NOT_TOLD "ONH-305" Note "systemd could not be told about the devices", "\"systemctl daemon-reload\" takes them away from the container";
+    NO_GLIBC "ONH-306" Warning "the image has no glibc", "nvidia-smi and CUDA do not run in the container";
+    CRUN "ONH-310" Warning "crun has left the device rules to systemd", "a hook cannot add to them";
+
+    SPEC_LACKS_GPU "ONH-401" Warning "a GPU is left out of the CDI spec", "it is not in the CDI spec";
+    SPEC_CONFLICT "ONH-402" Warning "another CDI spec has the same devices", "engines do not take those that were written";
+    SPEC_UNSEEN "ONH-403" Warning "the CDI spec lies where engines do not look", "no container gets its devices";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_used_once_and_in_order() {
+        let ids: Vec<_> = ALL.iter().map(|kind| kind.id).collect();
+        assert!(ids.is_sorted() && ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
+        for kind in ALL {
+            assert!(kind.id.len() == 7 && kind.id.starts_with("ONH-"), "{}", kind.id);
+            assert_eq!(kind.severity == Severity::Error, kind.id < "ONH-100", "{}", kind.id);
+            for text in [kind.title, kind.why] {
+                assert!(!text.is_empty() && !text.ends_with('.') && !text.starts_with(' '), "{text}");
+            }
+        }
+    }
+}
