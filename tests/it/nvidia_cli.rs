@@ -212,14 +212,17 @@ fn a_broken_gpu() {
 /// On a host whose driver is installed, as whoever is logged in.
 fn a_plain_user() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--layout", "lib64"]));
+    let image = Image::new(dir.path(), &["--layout", "lib64"]);
     std::fs::copy(HOOK, fake.root.join("usr/bin/nvidia-container-cli")).unwrap();
-    std::fs::create_dir(dir.path().join("host")).unwrap();
+    let host = dir.path().join("host");
+    std::fs::create_dir(&host).unwrap();
     let as_user = |arguments: &str| {
         sh(&format!(
-            "exec unshare -m sh -euc \"mount -t overlay -o 'lowerdir={root}:/' overlay '{host}'; mount -t tmpfs t '{host}/run'; \
-             exec chroot '{host}' setpriv --reuid 65534 --regid 65534 --clear-groups /usr/bin/nvidia-container-cli {arguments}\"",
+            "exec unshare -m sh -euc \"mount -t overlay -o 'lowerdir={root}:{image}' overlay '{host}'; \
+             exec chroot --userspec=65534:65534 --groups= '{host}' /usr/bin/nvidia-container-cli {arguments}\"",
             root = fake.root.display(),
-            host = dir.path().join("host").display(),
+            image = image.rootfs.display(),
+            host = host.display(),
         ))
     };
     assert_eq!(as_user("info").ok(), golden("info"));
