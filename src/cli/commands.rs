@@ -1,6 +1,6 @@
 //! The command line of `oci-nvidia-hook`, as data.
 
-use super::grammar::{Command, Completes, HELP, Operand, Opt, Program, VERSION, option, switch};
+use super::grammar::{Command, Completes, Operand, Opt, Program, option, switch};
 use super::{Verb, cdi, hook};
 use Completes::{CdiDevices, Commands, Directories, Files, Nothing, Words};
 
@@ -13,14 +13,11 @@ pub static PROGRAM: Program = Program {
             and the GPUs' device nodes into the container before the container starts.",
     options: &[
         option(
-            "config",
-            None,
-            "FILE",
+            "--config FILE\tread this file, which must exist; without it /etc/nvidia-container-runtime/config.toml, else defaults",
             Files,
-            "read this file, which must exist; without it /etc/nvidia-container-runtime/config.toml, else defaults",
         ),
-        switch(HELP, Some('h'), "print help, on a command if there is one"),
-        switch(VERSION, Some('V'), "print the version"),
+        switch("-h, --help\tprint help, on a command if there is one"),
+        switch("-V, --version\tprint the version"),
     ],
     options_anywhere: true,
     commands: COMMANDS,
@@ -36,43 +33,29 @@ pub static PROGRAM: Program = Program {
 };
 
 /// What a script reads.
-static JSON: Opt = switch("json", None, "print JSON");
-static ROOT: Opt = option("root", None, "DIR", Directories, "the directory that is / for the driver");
+static JSON: Opt = switch("--json\tprint JSON");
+static ROOT: Opt = option("--root DIR\tthe directory that is / for the driver", Directories);
 static SPEC_DIR: Opt =
-    option("spec-dir", None, "DIR", Directories, "look there for specs; the last counts most (/etc/cdi, /var/run/cdi)");
-static OUTPUT: Opt =
-    option("output", None, "FILE", Files, "write the spec there, - for stdout (/var/run/cdi/nvidia.yaml)");
-static FORMAT: Opt =
-    option("format", None, "FORMAT", Words(&["json", "yaml"]), "json or yaml (what the file's name says)");
-static NAME_STRATEGY: Opt = option(
-    "name-strategy",
-    None,
-    "LIST",
-    Words(&["index", "uuid", "index,uuid"]),
-    "name devices by index, uuid or both (index,uuid)",
-);
-static VENDOR: Opt = option("vendor", None, "VENDOR", Nothing, "of the devices' names (nvidia.com)");
-static CLASS: Opt = option("class", None, "CLASS", Nothing, "of the devices' names (gpu)");
+    option("--spec-dir DIR\tlook there for specs; the last counts most (/etc/cdi, /var/run/cdi)", Directories);
+static OUTPUT: Opt = option("--output FILE\twrite the spec there, - for stdout (/var/run/cdi/nvidia.yaml)", Files);
+static FORMAT: Opt = option("--format FORMAT\tjson or yaml (what the file's name says)", Words("json yaml"));
+static NAME_STRATEGY: Opt =
+    option("--name-strategy LIST\tname devices by index, uuid or both (index,uuid)", Words("index uuid index,uuid"));
+static VENDOR: Opt = option("--vendor VENDOR\tof the devices' names (nvidia.com)", Nothing);
+static CLASS: Opt = option("--class CLASS\tof the devices' names (gpu)", Nothing);
 static ADDITIONAL_GIDS: Opt = switch(
-    "additional-gids",
-    None,
-    "put containers into the groups of device nodes (only if all engines of this host read that: Podman 5.1, CRI-O 1.30)",
+    "--additional-gids\tput containers into the groups of device nodes (only if all engines of this host read that: Podman 5.1, CRI-O 1.30)",
 );
-static NO_ADDITIONAL_GIDS: Opt = switch("no-additional-gids", None, "do not");
-static HOOK_PATH: Opt =
-    option("hook-path", None, "FILE", Files, "the program that containers' runtimes start (this one)");
-static REQUEST: Opt = switch("request", None, "explain only what the container asks for, not the driver");
-static INVENTORY: Opt =
-    option("inventory", None, "FILE", Files, "explain with the GPUs of this file, made by info --json");
+static NO_ADDITIONAL_GIDS: Opt = switch("--no-additional-gids\tdo not");
+static HOOK_PATH: Opt = option("--hook-path FILE\tthe program that containers' runtimes start (this one)", Files);
+static REQUEST: Opt = switch("--request\texplain only what the container asks for, not the driver");
+static INVENTORY: Opt = option("--inventory FILE\texplain with the GPUs of this file, made by info --json", Files);
 static STAGE: Opt = option(
-    "stage",
-    None,
-    "STAGE",
-    Words(&["precreate", "prestart", "createRuntime", "createContainer"]),
-    "explain for this stage; at precreate stdin is config.json",
+    "--stage STAGE\texplain for this stage; at precreate stdin is config.json",
+    Words("precreate prestart createRuntime createContainer"),
 );
 static CSV: Opt =
-    switch("csv", None, "print comma-separated values: a table of the driver, a blank line, a table of the GPUs");
+    switch("--csv\tprint comma-separated values: a table of the driver, a blank line, a table of the GPUs");
 
 /// A stage: an engine calls it.
 const fn stage(name: &'static str, verb: Verb, summary: &'static str, about: &'static str) -> Command {
@@ -241,7 +224,7 @@ static COMMANDS: &[Command] = &[
     Command {
         name: "cdi check",
         verb: Verb::Cdi(cdi::Verb::Check),
-        operand: Some(Operand { name: "NAME", optional: true, many: true, completes: CdiDevices }),
+        operand: Some(Operand { usage: "[NAME...]", completes: CdiDevices }),
         redirections: "",
         summary: "tell of each CDI device whether engines can use it, and why not",
         about: "",
@@ -251,12 +234,7 @@ static COMMANDS: &[Command] = &[
     Command {
         name: "completion",
         verb: Verb::Completion,
-        operand: Some(Operand {
-            name: "SHELL",
-            optional: false,
-            many: false,
-            completes: Words(&["bash", "zsh", "fish"]),
-        }),
+        operand: Some(Operand { usage: "SHELL", completes: Words("bash zsh fish") }),
         redirections: "",
         summary: "print the script that completes commands and options in a shell",
         about: "SHELL is bash, zsh or fish. Packages install it.",
@@ -266,7 +244,7 @@ static COMMANDS: &[Command] = &[
     Command {
         name: "help",
         verb: Verb::Help,
-        operand: Some(Operand { name: "COMMAND", optional: true, many: true, completes: Commands }),
+        operand: Some(Operand { usage: "[COMMAND...]", completes: Commands }),
         redirections: "",
         summary: "print help, on a command if there is one",
         about: "",

@@ -1,315 +1,217 @@
-//! `completion SHELL`: scripts that complete commands and options, made from the grammar.
+//! `completion SHELL`: small scripts that ask the program itself what can stand at the end of a line, so that all shells
+//! offer the same.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::process::ExitCode;
 
 use super::grammar::{Command, Completes, Opt};
-use super::{PROGRAM, grammar, output, usage_error};
+use super::{PROGRAM, cdi_check, grammar, output, usage_error};
+use crate::error::one_line;
+
+/// What the scripts call, with the words of the line but for the program's name. Nobody types it.
+pub(super) const VERB: &str = "__complete";
+
+const BASH: &str = r#"# bash completion for oci-nvidia-hook, made by "oci-nvidia-hook completion bash"
+_oci_nvidia_hook() {
+    local line=${COMP_LINE:0:COMP_POINT} IFS=$' \t\n' offered word
+    local -a words
+    read -ra words <<<"$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    word=${words[${#words[@]}-1]}
+    offered=$("${words[0]}" __complete "${words[@]:1}" 2>/dev/null)
+    COMPREPLY=()
+    case $offered in
+        :files) compopt -o filenames; COMPREPLY=($(compgen -f -- "${word##*=}")) ;;
+        :directories) compopt -o filenames; COMPREPLY=($(compgen -d -- "${word##*=}")) ;;
+        *)
+            # Bash has made words of what is between = and :, and replaces the last one.
+            local before=
+            [[ $word == *[=:]* ]] && before=${word%"${word##*[=:]}"}
+            while IFS=$'\t' read -r word _; do
+                [[ -n $word ]] && COMPREPLY+=("${word#"$before"}")
+            done <<<"$offered" ;;
+    esac
+}
+complete -F _oci_nvidia_hook oci-nvidia-hook
+"#;
+
+const ZSH: &str = r#"#compdef oci-nvidia-hook
+# made by "oci-nvidia-hook completion zsh"
+_oci_nvidia_hook() {
+    local -a offered
+    offered=("${(@f)$("${words[1]}" __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    case $offered[1] in
+        (:files) compset -P '*='; _files ;;
+        (:directories) compset -P '*='; _files -/ ;;
+        ('') _message 'value' ;;
+        (*)
+            offered=("${(@)offered//:/\\:}")
+            offered=("${(@)offered/$'\t'/:}")
+            _describe oci-nvidia-hook offered ;;
+    esac
+}
+_oci_nvidia_hook "$@"
+"#;
+
+const FISH: &str = r#"# made by "oci-nvidia-hook completion fish"
+function __oci_nvidia_hook_offer
+    set -l words (commandline -opc) (commandline -ct)
+    set -l offered ($words[1] __complete $words[2..-1] 2>/dev/null)
+    switch "$offered[1]"
+        case :files
+            __fish_complete_path (commandline -ct)
+        case :directories
+            __fish_complete_directories (commandline -ct)
+        case '*'
+            printf '%s\n' $offered
+    end
+end
+complete -c oci-nvidia-hook -f -a '(__oci_nvidia_hook_offer)'
+"#;
 
 /// Prints the script for this shell.
 pub(super) fn run(operands: &[OsString]) -> ExitCode {
     match operands.first().and_then(|shell| shell.to_str()) {
-        Some("bash") => output::print(&bash()),
-        Some("zsh") => output::print(&zsh()),
-        Some("fish") => output::print(&fish()),
+        Some("bash") => output::print(BASH),
+        Some("zsh") => output::print(ZSH),
+        Some("fish") => output::print(FISH),
         _ => usage_error(&grammar::wrong(&PROGRAM, None, "there are completions for bash, zsh and fish")),
     }
 }
 
-/// What prints the names of CDI devices, of these words.
-const CDI_DEVICES: &str = "oci-nvidia-hook cdi list 2>/dev/null";
-
-/// All options, each once.
-fn options() -> impl Iterator<Item = &'static Opt> {
-    let of_commands = PROGRAM.commands.iter().flat_map(|command| command.options.iter().copied());
-    let mut seen = Vec::new();
-    of_commands.chain(PROGRAM.options).filter(move |option| is_new(&mut seen, option.long))
+/// Prints what can stand in the place of the last of these words: each on a line, with its help behind a tab; or `:files`, or
+/// `:directories`, which shells know.
+pub(super) fn complete(words: &[OsString]) -> ExitCode {
+    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    output::print(&offer(&words))
 }
 
-/// Options with a value, by what completes it, as patterns of a shell's `case`.
-fn values() -> Vec<(Completes, String)> {
-    let mut found: Vec<(Completes, String)> = Vec::new();
-    for option in options() {
-        let Some(value) = option.value else { continue };
-        let mut words = format!("--{}", option.long);
-        if let Some(letter) = option.short {
-            write!(words, "|-{letter}").ok();
-        }
-        match found.iter_mut().find(|(completes, _)| *completes == value.completes) {
-            Some((_, patterns)) => write!(patterns, "|{words}").unwrap_or_default(),
-            None => found.push((value.completes, words)),
-        }
-    }
-    found
-}
-
-/// The patterns of all of them.
-fn value_options() -> String {
-    values().into_iter().map(|(_, patterns)| patterns).collect::<Vec<_>>().join("|")
-}
-
-/// Whether it was not there before.
-fn is_new(seen: &mut Vec<&'static str>, word: &'static str) -> bool {
-    let new = !seen.contains(&word);
-    if new {
-        seen.push(word);
-    }
-    new
-}
-
-/// First words of commands of two.
-fn groups() -> Vec<&'static str> {
-    let mut groups = Vec::new();
-    for command in PROGRAM.commands {
-        if let Some((group, _)) = command.name.split_once(' ') {
-            is_new(&mut groups, group);
-        }
-    }
-    groups
-}
-
-fn first_words() -> Vec<&'static str> {
-    let mut words = Vec::new();
-    for command in PROGRAM.commands {
-        is_new(&mut words, command.name.split_once(' ').map_or(command.name, |(first, _)| first));
-    }
-    words
-}
-
-fn second_words(group: &'static str) -> Vec<&'static str> {
-    PROGRAM.group(group).filter_map(|command| command.name.split(' ').nth(1)).collect()
-}
-
-/// Its own options and those of the program, with their dashes.
-fn option_words(command: Option<&'static Command>) -> Vec<String> {
-    let own = command.into_iter().flat_map(|command| command.options.iter().copied());
-    own.chain(PROGRAM.options).map(|option| format!("--{}", option.long)).collect()
-}
-
-fn operand_words(command: &Command) -> String {
-    match command.operand.map(|operand| operand.completes) {
-        Some(Completes::Words(words)) => words.join(" "),
-        Some(Completes::Commands) => first_words().join(" "),
-        Some(Completes::CdiDevices) => format!("$({CDI_DEVICES})"),
-        _ => String::new(),
-    }
-}
-
-fn bash() -> String {
-    let mut text = format!(
-        "# bash completion for oci-nvidia-hook, made by \"oci-nvidia-hook completion bash\"\n\
-_oci_nvidia_hook() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= words= split= i
-    # Bash makes three words of --option=value and of vendor/class=name.
-    if [[ $cur == = ]]; then
-        split=$prev cur=
-    elif [[ $prev == = ]]; then
-        split=${{COMP_WORDS[COMP_CWORD-2]}}
-    fi
-    [[ $split == -* ]] && prev=$split
-    for ((i = 1; i < COMP_CWORD; i++)); do
-        case ${{COMP_WORDS[i]}} in
-            {values})
-                [[ ${{COMP_WORDS[i+1]}} == = ]] && ((i++))
-                ((i++)) ;;
-            -*|=) ;;
-            *)
-                case $command in
-                    '') command=${{COMP_WORDS[i]}} ;;
-                    {groups}) command=\"$command ${{COMP_WORDS[i]}}\" ;;
-                esac ;;
-        esac
-    done
-    COMPREPLY=()
-    case $prev in
-",
-        values = value_options(),
-        groups = groups().join("|"),
-    );
-    for (completes, patterns) in values() {
-        let reply = match completes {
-            Completes::Files => "compopt -o filenames; COMPREPLY=($(compgen -f -- \"$cur\")); return".to_owned(),
-            Completes::Directories => "compopt -o filenames; COMPREPLY=($(compgen -d -- \"$cur\")); return".to_owned(),
-            Completes::Words(words) => {
-                format!("COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return", words.join(" "))
-            }
-            Completes::Nothing | Completes::Commands | Completes::CdiDevices => "return".to_owned(),
-        };
-        writeln!(text, "        {patterns}) {reply} ;;").ok();
-    }
-    text.push_str("    esac\n    case $command in\n");
-    let first = first_words();
-    writeln!(text, "        '') words='{} {}' ;;", first.join(" "), option_words(None).join(" ")).ok();
-    for group in groups() {
-        writeln!(text, "        {group}) words='{} --help' ;;", second_words(group).join(" ")).ok();
-    }
-    for command in PROGRAM.commands {
-        let (options, operands) = (option_words(Some(command)).join(" "), operand_words(command));
-        writeln!(text, "        '{}') words=\"{}\" ;;", command.name, format!("{operands} {options}").trim()).ok();
-    }
-    text.push_str(
-        "    esac
-    if [[ $split == */* ]]; then
-        COMPREPLY=($(compgen -W \"$words\" -- \"$split=$cur\"))
-        COMPREPLY=(\"${COMPREPLY[@]#*=}\")
-    else
-        COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))
-    fi
-}
-complete -F _oci_nvidia_hook oci-nvidia-hook
-",
-    );
+fn offer(words: &[String]) -> String {
+    let (last, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
+    let line = read(before);
+    let (prefix, completes) = match (line.wants, last.split_once('=')) {
+        (Some(completes), _) => ("", completes),
+        // What stands behind = is the value of that option.
+        (None, Some((name, _))) if name.starts_with('-') => match find(&line, name).and_then(|option| option.value()) {
+            Some(_) => (
+                last.get(..=name.len()).unwrap_or_default(),
+                find(&line, name).map_or(Completes::Nothing, |o| o.completes),
+            ),
+            None => return String::new(),
+        },
+        _ => return of_place(&line, last),
+    };
+    let mut text = String::new();
+    add(&mut text, completes, prefix, last, &line);
     text
 }
 
-/// In single quotes of a shell.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
+/// What the words before the last one are.
+#[derive(Default)]
+struct Before<'a> {
+    group: Option<&'a str>,
+    command: Option<&'static Command>,
+    spec_dirs: Vec<&'a str>,
+    /// The last of them is an option whose value comes
+    wants: Option<Completes>,
 }
 
-/// `word:help`, as zsh's _describe takes it.
-fn described(word: &str, help: &str) -> String {
-    quoted(&format!("{}:{help}", word.replace(':', "\\:")))
-}
-
-fn zsh() -> String {
-    let mut text = format!(
-        "#compdef oci-nvidia-hook
-# made by \"oci-nvidia-hook completion zsh\"
-_oci_nvidia_hook() {{
-    local command=
-    local -i i=2
-    local -a found
-    while (( i < CURRENT )); do
-        case $words[i] in
-            ({values}) (( i++ )) ;;
-            (-*) ;;
-            (*)
-                case $command in
-                    ('') command=$words[i] ;;
-                    ({groups}) command=\"$command $words[i]\" ;;
-                esac ;;
-        esac
-        (( i++ ))
-    done
-    case $words[CURRENT-1] in
-",
-        values = value_options(),
-        groups = groups().join("|"),
-    );
-    for (completes, patterns) in values() {
-        let reply = match completes {
-            Completes::Files => "_files".to_owned(),
-            Completes::Directories => "_files -/".to_owned(),
-            Completes::Words(words) => format!("compadd -- {}", words.join(" ")),
-            Completes::Nothing | Completes::Commands | Completes::CdiDevices => "_message value".to_owned(),
-        };
-        writeln!(text, "        ({patterns}) {reply}; return ;;").ok();
-    }
-    text.push_str("    esac\n    case $command in\n        ('')\n            found=(\n");
-    let mut groups_told = Vec::new();
-    for command in PROGRAM.commands {
-        let told = match command.name.split_once(' ') {
-            None => described(command.name, command.summary),
-            Some((group, _)) if is_new(&mut groups_told, group) => described(group, &second_words(group).join(", ")),
-            Some(_) => continue,
-        };
-        writeln!(text, "                {told}").ok();
-    }
-    text.push_str("            )\n            _describe command found ;;\n");
-    for group in groups() {
-        writeln!(text, "        ({group})\n            found=(").ok();
-        for command in PROGRAM.group(group) {
-            let word = command.name.split(' ').nth(1).unwrap_or_default();
-            writeln!(text, "                {}", described(word, command.summary)).ok();
-        }
-        text.push_str("            )\n            _describe command found ;;\n");
-    }
-    for command in PROGRAM.commands.iter().filter(|command| command.operand.is_some()) {
-        writeln!(text, "        ({}) compadd -- {} ;;", quoted(command.name), operand_words(command)).ok();
-    }
-    text.push_str("    esac\n    case $command in\n");
-    for command in PROGRAM.commands.iter().filter(|command| !command.options.is_empty()) {
-        writeln!(text, "        ({})\n            found=(", quoted(command.name)).ok();
-        for option in command.options {
-            writeln!(text, "                {}", described(&format!("--{}", option.long), option.help)).ok();
-        }
-        text.push_str("            )\n            _describe -o option found ;;\n");
-    }
-    text.push_str("    esac\n    found=(\n");
-    for option in PROGRAM.options {
-        writeln!(text, "        {}", described(&format!("--{}", option.long), option.help)).ok();
-    }
-    text.push_str("    )\n    _describe -o option found\n}\n_oci_nvidia_hook \"$@\"\n");
-    text
-}
-
-fn fish() -> String {
-    let mut text = String::from("# made by \"oci-nvidia-hook completion fish\"\n");
-    let first = first_words();
-    writeln!(text, "set -l commands {}\ncomplete -c oci-nvidia-hook -f", first.join(" ")).ok();
-    for option in PROGRAM.options {
-        fish_option(&mut text, "", option);
-    }
-    for group in groups() {
-        let none = "not __fish_seen_subcommand_from $commands";
-        fish_word(&mut text, none, group, &second_words(group).join(", "));
-    }
-    for command in PROGRAM.commands {
-        let condition = match command.name.split_once(' ') {
-            None => {
-                fish_word(&mut text, "not __fish_seen_subcommand_from $commands", command.name, command.summary);
-                let others = groups().join(" ");
-                format!("__fish_seen_subcommand_from {}; and not __fish_seen_subcommand_from {others}", command.name)
+fn read(words: &[String]) -> Before<'_> {
+    let mut line = Before::default();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        if word.starts_with('-') {
+            let Some(option) = find(&line, word).filter(|option| option.value().is_some() && !word.contains('='))
+            else {
+                continue;
+            };
+            match words.next() {
+                Some(value) if option.long() == "spec-dir" => line.spec_dirs.push(value),
+                Some(_) => {}
+                None => line.wants = Some(option.completes),
             }
-            Some((group, word)) => {
-                let seconds = second_words(group).join(" ");
-                let none =
-                    format!("__fish_seen_subcommand_from {group}; and not __fish_seen_subcommand_from {seconds}");
-                fish_word(&mut text, &none, word, command.summary);
-                format!("__fish_seen_subcommand_from {group}; and __fish_seen_subcommand_from {word}")
+        } else if line.command.is_none() {
+            let name = line.group.map_or_else(|| word.clone(), |group| format!("{group} {word}"));
+            line.command = PROGRAM.commands.iter().find(|command| command.name == name);
+            line.group = Some(word);
+        }
+    }
+    line
+}
+
+/// The option of this word, `--option=value` too.
+fn find(line: &Before<'_>, word: &str) -> Option<&'static Opt> {
+    let name = word.split('=').next().unwrap_or(word);
+    let own = line.command.into_iter().flat_map(|command| command.options.iter().copied());
+    let is = |option: &&Opt| match name.strip_prefix("--") {
+        Some(long) => option.long() == long,
+        None => option.short().is_some_and(|letter| name.strip_prefix('-') == Some(letter)),
+    };
+    own.chain(PROGRAM.options).find(is)
+}
+
+/// Commands, options, and what a command works on.
+fn of_place(line: &Before<'_>, last: &str) -> String {
+    let mut text = String::new();
+    match (line.command, line.group) {
+        (None, None) => add(&mut text, Completes::Commands, "", last, line),
+        (None, Some(group)) => {
+            for command in PROGRAM.group(group) {
+                add_word(&mut text, command.name.get(group.len() + 1..).unwrap_or_default(), command.summary, last);
             }
-        };
-        for option in command.options {
-            fish_option(&mut text, &condition, option);
         }
-        let operands = operand_words(command).replace("$(", "(");
-        if !operands.is_empty() {
-            let operands = if operands.starts_with('(') { operands } else { quoted(&operands) };
-            writeln!(text, "complete -c oci-nvidia-hook -n {} -a {}", quoted(&condition), quoted_once(&operands)).ok();
+        (Some(command), _) => {
+            if let Some(operand) = command.operand {
+                add(&mut text, operand.completes, "", last, line);
+            }
         }
+    }
+    let own = line.command.into_iter().flat_map(|command| command.options.iter().copied());
+    let of_program = PROGRAM.options.iter().filter(|_| line.command.is_some() || line.group.is_none());
+    // Where nothing was typed yet, options would hide the rest.
+    let hidden = !text.is_empty() && !last.starts_with('-');
+    for option in own.chain(of_program).filter(|_| !hidden) {
+        add_word(&mut text, &format!("--{}", option.long()), option.help(), last);
     }
     text
 }
 
-/// What is quoted stays so; what is to be run when it is needed is quoted for that.
-fn quoted_once(text: &str) -> String {
-    if text.starts_with('\'') { text.to_owned() } else { quoted(text) }
-}
-
-fn fish_word(text: &mut String, condition: &str, word: &str, help: &str) {
-    // Double quotes: a variable in the condition is the script's own, and gone when it is asked.
-    writeln!(text, "complete -c oci-nvidia-hook -n \"{condition}\" -a {word} -d {}", quoted(help)).ok();
-}
-
-fn fish_option(text: &mut String, condition: &str, option: &Opt) {
-    text.push_str("complete -c oci-nvidia-hook");
-    if !condition.is_empty() {
-        write!(text, " -n {}", quoted(condition)).ok();
-    }
-    write!(text, " -l {}", option.long).ok();
-    if let Some(letter) = option.short {
-        write!(text, " -s {letter}").ok();
-    }
-    match option.value.map(|value| value.completes) {
-        None => {}
-        Some(Completes::Files) => text.push_str(" -r -F"),
-        Some(Completes::Directories) => text.push_str(" -x -a '(__fish_complete_directories)'"),
-        Some(Completes::Words(words)) => {
-            write!(text, " -x -a {}", quoted(&words.join(" "))).ok();
+fn add(text: &mut String, completes: Completes, prefix: &str, last: &str, line: &Before<'_>) {
+    match completes {
+        Completes::Nothing => {}
+        Completes::Files => text.push_str(":files\n"),
+        Completes::Directories => text.push_str(":directories\n"),
+        Completes::Words(words) => {
+            words.split(' ').for_each(|word| add_word(text, &format!("{prefix}{word}"), "", last));
         }
-        Some(_) => text.push_str(" -x"),
+        Completes::Commands => {
+            let mut groups: Vec<&str> = Vec::new();
+            for command in PROGRAM.commands {
+                match command.name.split_once(' ') {
+                    None => add_word(text, command.name, command.summary, last),
+                    Some((group, _)) if groups.contains(&group) => {}
+                    Some((group, _)) => {
+                        groups.push(group);
+                        add_word(text, group, "its own commands", last);
+                    }
+                }
+            }
+        }
+        Completes::CdiDevices => {
+            let names: BTreeSet<String> = cdi_check::names(&line.spec_dirs);
+            names.iter().for_each(|name| add_word(text, &one_line(name), "", last));
+        }
     }
-    writeln!(text, " -d {}", quoted(option.help)).ok();
+}
+
+fn add_word(text: &mut String, word: &str, help: &str, last: &str) {
+    if word.starts_with(last) {
+        text.push_str(word);
+        if !help.is_empty() {
+            text.push('\t');
+            text.push_str(help);
+        }
+        text.push('\n');
+    }
 }

@@ -58,12 +58,8 @@ pub type Example = (&'static str, &'static str);
 /// What a command works on.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
-    /// `NAME`
-    pub name: &'static str,
-    /// Whether it may be left out
-    pub optional: bool,
-    /// Whether there may be more than one
-    pub many: bool,
+    /// `NAME`; `[NAME...]` where it may be left out, and be more than one
+    pub usage: &'static str,
     /// For completions
     pub completes: Completes,
 }
@@ -71,24 +67,10 @@ pub struct Operand {
 /// An option.
 #[derive(Debug)]
 pub struct Opt {
-    /// Without its dashes
-    pub long: &'static str,
-    /// Without its dash
-    pub short: Option<char>,
-    /// None: it is a switch
-    pub value: Option<Value>,
-    /// What it does, in one line
-    pub help: &'static str,
-}
-
-/// The value of an option.
-#[derive(Clone, Copy, Debug)]
-pub struct Value {
-    /// `FILE`
-    pub name: &'static str,
-    /// Whether it may be left out; it is part of the option's word then
-    pub optional: bool,
-    /// For completions
+    /// `-d, --device ID`, as help texts have it, and behind a tab what it does. A value in square brackets may be left out,
+    /// and is part of the option's word.
+    pub text: &'static str,
+    /// What its value can be, for completions
     pub completes: Completes,
 }
 
@@ -101,8 +83,8 @@ pub enum Completes {
     Files,
     /// Directories
     Directories,
-    /// These words
-    Words(&'static [&'static str]),
+    /// These words, with blanks between them
+    Words(&'static str),
     /// The names of commands
     Commands,
     /// The names of CDI devices of this host
@@ -110,19 +92,13 @@ pub enum Completes {
 }
 
 /// A switch.
-pub const fn switch(long: &'static str, short: Option<char>, help: &'static str) -> Opt {
-    Opt { long, short, value: None, help }
+pub const fn switch(text: &'static str) -> Opt {
+    option(text, Completes::Nothing)
 }
 
 /// An option with a value.
-pub const fn option(
-    long: &'static str,
-    short: Option<char>,
-    name: &'static str,
-    completes: Completes,
-    help: &'static str,
-) -> Opt {
-    Opt { long, short, value: Some(Value { name, optional: false, completes }), help }
+pub const fn option(text: &'static str, completes: Completes) -> Opt {
+    Opt { text, completes }
 }
 
 /// `--help`
@@ -173,19 +149,21 @@ pub fn parse(program: &'static Program, args: Vec<OsString>) -> Result<Asked> {
                 }
                 continue;
             }
-            Long(name) => find_option(program, command, |option| option.long == name)
+            Long(name) => find_option(program, command, |option| option.long() == name)
                 .ok_or_else(|| unknown_option(program, command, name))?,
-            Short(letter) => find_option(program, command, |option| option.short == Some(letter))
-                .ok_or_else(|| wrong(program, command, &format!("unknown option \"-{letter}\"")))?,
+            Short(letter) => {
+                find_option(program, command, |option| option.short() == Some(letter.encode_utf8(&mut [0; 4])))
+                    .ok_or_else(|| wrong(program, command, &format!("unknown option \"-{letter}\"")))?
+            }
         };
-        match found.long {
+        match found.long() {
             HELP | "usage" => return Ok(Asked::Help(command.map(|command| command.name))),
             VERSION => return Ok(Asked::Version),
             _ => {}
         }
-        let value = match found.value {
+        let value = match found.value() {
             None => None,
-            Some(value) if value.optional => parser.optional_value(),
+            Some(value) if value.starts_with('[') => parser.optional_value(),
             Some(_) => Some(parser.value().map_err(|error| wrong(program, command, &error.to_string()))?),
         };
         given.push((found, value));
@@ -237,14 +215,14 @@ fn find_option(
 ) -> Option<&'static Opt> {
     let own = command.into_iter().flat_map(|command| command.options.iter().copied());
     let of_program = program.options.iter().filter(|option| {
-        command.is_none() || program.options_anywhere || matches!(option.long, HELP | "usage" | VERSION)
+        command.is_none() || program.options_anywhere || matches!(option.long(), HELP | "usage" | VERSION)
     });
     own.chain(of_program).find(|option| is(option))
 }
 
 fn unknown_option(program: &'static Program, command: Option<&'static Command>, name: &str) -> anyhow::Error {
     let own = command.into_iter().flat_map(|command| command.options.iter().copied());
-    let known = own.chain(program.options).map(|option| option.long);
+    let known = own.chain(program.options).map(Opt::long);
     let meant = nearest(name, known).map(|meant| format!("--{meant}"));
     let of = command.map_or_else(String::new, |command| format!(" of {}", command.name));
     let what = format!("unknown option \"--{name}\"{of}");
@@ -255,17 +233,18 @@ fn unknown_option(program: &'static Program, command: Option<&'static Command>, 
 }
 
 fn check_operands(program: &Program, command: &'static Command, operands: &[OsString]) -> Result<()> {
-    let most = match command.operand {
+    let usage = command.operand.map(|operand| operand.usage);
+    let most = match usage {
         None => 0,
-        Some(Operand { many: true, .. }) => usize::MAX,
+        Some(usage) if usage.contains("...") => usize::MAX,
         Some(_) => 1,
     };
     if let Some(more) = operands.get(most) {
         return Err(wrong(program, Some(command), &format!("unexpected argument {more:?}")));
     }
-    match command.operand {
-        Some(Operand { optional: false, name, .. }) if operands.is_empty() => {
-            Err(wrong(program, Some(command), &format!("{} needs {name}", command.name)))
+    match usage {
+        Some(usage) if operands.is_empty() && !usage.starts_with('[') => {
+            Err(wrong(program, Some(command), &format!("{} needs {usage}", command.name)))
         }
         _ => Ok(()),
     }
@@ -301,21 +280,36 @@ impl Program {
 
 impl Opt {
     /// `-d, --device ID`
-    pub fn usage(&self) -> String {
-        let short = self.short.map_or_else(String::new, |letter| format!("-{letter}, "));
-        let value = match self.value {
-            None => String::new(),
-            Some(Value { name, optional: true, .. }) => format!("[={name}]"),
-            Some(Value { name, .. }) => format!(" {name}"),
-        };
-        format!("{short}--{}{value}", self.long)
+    #[must_use]
+    pub fn usage(&self) -> &'static str {
+        self.text.split('\t').next().unwrap_or_default()
     }
-}
 
-impl Operand {
-    /// `[NAME...]`
-    pub fn usage(&self) -> String {
-        let name = format!("{}{}", self.name, if self.many { "..." } else { "" });
-        if self.optional { format!("[{name}]") } else { name }
+    /// What it does, in one line.
+    #[must_use]
+    pub fn help(&self) -> &'static str {
+        self.text.split('\t').nth(1).unwrap_or_default()
+    }
+
+    /// Without its dashes.
+    #[must_use]
+    pub fn long(&self) -> &'static str {
+        let (_, long) = self.usage().split_once("--").unwrap_or_default();
+        long.split([' ', '[']).next().unwrap_or_default()
+    }
+
+    /// Without its dash.
+    #[must_use]
+    pub fn short(&self) -> Option<&'static str> {
+        let (short, _) = self.usage().split_once(", ")?;
+        short.strip_prefix('-')
+    }
+
+    /// `FILE`, or `[=FILE]` where it may be left out; none: it is a switch.
+    #[must_use]
+    pub fn value(&self) -> Option<&'static str> {
+        let (_, long) = self.usage().split_once("--")?;
+        let at = long.find([' ', '['])?;
+        long.get(at..).map(str::trim_start)
     }
 }

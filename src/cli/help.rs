@@ -50,12 +50,12 @@ fn command_text(program: &Program, command: &Command) -> String {
 /// `oci-nvidia-hook explain [options] < state.json`
 pub(super) fn usage(program: &Program, command: &Command) -> String {
     let options = if command.options.is_empty() { "" } else { " [options]" };
-    let operand = command.operand.map_or_else(String::new, |operand| format!(" {}", operand.usage()));
+    let operand = command.operand.map_or_else(String::new, |operand| format!(" {}", operand.usage));
     format!("{} {}{options}{operand}{}", program.name, command.name, command.redirections)
 }
 
 fn options<'a>(text: &mut String, list: impl Iterator<Item = &'a Opt>) {
-    rows_under(text, "options", list.map(|option| (option.usage(), option.help)).collect());
+    rows_under(text, "options", list.map(|option| (option.usage().to_owned(), option.help())).collect());
 }
 
 fn rows_under(text: &mut String, title: &str, rows: Vec<(String, &str)>) {

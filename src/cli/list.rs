@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::select::Selection;
 use super::{Options, info, output};
@@ -25,23 +25,21 @@ use crate::log::Log;
 use crate::paths::HostPath;
 use crate::request::capabilities::{Capabilities, Capability};
 
-/// One of them. The names are an interface.
-#[derive(Debug, Serialize)]
+/// One of them.
+#[derive(Debug)]
 struct Item {
     path: PathBuf,
     source: PathBuf,
     kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Device,
     MigCapability,
     ImexChannel,
     Binary,
     Library,
-    #[serde(rename = "library-32")]
     Library32,
     Ipc,
     Firmware,
@@ -50,6 +48,22 @@ enum Kind {
 }
 
 impl Kind {
+    /// These names are an interface.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::MigCapability => "mig-capability",
+            Self::ImexChannel => "imex-channel",
+            Self::Binary => "binary",
+            Self::Library => "library",
+            Self::Library32 => "library-32",
+            Self::Ipc => "ipc",
+            Self::Firmware => "firmware",
+            Self::Description => "description",
+            Self::DrmDevice => "drm-device",
+        }
+    }
+
     /// What nvidia-container-cli has no word for, and programs that read its output do not expect.
     const fn is_ours_alone(self) -> bool {
         matches!(self, Self::Description | Self::DrmDevice)
@@ -72,7 +86,11 @@ pub fn run(options: &Options) -> ExitCode {
 pub(super) fn text(selection: &Selection, config: &Config, json: bool, log: &mut Log) -> Result<String> {
     let items = items(selection, config, log)?;
     if json {
-        return Ok(serde_json::to_string_pretty(&items)? + "\n");
+        let data: Vec<Value> = items
+            .iter()
+            .map(|Item { path, source, kind }| json!({"path": path, "source": source, "kind": kind.name()}))
+            .collect();
+        return Ok(serde_json::to_string_pretty(&data)? + "\n");
     }
     let lines = items.iter().filter(|item| !item.kind.is_ours_alone());
     Ok(lines.map(|item| format!("{}\n", item.path.display())).collect())

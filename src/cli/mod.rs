@@ -114,6 +114,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             Err(error) => usage_error(&grammar::wrong(&PROGRAM, None, &error.to_string())),
         };
     }
+    if args.first().is_some_and(|word| word == completion::VERB) {
+        return completion::complete(args.get(1..).unwrap_or_default());
+    }
     match grammar::parse(&PROGRAM, args) {
         Ok(Asked::Run(line)) => match options(&line) {
             Ok(options) => carry_out(line.command.verb, &options),
@@ -169,7 +172,7 @@ fn print_help(command: Option<&str>) -> ExitCode {
 fn options(line: &Line) -> Result<Options> {
     let mut options = Options { operands: line.operands.clone(), ..Options::default() };
     for (option, value) in &line.given {
-        options.set(option.long, value.clone().unwrap_or_default())?;
+        options.set(option.long(), value.clone().unwrap_or_default())?;
     }
     if let Verb::Cdi(_) = line.command.verb {
         options.cdi.names = options.operands.iter().map(|name| name.to_string_lossy().into_owned()).collect();
@@ -285,15 +288,15 @@ mod tests {
     fn each_option_has_a_meaning() {
         for command in PROGRAM.commands {
             for option in command.options.iter().copied().chain(PROGRAM.options) {
-                if matches!(option.long, grammar::HELP | grammar::VERSION) {
+                if matches!(option.long(), grammar::HELP | grammar::VERSION) {
                     continue;
                 }
-                let value = match option.value.map(|value| value.completes) {
-                    Some(grammar::Completes::Words(words)) => words[0],
+                let value = match option.completes {
+                    grammar::Completes::Words(words) => words.split(' ').next().unwrap(),
                     _ => "0",
                 };
-                let value = if matches!(option.long, "vendor" | "class") { "a" } else { value };
-                Options::default().set(option.long, value.into()).unwrap();
+                let value = if matches!(option.long(), "vendor" | "class") { "a" } else { value };
+                Options::default().set(option.long(), value.into()).unwrap();
             }
         }
     }

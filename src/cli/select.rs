@@ -12,36 +12,23 @@ use crate::request::require::Requirement;
 use crate::request::{Capabilities, Capability, GpuRequest, MAX_REQUIREMENTS, Omit, VisibleDevices, devices};
 
 pub(super) static DEVICE: Opt = option(
-    "device",
-    Some('d'),
-    "ID",
-    Completes::Words(&["all"]),
-    "GPUs and MIG devices, by index, UUID or bus id; a comma list, or all",
+    "-d, --device ID\tGPUs and MIG devices, by index, UUID or bus id; a comma list, or all",
+    Completes::Words("all"),
 );
-pub(super) static LIBRARIES: Opt = switch("libraries", Some('l'), "libraries");
-pub(super) static BINARIES: Opt = switch("binaries", Some('b'), "programs");
-pub(super) static IPCS: Opt = switch("ipcs", Some('i'), "sockets of the driver's daemons");
-pub(super) static FIRMWARES: Opt = switch("firmwares", Some('f'), "the firmware of the GPUs' own processor");
-pub(super) static COMPAT32: Opt = switch("compat32", None, "32-bit libraries");
-pub(super) static MIG_CONFIG: Opt = option(
-    "mig-config",
-    None,
-    "ID",
-    Completes::Words(&["all"]),
-    "what it takes to lay out MIG devices; only all is accepted",
-);
-pub(super) static MIG_MONITOR: Opt = option(
-    "mig-monitor",
-    None,
-    "ID",
-    Completes::Words(&["all"]),
-    "what it takes to watch MIG devices; only all is accepted",
-);
+pub(super) static LIBRARIES: Opt = switch("-l, --libraries\tlibraries");
+pub(super) static BINARIES: Opt = switch("-b, --binaries\tprograms");
+pub(super) static IPCS: Opt = switch("-i, --ipcs\tsockets of the driver's daemons");
+pub(super) static FIRMWARES: Opt = switch("-f, --firmwares\tthe firmware of the GPUs' own processor");
+pub(super) static COMPAT32: Opt = switch("--compat32\t32-bit libraries");
+pub(super) static MIG_CONFIG: Opt =
+    option("--mig-config ID\twhat it takes to lay out MIG devices; only all is accepted", Completes::Words("all"));
+pub(super) static MIG_MONITOR: Opt =
+    option("--mig-monitor ID\twhat it takes to watch MIG devices; only all is accepted", Completes::Words("all"));
 pub(super) static IMEX_CHANNEL: Opt =
-    option("imex-channel", None, "CHANNEL", Completes::Nothing, "IMEX channels, by number; a comma list");
-pub(super) static NO_PERSISTENCED: Opt = switch("no-persistenced", None, "without the socket of nvidia-persistenced");
-pub(super) static NO_FABRICMANAGER: Opt = switch("no-fabricmanager", None, "without the socket of the fabric manager");
-pub(super) static NO_GSP_FIRMWARE: Opt = switch("no-gsp-firmware", None, "without GPU firmware");
+    option("--imex-channel CHANNEL\tIMEX channels, by number; a comma list", Completes::Nothing);
+pub(super) static NO_PERSISTENCED: Opt = switch("--no-persistenced\twithout the socket of nvidia-persistenced");
+pub(super) static NO_FABRICMANAGER: Opt = switch("--no-fabricmanager\twithout the socket of the fabric manager");
+pub(super) static NO_GSP_FIRMWARE: Opt = switch("--no-gsp-firmware\twithout GPU firmware");
 
 /// What was chosen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,9 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 use super::configure;
-use crate::cli::grammar::{
-    self, Asked, Command, Completes, HELP, Line, Operand, Opt, Program, VERSION, Value, option, switch,
-};
+use crate::cli::grammar::{self, Asked, Command, Completes, Line, Operand, Opt, Program, option, switch};
 use crate::cli::prepare::prepare_host;
 use crate::cli::select::{self, Selection};
 use crate::cli::{Verb, help, info, list, output};
@@ -26,21 +24,16 @@ pub static PROGRAM: Program = Program {
     summary: "oci-nvidia-hook under the name of NVIDIA's program",
     about: "It reads config.toml as the hook does; options come after it. The environment is not looked at.",
     options: &[
-        option("debug", Some('d'), "FILE", Completes::Files, "a log file"),
-        switch("load-kmods", Some('k'), "load the driver's modules and make its device nodes first, as root"),
-        switch("no-pivot", Some('n'), "nothing: no ldconfig is run"),
-        Opt {
-            long: "user",
-            short: Some('u'),
-            value: Some(Value { name: "UID[:GID]", optional: true, completes: Completes::Nothing }),
-            help: "who asks the driver for its GPUs; without a value, whoever calls this",
-        },
-        option("root", Some('r'), "PATH", Completes::Directories, "the directory that is / for the driver"),
-        option("ldcache", Some('l'), "FILE", Completes::Files, "the linker cache with the driver's libraries"),
-        switch("no-create-imex-channels", None, "nothing: no channels are made"),
-        switch(HELP, Some('?'), "print help, on a command if there is one"),
-        switch("usage", None, "the same"),
-        switch(VERSION, Some('V'), "print the version"),
+        option("-d, --debug FILE\ta log file", Completes::Files),
+        switch("-k, --load-kmods\tload the driver's modules and make its device nodes first, as root"),
+        switch("-n, --no-pivot\tnothing: no ldconfig is run"),
+        switch("-u, --user[=UID[:GID]]\twho asks the driver for its GPUs; without a value, whoever calls this"),
+        option("-r, --root PATH\tthe directory that is / for the driver", Completes::Directories),
+        option("-l, --ldcache FILE\tthe linker cache with the driver's libraries", Completes::Files),
+        switch("--no-create-imex-channels\tnothing: no channels are made"),
+        switch("-?, --help\tprint help, on a command if there is one"),
+        switch("--usage\tthe same"),
+        switch("-V, --version\tprint the version"),
     ],
     options_anywhere: false,
     exit_status: "0 done, 1 failed",
@@ -81,7 +74,7 @@ pub static PROGRAM: Program = Program {
         Command {
             name: "configure",
             verb: Verb::Configure,
-            operand: Some(Operand { name: "ROOTFS", optional: false, many: false, completes: Completes::Directories }),
+            operand: Some(Operand { usage: "ROOTFS", completes: Completes::Directories }),
             redirections: "",
             summary: "give a container that does not run yet the driver and GPUs",
             about: "As the hook does it. ROOTFS is the container's root file system as the process of --pid sees it; without \
@@ -118,31 +111,23 @@ pub static PROGRAM: Program = Program {
     )],
 };
 
-static CSV: Opt = switch("csv", None, "print comma-separated values");
-static PID: Opt = option("pid", Some('p'), "PID", Completes::Nothing, "the container's first process");
-static REQUIRE: Opt = option(
-    "require",
-    Some('r'),
-    "EXPR",
-    Completes::Nothing,
-    "what driver and GPUs must be: cuda>=12.4, brand=tesla, ...",
-);
-static LDCONFIG: Opt = option("ldconfig", Some('l'), "PATH", Completes::Files, "nothing: no ldconfig is run");
-static COMPUTE: Opt = switch("compute", Some('c'), "CUDA and OpenCL");
-static UTILITY: Opt = switch("utility", Some('u'), "nvidia-smi and NVML");
-static VIDEO: Opt = switch("video", Some('v'), "video codecs");
-static GRAPHICS: Opt = switch("graphics", Some('g'), "OpenGL and Vulkan");
-static DISPLAY: Opt = switch("display", Some('D'), "X11");
-static NGX: Opt = switch("ngx", Some('n'), "NGX");
-static NO_CGROUPS: Opt = switch("no-cgroups", None, "leave the container's device cgroup as it is");
-static NO_DEVBIND: Opt = switch("no-devbind", None, "do not mount device nodes");
-static NO_CNTLIBS: Opt = switch("no-cntlibs", None, "as --cuda-compat-mode=disabled");
+static CSV: Opt = switch("--csv\tprint comma-separated values");
+static PID: Opt = option("-p, --pid PID\tthe container's first process", Completes::Nothing);
+static REQUIRE: Opt =
+    option("-r, --require EXPR\twhat driver and GPUs must be: cuda>=12.4, brand=tesla, ...", Completes::Nothing);
+static LDCONFIG: Opt = option("-l, --ldconfig PATH\tnothing: no ldconfig is run", Completes::Files);
+static COMPUTE: Opt = switch("-c, --compute\tCUDA and OpenCL");
+static UTILITY: Opt = switch("-u, --utility\tnvidia-smi and NVML");
+static VIDEO: Opt = switch("-v, --video\tvideo codecs");
+static GRAPHICS: Opt = switch("-g, --graphics\tOpenGL and Vulkan");
+static DISPLAY: Opt = switch("-D, --display\tX11");
+static NGX: Opt = switch("-n, --ngx\tNGX");
+static NO_CGROUPS: Opt = switch("--no-cgroups\tleave the container's device cgroup as it is");
+static NO_DEVBIND: Opt = switch("--no-devbind\tdo not mount device nodes");
+static NO_CNTLIBS: Opt = switch("--no-cntlibs\tas --cuda-compat-mode=disabled");
 static CUDA_COMPAT_MODE: Opt = option(
-    "cuda-compat-mode",
-    None,
-    "MODE",
-    Completes::Words(&["disabled", "ldconfig", "mount"]),
-    "disabled: do not use a newer libcuda of the image; ldconfig, mount: use it",
+    "--cuda-compat-mode MODE\tdisabled: do not use a newer libcuda of the image; ldconfig, mount: use it",
+    Completes::Words("disabled ldconfig mount"),
 );
 
 /// What a command line says.
@@ -195,7 +180,7 @@ fn version() -> String {
 fn carry_out(line: &Line, log: &mut Log) -> Result<String> {
     let mut options = Options::default();
     for (option, value) in &line.given {
-        options.set(option.long, value.as_ref()).map_err(|error| {
+        options.set(option.long(), value.as_ref()).map_err(|error| {
             match error.downcast_ref::<crate::error::Failure>() {
                 Some(_) => error,
                 None => grammar::wrong(&PROGRAM, Some(line.command), &error.to_string()),
@@ -312,7 +297,7 @@ mod tests {
         };
         let mut options = Options::default();
         for (option, value) in &line.given {
-            options.set(option.long, value.as_ref())?;
+            options.set(option.long(), value.as_ref())?;
         }
         Ok(options)
     }
@@ -336,16 +321,16 @@ mod tests {
     fn each_option_has_a_meaning() {
         for command in PROGRAM.commands {
             for option in command.options.iter().copied().chain(PROGRAM.options) {
-                if matches!(option.long, HELP | VERSION | "usage") {
+                if matches!(option.long(), grammar::HELP | grammar::VERSION | "usage") {
                     continue;
                 }
-                let value = match option.long {
+                let value = match option.long() {
                     "pid" => "7",
                     "cuda-compat-mode" => "mount",
                     "mig-config" | "mig-monitor" => "all",
                     _ => "0",
                 };
-                Options::default().set(option.long, option.value.map(|_| value.into()).as_ref()).unwrap();
+                Options::default().set(option.long(), option.value().map(|_| value.into()).as_ref()).unwrap();
             }
         }
     }
