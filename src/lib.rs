@@ -41,5 +41,6 @@ pub mod nearest;
 pub mod nvml;
 pub mod oci;
 pub mod paths;
+pub mod record;
 pub mod request;
 pub mod sys;

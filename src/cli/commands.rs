@@ -62,8 +62,6 @@ const fn stage(name: &'static str, verb: Verb, summary: &'static str, about: &'s
     Command { name, verb, operand: None, redirections: " < state.json", summary, about, options: &[], examples: &[] }
 }
 
-const POST: &str = "Nothing is left on the host when a container ends.";
-
 static COMMANDS: &[Command] = &[
     stage(
         "prestart",
@@ -94,8 +92,13 @@ static COMMANDS: &[Command] = &[
              it does not start then.",
         )
     },
-    stage("poststart", Verb::Nothing, "nothing to do", POST),
-    stage("poststop", Verb::Nothing, "nothing to do", POST),
+    stage("poststart", Verb::Nothing, "nothing to do", ""),
+    stage(
+        "poststop",
+        Verb::Forget,
+        "drop the record that why reads",
+        "Nothing else is left on the host when a container ends. The record of one that failed stays for a while.",
+    ),
     Command {
         name: "explain",
         verb: Verb::Explain,
@@ -112,6 +115,16 @@ static COMMANDS: &[Command] = &[
                 "oci-nvidia-hook explain --stage precreate --inventory gpus.json < config.json",
             ),
         ],
+    },
+    Command {
+        name: "why",
+        verb: Verb::Why,
+        operand: Some(Operand { usage: "[CONTAINER]", completes: Nothing }),
+        redirections: "",
+        summary: "tell what the hook did for a container, and why",
+        about: "CONTAINER is an id, the start of one, or a name. Without one, the last containers that asked for GPUs are listed.",
+        options: &[&JSON],
+        examples: &[("the last containers", "oci-nvidia-hook why"), ("one container", "oci-nvidia-hook why NAME")],
     },
     Command {
         name: "info",

@@ -29,7 +29,7 @@ _oci_nvidia_hook() {
             local before=
             [[ $word == *[=:]* ]] && before=${word%"${word##*[=:]}"}
             while IFS=$'\t' read -r word _; do
-                [[ -n $word ]] && COMPREPLY+=("${word#"$before"}")
+                [[ -z $word ]] || COMPREPLY+=("${word#"$before"}")
             done <<<"$offered" ;;
     esac
 }

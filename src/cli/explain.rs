@@ -19,7 +19,8 @@ use crate::lower::live::{self, RootfsFacts};
 use crate::lower::text;
 use crate::oci::{self, SpecView};
 use crate::paths::HostPath;
-use crate::request::{self, Decision, GpuRequest};
+use crate::request::asked::Asked;
+use crate::request::{self, Decision};
 
 /// All that there is to tell. The names are an interface.
 #[derive(Debug, Serialize)]
@@ -46,29 +47,6 @@ struct Subject {
     rootfs: String,
     pid: i32,
     privileged: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct Asked {
-    visible_devices: Vec<String>,
-    driver_capabilities: Vec<&'static str>,
-    requirements: Vec<String>,
-    mig_config_devices: Option<String>,
-    mig_monitor_devices: Option<String>,
-    imex_channels: Vec<String>,
-}
-
-impl From<&GpuRequest> for Asked {
-    fn from(request: &GpuRequest) -> Self {
-        Self {
-            visible_devices: request.devices.names(),
-            driver_capabilities: request.capabilities.iter().map(request::Capability::name).collect(),
-            requirements: request.requirements.iter().map(|requirement| requirement.text.clone()).collect(),
-            mig_config_devices: request.mig_config.clone(),
-            mig_monitor_devices: request.mig_monitor.clone(),
-            imex_channels: request.imex_channels.clone(),
-        }
-    }
 }
 
 /// Explains the container whose state is on stdin. The exit code is the hook's.

@@ -111,6 +111,6 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 impl Verb {
     /// Whether an engine calls it, not a person.
     pub const fn is_stage(self) -> bool {
-        matches!(self, Self::Inject(_) | Self::Precreate | Self::Nothing)
+        matches!(self, Self::Inject(_) | Self::Precreate | Self::Nothing | Self::Forget)
     }
 }

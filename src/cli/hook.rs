@@ -21,8 +21,20 @@ use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
 use crate::paths::HostPath;
+use crate::record::Outcome;
+use crate::record::store::Store;
+use crate::request::asked::Asked;
 use crate::request::{self, Capability, Decision, GpuRequest, Hint, others};
 use crate::sys::ns;
+
+/// A container has ended: its record goes, unless it failed.
+#[must_use]
+pub fn forget() -> ExitCode {
+    if let (Ok(state), Ok(Some(store))) = (read_state(), Store::existing()) {
+        store.forget(&state.id);
+    }
+    ExitCode::SUCCESS
+}
 
 /// From where the hook sees the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +47,25 @@ pub enum Place {
     Here,
 }
 
+impl Place {
+    const fn stage(self) -> &'static str {
+        match self {
+            Self::Outside => "prestart",
+            Self::Inside => "createContainer",
+            Self::Here => "configure",
+        }
+    }
+}
+
 /// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not. `debug` has the log on stderr,
 /// whatever config.toml says.
 #[must_use]
 pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
-    let mut log = Log::default();
+    let mut log = Log::of(place.stage());
     match set_up(place, config, debug, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log.error(&error);
+            log.fail(&error);
             ExitCode::FAILURE
         }
     }
@@ -52,7 +74,7 @@ pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
     let state = read_state()?;
     let spec = oci::spec_view::read(&state.bundle)?;
-    *log = Log::of(&state.id);
+    log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     if debug {
         log.open(&HostPath::new("/dev/stderr"))?;
     }
@@ -78,15 +100,29 @@ pub fn read_request(
         // Losing a log is no reason to stop a container.
         log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
     }
-    findings.iter().for_each(|finding| log.finding(finding));
-    match request::from_spec(spec, &config)? {
-        Decision::Gpus(request) => match set_up_by_others(spec) {
-            Some(finding) => log.finding(&finding),
-            None => return Ok(Some((request, config))),
-        },
-        Decision::Nothing(reason) => log.note(&format!("nothing to do: {reason}")),
-        Decision::Refused(reason) => log.finding(&refused(reason)),
+    let decision = request::from_spec(spec, &config)?;
+    if !matches!(decision, Decision::Nothing(_)) {
+        log.keep();
     }
+    findings.iter().for_each(|finding| log.finding(finding));
+    let left_alone = match decision {
+        Decision::Gpus(request) => match set_up_by_others(spec) {
+            Some(finding) => finding,
+            None => {
+                log.record().asked = Some(Asked::from(&*request));
+                log.record().request = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+                log.step_done("request");
+                return Ok(Some((request, config)));
+            }
+        },
+        Decision::Nothing(reason) => {
+            log.note(&format!("nothing to do: {reason}"));
+            return Ok(None);
+        }
+        Decision::Refused(reason) => refused(reason),
+    };
+    log.finding(&left_alone);
+    log.end(Outcome::LeftAlone, &left_alone.what);
     Ok(None)
 }
 
@@ -138,14 +174,19 @@ fn read_state() -> Result<State> {
 /// # Errors
 /// If there is no driver, or something is missing that the container cannot do without.
 pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Host, Edits)> {
+    log.record_so_far();
     if config.load_kmods {
         prepare_if_bare(config, log)?;
     }
     let host = Host::look(config)?;
+    log.record().driver.clone_from(&host.inventory.driver_version);
+    log.step_done("driver");
     let (devices, findings) = host::decide(request, &host.inventory, config)?;
     findings.iter().for_each(|finding| log.finding(finding));
+    log.record().devices = devices.iter().map(ToString::to_string).collect();
     let (edits, findings) = host.edits(request, &devices)?;
     findings.iter().for_each(|finding| log.finding(finding));
+    log.step_done("files");
     Ok((host, edits))
 }
 
@@ -195,16 +236,21 @@ pub fn set_up_gpus(
     }
     // All that can fail on the host's side comes before the first thing that anybody can see.
     let plan = inject::prepare(&steps)?;
+    log.step_done("container");
     // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
     if config.edit_cgroups && !ns::in_user_namespace()? {
         let rules = rules_to_add(&edits, spec);
         let outcome = cgroup::allow(Pid::from_raw(pid), &state.id, &rules)
             .map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?;
         outcome.findings.iter().for_each(|finding| log.finding(finding));
+        log.step_done("cgroup");
     }
     let findings = inject::carry_out(plan, container)?;
     findings.iter().for_each(|finding| log.finding(finding));
-    log.note(&format!("injected {}", in_words(&edits, &host, request)));
+    log.step_done("mounts");
+    let given = format!("injected {}", in_words(&edits, &host, request));
+    log.note(&given);
+    log.end(Outcome::Given, &given);
     Ok(())
 }
 

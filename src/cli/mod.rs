@@ -17,6 +17,7 @@ pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
 pub mod select;
+pub mod why;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -55,6 +56,10 @@ pub enum Verb {
     Prepare,
     /// `completion`
     Completion,
+    /// `why`
+    Why,
+    /// A stage at which a container's record goes
+    Forget,
     /// `help`
     Help,
 }
@@ -76,6 +81,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// `--inventory`
     pub inventory: Option<PathBuf>,
+    /// Of `why`
+    pub container: Option<String>,
     /// Of `list`
     pub selection: Selection,
     /// Of `cdi`
@@ -144,6 +151,8 @@ fn carry_out(verb: Verb, options: &Options) -> ExitCode {
         Verb::Info => info::run(options),
         Verb::List => list::run(options),
         Verb::Prepare => prepare::run(options),
+        Verb::Why => why::run(options),
+        Verb::Forget => hook::forget(),
         Verb::Completion => completion::run(&options.operands),
         Verb::Help => {
             let words: Vec<_> = options.operands.iter().map(|word| word.to_string_lossy()).collect();
@@ -174,8 +183,11 @@ fn options(line: &Line) -> Result<Options> {
     for (option, value) in &line.given {
         options.set(option.long(), value.clone().unwrap_or_default())?;
     }
-    if let Verb::Cdi(_) = line.command.verb {
-        options.cdi.names = options.operands.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    let mut names = line.operands.iter().map(|name| name.to_string_lossy().into_owned());
+    match line.command.verb {
+        Verb::Why => options.container = names.next(),
+        Verb::Cdi(_) => options.cdi.names = names.collect(),
+        _ => {}
     }
     Ok(options)
 }
@@ -230,7 +242,12 @@ mod tests {
             (&["createContainer"], Verb::Inject(hook::Place::Inside), Options::default()),
             (&["--config", "/c", "prestart"], Verb::Inject(hook::Place::Outside), with_config()),
             (&["precreate", "--config=/c"], Verb::Precreate, with_config()),
-            (&["poststop"], Verb::Nothing, Options::default()),
+            (&["poststop"], Verb::Forget, Options::default()),
+            (
+                &["why", "web"],
+                Verb::Why,
+                Options { container: Some("web".into()), operands: vec!["web".into()], ..Options::default() },
+            ),
             (&["info", "--json"], Verb::Info, Options { json: true, ..Options::default() }),
             (
                 &["cdi", "check", "--json", "0", "all"],
@@ -321,6 +338,7 @@ mod tests {
             &["cdi", "refresh", "--spec-dir", "x"],
             &["info", "--output", "x"],
             &["completion"],
+            &["why", "a", "b"],
         ] {
             let text = crate::error::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains("--help"), "{text}");

@@ -1,6 +1,7 @@
 //! `precreate`, Podman's own stage: config.json on stdin, and on stdout as the runtime shall see it. The runtime then gives
 //! the devices, and gives them again whenever it applies its rules again.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -16,6 +17,7 @@ use crate::lower::cdi::HostFacts;
 use crate::lower::oci::{Additions, OciFacts};
 use crate::lower::rootfs::RootfsEdits;
 use crate::oci::{self, SpecView};
+use crate::record::{Outcome, storage};
 use crate::request::{Capability, GpuRequest};
 use crate::sys::in_root::working_directory;
 use crate::sys::ns;
@@ -23,11 +25,11 @@ use crate::sys::ns;
 /// Prints the config.json of the container; nothing and 1 if it must not start. Podman does not show what is said here.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
-    let mut log = Log::default();
+    let mut log = Log::of("precreate");
     let edited = edit(options, &mut log);
     edited.map_or_else(
         |error| {
-            log.error(&error);
+            log.fail(&error);
             ExitCode::FAILURE
         },
         |bytes| output::write(&bytes),
@@ -37,9 +39,12 @@ pub fn run(options: &Options) -> ExitCode {
 /// The bytes that were read, where there is nothing to do.
 fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
-    let parse = || oci::spec_view::parse(&bytes, &working_directory()?);
-    let spec = parse().context("cannot read the container's spec on stdin")?;
-    *log = Log::of(&spec.rootfs.display().to_string());
+    let spec = working_directory()
+        .map_err(Into::into)
+        .and_then(|here| oci::spec_view::parse(&bytes, &here))
+        .context("cannot read the container's spec on stdin")?;
+    let (id, bundle) = name(&spec);
+    log.name_container(&id, spec.pod.clone(), &bundle);
     let Some((request, config)) = hook::read_request(&spec, options.config.as_deref(), log)? else { return Ok(bytes) };
     let (host, edits) = hook::look(&request, &config, log)?;
     let facts = host_facts(&spec, &host, &edits, options, log)?;
@@ -48,8 +53,18 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let text = std::str::from_utf8(&bytes).context("the container's spec on stdin is not UTF-8")?;
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
     let edited = Additions::of(&lowered, &spec, facts)?.apply(text)?;
-    log.note(&format!("config.json has {} now", hook::in_words(&edits, &host, &request)));
+    let given = format!("config.json has {} now", hook::in_words(&edits, &host, &request));
+    log.step_done("config.json");
+    log.note(&given);
+    log.end(Outcome::Given, &given);
     Ok(edited.into_bytes())
+}
+
+/// The container's id and bundle. Where they are not to be known, the rootfs has to do.
+fn name(spec: &SpecView) -> (String, PathBuf) {
+    let bundle = storage::bundle_of(&spec.mounts).unwrap_or_default();
+    let id = storage::dir_of(&bundle).and_then(|dir| bundle.strip_prefix(dir).ok()?.parent());
+    (id.unwrap_or(&spec.rootfs).display().to_string(), bundle)
 }
 
 /// Of the image we look at names only: its rootfs is mounted, and nobody is in it.

@@ -21,23 +21,25 @@ use crate::paths::HostPath;
 #[must_use]
 pub fn run(edits: RootfsEdits) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    match finish(edits) {
+    let mut log = Log::of("rootfs");
+    match finish(edits, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            Log::default().error(&error);
+            log.fail(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-fn finish(edits: RootfsEdits) -> Result<()> {
+fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
         .context("cannot read the container state on stdin")?;
     let state = oci::state::parse(&bytes)?;
     let spec = oci::spec_view::read(&state.bundle)?;
     let edits = with_entries(edits, &spec);
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
-    let mut log = Log::of(&state.id);
+    log.name_container(&state.id, spec.pod.clone(), &state.bundle);
+    log.connect();
     let container = Container::here(&spec.rootfs)?;
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));

@@ -70,6 +70,7 @@ kinds! {
     SPEC_FILE "ONH-050" Error "the CDI spec cannot be written", "the one that was there is unchanged";
     SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec", "engines refuse a spec without devices";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read", "there are no GPUs to explain with";
+    NO_RECORD "ONH-053" Error "there is no record of the container", "a container that asks for no GPU has none";
 
     UNKNOWN_KEY "ONH-101" Warning "an unknown key in config.toml", "it does nothing";
     NO_LOG "ONH-102" Warning "the log cannot be written", "what happens to containers is not in the log";

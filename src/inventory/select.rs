@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use std::fmt;
+
 use anyhow::Result;
 
 use super::limits::permit;
@@ -18,6 +20,16 @@ pub enum Device<'a> {
     Gpu(&'a Gpu),
     /// A MIG device, and the GPU it is a part of
     Mig(&'a Gpu, &'a MigDevice),
+}
+
+/// As `nvidia-smi -L` lists it, in a line.
+impl fmt::Display for Device<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(gpu) => write!(f, "GPU {}: {} (UUID: {})", gpu.index, gpu.model, gpu.uuid),
+            Self::Mig(gpu, mig) => write!(f, "MIG {}:{} of {} (UUID: {})", gpu.index, mig.index, gpu.model, mig.uuid),
+        }
+    }
 }
 
 impl<'a> Device<'a> {

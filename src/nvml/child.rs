@@ -90,7 +90,8 @@ fn take_inventory(question: &Question) -> Answer {
             Ok(inventory) => Answer::Inventory(inventory),
             Err(failed) => Answer::Nvml(failed),
         },
-        Err(error) => Answer::Load(error.to_string()),
+        // What dlerror(3) says is the cause of the error, not its text.
+        Err(error) => Answer::Load(crate::error::line(&error.into())),
     };
     drop(preloaded);
     answer

@@ -4,9 +4,11 @@
 //! refuse capability names it does not know; for a hook that is an outage over a field nobody reads.
 
 pub mod insertion;
+pub mod pod;
 pub mod spec_view;
 pub mod state;
 
+pub use pod::Pod;
 pub use spec_view::SpecView;
 pub use state::State;
 

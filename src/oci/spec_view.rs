@@ -10,6 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::Pod;
 use crate::sys::in_root::open_regular;
 
 /// What the hook looks at in config.json.
@@ -36,6 +37,8 @@ pub struct SpecView {
     pub gid_mappings: Vec<IdMapping>,
     /// `process.user.additionalGids`
     pub additional_gids: Vec<u32>,
+    /// What Kubernetes calls it, from `annotations`.
+    pub pod: Pod,
 }
 
 /// What we look at of a device node.
@@ -105,6 +108,8 @@ pub struct Hook {
 
 #[derive(Deserialize)]
 struct Raw {
+    #[serde(default)]
+    annotations: Option<BTreeMap<String, Value>>,
     #[serde(default)]
     hooks: Option<BTreeMap<String, Value>>,
     #[serde(default)]
@@ -197,6 +202,7 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
         user_namespace: linux.namespaces.is_some_and(|namespaces| namespaces.iter().any(is_user)),
         gid_mappings: of_known_form(linux.gid_mappings),
         additional_gids: of_known_form(process.user.and_then(|user| user.additional_gids)),
+        pod: Pod::of(&raw.annotations.unwrap_or_default()),
     })
 }
 

@@ -2,6 +2,7 @@
 //!
 //! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
 
+pub mod asked;
 pub mod capabilities;
 pub mod devices;
 pub mod mounts;

@@ -139,7 +139,7 @@ fn no_driver() {
     std::fs::create_dir_all(&device).unwrap();
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
-    one_error(hook(&args, &state), &["1 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not loaded"]);
+    one_error(hook(&args, &state), &["an NVIDIA GPU is on the PCI bus, and the kernel module nvidia is not loaded"]);
     let proc = root.join("proc/driver/nvidia");
     std::fs::create_dir_all(&proc).unwrap();
     std::fs::write(proc.join("version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x\n").unwrap();
@@ -171,7 +171,7 @@ fn module_and_libraries_differ() {
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let ran = with_fake(&fake, "all");
     assert!(ran.stderr.contains("hint: load it with \"modprobe nvidia\""), "{}", ran.stderr);
-    one_error(ran, &["1 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not loaded"]);
+    one_error(ran, &["an NVIDIA GPU is on the PCI bus, and the kernel module nvidia is not loaded"]);
 }
 
 fn with_fake(fake: &FakeDriver, devices: &str) -> Ran {

@@ -52,6 +52,9 @@ pub struct Podman {
     pub hooks: PathBuf,
 }
 
+/// Where the hook keeps what it knows.
+const RUN_DIR: &str = "/run/oci-nvidia-hook";
+
 pub const IMAGE: &str = "localhost/small";
 
 impl Podman {
@@ -235,7 +238,9 @@ impl Podman {
                 words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into())
             }
         }
-        let script = format!("{} {script}", cgroup.prepare());
+        // What the hook keeps of these containers goes with the namespace.
+        let own_run = format!("mkdir -p -m 700 {RUN_DIR}; mount -t tmpfs -o mode=0700 run {RUN_DIR};");
+        let script = format!("{own_run} {} {script}", cgroup.prepare());
         let mut unshare = Command::new("unshare");
         unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words);
         run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))

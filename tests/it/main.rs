@@ -37,6 +37,7 @@ mod ldcache;
 mod live;
 mod nvidia_cli;
 mod packaging;
+mod peers;
 mod podman;
 mod podman_shapes;
 mod precreate;
@@ -46,6 +47,7 @@ mod shapes;
 mod soak;
 mod support;
 mod systemd;
+mod why;
 
 use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -76,6 +78,7 @@ const ALL: &[&[Test]] = &[
     live::TESTS,
     nvidia_cli::TESTS,
     packaging::TESTS,
+    peers::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
     precreate::TESTS,
@@ -84,6 +87,7 @@ const ALL: &[&[Test]] = &[
     shapes::TESTS,
     soak::TESTS,
     systemd::TESTS,
+    why::TESTS,
 ];
 
 fn main() -> std::process::ExitCode {
@@ -102,6 +106,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     let conclusion = libtest_mimic::run(&arguments, trials);
     support::remove_shared();
+    support::remove_records();
     conclusion.exit_code()
 }
 

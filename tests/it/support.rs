@@ -69,6 +69,16 @@ pub fn remove_shared() {
     }
 }
 
+/// Removes what the hook keeps on this host of containers of tests.
+pub fn remove_records() {
+    for entry in std::fs::read_dir("/run/oci-nvidia-hook/containers").into_iter().flatten().flatten() {
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        if text.contains(&format!("{}/it-", env!("CARGO_TARGET_TMPDIR"))) {
+            std::fs::remove_file(entry.path()).ok();
+        }
+    }
+}
+
 /// A program's end.
 #[derive(Debug)]
 pub struct Ran {

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::failure;
 use crate::finding::catalog;
 use crate::log::Log;
-use crate::oci::{SpecView, State};
+use crate::oci::{Pod, SpecView, State};
 use crate::request::Capabilities;
 
 /// Gives it to the container whose root file system is `rootfs`: of the process that was named, or where we are.
@@ -30,7 +30,8 @@ pub(super) fn configure(rootfs: &Path, options: &Options, config: &Config, log: 
     };
     // Cgroups are told apart by the container's id, and nobody has one here: no cgroup has this name.
     let state = State { id: format!("process {pid}"), pid, bundle: PathBuf::new() };
-    log.about(&state.id);
+    log.name_container(&state.id, Pod::default(), &state.bundle);
+    log.connect();
     let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
     hook::set_up_gpus(place, &state, &spec, &request, config, log)
 }

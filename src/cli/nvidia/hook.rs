@@ -57,6 +57,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Some(Verb::Precreate) => {
             precreate::run(&crate::cli::Options { config: call.config, ..crate::cli::Options::default() })
         }
+        Some(Verb::Forget) => hook::forget(),
         Some(_) => ExitCode::SUCCESS,
         None => wrong(&format!("{stage:?} is no stage this hook serves")),
     }

@@ -1,0 +1,224 @@
+//! What the hook says, and to whom: to stderr, which runc shows to the user when we fail; and, because other runtimes
+//! and stages drop that, to the journal, to the configured file and into the container's record.
+
+pub mod journal;
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, Result};
+
+use crate::error::{Told, one_line, render};
+use crate::finding::{Finding, Severity};
+use crate::oci::Pod;
+use crate::paths::HostPath;
+use crate::record::store::Store;
+use crate::record::{Outcome, Record};
+use journal::{Journal, priority};
+
+/// Our name in logs.
+pub const NAME: &str = "oci-nvidia-hook";
+
+/// Where lines go. All of it must be open before the container's mount namespace is entered.
+#[derive(Debug, Default)]
+pub struct Log {
+    file: Option<File>,
+    journal: Option<Journal>,
+    store: Option<Store>,
+    record: Record,
+    step: Option<Instant>,
+}
+
+impl Log {
+    /// For a call at this stage; on stderr only, until [`Log::keep`] and [`Log::open`].
+    #[must_use]
+    pub fn of(stage: &str) -> Self {
+        Self { record: Record::begin(stage, SystemTime::now()), step: Some(Instant::now()), ..Self::default() }
+    }
+
+    /// Whose call it is.
+    pub fn name_container(&mut self, id: &str, pod: Pod, bundle: &std::path::Path) {
+        self.record.name_container(one_line(id), pod, bundle);
+    }
+
+    /// From here on lines go to the journal.
+    pub fn connect(&mut self) {
+        if self.journal.is_none() {
+            self.journal = Journal::connect().ok();
+        }
+    }
+
+    /// From here on lines go to the journal, and there will be a record: the container asks for GPUs, or the call fails.
+    pub fn keep(&mut self) {
+        self.connect();
+        if self.store.is_none() {
+            // Without a place for records (a user without /run/user) there is the rest.
+            self.store = Store::open().ok();
+        }
+    }
+
+    /// Lines go to this file too.
+    ///
+    /// # Errors
+    /// If it cannot be opened for appending.
+    pub fn open(&mut self, path: &HostPath) -> Result<()> {
+        // What the descriptor is open for already; the path is a link, and may be to what cannot be opened again.
+        if path.as_path() == std::path::Path::new("/dev/stderr") {
+            let stderr = std::io::stderr().as_fd().try_clone_to_owned();
+            self.file = Some(stderr.with_context(|| format!("cannot open the log file {path}"))?.into());
+            return Ok(());
+        }
+        // Not through a link: whoever may write in the log's directory must not choose a file for root to append to.
+        let open = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o640)
+            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
+            .open(path.as_path());
+        self.file = Some(open.with_context(|| format!("cannot open the log file {path}"))?);
+        Ok(())
+    }
+
+    /// Whether lines go to a file.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// What there will be to read about this call.
+    pub const fn record(&mut self) -> &mut Record {
+        &mut self.record
+    }
+
+    /// A step of the call is done: how long it took is recorded.
+    pub fn step_done(&mut self, name: &str) {
+        let now = Instant::now();
+        if let Some(began) = self.step.replace(now) {
+            self.record.step(name, now.duration_since(began));
+        }
+    }
+
+    /// Records how far it got: an engine ends a hook that takes too long, and then nobody says anything.
+    pub fn record_so_far(&mut self) {
+        if let Some(store) = &self.store {
+            store.write(&self.record);
+        }
+    }
+
+    /// Records how it ended.
+    pub fn end(&mut self, outcome: Outcome, reason: &str) {
+        self.record.end(outcome, one_line(reason));
+        if let Some(store) = &self.store {
+            // What the stage before did is more to tell than that this one did nothing.
+            if outcome != Outcome::LeftAlone || !store.has(&self.record.container.id) {
+                store.write(&self.record);
+            }
+            store.prune();
+        }
+    }
+
+    /// What stops the container.
+    pub fn error(&mut self, error: &anyhow::Error) {
+        let text = render(error);
+        say(&format!("{NAME}: {text}"));
+        for line in text.lines() {
+            self.write("error", line);
+        }
+        let Told { kind, line, hint } = Told::of(error);
+        self.tell(Severity::Error, &line, kind.id, &hint);
+        self.record.found(&Finding::error(error));
+    }
+
+    /// The end of a call that stops the container, whatever it was about.
+    pub fn fail(&mut self, error: &anyhow::Error) {
+        self.keep();
+        self.error(error);
+        self.record.remember_name();
+        self.end(Outcome::Failed, &Told::of(error).line);
+    }
+
+    /// What does not. Notes are not for stderr.
+    pub fn finding(&mut self, finding: &Finding) {
+        let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
+        let id = finding.kind.id;
+        match finding.kind.severity {
+            Severity::Note => self.write("note", &what),
+            Severity::Warning | Severity::Error => {
+                say(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
+                self.write("warning", &format!("{what} ({id}); hint: {fix}"));
+            }
+        }
+        self.tell(finding.kind.severity.min(Severity::Warning), &what, id, &fix);
+        self.record.found(finding);
+    }
+
+    /// What was done, for the logs only.
+    pub fn note(&mut self, what: &str) {
+        let what = one_line(what);
+        self.write("note", &what);
+        self.tell(Severity::Note, &what, "", "");
+    }
+
+    fn write(&mut self, level: &str, line: &str) {
+        let Some(file) = &mut self.file else { return };
+        let now = humantime::format_rfc3339_millis(SystemTime::now());
+        let (pid, container) = (std::process::id(), &self.record.container.id);
+        // One write(2), so that lines of hooks running side by side do not mix. A full disk stops no container.
+        file.write_all(format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n").as_bytes()).ok();
+    }
+
+    fn tell(&self, severity: Severity, what: &str, id: &str, hint: &str) {
+        let Some(journal) = &self.journal else { return };
+        let container = &self.record.container;
+        let number = if id.is_empty() { String::new() } else { format!(" ({id})") };
+        journal.send(&[
+            ("MESSAGE", &format!("{}: {what}{number}", container.short())),
+            ("PRIORITY", priority(severity)),
+            ("SYSLOG_IDENTIFIER", NAME),
+            // As Podman's and Docker's journald drivers name them.
+            ("CONTAINER_ID_FULL", &container.id),
+            ("CONTAINER_ID", container.short()),
+            ("CONTAINER_NAME", &container.pod.container),
+            ("ONH_POD", &container.pod.name),
+            ("ONH_NAMESPACE", &container.pod.namespace),
+            ("ONH_STAGE", &self.record.stage),
+            ("ONH_FINDING", id),
+            ("ONH_HINT", hint),
+        ]);
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the one place")]
+fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut log = Log::of("prestart");
+        log.name_container("c1\nx", Pod::default(), dir.path());
+        log.open(&HostPath::new(&path)).unwrap();
+        log.error(&crate::error::failure(&crate::finding::catalog::CONFIG, "a", "b"));
+        log.note("c\nd");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().map(|line| line.split_once("]: ").unwrap().1).collect();
+        assert_eq!(lines, ["error: c1\\nx: a (ONH-005)", "error: c1\\nx: hint: b", "note: c1\\nx: c\\nd"]);
+    }
+
+    #[test]
+    fn not_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("target", dir.path().join("log")).unwrap();
+        assert!(Log::of("prestart").open(&HostPath::new(dir.path().join("log"))).is_err());
+        assert!(!dir.path().join("target").try_exists().unwrap());
+    }
+}

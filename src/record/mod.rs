@@ -1,0 +1,174 @@
+//! The record of one call: what was asked, decided and done for a container, and how long each step took. It is what
+//! `why` tells, long after the engine has dropped what was on stderr.
+
+pub mod storage;
+pub mod store;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::one_line;
+use crate::finding::Finding;
+use crate::oci::Pod;
+use crate::request::asked::Asked;
+
+/// The form of records. One of another form is not read.
+const VERSION: u32 = 1;
+/// What is kept of a call at most: a container must not fill `/run`.
+const MAX_ENTRIES: usize = 64;
+
+/// It. The names are an interface.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    version: u32,
+    /// The hook's own version
+    pub hook: String,
+    /// Which container
+    pub container: Container,
+    /// `prestart`, `precreate` and so on
+    pub stage: String,
+    /// When it began: RFC 3339, UTC
+    pub started: String,
+    /// How it ended
+    pub outcome: Outcome,
+    /// Why so, in a line
+    pub reason: String,
+    /// What asks, and for which devices
+    pub request: String,
+    /// What it asked for, if it did
+    pub asked: Option<Asked>,
+    /// The version of the driver
+    pub driver: String,
+    /// The GPUs that it was to get, by name
+    pub devices: Vec<String>,
+    /// What there was to say
+    pub findings: Vec<Said>,
+    /// What was done, in order
+    pub steps: Vec<Step>,
+}
+
+/// Which container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Container {
+    /// As the engine numbers it
+    pub id: String,
+    /// As the user calls it; kept where the engine would forget it
+    pub name: String,
+    /// As Kubernetes calls it
+    pub pod: Pod,
+    /// Where its config.json is
+    pub bundle: PathBuf,
+}
+
+impl Container {
+    /// The id as engines print it.
+    #[must_use]
+    pub fn short(&self) -> &str {
+        let is_hash = self.id.len() == 64 && self.id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_hash { self.id.get(..12).unwrap_or_default() } else { &self.id }
+    }
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Nobody said: the call is not done, or the engine ended it.
+    #[default]
+    Unfinished,
+    /// The container got what it asked for.
+    Given,
+    /// It asked for nothing.
+    Nothing,
+    /// It asked and may not, or somebody else sets it up.
+    LeftAlone,
+    /// It must not start.
+    Failed,
+}
+
+/// A [`Finding`], kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// `ONH-nnn`
+    pub id: String,
+    /// `note`, `warning` or `error`
+    pub severity: String,
+    /// What is the case
+    pub what: String,
+    /// Why it matters
+    pub why: String,
+    /// What mends it
+    pub fix: String,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// In a word or two
+    pub name: String,
+    /// How long it took
+    pub milliseconds: f64,
+}
+
+impl Record {
+    /// Of a call at this stage that begins now.
+    #[must_use]
+    pub fn begin(stage: &str, now: SystemTime) -> Self {
+        Self {
+            version: VERSION,
+            hook: env!("CARGO_PKG_VERSION").to_owned(),
+            stage: stage.to_owned(),
+            started: humantime::format_rfc3339_millis(now).to_string(),
+            ..Self::default()
+        }
+    }
+
+    /// Whose call it is.
+    pub fn name_container(&mut self, id: String, pod: Pod, bundle: &Path) {
+        self.container = Container { id, pod, bundle: bundle.to_owned(), ..Container::default() };
+    }
+
+    /// Keeps the name by which the engine's user knows the container: one that fails to start is often removed at once.
+    pub fn remember_name(&mut self) {
+        let Container { id, bundle, .. } = &self.container;
+        if let Some(name) = storage::name_of(id, bundle) {
+            self.container.name = one_line(&name);
+        }
+    }
+
+    /// Adds to what there was to say.
+    pub fn found(&mut self, finding: &Finding) {
+        if self.findings.len() < MAX_ENTRIES {
+            self.findings.push(Said {
+                id: finding.kind.id.to_owned(),
+                severity: finding.kind.severity.name().to_owned(),
+                what: one_line(&finding.what),
+                why: finding.kind.why.to_owned(),
+                fix: one_line(&finding.fix),
+            });
+        }
+    }
+
+    /// Adds to what was done.
+    pub fn step(&mut self, name: &str, took: Duration) {
+        self.steps.push(Step { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
+    }
+
+    /// It is over.
+    pub fn end(&mut self, outcome: Outcome, reason: String) {
+        (self.outcome, self.reason) = (outcome, reason);
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// If it is none, or of another form.
+    pub fn parse(bytes: &[u8]) -> anyhow::Result<Self> {
+        let record: Self = serde_json::from_slice(bytes)?;
+        anyhow::ensure!(record.version == VERSION, "a record of form {}, not {VERSION}", record.version);
+        Ok(record)
+    }
+}

@@ -1,0 +1,108 @@
+//! containers/storage, where Podman and CRI-O keep containers: which name is whose.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use serde::Deserialize;
+
+use crate::oci::spec_view::Mount;
+use crate::sys::in_root::open_regular;
+
+/// Thousands of containers; a larger file is none of these.
+const MAX_LIST: usize = 16 << 20;
+
+/// A container that is listed.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Listed {
+    /// 64 hex digits
+    pub id: String,
+    /// Podman gives it one, CRI-O one of many parts
+    #[serde(default)]
+    pub names: Vec<String>,
+}
+
+/// The name of the container `id` whose bundle is `<dir>/<id>/userdata`.
+#[must_use]
+pub fn name_of(id: &str, bundle: &Path) -> Option<String> {
+    let listed = read(dir_of(bundle)?);
+    listed.into_iter().find(|listed| listed.id == id)?.names.into_iter().next()
+}
+
+/// The containers in a directory of this form, and in the one of those that end with the boot.
+#[must_use]
+pub fn read(dir: &Path) -> Vec<Listed> {
+    let lists = ["containers.json", "volatile-containers.json"].into_iter();
+    lists.flat_map(|name| read_list(&dir.join(name)).unwrap_or_default()).collect()
+}
+
+/// Where bundles of the engines of root are, or of a user with this home: a directory for each storage driver.
+#[must_use]
+pub fn dirs(home: Option<&Path>) -> Vec<PathBuf> {
+    let root = home.map_or_else(|| PathBuf::from("/var/lib"), |home| home.join(".local/share"));
+    ["overlay", "btrfs", "vfs"].map(|driver| root.join(format!("containers/storage/{driver}-containers"))).into()
+}
+
+/// The directory that has all bundles, if this one is of its form.
+#[must_use]
+pub fn dir_of(bundle: &Path) -> Option<&Path> {
+    let is_userdata = bundle.file_name().is_some_and(|name| name == "userdata");
+    if is_userdata { bundle.parent()?.parent() } else { None }
+}
+
+/// The bundle that these mounts of the engine's own are from: at precreate nobody says which container it is.
+#[must_use]
+pub fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
+    let is_userdata = |path: &&Path| {
+        let id = dir_of(path).and_then(|dir| path.strip_prefix(dir).ok()?.parent()?.to_str());
+        id.is_some_and(|id| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    // Those are in its directory for this boot, too, which has no list of names.
+    let own = ["/dev/shm", "/run/.containerenv", "/etc/hostname", "/etc/hosts"];
+    let source = |destination| mounts.iter().find(|mount| mount.destination == Path::new(destination));
+    own.into_iter().filter_map(source).find_map(|mount| mount.source.ancestors().find(is_userdata)).map(Path::to_owned)
+}
+
+fn read_list(path: &Path) -> Option<Vec<Listed>> {
+    let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let bytes = crate::oci::read_limited(open_regular(found).ok()?, MAX_LIST).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bundle_is_where_podmans_mounts_are_from() {
+        let id = "081aafbe8e6f16108fa4dc01f17182c406dffc9f94a6282a3ff48eaeefb165cb";
+        let mount = |source: String, destination: &str| Mount {
+            source: source.into(),
+            destination: destination.into(),
+            ..Mount::default()
+        };
+        let of = |mounts: &[Mount]| bundle_of(mounts).map(|path| path.display().to_string());
+        let hosts = mount(format!("/run/x/vfs-containers/{id}/userdata/hosts"), "/etc/hosts");
+        let shm = mount(format!("/var/x/vfs-containers/{id}/userdata/shm"), "/dev/shm");
+        assert_eq!(of(&[hosts.clone(), shm]), Some(format!("/var/x/vfs-containers/{id}/userdata")));
+        assert_eq!(of(&[hosts]), Some(format!("/run/x/vfs-containers/{id}/userdata")));
+        assert_eq!(
+            of(&[mount(format!("/x/{id}/userdata/shm"), "/data"), mount("/x/ab/userdata".into(), "/dev/shm")]),
+            None
+        );
+    }
+
+    #[test]
+    fn the_name_is_beside_the_bundle() {
+        let dir = tempfile::tempdir().unwrap();
+        let bundle = dir.path().join("0a/userdata");
+        assert_eq!(name_of("0a", &bundle), None);
+        std::fs::write(dir.path().join("containers.json"), r#"[{"id":"1b","names":["other"],"layer":"x"}]"#).unwrap();
+        std::fs::write(dir.path().join("volatile-containers.json"), r#"[{"id":"0a","names":["mine"]},{"id":"2c"}]"#)
+            .unwrap();
+        assert_eq!(name_of("0a", &bundle).as_deref(), Some("mine"));
+        assert_eq!(name_of("2c", &bundle), None);
+        assert_eq!(name_of("0a", dir.path()), None, "no such bundle");
+        std::fs::write(dir.path().join("containers.json"), "nonsense").unwrap();
+        assert_eq!(name_of("0a", &bundle).as_deref(), Some("mine"));
+    }
+}

@@ -1,0 +1,36 @@
+//! A request as `explain` and records tell it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Capability, GpuRequest};
+
+/// The names are an interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Asked {
+    /// Indices, UUIDs and so on; or `all`, `none`
+    pub visible_devices: Vec<String>,
+    /// By their names
+    pub driver_capabilities: Vec<String>,
+    /// As the image writes them
+    pub requirements: Vec<String>,
+    /// `NVIDIA_MIG_CONFIG_DEVICES`
+    pub mig_config_devices: Option<String>,
+    /// `NVIDIA_MIG_MONITOR_DEVICES`
+    pub mig_monitor_devices: Option<String>,
+    /// By their numbers
+    pub imex_channels: Vec<String>,
+}
+
+impl From<&GpuRequest> for Asked {
+    fn from(request: &GpuRequest) -> Self {
+        Self {
+            visible_devices: request.devices.names(),
+            driver_capabilities: request.capabilities.iter().map(Capability::name).map(str::to_owned).collect(),
+            requirements: request.requirements.iter().map(|requirement| requirement.text.clone()).collect(),
+            mig_config_devices: request.mig_config.clone(),
+            mig_monitor_devices: request.mig_monitor.clone(),
+            imex_channels: request.imex_channels.clone(),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What NVIDIA's stack is known to say badly, or not at all, caused through podman: docs/findings.md has its words beside
+//! ours.
+
+use std::fs;
+use std::path::Path;
+
+use crate::Test;
+use crate::driver::FakeDriver;
+use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_V2, Podman};
+use crate::support::{HOOK, Ran, source};
+
+pub const TESTS: &[Test] = &[
+    ("peers::the_host", NEEDS, the_host),
+    ("peers::the_request", NEEDS, the_request),
+    ("peers::config", NEEDS, config),
+    ("peers::what_stops_them_and_not_us", NEEDS, what_stops_them_and_not_us),
+    ("peers::nothing_attached_on_cgroup_v2", NEEDS_V2, nothing_attached_on_cgroup_v2),
+];
+
+const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
+
+struct Case {
+    podman: Podman,
+    fake: FakeDriver,
+}
+
+impl Case {
+    fn new() -> Self {
+        let (podman, fake) = (Podman::with_image(), FakeDriver::new(&["--gpus", "3"]));
+        podman.install_hook(&fake.config);
+        Self { podman, fake }
+    }
+
+    fn run(&self, env: &[&str], command: &[&str]) -> Ran {
+        let env = env.iter().flat_map(|variable| ["-e", variable]);
+        let arguments: Vec<_> = env.chain([IMAGE]).chain(command.iter().copied()).collect();
+        self.podman.run(Cgroup::AsMounted, &arguments)
+    }
+
+    /// The container does not start, podman shows our number, these words and a hint, and takes it for no error of its
+    /// own; and docs/findings.md has the number beside the peers' words.
+    #[track_caller]
+    fn stops(&self, env: &[&str], id: &str, says: &str) {
+        let stderr = self.run(env, &["true"]).failed(126);
+        assert!(stderr.contains(says) && stderr.contains(&format!("({id})")), "{says:?}, {id}:\n{stderr}");
+        assert!(stderr.contains("hint: ") && !stderr.contains("command that was not found"), "{stderr}");
+        assert_beside_theirs(id);
+    }
+}
+
+/// The table of docs/findings.md that has the peers' words.
+#[track_caller]
+fn assert_beside_theirs(id: &str) {
+    let text = fs::read_to_string(source("docs/findings.md")).unwrap();
+    let table = text.split("\n## Beside NVIDIA's stack\n").nth(1).unwrap();
+    assert!(table.lines().any(|line| line.starts_with("| ") && line.contains(id)), "{id} is not in the table");
+}
+
+fn the_host() {
+    let case = Case::new();
+    let root = &case.fake.root;
+    let library = root.join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.183.01");
+    let whole = fs::read(&library).unwrap();
+    fs::write(&library, "x").unwrap();
+    case.stops(ALL, "ONH-015", "file too short");
+    fs::write(&library, whole).unwrap();
+
+    fs::remove_file(root.join("dev/nvidia2")).unwrap();
+    case.stops(ALL, "ONH-033", "\"/dev/nvidia2\" is missing");
+    // NVML does not number it: it may be any of those that are asked for.
+    case.stops(&["NVIDIA_VISIBLE_DEVICES=2"], "ONH-030", "\"/dev/nvidia2\" is missing");
+    case.run(&["NVIDIA_VISIBLE_DEVICES=1"], &["nvidia-smi", "-L"]).ok();
+
+    fs::remove_dir_all(root.join("proc")).unwrap();
+    case.fake.set_nvml(|old| old + "\ninit-error 9\n");
+    fs::create_dir_all(root.join("sys/bus/pci/devices/0000:01:00.0")).unwrap();
+    for (name, value) in [("vendor", "0x10de"), ("class", "0x030200")] {
+        fs::write(root.join("sys/bus/pci/devices/0000:01:00.0").join(name), value).unwrap();
+    }
+    case.stops(ALL, "ONH-011", "the kernel module nvidia is not loaded");
+}
+
+fn the_request() {
+    let case = Case::new();
+    for devices in ["9", "GPU-deadbeef", "0:0"] {
+        let variable = format!("NVIDIA_VISIBLE_DEVICES={devices}");
+        case.stops(&[&variable], "ONH-030", "hint: ask for one of 0 (GPU-");
+    }
+    for (variable, id, says) in [
+        ("NVIDIA_REQUIRE_CUDA=cuda>=13.5", "ONH-034", "NVIDIA_REQUIRE_CUDA=\"cuda>=13.5\", and GPU 0 has cuda 12."),
+        ("NVIDIA_REQUIRE_CUDA=cuda>>1", "ONH-035", "NVIDIA_REQUIRE_CUDA=\"cuda>>1\" is malformed at \"cuda>>1\""),
+        ("NVIDIA_DRIVER_CAPABILITIES=computer", "ONH-036", "set to \"all\" or some of compat32,compute,"),
+        ("NVIDIA_MIG_CONFIG_DEVICES=all", "ONH-037", "insufficient privileges for NVIDIA_MIG_CONFIG_DEVICES=\"all\""),
+    ] {
+        case.stops(&[ALL[0], variable], id, says);
+    }
+}
+
+fn config() {
+    let case = Case::new();
+    case.fake.configure("a b = 1");
+    case.stops(ALL, "ONH-005", "config.toml\" line 3: ");
+    case.run(&[], &["true"]).ok();
+
+    // A warning: the container starts, and runc shows nothing of a hook that ends well.
+    case.fake.configure("no-cgroup = true");
+    let script = format!(
+        "\"$@\" run --name c --network=none --log-driver=none -e {} {IMAGE} true; {HOOK} why c; \"$@\" rm c >/dev/null",
+        ALL[0]
+    );
+    let told = case.podman.shell(Cgroup::AsMounted, &script).ok();
+    assert!(told.contains("ONH-101 warning: ") && told.contains("no-cgroups"), "{told}");
+    assert_beside_theirs("ONH-101");
+}
+
+fn what_stops_them_and_not_us() {
+    let case = Case::new();
+    case.fake.configure("[nvidia-container-runtime]\nmode = \"cdi\"");
+    assert!(case.run(ALL, &["nvidia-smi", "-L"]).ok().contains("GPU 2: "));
+    case.fake.configure("ldconfig = \"@/nowhere/ldconfig\"");
+    case.run(ALL, &["nvidia-smi", "-L"]).ok();
+    case.fake.configure("");
+    fs::write(case.fake.root.join("etc/ld.so.cache"), "").unwrap();
+    case.run(ALL, &["nvidia-smi", "-L"]).ok();
+    // The container's /proc is this kernel's, which may have no NVIDIA driver; that stops us nowhere.
+    if !Path::new("/proc/driver/nvidia").exists() {
+        case.run(ALL, &["sh", "-euc", "test ! -e /proc/driver/nvidia; probe-dlopen libcuda.so.1"]).ok();
+    }
+}
+
+fn nothing_attached_on_cgroup_v2() {
+    let case = Case::new();
+    // A privileged container's cgroup has no device program.
+    let arguments = ["--privileged", "-e", ALL[0], IMAGE, "nvidia-smi", "-L"];
+    assert!(case.podman.run(Cgroup::V2, &arguments).ok().contains("GPU 0: "));
+}

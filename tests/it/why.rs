@@ -1,0 +1,282 @@
+//! What is left of a call of the hook: the record that `why` reads, and the journal.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+
+pub const TESTS: &[Test] = &[
+    ("why::a_container_that_got_its_gpus", NEEDS, a_container_that_got_its_gpus),
+    ("why::a_failure_is_kept", NEEDS, a_failure_is_kept),
+    ("why::the_journal_has_it", NEEDS, the_journal_has_it),
+    ("why::an_engine_that_loses_patience", NEEDS, an_engine_that_loses_patience),
+    ("why::a_run_directory_of_somebody_else", NEEDS, a_run_directory_of_somebody_else),
+    ("why::a_user_has_records_of_his_own", &[Need::Root, Need::Program("setpriv")], a_user_has_records_of_his_own),
+    ("why::what_podman_does_not_show", engine::NEEDS, what_podman_does_not_show),
+    ("why::nothing_to_tell", &[Need::Root], nothing_to_tell),
+];
+
+/// `$HOOK` with a `/run` of its own: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
+fn isolated(dir: &Path) -> Command {
+    for name in ["run", "journal"] {
+        fs::create_dir_all(dir.join(name)).unwrap();
+    }
+    let script = format!(
+        "mount -t tmpfs run /run; mkdir -p /run/oci-nvidia-hook /run/systemd/journal; \
+         mount --bind '{dir}/run' /run/oci-nvidia-hook; mount --bind '{dir}/journal' /run/systemd/journal; exec \"$@\"",
+        dir = dir.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-euc", &script, "sh", HOOK]);
+    command
+}
+
+fn why(dir: &Path, args: &[&str]) -> Ran {
+    run(isolated(dir).arg("why").args(args))
+}
+
+fn json(dir: &Path, name: &str) -> Value {
+    serde_json::from_str(&why(dir, &["--json", name]).ok()).unwrap()
+}
+
+struct Container {
+    dir: tempfile::TempDir,
+    waiting: Waiting,
+}
+
+impl Container {
+    fn new(env: &[&str]) -> Self {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let waiting = Waiting::start(dir.path(), &image.rootfs, env, "");
+        Self { dir, waiting }
+    }
+
+    fn hook(&self, fake: &FakeDriver) -> Ran {
+        self.waiting.call(&mut isolated(self.dir.path()), &fake.config)
+    }
+
+    fn poststop(&self) {
+        run_with(isolated(self.dir.path()).arg("poststop"), self.waiting.state().as_bytes()).ok();
+    }
+}
+
+fn a_container_that_got_its_gpus() {
+    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=utility"]);
+    let dir = container.dir.path();
+    container.hook(FakeDriver::shared()).ok();
+    let text = why(dir, &["waiting"]).ok();
+    for says in [
+        "container waiting\nat prestart, 20",
+        "\nNVIDIA_VISIBLE_DEVICES asks for 1, with utility\nit got what it asked for: injected ",
+        "\n  GPU 1: NVIDIA ",
+        "\ntook: request ",
+    ] {
+        assert!(text.contains(says), "{says:?} is not in\n{text}");
+    }
+    assert!(!text.contains("GPU 0"), "{text}");
+    let record = json(dir, "wait");
+    assert_eq!((&record["outcome"], &record["asked"]["visible_devices"][0]), (&"given".into(), &"1".into()));
+    let steps: Vec<_> = record["steps"].as_array().unwrap().iter().map(|step| step["name"].as_str().unwrap()).collect();
+    assert!(
+        steps.starts_with(&["request", "driver", "files", "container"]) && steps.ends_with(&["mounts"]),
+        "{steps:?}"
+    );
+    assert!(record["steps"][1]["milliseconds"].as_f64().unwrap() > 0.0);
+    let list = why(dir, &[]).ok();
+    assert!(list.lines().count() == 1 && list.contains("  waiting       given       injected "), "{list}");
+    let file = dir.join("run/containers/waiting.json");
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+
+    // A stage that finds everything done tells less than the one that did it.
+    container.waiting.set_hooks(&serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]));
+    container.hook(FakeDriver::shared()).ok();
+    assert_eq!(json(dir, "waiting")["outcome"], "given");
+    container.poststop();
+    assert!(!file.exists());
+}
+
+fn a_failure_is_kept() {
+    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=9"]);
+    let dir = container.dir.path();
+    let stderr = container.hook(FakeDriver::shared()).failed(1);
+    assert!(stderr.contains(" (ONH-030)\nhint: ask for one of 0 ("), "{stderr}");
+    container.poststop();
+    let text = why(dir, &["waiting"]).ok();
+    assert!(text.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{text}");
+    assert!(text.contains("\nnumber: ONH-030 (") && text.contains("\n  hint: ask for one of 0 ("), "{text}");
+    assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
+}
+
+/// The fields of an entry of the journal; none of ours has a line end in it.
+fn entry(journal: &UnixDatagram) -> Vec<(String, String)> {
+    let mut bytes = [0; 65536];
+    let length = journal.recv(&mut bytes).unwrap();
+    let text = String::from_utf8(bytes[..length].to_vec()).unwrap();
+    text.lines().map(|line| line.split_once('=').unwrap()).map(|(name, value)| (name.into(), value.into())).collect()
+}
+
+fn the_journal_has_it() {
+    let container = Container::new(&[]);
+    let dir = container.dir.path();
+    fs::create_dir(dir.join("journal")).unwrap();
+    // The name of a socket has at most 107 bytes.
+    let short = tempfile::tempdir().unwrap();
+    symlink(dir.join("journal"), short.path().join("j")).unwrap();
+    let journal = UnixDatagram::bind(short.path().join("j/socket")).unwrap();
+    journal.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let annotations = serde_json::json!({"annotations": {
+        "io.kubernetes.pod.name": "cuda-0\nPRIORITY=0", "io.kubernetes.pod.namespace": "lab",
+        "io.kubernetes.container.name": "main", "other": 3,
+    }});
+    container.waiting.set_spec(&["NVIDIA_VISIBLE_DEVICES=9"], &annotations);
+    container.hook(FakeDriver::shared()).failed(1);
+    let fields = entry(&journal);
+    let field = |name: &str| {
+        let values: Vec<_> =
+            fields.iter().filter(|(other, _)| other == name).map(|(_, value)| value.as_str()).collect();
+        assert_eq!(values.len(), 1, "{name} in {fields:?}");
+        values[0]
+    };
+    for (name, value) in [
+        ("PRIORITY", "3"),
+        ("SYSLOG_IDENTIFIER", "oci-nvidia-hook"),
+        ("CONTAINER_ID_FULL", "waiting"),
+        ("CONTAINER_NAME", "main"),
+        ("ONH_POD", "cuda-0\\nPRIORITY=0"),
+        ("ONH_NAMESPACE", "lab"),
+        ("ONH_STAGE", "prestart"),
+        ("ONH_FINDING", "ONH-030"),
+    ] {
+        assert_eq!(field(name), value);
+    }
+    assert!(field("MESSAGE").starts_with("waiting: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{fields:?}");
+    assert!(field("ONH_HINT").starts_with("ask for one of"), "{fields:?}");
+
+    container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    container.hook(FakeDriver::shared()).ok();
+    let done = entry(&journal);
+    assert!(done.contains(&("PRIORITY".into(), "6".into())) && done[0].1.starts_with("waiting: injected "), "{done:?}");
+
+    // Nobody reads, and its queue is full: no container waits for it.
+    while journal_is_free(&short.path().join("j/socket")) {}
+    let started = Instant::now();
+    container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=9"]);
+    container.hook(FakeDriver::shared()).failed(1);
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+fn journal_is_free(path: &Path) -> bool {
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.send_to(b"A=b\n", path).is_ok()
+}
+
+fn an_engine_that_loses_patience() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fake.set_nvml(|text| format!("init-delay-ms 20000\n{text}"));
+    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let dir = container.dir.path();
+    let mut hook = isolated(dir);
+    let mut hook = hook.arg("--config").arg(&fake.config).arg("prestart").stdin(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut hook.stdin.take().unwrap(), container.waiting.state().as_bytes()).unwrap();
+    let file = dir.join("run/containers/waiting.json");
+    let until = Instant::now() + Duration::from_secs(15);
+    while !file.exists() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    hook.kill().unwrap();
+    hook.wait().unwrap();
+    let text = why(dir, &["waiting"]).ok();
+    assert!(text.contains("asks for all") && text.contains("the hook did not come to an end"), "{text}");
+}
+
+/// A container gets its GPUs whatever is in the way of the record, and nothing is written there.
+fn a_run_directory_of_somebody_else() {
+    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let dir = container.dir.path();
+    let target = scratch();
+    fs::create_dir(dir.join("run")).unwrap();
+    symlink(target.path(), dir.join("run/containers")).unwrap();
+    container.hook(FakeDriver::shared()).ok();
+    fs::remove_file(dir.join("run/containers")).unwrap();
+    fs::create_dir(dir.join("run/containers")).unwrap();
+    fs::set_permissions(dir.join("run/containers"), fs::Permissions::from_mode(0o777)).unwrap();
+    container.hook(FakeDriver::shared()).ok();
+    assert_eq!(fs::read_dir(dir.join("run/containers")).unwrap().count(), 0);
+    fs::set_permissions(dir.join("run/containers"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink(target.path().join("x"), dir.join("run/containers/waiting.json")).unwrap();
+    container.hook(FakeDriver::shared()).ok();
+    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0);
+    assert!(dir.join("run/containers/waiting.json").symlink_metadata().unwrap().is_file());
+    // Nor is anything of others believed.
+    fs::set_permissions(dir.join("run/containers/waiting.json"), fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(why(dir, &["waiting"]).failed(1).contains("nothing is known of a container \"waiting\" (ONH-053)"));
+}
+
+/// In a user namespace, where root is a user of the host's: his own directory, and nothing of root's.
+fn a_user_has_records_of_his_own() {
+    let dir = scratch();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let spec = serde_json::json!({
+        "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=nonsense"]}, "root": {"path": "r"},
+    });
+    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    let state = serde_json::json!({"id": "c1", "pid": 1, "bundle": dir.path()}).to_string();
+    // The user cannot pass to where the tests are built.
+    let hook = dir.path().join("oci-nvidia-hook");
+    fs::copy(HOOK, &hook).unwrap();
+    let script = format!(
+        "mount -t tmpfs run /run; mkdir -p -m 755 /run/user; mkdir -m 700 /run/user/7777; chown 7777 /run/user/7777; \
+         mount --bind '{}' /mnt; \
+         as() {{ setpriv --reuid 7777 --regid 7777 --clear-groups \"$@\"; }}; \
+         printf '%s' '{}' | sed 's,{0},/mnt,' | as unshare -Ur /mnt/oci-nvidia-hook prestart || echo failed; \
+         as /mnt/oci-nvidia-hook why c1; ls -A /run; find /run/user/7777 -name '*.json' -user 7777",
+        dir.path().display(),
+        state
+    );
+    let text = run(Command::new("unshare").args(["-m", "sh", "-uc", &script])).ok();
+    assert!(text.starts_with("failed\ncontainer c1\n"), "{text}");
+    assert!(text.contains("the hook stopped it: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""), "{text}");
+    assert!(text.ends_with("\nuser\n/run/user/7777/oci-nvidia-hook/containers/c1.json\n"), "{text}");
+}
+
+fn what_podman_does_not_show() {
+    let podman = Podman::with_image();
+    let config = &FakeDriver::shared().config;
+    podman.install_precreate(config);
+    let script = format!(
+        "start='run --network=none --log-driver=none'; \
+         \"$@\" $start --rm --name broken -e NVIDIA_VISIBLE_DEVICES=9 {IMAGE} true 2>&1 || echo \"failed: $?\"; \
+         echo ---; {HOOK} why broken; echo ---; \
+         \"$@\" $start -d --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why web; echo ---; \
+         \"$@\" $start --name plain {IMAGE} true; {HOOK} why plain; echo ---; {HOOK} why; \
+         \"$@\" rm -f -t 0 web plain >/dev/null"
+    );
+    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+    let parts: Vec<_> = text.split("---\n").collect();
+    let [podmans, broken, web, plain, list] = parts[..] else { panic!("{text}") };
+    assert!(podmans.contains("failed: 12") && !podmans.contains("ONH-030"), "{podmans}");
+    assert!(broken.contains(" (broken)\nat precreate, "), "{broken}");
+    assert!(broken.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
+    assert!(web.contains("\nat precreate, ") && web.contains("\n  GPU 1: "), "{web}");
+    assert!(plain.contains(" (plain)\nit asks for no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"), "{plain}");
+    assert_eq!(list.lines().count(), 2, "{list}");
+}
+
+fn nothing_to_tell() {
+    let dir = scratch();
+    assert_eq!(why(dir.path(), &[]).ok(), "no container has asked for GPUs\n");
+    let stderr = why(dir.path(), &["x\ny"]).failed(1);
+    assert!(stderr.contains("nothing is known of a container \"x\\ny\" (ONH-053)\nhint: "), "{stderr}");
+}
