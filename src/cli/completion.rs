@@ -32,6 +32,7 @@ _oci_nvidia_hook() {
                 [[ -z $word ]] || COMPREPLY+=("${word#"$before"}")
             done <<<"$offered" ;;
     esac
+    return 0
 }
 complete -F _oci_nvidia_hook oci-nvidia-hook
 "#;

@@ -1,7 +1,6 @@
 //! `list`: the driver's files and devices that containers can get, a path on each line, without the driver root. The order
 //! is that of `nvidia-container-cli list`.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,7 +17,7 @@ use crate::driver::{DriverRoot, diagnosis};
 use crate::error::failure;
 use crate::finding::catalog;
 use crate::host::{self, Host};
-use crate::inventory::caps::{MigCap, parse_mig_minors};
+use crate::inventory::caps::{MigCap, parse_line};
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::inventory::select::Device;
 use crate::log::Log;
@@ -169,22 +168,24 @@ fn item(path: PathBuf, source: &Path, kind: Kind) -> Item {
 /// What it takes to lay out or watch the MIG devices of these GPUs: every node that could be, also of instances that are not
 /// there yet.
 fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item> {
-    let minors = host.mig_minors().map(|text| parse_mig_minors(&text));
-    let node = |minor: u32| PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"));
+    let minors = host.mig_minors();
+    let nodes = |is: &dyn Fn(MigCap) -> bool| {
+        let lines = minors.as_deref().unwrap_or_default().lines().filter_map(parse_line);
+        let chosen = lines.filter(|(cap, _)| is(*cap));
+        chosen.map(|(_, minor)| PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))).collect::<Vec<_>>()
+    };
     let mut gpus: Vec<_> = devices.iter().map(|device| device.gpu()).filter(|gpu| gpu.mig_enabled).collect();
     gpus.dedup_by_key(|gpu| gpu.minor);
     let mut paths = Vec::new();
     if !gpus.is_empty() {
         paths.push(cap.proc_path());
-        paths.extend(minors.as_ref().and_then(|minors| minors.get(&cap)).copied().map(node));
+        paths.extend(nodes(&|of| of == cap));
     }
     for gpu in gpus {
         paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
-        if let Some(minors) = &minors {
+        if minors.is_some() {
             paths.push("/dev/nvidia-caps".into());
-            // In the order of the numbers.
-            let of_gpu = minors.iter().filter(|(cap, _)| cap.gpu() == Some(gpu.minor)).map(|(_, minor)| *minor);
-            paths.extend(of_gpu.collect::<BTreeSet<u32>>().into_iter().map(node));
+            paths.extend(nodes(&|of| of.gpu() == Some(gpu.minor)));
         }
     }
     paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()

@@ -214,11 +214,12 @@ fn a_plain_user() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--layout", "lib64"]));
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     std::fs::copy(HOOK, fake.root.join("usr/bin/nvidia-container-cli")).unwrap();
+    sh(&format!("mknod -m 666 '{}' c 1 3", fake.root.join("dev/null").display())).ok();
     let host = dir.path().join("host");
     std::fs::create_dir(&host).unwrap();
     let as_user = |arguments: &str| {
         sh(&format!(
-            "exec unshare -m sh -euc \"mount -t overlay -o 'lowerdir={root}:{image}' overlay '{host}'; \
+            "exec unshare -m sh -euc \"mount -t overlay -o 'lowerdir={root}:{image}' overlay '{host}'; mount -t proc proc '{host}/proc'; mount --bind '{root}/proc/driver' '{host}/proc/driver'; \
              exec chroot --userspec=65534:65534 --groups= '{host}' /usr/bin/nvidia-container-cli {arguments}\"",
             root = fake.root.display(),
             image = image.rootfs.display(),
