@@ -73,7 +73,7 @@ pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
 
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
     let state = read_state()?;
-    let spec = oci::spec_view::read(&state.bundle)?;
+    let spec = oci::spec_view::read_if_asked(&state.bundle)?;
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     if debug {
         log.open(&HostPath::new("/dev/stderr"))?;

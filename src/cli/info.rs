@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> ExitCode {
 /// # Errors
 /// If there is no driver, or it does not answer.
 pub(super) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String> {
-    let inventory = Host::look(config)?.inventory;
+    let inventory = Host::look_afresh(config)?.inventory;
     Ok(match form {
         Form::Labels => labelled(&inventory),
         Form::Csv => {

@@ -260,7 +260,8 @@ fn podman_takes_the_installed_files() {
     assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
 
     // With the packages for it alone, Podman has the hook of its own stage too; it does without the other one.
-    let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(|path| *path != find(packages, MAIN)).collect();
+    let for_podman = |path: &&Path| query(path, "%{NAME}") == format!("{MAIN}-podman");
+    let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(for_podman).collect();
     for package in &others {
         rpm(host.path(), &["-i", "--noscripts"], &[package]).ok();
         assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
