@@ -118,7 +118,7 @@ fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<Vec<It
 }
 
 fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
-    let host = Host::look(config)?;
+    let host = Host::look_afresh(config)?;
     let request = chosen.request(config.supported_driver_capabilities, config)?;
     let (devices, mut findings) = host::decide(&request, &host.inventory, config)?;
     let mut items = Vec::new();
