@@ -21,7 +21,8 @@ pub static PROGRAM: Program = Program {
     ],
     options_anywhere: true,
     commands: COMMANDS,
-    exit_status: "0 done or nothing to do, 1 failed: the container must not start, 2 wrong command line",
+    exit_status: "0 done or nothing to do, 1 failed: the container must not start, 2 wrong command line; of doctor and \
+                  status see their help",
     examples: &[
         ("with the hook's JSON file installed", "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi"),
         ("what a container would get", "oci-nvidia-hook explain --stage precreate < config.json"),
@@ -54,6 +55,7 @@ static STAGE: Opt = option(
     "--stage STAGE\texplain for this stage; at precreate stdin is config.json",
     Words("precreate prestart createRuntime createContainer"),
 );
+static BUNDLE: Opt = option("--bundle FILE\twrite what a bug report needs to this new file", Files);
 static CSV: Opt =
     switch("--csv\tprint comma-separated values: a table of the driver, a blank line, a table of the GPUs");
 
@@ -115,6 +117,30 @@ static COMMANDS: &[Command] = &[
                 "oci-nvidia-hook explain --stage precreate --inventory gpus.json < config.json",
             ),
         ],
+    },
+    Command {
+        name: "doctor",
+        verb: Verb::Doctor,
+        operand: None,
+        redirections: "",
+        summary: "look for what is wrong with this host, and tell what mends it",
+        about: "It changes nothing and needs no root: what it could not see, it says. The exit status is 0 if there is nothing \
+                to mend, 1 with warnings, 3 with errors.",
+        options: &[&JSON, &BUNDLE],
+        examples: &[
+            ("in order, with the command that mends it", "oci-nvidia-hook doctor"),
+            ("for a bug report; no secrets, no serial numbers", "oci-nvidia-hook doctor --bundle report.tar.gz"),
+        ],
+    },
+    Command {
+        name: "status",
+        verb: Verb::Status,
+        operand: None,
+        redirections: "",
+        summary: "tell for each engine whether it starts this hook, and by which file",
+        about: "The exit status is 1 if an installed engine does not start it.",
+        options: &[&JSON],
+        examples: &[],
     },
     Command {
         name: "why",

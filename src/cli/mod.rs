@@ -5,6 +5,7 @@ pub mod cdi;
 pub mod cdi_check;
 mod commands;
 mod completion;
+pub mod doctor;
 pub mod explain;
 pub mod grammar;
 mod help;
@@ -17,6 +18,8 @@ pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
 pub mod select;
+pub mod status;
+pub mod terminal;
 pub mod why;
 
 use std::ffi::{OsStr, OsString};
@@ -32,6 +35,7 @@ use crate::lower::rootfs::{self as rootfs_edits, RootfsEdits};
 pub use commands::PROGRAM;
 use grammar::{Asked, Line};
 use select::Selection;
+use terminal::Terminal;
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,8 @@ pub enum Verb {
     Nothing,
     /// `cdi` and its second word
     Cdi(cdi::Verb),
+    /// `doctor`
+    Doctor,
     /// `explain`
     Explain,
     /// `info`
@@ -56,6 +62,8 @@ pub enum Verb {
     Prepare,
     /// `completion`
     Completion,
+    /// `status`
+    Status,
     /// `why`
     Why,
     /// A stage at which a container's record goes
@@ -81,6 +89,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// `--inventory`
     pub inventory: Option<PathBuf>,
+    /// `--bundle`
+    pub bundle: Option<PathBuf>,
     /// Of `why`
     pub container: Option<String>,
     /// Of `list`
@@ -104,7 +114,7 @@ const USAGE: u8 = 2;
 
 /// Runs the command with these arguments, argv\[0\] first; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
 #[must_use]
-pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();
@@ -126,7 +136,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     match grammar::parse(&PROGRAM, args) {
         Ok(Asked::Run(line)) => match options(&line) {
-            Ok(options) => carry_out(line.command.verb, &options),
+            Ok(options) => carry_out(line.command.verb, &options, terminal),
             Err(error) => usage_error(&grammar::wrong(&PROGRAM, Some(line.command), &error.to_string())),
         },
         Ok(Asked::Help(command)) => print_help(command),
@@ -140,17 +150,19 @@ fn usage_error(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-fn carry_out(verb: Verb, options: &Options) -> ExitCode {
+fn carry_out(verb: Verb, options: &Options, terminal: Terminal) -> ExitCode {
     match verb {
         Verb::Inject(place) => hook::run(place, options.config.as_deref(), false),
         Verb::Precreate => precreate::run(options),
         // Of nvidia-container-cli, which runs it by itself.
         Verb::Nothing | Verb::Configure => ExitCode::SUCCESS,
         Verb::Cdi(verb) => cdi::run(verb, options),
+        Verb::Doctor => doctor::run(options, terminal),
         Verb::Explain => explain::run(options),
         Verb::Info => info::run(options),
         Verb::List => list::run(options),
         Verb::Prepare => prepare::run(options),
+        Verb::Status => status::run(options, terminal),
         Verb::Why => why::run(options),
         Verb::Forget => hook::forget(),
         Verb::Completion => completion::run(&options.operands),
@@ -202,6 +214,7 @@ impl Options {
             "root" => self.root = Some(value.into()),
             "request" => self.request_only = true,
             "stage" => self.stage = Some(parse_stage(&value)?),
+            "bundle" => self.bundle = Some(value.into()),
             "inventory" => self.inventory = Some(value.into()),
             _ if self.selection.set(option, Some(&value))? => {}
             _ => self.cdi.set(option, value)?,
@@ -247,6 +260,12 @@ mod tests {
                 &["why", "web"],
                 Verb::Why,
                 Options { container: Some("web".into()), operands: vec!["web".into()], ..Options::default() },
+            ),
+            (&["status"], Verb::Status, Options::default()),
+            (
+                &["doctor", "--json", "--bundle", "/b"],
+                Verb::Doctor,
+                Options { json: true, bundle: Some("/b".into()), ..Options::default() },
             ),
             (&["info", "--json"], Verb::Info, Options { json: true, ..Options::default() }),
             (
@@ -330,6 +349,8 @@ mod tests {
             &["nonsense"],
             &["configure", "/x"],
             &["explain", "--stage", "x"],
+            &["status", "--bundle", "x"],
+            &["doctor", "x"],
             &["cdi"],
             &["cdi", "nonsense"],
             &["cdi", "generate", "x"],

@@ -25,6 +25,7 @@ mod conformance;
 mod debian;
 mod docker;
 mod docs;
+mod doctor;
 mod driver;
 mod engine;
 mod failure;
@@ -46,6 +47,7 @@ mod precreate_podman;
 mod rpm;
 mod shapes;
 mod soak;
+mod status;
 mod support;
 mod systemd;
 mod why;
@@ -70,6 +72,7 @@ const ALL: &[&[Test]] = &[
     debian::TESTS,
     docker::TESTS,
     docs::TESTS,
+    doctor::TESTS,
     failure::TESTS,
     features::TESTS,
     fuzz_corpus::TESTS,
@@ -88,6 +91,7 @@ const ALL: &[&[Test]] = &[
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
+    status::TESTS,
     systemd::TESTS,
     why::TESTS,
 ];

@@ -205,7 +205,7 @@ fn a_broken_gpu() {
     let csv = cli(&fake.root, &["info", "--csv"]);
     assert!(labels.contains("Device Index:   0\n") && !labels.contains("Device Index:   1\n"), "{labels}");
     assert!(labels.contains("\nNot usable:"), "{labels}");
-    assert!(csv.stderr.contains("warning: ") && csv.stderr.contains("ONH-209"), "{csv:?}");
+    assert!(csv.stderr.contains("warning: ") && csv.stderr.contains("ONH-217"), "{csv:?}");
     assert_eq!(csv.ok().lines().count(), 5);
 }
 
