@@ -93,13 +93,7 @@ pub fn read_request(
 ) -> Result<Option<(Box<GpuRequest>, Config)>> {
     // Most containers end here: nothing else has been read, not even config.toml.
     let Some((config, findings)) = read_config(spec, config)? else { return Ok(None) };
-    if let Some(path) = &config.debug
-        && !log.is_open()
-        && let Err(error) = log.open(path)
-    {
-        // Losing a log is no reason to stop a container.
-        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
-    }
+    open_log(&config, log);
     let decision = request::from_spec(spec, &config)?;
     if !matches!(decision, Decision::Nothing(_)) {
         log.keep();
@@ -124,6 +118,16 @@ pub fn read_request(
     log.finding(&left_alone);
     log.end(Outcome::LeftAlone, &left_alone.what);
     Ok(None)
+}
+
+/// Opens the configured log. Losing it is no reason to stop a container.
+pub(super) fn open_log(config: &Config, log: &mut Log) {
+    if let Some(path) = &config.debug
+        && !log.is_open()
+        && let Err(error) = log.open(path)
+    {
+        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+    }
 }
 
 /// Config.toml, if the request can depend on it.

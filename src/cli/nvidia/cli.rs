@@ -10,7 +10,7 @@ use super::configure;
 use crate::cli::grammar::{self, Asked, Command, Completes, Line, Operand, Opt, Program, option, switch};
 use crate::cli::prepare::prepare_host;
 use crate::cli::select::{self, Selection};
-use crate::cli::{Verb, help, info, list, output};
+use crate::cli::{Verb, help, hook, info, list, output};
 use crate::config::{self, Config, UserSpec};
 use crate::error::failure;
 use crate::finding::catalog;
@@ -253,9 +253,7 @@ impl Options {
         config.load_kmods = self.load_kmods;
         config.edit_cgroups &= !self.no_cgroups;
         config.cuda_compat &= !self.no_cuda_compat;
-        if let Some(path) = &config.debug {
-            log.open(path)?;
-        }
+        hook::open_log(&config, log);
         findings.iter().for_each(|finding| log.finding(finding));
         Ok(config)
     }
