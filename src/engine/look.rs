@@ -130,3 +130,31 @@ fn ask_version(host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
         Err(_) => Err(Untold::Unknown),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::HostPath;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_others_could_have_written_is_not_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, trace) = (dir.path().join("podman"), dir.path().join("trace"));
+        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let script = format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display());
+        std::fs::write(&program, script).unwrap();
+        for (mode, told, ran) in [
+            (0o777, Err(Untold::Unknown), false),
+            (0o775, Err(Untold::Unknown), false),
+            (0o644, Err(Untold::Unknown), false),
+            (0o755, Ok(Version(5, 4, 1)), true),
+        ] {
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(ask_version(&host, Path::new("/podman")), told, "{mode:o}");
+            assert_eq!(trace.try_exists().unwrap(), ran, "{mode:o}");
+        }
+        std::fs::write(&program, "#!/bin/sh\nexit 125").unwrap();
+        assert_eq!(ask_version(&host, Path::new("/podman")), Err(Untold::Failed));
+    }
+}
