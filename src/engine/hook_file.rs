@@ -217,4 +217,18 @@ mod tests {
         }
         assert!(parse(with("{}", "precreate").as_bytes()).unwrap().check_stages(true).is_ok());
     }
+
+    proptest::proptest! {
+        /// Whatever somebody put into a hooks directory.
+        #[test]
+        fn no_file_ends_the_program(
+            bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64),
+            value in "[0-9a-z\\[\\]{}\":,]{0,40}",
+            key in proptest::sample::select(vec!["version", "hook", "when", "stages", "cmds"]),
+        ) {
+            parse(&bytes).ok();
+            parse(format!(r#"{{"version":"1.0.0","{key}":{value}}}"#).as_bytes()).ok();
+            parse(format!(r#"{{"{key}":{value}}}"#).as_bytes()).ok();
+        }
+    }
 }
