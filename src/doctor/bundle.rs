@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use serde_json::json;
 
+use super::look::CONFIG;
 use super::{Facts, Outcome, gzip, tar};
 use crate::driver::DriverRoot;
 use crate::engine::Engine;
@@ -47,7 +48,7 @@ pub fn collect(
     if let Some((Ok(inventory), _)) = &facts.driver.nvml {
         members.push(("info.json".to_owned(), serde_json::to_vec_pretty(&Report::from(inventory))?));
     }
-    let config = config.unwrap_or_else(|| Path::new("/etc/nvidia-container-runtime/config.toml"));
+    let config = config.unwrap_or_else(|| Path::new(CONFIG));
     let mut paths = vec![config.to_owned()];
     paths.extend(below(host, Path::new(&format!("{}.d", config.display()))));
     paths.extend(facts.installed.iter().cloned());

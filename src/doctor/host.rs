@@ -11,6 +11,9 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "config";
     match &facts.config {
         Err(finding) => vec![Outcome::found(CHECK, finding.clone())],
+        Ok((_, findings)) if findings.is_empty() && !facts.has_config => {
+            vec![Outcome::ok(CHECK, "there is no config.toml: the defaults hold")]
+        }
         Ok((_, findings)) if findings.is_empty() => vec![Outcome::ok(CHECK, "config.toml is read without a complaint")],
         Ok((_, findings)) => findings.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect(),
     }

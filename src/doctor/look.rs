@@ -47,12 +47,15 @@ const NVIDIAS: [&str; 6] = [
     "nvidia-ctk",
 ];
 
+/// The administrator's settings.
+pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 /// Where the firmware says whether it enforces signatures: four bytes of attributes, then 1 or 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// Looks at the host below `host`. `config` is the file of `--config`.
 #[must_use]
 pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
+    let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let config = read_config(host, config);
     let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
     let engines = crate::engine::look::look(host, caller.user.clone());
@@ -73,6 +76,7 @@ pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
         user: caller.user,
         groups: caller.groups,
         config,
+        has_config,
         engines,
         nvidias,
     }
@@ -86,7 +90,7 @@ fn text(host: &DriverRoot, path: &str) -> Option<String> {
 fn read_config(host: &DriverRoot, path: Option<&Path>) -> Result<(Config, Vec<Finding>), Finding> {
     let prefix = host.path();
     let is_all = prefix.as_path() == Path::new("/");
-    let below = host.locate(Path::new("/etc/nvidia-container-runtime/config.toml")).ok().filter(|_| !is_all);
+    let below = host.locate(Path::new(CONFIG)).ok().filter(|_| !is_all);
     let path = path.map(Path::to_owned).or_else(|| below.map(|file| file.host.as_path().to_owned()));
     let read =
         if is_all || path.is_some() { config::read(path.as_deref()) } else { Ok((Config::default(), Vec::new())) };
