@@ -39,7 +39,8 @@ commands:
            one, list the last
   info     tell what driver and GPUs there are
   list     list the driver's files that containers can get
-  prepare  load the driver's modules and make its device nodes, as root
+  prepare  load the driver's modules, make its device nodes and ask NVML, as root,
+           so that no container has to wait for it
   doctor   look for what is wrong with this host, and tell what mends it
   status   tell for each engine whether it starts this hook, and by which file
   cdi generate  write a CDI spec: GPUs as devices of podman --device, CRI-O and others

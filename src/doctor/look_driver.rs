@@ -34,7 +34,7 @@ fn owner<'r>(driver: &'r DriverRoot, host: &'r DriverRoot, path: &str) -> &'r Dr
 pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     let mut facts = DriverFacts { pci: pci(host), ..DriverFacts::default() };
     let modules = text(host, "/proc/modules").unwrap_or_default();
-    facts.modules = modules.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect();
+    facts.modules.extend(modules.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned));
     facts.secure_boot = host.read(Path::new(SECURE_BOOT)).is_ok_and(|bytes| bytes.get(4) == Some(&1));
     (facts.refused, facts.xid) = kernel_log(host);
     facts.persistenced = host.locate(Path::new("/run/nvidia-persistenced/socket")).is_ok();

@@ -1,6 +1,5 @@
 //! Looking at the engines of a host.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,11 +107,16 @@ enum Untold {
 
 /// Each program is asked once.
 #[derive(Debug, Default)]
-struct Versions(BTreeMap<PathBuf, Result<Version, Untold>>);
+struct Versions(Vec<(PathBuf, Result<Version, Untold>)>);
 
 impl Versions {
     fn of(&mut self, host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
-        *self.0.entry(program.to_owned()).or_insert_with(|| ask_version(host, program))
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| known == program) {
+            return *known;
+        }
+        let told = ask_version(host, program);
+        self.0.push((program.to_owned(), told));
+        told
     }
 }
 

@@ -1,9 +1,11 @@
 //! A forked child that may do little, answers once over a pipe, and is gone by a deadline.
 #![allow(unsafe_code, reason = "fork, clearenv and close_range have no safe form")]
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Gid, Pid, Uid, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// The longest answer that is read; an inventory of 64 GPUs with 8 MIG devices each is a tenth of it.
@@ -21,6 +24,9 @@ const MAX_ANSWER: usize = 1 << 20;
 /// How long a killed child may take to go. One that hangs in the kernel (a lost GPU) is left to init: it holds
 /// nothing of the runtime's, its stdio is /dev/null.
 const REAP: Duration = Duration::from_millis(500);
+
+/// How long modprobe(8) may take. Loading a module of 100 MB from a slow disk takes seconds.
+const MODPROBE: Duration = Duration::from_secs(60);
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -79,7 +85,7 @@ fn system(errno: rustix::io::Errno) -> NoAnswer {
 /// Cuts the child's ties to the runtime: a child that holds its stdout delays every error by its own life time.
 fn isolate(parent: Pid, pipe: OwnedFd) -> io::Result<File> {
     die_with(parent)?;
-    let null = rustix::fs::openat(rustix::fs::CWD, c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+    let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR, Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
@@ -133,6 +139,18 @@ fn read_until(pipe: &OwnedFd, end: Instant) -> Result<Vec<u8>, NoAnswer> {
     }
 }
 
+/// How the child ended; `None` if it has not when its time is up.
+fn wait(child: Pid, patience: Duration) -> nix::Result<Option<WaitStatus>> {
+    let end = Instant::now() + patience;
+    loop {
+        match waitpid(child, Some(WaitPidFlag::WNOHANG))? {
+            WaitStatus::StillAlive if Instant::now() >= end => return Ok(None),
+            WaitStatus::StillAlive => std::thread::sleep(Duration::from_micros(100)),
+            ended => return Ok(Some(ended)),
+        }
+    }
+}
+
 /// Waits for the child to go, and sees to it that it does. It has closed the pipe or is to be killed, so this is short.
 fn reap(child: Pid, mut kill_it: bool) -> Option<WaitStatus> {
     for _ in 0..2 {
@@ -140,14 +158,10 @@ fn reap(child: Pid, mut kill_it: bool) -> Option<WaitStatus> {
             // It may have ended by itself meanwhile: it is our child, not waited for, so the pid is still its own.
             kill(child, Signal::SIGKILL).ok();
         }
-        let end = Instant::now() + REAP;
-        loop {
-            match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::StillAlive) if Instant::now() < end => std::thread::sleep(Duration::from_micros(100)),
-                Ok(WaitStatus::StillAlive) => break,
-                Ok(status) => return Some(status),
-                Err(_) => return None,
-            }
+        match wait(child, REAP) {
+            Ok(None) => {}
+            Ok(ended) => return ended,
+            Err(_) => return None,
         }
         if kill_it {
             break;
@@ -202,6 +216,20 @@ fn drop_caps() -> io::Result<()> {
     Ok(())
 }
 
+/// What a program needs before it opens a file: stdin, stdout and stderr that are open, or the first file would become one of
+/// them; and writes to a closed pipe that fail instead of ending it.
+pub fn start() {
+    let mut polled = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
+    // SAFETY: poll(2) reads and writes the three structs, which are alive, and keeps no pointer.
+    unsafe { libc::poll(polled.as_mut_ptr(), 3, 0) };
+    for _ in polled.iter().filter(|polled| polled.revents & libc::POLLNVAL != 0) {
+        // SAFETY: open(2) reads the string only. It takes the lowest free number, which is the first of those that are closed.
+        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) };
+    }
+    // SAFETY: signal(2) with SIG_IGN installs no handler, so nothing of ours can run in its context.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Forgets the environment. For a process with one thread.
 pub fn clear_environment() {
     // SAFETY: clearenv(3) frees nothing that somebody holds: there is no other thread to read environ, and no pointer
@@ -209,42 +237,56 @@ pub fn clear_environment() {
     unsafe { libc::clearenv() };
 }
 
-/// Runs a program of the host's with an environment of its own, and waits for it. Its output goes nowhere.
-///
-/// For modprobe(8) only: no program ever runs on a container's files.
-#[expect(clippy::disallowed_methods, reason = "the one place")]
+/// Runs a program of the host's with one argument and an environment of its own, and waits for it; whether it succeeded.
+/// What it prints goes to `output`, or nowhere. One that takes longer than `deadline` is ended. (`std::process::Command` is
+/// 25 KB.)
+fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>, deadline: Duration) -> io::Result<bool> {
+    let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::from);
+    let (program, argument) = (text(program.as_os_str().as_bytes())?, text(argument.as_bytes())?);
+    let exec = || -> io::Result<()> {
+        let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        rustix::stdio::dup2_stdout(output.unwrap_or_else(|| null.as_fd()))?;
+        nix::unistd::chdir("/")?;
+        // SAFETY: signal(2) with SIG_DFL installs no handler. An ignored signal would stay so in the program.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        nix::unistd::execve(&program, &[&program, &argument], &[c"PATH=/usr/sbin:/usr/bin:/sbin:/bin"])?;
+        Ok(())
+    };
+    // SAFETY: as in ask_child: there is one thread, so the child is an ordinary process.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            exec().ok();
+            // SAFETY: _exit(2) takes any status and does not return.
+            unsafe { libc::_exit(NOT_RUN) }
+        }
+        ForkResult::Parent { child } => match wait(child, deadline)? {
+            Some(WaitStatus::Exited(_, 0)) => Ok(true),
+            Some(WaitStatus::Exited(_, NOT_RUN)) => Err(io::Error::from(io::ErrorKind::NotFound)),
+            Some(_) => Ok(false),
+            None => {
+                reap(child, true);
+                Err(io::Error::from(io::ErrorKind::TimedOut))
+            }
+        },
+    }
+}
+
+/// What a shell says of a command that it cannot run.
+const NOT_RUN: i32 = 127;
+
+/// Runs modprobe(8): no program ever runs on a container's files.
 pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
-    use std::process::{Command, Stdio};
-    let mut modprobe = Command::new(program);
-    modprobe.arg(module).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    modprobe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(modprobe.status()?.success())
+    run_program(program, module, None, MODPROBE)
 }
 
 /// What a program of the host's prints when it is asked for its version. One that takes longer is ended; one that
 /// ends with an error is [`io::ErrorKind::Other`].
-#[expect(clippy::disallowed_methods, reason = "the other place")]
 pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
-    use std::process::{Command, Stdio};
-    let end = Instant::now() + deadline;
     let output = rustix::fs::memfd_create("version", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let mut command = Command::new(program);
-    command.arg("--version").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null());
-    let mut child = command.spawn()?;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() >= end {
-            child.kill()?;
-            child.wait()?;
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    if !status.success() {
-        return Err(io::Error::other(format!("it ends with {status}")));
+    if !run_program(program, "--version", Some(output.as_fd()), deadline)? {
+        return Err(io::Error::other("it ends with an error"));
     }
     rustix::fs::seek(&output, rustix::fs::SeekFrom::Start(0))?;
     let mut text = String::new();
@@ -319,6 +361,16 @@ mod tests {
         let start = Instant::now();
         let error = read_version(&program, Duration::from_millis(200)).unwrap_err();
         assert!(error.kind() == io::ErrorKind::TimedOut && start.elapsed() < Duration::from_secs(20), "{error}");
+    }
+
+    #[test]
+    fn programs_of_the_host() {
+        let run = |program: &str| run_modprobe(Path::new(program), "nothing").ok();
+        assert_eq!((run("/bin/true"), run("/bin/false"), run("/nowhere/true")), (Some(true), Some(false), None));
+        assert!(
+            read_version(Path::new("/bin/sed"), Duration::from_secs(10)).unwrap().starts_with("/bin/sed (GNU sed)")
+        );
+        assert!(read_version(Path::new("/nowhere/sed"), Duration::from_secs(10)).is_err());
     }
 
     #[test]
