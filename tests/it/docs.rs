@@ -10,6 +10,7 @@ use crate::support::source;
 pub const TESTS: &[Test] = &[
     ("docs::every_finding_is_told_of", &[], every_finding_is_told_of),
     ("docs::every_finding_is_made", &[], every_finding_is_made),
+    ("docs::every_trouble_is_answered", &[], every_trouble_is_answered),
     ("docs::tests_that_documents_name_exist", &[], tests_that_documents_name_exist),
 ];
 
@@ -57,6 +58,31 @@ fn every_finding_is_made() {
     assert_eq!(count, catalog::ALL.len());
 }
 
+/// Each trouble has numbers or a reason why it cannot arise, and tests that know these numbers.
+fn every_trouble_is_answered() {
+    let text = std::fs::read_to_string(source("docs/findings.md")).unwrap();
+    let table = text.split("\n## What nodes suffer from\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let mut count = 0;
+    for row in table.lines().filter(|line| line.starts_with(|c: char| c == '|') && line.contains("::")) {
+        let cells: Vec<_> = row.split(" | ").collect();
+        count += 1;
+        assert_eq!(cells[0], format!("| {count}"));
+        let ids: Vec<_> = cells[2].split("ONH-").skip(1).map(|rest| format!("ONH-{}", &rest[..3])).collect();
+        assert!(
+            !ids.is_empty() || ["cannot arise: ", "every id"].iter().any(|start| cells[2].starts_with(start)),
+            "{row}"
+        );
+        assert!(ids.iter().all(|id| catalog::ALL.iter().any(|kind| kind.id == id)), "{row}");
+        let tests: Vec<_> = cells[3].split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty() && tests.iter().all(|name| is_test(name)), "{row}");
+    }
+    assert_eq!(count, 25);
+}
+
+fn is_test(start: &str) -> bool {
+    crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(start))
+}
+
 /// `module::name` in docs/security.md is the start of a test's name, or a module of the library with tests.
 fn tests_that_documents_name_exist() {
     let text = std::fs::read_to_string(source("docs/security.md")).unwrap();
@@ -65,8 +91,7 @@ fn tests_that_documents_name_exist() {
     for word in words {
         let module = source("src").join(word.replace("::", "/")).with_extension("rs");
         let in_library = std::fs::read_to_string(module).is_ok_and(|text| text.contains("#[cfg(test)]"));
-        let is_test = crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(word));
-        assert!(in_library || is_test, "there is no test {word:?}");
+        assert!(in_library || is_test(word), "there is no test {word:?}");
         count += 1;
     }
     assert!(count > 20);

@@ -323,7 +323,9 @@ fn upgrade_downgrade_remove() {
     system.rpm(&["-U", "--oldpackage"], &[now]);
     assert!(system.read(HOOK_FILE).contains("\"timeout\": 60"));
     assert!(!system.read(CONFIG).contains("A later default"));
-    // What it wrote while it was there goes too: its own CDI spec, not another's.
+    // What it wrote while it was there goes too: what it knew, its own CDI spec, and not another's.
+    std::fs::create_dir_all(system.root().join("run/oci-nvidia-hook/containers")).unwrap();
+    std::fs::write(system.root().join("run/oci-nvidia-hook/containers/c.json"), "{}").unwrap();
     let cdi = system.root().join("run/cdi");
     std::fs::create_dir_all(&cdi).unwrap();
     std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/oci-nvidia-hook\n").unwrap();
