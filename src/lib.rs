@@ -23,13 +23,15 @@
 //! | [`edits`], [`lower`] | what the container gets |
 //! | [`cdi`] | the same as devices that engines know by name |
 //! | [`inject`], [`sys`] | doing it |
-//! | [`cli`], [`log`], [`error`], [`few`], [`finding`], [`paths`] | around it |
+//! | [`cli`], [`log`], [`error`], [`few`], [`finding`], [`nearest`], [`paths`] | around it |
 
 pub mod cdi;
 pub mod cli;
 pub mod config;
+pub mod doctor;
 pub mod driver;
 pub mod edits;
+pub mod engine;
 pub mod error;
 pub mod few;
 pub mod finding;
@@ -38,6 +40,7 @@ pub mod inject;
 pub mod inventory;
 pub mod log;
 pub mod lower;
+pub mod nearest;
 pub mod nvml;
 pub mod oci;
 pub mod paths;

@@ -24,17 +24,22 @@ mod cdi_schema;
 mod cgroup;
 mod conformance;
 mod debian;
+mod docker;
 mod docs;
+mod doctor;
 mod driver;
 mod engine;
 mod failure;
 mod features;
+mod findings;
 mod fuzz_corpus;
+mod help;
 mod hostile;
 mod hosts;
 mod kernels;
 mod ldcache;
 mod live;
+mod nvidia_cli;
 mod packaging;
 mod peers;
 mod podman;
@@ -44,6 +49,7 @@ mod precreate_podman;
 mod rpm;
 mod shapes;
 mod soak;
+mod status;
 mod support;
 mod systemd;
 mod why;
@@ -67,14 +73,19 @@ const ALL: &[&[Test]] = &[
     cgroup::TESTS,
     conformance::TESTS,
     debian::TESTS,
+    docker::TESTS,
     docs::TESTS,
+    doctor::TESTS,
     failure::TESTS,
     features::TESTS,
+    findings::TESTS,
     fuzz_corpus::TESTS,
+    help::TESTS,
     hostile::TESTS,
     hosts::TESTS,
     ldcache::TESTS,
     live::TESTS,
+    nvidia_cli::TESTS,
     packaging::TESTS,
     peers::TESTS,
     podman::TESTS,
@@ -84,6 +95,7 @@ const ALL: &[&[Test]] = &[
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
+    status::TESTS,
     systemd::TESTS,
     why::TESTS,
 ];

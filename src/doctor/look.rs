@@ -1,0 +1,187 @@
+//! Reads a host into [`Facts`].
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::facts::{CdiView, Distribution, Facts, Selinux};
+use super::look_driver::driver;
+use crate::cdi::check::{self, Now};
+use crate::cdi::engine as cdi_engine;
+use crate::cdi::registry::{self, Found};
+use crate::cdi::stamp::Stamp;
+use crate::config::{self, Config};
+use crate::driver::DriverRoot;
+use crate::engine::{Engine, Kind, User, hooks, runtime};
+use crate::error::line;
+use crate::finding::{Finding, catalog};
+use crate::paths::HostPath;
+
+/// Who asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// If it is not root
+    pub user: Option<User>,
+    /// Group ids
+    pub groups: BTreeSet<u32>,
+}
+
+/// Programs of NVIDIA's container toolkit.
+const NVIDIAS: [&str; 6] = [
+    "nvidia-container-runtime-hook",
+    "nvidia-container-toolkit",
+    "nvidia-container-runtime",
+    "nvidia-container-cli",
+    "nvidia-cdi-hook",
+    "nvidia-ctk",
+];
+
+/// The administrator's settings.
+pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
+
+/// Looks at the host below `host`. `config` is the file of `--config`.
+#[must_use]
+pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
+    let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
+    let config = read_config(host, config);
+    let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
+    let engines = crate::engine::look::look(host, caller.user.clone());
+    let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
+    let nvidias = NVIDIAS.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
+    Facts {
+        distribution: distribution(
+            &text(host, "/etc/os-release").or_else(|| text(host, "/usr/lib/os-release")).unwrap_or_default(),
+        ),
+        log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log))),
+        journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
+        driver: driver(host, &settings),
+        cdi: cdi(host, &settings, &engines),
+        installed: hooks::installed(host),
+        cgroup_v2: cgroup_v2(host),
+        systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
+        selinux: selinux(host),
+        user: caller.user,
+        groups: caller.groups,
+        config,
+        has_config,
+        engines,
+        nvidias,
+    }
+}
+
+pub(super) fn text(host: &DriverRoot, path: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(&host.read(Path::new(path)).ok()?).into_owned())
+}
+
+/// A host that is a directory has its driver there too.
+fn read_config(host: &DriverRoot, path: Option<&Path>) -> Result<(Config, Vec<Finding>), Finding> {
+    let prefix = host.path();
+    let is_all = prefix.as_path() == Path::new("/");
+    let below = host.locate(Path::new(CONFIG)).ok().filter(|_| !is_all);
+    let path = path.map(Path::to_owned).or_else(|| below.map(|file| file.host.as_path().to_owned()));
+    let read =
+        if is_all || path.is_some() { config::read(path.as_deref()) } else { Ok((Config::default(), Vec::new())) };
+    let (mut config, findings) = read.map_err(|error| Finding::error(&error))?;
+    let moved = |path: &HostPath| {
+        HostPath::new(prefix.as_path().join(path.as_path().strip_prefix("/").unwrap_or(path.as_path())))
+    };
+    if !is_all && !config.driver_root.as_path().starts_with(prefix.as_path()) {
+        config.driver_root = moved(&config.driver_root);
+        config.dev_root = config.dev_root.as_ref().map(moved);
+    }
+    Ok((config, findings))
+}
+
+fn distribution(os_release: &str) -> Distribution {
+    let words = |key: &str| {
+        let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_default().trim_matches('"').to_owned()
+    };
+    let all = format!("{} {}", words("ID"), words("ID_LIKE"));
+    for word in all.split_whitespace() {
+        match word {
+            "ubuntu" => return Distribution::Ubuntu,
+            "debian" => return Distribution::Debian,
+            "fedora" | "rhel" | "centos" => return Distribution::Fedora,
+            _ if word.contains("suse") || word.starts_with("sle") => return Distribution::Suse,
+            _ => {}
+        }
+    }
+    Distribution::Other
+}
+
+/// Whether the log can be written, without writing it.
+fn try_log(host: &DriverRoot, log: &HostPath) -> Result<(), String> {
+    let path = host.path().as_path().join(log.as_path().strip_prefix("/").unwrap_or(log.as_path()));
+    let dir = path.parent().unwrap_or_else(|| Path::new("/"));
+    let place = match path.symlink_metadata() {
+        Ok(metadata) if metadata.is_symlink() => return Err("it is a link".to_owned()),
+        Ok(metadata) if !metadata.is_file() => return Err("it is no file".to_owned()),
+        Ok(_) => &path,
+        Err(_) => dir,
+    };
+    rustix::fs::access(place, rustix::fs::Access::WRITE_OK).map_err(|error| line(&error.into()))
+}
+
+fn cgroup_v2(host: &DriverRoot) -> Option<bool> {
+    if host.locate(Path::new("/sys/fs/cgroup/cgroup.controllers")).is_ok() {
+        return Some(true);
+    }
+    host.locate(Path::new("/sys/fs/cgroup/devices")).is_ok().then_some(false)
+}
+
+fn selinux(host: &DriverRoot) -> Option<Selinux> {
+    let enforce = text(host, "/sys/fs/selinux/enforce")?;
+    let boolean = |name: &str| Some(text(host, &format!("/sys/fs/selinux/booleans/{name}"))?.starts_with('1'));
+    Some(Selinux {
+        enforcing: enforce.trim() == "1",
+        devices: boolean("container_use_devices"),
+        xserver_devices: boolean("container_use_xserver_devices"),
+    })
+}
+
+fn cdi(host: &DriverRoot, config: &Config, engines: &[Engine]) -> Vec<CdiView> {
+    let stamp = Stamp::look(config, &"");
+    let below = |path: &Path| host.path().as_path().join(path.strip_prefix("/").unwrap_or(path));
+    let mut views: Vec<(Vec<PathBuf>, Vec<cdi_engine::Engine>, Vec<String>)> = Vec::new();
+    for engine in engines.iter().filter(|engine| engine.program.is_some()) {
+        let kind = match engine.kind {
+            Kind::Podman | Kind::PodmanOf(_) => cdi_engine::Kind::Podman,
+            Kind::Crio => cdi_engine::Kind::Crio,
+            Kind::Docker => continue,
+        };
+        let known = engine.version.map(|version| cdi_engine::Engine { kind, version: (version.0, version.1) });
+        let dirs = &engine.settings.cdi_dirs;
+        match views.iter_mut().find(|(known, ..)| known == dirs) {
+            Some((_, engines, names)) => {
+                engines.extend(known);
+                names.push(engine.kind.to_string());
+            }
+            None => views.push((dirs.clone(), known.into_iter().collect(), vec![engine.kind.to_string()])),
+        }
+    }
+    let view = |(dirs, engines, names): (Vec<PathBuf>, Vec<cdi_engine::Engine>, Vec<String>)| {
+        let files = registry::read(&dirs.iter().map(|dir| below(dir)).collect::<Vec<_>>());
+        let now = Now { engines: &engines, stamp: stamp.as_ref() };
+        let mut verdicts = check::devices(&files, &now, |path| rustix::fs::lstat(below(Path::new(path))).is_ok());
+        let is_ours = |file: usize| files.get(file).and_then(|file| Stamp::of(file.spec.as_ref().ok()?)).is_some();
+        let conflicts = registry::resolve(&files).into_iter().filter_map(|(name, found)| match found {
+            Found::Conflict(a, b) => {
+                // Ours is made anew by itself.
+                let (a, b) = if is_ours(a) { (b, a) } else { (a, b) };
+                let [a, b] =
+                    [a, b].map(|file| files.get(file).map(|file| file.path.display().to_string()).unwrap_or_default());
+                verdicts.retain(|verdict| verdict.subject != name);
+                Some(Finding::of(
+                    &catalog::SPEC_CONFLICT,
+                    format!("\"{a}\" and \"{b}\" both have {name}"),
+                    format!("rm {a}"),
+                ))
+            }
+            Found::In(_) => None,
+        });
+        let conflicts = conflicts.collect();
+        verdicts.extend(check::files(&files));
+        CdiView { engines: names.join(", "), dirs, verdicts, conflicts }
+    };
+    views.into_iter().map(view).collect()
+}
