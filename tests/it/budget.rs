@@ -25,8 +25,8 @@ pub const TESTS: &[Test] = &[
 
 /// A tenth above what was counted when it was written down (x86-64, Rust 1.95, valgrind 3.19, which does not know openat2).
 mod most {
-    /// The aim; another compiler may differ by a few KB.
-    pub const BYTES: u64 = 1_500_000;
+    /// The aim is 1.5 MB, and was reached before `doctor` and `status` came: docs/performance.md.
+    pub const BYTES: u64 = 1_745_000;
     pub const NOTHING_ASKED: u64 = 24_000;
     /// For a million bytes of mounts.
     pub const LARGE_CONFIG: u64 = 19_000_000;
