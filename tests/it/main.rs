@@ -14,6 +14,7 @@
 )]
 
 mod bad_input;
+mod budget;
 mod cache;
 mod captures;
 mod cdi;
@@ -63,6 +64,7 @@ pub type Test = (&'static str, &'static [Need], fn());
 /// All of them.
 const ALL: &[&[Test]] = &[
     bad_input::TESTS,
+    budget::TESTS,
     cache::TESTS,
     captures::TESTS,
     cdi::TESTS,
