@@ -145,7 +145,7 @@ impl Log {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
         let id = finding.kind.id;
         match finding.kind.severity {
-            Severity::Note => self.write("note", &what),
+            Severity::Note => self.write("note", &format!("{what} ({id})")),
             Severity::Warning | Severity::Error => {
                 say(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
                 self.write("warning", &format!("{what} ({id}); hint: {fix}"));

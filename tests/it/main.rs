@@ -30,6 +30,7 @@ mod driver;
 mod engine;
 mod failure;
 mod features;
+mod findings;
 mod fuzz_corpus;
 mod help;
 mod hostile;
@@ -75,6 +76,7 @@ const ALL: &[&[Test]] = &[
     doctor::TESTS,
     failure::TESTS,
     features::TESTS,
+    findings::TESTS,
     fuzz_corpus::TESTS,
     help::TESTS,
     hostile::TESTS,
