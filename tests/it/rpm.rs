@@ -417,7 +417,7 @@ fn the_program_is_there_before_its_hook_file() {
                 .rposition(|line| line.ends_with(" = 0") && line.contains(&end))
                 .unwrap_or_else(|| panic!("{name}: {text}"))
         };
-        (at("oci-nvidia-hook"), at("oci-nvidia-hook.json"))
+        (at("/bin/oci-nvidia-hook"), at("oci-nvidia-hook.json"))
     };
     let (program, hook_file) = order(&["-i"], package);
     assert!(program < hook_file, "{program} {hook_file}");
