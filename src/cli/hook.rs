@@ -25,7 +25,7 @@ use crate::record::Outcome;
 use crate::record::store::Store;
 use crate::request::asked::Asked;
 use crate::request::{self, Capability, Decision, GpuRequest, Hint, others};
-use crate::sys::ns;
+use crate::sys::{ns, proc_file};
 
 /// A container has ended: its record goes, unless it failed.
 #[must_use]
@@ -299,7 +299,7 @@ fn rules_to_add(edits: &Edits, spec: &SpecView) -> Vec<DeviceRule> {
 /// namespace of /proc, which is still the host's.
 fn above() -> Result<(i32, i32)> {
     let parent = |pid: &str| {
-        let number = std::fs::read_to_string(format!("/proc/{pid}/status")).ok().and_then(|text| parent_of(&text));
+        let number = proc_file::read_text(format!("/proc/{pid}/status")).ok().and_then(|text| parent_of(&text));
         number.with_context(|| format!("\"/proc/{pid}/status\" names no parent: the stage is not createContainer"))
     };
     let init = parent("self")?;

@@ -21,6 +21,7 @@ use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{Created, Root, open_regular};
 use crate::sys::mount::{self, Api, MountAttrs};
+use crate::sys::proc_file;
 
 /// A container whose mount namespace we are in, and what we did to it.
 #[derive(Debug)]
@@ -92,7 +93,7 @@ impl Target {
     /// # Errors
     /// If its mounts cannot be read.
     pub fn new(rootfs: Root, api: Api) -> Result<Self> {
-        let mountinfo = std::fs::read("/proc/self/mountinfo").context("cannot read \"/proc/self/mountinfo\"")?;
+        let mountinfo = proc_file::read("/proc/self/mountinfo").context("cannot read \"/proc/self/mountinfo\"")?;
         Ok(Self {
             rootfs,
             api,
@@ -145,7 +146,7 @@ impl Target {
         if self.shared.is_empty() {
             return Ok(());
         }
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
+        let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
         let is_shared = mountinfo::mount_id(&info).is_none_or(|id| self.shared.contains(&id));
         if is_shared {
             return Err(anyhow::Error::new(Failure::new(

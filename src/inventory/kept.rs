@@ -13,6 +13,7 @@ use crate::driver::DriverRoot;
 use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use crate::paths::HostPath;
+use crate::sys::proc_file;
 
 /// Where to look.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +33,7 @@ pub struct Places<'a> {
 #[must_use]
 pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Option<String> {
     let mut text = format!("module {version} {}\n", module_load());
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let boot = proc_file::read_text("/proc/sys/kernel/random/boot_id").ok()?;
     let library = rustix::fs::stat(places.library.as_path()).ok()?;
     write!(text, "boot {boot}library {}", identity(&library)).ok()?;
     if has_mig_devices(places.proc) {

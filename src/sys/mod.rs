@@ -6,5 +6,6 @@ pub mod bpf;
 pub mod in_root;
 pub mod mount;
 pub mod ns;
+pub mod proc_file;
 pub mod process;
 pub mod run_dir;

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+
+use super::proc_file;
 use std::sync::OnceLock;
 
 /// The mount namespace of a process, open.
@@ -41,13 +43,13 @@ pub fn in_user_namespace() -> io::Result<bool> {
     if let Some(known) = IN_ONE.get() {
         return Ok(*known);
     }
-    let is = !is_initial_uid_map(&std::fs::read_to_string("/proc/self/uid_map")?);
+    let is = !is_initial_uid_map(&proc_file::read_text("/proc/self/uid_map")?);
     Ok(*IN_ONE.get_or_init(|| is))
 }
 
 /// What user a user of our namespace is outside of it; `None` for one that nobody is.
 pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
-    Ok(outside(&std::fs::read_to_string("/proc/self/uid_map")?, uid))
+    Ok(outside(&proc_file::read_text("/proc/self/uid_map")?, uid))
 }
 
 /// Lines of three: first id here, first id outside, how many; see user_namespaces(7).

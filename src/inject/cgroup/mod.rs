@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
 use crate::finding::{Finding, catalog};
+use crate::sys::proc_file;
 pub use listed::already_allowed;
 pub use locate::{DeviceCgroup, locate};
 pub use program::extend;
@@ -99,8 +100,7 @@ pub fn join(pid: Pid) -> Result<()> {
 
 /// Bytes that are no UTF-8 can only be in lines about other things: engines name cgroups in ASCII.
 fn read(path: &str) -> Result<String> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {path:?}"))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    proc_file::read_text(path).with_context(|| format!("cannot read {path:?}"))
 }
 
 /// The ways by which a container's devices are in its config.json: there whoever applies its rules again applies ours.
