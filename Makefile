@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build demo test lint fuzz dist rpm clean
+.PHONY: all build demo test lint fuzz bench dist rpm release-checks reproducible deny aarch64 sbom clean
 
 all: build
 
@@ -30,6 +30,11 @@ SECONDS ?= 60
 fuzz:
 	@tests/fuzz/run $(SECONDS) $(TARGETS)
 
+## What a container start costs, beside what was aimed at: docs/performance.md. As root, on a quiet machine.
+bench:
+	@tests/install-tools
+	$(CARGO) bench --locked --profile dist --bench cost
+
 ## Tarballs of the sources and of all crates: target/dist.
 dist:
 	@CARGO=$(CARGO) packaging/dist
@@ -38,6 +43,25 @@ dist:
 rpm:
 	@tests/install-tools
 	@CARGO=$(CARGO) packaging/build-rpm
+
+## What a release must be: see each. CI runs it.
+release-checks: reproducible deny aarch64
+
+## The same program from the same tree, wherever it is built. Prints its hash and the oldest glibc it runs with.
+reproducible:
+	@CARGO=$(CARGO) packaging/reproducible
+
+## Licences, sources and known holes of all crates (deny.toml). Installs cargo-deny if it is missing.
+deny:
+	@packaging/deny
+
+## Compiles for aarch64.
+aarch64:
+	@packaging/check-aarch64
+
+## What is in the program, as CycloneDX JSON.
+sbom:
+	@CARGO=$(CARGO) packaging/sbom
 
 clean:
 	$(CARGO) clean

@@ -13,7 +13,9 @@ use crate::driver::{DriverRoot, diagnosis, locate};
 use crate::edits::{Edits, build};
 use crate::error::failure;
 use crate::finding::{Finding, catalog};
+use crate::inventory::cache::{Cache, Look};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
+use crate::inventory::kept::{self, Places};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, select};
 use crate::inventory::{Gpu, Inventory, MigDevice};
@@ -63,6 +65,9 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
     gpus.into_iter().map(|gpu| (format!("GPU {}", gpu.index), of(gpu))).collect()
 }
 
+/// [`Cache::get`] or [`Cache::renew`]
+type Answer = fn(&Cache, &dyn Fn() -> Look, &dyn Fn() -> Result<Inventory>) -> Result<(Inventory, Look)>;
+
 /// The driver and the GPUs of this host.
 #[derive(Debug)]
 pub struct Host {
@@ -76,6 +81,8 @@ pub struct Host {
     dev: DriverRoot,
     /// The root that has /proc/driver/nvidia
     proc: DriverRoot,
+    /// That directory on the host, if it is there
+    proc_dir: Option<HostPath>,
     /// The root that has the PCI devices
     sys: DriverRoot,
     kernel_gpus: Vec<KernelGpu>,
@@ -84,11 +91,23 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks: this is what takes time.
+    /// Looks. NVML is asked if what it said before is not true any more, or nobody knows: this is what takes time.
     ///
     /// # Errors
     /// If there is no driver, or it does not answer.
     pub fn look(config: &Config) -> Result<Self> {
+        Self::find(config, Cache::get)
+    }
+
+    /// Looks, and asks NVML whatever it said before; the next ones who look know.
+    ///
+    /// # Errors
+    /// If there is no driver, or it does not answer.
+    pub fn look_afresh(config: &Config) -> Result<Self> {
+        Self::find(config, Cache::renew)
+    }
+
+    fn find(config: &Config, answer: Answer) -> Result<Self> {
         let driver = DriverRoot::open(&config.driver_root)?;
         let cache = LinkerCache::read(&driver, config.ldcache.as_ref());
         let dev = match &config.dev_root {
@@ -96,29 +115,41 @@ impl Host {
             None => driver.owner_of("/dev/nvidiactl")?,
         };
         let proc = driver.owner_of(DRIVER_PROC)?;
+        let sys = driver.owner_of(PCI_DEVICES)?;
         let module = procfs::read_version(&proc);
         let version = module.as_deref().unwrap_or_default();
         let search = Search { root: &driver, cache: &cache, version, dirs: &config.library_dirs };
         let diagnosis = || diagnosis::diagnose(&diagnosis::look(&search, module.clone()), &driver);
         let library = locate::management_library(&search);
         let Some(library) = library else { return Err(diagnosis().unwrap_or_else(|| no_driver(&driver))) };
-        let asked = child::ask(&Question {
+        let question = Question {
             root: driver.path(),
             library: driver.inside(&library.source)?,
             identity: identity::of(config, &dev)?,
             deadline: config.nvml_timeout,
-        });
+        };
         // Where the module is not loaded, that is what to say, not what NVML makes of it.
-        let mut inventory = asked.map_err(|error| match module {
-            None => diagnosis().unwrap_or(error),
-            Some(_) => error,
-        })?;
-        let kernel_gpus = procfs::read_gpus(&proc);
+        let ask = || {
+            child::ask(&question).map_err(|error| match module {
+                None => diagnosis().unwrap_or(error),
+                Some(_) => error,
+            })
+        };
+        let look = || {
+            let gpus = procfs::read_gpus(&proc);
+            let places = Places { library: &library.source, dev: &dev, proc: &proc, sys: &sys };
+            Look { version: version.to_owned(), state: kept::host_state(&places, version, &gpus), gpus }
+        };
+        let (mut inventory, look) = match module.as_ref().and_then(|_| question.cache()) {
+            Some(cache) => answer(&cache, &look, &ask)?,
+            None => (ask()?, look()),
+        };
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
-        procfs::complete(&mut inventory, &kernel_gpus, node_exists);
-        let sys = driver.owner_of(PCI_DEVICES)?;
+        procfs::complete(&mut inventory, &look.gpus, node_exists);
         let (library_dirs, more_files) = (config.library_dirs.clone(), config.driver_files.clone());
-        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, sys, kernel_gpus, inventory })
+        let proc_dir = proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
+        let kernel_gpus = look.gpus;
+        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, proc_dir, sys, kernel_gpus, inventory })
     }
 
     /// What the container gets. Nothing has been done to it yet.
@@ -179,7 +210,7 @@ impl Host {
 
     /// Without /proc/driver/nvidia there is nothing to mask.
     fn in_proc(&self, mut edits: Edits) -> Edits {
-        if self.proc.locate(Path::new(DRIVER_PROC)).is_err() {
+        if self.proc_dir.is_none() {
             edits.proc_mask = None;
         }
         edits
@@ -194,7 +225,7 @@ impl Host {
     /// Its /proc/driver/nvidia on the host, if it has one.
     #[must_use]
     pub fn proc_dir(&self) -> Option<HostPath> {
-        self.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host)
+        self.proc_dir.clone()
     }
 
     fn common_nodes(&self, request: &GpuRequest, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
@@ -326,7 +357,7 @@ impl Host {
     }
 
     fn proc_files(&self) -> Option<Vec<(OsString, Vec<u8>)>> {
-        self.proc.locate(Path::new(DRIVER_PROC)).ok()?;
+        self.proc_dir.as_ref()?;
         Some(procfs::read_files(&self.proc, Path::new(DRIVER_PROC)))
     }
 }

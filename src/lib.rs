@@ -23,7 +23,7 @@
 //! | [`edits`], [`lower`] | what the container gets |
 //! | [`cdi`] | the same as devices that engines know by name |
 //! | [`inject`], [`sys`] | doing it |
-//! | [`cli`], [`log`], [`error`], [`finding`], [`paths`] | around it |
+//! | [`cli`], [`log`], [`error`], [`few`], [`finding`], [`paths`] | around it |
 
 pub mod cdi;
 pub mod cli;
@@ -31,6 +31,7 @@ pub mod config;
 pub mod driver;
 pub mod edits;
 pub mod error;
+pub mod few;
 pub mod finding;
 pub mod host;
 pub mod inject;

@@ -1,13 +1,24 @@
 //! `oci-nvidia-hook`: see the library's documentation.
+#![cfg_attr(not(test), no_main)]
+#![allow(unsafe_code, reason = "the C runtime calls main by its name")]
 
 use std::process::ExitCode;
 
 use oci_nvidia_hook::cli;
 use oci_nvidia_hook::sys::process;
 
-fn main() -> ExitCode {
+/// Called by the C runtime, past what Rust's runtime does before it calls a main of its own: it reads
+/// /proc/self/maps for a message about stack overflows, which takes longer than a container without GPUs takes here.
+// SAFETY: no other symbol of the program or of its libraries has this name; the C runtime expects exactly this function.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+extern "C" fn main() -> i32 {
+    process::start();
     let args = std::env::args_os().skip(1).collect();
     // Whoever started us, and with whatever: at some stages of some runtimes this is the image's (CVE-2025-23266).
     process::clear_environment();
-    cli::run(args)
+    match cli::run(args) {
+        code if code == ExitCode::SUCCESS => 0,
+        code if code == ExitCode::FAILURE => 1,
+        _ => 2,
+    }
 }

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::few;
+
 use serde_json::{Map, Value};
 
 use super::spec::{ContainerEdits, Device, DeviceNode, Hook, Mount, NetDevice, Spec};
@@ -142,7 +144,8 @@ impl Fields {
 
     fn texts_by_name(&mut self, name: &str) -> Result<BTreeMap<String, String>, String> {
         let map = self.get(name, Self::of)?.map(|fields| fields.0).unwrap_or_default();
-        map.into_iter().map(|(key, value)| Ok((key, text(value)?))).collect()
+        let texts = map.into_iter().map(|(key, value)| Ok((key, text(value)?))).collect::<Result<Vec<_>, String>>();
+        texts.map(few::map)
     }
 
     fn end<T>(self, decoded: T) -> Result<T, String> {

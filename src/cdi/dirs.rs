@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::few;
+
 use toml::de::{DeTable, DeValue};
 
 use super::engine::Kind;
@@ -44,9 +46,7 @@ pub fn read(kind: Kind, root: &Path) -> Vec<PathBuf> {
 /// A file, or those in a directory of drop-ins, by name.
 fn files_at(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(path) else { return vec![path.to_owned()] };
-    let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    files.sort_unstable();
-    files
+    few::sorted(entries.flatten().map(|entry| entry.path()).collect())
 }
 
 /// What a configuration says; `None` if it says nothing, or is none.

@@ -18,6 +18,7 @@ use crate::cdi::stamp::Stamp;
 use crate::config::Config;
 use crate::edits::{DeviceNode, Edits};
 use crate::error::{failure, line};
+use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::host::Host;
 use crate::inventory::Inventory;
@@ -259,7 +260,7 @@ fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options)
 
 /// The spec of this host. A device that cannot be given is left out, and said.
 fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<Spec> {
-    let host = Host::look(config)?;
+    let host = Host::look_afresh(config)?;
     let request = request(config);
     let (common, mut findings) = host.common_edits(&request)?;
     let mut devices = Vec::new();
@@ -347,5 +348,5 @@ pub(super) fn nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<Host
         };
         Some((node.source.clone(), facts))
     };
-    edits.flat_map(|edits| &edits.nodes).filter_map(look).collect()
+    few::map(edits.flat_map(|edits| &edits.nodes).filter_map(look))
 }

@@ -70,7 +70,7 @@ pub fn run(place: Place, config: Option<&Path>) -> ExitCode {
 
 fn set_up(place: Place, config: Option<&Path>, log: &mut Log) -> Result<()> {
     let state = read_state()?;
-    let spec = oci::spec_view::read(&state.bundle)?;
+    let spec = oci::spec_view::read_if_asked(&state.bundle)?;
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     let Some((request, config)) = read_request(&spec, config, log)? else { return Ok(()) };
     set_up_gpus(place, &state, &spec, &request, &config, log)

@@ -26,7 +26,7 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 fn text(options: &Options) -> Result<String> {
-    let inventory = Host::look(&configuration(options)?)?.inventory;
+    let inventory = Host::look_afresh(&configuration(options)?)?.inventory;
     if options.json {
         return Ok(serde_json::to_string_pretty(&Report::from(&inventory))? + "\n");
     }

@@ -37,7 +37,8 @@ commands:
            one, list the last
   info     tell what driver and GPUs there are
   list     list the driver's files that containers can get
-  prepare  load the driver's modules and make its device nodes, as root
+  prepare  load the driver's modules, make its device nodes and ask NVML, as root,
+           so that no container has to wait for it
   cdi generate  write a CDI spec: GPUs as devices of podman --device, CRI-O and others
   cdi refresh   write it if the one that is there does not fit the host any more
   cdi list      list the CDI devices that engines find

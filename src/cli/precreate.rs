@@ -41,7 +41,7 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
         .map_err(Into::into)
-        .and_then(|here| oci::spec_view::parse(&bytes, &here))
+        .and_then(|here| oci::spec_view::parse_if_asked(&bytes, &here))
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
     log.name_container(&id, spec.pod.clone(), &bundle);

@@ -11,6 +11,7 @@ use crate::config;
 use crate::driver::{DriverRoot, prepare};
 use crate::error::failure;
 use crate::finding::catalog;
+use crate::host::Host;
 use crate::log::Log;
 use crate::paths::HostPath;
 use crate::sys::{ns, process};
@@ -18,8 +19,10 @@ use crate::sys::{ns, process};
 /// Prepares the host, and prints what was done.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
-    let prepared = config::read(options.config.as_deref()).and_then(|(config, _)| {
-        let root = options.root.as_ref().map_or(config.driver_root, HostPath::new);
+    let prepared = config::read(options.config.as_deref()).and_then(|(mut config, _)| {
+        if let Some(root) = &options.root {
+            config.driver_root = HostPath::new(root);
+        }
         if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
             return Err(failure(
                 &catalog::NOT_ROOT,
@@ -27,7 +30,10 @@ pub fn run(options: &Options) -> ExitCode {
                 "run \"sudo oci-nvidia-hook prepare\"",
             ));
         }
-        prepare_host(&root)
+        let said = prepare_host(&config.driver_root)?;
+        // The first container need not wait for NVML then. Why it does not answer is told to who asks for a GPU.
+        Host::look_afresh(&config).ok();
+        Ok(said)
     });
     match prepared {
         Ok(text) => output::print(&text),

@@ -9,6 +9,7 @@ use rustix::fs::{CWD, Mode, OFlags, Stat};
 
 use super::{Config, parse_into};
 use crate::error::{Failure, failure};
+use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::sys::in_root::open_regular;
 use crate::sys::ns;
@@ -56,10 +57,8 @@ fn drop_ins(path: &Path) -> Vec<PathBuf> {
     let mut dir = path.as_os_str().to_owned();
     dir.push(".d");
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<_> =
-        entries.filter(|path| path.extension().is_some_and(|extension| extension == "toml")).collect();
-    files.sort();
-    files
+    let files = entries.filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    few::sorted(files.collect())
 }
 
 fn is_missing(error: &anyhow::Error) -> bool {

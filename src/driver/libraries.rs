@@ -11,6 +11,7 @@ use super::catalog::{Kind, LIBRARIES, LIBRARY_DIRS, Row};
 use super::elf;
 use super::ldcache::{self, Arch, Cache};
 use super::root::{DriverRoot, Located};
+use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::paths::HostPath;
 
@@ -166,7 +167,7 @@ impl Search<'_> {
             return None;
         }
         let soname = self.root.open_file(&located.path).ok().and_then(elf::soname)?;
-        Some(Library { name: "", arch, source: located.host, file_name, sonames: [soname].into() })
+        Some(Library { name: "", arch, source: located.host, file_name, sonames: few::set([soname]) })
     }
 
     /// Where the libraries are that were found: what the cache does not list is beside them.
@@ -206,7 +207,7 @@ impl Search<'_> {
         if !self.root.header(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
             return None;
         }
-        let sonames = self.root.open_file(&located.path).ok().and_then(elf::soname).into_iter().collect();
+        let sonames = few::set(self.root.open_file(&located.path).ok().and_then(elf::soname));
         Some(Library { name: row.name, arch, source: located.host, file_name, sonames })
     }
 }

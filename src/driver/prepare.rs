@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
 
 use super::nodes::{CTL_MINOR, MODESET_MINOR, NVIDIA_MAJOR};
 use super::root::DriverRoot;
+use crate::few;
 use crate::inventory::caps::{self, MIG_MINORS};
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::paths::HostPath;
@@ -59,7 +60,7 @@ pub fn parse_majors(devices: &str) -> BTreeMap<String, u32> {
         let (major, name) = line.trim().split_once(' ')?;
         Some((name.trim().to_owned(), major.parse().ok()?))
     });
-    entries.filter(|(name, _)| name == "nvidia" || name.starts_with("nvidia-")).collect()
+    few::map(entries.filter(|(name, _)| name == "nvidia" || name.starts_with("nvidia-")))
 }
 
 /// What a host has, as far as the plan depends on it.

@@ -6,16 +6,17 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 
 use super::elf;
 use crate::error::{Failure, errno_text};
+use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::paths::HostPath;
 use crate::sys::in_root::{Root, real_path};
@@ -125,12 +126,18 @@ impl DriverRoot {
         let opened = self.noted(dir, self.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY));
         let Ok(fd) = opened else { return Vec::new() };
         let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
-        let mut names: Vec<_> = entries
+        let names = entries
             .filter_map(|entry| Some(OsString::from_vec(entry.ok()?.file_name().to_bytes().to_vec())))
-            .filter(|name| name != "." && name != "..")
-            .collect();
-        names.sort();
-        names
+            .filter(|name| name != "." && name != "..");
+        few::sorted(names.collect())
+    }
+
+    /// Opens a directory, to look at many files in it.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn open_dir(&self, path: &Path) -> io::Result<OpenDir> {
+        self.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY).map(OpenDir)
     }
 
     /// Where the device nodes and /proc are that belong to this root: the root itself if it has them (a driver
@@ -186,6 +193,18 @@ impl DriverRoot {
     #[must_use]
     pub fn path(&self) -> HostPath {
         HostPath::new(&self.prefix)
+    }
+}
+
+/// An open directory below a driver root.
+#[derive(Debug)]
+pub struct OpenDir(OwnedFd);
+
+impl OpenDir {
+    /// What is at `name` in it, links not followed; `None` if nothing is, or it cannot be looked at.
+    #[must_use]
+    pub fn stat(&self, name: &str) -> Option<Stat> {
+        rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 }
 

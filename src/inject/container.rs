@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::driver::compat;
 use crate::error::Failure;
+use crate::few;
 use crate::finding::catalog;
 use crate::lower::live::{Loader, RootfsFacts};
 use crate::sys::in_root::{Root, open_regular};
@@ -86,7 +87,7 @@ impl Container {
     pub fn compat_libraries(&self, host_driver: &str, host_cuda: &str) -> BTreeSet<OsString> {
         let names = |dir: OwnedFd| -> Option<BTreeSet<OsString>> {
             let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
-            Some(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect())
+            Some(few::set(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())))
         };
         let usable = || {
             let dir = self.rootfs.open_at(Path::new(compat::DIR), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use crate::few;
+
 /// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
 #[must_use]
 pub(super) fn shared(mountinfo: &[u8]) -> BTreeSet<u64> {
@@ -12,7 +14,7 @@ pub(super) fn shared(mountinfo: &[u8]) -> BTreeSet<u64> {
         fields.take_while(|field| *field != b"-").any(|field| field.starts_with(b"shared:"))
     };
     let id = |line: &[u8]| std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?.parse().ok();
-    mountinfo.split(|byte| *byte == b'\n').filter(shared).filter_map(id).collect()
+    few::set(mountinfo.split(|byte| *byte == b'\n').filter(shared).filter_map(id))
 }
 
 /// Whether something is mounted below a directory (not on it).

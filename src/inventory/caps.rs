@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::procfs::DRIVER_PROC;
+use crate::few;
 use crate::request::devices::parse_decimal;
 
 /// The file.
@@ -49,7 +50,7 @@ impl MigCap {
 /// Parses mig-minors: each line a capability and a minor number. Lines of another form are left out.
 #[must_use]
 pub fn parse_mig_minors(text: &str) -> BTreeMap<MigCap, u32> {
-    text.lines().filter_map(parse_line).collect()
+    few::map(text.lines().filter_map(parse_line))
 }
 
 fn parse_line(line: &str) -> Option<(MigCap, u32)> {

@@ -1,6 +1,8 @@
 //! What GPUs the host has: a snapshot, taken by the NVML child and completed from /proc/driver/nvidia.
 
+pub mod cache;
 pub mod caps;
+pub mod kept;
 pub mod limits;
 pub mod nvml;
 pub mod procfs;

@@ -5,25 +5,35 @@ use std::path::Path;
 
 use super::{BusId, FailedGpu, Inventory};
 use crate::driver::root::DriverRoot;
+use crate::few;
 
 /// Where the kernel module reports.
 pub const DRIVER_PROC: &str = "/proc/driver/nvidia";
 
-/// A GPU as the kernel module lists it, whether or not user space can open it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A GPU as the kernel module lists it, whether or not user space can open it. Ordered by bus id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelGpu {
+    /// Where it sits.
+    pub bus_id: BusId,
     /// Its directory under /proc/driver/nvidia/gpus; the domain has four digits with some drivers, eight with others.
     pub dir: OsString,
-    /// The same, parsed.
-    pub bus_id: BusId,
     /// The N of `/dev/nvidiaN`
     pub minor: Option<u32>,
+    /// `GPU-…`; `None` before the module has opened it for the first time
+    pub uuid: Option<String>,
 }
 
 /// Parses one `gpus/<bus id>/information` file: `Device Minor: <tab> 3`.
 #[must_use]
 pub fn parse_minor(information: &str) -> Option<u32> {
     information.lines().find_map(|line| line.strip_prefix("Device Minor:")).and_then(|rest| rest.trim().parse().ok())
+}
+
+/// Parses the same for `GPU UUID: <tab> GPU-…`. Question marks are what the module says where it does not know it.
+#[must_use]
+pub fn parse_uuid(information: &str) -> Option<String> {
+    let uuid = information.lines().find_map(|line| line.strip_prefix("GPU UUID:"))?.trim();
+    (!uuid.is_empty() && !uuid.contains('?')).then(|| uuid.to_owned())
 }
 
 /// Parses /proc/driver/nvidia/version: the first word of the line `NVRM version:` that is numbers and dots.
@@ -55,17 +65,13 @@ pub fn read_files(root: &DriverRoot, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
 #[must_use]
 pub fn read_gpus(root: &DriverRoot) -> Vec<KernelGpu> {
     let gpus = Path::new(DRIVER_PROC).join("gpus");
-    let mut found: Vec<_> = root
-        .names(&gpus)
-        .into_iter()
-        .filter_map(|dir| {
-            let bus_id = BusId::parse(dir.to_str()?)?;
-            let information = root.read(&gpus.join(&dir).join("information")).unwrap_or_default();
-            Some(KernelGpu { minor: parse_minor(&String::from_utf8_lossy(&information)), dir, bus_id })
-        })
-        .collect();
-    found.sort_by_key(|gpu| gpu.bus_id);
-    found
+    let found = root.names(&gpus).into_iter().filter_map(|dir| {
+        let bus_id = BusId::parse(dir.to_str()?)?;
+        let information = root.read(&gpus.join(&dir).join("information")).unwrap_or_default();
+        let information = String::from_utf8_lossy(&information);
+        Some(KernelGpu { minor: parse_minor(&information), uuid: parse_uuid(&information), dir, bus_id })
+    });
+    few::sorted(found.collect())
 }
 
 /// Adds the GPUs that the kernel has and NVML left out. NVML counts only those whose node it can open, so without
@@ -102,6 +108,8 @@ mod tests {
         assert_eq!(parse_minor(text), Some(3));
         assert_eq!(parse_minor("Device Minor: \t x\n"), None);
         assert_eq!(parse_minor(""), None);
+        assert_eq!(parse_uuid(text).as_deref(), Some("GPU-x"));
+        assert_eq!(parse_uuid("GPU UUID: \t GPU-????????-????-????-????-????????????\n"), None);
     }
 
     #[test]
@@ -124,7 +132,8 @@ mod tests {
     #[test]
     fn gpus_that_nvml_left_out_are_found() {
         let bus_id = |bus| BusId { domain: 0, bus, device: 0 };
-        let kernel = |bus, minor| KernelGpu { dir: OsString::new(), bus_id: bus_id(bus), minor: Some(minor) };
+        let kernel =
+            |bus, minor| KernelGpu { dir: OsString::new(), bus_id: bus_id(bus), minor: Some(minor), uuid: None };
         let mut inventory = Inventory::default();
         inventory.failed.push(FailedGpu {
             index: Some(0),

@@ -49,14 +49,6 @@ impl<'a> Device<'a> {
             Self::Gpu(gpu) | Self::Mig(gpu, _) => gpu,
         }
     }
-
-    /// NVML's order: by GPU, the GPU itself before its parts.
-    fn place(self) -> (u32, Option<u32>) {
-        match self {
-            Self::Gpu(gpu) => (gpu.index, None),
-            Self::Mig(gpu, mig) => (gpu.index, Some(mig.index)),
-        }
-    }
 }
 
 /// The chosen devices, each once, in NVML's order, and what there is to say about the others.
@@ -74,17 +66,15 @@ pub fn select<'a>(
         VisibleDevices::None => Ok((Vec::new(), Vec::new())),
         VisibleDevices::All => select_all(asked_by, inventory, limits),
         VisibleDevices::List(names) => {
-            let mut chosen =
+            let chosen =
                 names.iter().map(|name| find(name, asked_by, inventory, limits)).collect::<Result<Vec<_>>>()?;
-            chosen.sort_by_key(|device| device.place());
-            chosen.dedup();
-            Ok((chosen, Vec::new()))
+            Ok((every_device(inventory).filter(|device| chosen.contains(device)).collect(), Vec::new()))
         }
     }
 }
 
-/// Every device of the inventory.
-fn devices(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
+/// Every device of the inventory, in NVML's order: by GPU, the GPU itself before its parts.
+fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
     inventory.gpus.iter().flat_map(|gpu| {
         let parts = gpu.mig_devices.iter().map(move |mig| Device::Mig(gpu, mig));
         std::iter::once(Device::Gpu(gpu)).chain(parts)
@@ -93,7 +83,7 @@ fn devices(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
 
 /// Every device that containers may have.
 pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<Device<'a>> {
-    devices(inventory).filter(|device| permitted(*device, limits)).collect()
+    every_device(inventory).filter(|device| permitted(*device, limits)).collect()
 }
 
 fn permitted(device: Device<'_>, limits: &Limits) -> bool {
@@ -144,7 +134,7 @@ fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limit
         Device::Gpu(gpu) => gpu.is_named(&id),
         Device::Mig(gpu, mig) => mig.is_named(&id, gpu),
     };
-    let Some(found) = devices(inventory).find(is) else {
+    let Some(found) = every_device(inventory).find(is) else {
         return Err(unknown(name, &id, asked_by, inventory, limits));
     };
     if !permitted(found, limits) {
@@ -195,7 +185,7 @@ fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
 }
 
 fn known(inventory: &Inventory, limits: &Limits) -> String {
-    let each = devices(inventory).filter(|device| permitted(*device, limits)).map(|device| match device {
+    let each = every_device(inventory).filter(|device| permitted(*device, limits)).map(|device| match device {
         Device::Gpu(gpu) => format!("{} ({}, {})", gpu.index, gpu.uuid, gpu.bus_id),
         Device::Mig(gpu, mig) => format!("{}:{} ({})", gpu.index, mig.index, mig.uuid),
     });

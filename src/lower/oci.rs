@@ -2,7 +2,6 @@
 //!
 //! Nothing is taken out and nothing is changed: what the container has already is left alone.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
@@ -11,6 +10,7 @@ use serde_json::{Value, json};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use crate::error::failure;
+use crate::few;
 use crate::finding::catalog;
 use crate::inject::cgroup::{DeviceRule, already_allowed};
 use crate::oci::SpecView;
@@ -56,8 +56,7 @@ impl Additions {
             additions.device(node, spec, facts)?;
         }
         additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
-        let gids: BTreeSet<u32> =
-            edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts)).collect();
+        let gids = few::set(edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts)));
         additions
             .additional_gids
             .extend(gids.into_iter().filter(|gid| !spec.additional_gids.contains(gid)).map(Value::from));

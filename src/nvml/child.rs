@@ -15,6 +15,7 @@ use super::api::{Code, Failed};
 use super::ffi::Library;
 use crate::error::{Failure, failure};
 use crate::finding::catalog;
+use crate::inventory::cache::Cache;
 use crate::inventory::{self, Inventory};
 use crate::paths::HostPath;
 use crate::sys::process::{self, Identity, NoAnswer};
@@ -30,6 +31,16 @@ pub struct Question {
     pub identity: Option<Identity>,
     /// How long it may take.
     pub deadline: Duration,
+}
+
+impl Question {
+    /// Where the answer is kept; `None` if it is not. How long it may take makes no other question of it.
+    #[must_use]
+    pub fn cache(&self) -> Option<Cache> {
+        let root = self.root.as_path().to_str()?;
+        let Self { library, identity, .. } = self;
+        Cache::open(root, format!("{root:?} {library:?} {identity:?}"), self.deadline)
+    }
 }
 
 #[derive(Serialize, Deserialize)]

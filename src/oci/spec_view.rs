@@ -9,8 +9,10 @@ use oci_spec::runtime::LinuxDeviceCgroup;
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::Pod;
+use crate::request;
 use crate::sys::in_root::open_regular;
 
 /// What the hook looks at in config.json.
@@ -106,30 +108,31 @@ pub struct Hook {
     pub args: Vec<String>,
 }
 
+/// What is long in it stays text until it is known to matter.
 #[derive(Deserialize)]
-struct Raw {
-    #[serde(default)]
-    annotations: Option<BTreeMap<String, Value>>,
-    #[serde(default)]
-    hooks: Option<BTreeMap<String, Value>>,
-    #[serde(default)]
-    mounts: Option<Vec<Value>>,
-    #[serde(default)]
-    process: Option<RawProcess>,
+struct Raw<'a> {
+    #[serde(default, borrow)]
+    annotations: Option<&'a RawValue>,
+    #[serde(default, borrow)]
+    hooks: Option<&'a RawValue>,
+    #[serde(default, borrow)]
+    mounts: Option<&'a RawValue>,
+    #[serde(default, borrow)]
+    process: Option<RawProcess<'a>>,
     #[serde(default)]
     root: Option<RawRoot>,
-    #[serde(default)]
-    linux: Option<RawLinux>,
+    #[serde(default, borrow)]
+    linux: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct RawProcess {
+struct RawProcess<'a> {
     #[serde(default)]
     env: Option<Vec<String>>,
     #[serde(default)]
     capabilities: Value,
-    #[serde(default)]
-    user: Option<RawUser>,
+    #[serde(default, borrow)]
+    user: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -167,15 +170,28 @@ struct RawResources {
 /// # Errors
 /// If it cannot be read or parsed, or names no rootfs.
 pub fn read(bundle: &Path) -> Result<SpecView> {
-    let path = bundle.join("config.json");
-    read_file(&path, bundle).with_context(|| format!("cannot read the container's spec {path:?}"))
+    read_with(bundle, parse)
 }
 
-fn read_file(path: &Path, bundle: &Path) -> Result<SpecView> {
+/// The same, as [`parse_if_asked`] does.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_if_asked(bundle: &Path) -> Result<SpecView> {
+    read_with(bundle, parse_if_asked)
+}
+
+fn read_with(bundle: &Path, parse: fn(&[u8], &Path) -> Result<SpecView>) -> Result<SpecView> {
+    let path = bundle.join("config.json");
+    let read = || parse(&read_file(&path)?, bundle);
+    read().with_context(|| format!("cannot read the container's spec {path:?}"))
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
     // Looked at before it is opened: a fifo here would block the container start for ever.
     let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let file = open_regular(found.map_err(std::io::Error::from)?)?;
-    parse(&super::read_limited(file, super::MAX_JSON)?, bundle)
+    super::read_limited(file, super::MAX_JSON)
 }
 
 /// Parses config.json; `bundle` is what a relative `root.path` is relative to.
@@ -183,27 +199,57 @@ fn read_file(path: &Path, bundle: &Path) -> Result<SpecView> {
 /// # Errors
 /// If it is no JSON of the expected shape, an environment entry has no `=`, or it names no rootfs.
 pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
-    let raw: Raw = super::first_json_value(bytes)?;
+    parse_if(bytes, bundle, |_, _| true)
+}
+
+/// The same for those who set containers up: of one that cannot ask for anything, only the rootfs, the environment and the
+/// privilege are looked at, and the rest stays empty.
+///
+/// # Errors
+/// Those of [`parse`].
+pub fn parse_if_asked(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
+    parse_if(bytes, bundle, request::may_ask)
+}
+
+fn parse_if(
+    bytes: &[u8],
+    bundle: &Path,
+    is_wanted: impl FnOnce(&BTreeMap<String, String>, &str) -> bool,
+) -> Result<SpecView> {
+    let raw: Raw<'_> = super::first_json_value(bytes)?;
     let root = raw.root.map(|root| root.path).unwrap_or_default();
     ensure!(!root.as_os_str().is_empty(), "it has no \"root.path\"");
     let rootfs = bundle.join(root);
     ensure!(rootfs.is_absolute(), "its rootfs {rootfs:?} is not absolute");
     let process = raw.process.context("it has no \"process\"")?;
-    let linux = raw.linux.unwrap_or_default();
-    let is_user = |namespace: &Value| namespace.get("type").is_some_and(|kind| kind == "user");
-    Ok(SpecView {
+    let view = SpecView {
         rootfs,
         env: parse_env(process.env.unwrap_or_default())?,
         privileged: has_sys_admin(&process.capabilities),
-        mounts: of_known_form(raw.mounts),
-        hooks: hooks(raw.hooks),
+        ..SpecView::default()
+    };
+    if !is_wanted(&view.env, raw.mounts.map_or("", RawValue::get)) {
+        return Ok(view);
+    }
+    let linux: RawLinux = of_text(raw.linux)?.unwrap_or_default();
+    let user: Option<RawUser> = of_text(process.user)?;
+    let annotations: Option<BTreeMap<String, Value>> = of_text(raw.annotations)?;
+    let is_user = |namespace: &Value| namespace.get("type").is_some_and(|kind| kind == "user");
+    Ok(SpecView {
+        mounts: of_known_form(of_text(raw.mounts)?),
+        hooks: hooks(of_text(raw.hooks)?),
         device_rules: of_known_form(linux.resources.and_then(|resources| resources.devices)),
         devices: of_known_form(linux.devices),
         user_namespace: linux.namespaces.is_some_and(|namespaces| namespaces.iter().any(is_user)),
         gid_mappings: of_known_form(linux.gid_mappings),
-        additional_gids: of_known_form(process.user.and_then(|user| user.additional_gids)),
-        pod: Pod::of(&raw.annotations.unwrap_or_default()),
+        additional_gids: of_known_form(user.and_then(|user| user.additional_gids)),
+        pod: Pod::of(&annotations.unwrap_or_default()),
+        ..view
     })
+}
+
+fn of_text<'a, T: Deserialize<'a>>(text: Option<&'a RawValue>) -> Result<Option<T>> {
+    Ok(text.map(|text| serde_json::from_str(text.get())).transpose()?.flatten())
 }
 
 fn hooks(stages: Option<BTreeMap<String, Value>>) -> Vec<Hook> {
@@ -266,6 +312,27 @@ mod tests {
         .unwrap();
         assert_eq!(spec.env["A"], "2=3");
         assert_eq!(spec.device_rules.len(), 1);
+    }
+
+    /// The rest is passed over only where it does not matter.
+    #[test]
+    fn who_may_ask_is_looked_at_whole() {
+        let mount = |path: &str| format!(r#"{{"source":"/dev/null","destination":"{path}"}}"#);
+        for (env, mounts, whole) in [
+            ("A=1", mount("/var/run/x"), false),
+            ("NVIDIA_VISIBLE_DEVICES=void", mount("/x"), false),
+            ("NVIDIA_VISIBLE_DEVICES=0", mount("/x"), true),
+            ("CUDA_VERSION=9.0", mount("/x"), true),
+            ("DOCKER_RESOURCE_X=0", mount("/x"), true),
+            ("A=1", mount("/var/run/nvidia-container-devices/0"), true),
+            ("A=1", mount("\\/var\\/run\\/nvidia-container-devices\\/0"), true),
+            ("A=1", mount("/var/run/\\u006evidia-container-devices/0"), true),
+        ] {
+            let text = format!(r#"{{"root":{{"path":"/r"}},"process":{{"env":["{env}"]}},"mounts":[{mounts}]}}"#);
+            let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
+            assert_eq!(spec.mounts.len(), usize::from(whole), "{env} {mounts}");
+            assert!(whole || request::hint(&view(&text).unwrap()) == request::Hint::No, "{env} {mounts}");
+        }
     }
 
     #[test]

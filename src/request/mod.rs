@@ -9,6 +9,8 @@ pub mod mounts;
 pub mod others;
 pub mod require;
 
+use std::collections::BTreeMap;
+
 use anyhow::{Result, bail};
 
 use crate::config::{Config, Require, SWARM_PREFIX};
@@ -73,17 +75,31 @@ pub enum Hint {
 /// stop it.
 #[must_use]
 pub fn hint(spec: &SpecView) -> Hint {
-    let asks = match spec.env.get(VISIBLE_DEVICES) {
+    match hint_of(&spec.env) {
+        _ if spec.mounts.iter().any(mounts::is_request) => Hint::Yes,
+        hint => hint,
+    }
+}
+
+fn hint_of(env: &BTreeMap<String, String>) -> Hint {
+    let asks = match env.get(VISIBLE_DEVICES) {
         Some(value) => devices::parse(value).is_some(),
-        None => is_legacy_image(spec),
+        None => is_legacy_image(env),
     };
-    if asks || spec.mounts.iter().any(mounts::is_request) {
+    if asks {
         Hint::Yes
-    } else if spec.env.keys().any(|name| name.starts_with(SWARM_PREFIX)) {
+    } else if env.keys().any(|name| name.starts_with(SWARM_PREFIX)) {
         Hint::Perhaps
     } else {
         Hint::No
     }
+}
+
+/// Whether a container can ask for anything, by its environment and the JSON text of its mounts alone. Never `false` where
+/// [`hint`] is another than [`Hint::No`].
+#[must_use]
+pub fn may_ask(env: &BTreeMap<String, String>, mounts: &str) -> bool {
+    hint_of(env) != Hint::No || mounts::may_request(mounts)
 }
 
 /// The request under the administrator's rules.
@@ -107,7 +123,7 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     } else {
         (mounts::ORIGIN.to_owned(), VisibleDevices::List(from_mounts.devices))
     };
-    let legacy = is_legacy_image(spec);
+    let legacy = is_legacy_image(&spec.env);
     let asked = spec.env.get(DRIVER_CAPABILITIES).map(String::as_str);
     Ok(Decision::Gpus(Box::new(GpuRequest {
         devices,
@@ -121,8 +137,8 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
 }
 
 /// An image made before NVIDIA_REQUIRE_CUDA: it asks for everything by being there.
-fn is_legacy_image(spec: &SpecView) -> bool {
-    let is_set = |name| spec.env.get(name).is_some_and(|value: &String| !value.is_empty());
+fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
+    let is_set = |name| env.get(name).is_some_and(|value: &String| !value.is_empty());
     is_set(CUDA_VERSION) && !is_set("NVIDIA_REQUIRE_CUDA")
 }
 
@@ -133,7 +149,7 @@ fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDe
     let (asked_by, value) = if swarm.is_empty() {
         let value = match spec.env.get(VISIBLE_DEVICES) {
             Some(value) => value.clone(),
-            None if is_legacy_image(spec) => return Ok((CUDA_VERSION.to_owned(), VisibleDevices::All)),
+            None if is_legacy_image(&spec.env) => return Ok((CUDA_VERSION.to_owned(), VisibleDevices::All)),
             None => return Err(format!("{VISIBLE_DEVICES} is not set")),
         };
         (VISIBLE_DEVICES.to_owned(), value)

@@ -32,6 +32,13 @@ pub fn is_request(mount: &Mount) -> bool {
         && mount.destination != Path::new(DIR)
 }
 
+/// Whether there can be one in this JSON text. The name of the directory stands in it as it is, unless something in the text
+/// is written with a backslash.
+#[must_use]
+pub fn may_request(mounts: &str) -> bool {
+    mounts.contains("nvidia-container-devices") || mounts.contains('\\')
+}
+
 /// Reads the mounts, if `accepted`; else they ask for nothing.
 ///
 /// # Errors

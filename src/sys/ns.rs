@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 
 /// The mount namespace of a process, open.
 #[derive(Debug)]
@@ -33,8 +34,15 @@ pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
 /// Whether this process lives in a user namespace other than the initial one (rootless Podman).
 ///
 /// There device nodes cannot be made and device cgroups not be written, and host ids may be unmapped.
+///
+/// Looked up once: it does not change while a program does not make one itself.
 pub fn in_user_namespace() -> io::Result<bool> {
-    Ok(!is_initial_uid_map(&std::fs::read_to_string("/proc/self/uid_map")?))
+    static IN_ONE: OnceLock<bool> = OnceLock::new();
+    if let Some(known) = IN_ONE.get() {
+        return Ok(*known);
+    }
+    let is = !is_initial_uid_map(&std::fs::read_to_string("/proc/self/uid_map")?);
+    Ok(*IN_ONE.get_or_init(|| is))
 }
 
 /// What user a user of our namespace is outside of it; `None` for one that nobody is.

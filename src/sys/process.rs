@@ -1,9 +1,11 @@
 //! A forked child that may do little, answers once over a pipe, and is gone by a deadline.
 #![allow(unsafe_code, reason = "fork, clearenv and close_range have no safe form")]
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Gid, Pid, Uid, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// The longest answer that is read; an inventory of 64 GPUs with 8 MIG devices each is a tenth of it.
@@ -79,7 +82,7 @@ fn system(errno: rustix::io::Errno) -> NoAnswer {
 /// Cuts the child's ties to the runtime: a child that holds its stdout delays every error by its own life time.
 fn isolate(parent: Pid, pipe: OwnedFd) -> io::Result<File> {
     die_with(parent)?;
-    let null = rustix::fs::openat(rustix::fs::CWD, c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+    let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR, Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
@@ -202,6 +205,20 @@ fn drop_caps() -> io::Result<()> {
     Ok(())
 }
 
+/// What a program needs before it opens a file: stdin, stdout and stderr that are open, or the first file would become one of
+/// them; and writes to a closed pipe that fail instead of ending it.
+pub fn start() {
+    let mut polled = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
+    // SAFETY: poll(2) reads and writes the three structs, which are alive, and keeps no pointer.
+    unsafe { libc::poll(polled.as_mut_ptr(), 3, 0) };
+    for _ in polled.iter().filter(|polled| polled.revents & libc::POLLNVAL != 0) {
+        // SAFETY: open(2) reads the string only. It takes the lowest free number, which is the first of those that are closed.
+        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) };
+    }
+    // SAFETY: signal(2) with SIG_IGN installs no handler, so nothing of ours can run in its context.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Forgets the environment. For a process with one thread.
 pub fn clear_environment() {
     // SAFETY: clearenv(3) frees nothing that somebody holds: there is no other thread to read environ, and no pointer
@@ -209,27 +226,49 @@ pub fn clear_environment() {
     unsafe { libc::clearenv() };
 }
 
-/// Runs a program of the host's with an environment of its own, and waits for it. Its output goes nowhere.
-///
-/// For modprobe(8) only: no program ever runs on a container's files.
-#[expect(clippy::disallowed_methods, reason = "the one place")]
+/// Runs a program of the host's with one argument and an environment of its own, and waits for it; whether it succeeded.
+/// What it prints goes to `output`, or nowhere. (`std::process::Command` is 25 KB.)
+fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+    let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::from);
+    let (program, argument) = (text(program.as_os_str().as_bytes())?, text(argument.as_bytes())?);
+    let exec = || -> io::Result<()> {
+        let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        rustix::stdio::dup2_stdout(output.unwrap_or_else(|| null.as_fd()))?;
+        nix::unistd::chdir("/")?;
+        // SAFETY: signal(2) with SIG_DFL installs no handler. An ignored signal would stay so in the program.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        nix::unistd::execve(&program, &[&program, &argument], &[c"PATH=/usr/sbin:/usr/bin:/sbin:/bin"])?;
+        Ok(())
+    };
+    // SAFETY: as in ask_child: there is one thread, so the child is an ordinary process.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            exec().ok();
+            // SAFETY: _exit(2) takes any status and does not return.
+            unsafe { libc::_exit(NOT_RUN) }
+        }
+        ForkResult::Parent { child } => match waitpid(child, None)? {
+            WaitStatus::Exited(_, 0) => Ok(true),
+            WaitStatus::Exited(_, NOT_RUN) => Err(io::Error::from(io::ErrorKind::NotFound)),
+            _ => Ok(false),
+        },
+    }
+}
+
+/// What a shell says of a command that it cannot run.
+const NOT_RUN: i32 = 127;
+
+/// Runs modprobe(8): no program ever runs on a container's files.
 pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
-    use std::process::{Command, Stdio};
-    let mut modprobe = Command::new(program);
-    modprobe.arg(module).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    modprobe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(modprobe.status()?.success())
+    run_program(program, module, None)
 }
 
 /// What a program of the host's prints when it is asked for its version.
-#[expect(clippy::disallowed_methods, reason = "the other place")]
 pub fn read_version(program: &Path) -> io::Result<String> {
-    use std::process::{Command, Stdio};
     let output = rustix::fs::memfd_create("version", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let mut command = Command::new(program);
-    command.arg("--version").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null());
-    command.status()?;
+    run_program(program, "--version", Some(output.as_fd()))?;
     rustix::fs::seek(&output, rustix::fs::SeekFrom::Start(0))?;
     io::read_to_string(File::from(output))
 }
@@ -290,6 +329,14 @@ mod tests {
         });
         let text = String::from_utf8(bytes.unwrap()).unwrap();
         assert!(text.contains("/dev/null") && !text.contains("/dev/zero"), "{text}");
+    }
+
+    #[test]
+    fn programs_of_the_host() {
+        let run = |program: &str| run_modprobe(Path::new(program), "nothing").ok();
+        assert_eq!((run("/bin/true"), run("/bin/false"), run("/nowhere/true")), (Some(true), Some(false), None));
+        assert!(read_version(Path::new("/bin/sed")).unwrap().starts_with("/bin/sed (GNU sed)"));
+        assert!(read_version(Path::new("/nowhere/sed")).is_err());
     }
 
     #[test]

@@ -14,6 +14,7 @@
 )]
 
 mod bad_input;
+mod cache;
 mod captures;
 mod cdi;
 mod cdi_conformance;
@@ -56,6 +57,7 @@ pub type Test = (&'static str, &'static [Need], fn());
 /// All of them.
 const ALL: &[&[Test]] = &[
     bad_input::TESTS,
+    cache::TESTS,
     captures::TESTS,
     cdi::TESTS,
     cdi_conformance::TESTS,

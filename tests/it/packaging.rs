@@ -1,6 +1,9 @@
 //! What packages install beside the program: systemd and udev must take it.
 
+use std::collections::BTreeSet;
 use std::process::Command;
+
+use serde_json::Value;
 
 use crate::Test;
 use crate::driver::FakeDriver;
@@ -10,6 +13,8 @@ pub const TESTS: &[Test] = &[
     ("packaging::systemd_takes_the_units", &[Need::Program("systemd-analyze")], systemd_takes_the_units),
     ("packaging::the_service_refreshes", &[Need::Root, Need::Program("cc")], the_service_refreshes),
     ("packaging::udev_rules_start_a_unit_that_is_there", &[], udev_rules_start_a_unit_that_is_there),
+    ("packaging::the_bill_of_materials", &[], the_bill_of_materials),
+    ("packaging::one_oldest_rust", &[], one_oldest_rust),
     ("packaging::cri_o_never_sees_the_precreate_stage", &[], cri_o_never_sees_the_precreate_stage),
 ];
 
@@ -51,6 +56,50 @@ fn the_service_refreshes() {
     fake.set_nvml(|old| old + "\ninit-error 9\n");
     let stderr = start().failed(1);
     assert_eq!(stderr.matches("oci-nvidia-hook: ").count(), 3, "{stderr}");
+}
+
+/// All that Cargo.toml names, each with its checksum; and the package's licence is that of all of it.
+fn the_bill_of_materials() {
+    let text = run(Command::new(source("packaging/sbom")).env("CARGO", env!("CARGO"))).ok();
+    let bill: Value = serde_json::from_str(&text).unwrap();
+    let components = bill["components"].as_array().unwrap();
+    let is = |name: &str| components.iter().any(|component| component["name"] == name);
+    for name in ["anyhow", "libloading", "nix", "oci-spec", "serde_core", "toml"] {
+        assert!(is(name), "{name}");
+    }
+    assert!(!is("proptest") && !is("syn") && !is("oci-nvidia-hook"));
+    let mut licences = BTreeSet::from(["Apache-2.0".to_owned()]);
+    for component in components {
+        assert_eq!(component["hashes"][0]["content"].as_str().unwrap().len(), 64, "{component}");
+        let licence = component["licenses"][0]["expression"].as_str().unwrap();
+        licences.insert(if licence.contains(' ') { format!("({licence})") } else { licence.to_owned() });
+    }
+    let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
+    let said = spec.lines().find_map(|line| line.strip_prefix("License:")).unwrap().trim().split(" AND ");
+    assert_eq!(said.map(str::to_owned).collect::<BTreeSet<_>>(), licences);
+}
+
+/// No crate of ours asks for a newer one than we say, and all who say it say the same. That our own code asks for no more,
+/// clippy looks (`incompatible_msrv`).
+fn one_oldest_rust() {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]).arg(source("Cargo.toml"));
+    let metadata: Value = serde_json::from_str(&run(&mut cargo).ok()).unwrap();
+    let version = |text: &str| text.split('.').map(|part| part.parse().unwrap()).take(2).collect::<Vec<u32>>();
+    let packages = metadata["packages"].as_array().unwrap();
+    let ours = packages.iter().find(|package| package["name"] == "oci-nvidia-hook").unwrap();
+    let oldest = ours["rust_version"].as_str().unwrap();
+    for package in packages {
+        if let Some(wanted) = package["rust_version"].as_str() {
+            assert!(version(wanted) <= version(oldest), "{} wants {wanted}", package["name"]);
+        }
+    }
+    for (file, says) in [
+        ("packaging/rpm.spec", format!("cargo >= {oldest}\n")),
+        ("tests/install-tools", format!("Rust {oldest} or newer")),
+    ] {
+        assert!(std::fs::read_to_string(source(file)).unwrap().contains(&says), "{file} does not say {says:?}");
+    }
 }
 
 fn udev_rules_start_a_unit_that_is_there() {

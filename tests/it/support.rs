@@ -67,6 +67,13 @@ pub fn remove_shared() {
             std::fs::remove_dir_all(entry.path()).ok();
         }
     }
+    // What the hook keeps of driver roots that are gone.
+    for entry in std::fs::read_dir("/run/oci-nvidia-hook").into_iter().flatten().flatten() {
+        if std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(&scratch_prefix())) {
+            std::fs::remove_file(entry.path().with_extension("lock")).ok();
+            std::fs::remove_file(entry.path()).ok();
+        }
+    }
 }
 
 /// Removes what the hook keeps on this host of containers of tests.

@@ -247,7 +247,7 @@ impl<'a> Cache<'a> {
             .iter()
             .map(|new| Entry { flags: new.arch.flags(), name: new.name, path: new.path, os_version: 0, hwcap: 0 })
             .collect();
-        ours.sort_by(compare_slots);
+        ours.sort_by(compare); // of entries without hwcaps the same order
         ours.dedup_by(|later, first| compare_slots(later, first).is_eq());
 
         let theirs = mem::take(&mut self.entries);

@@ -1,0 +1,215 @@
+//! What a container start costs, with the fake driver, whose NVML answers at once: `make bench`, as root.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::indexing_slicing,
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    reason = "a program for developers, which ends at the first surprise and uses a part of what the tests share"
+)]
+
+#[path = "../../tests/it/driver.rs"]
+mod driver;
+#[path = "../../tests/it/engine.rs"]
+mod engine;
+#[path = "../../tests/it/kernels.rs"]
+mod kernels;
+mod measure;
+mod scene;
+#[path = "../../tests/it/support.rs"]
+mod support;
+
+use std::fs::File;
+use std::process::Command;
+use std::time::Duration;
+
+use driver::FakeDriver;
+use engine::{Cgroup, IMAGE, Podman};
+use measure::{Case, ms, peak_rss, print, take_turns, time};
+use scene::{Scene, forget};
+use support::HOOK;
+
+/// Rounds of what is short, of what starts a container each time, and of podman.
+const ROUNDS: [usize; 3] = [400, 60, 25];
+
+/// A row of the table: what, what is aimed at, what was reached, and whether that is it.
+struct Row(&'static str, &'static str, String, bool);
+
+fn main() {
+    let quick = std::env::args().any(|argument| argument == "--quick");
+    let [short, starts, runs] = if quick { [60, 8, 3] } else { ROUNDS };
+    println!("{}; load {}", kernel(), std::fs::read_to_string("/proc/loadavg").unwrap().trim());
+    println!("median, the middle four fifths, ratio to the first row of each block\n");
+    let scene = Scene::new();
+    let mut rows = Vec::new();
+    nothing_asked(&scene, short, &mut rows);
+    let fake = FakeDriver::new(&["--gpus", "8"]);
+    commands(&fake, short, &mut rows);
+    containers(&scene, &fake, starts, &mut rows);
+    at_once(&scene, &fake, starts / 6, &mut rows);
+    podman(&fake, runs, &mut rows);
+    let size = std::fs::metadata(HOOK).unwrap().len();
+    rows.push(Row("binary, as it was built here", "1.5 MB", format!("{:.3} MB", size as f64 / 1e6), size <= 1_500_000));
+
+    println!("| | reach | reached | ok? |\n|---|---|---|---|");
+    for Row(what, reach, reached, ok) in &rows {
+        println!("| {what} | {reach} | {reached} | {} |", if *ok { "yes" } else { "no" });
+    }
+    support::remove_shared();
+}
+
+fn kernel() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    format!("Linux {}, {} CPUs", release.trim(), std::thread::available_parallelism().unwrap())
+}
+
+fn nothing_asked(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
+    let mut cases = [
+        Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
+        Case::new("no GPU asked", || time(&mut scene.nothing_asked(0))),
+        Case::new("no GPU asked, config.json of 1 MB", || time(&mut scene.nothing_asked(1 << 20))),
+    ];
+    take_turns(&mut cases, rounds);
+    print(&cases);
+    let [base, none, large] = [0, 1, 2].map(|case: usize| ms(cases[case].median()));
+    rows.push(Row(
+        "no GPU asked",
+        "≤ 1.5 × /bin/true",
+        format!("{none:.2} ms, {:.2} ×", none / base),
+        none <= 1.5 * base,
+    ));
+    let more = large - none;
+    rows.push(Row("1 MB of config.json more", "< 3 ms", format!("{more:.2} ms"), more < 3.0));
+}
+
+fn commands(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
+    let output = fake.root.with_file_name("nvidia.yaml");
+    let verb = |words: &[&str]| {
+        let mut command = Command::new(HOOK);
+        command.arg("--config").arg(&fake.config).args(words).env_clear();
+        command
+    };
+    let output = output.to_str().unwrap();
+    time(&mut verb(&["cdi", "generate", "--output", output]));
+    let mut cases = [
+        Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
+        Case::new("info, 8 GPUs", || time(&mut verb(&["info"]))),
+        Case::new("cdi generate, 8 GPUs", || time(&mut verb(&["cdi", "generate", "--output", "-"]))),
+        Case::new("cdi refresh, nothing changed", || time(&mut verb(&["cdi", "refresh", "--output", output]))),
+    ];
+    take_turns(&mut cases, rounds);
+    print(&cases);
+    let refresh = ms(cases[3].median());
+    rows.push(Row("cdi refresh, nothing changed", "≤ 2 ms", format!("{refresh:.2} ms"), refresh <= 2.0));
+}
+
+fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
+    let (one, sixteen) = (FakeDriver::new(&["--gpus", "1"]), FakeDriver::new(&["--gpus", "16"]));
+    let images = [0, 500, 2000, 5000].map(|libraries| (libraries, scene.image(libraries)));
+    let small = &images[0].1;
+    let mut cases = vec![
+        Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
+        Case::new("1 GPU, warm", || scene.start(small, &one)),
+        Case::new("16 GPUs, warm", || scene.start(small, &sixteen)),
+        Case::new("8 GPUs, cold", || {
+            forget(fake);
+            scene.start(small, fake)
+        }),
+    ];
+    for (libraries, image) in &images {
+        let name = format!("8 GPUs, warm, {libraries} libraries more");
+        cases.push(Case::new(name, || scene.start(image, fake)));
+    }
+    take_turns(&mut cases, rounds);
+    print(&cases);
+    let [base, cold, warm, large] = [0, 3, 4, 7].map(|case: usize| ms(cases[case].median()));
+    let mut ldconfig: Vec<_> = images
+        .iter()
+        .map(|(libraries, image)| {
+            let run = move || time(Command::new("/sbin/ldconfig").arg("-r").arg(image));
+            Case::new(format!("ldconfig -r, {libraries} libraries more"), run)
+        })
+        .collect();
+    take_turns(&mut ldconfig, rounds.min(10));
+    print(&ldconfig);
+    let scan = ms(ldconfig[3].median());
+
+    let container = scene.container(small);
+    let mut hook = scene.hook(&container, fake);
+    time(&mut hook);
+    let state = || File::open(scene.dir.path().join("state")).unwrap();
+    let again = scene.container(small);
+    drop(scene.hook(&again, fake));
+    let words = [HOOK, "--config", fake.config.to_str().unwrap(), "prestart"].map(str::to_owned);
+    let rss = peak_rss(&words, state());
+    println!("peak RSS, 8 GPUs, warm: {rss} KiB; /bin/true: {} KiB\n", peak_rss(&["/bin/true".to_owned()], state()));
+
+    let reached = format!("{warm:.2} ms, {:.1} ×; {:.1} MiB", warm / base, rss as f64 / 1024.0);
+    rows.push(Row(
+        "8 GPUs, warm",
+        "≤ 2.5 ms, ≤ 4 × /bin/true; ≤ 4 MiB",
+        reached,
+        warm <= 2.5 && warm <= 4.0 * base && rss <= 4096,
+    ));
+    rows.push(Row("8 GPUs, cold", "≤ 6 ms + NVML's own time", format!("{cold:.2} ms"), cold <= 6.0));
+    let (more, part) = (large / warm, scan / large);
+    let reached = format!("{large:.2} ms, {more:.2} × that with none, 1/{part:.0} of ldconfig -r ({scan:.0} ms)");
+    rows.push(Row(
+        "image with 5000 libraries",
+        "≤ 1.3 × none, ≤ 1/40 of ldconfig -r",
+        reached,
+        more <= 1.3 && part >= 40.0,
+    ));
+}
+
+fn at_once(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
+    let image = scene.image(0);
+    let true_all = |count: usize| measure::time_all((0..count).map(|_| Command::new("/bin/true")).collect());
+    let mut cases = [
+        Case::new("20 × /bin/true at once", || true_all(20)),
+        Case::new("20 containers at once, 8 GPUs, warm", || scene.start_all(20, &image, fake)),
+        Case::new("100 × /bin/true at once", || true_all(100)),
+        Case::new("100 containers at once, 8 GPUs, warm", || scene.start_all(100, &image, fake)),
+        Case::new("100 containers at once, 8 GPUs, cold", || {
+            forget(fake);
+            scene.start_all(100, &image, fake)
+        }),
+    ];
+    take_turns(&mut cases, rounds.max(2));
+    print(&cases);
+    let twenty = ms(cases[1].median());
+    rows.push(Row("20 at once", "≤ 30 ms", format!("{twenty:.1} ms"), twenty <= 30.0));
+}
+
+fn podman(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
+    let podman = Podman::with_image();
+    let run = |podman: &Podman| {
+        let start = std::time::Instant::now();
+        podman.run(Cgroup::AsMounted, &["--env=NVIDIA_VISIBLE_DEVICES=all", IMAGE, "true"]).ok();
+        start.elapsed()
+    };
+    let only = |install: &dyn Fn(&Podman)| {
+        std::fs::remove_dir_all(&podman.hooks).unwrap();
+        std::fs::create_dir(&podman.hooks).unwrap();
+        install(&podman);
+    };
+    let with = |install: &dyn Fn(&Podman)| -> Duration {
+        only(install);
+        run(&podman)
+    };
+    let mut cases = [
+        Case::new("podman run, no hook", || with(&|_| ())),
+        Case::new("podman run, prestart, 8 GPUs", || with(&|podman| podman.install_hook(&fake.config))),
+        Case::new("podman run, precreate, 8 GPUs", || with(&|podman| podman.install_precreate(&fake.config))),
+    ];
+    take_turns(&mut cases, rounds);
+    print(&cases);
+    let [base, prestart, precreate] = [0, 1, 2].map(|case: usize| ms(cases[case].median()));
+    let (prestart, precreate) = (prestart - base, precreate - base);
+    rows.push(Row("podman run, added by prestart", "≤ 5 ms", format!("{prestart:.1} ms"), prestart <= 5.0));
+    rows.push(Row("podman run, added by precreate", "≤ 8 ms", format!("{precreate:.1} ms"), precreate <= 8.0));
+}

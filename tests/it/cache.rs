@@ -1,0 +1,189 @@
+//! NVML's answer is kept, and only as long as it is true: the fake library hangs, so whoever asks it fails.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
+
+pub const TESTS: &[Test] = &[
+    ("cache::a_kept_answer_spares_nvml", NEEDS, a_kept_answer_spares_nvml),
+    ("cache::what_changed_is_asked_for", NEEDS, what_changed_is_asked_for),
+    ("cache::a_gpu_that_failed_is_told_again", NEEDS, a_gpu_that_failed_is_told_again),
+    ("cache::mig_devices_are_not_kept", NEEDS, mig_devices_are_not_kept),
+    ("cache::a_hundred_at_once_ask_once", NEEDS, a_hundred_at_once_ask_once),
+];
+
+fn command(fake: &FakeDriver, verb: &str) -> Ran {
+    run(Command::new(HOOK).arg("--config").arg(&fake.config).arg(verb).env_clear())
+}
+
+fn explain(fake: &FakeDriver) -> Ran {
+    let spec = r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
+    let mut command = Command::new(HOOK);
+    command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
+    run_with(&mut command, spec.as_bytes())
+}
+
+/// Whether NVML was asked: then nobody answered.
+fn asks(fake: &FakeDriver) -> bool {
+    let ran = explain(fake);
+    match ran.code {
+        Some(0) => assert!(ran.stdout.contains("GPU-51eed000-"), "{ran:?}"),
+        _ => assert!(ran.stdout.contains("NVML did not answer"), "{ran:?}"),
+    }
+    ran.code != Some(0)
+}
+
+/// From now on nobody who asks it gets an answer.
+fn hang(fake: &FakeDriver) {
+    fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
+    fake.set_nvml(|old| old + "\ninit-hang\n");
+}
+
+/// The file in which the answer is kept.
+fn kept(fake: &FakeDriver) -> PathBuf {
+    let list = format!("grep -l '{}' /run/oci-nvidia-hook/inventory-*", fake.root.display());
+    let files = sh(&list).ok();
+    assert_eq!(files.lines().count(), 1, "{files}");
+    files.trim().into()
+}
+
+fn a_kept_answer_spares_nvml() {
+    let dir = scratch();
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    command(&fake, "prepare").ok();
+    hang(&fake);
+    assert!(!asks(&fake));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
+    container.hook(&fake.config).ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia1");
+    // These are asked what is so now.
+    assert!(command(&fake, "info").failed(1).contains("NVML did not answer"));
+    let kept = kept(&fake);
+    assert_eq!(kept.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    fs::write(&kept, "nonsense").unwrap();
+    assert!(asks(&fake), "what is damaged is not believed");
+}
+
+fn what_changed_is_asked_for() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    explain(&fake).ok();
+    hang(&fake);
+    let root = fake.root.display();
+    let gpu = format!("{root}/proc/driver/nvidia/gpus/0000:02:00.0");
+    let pci = format!("{root}/sys/bus/pci/devices/0000:02:00.0");
+    for (what, change, back) in [
+        ("a GPU is gone", format!("mv '{gpu}' '{root}/gpu'"), format!("mv '{root}/gpu' '{gpu}'")),
+        (
+            "another GPU at the same place",
+            format!("cp '{gpu}/information' '{root}/old'; sed -i s/51eed001/51eed009/ '{gpu}/information'"),
+            format!("mv '{root}/old' '{gpu}/information'"),
+        ),
+        (
+            "a module that was just loaded",
+            format!(
+                "cp '{gpu}/information' '{root}/old'; sed -i '/^GPU UUID/s/GPU-.*/GPU-????????-/' '{gpu}/information'"
+            ),
+            format!("mv '{root}/old' '{gpu}/information'"),
+        ),
+        (
+            "numbered anew",
+            format!("cp '{gpu}/information' '{root}/old'; sed -i '/^Device Minor/s/1/2/' '{gpu}/information'"),
+            format!("mv '{root}/old' '{gpu}/information'"),
+        ),
+        (
+            "a GPU more",
+            format!("cp -r '{gpu}' '{root}/proc/driver/nvidia/gpus/0000:09:00.0'"),
+            format!("rm -r '{root}/proc/driver/nvidia/gpus/0000:09:00.0'"),
+        ),
+        (
+            "off the bus",
+            format!("cp '{pci}/config' '{root}/old'; printf '\\377\\377\\377\\377' >'{pci}/config'"),
+            format!("mv '{root}/old' '{pci}/config'"),
+        ),
+        ("off the bus for good", format!("mv '{pci}' '{root}/old'"), format!("mv '{root}/old' '{pci}'")),
+        (
+            "a node that NVML cannot open",
+            format!("chmod 0600 '{root}/dev/nvidia1'"),
+            format!("chmod 0666 '{root}/dev/nvidia1'"),
+        ),
+        ("a node of others", format!("chown 7 '{root}/dev/nvidiactl'"), format!("chown 0 '{root}/dev/nvidiactl'")),
+        (
+            "the node of another GPU",
+            format!("mv '{root}/dev/nvidia1' '{root}/old'; mknod -m 666 '{root}/dev/nvidia1' c 195 0"),
+            format!("mv '{root}/old' '{root}/dev/nvidia1'"),
+        ),
+        (
+            "a MIG device",
+            format!("mkdir -p '{root}/proc/driver/nvidia/capabilities/gpu1/mig/gi1'"),
+            format!("rmdir '{root}/proc/driver/nvidia/capabilities/gpu1/mig/gi1'"),
+        ),
+        (
+            "another identity",
+            format!("cp '{0}' '{root}/old'; sed -i '1auser = \"0:1\"' '{0}'", fake.config.display()),
+            format!("mv '{root}/old' '{}'", fake.config.display()),
+        ),
+    ] {
+        sh(&change).ok();
+        assert!(asks(&fake), "{what}");
+        sh(&back).ok();
+        assert!(!asks(&fake), "back again: {what}");
+    }
+    sh(&format!("touch '{root}'/usr/lib/*/libnvidia-ml.so.*.*")).ok();
+    assert!(asks(&fake), "another library");
+    sh(&format!("sed -i s/535.183.01/570.86.15/ '{root}/proc/driver/nvidia/version'")).ok();
+    // Then the library is of another version.
+    assert!(explain(&fake).failed(1).is_empty());
+}
+
+fn a_gpu_that_failed_is_told_again() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
+    for _ in 0..3 {
+        let told = explain(&fake).ok();
+        assert!(told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 2, "{told}");
+    }
+    fake.set_nvml(|old| old.replace(" fail=15", ""));
+    let told = explain(&fake).ok();
+    assert!(!told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 3, "at once: {told}");
+    // A node that is missing is another way to fail, also of a GPU that was well.
+    fs::remove_file(fake.root.join("dev/nvidia2")).unwrap();
+    assert!(explain(&fake).failed(1).is_empty());
+}
+
+fn mig_devices_are_not_kept() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    assert!(explain(&fake).ok().contains("MIG-51eed000-0001"));
+    // Made again: the same instances, another UUID.
+    fake.set_nvml(|old| old.replace("MIG-51eed000-0001", "MIG-51eed000-0009"));
+    assert!(explain(&fake).ok().contains("MIG-51eed000-0009"));
+}
+
+fn a_hundred_at_once_ask_once() {
+    let fake = FakeDriver::new(&["--gpus", "8"]);
+    fake.set_nvml(|old| old + "\ninit-delay-ms 1000\n");
+    let spec = fake.root.with_file_name("spec");
+    fs::write(&spec, r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#).unwrap();
+    let start = Instant::now();
+    let start_one = |_| {
+        let mut command = Command::new(HOOK);
+        command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate", "--json"]).env_clear();
+        command.stdin(fs::File::open(&spec).unwrap()).stdout(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let started: Vec<_> = (0..100).map(start_one).collect();
+    for hook in started {
+        let told = Ran::from(hook.wait_with_output().unwrap()).ok();
+        assert_eq!(told.matches("\"GPU-51eed").count(), 8, "{told}");
+    }
+    // Each answer has a number.
+    let text = fs::read_to_string(kept(&fake)).unwrap();
+    assert!(text.contains("{\"number\":1,"), "{text}");
+    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
+    assert!(Path::new("/run/oci-nvidia-hook").metadata().unwrap().permissions().mode() & 0o7777 == 0o700);
+}
