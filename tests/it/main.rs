@@ -25,6 +25,7 @@ mod conformance;
 mod debian;
 mod docs;
 mod driver;
+mod driver_roots;
 mod engine;
 mod failure;
 mod features;
@@ -66,6 +67,7 @@ const ALL: &[&[Test]] = &[
     conformance::TESTS,
     debian::TESTS,
     docs::TESTS,
+    driver_roots::TESTS,
     failure::TESTS,
     features::TESTS,
     fuzz_corpus::TESTS,
