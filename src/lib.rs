@@ -28,8 +28,10 @@
 pub mod cdi;
 pub mod cli;
 pub mod config;
+pub mod doctor;
 pub mod driver;
 pub mod edits;
+pub mod engine;
 pub mod error;
 pub mod few;
 pub mod finding;

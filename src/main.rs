@@ -5,6 +5,7 @@
 use std::process::ExitCode;
 
 use oci_nvidia_hook::cli;
+use oci_nvidia_hook::cli::terminal::Terminal;
 use oci_nvidia_hook::sys::process;
 
 /// Called by the C runtime, past what Rust's runtime does before it calls a main of its own: it reads
@@ -14,11 +15,10 @@ use oci_nvidia_hook::sys::process;
 extern "C" fn main() -> i32 {
     process::start();
     let args = std::env::args_os().skip(1).collect();
+    let terminal = Terminal::look();
     // Whoever started us, and with whatever: at some stages of some runtimes this is the image's (CVE-2025-23266).
     process::clear_environment();
-    match cli::run(args) {
-        code if code == ExitCode::SUCCESS => 0,
-        code if code == ExitCode::FAILURE => 1,
-        _ => 2,
-    }
+    let code = cli::run(args, terminal);
+    // The type does not tell its number.
+    (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).map_or(1, i32::from)
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
@@ -15,9 +16,14 @@ use crate::cdi::dirs;
 use crate::cdi::engine::{self, Engine, Kind};
 use crate::cdi::registry::{self, Found, SpecFile};
 use crate::cdi::stamp::Stamp;
+use crate::driver::DriverRoot;
 use crate::error::one_line;
 use crate::finding::{Finding, catalog};
+use crate::paths::HostPath;
 use crate::sys::process;
+
+/// How long an engine may take to tell its version.
+const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Engines that look in the same directories.
 #[derive(Debug)]
@@ -34,8 +40,10 @@ fn views(options: &Options) -> Vec<View> {
         return vec![View { engines, dirs }];
     }
     let mut views: Vec<View> = Vec::new();
+    let host = DriverRoot::open(&HostPath::new("/"));
     for engine in engines {
-        let dirs = dirs::read(engine.kind, Path::new("/"));
+        let Ok(host) = &host else { break };
+        let dirs = dirs::read(engine, host);
         match views.iter_mut().find(|view| view.dirs == dirs) {
             Some(view) => view.engines.push(engine),
             None => views.push(View { engines: vec![engine], dirs }),
@@ -141,7 +149,7 @@ fn judge(files: &[SpecFile], now: &Now<'_>, options: &Options) -> Vec<Verdict> {
 #[must_use]
 pub fn engines() -> Vec<Engine> {
     let ask = |(kind, program): (Kind, &str)| {
-        let version = engine::parse_version(&process::read_version(Path::new(program)).ok()?)?;
+        let version = engine::parse_version(&process::read_version(Path::new(program), VERSION_DEADLINE).ok()?)?;
         Some(Engine { kind, version })
     };
     Kind::ALL.into_iter().filter_map(ask).collect()

@@ -2,6 +2,7 @@
 
 pub mod cdi;
 pub mod cdi_check;
+pub mod doctor;
 pub mod explain;
 pub mod hook;
 pub mod info;
@@ -10,6 +11,8 @@ pub mod output;
 pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
+pub mod status;
+pub mod terminal;
 pub mod why;
 
 use std::ffi::OsString;
@@ -22,6 +25,7 @@ use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::log::Log;
 use crate::lower::rootfs::RootfsEdits;
+use terminal::Terminal;
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +34,13 @@ enum Verb {
     Precreate,
     Nothing,
     Cdi(cdi::Verb),
+    Doctor,
     Explain,
     Info,
     List,
     Prepare,
     Rootfs,
+    Status,
     Why,
     Forget,
     Help,
@@ -56,6 +62,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// `--inventory`
     pub inventory: Option<PathBuf>,
+    /// `--bundle`
+    pub bundle: Option<PathBuf>,
     /// Of `why`
     pub container: Option<String>,
     /// Of `list`
@@ -79,7 +87,7 @@ const USAGE: u8 = 2;
 
 /// Runs the command with these arguments, argv[0] left out; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
 #[must_use]
-pub fn run(args: Vec<OsString>) -> ExitCode {
+pub fn run(args: Vec<OsString>, terminal: Terminal) -> ExitCode {
     let (verb, options) = match parse(args) {
         Ok(command) => command,
         Err(error) => {
@@ -92,11 +100,13 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Verb::Precreate => precreate::run(&options),
         Verb::Nothing => ExitCode::SUCCESS,
         Verb::Cdi(verb) => cdi::run(verb, &options),
+        Verb::Doctor => doctor::run(&options, terminal),
         Verb::Explain => explain::run(&options),
         Verb::Info => info::run(&options),
         Verb::List => list::run(&options),
         Verb::Prepare => prepare::run(&options),
         Verb::Rootfs => rootfs::run(options.rootfs),
+        Verb::Status => status::run(&options, terminal),
         Verb::Why => why::run(&options),
         Verb::Forget => hook::forget(),
         Verb::Help => output::print(output::HELP),
@@ -141,11 +151,19 @@ fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
             (Value(word), None) => verb = Some(parse_verb(&word)?),
             (
                 Long("json"),
-                Some(Verb::Explain | Verb::Info | Verb::Why | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check)),
+                Some(
+                    Verb::Doctor
+                    | Verb::Explain
+                    | Verb::Info
+                    | Verb::Status
+                    | Verb::Why
+                    | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check),
+                ),
             ) => options.json = true,
             (Long("root"), Some(Verb::Cdi(_) | Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
                 options.root = Some(parser.value()?.into())
             }
+            (Long("bundle"), Some(Verb::Doctor)) => options.bundle = Some(parser.value()?.into()),
             (Long("request"), Some(Verb::Explain)) => options.request_only = true,
             (Long("stage"), Some(Verb::Explain)) => options.stage = Some(parse_stage(&parser.value()?)?),
             (Long("inventory"), Some(Verb::Explain)) => options.inventory = Some(parser.value()?.into()),
@@ -169,12 +187,14 @@ fn parse_verb(word: &OsString) -> Result<Verb> {
         Some("prestart" | "createRuntime") => Verb::Inject(hook::Place::Outside),
         Some("createContainer") => Verb::Inject(hook::Place::Inside),
         Some("precreate") => Verb::Precreate,
+        Some("doctor") => Verb::Doctor,
         Some("poststart") => Verb::Nothing,
         Some("poststop") => Verb::Forget,
         Some("why") => Verb::Why,
         Some("explain") => Verb::Explain,
         Some("info") => Verb::Info,
         Some("list") => Verb::List,
+        Some("status") => Verb::Status,
         Some("prepare") => Verb::Prepare,
         _ => bail!("{word:?} is no stage this hook serves and no command"),
     })
@@ -209,6 +229,12 @@ mod tests {
             (&["why", "web"], Verb::Why, Options { container: Some("web".into()), ..Options::default() }),
             (&["--help"], Verb::Help, Options::default()),
             (&["prestart", "-V"], Verb::Version, Options::default()),
+            (&["status"], Verb::Status, Options::default()),
+            (
+                &["doctor", "--json", "--bundle", "/b"],
+                Verb::Doctor,
+                Options { json: true, bundle: Some("/b".into()), ..Options::default() },
+            ),
             (&["info", "--json"], Verb::Info, Options { json: true, ..Options::default() }),
             (
                 &["cdi", "check", "--json", "0", "all"],
@@ -250,6 +276,8 @@ mod tests {
             &["--config"],
             &["nonsense"],
             &["explain", "--stage", "x"],
+            &["status", "--bundle", "x"],
+            &["doctor", "x"],
             &["cdi"],
             &["cdi", "nonsense"],
             &["cdi", "generate", "x"],

@@ -15,6 +15,8 @@ usage: oci-nvidia-hook [--config FILE] STAGE < state.json
        oci-nvidia-hook [--config FILE] list [--root DIR] [--libraries] [--compat32]
                                        [--binaries] [--ipcs] [--firmwares]
        oci-nvidia-hook [--config FILE] prepare [--root DIR]
+       oci-nvidia-hook [--config FILE] doctor [--json] [--bundle FILE.tar.gz]
+       oci-nvidia-hook status [--json]
        oci-nvidia-hook [--config FILE] cdi generate|refresh [options]
        oci-nvidia-hook [--config FILE] cdi list|check [--spec-dir DIR] [--json] [NAME]
 
@@ -39,6 +41,8 @@ commands:
   list     list the driver's files that containers can get
   prepare  load the driver's modules, make its device nodes and ask NVML, as root,
            so that no container has to wait for it
+  doctor   look for what is wrong with this host, and tell what mends it
+  status   tell for each engine whether it starts this hook, and by which file
   cdi generate  write a CDI spec: GPUs as devices of podman --device, CRI-O and others
   cdi refresh   write it if the one that is there does not fit the host any more
   cdi list      list the CDI devices that engines find
@@ -47,8 +51,9 @@ commands:
 options:
   --config FILE   read this file; it must exist. Without it:
                   /etc/nvidia-container-runtime/config.toml, else defaults
-  --json          print JSON (explain, why, info, cdi list, cdi check)
+  --json          print JSON (doctor, explain, why, info, status, cdi list, cdi check)
   --root DIR      the directory that is / for the driver
+  --bundle F      write what a bug report needs to this new file (doctor)
   --request       explain only what the container asks for, not the driver
   --inventory F   explain with the GPUs of this file, made by info --json
   --stage STAGE   explain for this stage; at precreate stdin is config.json
@@ -68,7 +73,8 @@ options:
   -V, --version   print the version
 
 exit status: 0 done or nothing to do, 1 failed: the container must not start,
-2 wrong command line
+2 wrong command line; doctor: 0 nothing to mend, 1 warnings, 3 errors; status: 1 if
+an engine does not start the hook
 
 examples:
   with the hook's JSON file installed:

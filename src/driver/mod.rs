@@ -12,4 +12,4 @@ pub mod nodes;
 pub mod prepare;
 pub mod root;
 
-pub use root::DriverRoot;
+pub use root::{DriverRoot, Located};

@@ -46,8 +46,12 @@ pub struct Located {
     pub kind: FileType,
     /// For a device node: major and minor.
     pub device: (u32, u32),
+    /// The user that owns it.
+    pub uid: u32,
     /// The group that owns it.
     pub gid: u32,
+    /// Its permissions: 0o660.
+    pub mode: u32,
 }
 
 impl DriverRoot {
@@ -87,7 +91,9 @@ impl DriverRoot {
             path: Path::new("/").join(below),
             kind: FileType::from_raw_mode(stat.st_mode),
             device: (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
+            uid: stat.st_uid,
             gid: stat.st_gid,
+            mode: stat.st_mode & 0o7777,
             host: HostPath::new(real),
         })
     }

@@ -71,12 +71,15 @@ kinds! {
     SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec", "engines refuse a spec without devices";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read", "there are no GPUs to explain with";
     NO_RECORD "ONH-053" Error "there is no record of the container", "a container that asks for no GPU has none";
+    BUNDLE "ONH-054" Error "the bundle cannot be written", "there is nothing to attach to a report";
+    ENGINE_STOPPED "ONH-060" Error "an engine starts no container because of one of its files", "it refuses all of them for one mistake";
 
     UNKNOWN_KEY "ONH-101" Warning "an unknown key in config.toml", "it does nothing";
     NO_LOG "ONH-102" Warning "the log cannot be written", "what happens to containers is not in the log";
     REFUSED "ONH-103" Warning "a request that may not be made", "the container starts without GPUs";
     SWARM_RESOURCE "ONH-104" Warning "a swarm-resource that does not begin with DOCKER_", "a container that asks by this variable alone gets nothing";
     OTHERS "ONH-105" Note "another one sets the container up", "done twice is done wrong";
+    EXPOSED "ONH-106" Note "every pod may ask for all GPUs", "a variable in an image is enough, whatever the scheduler gave";
 
     GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer", "a GPU that does not answer stops only those who ask for it by name";
     STALE_CACHE "ONH-202" Warning "the linker cache lists a library that is not there", "the library cannot be given to containers";
@@ -86,6 +89,14 @@ kinds! {
     NO_CACHE "ONH-206" Note "the linker cache cannot be read", "libraries are looked for in the usual directories";
     NO_FILE "ONH-207" Warning "a file of the driver's files list is not there", "config.toml names it for containers";
     UNREADABLE "ONH-208" Warning "a place of the driver's cannot be looked at", "what is there is missing in the container";
+    SEVERAL_VERSIONS "ONH-209" Note "there are libraries of several drivers", "only those of the loaded module work; programs on the host may take others";
+    LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed", "containers that ask for it do not start";
+    NODE_ACCESS "ONH-211" Warning "a user may not open the device nodes", "rootless containers of that user get no GPU";
+    GROUP_NODES "ONH-212" Note "the device nodes are for a group", "processes in rootless containers are not in it by themselves";
+    SLOW_NVML "ONH-213" Warning "NVML is slow", "every container waits for it: the driver starts GPUs anew that nobody uses";
+    NO_PERSISTENCE "ONH-214" Note "nvidia-persistenced does not run", "the driver starts a GPU anew for its first user, which takes seconds";
+    NO_FABRIC_MANAGER "ONH-215" Warning "the fabric manager does not run", "CUDA on a board with NVSwitches says \"system not yet initialized\" (802)";
+    MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device", "there is nothing of it to give to containers";
 
     HIDDEN "ONH-301" Note "a library of the image is hidden by the driver's", "its copy could not work with the host's kernel module";
     IMAGE_CACHE "ONH-302" Warning "the image's ld.so.cache is left as it is", "its programs find the driver's libraries only where ld.so looks without a cache";
@@ -98,6 +109,16 @@ kinds! {
     SPEC_LACKS_GPU "ONH-401" Warning "a GPU is left out of the CDI spec", "it is not in the CDI spec";
     SPEC_CONFLICT "ONH-402" Warning "another CDI spec has the same devices", "engines do not take those that were written";
     SPEC_UNSEEN "ONH-403" Warning "the CDI spec lies where engines do not look", "no container gets its devices";
+    SPEC_USELESS "ONH-404" Warning "engines cannot use a CDI device, or a CDI spec", "a container that names it does not start";
+
+    NOT_ACTIVE "ONH-501" Warning "an engine does not start the hook", "its containers get no GPU by NVIDIA_VISIBLE_DEVICES";
+    CONDITIONAL "ONH-502" Note "an engine starts the hook only for some containers", "the others get no GPU by NVIDIA_VISIBLE_DEVICES";
+    SECOND_HOOK "ONH-503" Warning "an engine starts another NVIDIA hook too", "done twice is done wrong: the second one leaves the container alone, or fails";
+    NVIDIA_BESIDE "ONH-504" Note "NVIDIA's container toolkit is installed too", "its hook, its CDI specs and its services do what this program does";
+    NO_RUNTIME "ONH-505" Warning "an engine's OCI runtime is not there", "it starts no container";
+    RELOAD_CUTS "ONH-506" Warning "systemd manages cgroups of version 1", "\"systemctl daemon-reload\" takes GPUs away from running containers";
+    DEV_CHAR "ONH-507" Warning "runc leaves out devices that have no link in /dev/char", "containers that are given them by name may not open them";
+    SELINUX "ONH-508" Warning "SELinux keeps containers from devices", "opening a GPU fails with \"permission denied\", and NVML says \"insufficient permissions\"";
 }
 
 #[cfg(test)]

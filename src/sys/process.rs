@@ -25,6 +25,9 @@ const MAX_ANSWER: usize = 1 << 20;
 /// nothing of the runtime's, its stdio is /dev/null.
 const REAP: Duration = Duration::from_millis(500);
 
+/// How long modprobe(8) may take. Loading a module of 100 MB from a slow disk takes seconds.
+const MODPROBE: Duration = Duration::from_secs(60);
+
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum NoAnswer {
@@ -136,6 +139,18 @@ fn read_until(pipe: &OwnedFd, end: Instant) -> Result<Vec<u8>, NoAnswer> {
     }
 }
 
+/// How the child ended; `None` if it has not when its time is up.
+fn wait(child: Pid, patience: Duration) -> nix::Result<Option<WaitStatus>> {
+    let end = Instant::now() + patience;
+    loop {
+        match waitpid(child, Some(WaitPidFlag::WNOHANG))? {
+            WaitStatus::StillAlive if Instant::now() >= end => return Ok(None),
+            WaitStatus::StillAlive => std::thread::sleep(Duration::from_micros(100)),
+            ended => return Ok(Some(ended)),
+        }
+    }
+}
+
 /// Waits for the child to go, and sees to it that it does. It has closed the pipe or is to be killed, so this is short.
 fn reap(child: Pid, mut kill_it: bool) -> Option<WaitStatus> {
     for _ in 0..2 {
@@ -143,14 +158,10 @@ fn reap(child: Pid, mut kill_it: bool) -> Option<WaitStatus> {
             // It may have ended by itself meanwhile: it is our child, not waited for, so the pid is still its own.
             kill(child, Signal::SIGKILL).ok();
         }
-        let end = Instant::now() + REAP;
-        loop {
-            match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::StillAlive) if Instant::now() < end => std::thread::sleep(Duration::from_micros(100)),
-                Ok(WaitStatus::StillAlive) => break,
-                Ok(status) => return Some(status),
-                Err(_) => return None,
-            }
+        match wait(child, REAP) {
+            Ok(None) => {}
+            Ok(ended) => return ended,
+            Err(_) => return None,
         }
         if kill_it {
             break;
@@ -227,8 +238,9 @@ pub fn clear_environment() {
 }
 
 /// Runs a program of the host's with one argument and an environment of its own, and waits for it; whether it succeeded.
-/// What it prints goes to `output`, or nowhere. (`std::process::Command` is 25 KB.)
-fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+/// What it prints goes to `output`, or nowhere. One that takes longer than `deadline` is ended. (`std::process::Command` is
+/// 25 KB.)
+fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>, deadline: Duration) -> io::Result<bool> {
     let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::from);
     let (program, argument) = (text(program.as_os_str().as_bytes())?, text(argument.as_bytes())?);
     let exec = || -> io::Result<()> {
@@ -249,10 +261,14 @@ fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>) -
             // SAFETY: _exit(2) takes any status and does not return.
             unsafe { libc::_exit(NOT_RUN) }
         }
-        ForkResult::Parent { child } => match waitpid(child, None)? {
-            WaitStatus::Exited(_, 0) => Ok(true),
-            WaitStatus::Exited(_, NOT_RUN) => Err(io::Error::from(io::ErrorKind::NotFound)),
-            _ => Ok(false),
+        ForkResult::Parent { child } => match wait(child, deadline)? {
+            Some(WaitStatus::Exited(_, 0)) => Ok(true),
+            Some(WaitStatus::Exited(_, NOT_RUN)) => Err(io::Error::from(io::ErrorKind::NotFound)),
+            Some(_) => Ok(false),
+            None => {
+                reap(child, true);
+                Err(io::Error::from(io::ErrorKind::TimedOut))
+            }
         },
     }
 }
@@ -262,15 +278,20 @@ const NOT_RUN: i32 = 127;
 
 /// Runs modprobe(8): no program ever runs on a container's files.
 pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
-    run_program(program, module, None)
+    run_program(program, module, None, MODPROBE)
 }
 
-/// What a program of the host's prints when it is asked for its version.
-pub fn read_version(program: &Path) -> io::Result<String> {
+/// What a program of the host's prints when it is asked for its version. One that takes longer is ended; one that
+/// ends with an error is [`io::ErrorKind::Other`].
+pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
     let output = rustix::fs::memfd_create("version", rustix::fs::MemfdFlags::CLOEXEC)?;
-    run_program(program, "--version", Some(output.as_fd()))?;
+    if !run_program(program, "--version", Some(output.as_fd()), deadline)? {
+        return Err(io::Error::other("it ends with an error"));
+    }
     rustix::fs::seek(&output, rustix::fs::SeekFrom::Start(0))?;
-    io::read_to_string(File::from(output))
+    let mut text = String::new();
+    File::from(output).take(1 << 16).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Creates files as `uid`:`gid` from here on, with our caps kept: an id-mapped rootfs refuses inodes of an owner
@@ -335,8 +356,10 @@ mod tests {
     fn programs_of_the_host() {
         let run = |program: &str| run_modprobe(Path::new(program), "nothing").ok();
         assert_eq!((run("/bin/true"), run("/bin/false"), run("/nowhere/true")), (Some(true), Some(false), None));
-        assert!(read_version(Path::new("/bin/sed")).unwrap().starts_with("/bin/sed (GNU sed)"));
-        assert!(read_version(Path::new("/nowhere/sed")).is_err());
+        assert!(
+            read_version(Path::new("/bin/sed"), Duration::from_secs(10)).unwrap().starts_with("/bin/sed (GNU sed)")
+        );
+        assert!(read_version(Path::new("/nowhere/sed"), Duration::from_secs(10)).is_err());
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod cgroup;
 mod conformance;
 mod debian;
 mod docs;
+mod doctor;
 mod driver;
 mod driver_roots;
 mod engine;
@@ -44,6 +45,7 @@ mod precreate_podman;
 mod rpm;
 mod shapes;
 mod soak;
+mod status;
 mod support;
 mod systemd;
 mod why;
@@ -67,6 +69,7 @@ const ALL: &[&[Test]] = &[
     conformance::TESTS,
     debian::TESTS,
     docs::TESTS,
+    doctor::TESTS,
     driver_roots::TESTS,
     failure::TESTS,
     features::TESTS,
@@ -84,6 +87,7 @@ const ALL: &[&[Test]] = &[
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
+    status::TESTS,
     systemd::TESTS,
     why::TESTS,
 ];

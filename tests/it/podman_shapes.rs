@@ -11,7 +11,7 @@ use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, sh, source};
 
-const NEEDS_USER: &[Need] = &[
+pub const NEEDS_USER: &[Need] = &[
     Need::Root,
     Need::Program("podman"),
     Need::Program("runc"),
@@ -117,13 +117,20 @@ fn shared_volumes() {
 }
 
 /// Podman of a user who was made for this, with everything it needs below one directory.
-struct User {
-    name: String,
-    dir: tempfile::TempDir,
+pub struct User {
+    pub name: String,
+    pub dir: tempfile::TempDir,
 }
 
 impl User {
     fn new() -> Self {
+        let user = Self::made();
+        user.install();
+        user
+    }
+
+    /// With a home directory, subordinate ids and the group video.
+    pub fn made() -> Self {
         // The same test runs for several kernels at once.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("onh-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -138,7 +145,6 @@ impl User {
             "grep -q '^{name}:' /etc/subuid || usermod --add-subuids 900000-965535 --add-subgids 900000-965535 {name}"
         ))
         .ok();
-        user.install();
         user
     }
 

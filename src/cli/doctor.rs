@@ -1,0 +1,102 @@
+//! `doctor`: what is wrong with this host, and what mends it.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::status::this_user;
+use super::terminal::{Colour, Terminal};
+use super::{Options, output};
+use crate::doctor::{self, Caller, Outcome, Status, bundle};
+use crate::driver::DriverRoot;
+use crate::engine::status;
+use crate::error::one_line;
+use crate::log::Log;
+use crate::paths::HostPath;
+
+/// The exit status for the worst outcome: a wrong command line is 2, as everywhere.
+const fn code(worst: Status) -> u8 {
+    match worst {
+        Status::Ok | Status::Skipped | Status::Note => 0,
+        Status::Warning => 1,
+        Status::Error => 3,
+    }
+}
+
+/// Examines this host and prints what it found.
+#[must_use]
+pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
+    match examine(options, terminal) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            Log::default().error(&error);
+            ExitCode::from(code(Status::Error))
+        }
+    }
+}
+
+fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
+    let host = DriverRoot::open(&HostPath::new("/"))?;
+    let config = options.config.as_deref();
+    let facts = doctor::look(&host, config, caller());
+    let outcomes = doctor::examine(&facts);
+    let printed = if options.json {
+        output::print(&(serde_json::to_string_pretty(&outcomes)? + "\n"))
+    } else {
+        output::print(&text(&outcomes, terminal))
+    };
+    if let Some(path) = &options.bundle {
+        let statuses: Vec<_> = facts.engines.iter().map(|engine| status::of(engine, &facts.installed)).collect();
+        bundle::write(path, &bundle::collect(&host, &facts, &outcomes, &statuses, config)?)?;
+    }
+    let failed = printed != ExitCode::SUCCESS;
+    Ok(if failed { code(Status::Error) } else { code(doctor::worst(&outcomes)) })
+}
+
+fn caller() -> Caller {
+    let mut groups: std::collections::BTreeSet<u32> = [nix::unistd::getgid().as_raw()].into();
+    groups.extend(nix::unistd::getgroups().unwrap_or_default().into_iter().map(nix::unistd::Gid::as_raw));
+    Caller { user: this_user(), groups }
+}
+
+/// In words: a line for each outcome, and what mends it.
+#[must_use]
+pub fn text(outcomes: &[Outcome], terminal: Terminal) -> String {
+    let mut text = String::new();
+    let width = outcomes.iter().map(|outcome| outcome.check.len()).max().unwrap_or_default();
+    for outcome in outcomes {
+        let colour = match outcome.status {
+            Status::Ok => Colour::Good,
+            Status::Skipped | Status::Note => Colour::Plain,
+            Status::Warning => Colour::Warning,
+            Status::Error => Colour::Bad,
+        };
+        let word = terminal.paint(colour, &format!("{:<7}", outcome.status.name()));
+        let id = outcome.kind.map(|kind| format!(" ({})", kind.id)).unwrap_or_default();
+        writeln!(text, "{word}  {:<width$}  {}{id}", outcome.check, one_line(&outcome.what)).ok();
+        let mut line = |label: &str, content: &str| {
+            if !content.is_empty() {
+                writeln!(text, "{:indent$}{label}: {}", "", one_line(content), indent = 11 + width).ok();
+            }
+        };
+        line("why", outcome.kind.map_or("", |kind| kind.why));
+        line("fix", &outcome.fix);
+    }
+    let count = |status| outcomes.iter().filter(|outcome| outcome.status == status).count();
+    let of = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
+    let (errors, warnings, notes) = (count(Status::Error), count(Status::Warning), count(Status::Note));
+    writeln!(text, "\n{}, {}, {}", of(errors, "error"), of(warnings, "warning"), of(notes, "note")).ok();
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_command_line_is_another_code() {
+        let codes = [Status::Ok, Status::Skipped, Status::Note, Status::Warning, Status::Error].map(code);
+        assert_eq!(codes, [0, 0, 0, 1, 3]);
+    }
+}

@@ -1,0 +1,147 @@
+//! What a bug report needs, in one file: no environment of any container, no engine's configuration as it is (it can
+//! have passwords of proxies in it), no serial number of a GPU.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::{Facts, Outcome, gzip, tar};
+use crate::driver::DriverRoot;
+use crate::engine::Engine;
+use crate::engine::status::Status;
+use crate::error::Failure;
+use crate::finding::catalog;
+use crate::inventory::procfs::DRIVER_PROC;
+use crate::inventory::report::Report;
+use crate::sys::run_dir::RunDir;
+
+/// Of one file; of a longer one, the end.
+const MOST: usize = 256 << 10;
+/// Of containers.
+const MOST_RECORDS: usize = 20;
+
+/// A file of the bundle.
+type Member = (String, Vec<u8>);
+
+/// Collects them. `config` is the file of `--config`.
+///
+/// # Errors
+/// None of the host's: what is not there is not in it.
+pub fn collect(
+    host: &DriverRoot,
+    facts: &Facts,
+    outcomes: &[Outcome],
+    statuses: &[Status],
+    config: Option<&Path>,
+) -> Result<Vec<Member>> {
+    let mut members = vec![
+        ("doctor.json".to_owned(), serde_json::to_vec_pretty(outcomes)?),
+        ("status.json".to_owned(), serde_json::to_vec_pretty(statuses)?),
+        ("engines.json".to_owned(), serde_json::to_vec_pretty(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
+    ];
+    if let Some((Ok(inventory), _)) = &facts.driver.nvml {
+        members.push(("info.json".to_owned(), serde_json::to_vec_pretty(&Report::from(inventory))?));
+    }
+    let config = config.unwrap_or_else(|| Path::new("/etc/nvidia-container-runtime/config.toml"));
+    let mut paths = vec![config.to_owned()];
+    paths.extend(below(host, Path::new(&format!("{}.d", config.display()))));
+    paths.extend(facts.installed.iter().cloned());
+    let hooks = facts.engines.iter().flat_map(|engine| &engine.hooks.entries);
+    paths.extend(hooks.filter(|entry| entry.is_ours() || entry.is_nvidias()).map(|entry| entry.file.clone()));
+    paths.extend(facts.cdi.iter().flat_map(|view| &view.dirs).flat_map(|dir| below(host, dir)));
+    let proc = Path::new(DRIVER_PROC);
+    paths.extend(["version", "params"].map(|name| proc.join(name)));
+    let gpus = host.names(&proc.join("gpus")).into_iter();
+    paths.extend(gpus.map(|gpu| proc.join("gpus").join(gpu).join("information")));
+    paths.extend(["/etc/os-release", "/proc/version", "/proc/modules"].map(Into::into));
+    if let Some((log, _)) = &facts.log {
+        paths.push(log.clone());
+    }
+    paths.sort();
+    paths.dedup();
+    for path in paths {
+        if let Ok(bytes) = host.read(&path) {
+            members.push((format!("files{}", path.display()), end_of(&bytes).to_vec()));
+        }
+    }
+    let devices = host.read(Path::new("/proc/devices")).unwrap_or_default();
+    let devices = String::from_utf8_lossy(&devices).into_owned();
+    let lines: Vec<_> = devices.lines().filter(|line| line.contains("nvidia")).collect();
+    members.push(("files/proc/devices".to_owned(), lines.join("\n").into_bytes()));
+    members.extend(records());
+    Ok(members)
+}
+
+fn below(host: &DriverRoot, dir: &Path) -> Vec<std::path::PathBuf> {
+    host.names(dir).into_iter().map(|name| dir.join(name)).collect()
+}
+
+fn end_of(bytes: &[u8]) -> &[u8] {
+    bytes.get(bytes.len().saturating_sub(MOST)..).unwrap_or(bytes)
+}
+
+fn engine(engine: &Engine) -> serde_json::Value {
+    let refused = |(file, why): &(std::path::PathBuf, String)| json!({"file": file, "why": why});
+    json!({
+        "engine": engine.kind.to_string(),
+        "program": engine.program,
+        "version": engine.version.map(|version| version.to_string()),
+        "files": engine.files,
+        "hooks_dirs": engine.settings.hooks_dirs,
+        "hooks": engine.hooks.entries.iter().map(|entry| json!({
+            "file": entry.file, "path": entry.hook.path, "program": entry.program, "stages": entry.hook.stages,
+        })).collect::<Vec<_>>(),
+        "refused": engine.hooks.refused.iter().chain(&engine.settings.refused).map(refused).collect::<Vec<_>>(),
+        "cdi_spec_dirs": engine.settings.cdi_dirs,
+        "cgroup_manager": engine.settings.cgroup_manager,
+        "runtime": engine.runtime.as_ref().map(|runtime| json!({
+            "name": runtime.name,
+            "program": runtime.program,
+            "version": runtime.version.map(|version| version.to_string()),
+        })),
+    })
+}
+
+/// What the hook did for the last containers.
+fn records() -> Vec<Member> {
+    let read = || -> std::io::Result<Vec<Member>> {
+        let Some(dir) = RunDir::existing()?.map(|dir| dir.existing_below("containers")).transpose()?.flatten() else {
+            return Ok(Vec::new());
+        };
+        let mut names = dir.names()?;
+        names.sort();
+        let member = |name: &String| Some((format!("records/{name}"), dir.read(name, MOST as u64).ok()??));
+        Ok(names.iter().take(MOST_RECORDS).filter_map(member).collect())
+    };
+    read().unwrap_or_default()
+}
+
+/// Writes a new file that only its owner can read.
+///
+/// # Errors
+/// If something has that name already, a link too, or it cannot be written.
+pub fn write(path: &Path, members: &[Member]) -> Result<()> {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let mut archive = Vec::new();
+    for (name, content) in members {
+        tar::add(&mut archive, &format!("oci-nvidia-hook/{name}"), content, time);
+    }
+    tar::finish(&mut archive);
+    let write = || -> std::io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(&gzip::store(&archive))?;
+        file.sync_all()
+    };
+    write().with_context(|| {
+        Failure::new(
+            &catalog::BUNDLE,
+            format!("cannot write {path:?}"),
+            "name a new file with --bundle, in a directory of your own",
+        )
+    })
+}

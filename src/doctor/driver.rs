@@ -1,0 +1,219 @@
+//! Checks of the driver: its module, libraries, device nodes.
+
+use rustix::fs::FileType;
+
+use super::facts::{Distribution, Node};
+use super::{Facts, Outcome};
+use crate::driver::Located;
+use crate::driver::nodes::NVIDIA_MAJOR;
+use crate::finding::catalog;
+use crate::request::Capability;
+
+const NO_MODULE: &str = "the kernel module is not loaded";
+
+pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "module";
+    let driver = &facts.driver;
+    if let Some(version) = &driver.module {
+        return vec![Outcome::ok(CHECK, format!("the kernel module of driver {version} is loaded"))];
+    }
+    if !facts.has_gpu() {
+        return vec![Outcome::skipped(CHECK, "there is no GPU for it")];
+    }
+    let gpus = || driver.pci.iter().flatten().filter(|device| device.is_gpu());
+    let open = gpus().find(|gpu| matches!(gpu.driver.as_deref(), Some("nouveau" | "nova_core" | "nova-core")));
+    if let Some(gpu) = open {
+        let other = gpu.driver.as_deref().unwrap_or_default();
+        return vec![Outcome::of(
+            CHECK,
+            &catalog::NOT_LOADED,
+            format!("the kernel module {other} drives {}, and nvidia is not loaded", gpu.address),
+            format!("echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"),
+        )];
+    }
+    if gpus().next().is_some() && gpus().all(|gpu| gpu.driver.as_deref() == Some("vfio-pci")) {
+        let what = "all GPUs are kept for virtual machines (vfio-pci)";
+        return vec![Outcome::of(CHECK, &catalog::NOT_LOADED, what, "take them out of vfio-pci's ids=, and reboot")];
+    }
+    let Some(mut finding) = driver.diagnosis.clone() else {
+        return vec![Outcome::of(CHECK, &catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia")];
+    };
+    if let Some(refused) = &driver.refused {
+        finding.what = format!("{}; the kernel says: {refused}", finding.what);
+    }
+    if driver.secure_boot && finding.kind.id == catalog::NOT_LOADED.id {
+        finding.what.push_str("; Secure Boot is on");
+        finding.fix = match facts.distribution {
+            Distribution::Suse => {
+                "mokutil --import /usr/share/nvidia-pubkeys/*.der; reboot and enroll the key; or install \
+                                   nvidia-open-driver-G06-signed-kmp-default"
+                    .to_owned()
+            }
+            _ => {
+                "sign the module with a key of this machine: mokutil --import KEY.der, reboot and enroll it".to_owned()
+            }
+        };
+    }
+    vec![Outcome::found(CHECK, finding)]
+}
+
+pub(super) fn libraries(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "libraries";
+    let driver = &facts.driver;
+    match (&driver.module, &driver.diagnosis) {
+        (None, _) if driver.on_disk.is_empty() => vec![Outcome::skipped(CHECK, "no driver is installed")],
+        (None, _) => vec![Outcome::skipped(CHECK, format!("{NO_MODULE}, so no version is the right one"))],
+        (Some(_), Some(finding)) => vec![Outcome::found(CHECK, finding.clone())],
+        (Some(version), None) => vec![Outcome::ok(CHECK, format!("libnvidia-ml is of driver {version} too"))],
+    }
+}
+
+pub(super) fn versions(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "versions";
+    let versions: Vec<_> = facts.driver.on_disk.iter().map(String::as_str).collect();
+    match versions.as_slice() {
+        [] => return vec![Outcome::skipped(CHECK, "no libraries of a driver are where they usually are")],
+        [one] => return vec![Outcome::ok(CHECK, format!("only libraries of driver {one} are there"))],
+        _ => {}
+    }
+    let what = format!("there are libraries of driver {}", versions.join(" and "));
+    vec![Outcome::of(CHECK, &catalog::SEVERAL_VERSIONS, what, "remove the packages of those that are not loaded")]
+}
+
+pub(super) fn capabilities(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "capabilities";
+    let driver = &facts.driver;
+    if driver.module.is_none() || driver.diagnosis.is_some() {
+        return vec![Outcome::skipped(CHECK, "there is no complete driver")];
+    }
+    if driver.lacking.is_empty() {
+        return vec![Outcome::ok(CHECK, "the libraries of every driver capability are there")];
+    }
+    let outcome = |(capability, finding): &(Capability, _)| {
+        let finding: &crate::finding::Finding = finding;
+        let fix = package(facts.distribution, *capability).map_or_else(|| finding.fix.clone(), str::to_owned);
+        Outcome::of(CHECK, &catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
+    };
+    driver.lacking.iter().map(outcome).collect()
+}
+
+/// The command that installs the libraries of a capability.
+const fn package(distribution: Distribution, capability: Capability) -> Option<&'static str> {
+    match (distribution, capability) {
+        (Distribution::Suse, Capability::Utility) => Some("zypper install nvidia-compute-utils-G06"),
+        (Distribution::Suse, Capability::Compute) => Some("zypper install nvidia-compute-G06"),
+        (Distribution::Suse, Capability::Graphics | Capability::Display) => Some("zypper install nvidia-gl-G06"),
+        (Distribution::Suse, Capability::Video) => Some("zypper install nvidia-video-G06"),
+        (Distribution::Debian, Capability::Utility) => Some("apt install nvidia-smi"),
+        (Distribution::Debian, Capability::Compute) => Some("apt install libcuda1"),
+        (Distribution::Debian, Capability::Graphics | Capability::Display) => Some("apt install nvidia-driver-libs"),
+        (Distribution::Debian, Capability::Video) => Some("apt install libnvcuvid1 libnvidia-encode1"),
+        (Distribution::Ubuntu, Capability::Compute) => {
+            Some("apt install libnvidia-compute-SERIES, with the driver's series")
+        }
+        (Distribution::Fedora, Capability::Compute | Capability::Utility) => {
+            Some("dnf install xorg-x11-drv-nvidia-cuda (RPM Fusion), or nvidia-driver-cuda (NVIDIA)")
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn nodes(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "nodes";
+    if facts.driver.module.is_none() {
+        return vec![Outcome::skipped(CHECK, NO_MODULE)];
+    }
+    let wrong = |node: &Node| match &node.found {
+        None => Some(Outcome::of(
+            CHECK,
+            &catalog::NODE_MISSING,
+            format!("the device node \"/dev/{}\" is missing", node.name),
+            "oci-nvidia-hook prepare",
+        )),
+        Some(found) if found.kind != FileType::CharacterDevice || found.device != (NVIDIA_MAJOR, node.minor) => {
+            Some(Outcome::of(
+                CHECK,
+                &catalog::NODE_WRONG,
+                format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor),
+                format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display()),
+            ))
+        }
+        Some(_) => None,
+    };
+    let wrong: Vec<_> = facts.driver.nodes.iter().filter_map(wrong).collect();
+    if wrong.is_empty() {
+        return vec![Outcome::ok(CHECK, format!("{} device nodes are there", facts.driver.nodes.len()))];
+    }
+    wrong
+}
+
+pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "uvm";
+    if facts.driver.module.is_none() {
+        return vec![Outcome::skipped(CHECK, NO_MODULE)];
+    }
+    // Without a list of modules, nobody knows.
+    let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
+    let loaded = if is_loaded { "" } else { ", and the kernel module nvidia_uvm is not loaded" };
+    if facts.driver.uvm.is_some() {
+        return vec![Outcome::ok(CHECK, "the device node \"/dev/nvidia-uvm\" is there")];
+    }
+    let fix = match &facts.user {
+        Some(_) => {
+            "as root: \"oci-nvidia-hook prepare\"; for each boot: \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\""
+        }
+        None => "oci-nvidia-hook prepare; for each boot: \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\"",
+    };
+    let who = if facts.user.is_some() { "; rootless containers cannot load it" } else { "" };
+    let what = format!("the device node \"/dev/nvidia-uvm\" is missing{loaded}{who}");
+    vec![Outcome::of(CHECK, &catalog::NO_UVM, what, fix)]
+}
+
+/// Whether the kernel lets a process without caps read and write a node.
+pub(super) fn may_open(node: &Located, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
+    let bits = if node.uid == uid {
+        node.mode >> 6
+    } else if is_in(node.gid) {
+        node.mode >> 3
+    } else {
+        node.mode
+    };
+    bits & 0o6 == 0o6
+}
+
+pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "hook-user";
+    match &facts.driver.identity {
+        None if facts.driver.module.is_none() => vec![Outcome::skipped(CHECK, NO_MODULE)],
+        None => vec![Outcome::skipped(CHECK, "whether the hook of root may open the GPUs is seen by root only")],
+        Some(Err(finding)) => vec![Outcome::found(CHECK, finding.clone())],
+        Some(Ok(who)) => {
+            let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
+            let shut = nodes.clone().find(|node| !may_open(node, who.uid, |gid| gid == who.gid));
+            let Some(node) = shut else {
+                return vec![Outcome::ok(CHECK, format!("user {}, group {} may open the GPUs", who.uid, who.gid))];
+            };
+            let what = format!("user {}, group {} may not open {}", who.uid, who.gid, owned(node));
+            let fix = format!(
+                "set user = \"root:{}\" in the [nvidia-container-cli] table of config.toml, or remove the line",
+                group(node.gid)
+            );
+            vec![Outcome::of(CHECK, &catalog::NVML_PERMISSION, what, fix)]
+        }
+    }
+}
+
+/// `"/dev/nvidia0" (root:video 0660)`
+pub(super) fn owned(node: &Located) -> String {
+    format!("{:?} ({}:{} {:04o})", node.path, user(node.uid), group(node.gid), node.mode)
+}
+
+fn user(uid: u32) -> String {
+    let entry = nix::unistd::User::from_uid(uid.into()).ok().flatten();
+    entry.map_or_else(|| uid.to_string(), |user| user.name)
+}
+
+pub(super) fn group(gid: u32) -> String {
+    let entry = nix::unistd::Group::from_gid(gid.into()).ok().flatten();
+    entry.map_or_else(|| gid.to_string(), |group| group.name)
+}

@@ -1,0 +1,257 @@
+//! Checks of container engines, their runtimes, cgroups and CDI.
+
+use super::{Facts, Outcome};
+use crate::cdi::check::Verdict;
+use crate::engine::hook_file::PRECREATE;
+use crate::engine::runtime::Runtime;
+use crate::engine::{Engine, Kind, Version, status};
+use crate::finding::catalog;
+
+/// crun that gives device rules to systemd.
+const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);
+/// runc that asks nobody for /dev/char.
+const RUNC_WITHOUT_DEV_CHAR: Version = Version(1, 1, 7);
+/// How to give devices so that they stay.
+const STAYS: &str = "let the engine list the devices: \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all, or Podman's precreate stage";
+
+fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
+    facts.engines.iter().filter(|engine| engine.program.is_some())
+}
+
+/// Those that start containers with hooks.
+fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
+    installed(facts).filter(|engine| engine.kind != Kind::Docker)
+}
+
+pub(super) fn hook(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "hook";
+    let mut outcomes: Vec<_> = with_hooks(facts).map(|engine| in_engine(facts, engine)).collect();
+    for file in facts.engines.iter().flat_map(|engine| &engine.unseen) {
+        outcomes.push(Outcome::skipped(CHECK, format!("{file:?} cannot be read by this user")));
+    }
+    if outcomes.is_empty() {
+        outcomes.push(Outcome::skipped(CHECK, "neither Podman nor CRI-O is installed"));
+    }
+    outcomes
+}
+
+fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
+    const CHECK: &str = "hook";
+    let status = status::of(engine, &facts.installed);
+    let what = format!("{}: {}", engine.kind, status.why);
+    if status.active {
+        let active = format!("{} starts the hook, by {}", engine.kind, status.files());
+        if status.why.is_empty() {
+            return Outcome::ok(CHECK, active);
+        }
+        let file = status.hooks.first().map(|hook| hook.file.display().to_string()).unwrap_or_default();
+        let fix = format!("write \"when\": {{\"always\": true}} in {file}");
+        return Outcome::of(CHECK, &catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
+    }
+    let usable = usable_cdi_devices(facts, engine);
+    let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
+    if !stops && usable > 0 {
+        return Outcome::ok(
+            CHECK,
+            format!("{}: the hook is not active, and {usable} CDI devices are: {}", engine.kind, status.why),
+        );
+    }
+    let kind = if stops { &catalog::ENGINE_STOPPED } else { &catalog::NOT_ACTIVE };
+    Outcome::of(CHECK, kind, what, status.fix)
+}
+
+/// Of NVIDIA's GPUs: who uses these needs no hook.
+fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
+    let view = facts.cdi.iter().find(|view| view.dirs == engine.settings.cdi_dirs);
+    let of_nvidia = |verdict: &&Verdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
+    view.map_or(0, |view| view.verdicts.iter().filter(of_nvidia).count())
+}
+
+pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "second-hook";
+    let mut outcomes = Vec::new();
+    for engine in with_hooks(facts) {
+        for entry in engine.hooks.entries.iter().filter(|entry| entry.is_nvidias()) {
+            let what = format!("{} starts {}, by {}", engine.kind, entry.hook.path.display(), entry.file.display());
+            let fix = format!("remove NVIDIA's package, or: mv {0} {0}.off", entry.file.display());
+            outcomes.push(Outcome::of(CHECK, &catalog::SECOND_HOOK, what, fix));
+        }
+        let ours: Vec<_> = status::ours(engine).collect();
+        if let [first, second, ..] = ours.as_slice()
+            && first.hook.stages.contains(&PRECREATE.to_owned()) == second.hook.stages.contains(&PRECREATE.to_owned())
+        {
+            let what = format!(
+                "{} starts the hook twice, by {} and {}",
+                engine.kind,
+                first.file.display(),
+                second.file.display()
+            );
+            outcomes.push(Outcome::of(CHECK, &catalog::SECOND_HOOK, what, format!("rm {}", second.file.display())));
+        }
+    }
+    if outcomes.is_empty() {
+        outcomes.push(Outcome::ok(CHECK, "no engine starts another NVIDIA hook"));
+    }
+    outcomes
+}
+
+pub(super) fn nvidias_programs(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "nvidia-toolkit";
+    if facts.nvidias.is_empty() {
+        return vec![Outcome::ok(CHECK, "NVIDIA's container toolkit is not installed")];
+    }
+    let names: Vec<_> = facts.nvidias.iter().map(|path| path.display().to_string()).collect();
+    vec![Outcome::of(
+        CHECK,
+        &catalog::NVIDIA_BESIDE,
+        format!("NVIDIA's container toolkit is installed too: {}", names.join(", ")),
+        "remove nvidia-container-toolkit and libnvidia-container-tools, if nothing else needs them",
+    )]
+}
+
+fn runtimes(facts: &Facts) -> impl Iterator<Item = (&Engine, &Runtime)> {
+    with_hooks(facts).filter_map(|engine| Some((engine, engine.runtime.as_ref()?)))
+}
+
+/// Whether the engine lets systemd manage its cgroups.
+fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
+    match engine.settings.cgroup_manager.as_deref() {
+        Some(manager) => manager == "systemd",
+        None => facts.systemd,
+    }
+}
+
+/// Whether a hook would add to a device cgroup: not for a user's containers, which have none, and not at precreate.
+fn adds_devices(engine: &Engine) -> bool {
+    let at_precreate = status::ours(engine).any(|entry| entry.hook.stages.iter().any(|stage| stage == PRECREATE));
+    !matches!(engine.kind, Kind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
+}
+
+pub(super) fn runtime(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "runtime";
+    let outcome = |(engine, runtime): (&Engine, &Runtime)| {
+        let Some(program) = &runtime.program else {
+            let what = format!("{}: its runtime {} is not there", engine.kind, runtime.name);
+            let from =
+                if engine.kind == Kind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
+            return Outcome::of(
+                CHECK,
+                &catalog::NO_RUNTIME,
+                what,
+                format!("install {}, or change {from}", runtime.name),
+            );
+        };
+        let version = runtime.version.map_or_else(|| "of unknown version".to_owned(), |version| version.to_string());
+        let is_new_crun = runtime.name == "crun" && runtime.version.is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
+        if is_new_crun && by_systemd(facts, engine) && adds_devices(engine) && facts.cgroup_v2 == Some(true) {
+            let what =
+                format!("{}: crun {version} leaves device rules to systemd, and the hook cannot add any", engine.kind);
+            return Outcome::of(CHECK, &catalog::CRUN, what, STAYS);
+        }
+        Outcome::ok(
+            CHECK,
+            format!("{} starts containers with {} ({} {version})", engine.kind, program.display(), runtime.name),
+        )
+    };
+    let outcomes: Vec<_> = runtimes(facts).map(outcome).collect();
+    if outcomes.is_empty() { vec![Outcome::skipped(CHECK, "neither Podman nor CRI-O is installed")] } else { outcomes }
+}
+
+pub(super) fn cgroups(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "cgroups";
+    let Some(v2) = facts.cgroup_v2 else {
+        return vec![Outcome::skipped(CHECK, "no cgroups with devices are mounted at /sys/fs/cgroup")];
+    };
+    let at_risk: Vec<_> =
+        with_hooks(facts).filter(|engine| adds_devices(engine) && by_systemd(facts, engine)).collect();
+    if !v2 && let Some(engine) = at_risk.first() {
+        let what = format!(
+            "{}: systemd manages cgroups of version 1, and does not know what the hook adds to them",
+            engine.kind
+        );
+        return vec![Outcome::of(CHECK, &catalog::RELOAD_CUTS, what, STAYS)];
+    }
+    vec![Outcome::ok(CHECK, format!("cgroups are of version {}", if v2 { 2 } else { 1 }))]
+}
+
+pub(super) fn dev_char(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "dev-char";
+    if facts.driver.nodes.is_empty() {
+        return vec![Outcome::skipped(CHECK, "there are no device nodes")];
+    }
+    let needs = |(engine, runtime): &(&Engine, &Runtime)| {
+        let is_old = runtime.version.is_some_and(|version| version < RUNC_WITHOUT_DEV_CHAR);
+        runtime.name == "runc" && is_old && by_systemd(facts, engine)
+    };
+    match (runtimes(facts).find(needs), facts.driver.without_link.first()) {
+        (Some((engine, runtime)), Some(node)) => {
+            let version = runtime.version.unwrap_or_default();
+            let what = format!("{}: runc {version} leaves out {node:?}, which has no link in /dev/char", engine.kind);
+            vec![Outcome::of(
+                CHECK,
+                &catalog::DEV_CHAR,
+                what,
+                "oci-nvidia-hook prepare; or install runc 1.1.7 or newer",
+            )]
+        }
+        (None, _) => vec![Outcome::ok(CHECK, "no runtime of this host needs links in /dev/char")],
+        (Some(_), None) => vec![Outcome::ok(CHECK, "the device nodes have their links in /dev/char")],
+    }
+}
+
+pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "cdi";
+    /// A broken file has the devices of a whole host.
+    const MOST: usize = 3;
+    let mut outcomes = Vec::new();
+    for view in &facts.cdi {
+        outcomes.extend(view.conflicts.iter().take(MOST).map(|conflict| Outcome::found(CHECK, conflict.clone())));
+        let bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
+        for verdict in bad.iter().take(MOST) {
+            let what = format!("{}: {}: {}", view.engines, verdict.subject, verdict.reason);
+            outcomes.push(Outcome::of(CHECK, &catalog::SPEC_USELESS, what, verdict.hint.clone()));
+        }
+        if bad.len() > MOST {
+            let more = format!("{} more are the same way", bad.len() - MOST);
+            outcomes.push(Outcome::of(CHECK, &catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
+        }
+        let hidden = view.verdicts.iter().find(|verdict| verdict.ok && verdict.reason.contains("cannot read the file"));
+        if let Some(verdict) = hidden {
+            outcomes.push(Outcome::of(
+                CHECK,
+                &catalog::SPEC_USELESS,
+                format!("{}: {}", verdict.file, verdict.reason),
+                verdict.hint.clone(),
+            ));
+        }
+        let good = view.verdicts.iter().filter(|verdict| verdict.ok).count();
+        if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() {
+            let dirs: Vec<_> = view.dirs.iter().map(|dir| dir.display().to_string()).collect();
+            let what = if good == 0 {
+                format!("there are no CDI devices in {}; \"oci-nvidia-hook cdi generate\" makes some", dirs.join(", "))
+            } else {
+                format!("{} can use {good} CDI devices", view.engines)
+            };
+            outcomes.push(Outcome::ok(CHECK, what));
+        }
+    }
+    if outcomes.is_empty() { vec![Outcome::skipped(CHECK, "no engine that reads CDI is installed")] } else { outcomes }
+}
+
+pub(super) fn exposed(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "exposed";
+    let crio = installed(facts).any(|engine| engine.kind == Kind::Crio && status::ours(engine).next().is_some());
+    if !crio {
+        return vec![Outcome::skipped(CHECK, "the hook is not active in CRI-O")];
+    }
+    if !facts.settings().accept_envvar_when_unprivileged {
+        return vec![Outcome::ok(CHECK, "pods get only the GPUs that they were given")];
+    }
+    vec![Outcome::of(
+        CHECK,
+        &catalog::EXPOSED,
+        "every pod may ask for all GPUs by NVIDIA_VISIBLE_DEVICES",
+        "set accept-nvidia-visible-devices-envvar-when-unprivileged = false and \
+         accept-nvidia-visible-devices-as-volume-mounts = true in config.toml",
+    )]
+}

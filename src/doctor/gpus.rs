@@ -1,0 +1,140 @@
+//! Checks of the GPUs themselves.
+
+use std::time::Duration;
+
+use super::facts::PciDevice;
+use super::{Facts, Outcome};
+use crate::finding::catalog;
+
+/// Longer than NVML takes for eight GPUs whose driver state is kept.
+const SLOW: Duration = Duration::from_secs(3);
+
+pub(super) fn on_the_bus(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "pci";
+    let Some(devices) = &facts.driver.pci else {
+        return vec![Outcome::skipped(CHECK, "the PCI bus cannot be looked at: /sys/bus/pci/devices is not there")];
+    };
+    let gpus: Vec<_> = devices.iter().filter(|device| device.is_gpu()).collect();
+    if gpus.is_empty() {
+        // GPUs in a virtual machine's host bridge, or an integrated one of an SoC, are on no PCI bus.
+        if facts.driver.module.is_some() {
+            return vec![Outcome::ok(CHECK, "no GPU is on the PCI bus, and the driver is loaded")];
+        }
+        let fix = "look for it with \"lspci -d 10de:\", in the firmware's set-up, and on the board";
+        return vec![Outcome::of(CHECK, &catalog::NO_GPU, "there is no NVIDIA GPU on the PCI bus of this host", fix)];
+    }
+    let kept: Vec<_> = gpus.iter().filter(|gpu| gpu.driver.as_deref() == Some("vfio-pci")).collect();
+    let more =
+        if kept.is_empty() { String::new() } else { format!(", {} of them kept for virtual machines", kept.len()) };
+    vec![Outcome::ok(CHECK, format!("{} on the PCI bus{more}", count(gpus.len(), "NVIDIA GPU")))]
+}
+
+fn count(number: usize, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
+
+pub(super) fn nvml(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "nvml";
+    let Some((answer, took)) = &facts.driver.nvml else {
+        return vec![Outcome::skipped(CHECK, facts.driver.not_asked.clone())];
+    };
+    match answer {
+        Err(finding) => vec![Outcome::found(CHECK, finding.clone())],
+        Ok(inventory) if *took > SLOW => vec![Outcome::of(
+            CHECK,
+            &catalog::SLOW_NVML,
+            format!("NVML took {:.1} s for {}", took.as_secs_f32(), count(inventory.gpus.len(), "GPU")),
+            "systemctl enable --now nvidia-persistenced",
+        )],
+        Ok(inventory) => {
+            let cuda = if inventory.cuda_version.is_empty() { "unknown" } else { &inventory.cuda_version };
+            let what = format!(
+                "{} answered: driver {}, CUDA {cuda}",
+                count(inventory.gpus.len(), "GPU"),
+                inventory.driver_version
+            );
+            vec![Outcome::ok(CHECK, what)]
+        }
+    }
+}
+
+pub(super) fn failed(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "gpus";
+    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
+        return vec![Outcome::skipped(CHECK, "NVML did not answer")];
+    };
+    // A node that is missing has been told of.
+    let failed: Vec<_> = inventory.failed.iter().filter(|failed| !failed.node_missing).collect();
+    if failed.is_empty() {
+        return vec![Outcome::ok(CHECK, "every GPU that has its device node answers")];
+    }
+    let xid = facts.driver.xid.as_ref().map(|xid| format!(" (the kernel says: {xid})")).unwrap_or_default();
+    let outcome = |failed: &crate::inventory::FailedGpu| {
+        let fix = "nvidia-smi -q; journalctl -k | grep NVRM; a GPU that fell off the bus takes a reset or a reboot";
+        Outcome::of(CHECK, &catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)
+    };
+    failed.into_iter().map(outcome).collect()
+}
+
+pub(super) fn persistence(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "persistence";
+    if facts.driver.module.is_none() {
+        return vec![Outcome::skipped(CHECK, "the kernel module is not loaded")];
+    }
+    if facts.driver.persistenced {
+        return vec![Outcome::ok(CHECK, "nvidia-persistenced runs")];
+    }
+    vec![Outcome::of(
+        CHECK,
+        &catalog::NO_PERSISTENCE,
+        "nvidia-persistenced does not run",
+        "systemctl enable --now nvidia-persistenced",
+    )]
+}
+
+pub(super) fn fabric(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "fabric-manager";
+    let switches = facts.driver.pci.iter().flatten().filter(|device| PciDevice::is_switch(device)).count();
+    if switches == 0 {
+        return vec![Outcome::skipped(CHECK, "there is no NVSwitch on the PCI bus")];
+    }
+    if facts.driver.fabric_manager {
+        return vec![Outcome::ok(CHECK, format!("the fabric manager runs, for {switches} NVSwitches"))];
+    }
+    vec![Outcome::of(
+        CHECK,
+        &catalog::NO_FABRIC_MANAGER,
+        format!(
+            "the board has {switches} NVSwitches, and the fabric manager does not run (it has to be of the driver's version)"
+        ),
+        "systemctl enable --now nvidia-fabricmanager",
+    )]
+}
+
+pub(super) fn mig(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "mig";
+    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
+        return vec![Outcome::skipped(CHECK, "NVML did not answer")];
+    };
+    let split: Vec<_> = inventory.gpus.iter().filter(|gpu| gpu.mig_enabled).collect();
+    let empty: Vec<_> = split.iter().filter(|gpu| gpu.mig_devices.is_empty()).collect();
+    if split.is_empty() {
+        return vec![Outcome::ok(CHECK, "no GPU is in MIG mode")];
+    }
+    if empty.is_empty() {
+        let devices: usize = split.iter().map(|gpu| gpu.mig_devices.len()).sum();
+        return vec![Outcome::ok(
+            CHECK,
+            format!("{} in MIG mode, {}", count(split.len(), "GPU"), count(devices, "MIG device")),
+        )];
+    }
+    let outcome = |gpu: &&&crate::inventory::Gpu| {
+        Outcome::of(
+            CHECK,
+            &catalog::MIG_EMPTY,
+            format!("GPU {} is in MIG mode and has no MIG device", gpu.index),
+            format!("nvidia-smi mig -i {0} -cgi 0 -C; or leave the mode: nvidia-smi -i {0} -mig 0", gpu.index),
+        )
+    };
+    empty.iter().map(outcome).collect()
+}

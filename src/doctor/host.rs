@@ -1,0 +1,95 @@
+//! Checks of config.toml, of SELinux and of who may use the GPUs.
+
+use std::collections::BTreeSet;
+
+use super::driver::{group, may_open, owned};
+use super::{Facts, Outcome};
+use crate::engine::Kind;
+use crate::finding::catalog;
+
+pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "config";
+    match &facts.config {
+        Err(finding) => vec![Outcome::found(CHECK, finding.clone())],
+        Ok((_, findings)) if findings.is_empty() => vec![Outcome::ok(CHECK, "config.toml is read without a complaint")],
+        Ok((_, findings)) => findings.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect(),
+    }
+}
+
+pub(super) fn log(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "log";
+    match &facts.log {
+        None if facts.journal => vec![Outcome::ok(CHECK, "the log is the journal: \"journalctl -t oci-nvidia-hook\"")],
+        None => {
+            vec![Outcome::ok(CHECK, "there is no journal; what happened to a container is in \"oci-nvidia-hook why\"")]
+        }
+        Some((path, Ok(()))) => vec![Outcome::ok(CHECK, format!("{path:?} can be written"))],
+        Some((path, Err(_))) if facts.user.is_some() => {
+            vec![Outcome::skipped(CHECK, format!("{path:?} is not for this user to write"))]
+        }
+        Some((path, Err(why))) => vec![Outcome::of(
+            CHECK,
+            &catalog::NO_LOG,
+            format!("the log file {path:?} cannot be written: {why}"),
+            "set debug in config.toml to a file in a directory that is there",
+        )],
+    }
+}
+
+pub(super) fn selinux(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "selinux";
+    let Some(selinux) = facts.selinux else { return vec![Outcome::skipped(CHECK, "the kernel has no SELinux")] };
+    if !selinux.enforcing {
+        return vec![Outcome::ok(CHECK, "SELinux does not enforce")];
+    }
+    match (selinux.devices, selinux.xserver_devices) {
+        (Some(true), _) => vec![Outcome::ok(CHECK, "containers may use devices (container_use_devices)")],
+        (_, Some(true)) => vec![Outcome::ok(CHECK, "containers may use the GPUs (container_use_xserver_devices)")],
+        (None, None) => {
+            vec![Outcome::skipped(CHECK, "the policy has no booleans of containers, or they cannot be read")]
+        }
+        (_, xserver) => {
+            // The first one is newer, and opens less.
+            let boolean = if xserver.is_some() { "container_use_xserver_devices" } else { "container_use_devices" };
+            vec![Outcome::of(
+                CHECK,
+                &catalog::SELINUX,
+                format!("SELinux enforces, and {boolean} is off"),
+                format!("setsebool -P {boolean} on"),
+            )]
+        }
+    }
+}
+
+pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "groups";
+    let nodes = || facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
+    if nodes().next().is_none() {
+        return vec![Outcome::skipped(CHECK, "there are no device nodes")];
+    }
+    let only_for_a_group = nodes().filter(|node| node.mode & 0o006 != 0o006);
+    let gids: BTreeSet<u32> = only_for_a_group.map(|node| node.gid).collect();
+    let Some(gid) = gids.first() else {
+        return vec![Outcome::ok(CHECK, "every user may open the device nodes")];
+    };
+    let name = group(*gid);
+    let Some(user) = &facts.user else {
+        let what = format!("the device nodes are for the group {name}: users of rootless Podman have to be in it");
+        return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, format!("usermod -aG {name} USER"))];
+    };
+    if let Some(node) = nodes().find(|node| !may_open(node, user.uid, |gid| facts.groups.contains(&gid))) {
+        let what = format!("user {} may not open {}", user.name, owned(node));
+        let fix = format!("usermod -aG {name} {}, and log in again", user.name);
+        return vec![Outcome::of(CHECK, &catalog::NODE_ACCESS, what, fix)];
+    }
+    let podman = facts.engines.iter().find(|engine| matches!(engine.kind, Kind::PodmanOf(_)));
+    let runtime = podman.and_then(|engine| engine.runtime.as_ref());
+    let what = format!("{} may open the device nodes as a member of {name}; containers lose that group", user.name);
+    let fix = match runtime {
+        Some(runtime) if runtime.name != "crun" => {
+            format!("podman --runtime crun run --group-add keep-groups …; {} does not know keep-groups", runtime.name)
+        }
+        _ => "podman run --group-add keep-groups …".to_owned(),
+    };
+    vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, fix)]
+}

@@ -1,0 +1,187 @@
+//! Where an engine looks for its configuration, the least important file first. containers.conf(5),
+//! containers-config(5), crio.conf(5), crio.conf.d(5).
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::{Kind, Version};
+use crate::driver::DriverRoot;
+
+/// Podman that reads `containers.rootless.conf` too.
+const ROOTLESS_CONF: Version = Version(5, 6, 0);
+/// Podman whose root reads the file in its home directory too.
+const ROOTS_HOME: Version = Version(5, 0, 0);
+/// Podman that reads one main file, and drop-ins of all directories in the order of their names.
+const ONE_MAIN_FILE: Version = Version(6, 0, 0);
+
+/// The files of an engine of this version that may be there. An unknown version is an old one.
+#[must_use]
+pub fn of(kind: &Kind, version: Option<Version>, host: &DriverRoot) -> Vec<PathBuf> {
+    let version = version.unwrap_or_default();
+    match kind {
+        Kind::Crio => crio(host),
+        Kind::Docker => vec![PathBuf::from("/etc/docker/daemon.json")],
+        Kind::Podman | Kind::PodmanOf(_) if version >= ONE_MAIN_FILE => podman_6(kind, host),
+        Kind::Podman => {
+            let mut files = system(host);
+            if version >= ROOTS_HOME {
+                files.extend(with_drop_ins(host, Path::new("/root/.config/containers/containers.conf")));
+            }
+            files
+        }
+        Kind::PodmanOf(user) => {
+            let mut files = system(host);
+            if version >= ROOTLESS_CONF {
+                let rootless = Path::new("/etc/containers/containers.rootless.conf");
+                files.extend(with_drop_ins(host, rootless));
+                files.extend(drop_ins(host, &drop_in_dir(rootless).join(user.uid.to_string())));
+            }
+            files.extend(home(kind).iter().flat_map(|file| with_drop_ins(host, file)));
+            files
+        }
+    }
+}
+
+fn system(host: &DriverRoot) -> Vec<PathBuf> {
+    let mut files = vec![PathBuf::from("/usr/share/containers/containers.conf")];
+    files.extend(with_drop_ins(host, Path::new("/etc/containers/containers.conf")));
+    files
+}
+
+fn home(kind: &Kind) -> Option<PathBuf> {
+    let home = match kind {
+        Kind::PodmanOf(user) => user.home.clone()?,
+        _ => PathBuf::from("/root"),
+    };
+    Some(home.join(".config/containers/containers.conf"))
+}
+
+/// A user's main file takes the place of the administrator's, and that one of the distribution's; a drop-in that of
+/// another with the same name.
+fn podman_6(kind: &Kind, host: &DriverRoot) -> Vec<PathBuf> {
+    let bases = ["/usr/share/containers", "/etc/containers"].map(PathBuf::from);
+    let user = home(kind);
+    let mains = bases.iter().map(|base| base.join("containers.conf")).chain(user.clone());
+    let main = mains.filter(|file| host.locate(file).is_ok()).last();
+    let mut by_name: BTreeMap<OsString, PathBuf> = BTreeMap::new();
+    let mut dirs = Vec::new();
+    for base in &bases {
+        dirs.push(base.join("containers.conf.d"));
+        match kind {
+            Kind::PodmanOf(user) => {
+                let rootless = base.join("containers.rootless.conf.d");
+                let own = rootless.join(user.uid.to_string());
+                dirs.extend([rootless, own]);
+            }
+            _ => dirs.push(base.join("containers.rootful.conf.d")),
+        }
+    }
+    dirs.extend(user.map(|file| drop_in_dir(&file)));
+    for file in dirs.iter().flat_map(|dir| drop_ins(host, dir)) {
+        by_name.insert(file.file_name().unwrap_or_default().to_owned(), file);
+    }
+    main.into_iter().chain(by_name.into_values()).collect()
+}
+
+fn with_drop_ins(host: &DriverRoot, file: &Path) -> Vec<PathBuf> {
+    let mut files = vec![file.to_owned()];
+    files.extend(drop_ins(host, &drop_in_dir(file)));
+    files
+}
+
+fn drop_in_dir(file: &Path) -> PathBuf {
+    let mut dir = file.as_os_str().to_owned();
+    dir.push(".d");
+    PathBuf::from(dir)
+}
+
+fn drop_ins(host: &DriverRoot, dir: &Path) -> Vec<PathBuf> {
+    let names = host.names(dir).into_iter().filter(|name| name.to_str().is_some_and(|name| name.ends_with(".conf")));
+    names.map(|name| dir.join(name)).collect()
+}
+
+/// CRI-O takes files of any name, and those of directories below.
+fn crio(host: &DriverRoot) -> Vec<PathBuf> {
+    let mut files = vec![PathBuf::from("/etc/crio/crio.conf")];
+    walk(host, Path::new("/etc/crio/crio.conf.d"), 0, &mut files);
+    files
+}
+
+fn walk(host: &DriverRoot, dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
+    const DEEPEST: usize = 8;
+    for path in host.names(dir).into_iter().map(|name| dir.join(name)) {
+        let is_dir = host.locate(&path).is_ok_and(|found| found.kind == rustix::fs::FileType::Directory);
+        if !is_dir {
+            files.push(path);
+        } else if depth < DEEPEST {
+            walk(host, &path, depth + 1, files);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::User;
+    use crate::paths::HostPath;
+
+    #[test]
+    fn in_the_order_of_each_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let user = User { name: "tux".into(), uid: 1000, home: Some("/home/tux".into()) };
+        for file in [
+            "usr/share/containers/containers.conf",
+            "etc/containers/containers.conf",
+            "etc/containers/containers.conf.d/20.conf",
+            "etc/containers/containers.conf.d/10.conf",
+            "etc/containers/containers.conf.d/10.conf.rpmsave",
+            "etc/containers/containers.rootless.conf.d/15.conf",
+            "etc/containers/containers.rootless.conf.d/1000/16.conf",
+            "usr/share/containers/containers.conf.d/20.conf",
+            "home/tux/.config/containers/containers.conf.d/05.conf",
+            "etc/crio/crio.conf.d/10-a",
+            "etc/crio/crio.conf.d/05/b.conf",
+        ] {
+            let path = dir.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let of_user = Kind::PodmanOf(user);
+        let old = [
+            "/usr/share/containers/containers.conf",
+            "/etc/containers/containers.conf",
+            "/etc/containers/containers.conf.d/10.conf",
+            "/etc/containers/containers.conf.d/20.conf",
+        ];
+        let home =
+            ["/home/tux/.config/containers/containers.conf", "/home/tux/.config/containers/containers.conf.d/05.conf"];
+        let rootless = [
+            "/etc/containers/containers.rootless.conf",
+            "/etc/containers/containers.rootless.conf.d/15.conf",
+            "/etc/containers/containers.rootless.conf.d/1000/16.conf",
+        ];
+        for (kind, version, expected) in [
+            (&Kind::Podman, None, old.to_vec()),
+            (&Kind::Podman, Some(Version(5, 0, 0)), [&old[..], &["/root/.config/containers/containers.conf"]].concat()),
+            (&of_user, Some(Version(4, 3, 1)), [&old[..], &home].concat()),
+            (&of_user, Some(Version(5, 6, 0)), [&old[..], &rootless, &home].concat()),
+            (
+                &of_user,
+                Some(Version(6, 0, 0)),
+                // One main file; a name stands for its last file.
+                [&["/etc/containers/containers.conf", home[1], old[2]], &rootless[1..], &[old[3]]].concat(),
+            ),
+            (&Kind::Podman, Some(Version(6, 0, 0)), vec!["/etc/containers/containers.conf", old[2], old[3]]),
+            (
+                &Kind::Crio,
+                None,
+                vec!["/etc/crio/crio.conf", "/etc/crio/crio.conf.d/05/b.conf", "/etc/crio/crio.conf.d/10-a"],
+            ),
+        ] {
+            let expected: Vec<_> = expected.into_iter().map(PathBuf::from).collect();
+            assert_eq!(of(kind, version, &host), expected, "{kind} {version:?}");
+        }
+    }
+}

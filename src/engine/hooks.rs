@@ -1,0 +1,179 @@
+//! The hooks of an engine's directories.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+
+use super::hook_file::{self, HookFile};
+use super::settings;
+use crate::driver::DriverRoot;
+
+/// A hook that the engine has taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The JSON file
+    pub file: PathBuf,
+    /// What it says
+    pub hook: HookFile,
+    /// The program, all links followed
+    pub program: PathBuf,
+    /// Whether it is a file that can be run
+    pub runs: bool,
+}
+
+/// What an engine makes of its directories.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hooks {
+    /// Those that it has
+    pub entries: Vec<Entry>,
+    /// Files that it refuses, and why: no container starts then, and CRI-O itself does not
+    pub refused: Vec<(PathBuf, String)>,
+    /// Files that it passes over without a word, and their programs, which are not there
+    pub without_program: Vec<(PathBuf, PathBuf)>,
+    /// Files that another one of the same name takes the place of
+    pub masked: Vec<(PathBuf, PathBuf)>,
+}
+
+const OURS: &str = "oci-nvidia-hook";
+
+/// The programs of NVIDIA's that do what this one does.
+const NVIDIAS: [&str; 5] = [
+    "nvidia-container-runtime-hook",
+    "nvidia-container-runtime-hook.real",
+    "nvidia-container-toolkit",
+    "nvidia-cdi-hook",
+    "nvidia-ctk",
+];
+
+impl Entry {
+    /// Whether it is this program; a link that has one of NVIDIA's names may lead here.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.program.file_name().is_some_and(|name| name == OURS) && !is_old_wrapper(&self.hook)
+    }
+
+    /// Whether it is one of NVIDIA's.
+    #[must_use]
+    pub fn is_nvidias(&self) -> bool {
+        is_old_wrapper(&self.hook)
+            || self.program.file_name().is_some_and(|name| NVIDIAS.iter().any(|known| name == *known))
+    }
+}
+
+/// Reads these directories, the least important first. `precreate`: whether the engine knows that stage.
+#[must_use]
+pub fn read(host: &DriverRoot, dirs: &[PathBuf], precreate: bool) -> Hooks {
+    let mut hooks = Hooks::default();
+    let mut by_name: BTreeMap<OsString, Entry> = BTreeMap::new();
+    for dir in dirs {
+        let names =
+            host.names(dir).into_iter().filter(|name| name.to_str().is_some_and(|name| name.ends_with(".json")));
+        for name in names {
+            let file = dir.join(&name);
+            match read_file(host, &file, precreate) {
+                Ok(entry) => {
+                    if let Some(old) = by_name.insert(name, entry) {
+                        hooks.masked.push((old.file, file));
+                    }
+                }
+                Err(Passed::Refused(why)) => hooks.refused.push((file, why)),
+                Err(Passed::WithoutProgram(program)) => hooks.without_program.push((file, program)),
+            }
+        }
+    }
+    hooks.entries = by_name.into_values().collect();
+    hooks
+}
+
+/// Where our files may be, whether or not an engine looks there.
+const PLACES: [&str; 4] = [
+    settings::HOOKS_DIR,
+    "/usr/share/containers/oci/hooks.podman.d",
+    settings::OVERRIDE_DIR,
+    "/run/containers/oci/hooks.d",
+];
+
+/// The files that name our program.
+#[must_use]
+pub fn installed(host: &DriverRoot) -> Vec<PathBuf> {
+    let files =
+        PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));
+    let names_us = |file: &PathBuf| {
+        let hook = host.read(file).ok().and_then(|bytes| hook_file::parse(&bytes).ok());
+        hook.is_some_and(|hook| hook.path.ends_with(OURS) && !is_old_wrapper(&hook))
+    };
+    files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).filter(names_us).collect()
+}
+
+/// A shell script of NVIDIA's of 2018 that has our name: `/usr/libexec/oci/hooks.d/oci-nvidia-hook`.
+fn is_old_wrapper(hook: &HookFile) -> bool {
+    hook.path.starts_with("/usr/libexec/oci/hooks.d")
+}
+
+enum Passed {
+    Refused(String),
+    WithoutProgram(PathBuf),
+}
+
+fn read_file(host: &DriverRoot, file: &Path, precreate: bool) -> Result<Entry, Passed> {
+    let bytes = host.read(file).map_err(|error| Passed::Refused(crate::error::line(&error)))?;
+    let hook = hook_file::parse(&bytes).map_err(Passed::Refused)?;
+    let located = host.locate(&hook.path).map_err(|_| Passed::WithoutProgram(hook.path.clone()))?;
+    hook.check_stages(precreate).map_err(Passed::Refused)?;
+    let runs = located.kind == FileType::RegularFile && located.mode & 0o111 != 0;
+    Ok(Entry { file: file.to_owned(), hook, program: located.path, runs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::HostPath;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn as_an_engine_reads_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let json = |program: &str| {
+            format!(
+                r#"{{"version":"1.0.0","hook":{{"path":"{program}"}},"when":{{"always":true}},"stages":["precreate"]}}"#
+            )
+        };
+        write("usr/bin/oci-nvidia-hook", "");
+        symlink("oci-nvidia-hook", dir.path().join("usr/bin/nvidia-container-runtime-hook")).unwrap();
+        write("usr/bin/nvidia-cdi-hook", "");
+        write("usr/libexec/oci/hooks.d/oci-nvidia-hook", "");
+        for name in ["oci-nvidia-hook", "nvidia-cdi-hook"] {
+            let path = dir.path().join("usr/bin").join(name);
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        write("a/1.json", &json("/usr/bin/oci-nvidia-hook"));
+        write("a/2.json", &json("/usr/bin/nowhere"));
+        write("a/3.json", "{");
+        write("a/4.json.rpmsave", "{");
+        write("b/0.json", &json("/usr/libexec/oci/hooks.d/oci-nvidia-hook"));
+        write("b/1.json", &json("/usr/bin/nvidia-container-runtime-hook"));
+        write("b/5.json", &json("/usr/bin/nvidia-cdi-hook"));
+        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let dirs = ["/a", "/gone", "/b"].map(PathBuf::from);
+        let hooks = read(&host, &dirs, true);
+        let seen: Vec<_> = hooks
+            .entries
+            .iter()
+            .map(|entry| (entry.file.to_str().unwrap(), entry.is_ours(), entry.is_nvidias(), entry.runs))
+            .collect();
+        let expected =
+            [("/b/0.json", false, true, false), ("/b/1.json", true, false, true), ("/b/5.json", false, true, true)];
+        assert_eq!(seen, expected);
+        assert_eq!(hooks.masked, [("/a/1.json".into(), "/b/1.json".into())]);
+        assert_eq!(hooks.without_program, [("/a/2.json".into(), "/usr/bin/nowhere".into())]);
+        assert_eq!(hooks.refused.len(), 1);
+        assert_eq!(read(&host, &dirs, false).refused.len(), 5, "CRI-O knows no precreate");
+    }
+}

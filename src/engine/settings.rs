@@ -1,0 +1,220 @@
+//! What an engine's configuration says, as far as hooks and devices depend on it. Pure.
+
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::{Kind, Version};
+use crate::cdi::dirs;
+
+/// Where Podman and CRI-O look for hooks that are not told otherwise.
+pub const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
+/// Where Podman of root looks too, from 5.0 on, if its list is empty.
+pub const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
+/// Podman that knows `{append = true}`.
+const APPEND: Version = Version(5, 0, 0);
+
+/// What counts after all files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Hooks directories, the least important first
+    pub hooks_dirs: Vec<PathBuf>,
+    /// The file that names them; without one they are the engine's own
+    pub hooks_from: Option<PathBuf>,
+    /// Whether a later list adds to it
+    append: bool,
+    /// `crun`, or a path; none: the engine's default
+    pub runtime: Option<String>,
+    /// Paths by the runtime's name
+    pub runtime_paths: Vec<(String, PathBuf)>,
+    /// `systemd` or `cgroupfs`; none: the engine's default
+    pub cgroup_manager: Option<String>,
+    /// CDI directories, the least important first
+    pub cdi_dirs: Vec<PathBuf>,
+    /// The file with which the engine does not start, and why
+    pub refused: Option<(PathBuf, String)>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            hooks_dirs: vec![HOOKS_DIR.into()],
+            hooks_from: None,
+            append: false,
+            runtime: None,
+            runtime_paths: Vec::new(),
+            cgroup_manager: None,
+            cdi_dirs: dirs::DEFAULT.map(PathBuf::from).to_vec(),
+            refused: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Takes what one more file says.
+    pub fn add(&mut self, path: &Path, text: &str, kind: &Kind, version: Option<Version>) {
+        if matches!(kind, Kind::Docker) {
+            return;
+        }
+        if let Err(why) = self.try_add(path, text, kind, version) {
+            self.refused.get_or_insert_with(|| (path.to_owned(), why));
+        }
+    }
+
+    fn try_add(&mut self, path: &Path, text: &str, kind: &Kind, version: Option<Version>) -> Result<(), String> {
+        let parsed = DeTable::parse(text).map_err(|error| error.message().replace('\n', ", "))?;
+        let names: &[&str] = if kind.is_podman() { &["engine"] } else { &["crio", "runtime"] };
+        let Some(table) = names.iter().try_fold(parsed.get_ref(), |table, name| table_in(table, name)) else {
+            return Ok(());
+        };
+        if let Some(dirs) = table.get("hooks_dir") {
+            let append_is_known = kind.is_podman() && version.is_some_and(|version| version >= APPEND);
+            let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
+            self.append = list.append.unwrap_or(self.append);
+            if !self.append {
+                self.hooks_dirs.clear();
+            }
+            self.hooks_dirs.extend(list.values.into_iter().map(PathBuf::from));
+            self.hooks_from = Some(path.to_owned());
+        }
+        if let Some(dirs) = table.get("cdi_spec_dirs") {
+            let list = read_list("cdi_spec_dirs", dirs.get_ref(), kind.is_podman())?;
+            if list.append != Some(true) && !list.values.is_empty() {
+                self.cdi_dirs.clear();
+            }
+            self.cdi_dirs.extend(list.values.into_iter().map(PathBuf::from));
+        }
+        let text = |name: &str| table.get(name).and_then(|value| value.get_ref().as_str().map(str::to_owned));
+        let name = if kind.is_podman() { "runtime" } else { "default_runtime" };
+        self.runtime = text(name).filter(|name| !name.is_empty()).or_else(|| self.runtime.take());
+        self.cgroup_manager = text("cgroup_manager").or_else(|| self.cgroup_manager.take());
+        for (name, value) in table_in(table, "runtimes").into_iter().flatten() {
+            let paths: Vec<PathBuf> = match value.get_ref() {
+                DeValue::Array(paths) => {
+                    paths.iter().filter_map(|path| path.get_ref().as_str()).map(PathBuf::from).collect()
+                }
+                DeValue::Table(runtime) => {
+                    let path = runtime.get("runtime_path").and_then(|path| path.get_ref().as_str());
+                    path.filter(|path| !path.is_empty()).map(PathBuf::from).into_iter().collect()
+                }
+                _ => Vec::new(),
+            };
+            self.runtime_paths.retain(|(known, _)| *known != **name.get_ref());
+            self.runtime_paths.extend(paths.into_iter().map(|path| (name.get_ref().to_string(), path)));
+        }
+        Ok(())
+    }
+
+    /// After the last file: what an empty list means.
+    pub fn finish(&mut self, kind: &Kind, version: Option<Version>) {
+        let asks_both = *kind == Kind::Podman && version.is_some_and(|version| version >= APPEND);
+        if self.hooks_dirs.is_empty() && asks_both {
+            self.hooks_dirs = [HOOKS_DIR, OVERRIDE_DIR].map(PathBuf::from).to_vec();
+        }
+    }
+}
+
+fn table_in<'t, 'i>(table: &'t DeTable<'i>, name: &str) -> Option<&'t DeTable<'i>> {
+    match table.get(name)?.get_ref() {
+        DeValue::Table(below) => Some(below),
+        _ => None,
+    }
+}
+
+struct List {
+    values: Vec<String>,
+    /// `{append = …}` in it
+    append: Option<bool>,
+}
+
+fn read_list(name: &str, value: &DeValue<'_>, append_is_known: bool) -> Result<List, String> {
+    let DeValue::Array(items) = value else { return Err(format!("{name} is no list")) };
+    let mut list = List { values: Vec::new(), append: None };
+    for item in items.iter() {
+        match item.get_ref() {
+            DeValue::String(text) => list.values.push(text.to_string()),
+            DeValue::Table(attributes) if append_is_known => match attributes.get("append").map(|is| is.get_ref()) {
+                Some(DeValue::Boolean(is)) => list.append = Some(*is),
+                _ => return Err(format!("{name} has a table without append = true or false")),
+            },
+            DeValue::Table(_) => return Err(format!("this version does not know a table in {name}")),
+            _ => return Err(format!("{name} is no list of texts")),
+        }
+    }
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(kind: &Kind, version: Version, texts: &[&str]) -> Settings {
+        let mut settings = Settings::default();
+        for (number, text) in texts.iter().enumerate() {
+            settings.add(Path::new(&format!("/{number}")), text, kind, Some(version));
+        }
+        settings.finish(kind, Some(version));
+        settings
+    }
+
+    #[test]
+    fn hooks_dirs_of_several_files() {
+        let (a, b) = ("[engine]\nhooks_dir = [\"/a\"]", "[engine]\nhooks_dir = [\"/b\"]");
+        let more = "[engine]\nhooks_dir = [\"/c\", {append = true}]";
+        for (version, texts, dirs) in [
+            (Version(4, 3, 1), &[][..], &[HOOKS_DIR][..]),
+            (Version(4, 3, 1), &[a], &["/a"]),
+            (Version(4, 3, 1), &[a, b], &["/b"]),
+            (Version(4, 3, 1), &["[engine]\nhooks_dir = []"], &[]),
+            (Version(5, 0, 0), &["[engine]\nhooks_dir = []"], &[HOOKS_DIR, OVERRIDE_DIR]),
+            (Version(5, 0, 0), &[more], &[HOOKS_DIR, "/c"]),
+            (Version(5, 0, 0), &[a, more, b], &["/a", "/c", "/b"]), // it stays
+            (Version(5, 0, 0), &[more, "[engine]\nhooks_dir = [\"/b\", {append = false}]"], &["/b"]),
+        ] {
+            let found = settings(&Kind::Podman, version, texts);
+            assert_eq!(found.hooks_dirs, dirs.iter().map(PathBuf::from).collect::<Vec<_>>(), "{version} {texts:?}");
+            assert_eq!(found.refused, None);
+            let last = texts.len().checked_sub(1);
+            assert_eq!(found.hooks_from, last.map(|last| PathBuf::from(format!("/{last}"))));
+        }
+    }
+
+    #[test]
+    fn files_that_an_engine_refuses() {
+        for (kind, version, text, why) in [
+            (
+                Kind::Podman,
+                Version(4, 9, 0),
+                "[engine]\nhooks_dir = [\"/c\", {append = true}]",
+                "does not know a table",
+            ),
+            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = \"/c\"", "is no list"),
+            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = [3]", "is no list of texts"),
+            (Kind::Crio, Version(1, 30, 0), "[crio.runtime]\nhooks_dir = [{append = true}]", "does not know a table"),
+            (Kind::Podman, Version(5, 0, 0), "[engine", ""),
+        ] {
+            let (path, text) = settings(&kind, version, &[text]).refused.unwrap();
+            assert!(path == Path::new("/0") && text.contains(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_other_keys() {
+        let podman = "[engine]\nruntime = \"crun\"\ncgroup_manager = \"cgroupfs\"\ncdi_spec_dirs = [\"/cdi\"]\n\
+                      [engine.runtimes]\ncrun = [\"/opt/crun\", \"/usr/bin/crun\"]";
+        let found = settings(&Kind::Podman, Version(5, 0, 0), &[podman, "[engine]\nruntime = \"\""]);
+        assert_eq!(found.runtime.as_deref(), Some("crun"));
+        assert_eq!(found.cgroup_manager.as_deref(), Some("cgroupfs"));
+        assert_eq!(found.cdi_dirs, [PathBuf::from("/cdi")]);
+        assert_eq!(found.runtime_paths[0], ("crun".to_owned(), PathBuf::from("/opt/crun")));
+        let crio = "[crio.runtime]\ndefault_runtime = \"runc\"\nhooks_dir = [\"/h\"]\n\
+                    [crio.runtime.runtimes.runc]\nruntime_path = \"/usr/sbin/runc\"\n\
+                    [crio.runtime.runtimes.crun]\nruntime_path = \"\"";
+        let found = settings(&Kind::Crio, Version(1, 30, 0), &[crio]);
+        assert_eq!(found.runtime.as_deref(), Some("runc"));
+        assert_eq!(found.hooks_dirs, [PathBuf::from("/h")]);
+        assert_eq!(found.runtime_paths, [("runc".to_owned(), PathBuf::from("/usr/sbin/runc"))]);
+        // Podman's tables mean nothing to CRI-O.
+        assert_eq!(settings(&Kind::Crio, Version(1, 30, 0), &[podman]), Settings::default());
+    }
+}

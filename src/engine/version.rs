@@ -1,0 +1,44 @@
+//! Versions as programs print them.
+
+use std::fmt;
+
+/// Major, minor, patch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32, pub u32);
+
+/// The version in what `PROGRAM --version` prints: `podman version 4.3.1`, `Docker version 24.0.5, build x`,
+/// `runc version 1.1.5+ds1`, `crun version 1.8.1`, `crio version 1.30.2`.
+#[must_use]
+pub fn parse(text: &str) -> Option<Version> {
+    let word = text.lines().next()?.split(' ').skip_while(|word| *word != "version").nth(1)?;
+    let mut parts = word.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
+    Some(Version(parts.next()??, parts.next()??, parts.next().flatten().unwrap_or_default()))
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_programs_print_them() {
+        for (text, version) in [
+            ("podman version 4.3.1\n", Some(Version(4, 3, 1))),
+            ("podman version 5.6.0-dev\n", Some(Version(5, 6, 0))),
+            ("crio version 1.30.2\nVersion:        1.30.2\n", Some(Version(1, 30, 2))),
+            ("runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\n", Some(Version(1, 1, 5))),
+            ("runc version 1.2.0-rc.1\n", Some(Version(1, 2, 0))),
+            ("crun version 1.23\ncommit: x\n", Some(Version(1, 23, 0))),
+            ("Docker version 24.0.5, build ced0996\n", Some(Version(24, 0, 5))),
+            ("podman version x\n", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(text), version, "{text}");
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! `doctor` on hosts that are directories: a bare one, one where all is well, one where much is wrong, and one for each
+//! thing that can be wrong. What it says of the first three is kept in `tests/fixtures/doctor`, read by a person when it
+//! changes: `UPDATE_GOLDEN=1 cargo test --test it doctor`.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use oci_nvidia_hook::cli::terminal::Terminal;
+use oci_nvidia_hook::cli::{doctor as words, status as status_words};
+use oci_nvidia_hook::doctor::{self, Caller, Outcome, Status};
+use oci_nvidia_hook::driver::DriverRoot;
+use oci_nvidia_hook::engine::{User, hooks, look, status};
+use oci_nvidia_hook::paths::HostPath;
+
+use crate::Test;
+use crate::driver::FakeDriver;
+use crate::support::{HOOK, Need, run, scratch, sh, source};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
+
+pub const TESTS: &[Test] = &[
+    ("doctor::a_bare_host", &[], bare),
+    ("doctor::a_good_host", NEEDS, good),
+    ("doctor::a_broken_host", NEEDS, broken),
+    ("doctor::each_fault_has_its_finding", NEEDS, each_fault_has_its_finding),
+    ("doctor::a_user_sees_less_and_says_so", NEEDS, a_user_sees_less),
+    ("doctor::cdi_is_enough", NEEDS, cdi_is_enough),
+    ("doctor::nothing_is_changed", NEEDS, nothing_is_changed),
+    ("doctor::bundle", &[Need::Program("tar")], bundle),
+    ("doctor::this_host", &[], this_host),
+];
+
+/// What `make-root` makes, and around it what openSUSE has: GPUs in sysfs, modules, Podman and CRI-O with the hook.
+fn good_host() -> &'static FakeDriver {
+    static HOST: OnceLock<FakeDriver> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let fake = FakeDriver::new(&["--gpus", "8"]);
+        let (root, shipped) = (fake.root.display(), source("."));
+        let script = format!(
+            r#"cd '{root}'
+            mkdir -p sys/bus/pci/drivers/nvidia sys/fs/cgroup sys/fs/selinux/booleans run/systemd/system run/nvidia-persistenced \
+                usr/share/containers/oci/hooks.d usr/share/containers/oci/hooks.podman.d etc/containers/containers.conf.d \
+                etc/nvidia-container-runtime etc/crio/crio.conf.d run/systemd/journal dev/char usr/libexec
+            for bus in proc/driver/nvidia/gpus/*; do
+                device=sys/bus/pci/devices/${{bus##*/}}; mkdir -p $device
+                echo 0x10de >$device/vendor; echo 0x030200 >$device/class; ln -s ../../drivers/nvidia $device/driver
+            done
+            printf 'nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n' >proc/modules
+            printf 'Character devices:\n195 nvidia\n511 nvidia-uvm\n' >proc/devices
+            touch sys/fs/cgroup/cgroup.controllers run/systemd/journal/socket run/nvidia-persistenced/socket
+            for link in 195:255 195:254 511:0 511:1 195:0 195:1 195:2 195:3 195:4 195:5 195:6 195:7; do
+                ln -s ../null dev/char/$link; done
+            touch dev/null
+            echo 1 >sys/fs/selinux/enforce; echo '1 1' >sys/fs/selinux/booleans/container_use_devices
+            echo '0 0' >sys/fs/selinux/booleans/container_use_xserver_devices
+            printf 'ID="opensuse-leap"\nID_LIKE="suse opensuse"\n' >etc/os-release
+            program() {{ printf '#!/bin/sh\necho "%s"\n' "$2" >usr/bin/$1; chmod 755 usr/bin/$1; }}
+            program podman 'podman version 4.9.5'; program crio 'crio version 1.30.2'
+            program crun 'crun version 1.20'; program runc 'runc version 1.2.6'
+            touch usr/bin/oci-nvidia-hook; chmod 755 usr/bin/oci-nvidia-hook
+            cp '{shipped}/hooks.d/oci-nvidia-hook.json' usr/share/containers/oci/hooks.d
+            cp '{shipped}/packaging/podman/oci-nvidia-hook-precreate.json' usr/share/containers/oci/hooks.podman.d
+            cp '{shipped}/packaging/podman/50-oci-nvidia-hook.conf' etc/containers/containers.conf.d
+            sed '/^\[nvidia-container-cli/i accept-nvidia-visible-devices-envvar-when-unprivileged = false' \
+                '{shipped}/config/config.toml' >etc/nvidia-container-runtime/config.toml
+            chmod 644 etc/nvidia-container-runtime/config.toml"#,
+            shipped = shipped.display()
+        );
+        sh(&script).ok();
+        fake
+    })
+}
+
+/// A copy of it that a script has changed, run in its top directory.
+fn changed(script: &str) -> tempfile::TempDir {
+    let dir = scratch();
+    sh(&format!("cp -a '{}'/. '{1}'; cd '{1}'; {script}", good_host().root.display(), dir.path().display())).ok();
+    dir
+}
+
+fn examine(host: &Path, caller: Caller) -> Vec<Outcome> {
+    let host = DriverRoot::open(&HostPath::new(host)).unwrap();
+    doctor::examine(&doctor::look(&host, None, caller))
+}
+
+/// The words of doctor, and those of status.
+fn words_of(dir: &Path) -> String {
+    let outcomes = examine(dir, Caller::default());
+    let host = DriverRoot::open(&HostPath::new(dir)).unwrap();
+    let installed = hooks::installed(&host);
+    let statuses: Vec<_> = look::look(&host, None).iter().map(|engine| status::of(engine, &installed)).collect();
+    let terminal = Terminal::default();
+    let text = format!("{}\n{}", words::text(&outcomes, terminal), status_words::text(&statuses, terminal));
+    let dir = dir.to_str().unwrap();
+    text.replace(&format!("{dir:?}"), "\"/\"").replace(dir, "")
+}
+
+#[track_caller]
+fn assert_golden(name: &str, text: &str) {
+    let path = source("tests/fixtures/doctor").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), text, "{}", path.display());
+}
+
+fn bare() {
+    let dir = scratch();
+    assert_golden("bare.txt", &words_of(dir.path()));
+}
+
+fn good() {
+    let text = words_of(&good_host().root);
+    assert_golden("good.txt", &text);
+    let outcomes = examine(&good_host().root, Caller::default());
+    let bad: Vec<_> = outcomes.iter().filter(|outcome| outcome.status > Status::Skipped).collect();
+    assert!(bad.is_empty(), "{bad:?}");
+}
+
+/// Several faults at once, as they come after an update that went wrong.
+fn broken() {
+    let dir = changed(
+        "sed -i 's/^driver .*/driver 535.183.01/' usr/lib/*/nvml.conf; rm dev/nvidia-uvm dev/nvidia3; \
+         chgrp 7 dev/nvidia*; chmod 660 dev/nvidia*; sed -i '/container-cli/a user = \"nobody\"' \
+             etc/nvidia-container-runtime/config.toml; echo 'bogus = 1' | cat - etc/nvidia-container-runtime/config.toml >c; \
+         mv c etc/nvidia-container-runtime/config.toml; rm usr/lib/*/libcuda.so*; rm run/nvidia-persistenced/socket; \
+         cp usr/share/containers/oci/hooks.podman.d/*.json usr/share/containers/oci/hooks.d; \
+         printf '#!/bin/sh\\necho crun version 1.24\\n' >usr/bin/crun; touch usr/bin/nvidia-ctk; \
+         rm etc/containers/containers.conf.d/*; \
+         printf '[engine]\\nhooks_dir = [\"/etc/containers/oci/hooks.d\"]\\n' >etc/containers/containers.conf; \
+         echo '0 0' >sys/fs/selinux/booleans/container_use_devices",
+    );
+    assert_golden("broken.txt", &words_of(dir.path()));
+}
+
+/// What is done to the good host, and what is found then: check, id and status.
+const FAULTS: &[(&str, &str, &str, Status)] = &[
+    ("rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices", "pci", "ONH-010", Status::Error),
+    ("rm -r proc/driver", "module", "ONH-011", Status::Error),
+    (
+        "rm -r proc/driver; mkdir sys/bus/pci/drivers/nouveau; \
+         for device in sys/bus/pci/devices/*; do ln -sfn ../../drivers/nouveau $device/driver; done",
+        "module",
+        "ONH-011: the kernel module nouveau drives",
+        Status::Error,
+    ),
+    (
+        "rm -r proc/driver; mkdir -p sys/firmware/efi/efivars; \
+         printf '\\6\\0\\0\\0\\1' >sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c; \
+         printf '4,1,2,-;nvidia: module verification failed: signature missing\\n' >dev/kmsg",
+        "module",
+        "ONH-011: 8 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not loaded; the kernel says: nvidia: \
+         module verification failed: signature missing; Secure Boot is on",
+        Status::Error,
+    ),
+    ("rm -r usr/lib/*/libnvidia-ml*; /sbin/ldconfig -r .", "libraries", "ONH-012", Status::Error),
+    ("sed -i s/535.183.01/550.54.14/ proc/driver/nvidia/version", "libraries", "ONH-013", Status::Error),
+    (
+        "cp usr/lib/*/libcuda.so.535.183.01 usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14",
+        "versions",
+        "ONH-209",
+        Status::Note,
+    ),
+    ("rm usr/lib/*/libcuda.so*; /sbin/ldconfig -r .", "capabilities", "ONH-210", Status::Warning),
+    ("rm dev/nvidia3", "nodes", "ONH-021", Status::Error),
+    ("rm dev/nvidia3; touch dev/nvidia3", "nodes", "ONH-022", Status::Error),
+    ("rm dev/nvidia3; mknod dev/nvidia3 c 195 5", "nodes", "ONH-022", Status::Error),
+    ("rm dev/nvidia-uvm; echo nvidia 1 >proc/modules", "uvm", "ONH-205", Status::Warning),
+    (
+        "echo '[oci-nvidia-hook]\nnvml-timeout = 0.0' >>etc/nvidia-container-runtime/config.toml",
+        "config",
+        "ONH-005",
+        Status::Error,
+    ),
+    ("chmod 666 etc/nvidia-container-runtime/config.toml", "config", "ONH-004", Status::Error),
+    ("echo 'x = 1' >>etc/nvidia-container-runtime/config.toml", "config", "ONH-101", Status::Warning),
+    (
+        "sed -i '/container-cli/a debug = \"/gone/log\"' etc/nvidia-container-runtime/config.toml",
+        "log",
+        "ONH-102",
+        Status::Warning,
+    ),
+    (
+        "chmod 660 dev/nvidia*; sed -i '/container-cli/a user = \"nobody\"' etc/nvidia-container-runtime/config.toml",
+        "hook-user",
+        "ONH-019",
+        Status::Error,
+    ),
+    ("echo init-error 999 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-018", Status::Error),
+    ("echo init-delay-ms 3200 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-213", Status::Warning),
+    (
+        "sed -i '/minor=3/s/$/ fail=15/' usr/lib/x86_64-linux-gnu/nvml.conf; \
+         printf '3,1,2,-;NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus.\\n' >dev/kmsg",
+        "gpus",
+        "ONH-201: GPU 3",
+        Status::Warning,
+    ),
+    ("rm run/nvidia-persistenced/socket", "persistence", "ONH-214", Status::Note),
+    (
+        "mkdir -p sys/bus/pci/devices/0000:c0:00.0; cd sys/bus/pci/devices/0000:c0:00.0; echo 0x10de >vendor; \
+         echo 0x068000 >class",
+        "fabric-manager",
+        "ONH-215",
+        Status::Warning,
+    ),
+    ("sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf", "mig", "ONH-216: GPU 3", Status::Warning),
+    (
+        "rm etc/containers/containers.conf.d/*; rm usr/share/containers/oci/hooks.d/*",
+        "hook",
+        "ONH-501: Podman",
+        Status::Warning,
+    ),
+    ("rm usr/share/containers/oci/hooks.d/*", "hook", "ONH-501: CRI-O", Status::Warning),
+    ("rm usr/bin/oci-nvidia-hook", "hook", "ONH-501", Status::Warning),
+    (
+        "sed -i 's/\"always\": true/\"hasBindMounts\": true/' usr/share/containers/oci/hooks.d/*",
+        "hook",
+        "ONH-502",
+        Status::Note,
+    ),
+    (
+        "sed -i 's/\"stages\": .*/\"stages\": [\"precreate\"]/' usr/share/containers/oci/hooks.d/*; rm etc/containers/containers.conf.d/*",
+        "hook",
+        "ONH-501: Podman as root: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts it with \"prestart\" at the stage precreate",
+        Status::Warning,
+    ),
+    ("echo '{' >usr/share/containers/oci/hooks.d/x.json", "hook", "ONH-060: Podman", Status::Error),
+    (
+        "cp usr/share/containers/oci/hooks.podman.d/* usr/share/containers/oci/hooks.d",
+        "hook",
+        "ONH-060: CRI-O",
+        Status::Error,
+    ),
+    ("echo '[crio' >etc/crio/crio.conf.d/10-x", "hook", "ONH-060: CRI-O", Status::Error),
+    (
+        "touch usr/bin/nvidia-container-runtime-hook; chmod 755 usr/bin/nvidia-container-runtime-hook; \
+         sed s,oci-nvidia-hook,nvidia-container-runtime-hook,g usr/share/containers/oci/hooks.d/oci-nvidia-hook.json \
+             >usr/share/containers/oci/hooks.d/nvidia.json",
+        "second-hook",
+        "ONH-503",
+        Status::Warning,
+    ),
+    (
+        "cp usr/share/containers/oci/hooks.d/oci-nvidia-hook.json usr/share/containers/oci/hooks.d/old.json",
+        "second-hook",
+        "ONH-503: CRI-O starts the hook twice",
+        Status::Warning,
+    ),
+    ("touch usr/bin/nvidia-ctk", "nvidia-toolkit", "ONH-504", Status::Note),
+    (
+        "printf '[engine]\\nruntime = \"kata\"\\n' >etc/containers/containers.conf",
+        "runtime",
+        "ONH-505: Podman",
+        Status::Warning,
+    ),
+    (
+        "sed -i s/1.20/1.23/ usr/bin/crun; printf '[crio.runtime]\\ndefault_runtime = \"crun\"\\n' >etc/crio/crio.conf",
+        "runtime",
+        "ONH-310: CRI-O",
+        Status::Warning,
+    ),
+    ("rm sys/fs/cgroup/*; mkdir sys/fs/cgroup/devices", "cgroups", "ONH-506: CRI-O", Status::Warning),
+    (
+        "sed -i s/1.2.6/1.1.4/ usr/bin/runc; rm dev/char/195:3",
+        "dev-char",
+        "ONH-507: CRI-O: runc 1.1.4 leaves out \"/dev/nvidia3\"",
+        Status::Warning,
+    ),
+    ("echo '0 0' >sys/fs/selinux/booleans/container_use_devices", "selinux", "ONH-508", Status::Warning),
+    ("mkdir -p etc/cdi; echo '{' >etc/cdi/x.yaml", "cdi", "ONH-404", Status::Warning),
+    (
+        "mkdir -p etc/cdi; for name in a b; do printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  \
+         containerEdits:\\n    env: [A=b]\\n' >etc/cdi/$name.yaml; done",
+        "cdi",
+        "ONH-402",
+        Status::Warning,
+    ),
+    (
+        "mkdir -p etc/cdi; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
+         deviceNodes: [{path: /dev/gone}]\\n' >etc/cdi/a.yaml",
+        "cdi",
+        "ONH-404",
+        Status::Warning,
+    ),
+    (
+        "mkdir -p etc/cdi; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
+         env: [A=b]\\n' >etc/cdi/a.yaml; chmod 600 etc/cdi/a.yaml",
+        "cdi",
+        "ONH-404: /etc/cdi/a.yaml: rootless Podman cannot read the file",
+        Status::Warning,
+    ),
+    ("sed -i '/^accept.*= false/d' etc/nvidia-container-runtime/config.toml", "exposed", "ONH-106", Status::Note),
+    ("chmod 660 dev/nvidia*; chgrp video dev/nvidia*", "groups", "ONH-212", Status::Note),
+];
+
+fn each_fault_has_its_finding() {
+    let mut wrong = Vec::new();
+    for (script, check, expected, status) in FAULTS {
+        let dir = changed(script);
+        let outcomes = examine(dir.path(), Caller::default());
+        let of_check: Vec<_> = outcomes.iter().filter(|outcome| outcome.check == *check).collect();
+        let text = |outcome: &&Outcome| {
+            let id = outcome.kind.map_or("", |kind| kind.id);
+            format!("{id}: {}", outcome.what).replace(dir.path().to_str().unwrap(), "")
+        };
+        let is_it = |outcome: &&&Outcome| text(outcome).starts_with(expected) && outcome.status == *status;
+        match of_check.iter().find(is_it) {
+            Some(outcome) if outcome.fix.is_empty() => wrong.push(format!("{script}\n  no fix: {outcome:?}")),
+            Some(_) => {}
+            None => wrong.push(format!("{script}\n  expected {check} {expected}\n  found {of_check:?}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // Whatever doctor alone says, something here causes it.
+    let caused: BTreeSet<_> = FAULTS.iter().map(|(_, _, expected, _)| &expected[..7]).collect();
+    let (mut seen, code) = (0, std::fs::read_dir(source("src/doctor")).unwrap());
+    let code: String = code.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    let catalog = std::fs::read_to_string(source("src/finding/catalog.rs")).unwrap();
+    for name in code
+        .split("&catalog::")
+        .skip(1)
+        .map(|rest| rest.split(|c: char| !c.is_ascii_uppercase() && c != '_').next().unwrap())
+    {
+        let line = catalog.lines().find(|line| line.trim().starts_with(&format!("{name} \"ONH-"))).unwrap();
+        let id = line.split('"').nth(1).unwrap();
+        seen += 1;
+        // Made in another test: of a user, and of a bundle.
+        assert!(caused.contains(id) || ["ONH-211", "ONH-054"].contains(&id), "nothing causes {id} {name}");
+    }
+    assert!(seen > 30, "{seen}");
+}
+
+fn a_user_sees_less() {
+    let tux = |groups: &[u32]| Caller {
+        user: Some(User { name: "tux".into(), uid: 1000, home: Some("/home/tux".into()) }),
+        groups: groups.iter().copied().collect(),
+    };
+    let dir = changed("chgrp 484 dev/nvidia*; chmod 660 dev/nvidia*; rm dev/nvidia-uvm");
+    let find =
+        |outcomes: &[Outcome], check: &str| outcomes.iter().find(|outcome| outcome.check == check).unwrap().clone();
+    let outside = examine(dir.path(), tux(&[1000]));
+    let groups = find(&outside, "groups");
+    assert_eq!(groups.kind.unwrap().id, "ONH-211");
+    assert_eq!(groups.what, "user tux may not open \"/dev/nvidiactl\" (root:484 0660)");
+    assert_eq!(groups.fix, "usermod -aG 484 tux, and log in again");
+    let uvm = find(&outside, "uvm");
+    assert!(uvm.what.contains("rootless containers cannot load it") && uvm.fix.starts_with("as root"), "{uvm:?}");
+    let inside = find(&examine(dir.path(), tux(&[484, 1000])), "groups");
+    assert_eq!(inside.kind.unwrap().id, "ONH-212");
+    assert_eq!(inside.fix, "podman run --group-add keep-groups …");
+    // What a user's Podman reads is looked at too.
+    let mut engines =
+        outside.iter().filter(|outcome| outcome.check == "hook" && outcome.what.contains("Podman of tux"));
+    assert_eq!(engines.next().unwrap().status, Status::Ok);
+    // As a real user, NVML below another driver root is not asked, and that is said.
+    sh(&format!("chmod 755 '{}'; chmod -R go+rX '{}'", dir.path().display(), dir.path().display())).ok();
+    let parent = tempfile::tempdir_in("/var/tmp").unwrap();
+    std::fs::set_permissions(parent.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = parent.path().display();
+    sh(&format!("cp -a '{}' '{path}/root'; cp '{HOOK}' '{path}/hook'", dir.path().display())).ok();
+    let config = parent.path().join("config.toml");
+    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n")).unwrap();
+    let ran = sh(&format!(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups '{path}/hook' --config '{path}/config.toml' doctor || true"
+    ));
+    let text = ran.ok();
+    for says in [
+        "asking NVML below another driver root takes root",
+        "whether the hook of root may open the GPUs is seen by root only",
+    ] {
+        assert!(text.contains(says), "{text}");
+    }
+}
+
+/// Who uses CDI alone is told of no hook that is missing.
+fn cdi_is_enough() {
+    let dir = changed(
+        "rm usr/share/containers/oci/hooks.d/* etc/containers/containers.conf.d/*; mkdir -p etc/cdi; \
+         printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
+         env: [A=b]\\n' >etc/cdi/a.yaml",
+    );
+    let outcomes = examine(dir.path(), Caller::default());
+    assert!(doctor::worst(&outcomes) <= Status::Skipped, "{outcomes:?}");
+    assert!(outcomes.iter().any(|outcome| outcome.what.contains("the hook is not active, and 1 CDI devices are")));
+}
+
+fn nothing_is_changed() {
+    let dir = changed("true");
+    let before = crate::support::fingerprint(dir.path(), "none");
+    examine(dir.path(), Caller::default());
+    assert!(before == crate::support::fingerprint(dir.path(), "none"));
+}
+
+/// Everything that is promised, in one file; and nothing of what is there already is touched.
+fn bundle() {
+    let dir = scratch();
+    let path = dir.path().join("b.tar.gz");
+    let doctor = |path: &Path| run(Command::new(HOOK).args(["doctor", "--bundle"]).arg(path));
+    let ran = doctor(&path);
+    assert!(matches!(ran.code, Some(0 | 1 | 3)) && ran.stderr.is_empty(), "{ran:?}");
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    let list = run(Command::new("tar").arg("-tzf").arg(&path)).ok();
+    for name in [
+        "doctor.json",
+        "status.json",
+        "engines.json",
+        "files/etc/os-release",
+        "files/proc/version",
+        "files/proc/devices",
+    ] {
+        assert!(list.lines().any(|line| line == format!("oci-nvidia-hook/{name}")), "{name} is not in\n{list}");
+    }
+    let json = run(Command::new("tar").args(["-xzOf"]).arg(&path).arg("oci-nvidia-hook/doctor.json")).ok();
+    assert!(serde_json::from_str::<serde_json::Value>(&json).unwrap().as_array().unwrap().len() > 20);
+    let content = std::fs::read(&path).unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
+    for taken in [&path, &link, &dir.path().join("gone/b.tar.gz")] {
+        let stderr = doctor(taken).failed(3);
+        assert!(stderr.contains("(ONH-054)") && stderr.contains("hint: "), "{stderr}");
+    }
+    assert!(std::fs::read(&path).unwrap() == content && link.symlink_metadata().unwrap().is_symlink());
+    assert!(std::fs::metadata(dir.path().join("elsewhere")).is_err());
+}
+
+/// The real thing: the words, the JSON and the exit status say the same.
+fn this_host() {
+    let json = run(Command::new(HOOK).args(["doctor", "--json"]));
+    let outcomes: Vec<serde_json::Value> = serde_json::from_str(&json.stdout).unwrap();
+    for outcome in &outcomes {
+        let keys: Vec<_> = outcome.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, ["check", "fix", "id", "status", "what", "why"]);
+        assert_eq!(
+            outcome["id"].is_string(),
+            ["note", "warning", "error"].contains(&outcome["status"].as_str().unwrap())
+        );
+    }
+    let has = |status: &str| outcomes.iter().any(|outcome| outcome["status"] == status);
+    let expected = if has("error") { 3 } else { i32::from(has("warning")) };
+    assert_eq!(json.code, Some(expected));
+    let words = run(Command::new(HOOK).arg("doctor"));
+    assert_eq!(words.code, Some(expected));
+    for outcome in &outcomes {
+        assert!(words.stdout.contains(outcome["check"].as_str().unwrap()), "{}", words.stdout);
+    }
+}

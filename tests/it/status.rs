@@ -1,0 +1,209 @@
+//! `status`, held against what podman does: a hook that leaves a trace ran if, and only if, status calls it active.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::Image;
+use crate::podman_shapes::{NEEDS_USER, User};
+use crate::support::{HOOK, Need, run, scratch, sh};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+
+pub const TESTS: &[Test] = &[
+    ("status::agrees_with_podman_of_root", NEEDS, agrees_with_podman_of_root),
+    ("status::agrees_with_podman_of_a_user", NEEDS_USER, agrees_with_podman_of_a_user),
+    ("status::colours_are_for_terminals", &[Need::Program("script")], colours_are_for_terminals),
+];
+
+/// `hook FILE STAGE WHEN` writes a JSON file that names the trace-leaving hook; `$usr`, `$etc` are the two directories
+/// that everybody knows.
+struct Case {
+    /// containers.conf of the administrator
+    conf: &'static str,
+    setup: &'static str,
+    active: bool,
+}
+
+const fn case(conf: &'static str, setup: &'static str, active: bool) -> Case {
+    Case { conf, setup, active }
+}
+
+const ALWAYS: &str = "hook $usr/a.json prestart '{\"always\":true}'";
+
+const CASES: &[Case] = &[
+    case("", "", false),
+    case("", ALWAYS, true),
+    case("", "hook $usr/a.json createRuntime '{\"always\":true,\"commands\":[\".*\"]}'", true),
+    case("", "hook $usr/a.json prestart '{}'", false),
+    case("", "hook $usr/a.json prestart '{\"always\":true,\"hasBindMounts\":false}'", false),
+    case("", "hook $etc/a.json prestart '{\"always\":true}'", false),
+    case("hooks_dir = []", ALWAYS, false),
+    case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", ALWAYS, false),
+    case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", "hook $etc/a.json prestart '{\"always\":true}'", true),
+    // The drop-in counts more.
+    case(
+        "hooks_dir = [\"/nowhere\"]",
+        "hook $usr/a.json prestart '{\"always\":true}'; mkdir -p /etc/containers/containers.conf.d; \
+         printf '[engine]\\nhooks_dir = [\"%s\"]\\n' $usr >/etc/containers/containers.conf.d/50-x.conf",
+        true,
+    ),
+    case("hooks_dir = [\"/nowhere\"]", ALWAYS, false),
+    // One name in two directories: the later one counts.
+    case(
+        "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]",
+        "hook $usr/a.json prestart '{\"always\":true}'; hook $etc/a.json prestart '{\"always\":false}'",
+        false,
+    ),
+    case("", "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json", false),
+    case("", "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json.rpmsave", true),
+    case("", "hook $usr/a.json prestart '{\"always\":true}'; hook $usr/b.json nonsense '{\"always\":true}'", false),
+    // A program that is not there: that file is passed over, others are not.
+    case(
+        "",
+        "sed s,oci-nvidia-hook,gone,g $trace >$trace.gone; trace=$trace.not hook $usr/a.json prestart '{\"always\":true}'",
+        false,
+    ),
+    case("", "trace=$trace.not hook $usr/b.json nonsense '{}'; hook $usr/a.json prestart '{\"always\":true}'", true),
+    case("", "hook $usr/a.json prestart '{\"always\":true}'; chmod 644 $trace", false),
+    case("", "hook $usr/a.json precreate '{\"always\":true}'", true),
+    case("", "printf '{\"hook\":\"%s\",\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json", true),
+    case("hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]", ALWAYS, false), // 4.3.1 does not know it
+    case("runtime = \"runc", ALWAYS, false),
+];
+
+/// In a mount namespace in which `/etc/containers` and the hooks directories are the case's own; the shell's `$1` runs
+/// podman. Ends with what the hook wrote, and what status says.
+fn script(dir: &Path, case: &Case) -> String {
+    format!(
+        r#"dir='{dir}'; trace=$dir/oci-nvidia-hook; usr=/usr/share/containers/oci/hooks.d; etc=/etc/containers/oci/hooks.d
+        mount -t tmpfs x /etc/containers; mount -t tmpfs x /usr/share/containers; mkdir -p $usr $etc
+        chmod 755 /etc/containers /usr/share/containers
+        printf '[containers]\ndefault_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]\n' >/usr/share/containers/containers.conf
+        printf '%s\n' '[engine]' '{conf}' >/etc/containers/containers.conf
+        echo '{{"default":[{{"type":"insecureAcceptAnything"}}]}}' >/etc/containers/policy.json
+        printf '#!/bin/sh\necho ran >>%s/ran/trace; exec cat\n' "$dir" >$trace; chmod 755 $trace
+        hook() {{ printf '{{"version":"1.0.0","hook":{{"path":"%s","args":["h","%s"],"env":["A=b"]}},"when":%s,"stages":["%s"]}}' \
+            "$trace" "$2" "$3" "$2" >$1; }}
+        rm -f $dir/ran/trace
+        {setup}
+        "$@" >$dir/said 2>&1 || true
+        if test -e $dir/ran/trace; then echo ran; else echo not; fi"#,
+        dir = dir.display(),
+        conf = case.conf,
+        setup = case.setup,
+    )
+}
+
+/// Podman's words for a container that ends at once.
+const RUN: &str = "--storage-driver vfs --cgroup-manager cgroupfs --runtime runc --events-backend none run --rm \
+                   --network=none --log-driver=none --rootfs";
+
+fn prepare(dir: &Path) {
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let image = Image::new(dir, &["--layout", "debian"]);
+    sh(&format!(
+        "cd '{}'; mkdir -p run/secrets var/tmp '{}'/ran; chmod 777 '{}'/ran; touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv",
+        image.rootfs.display(),
+        dir.display(),
+        dir.display()
+    ))
+    .ok();
+}
+
+/// Whether it ran, and what status says for the engine.
+fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) -> (bool, serde_json::Value) {
+    let script = format!("{}\n{status}", script(dir, case));
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-m", "sh", "-euc", &script, "sh", "sh", "-euc", podman]).env_remove("CONTAINERS_CONF");
+    let ran = run(&mut unshare);
+    let (trace, json) = ran.stdout.split_once('\n').unwrap_or_else(|| panic!("{ran:?}"));
+    let all: Vec<serde_json::Value> = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+    let one = all.iter().find(|one| one["engine"].as_str().unwrap().starts_with(engine)).unwrap().clone();
+    (trace == "ran", one)
+}
+
+#[track_caller]
+fn assert_agrees(case: &Case, dir: &Path, (ran, status): (bool, serde_json::Value)) {
+    let said = std::fs::read_to_string(dir.join("said")).unwrap_or_default();
+    let text = format!("{:?} {:?}: {status}\npodman: {said}", case.conf, case.setup);
+    assert_eq!(ran, case.active, "podman: {text}");
+    assert_eq!(status["active"], ran, "status: {text}");
+    if ran {
+        assert!(status["hooks"][0]["file"].is_string() && status["hooks"][0]["stages"][0].is_string(), "{text}");
+    } else {
+        assert!(!status["why"].as_str().unwrap().is_empty() && !status["fix"].as_str().unwrap().is_empty(), "{text}");
+    }
+}
+
+fn agrees_with_podman_of_root() {
+    let dir = scratch();
+    prepare(dir.path());
+    let path = dir.path().display();
+    let podman =
+        format!("podman --root '{path}/st' --runroot '{path}/rr' --tmpdir '{path}/tmp' {RUN} '{path}/image' true");
+    for case in CASES {
+        let status = format!("'{HOOK}' status --json || true");
+        assert_agrees(case, dir.path(), outcome(dir.path(), case, &podman, &status, "Podman as root"));
+    }
+}
+
+/// Files in the user's home directory count most.
+const USERS_CASES: &[Case] = &[
+    case(
+        "hooks_dir = [\"/nowhere\"]",
+        "hook $usr/a.json prestart '{\"always\":true}'; mkdir -p $dir/home/.config/containers/containers.conf.d; \
+         printf '[engine]\\nhooks_dir = [\"%s\"]\\n' $usr >$dir/home/.config/containers/containers.conf.d/a.conf",
+        true,
+    ),
+    case(
+        "",
+        "hook $usr/a.json prestart '{\"always\":true}'; \
+         printf '[engine]\\nhooks_dir = [\"/nowhere\"]\\n' >$dir/home/.config/containers/containers.conf",
+        true,
+    ),
+    case(
+        "",
+        "rm -r $dir/home/.config/containers/containers.conf.d; hook $usr/a.json prestart '{\"always\":true}'",
+        false,
+    ),
+];
+
+fn agrees_with_podman_of_a_user() {
+    let user = User::made();
+    let dir = user.dir.path();
+    prepare(dir);
+    let path = dir.display();
+    sh(&format!(
+        "chown -R {0} '{path}/image'; install -d -o {0} -m 0700 '{path}/run'; cp '{HOOK}' '{path}/hook'",
+        user.name
+    ))
+    .ok();
+    let as_user = format!(
+        "cd /; setpriv --reuid {0} --regid {0} --init-groups env -i PATH=\"$PATH\" HOME='{path}/home' \
+         XDG_RUNTIME_DIR='{path}/run'",
+        user.name
+    );
+    // The process that keeps its user namespace keeps the mount namespace of the case too.
+    let podman = format!(
+        "{as_user} podman --root '{path}/home/st' --runroot '{path}/run/rr' --tmpdir '{path}/run/tmp' {RUN} \
+         '{path}/image' true || true; for file in $(find '{path}/run' -name pause.pid); do kill $(cat $file); rm $file; done"
+    );
+    let status = format!("({as_user} '{path}/hook' status --json) || true");
+    for case in CASES.iter().chain(USERS_CASES) {
+        assert_agrees(case, dir, outcome(dir, case, &podman, &status, "Podman of onh-"));
+    }
+}
+
+/// With a terminal there are colours, unless one says no; in a pipe there are none.
+fn colours_are_for_terminals() {
+    let on_a_terminal = |variables: &str| {
+        sh(&format!("env -i TERM=xterm {variables} script -qec '{HOOK} status' /dev/null </dev/null || true")).ok()
+    };
+    assert!(on_a_terminal("A=b").contains('\u{1b}'));
+    assert!(!on_a_terminal("NO_COLOR=1").contains('\u{1b}'));
+    assert!(!on_a_terminal("TERM=dumb").contains('\u{1b}'));
+    let piped = run(Command::new(HOOK).arg("status").env("TERM", "xterm"));
+    assert!(!piped.stdout.is_empty() && !piped.stdout.contains('\u{1b}'));
+}
