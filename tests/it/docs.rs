@@ -168,13 +168,13 @@ fn files_and_links_are_there() {
 
 /// Every command line of ours: it is understood up to an option that no command has.
 fn command_lines_are_understood() {
-    let mut seen = std::collections::BTreeSet::new();
+    let (dir, mut seen) = (crate::support::scratch(), std::collections::BTreeSet::new());
     for (page, text) in pages().into_iter().filter(|(page, _)| !page.ends_with("CHANGELOG.md")) {
         let lines = command_lines(&text).into_iter().chain(quoted(&text));
         for line in lines.filter(|line| line.starts_with("oci-nvidia-hook ")) {
             let words: Vec<_> =
                 line.split([' ', '\n']).take_while(|word| !matches!(*word, "<" | ">" | "|" | "2>")).collect();
-            let ran = run(Command::new(HOOK).args(&words[1..]).arg("--no-such-option"));
+            let ran = run(Command::new(HOOK).args(&words[1..]).arg("--no-such-option").current_dir(dir.path()));
             let found = format!("{}: {line:?}: {ran:?}", page.display());
             assert!(ran.code == Some(2) && ran.stderr.contains("--no-such-option"), "{found}");
             seen.insert(words.join(" "));
