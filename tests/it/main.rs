@@ -42,6 +42,7 @@ mod podman;
 mod podman_shapes;
 mod precreate;
 mod precreate_podman;
+mod readme;
 mod rpm;
 mod shapes;
 mod soak;
@@ -84,6 +85,7 @@ const ALL: &[&[Test]] = &[
     podman_shapes::TESTS,
     precreate::TESTS,
     precreate_podman::TESTS,
+    readme::TESTS,
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,
