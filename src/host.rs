@@ -22,6 +22,7 @@ use crate::inventory::{Gpu, Inventory, MigDevice};
 use crate::nvml::child::{self, Question};
 use crate::nvml::identity;
 use crate::paths::HostPath;
+use crate::request::devices::parse_decimal;
 use crate::request::require::{self, Properties};
 use crate::request::{Capability, GpuRequest, VisibleDevices};
 
@@ -186,7 +187,8 @@ impl Host {
             version: &self.inventory.driver_version,
             dirs: &self.library_dirs,
         };
-        let (files, mut findings) = locate::locate(&search, request.capabilities, &self.more_files)?;
+        let (mut files, mut findings) = locate::locate(&search, request.capabilities, &self.more_files)?;
+        files.leave_out(request.omit);
         let edits = build::common(&files, self.common_nodes(request, &mut findings)?, self.proc_files());
         Ok((self.in_proc(edits), findings))
     }
@@ -230,7 +232,11 @@ impl Host {
         self.proc_dir.clone()
     }
 
-    fn common_nodes(&self, request: &GpuRequest, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
+    /// The nodes that are no GPU's.
+    ///
+    /// # Errors
+    /// If one is missing without which no other is of use.
+    pub fn common_nodes(&self, request: &GpuRequest, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
         let mut found = vec![nodes::required(&self.dev, "nvidiactl", CTL_MINOR)?];
         if request.capabilities.any(&[Capability::Compute, Capability::Video]) {
             match nodes::optional(&self.dev, "nvidia-uvm")? {
@@ -295,14 +301,19 @@ impl Host {
         nodes::required_of(&self.dev, &format!("nvidia-caps/nvidia-cap{minor}"), minor).map(Some)
     }
 
-    fn mig_minors(&self) -> Option<String> {
+    /// The table of MIG capabilities, where the driver has device nodes for them.
+    #[must_use]
+    pub fn mig_minors(&self) -> Option<String> {
         let bytes = self.proc.read(Path::new(MIG_MINORS)).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// For a privileged container that lays out or watches MIG devices: the capability itself, and those of all
     /// instances of its GPUs.
-    fn mig_management(&self, request: &GpuRequest, devices: &[Device<'_>]) -> Result<Edits> {
+    ///
+    /// # Errors
+    /// If it asks for something else than all of them.
+    pub fn mig_management(&self, request: &GpuRequest, devices: &[Device<'_>]) -> Result<Edits> {
         let asked = [
             ("NVIDIA_MIG_CONFIG_DEVICES", &request.mig_config, MigCap::Config),
             ("NVIDIA_MIG_MONITOR_DEVICES", &request.mig_monitor, MigCap::Monitor),
@@ -342,17 +353,8 @@ impl Host {
     }
 
     fn imex_nodes(&self, request: &GpuRequest) -> Result<Vec<DeviceNode>> {
-        // libnvidia-container's limit
-        const CHANNELS: u32 = 1 << 20;
         let node = |channel: &String| {
-            let digits = channel.bytes().all(|c| c.is_ascii_digit());
-            let number = channel.parse().ok().filter(|number: &u32| digits && *number < CHANNELS).ok_or_else(|| {
-                failure(
-                    &catalog::BAD_REQUEST,
-                    format!("{channel:?} is no IMEX channel"),
-                    format!("ask for numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
-                )
-            })?;
+            let number = imex_channel(channel)?;
             nodes::required_of(&self.dev, &format!("nvidia-caps-imex-channels/channel{number}"), number)
         };
         request.imex_channels.iter().map(node).collect()
@@ -362,6 +364,22 @@ impl Host {
         self.proc_dir.as_ref()?;
         Some(procfs::read_files(&self.proc, Path::new(DRIVER_PROC)))
     }
+}
+
+/// The number of an IMEX channel.
+///
+/// # Errors
+/// If it is none.
+pub fn imex_channel(text: &str) -> Result<u32> {
+    // libnvidia-container's limit
+    const CHANNELS: u32 = 1 << 20;
+    parse_decimal(text).filter(|number| *number < CHANNELS).ok_or_else(|| {
+        failure(
+            &catalog::BAD_REQUEST,
+            format!("{text:?} is no IMEX channel"),
+            format!("ask for numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
+        )
+    })
 }
 
 fn cannot_give(uuid: &str, gpu: &Gpu) -> String {

@@ -23,7 +23,7 @@
 //! | [`edits`], [`lower`] | what the container gets |
 //! | [`cdi`] | the same as devices that engines know by name |
 //! | [`inject`], [`sys`] | doing it |
-//! | [`cli`], [`log`], [`error`], [`few`], [`finding`], [`paths`] | around it |
+//! | [`cli`], [`log`], [`error`], [`few`], [`finding`], [`nearest`], [`paths`] | around it |
 
 pub mod cdi;
 pub mod cli;
@@ -40,6 +40,7 @@ pub mod inject;
 pub mod inventory;
 pub mod log;
 pub mod lower;
+pub mod nearest;
 pub mod nvml;
 pub mod oci;
 pub mod paths;

@@ -14,7 +14,7 @@ use oci_nvidia_hook::sys::process;
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn main() -> i32 {
     process::start();
-    let args = std::env::args_os().skip(1).collect();
+    let args: Vec<_> = std::env::args_os().collect();
     let terminal = Terminal::look();
     // Whoever started us, and with whatever: at some stages of some runtimes this is the image's (CVE-2025-23266).
     process::clear_environment();

@@ -27,7 +27,7 @@ use crate::log::Log;
 use crate::lower::cdi::{HostFacts, NodeFacts};
 use crate::lower::rootfs::RootfsEdits;
 use crate::paths::HostPath;
-use crate::request::{GpuRequest, VisibleDevices};
+use crate::request::{GpuRequest, Omit, VisibleDevices};
 
 /// What to do with specs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,45 +81,16 @@ impl Default for Options {
     }
 }
 
-/// The verb of this name.
-///
-/// # Errors
-/// If there is none.
-pub fn parse_verb(word: &OsString) -> Result<Verb> {
-    Ok(match word.to_str() {
-        Some("generate") => Verb::Generate,
-        Some("refresh") => Verb::Refresh,
-        Some("list") => Verb::List,
-        Some("check") => Verb::Check,
-        _ => bail!("{word:?} is no command of cdi (generate, refresh, list, check)"),
-    })
-}
-
-/// Whether this verb has this option.
-#[must_use]
-pub fn takes(verb: Verb, option: &str) -> bool {
-    let writes =
-        ["output", "format", "name-strategy", "vendor", "class", "additional-gids", "no-additional-gids", "hook-path"];
-    match verb {
-        Verb::Generate => writes.contains(&option) || option == "spec-dir",
-        Verb::Refresh => writes.contains(&option),
-        Verb::List | Verb::Check => option == "spec-dir",
-    }
-}
-
 impl Options {
-    /// Takes one of [`takes`].
+    /// Takes an option.
     ///
     /// # Errors
-    /// If its value is missing or wrong.
-    pub fn set(&mut self, option: &str, parser: &mut lexopt::Parser) -> Result<()> {
-        if option.ends_with("additional-gids") {
-            self.additional_gids = Some(option == "additional-gids");
-            return Ok(());
-        }
-        let value = parser.value()?;
+    /// If its value is wrong.
+    pub fn set(&mut self, option: &str, value: OsString) -> Result<()> {
         let text = value.to_str().unwrap_or_default();
         match option {
+            "additional-gids" => self.additional_gids = Some(true),
+            "no-additional-gids" => self.additional_gids = Some(false),
             "output" => self.output = Some(value.into()),
             "hook-path" => self.hook_path = Some(value.into()),
             "spec-dir" => self.spec_dirs.push(value.into()),
@@ -303,6 +274,7 @@ fn request(config: &Config) -> GpuRequest {
         mig_config: None,
         mig_monitor: None,
         imex_channels: Vec::new(),
+        omit: Omit::default(),
     }
 }
 

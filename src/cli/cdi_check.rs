@@ -57,6 +57,14 @@ fn views(options: &Options) -> Vec<View> {
 /// # Errors
 /// None: files that they do not read have no devices.
 pub fn list(options: &Options) -> Result<ExitCode> {
+    let names = names_of(options);
+    if options.json {
+        return Ok(output::print(&(serde_json::to_string_pretty(&names)? + "\n")));
+    }
+    Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
+}
+
+fn names_of(options: &Options) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for view in views(options) {
         for (name, found) in registry::resolve(&registry::read(&view.dirs)) {
@@ -65,10 +73,15 @@ pub fn list(options: &Options) -> Result<ExitCode> {
             }
         }
     }
-    if options.json {
-        return Ok(output::print(&(serde_json::to_string_pretty(&names)? + "\n")));
-    }
-    Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
+    names
+}
+
+/// The names of the devices that engines find, or that are in these directories.
+#[must_use]
+pub fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
+    let mut options = Options::default();
+    options.cdi.spec_dirs = spec_dirs.iter().map(Into::into).collect();
+    names_of(&options)
 }
 
 /// Prints what engines make of each device. 0 if they can use all of them, and there is one.

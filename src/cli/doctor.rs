@@ -55,7 +55,8 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
 }
 
 fn caller() -> Caller {
-    let mut groups: std::collections::BTreeSet<u32> = [nix::unistd::getgid().as_raw()].into();
+    let mut groups = std::collections::BTreeSet::new();
+    groups.insert(nix::unistd::getgid().as_raw());
     groups.extend(nix::unistd::getgroups().unwrap_or_default().into_iter().map(nix::unistd::Gid::as_raw));
     Caller { user: this_user(), groups }
 }

@@ -20,6 +20,7 @@ use crate::inject::{self, cgroup};
 use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
+use crate::paths::HostPath;
 use crate::record::Outcome;
 use crate::record::store::Store;
 use crate::request::asked::Asked;
@@ -42,6 +43,8 @@ pub enum Place {
     Outside,
     /// createContainer: the container's namespaces, before pivot_root
     Inside,
+    /// Called by who sets a container up without a runtime: in its mount namespace, and nowhere else
+    Here,
 }
 
 impl Place {
@@ -49,17 +52,17 @@ impl Place {
         match self {
             Self::Outside => "prestart",
             Self::Inside => "createContainer",
+            Self::Here => "configure",
         }
     }
 }
 
-/// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not.
+/// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not. `debug` has the log on stderr,
+/// whatever config.toml says.
 #[must_use]
-pub fn run(place: Place, config: Option<&Path>) -> ExitCode {
-    // What we create in a container is for all its users, whatever mask the engine runs with.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
     let mut log = Log::of(place.stage());
-    match set_up(place, config, &mut log) {
+    match set_up(place, config, debug, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log.fail(&error);
@@ -68,10 +71,13 @@ pub fn run(place: Place, config: Option<&Path>) -> ExitCode {
     }
 }
 
-fn set_up(place: Place, config: Option<&Path>, log: &mut Log) -> Result<()> {
+fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
     let state = read_state()?;
     let spec = oci::spec_view::read_if_asked(&state.bundle)?;
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
+    if debug {
+        log.open(&HostPath::new("/dev/stderr"))?;
+    }
     let Some((request, config)) = read_request(&spec, config, log)? else { return Ok(()) };
     set_up_gpus(place, &state, &spec, &request, &config, log)
 }
@@ -87,12 +93,7 @@ pub fn read_request(
 ) -> Result<Option<(Box<GpuRequest>, Config)>> {
     // Most containers end here: nothing else has been read, not even config.toml.
     let Some((config, findings)) = read_config(spec, config)? else { return Ok(None) };
-    if let Some(path) = &config.debug
-        && let Err(error) = log.open(path)
-    {
-        // Losing a log is no reason to stop a container.
-        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
-    }
+    open_log(&config, log);
     let decision = request::from_spec(spec, &config)?;
     if !matches!(decision, Decision::Nothing(_)) {
         log.keep();
@@ -117,6 +118,16 @@ pub fn read_request(
     log.finding(&left_alone);
     log.end(Outcome::LeftAlone, &left_alone.what);
     Ok(None)
+}
+
+/// Opens the configured log. Losing it is no reason to stop a container.
+pub(super) fn open_log(config: &Config, log: &mut Log) {
+    if let Some(path) = &config.debug
+        && !log.is_open()
+        && let Err(error) = log.open(path)
+    {
+        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+    }
 }
 
 /// Config.toml, if the request can depend on it.
@@ -183,7 +194,11 @@ pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Hos
     Ok((host, edits))
 }
 
-fn set_up_gpus(
+/// Gives the container what it asks for. This process ends up in the container's mount namespace.
+///
+/// # Errors
+/// If it cannot be given; then nothing of it is there.
+pub fn set_up_gpus(
     place: Place,
     state: &State,
     spec: &SpecView,
@@ -191,8 +206,10 @@ fn set_up_gpus(
     config: &Config,
     log: &mut Log,
 ) -> Result<()> {
+    // What we create in a container is for all its users, whatever mask the engine runs with.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let (pid, kept) = match place {
-        Place::Outside => (state.init()?, None),
+        Place::Outside | Place::Here => (state.init()?, None),
         Place::Inside => {
             let (init, runtime) = above()?;
             (init, leave_device_cgroup(runtime).err())
@@ -205,11 +222,14 @@ fn set_up_gpus(
 
     let container = match place {
         Place::Outside => Container::open(pid, &spec.rootfs)?,
-        Place::Inside => Container::here(&spec.rootfs)?,
+        Place::Inside | Place::Here => Container::here(&spec.rootfs)?,
     };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
-    let mut steps = live::lower(&edits, facts);
+    let mut steps = match request.omit.node_mounts {
+        true => live::lower(&Edits { nodes: Vec::new(), ..edits.clone() }, facts),
+        false => live::lower(&edits, facts),
+    };
     if config.cuda_compat && request.capabilities.has(Capability::Compute) {
         let inventory = &host.inventory;
         let names = container.compat_libraries(&inventory.driver_version, &inventory.cuda_version);

@@ -7,30 +7,58 @@ use anyhow::Result;
 
 use super::{Options, output};
 use crate::config::{self, Config};
+use crate::finding::{Finding, catalog};
 use crate::host::Host;
-use crate::inventory::Inventory;
 use crate::inventory::report::Report;
+use crate::inventory::{FailedGpu, Gpu, Inventory};
 use crate::log::Log;
 use crate::paths::HostPath;
+
+/// How it is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// A label and a value on each line
+    #[default]
+    Labels,
+    /// `--csv`
+    Csv,
+    /// `--json`
+    Json,
+}
 
 /// Prints the inventory.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
-    match text(options) {
-        Ok(text) => output::print(&text),
-        Err(error) => {
-            Log::default().error(&error);
-            ExitCode::FAILURE
-        }
-    }
+    let form = match (options.json, options.csv) {
+        (true, _) => Form::Json,
+        (_, true) => Form::Csv,
+        _ => Form::Labels,
+    };
+    let mut log = Log::default();
+    let text = configuration(options).and_then(|config| text(&config, form, &mut log));
+    output::print_or_fail(text, &mut log)
 }
 
-fn text(options: &Options) -> Result<String> {
-    let inventory = Host::look_afresh(&configuration(options)?)?.inventory;
-    if options.json {
-        return Ok(serde_json::to_string_pretty(&Report::from(&inventory))? + "\n");
-    }
-    Ok(labelled(&inventory))
+/// What `info` prints.
+///
+/// # Errors
+/// If there is no driver, or it does not answer.
+pub(super) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String> {
+    let inventory = Host::look_afresh(config)?.inventory;
+    Ok(match form {
+        Form::Labels => labelled(&inventory),
+        Form::Csv => {
+            // A table has no place for them.
+            inventory.failed.iter().for_each(|failed| log.finding(&not_usable(failed)));
+            table(&inventory)
+        }
+        Form::Json => serde_json::to_string_pretty(&Report::from(&inventory))? + "\n",
+    })
+}
+
+fn not_usable(failed: &FailedGpu) -> Finding {
+    let fix = "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host";
+    Finding::of(&catalog::NOT_IN_TABLE, failed.to_string(), fix)
 }
 
 /// Config.toml with the driver root of the command line.
@@ -47,26 +75,45 @@ pub(super) fn configuration(options: &Options) -> Result<Config> {
     Ok(config)
 }
 
-/// With the labels of `nvidia-container-cli info`, which scripts look for.
+/// The labels of `nvidia-container-cli info`, which scripts look for, in its order.
+const DRIVER: [&str; 2] = ["NVRM version", "CUDA version"];
+const GPU: [&str; 7] = ["Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture"];
+
+fn of_driver(inventory: &Inventory) -> [String; 2] {
+    [inventory.driver_version.clone(), inventory.cuda_version.clone()]
+}
+
+fn of_gpu(gpu: &Gpu) -> [String; 7] {
+    [
+        gpu.index.to_string(),
+        gpu.minor.to_string(),
+        gpu.model.clone(),
+        gpu.brand.clone(),
+        gpu.uuid.clone(),
+        gpu.bus_id.to_string(),
+        gpu.compute_capability.clone(),
+    ]
+}
+
 fn labelled(inventory: &Inventory) -> String {
+    let gpus = inventory.gpus.iter().map(|gpu| lines(&GPU, &of_gpu(gpu)));
+    let failed = inventory.failed.iter().map(|failed| lines(&["Not usable"], &[failed.to_string()]));
+    let parts: Vec<_> = std::iter::once(lines(&DRIVER, &of_driver(inventory))).chain(gpus).chain(failed).collect();
+    parts.join("\n")
+}
+
+fn lines(labels: &[&str], values: &[String]) -> String {
     let mut text = String::new();
-    let mut line = |label: &str, value: &str| {
-        let blank = if matches!(label, "Device Index:" | "Not usable:") { "\n" } else { "" };
-        writeln!(text, "{blank}{label:<15} {value}").ok();
-    };
-    line("NVRM version:", &inventory.driver_version);
-    line("CUDA version:", &inventory.cuda_version);
-    for gpu in &inventory.gpus {
-        line("Device Index:", &gpu.index.to_string());
-        line("Device Minor:", &gpu.minor.to_string());
-        line("Model:", &gpu.model);
-        line("Brand:", &gpu.brand);
-        line("GPU UUID:", &gpu.uuid);
-        line("Bus Location:", &gpu.bus_id.to_string());
-        line("Architecture:", &gpu.compute_capability);
-    }
-    for failed in &inventory.failed {
-        line("Not usable:", &failed.to_string());
+    for (label, value) in labels.iter().zip(values) {
+        let label = format!("{label}:");
+        writeln!(text, "{label:<15} {value}").ok();
     }
     text
+}
+
+/// Nothing is quoted or escaped: programs that read it do not expect that.
+fn table(inventory: &Inventory) -> String {
+    let mut rows = vec![DRIVER.join(","), of_driver(inventory).join(","), String::new(), GPU.join(",")];
+    rows.extend(inventory.gpus.iter().map(|gpu| of_gpu(gpu).join(",")));
+    rows.join("\n") + "\n"
 }

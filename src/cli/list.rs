@@ -1,10 +1,13 @@
-//! `list`: the driver's files that containers can get, a path on each line, without the driver root.
+//! `list`: the driver's files and devices that containers can get, a path on each line, without the driver root. The order
+//! is that of `nvidia-container-cli list`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use serde_json::{Value, json};
 
+use super::select::Selection;
 use super::{Options, info, output};
 use crate::config::Config;
 use crate::driver::ldcache::Arch;
@@ -13,50 +16,183 @@ use crate::driver::locate::{DriverFiles, locate};
 use crate::driver::{DriverRoot, diagnosis};
 use crate::error::failure;
 use crate::finding::catalog;
+use crate::host::{self, Host};
+use crate::inventory::caps::{MigCap, parse_line};
 use crate::inventory::procfs::{self, DRIVER_PROC};
+use crate::inventory::select::Device;
 use crate::log::Log;
 use crate::paths::HostPath;
 use crate::request::capabilities::{Capabilities, Capability};
 
-/// Which files; none of them is all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// `--libraries`
-    pub libraries: bool,
-    /// `--compat32`
-    pub compat32: bool,
-    /// `--binaries`
-    pub binaries: bool,
-    /// `--ipcs`
-    pub ipcs: bool,
-    /// `--firmwares`
-    pub firmwares: bool,
+/// One of them.
+#[derive(Debug)]
+struct Item {
+    path: PathBuf,
+    source: PathBuf,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Device,
+    MigCapability,
+    ImexChannel,
+    Binary,
+    Library,
+    Library32,
+    Ipc,
+    Firmware,
+    Description,
+    DrmDevice,
+}
+
+impl Kind {
+    /// These names are an interface.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::MigCapability => "mig-capability",
+            Self::ImexChannel => "imex-channel",
+            Self::Binary => "binary",
+            Self::Library => "library",
+            Self::Library32 => "library-32",
+            Self::Ipc => "ipc",
+            Self::Firmware => "firmware",
+            Self::Description => "description",
+            Self::DrmDevice => "drm-device",
+        }
+    }
+
+    /// What nvidia-container-cli has no word for, and programs that read its output do not expect.
+    const fn is_ours_alone(self) -> bool {
+        matches!(self, Self::Description | Self::DrmDevice)
+    }
 }
 
 /// Prints them.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
-    let wanted = options.wanted;
-    match info::configuration(options).and_then(|config| find(&config)) {
-        Ok((root, files)) => {
-            let paths = paths(&files, if wanted == Wanted::default() { all() } else { wanted });
-            let lines = paths.into_iter().filter_map(|path| root.inside(path).ok());
-            let text: String = lines.map(|path: PathBuf| format!("{}\n", path.display())).collect();
-            output::print(&text)
-        }
-        Err(error) => {
-            Log::default().error(&error);
-            ExitCode::FAILURE
-        }
-    }
+    let mut log = Log::default();
+    let text =
+        info::configuration(options).and_then(|config| text(&options.selection, &config, options.json, &mut log));
+    output::print_or_fail(text, &mut log)
 }
 
-const fn all() -> Wanted {
-    Wanted { libraries: true, compat32: true, binaries: true, ipcs: true, firmwares: true }
+/// What `list` prints: a path on each line, or JSON, which has more of them.
+///
+/// # Errors
+/// If there is no driver, or a device that was chosen is none of this host.
+pub(super) fn text(selection: &Selection, config: &Config, json: bool, log: &mut Log) -> Result<String> {
+    let items = items(selection, config, log)?;
+    if json {
+        let data: Vec<Value> = items
+            .iter()
+            .map(|Item { path, source, kind }| json!({"path": path, "source": source, "kind": kind.name()}))
+            .collect();
+        return Ok(serde_json::to_string_pretty(&data)? + "\n");
+    }
+    let lines = items.iter().filter(|item| !item.kind.is_ours_alone());
+    Ok(lines.map(|item| format!("{}\n", item.path.display())).collect())
+}
+
+fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
+    let everything = selection.is_everything();
+    let chosen = selection.clone().completed();
+    let mut items = Vec::new();
+    if chosen.devices.is_some()
+        || chosen.mig_config.is_some()
+        || chosen.mig_monitor.is_some()
+        || !chosen.imex_channels.is_empty()
+    {
+        items = devices(&chosen, config, log)?;
+    }
+    let Selection { libraries, compat32, binaries, ipcs, firmwares, .. } = chosen;
+    if [libraries, compat32, binaries, ipcs, firmwares].contains(&true) {
+        let (root, mut files) = find(config, log)?;
+        files.leave_out(chosen.omit);
+        items.extend(paths(&files, &chosen, everything).into_iter().filter_map(|(kind, source)| {
+            Some(Item { path: root.inside(source).ok()?, source: source.as_path().to_owned(), kind })
+        }));
+    }
+    Ok(items)
+}
+
+fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
+    let host = Host::look_afresh(config)?;
+    let request = chosen.request(config.supported_driver_capabilities, config)?;
+    let (devices, mut findings) = host::decide(&request, &host.inventory, config)?;
+    let mut items = Vec::new();
+    if chosen.devices.is_some() {
+        let common = host.common_nodes(&request, &mut findings)?;
+        let (mut gpus, mut drm, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        for device in &devices {
+            let edits = host.device_edits(&request, *device)?;
+            let mounts = edits.proc_mask.unwrap_or_default().mounts;
+            let access = mounts.into_iter().filter(|(path, _)| path.starts_with("capabilities"));
+            parts.extend(
+                access.map(|(path, source)| {
+                    item(Path::new(DRIVER_PROC).join(path), source.as_path(), Kind::MigCapability)
+                }),
+            );
+            for node in edits.nodes {
+                let (path, source) = (node.path.absolute(), node.source.as_path());
+                match path.parent().and_then(Path::file_name).and_then(|dir| dir.to_str()) {
+                    Some("nvidia-caps") => parts.push(item(path, source, Kind::MigCapability)),
+                    Some("dri") => drm.push(item(path, source, Kind::DrmDevice)),
+                    // MIG devices of one GPU share its node.
+                    _ if gpus.iter().any(|item: &Item| item.path == path) => {}
+                    _ => gpus.push(item(path, source, Kind::Device)),
+                }
+            }
+        }
+        let common = common.iter().map(|node| item(node.path.absolute(), node.source.as_path(), Kind::Device));
+        items.extend(common.chain(gpus).chain(parts).chain(drm));
+    }
+    findings.iter().for_each(|finding| log.finding(finding));
+    for channel in &request.imex_channels {
+        let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{}", host::imex_channel(channel)?));
+        items.push(item(path.clone(), &path, Kind::ImexChannel));
+    }
+    host.mig_management(&request, &devices)?;
+    let asked = [(&request.mig_config, MigCap::Config), (&request.mig_monitor, MigCap::Monitor)];
+    for (_, cap) in asked.into_iter().filter(|(asked, _)| asked.is_some()) {
+        items.extend(mig_management(cap, &devices, &host));
+    }
+    Ok(items)
+}
+
+fn item(path: PathBuf, source: &Path, kind: Kind) -> Item {
+    Item { path, source: source.to_owned(), kind }
+}
+
+/// What it takes to lay out or watch the MIG devices of these GPUs: every node that could be, also of instances that are not
+/// there yet.
+fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item> {
+    let minors = host.mig_minors();
+    let nodes = |is: &dyn Fn(MigCap) -> bool| {
+        let lines = minors.as_deref().unwrap_or_default().lines().filter_map(parse_line);
+        let chosen = lines.filter(|(cap, _)| is(*cap));
+        chosen.map(|(_, minor)| PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))).collect::<Vec<_>>()
+    };
+    let mut gpus: Vec<_> = devices.iter().map(|device| device.gpu()).filter(|gpu| gpu.mig_enabled).collect();
+    gpus.dedup_by_key(|gpu| gpu.minor);
+    let mut paths = Vec::new();
+    if !gpus.is_empty() {
+        paths.push(cap.proc_path());
+        paths.extend(nodes(&|of| of == cap));
+    }
+    for gpu in gpus {
+        paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
+        if minors.is_some() {
+            paths.push("/dev/nvidia-caps".into());
+            paths.extend(nodes(&|of| of.gpu() == Some(gpu.minor)));
+        }
+    }
+    paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()
 }
 
 /// Of the loaded driver; where none is loaded, of the one whose libraries are there. NVML is not asked.
-fn find(config: &Config) -> Result<(DriverRoot, DriverFiles)> {
+fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles)> {
     let root = DriverRoot::open(&config.driver_root)?;
     let cache = LinkerCache::read(&root, config.ldcache.as_ref());
     let module = procfs::read_version(&root.owner_of(DRIVER_PROC)?);
@@ -70,37 +206,37 @@ fn find(config: &Config) -> Result<(DriverRoot, DriverFiles)> {
     })?;
     let search = Search { version: &version, ..any };
     let (files, findings) = locate(&search, Capabilities::of(&Capability::ALL), &config.driver_files)?;
-    let mut log = Log::default();
     findings.iter().for_each(|finding| log.finding(finding));
     Ok((root, files))
 }
 
-/// In the order of `nvidia-container-cli list`.
-fn paths(files: &DriverFiles, wanted: Wanted) -> Vec<&HostPath> {
-    let libraries = |native: bool| {
-        files
-            .libraries
-            .iter()
-            .filter(move |library| (library.arch == Arch::native()) == native)
-            .map(|library| &library.source)
+fn paths<'a>(files: &'a DriverFiles, chosen: &Selection, everything: bool) -> Vec<(Kind, &'a HostPath)> {
+    let libraries = |native: bool, kind: Kind| {
+        let of_arch = files.libraries.iter().filter(move |library| (library.arch == Arch::native()) == native);
+        of_arch.map(move |library| (kind, &library.source))
     };
-    let is_firmware = |path: &Path| path.components().any(|component| component.as_os_str() == "firmware");
+    let placed = |firmware: bool, kind: Kind| {
+        let of_kind = files.placed.iter().filter(move |file| file.is_firmware() == firmware);
+        of_kind.map(move |file| (kind, &file.source))
+    };
     let mut paths = Vec::new();
-    if wanted.binaries {
-        paths.extend(files.binaries.iter().map(|binary| &binary.source));
+    if chosen.binaries {
+        paths.extend(files.binaries.iter().map(|binary| (Kind::Binary, &binary.source)));
     }
-    if wanted.libraries {
-        paths.extend(libraries(true));
+    if chosen.libraries {
+        paths.extend(libraries(true, Kind::Library));
     }
-    if wanted.compat32 {
-        paths.extend(libraries(false));
+    if chosen.compat32 {
+        paths.extend(libraries(false, Kind::Library32));
     }
-    if wanted.ipcs {
-        paths.extend(files.ipc.iter().map(|file| &file.source));
+    if chosen.ipcs {
+        paths.extend(files.ipc.iter().map(|file| (Kind::Ipc, &file.source)));
     }
-    if wanted.firmwares {
-        let firmware = files.placed.iter().filter(|file| is_firmware(&file.target.absolute()));
-        paths.extend(firmware.map(|file| &file.source));
+    if chosen.firmwares {
+        paths.extend(placed(true, Kind::Firmware));
+    }
+    if everything {
+        paths.extend(placed(false, Kind::Description));
     }
     paths
 }

@@ -1,50 +1,75 @@
-//! The command line: grammar, dispatch, exit codes.
+//! The command line: dispatch by the name that the program is called by, and exit codes. What a command line can be is data,
+//! in [`commands`] and [`nvidia`]; [`grammar`] parses it.
 
 pub mod cdi;
 pub mod cdi_check;
+mod commands;
+mod completion;
 pub mod doctor;
 pub mod explain;
+pub mod grammar;
+mod help;
 pub mod hook;
 pub mod info;
 pub mod list;
+pub mod nvidia;
 pub mod output;
 pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
+pub mod select;
 pub mod status;
 pub mod terminal;
 pub mod why;
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use crate::error::{Failure, failure};
+use crate::error::failure;
 use crate::finding::catalog;
 use crate::log::Log;
-use crate::lower::rootfs::RootfsEdits;
+use crate::lower::rootfs::{self as rootfs_edits, RootfsEdits};
+pub use commands::PROGRAM;
+use grammar::{Asked, Line};
+use select::Selection;
 use terminal::Terminal;
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verb {
+pub enum Verb {
+    /// prestart, createRuntime, createContainer
     Inject(hook::Place),
+    /// Podman's own stage
     Precreate,
+    /// A stage at which there is nothing to do
     Nothing,
+    /// `cdi` and its second word
     Cdi(cdi::Verb),
+    /// `doctor`
     Doctor,
+    /// `explain`
     Explain,
+    /// `info`
     Info,
+    /// `list`
     List,
+    /// `configure`, of nvidia-container-cli alone
+    Configure,
+    /// `prepare`
     Prepare,
-    Rootfs,
+    /// `completion`
+    Completion,
+    /// `status`
     Status,
+    /// `why`
     Why,
+    /// A stage at which a container's record goes
     Forget,
+    /// `help`
     Help,
-    Version,
 }
 
 /// The options of all verbs.
@@ -54,6 +79,8 @@ pub struct Options {
     pub config: Option<PathBuf>,
     /// `--json`
     pub json: bool,
+    /// `--csv`
+    pub csv: bool,
     /// `--request`
     pub request_only: bool,
     /// `--stage`: at precreate stdin is config.json
@@ -67,11 +94,11 @@ pub struct Options {
     /// Of `why`
     pub container: Option<String>,
     /// Of `list`
-    pub wanted: list::Wanted,
+    pub selection: Selection,
     /// Of `cdi`
     pub cdi: cdi::Options,
-    /// Of `rootfs`
-    pub rootfs: RootfsEdits,
+    /// What stands behind the command
+    pub operands: Vec<OsString>,
 }
 
 /// When an engine calls a hook; what it writes to stdin differs.
@@ -85,119 +112,115 @@ pub enum Stage {
 
 const USAGE: u8 = 2;
 
-/// Runs the command with these arguments, argv[0] left out; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
+/// Runs the command with these arguments, argv\[0\] first; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
 #[must_use]
-pub fn run(args: Vec<OsString>, terminal: Terminal) -> ExitCode {
-    let (verb, options) = match parse(args) {
-        Ok(command) => command,
-        Err(error) => {
-            Log::default().error(&error);
-            return ExitCode::from(USAGE);
-        }
-    };
+pub fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> ExitCode {
+    let mut args = args.into_iter();
+    let called = args.next().unwrap_or_default();
+    let args: Vec<OsString> = args.collect();
+    let name = Path::new(&called).file_name().and_then(OsStr::to_str);
+    match name {
+        Some(nvidia::HOOK | nvidia::OLD_HOOK) => return nvidia::hook::run(args),
+        Some(nvidia::CLI) => return nvidia::cli::run(args),
+        _ => {}
+    }
+    // What our own CDI specs have engines call; nobody types it.
+    if args.first().is_some_and(|word| word == rootfs_edits::VERB) {
+        return match RootfsEdits::parse(args.into_iter().skip(1).collect()) {
+            Ok(edits) => rootfs::run(edits),
+            Err(error) => usage_error(&grammar::wrong(&PROGRAM, None, &error.to_string())),
+        };
+    }
+    if args.first().is_some_and(|word| word == completion::VERB) {
+        return completion::complete(args.get(1..).unwrap_or_default());
+    }
+    match grammar::parse(&PROGRAM, args) {
+        Ok(Asked::Run(line)) => match options(&line) {
+            Ok(options) => carry_out(line.command.verb, &options, terminal),
+            Err(error) => usage_error(&grammar::wrong(&PROGRAM, Some(line.command), &error.to_string())),
+        },
+        Ok(Asked::Help(command)) => print_help(command),
+        Ok(Asked::Version) => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
+        Err(error) => usage_error(&error),
+    }
+}
+
+fn usage_error(error: &anyhow::Error) -> ExitCode {
+    Log::default().error(error);
+    ExitCode::from(USAGE)
+}
+
+fn carry_out(verb: Verb, options: &Options, terminal: Terminal) -> ExitCode {
     match verb {
-        Verb::Inject(place) => hook::run(place, options.config.as_deref()),
-        Verb::Precreate => precreate::run(&options),
-        Verb::Nothing => ExitCode::SUCCESS,
-        Verb::Cdi(verb) => cdi::run(verb, &options),
-        Verb::Doctor => doctor::run(&options, terminal),
-        Verb::Explain => explain::run(&options),
-        Verb::Info => info::run(&options),
-        Verb::List => list::run(&options),
-        Verb::Prepare => prepare::run(&options),
-        Verb::Rootfs => rootfs::run(options.rootfs),
-        Verb::Status => status::run(&options, terminal),
-        Verb::Why => why::run(&options),
+        Verb::Inject(place) => hook::run(place, options.config.as_deref(), false),
+        Verb::Precreate => precreate::run(options),
+        // Of nvidia-container-cli, which runs it by itself.
+        Verb::Nothing | Verb::Configure => ExitCode::SUCCESS,
+        Verb::Cdi(verb) => cdi::run(verb, options),
+        Verb::Doctor => doctor::run(options, terminal),
+        Verb::Explain => explain::run(options),
+        Verb::Info => info::run(options),
+        Verb::List => list::run(options),
+        Verb::Prepare => prepare::run(options),
+        Verb::Status => status::run(options, terminal),
+        Verb::Why => why::run(options),
         Verb::Forget => hook::forget(),
-        Verb::Help => output::print(output::HELP),
-        Verb::Version => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
-    }
-}
-
-fn parse(args: Vec<OsString>) -> Result<(Verb, Options)> {
-    parse_args(args).map_err(|error| {
-        if error.downcast_ref::<Failure>().is_some() {
-            return error;
-        }
-        failure(&catalog::COMMAND_LINE, format!("wrong command line: {error}"), "run \"oci-nvidia-hook --help\"")
-    })
-}
-
-fn parse_args(args: Vec<OsString>) -> Result<(Verb, Options)> {
-    use lexopt::Arg::{Long, Short, Value};
-    let mut parser = lexopt::Parser::from_args(args);
-    let mut options = Options::default();
-    let mut verb = None;
-    while let Some(arg) = parser.next()? {
-        match (arg, verb) {
-            (Long("help") | Short('h'), _) => return Ok((Verb::Help, options)),
-            (Long("version") | Short('V'), _) => return Ok((Verb::Version, options)),
-            (Long("config"), _) => options.config = Some(parser.value()?.into()),
-            (Value(word), None) if word == "rootfs" => {
-                options.rootfs = RootfsEdits::parse(parser.raw_args()?.collect())?;
-                return Ok((Verb::Rootfs, options));
-            }
-            (Value(word), None) if word == "cdi" => verb = Some(Verb::Cdi(cdi::parse_verb(&parser.value()?)?)),
-            (Long(name), Some(Verb::Cdi(of))) if cdi::takes(of, name) => {
-                let name = name.to_owned();
-                options.cdi.set(&name, &mut parser)?;
-            }
-            (Value(word), Some(Verb::Cdi(cdi::Verb::Check))) => {
-                options.cdi.names.push(word.to_string_lossy().into_owned());
-            }
-            (Value(word), Some(Verb::Why)) if options.container.is_none() => {
-                options.container = Some(word.to_string_lossy().into_owned());
-            }
-            (Value(word), None) => verb = Some(parse_verb(&word)?),
-            (
-                Long("json"),
-                Some(
-                    Verb::Doctor
-                    | Verb::Explain
-                    | Verb::Info
-                    | Verb::Status
-                    | Verb::Why
-                    | Verb::Cdi(cdi::Verb::List | cdi::Verb::Check),
-                ),
-            ) => options.json = true,
-            (Long("root"), Some(Verb::Cdi(_) | Verb::Explain | Verb::Info | Verb::List | Verb::Prepare)) => {
-                options.root = Some(parser.value()?.into())
-            }
-            (Long("bundle"), Some(Verb::Doctor)) => options.bundle = Some(parser.value()?.into()),
-            (Long("request"), Some(Verb::Explain)) => options.request_only = true,
-            (Long("stage"), Some(Verb::Explain)) => options.stage = Some(parse_stage(&parser.value()?)?),
-            (Long("inventory"), Some(Verb::Explain)) => options.inventory = Some(parser.value()?.into()),
-            (Long("libraries") | Short('l'), Some(Verb::List)) => options.wanted.libraries = true,
-            (Long("compat32"), Some(Verb::List)) => options.wanted.compat32 = true,
-            (Long("binaries") | Short('b'), Some(Verb::List)) => options.wanted.binaries = true,
-            (Long("ipcs") | Short('i'), Some(Verb::List)) => options.wanted.ipcs = true,
-            (Long("firmwares") | Short('f'), Some(Verb::List)) => options.wanted.firmwares = true,
-            (other, _) => return Err(other.unexpected().into()),
+        Verb::Completion => completion::run(&options.operands),
+        Verb::Help => {
+            let words: Vec<_> = options.operands.iter().map(|word| word.to_string_lossy()).collect();
+            print_help((!words.is_empty()).then(|| words.join(" ")).as_deref())
         }
     }
-    match verb {
-        Some(verb) => Ok((verb, options)),
-        None => bail!("it names no stage and no command"),
+}
+
+fn print_help(command: Option<&str>) -> ExitCode {
+    match command {
+        None => output::print(&help::of_program(&PROGRAM)),
+        Some(name) => match help::of_command(&PROGRAM, name) {
+            Some(text) => output::print(&text),
+            None => {
+                let what = format!("wrong command line: {name:?} is no stage this hook serves and no command");
+                usage_error(&failure(
+                    &catalog::COMMAND_LINE,
+                    what,
+                    "run \"oci-nvidia-hook --help\" for those there are",
+                ))
+            }
+        },
     }
 }
 
-fn parse_verb(word: &OsString) -> Result<Verb> {
-    Ok(match word.to_str() {
-        // CRI-O rewrites prestart into createRuntime: the same moment, the same job.
-        Some("prestart" | "createRuntime") => Verb::Inject(hook::Place::Outside),
-        Some("createContainer") => Verb::Inject(hook::Place::Inside),
-        Some("precreate") => Verb::Precreate,
-        Some("doctor") => Verb::Doctor,
-        Some("poststart") => Verb::Nothing,
-        Some("poststop") => Verb::Forget,
-        Some("why") => Verb::Why,
-        Some("explain") => Verb::Explain,
-        Some("info") => Verb::Info,
-        Some("list") => Verb::List,
-        Some("status") => Verb::Status,
-        Some("prepare") => Verb::Prepare,
-        _ => bail!("{word:?} is no stage this hook serves and no command"),
-    })
+fn options(line: &Line) -> Result<Options> {
+    let mut options = Options { operands: line.operands.clone(), ..Options::default() };
+    for (option, value) in &line.given {
+        options.set(option.long(), value.clone().unwrap_or_default())?;
+    }
+    let mut names = line.operands.iter().map(|name| name.to_string_lossy().into_owned());
+    match line.command.verb {
+        Verb::Why => options.container = names.next(),
+        Verb::Cdi(_) => options.cdi.names = names.collect(),
+        _ => {}
+    }
+    Ok(options)
+}
+
+impl Options {
+    /// The parser has seen to it that the command has the option.
+    fn set(&mut self, option: &str, value: OsString) -> Result<()> {
+        match option {
+            "config" => self.config = Some(value.into()),
+            "json" => self.json = true,
+            "csv" => self.csv = true,
+            "root" => self.root = Some(value.into()),
+            "request" => self.request_only = true,
+            "stage" => self.stage = Some(parse_stage(&value)?),
+            "bundle" => self.bundle = Some(value.into()),
+            "inventory" => self.inventory = Some(value.into()),
+            _ if self.selection.set(option, Some(&value))? => {}
+            _ => self.cdi.set(option, value)?,
+        }
+        Ok(())
+    }
 }
 
 fn parse_stage(word: &OsString) -> Result<Stage> {
@@ -213,7 +236,14 @@ mod tests {
     use super::*;
 
     fn parsed(args: &[&str]) -> Result<(Verb, Options)> {
-        parse(args.iter().map(OsString::from).collect())
+        match grammar::parse(&PROGRAM, args.iter().map(OsString::from).collect())? {
+            Asked::Run(line) => Ok((
+                line.command.verb,
+                options(&line).map_err(|error| grammar::wrong(&PROGRAM, Some(line.command), &error.to_string()))?,
+            )),
+            Asked::Help(command) => bail!("help {}", command.unwrap_or_default()),
+            Asked::Version => bail!("version"),
+        }
     }
 
     #[test]
@@ -226,9 +256,11 @@ mod tests {
             (&["--config", "/c", "prestart"], Verb::Inject(hook::Place::Outside), with_config()),
             (&["precreate", "--config=/c"], Verb::Precreate, with_config()),
             (&["poststop"], Verb::Forget, Options::default()),
-            (&["why", "web"], Verb::Why, Options { container: Some("web".into()), ..Options::default() }),
-            (&["--help"], Verb::Help, Options::default()),
-            (&["prestart", "-V"], Verb::Version, Options::default()),
+            (
+                &["why", "web"],
+                Verb::Why,
+                Options { container: Some("web".into()), operands: vec!["web".into()], ..Options::default() },
+            ),
             (&["status"], Verb::Status, Options::default()),
             (
                 &["doctor", "--json", "--bundle", "/b"],
@@ -242,13 +274,22 @@ mod tests {
                 Options {
                     json: true,
                     cdi: cdi::Options { names: vec!["0".into(), "all".into()], ..cdi::Options::default() },
+                    operands: vec!["0".into(), "all".into()],
                     ..Options::default()
                 },
             ),
             (
-                &["rootfs", "--egl-devices", "0x3"],
-                Verb::Rootfs,
-                Options { rootfs: RootfsEdits { egl_devices: 3, ..RootfsEdits::default() }, ..Options::default() },
+                &["list", "-lbd", "0,1", "--device=GPU-x"],
+                Verb::List,
+                Options {
+                    selection: Selection {
+                        devices: Some(vec!["0".into(), "1".into(), "GPU-x".into()]),
+                        libraries: true,
+                        binaries: true,
+                        ..Selection::default()
+                    },
+                    ..Options::default()
+                },
             ),
             (
                 &["explain", "--request", "--stage", "precreate", "--inventory=i"],
@@ -266,6 +307,37 @@ mod tests {
     }
 
     #[test]
+    fn help_is_asked_for_anywhere() {
+        for (args, asked) in [
+            (&["--help"][..], "help "),
+            (&["list", "-h"], "help list"),
+            (&["cdi", "--help"], "help cdi"),
+            (&["cdi", "check", "--help"], "help cdi check"),
+            (&["prestart", "-V"], "version"),
+        ] {
+            assert_eq!(parsed(args).unwrap_err().to_string(), asked);
+        }
+    }
+
+    /// What the grammar has, the program knows.
+    #[test]
+    fn each_option_has_a_meaning() {
+        for command in PROGRAM.commands {
+            for option in command.options.iter().copied().chain(PROGRAM.options) {
+                if matches!(option.long(), grammar::HELP | grammar::VERSION) {
+                    continue;
+                }
+                let value = match option.completes {
+                    grammar::Completes::Words(words) => words.split(' ').next().unwrap(),
+                    _ => "0",
+                };
+                let value = if matches!(option.long(), "vendor" | "class") { "a" } else { value };
+                Options::default().set(option.long(), value.into()).unwrap();
+            }
+        }
+    }
+
+    #[test]
     fn wrong_command_lines() {
         for args in [
             &[][..],
@@ -275,6 +347,7 @@ mod tests {
             &["--conf", "x"],
             &["--config"],
             &["nonsense"],
+            &["configure", "/x"],
             &["explain", "--stage", "x"],
             &["status", "--bundle", "x"],
             &["doctor", "x"],
@@ -285,11 +358,26 @@ mod tests {
             &["cdi", "list", "--output", "x"],
             &["cdi", "refresh", "--spec-dir", "x"],
             &["info", "--output", "x"],
-            &["rootfs", "--bogus"],
+            &["completion"],
             &["why", "a", "b"],
         ] {
             let text = crate::error::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains("--help"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_near_word_is_offered() {
+        for (args, meant) in [
+            (&["prestrat"][..], "did you mean prestart?"),
+            (&["cdi", "chekc"], "did you mean check?"),
+            (&["list", "--nonsense"], "run \"oci-nvidia-hook list --help\""),
+            (&["list", "--lib"], "did you mean --libraries?"),
+            (&["list", "--librarie"], "did you mean --libraries?"),
+            (&["info", "--jsn"], "did you mean --json?"),
+        ] {
+            let text = crate::error::render(&parsed(args).unwrap_err());
+            assert!(text.contains(meant), "{text}");
         }
     }
 }

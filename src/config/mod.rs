@@ -13,6 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::failure;
 use crate::finding::{Finding, catalog};
+use crate::nearest::nearest_by;
 use crate::paths::HostPath;
 use crate::request::capabilities::{Capabilities, Capability};
 pub use files::read;
@@ -243,28 +244,7 @@ fn nearest(key: &str) -> Option<&'static str> {
     let name = key.rsplit('.').next().unwrap_or(key);
     let known = || KEYS.iter().map(|key| key.name);
     let moved = known().find(|known| known.rsplit('.').next() == Some(name));
-    moved.or_else(|| {
-        let near = known().map(|known| (distance(known.rsplit('.').next().unwrap_or(known), name), known));
-        near.filter(|(distance, _)| *distance <= 2).min().map(|(_, known)| known)
-    })
-}
-
-/// Levenshtein's.
-fn distance(a: &str, b: &str) -> usize {
-    if a.len().abs_diff(b.len()) > 2 {
-        return usize::MAX;
-    }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut before = i;
-        let mut left = i + 1;
-        for (cell, y) in row.iter_mut().skip(1).zip(b.bytes()) {
-            let here = left.min(*cell).saturating_add(1).min(before + usize::from(x != y));
-            before = std::mem::replace(cell, here);
-            left = here;
-        }
-    }
-    row.last().copied().unwrap_or_default()
+    moved.or_else(|| nearest_by(name, known(), |known| known.rsplit('.').next().unwrap_or(known)))
 }
 
 #[cfg(test)]

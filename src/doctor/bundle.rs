@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use serde_json::json;
 
+use super::look::CONFIG;
 use super::{Facts, Outcome, gzip, tar};
 use crate::driver::DriverRoot;
 use crate::engine::Engine;
@@ -47,7 +48,7 @@ pub fn collect(
     if let Some((Ok(inventory), _)) = &facts.driver.nvml {
         members.push(("info.json".to_owned(), serde_json::to_vec_pretty(&Report::from(inventory))?));
     }
-    let config = config.unwrap_or_else(|| Path::new("/etc/nvidia-container-runtime/config.toml"));
+    let config = config.unwrap_or_else(|| Path::new(CONFIG));
     let mut paths = vec![config.to_owned()];
     paths.extend(below(host, Path::new(&format!("{}.d", config.display()))));
     paths.extend(facts.installed.iter().cloned());
@@ -55,8 +56,11 @@ pub fn collect(
     paths.extend(hooks.filter(|entry| entry.is_ours() || entry.is_nvidias()).map(|entry| entry.file.clone()));
     paths.extend(facts.cdi.iter().flat_map(|view| &view.dirs).flat_map(|dir| below(host, dir)));
     let proc = Path::new(DRIVER_PROC);
+    // A driver that lives elsewhere may have its own.
+    let root = DriverRoot::open(&facts.settings().driver_root).ok().filter(|root| root.locate(proc).is_ok());
+    let driver = root.as_ref().unwrap_or(host);
     paths.extend(["version", "params"].map(|name| proc.join(name)));
-    let gpus = host.names(&proc.join("gpus")).into_iter();
+    let gpus = driver.names(&proc.join("gpus")).into_iter();
     paths.extend(gpus.map(|gpu| proc.join("gpus").join(gpu).join("information")));
     paths.extend(["/etc/os-release", "/proc/version", "/proc/modules"].map(Into::into));
     if let Some((log, _)) = &facts.log {
@@ -65,7 +69,8 @@ pub fn collect(
     paths.sort();
     paths.dedup();
     for path in paths {
-        if let Ok(bytes) = host.read(&path) {
+        let root = if path.starts_with(proc) { driver } else { host };
+        if let Ok(bytes) = root.read(&path) {
             members.push((format!("files{}", path.display()), end_of(&bytes).to_vec()));
         }
     }

@@ -24,6 +24,8 @@ pub struct Facts {
     pub distribution: Distribution,
     /// Config.toml, or what is wrong with it
     pub config: Result<(Config, Vec<Finding>), Finding>,
+    /// Whether there is a config.toml
+    pub has_config: bool,
     /// Where config.toml lets the log be written, and whether that works
     pub log: Option<(PathBuf, Result<(), String>)>,
     /// Whether the journal takes lines

@@ -1,7 +1,5 @@
 //! Checks of config.toml, of SELinux and of who may use the GPUs.
 
-use std::collections::BTreeSet;
-
 use super::driver::{group, may_open, owned};
 use super::{Facts, Outcome};
 use crate::engine::Kind;
@@ -11,6 +9,9 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "config";
     match &facts.config {
         Err(finding) => vec![Outcome::found(CHECK, finding.clone())],
+        Ok((_, findings)) if findings.is_empty() && !facts.has_config => {
+            vec![Outcome::ok(CHECK, "there is no config.toml: the defaults hold")]
+        }
         Ok((_, findings)) if findings.is_empty() => vec![Outcome::ok(CHECK, "config.toml is read without a complaint")],
         Ok((_, findings)) => findings.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect(),
     }
@@ -68,11 +69,10 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::skipped(CHECK, "there are no device nodes")];
     }
     let only_for_a_group = nodes().filter(|node| node.mode & 0o006 != 0o006);
-    let gids: BTreeSet<u32> = only_for_a_group.map(|node| node.gid).collect();
-    let Some(gid) = gids.first() else {
+    let Some(gid) = only_for_a_group.map(|node| node.gid).min() else {
         return vec![Outcome::ok(CHECK, "every user may open the device nodes")];
     };
-    let name = group(*gid);
+    let name = group(gid);
     let Some(user) = &facts.user else {
         let what = format!("the device nodes are for the group {name}: users of rootless Podman have to be in it");
         return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, format!("usermod -aG {name} USER"))];

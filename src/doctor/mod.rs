@@ -11,6 +11,7 @@ mod gpus;
 mod gzip;
 mod host;
 mod look;
+mod look_driver;
 mod tar;
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};

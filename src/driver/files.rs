@@ -27,6 +27,14 @@ pub struct PlacedFile {
     pub target: ContainerPath,
 }
 
+impl PlacedFile {
+    /// Whether it is the firmware of the GPU's own processor.
+    #[must_use]
+    pub fn is_firmware(&self) -> bool {
+        self.target.absolute().components().any(|part| part.as_os_str() == "firmware")
+    }
+}
+
 /// The programs for these capabilities, in the catalogue's order.
 #[must_use]
 pub fn binaries(root: &DriverRoot, capabilities: Capabilities) -> Vec<Binary> {

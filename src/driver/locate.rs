@@ -11,7 +11,7 @@ use super::libraries::{Library, Search};
 use super::root::DriverRoot;
 use crate::error::failure;
 use crate::finding::{Finding, catalog};
-use crate::request::{Capabilities, Capability};
+use crate::request::{Capabilities, Capability, Omit};
 
 /// The driver's files for one set of capabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +24,19 @@ pub struct DriverFiles {
     pub placed: Vec<PlacedFile>,
     /// Sockets of daemons
     pub ipc: Vec<PlacedFile>,
+}
+
+impl DriverFiles {
+    /// Takes out what is not wanted.
+    pub fn leave_out(&mut self, omit: Omit) {
+        let of_daemon =
+            |file: &PlacedFile, name| file.target.absolute().components().any(|part| part.as_os_str() == name);
+        self.ipc.retain(|file| {
+            !(omit.persistenced && of_daemon(file, "nvidia-persistenced")
+                || omit.fabricmanager && of_daemon(file, "nvidia-fabricmanager"))
+        });
+        self.placed.retain(|file| !(omit.firmware && file.is_firmware()));
+    }
 }
 
 /// Finds what `capabilities` need, and the administrator's `more`.

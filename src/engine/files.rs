@@ -1,8 +1,6 @@
 //! Where an engine looks for its configuration, the least important file first. containers.conf(5),
 //! containers-config(5), crio.conf(5), crio.conf.d(5).
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::{Kind, Version};
@@ -64,7 +62,6 @@ fn podman_6(kind: &Kind, host: &DriverRoot) -> Vec<PathBuf> {
     let user = home(kind);
     let mains = bases.iter().map(|base| base.join("containers.conf")).chain(user.clone());
     let main = mains.filter(|file| host.locate(file).is_ok()).last();
-    let mut by_name: BTreeMap<OsString, PathBuf> = BTreeMap::new();
     let mut dirs = Vec::new();
     for base in &bases {
         dirs.push(base.join("containers.conf.d"));
@@ -78,10 +75,14 @@ fn podman_6(kind: &Kind, host: &DriverRoot) -> Vec<PathBuf> {
         }
     }
     dirs.extend(user.map(|file| drop_in_dir(&file)));
+    let mut files: Vec<PathBuf> = Vec::new();
     for file in dirs.iter().flat_map(|dir| drop_ins(host, dir)) {
-        by_name.insert(file.file_name().unwrap_or_default().to_owned(), file);
+        files.retain(|known| known.file_name() != file.file_name());
+        let place = files.iter().position(|known| known.file_name() > file.file_name()).unwrap_or(files.len());
+        files.insert(place, file);
     }
-    main.into_iter().chain(by_name.into_values()).collect()
+    files.splice(0..0, main);
+    files
 }
 
 fn with_drop_ins(host: &DriverRoot, file: &Path) -> Vec<PathBuf> {

@@ -1,10 +1,9 @@
 //! One JSON file of a hooks directory, by the rules of the library that Podman, CRI-O and Buildah share: oci-hooks(5).
 //! Pure.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde_json::Value;
 
 /// The stages of the runtime-spec. Podman adds [`PRECREATE`].
 const STAGES: [&str; 6] = ["createContainer", "createRuntime", "prestart", "poststart", "poststop", "startContainer"];
@@ -35,65 +34,18 @@ pub enum Applies {
     If(String),
 }
 
-#[derive(Deserialize)]
-struct Versioned {
-    #[serde(default)]
-    version: String,
-}
-
-#[derive(Deserialize)]
-struct Current {
-    hook: Option<Program>,
-    #[serde(default)]
-    when: When,
-    stages: Option<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-struct Program {
-    #[serde(default)]
-    path: PathBuf,
-    #[serde(default)]
-    args: Vec<String>,
-}
-
-#[derive(Default, Deserialize)]
-struct When {
-    always: Option<bool>,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
-    #[serde(default)]
-    commands: Vec<String>,
-    #[serde(rename = "hasBindMounts")]
-    has_bind_mounts: Option<bool>,
-}
-
-/// Version 0.1.0, which files without a version have too.
-#[derive(Deserialize)]
-struct Old {
-    #[serde(default)]
-    hook: PathBuf,
-    #[serde(default)]
-    arguments: Vec<String>,
-    #[serde(alias = "stage")]
-    stages: Option<Vec<String>>,
-    #[serde(default, alias = "cmd")]
-    cmds: Vec<String>,
-    #[serde(default, alias = "annotation")]
-    annotations: Vec<String>,
-    #[serde(default, rename = "hasbindmounts")]
-    has_bind_mounts: bool,
-}
-
 /// Parses a file.
 ///
 /// # Errors
 /// Why an engine refuses it, and with it every container, or its own start.
 pub fn parse(bytes: &[u8]) -> Result<HookFile, String> {
-    let versioned: Versioned = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    let hook = match versioned.version.as_str() {
-        "1.0.0" => current(serde_json::from_slice(bytes).map_err(|error| error.to_string())?)?,
-        "0.1.0" | "" => old(serde_json::from_slice(bytes).map_err(|error| error.to_string())?)?,
+    let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if !file.is_object() {
+        return Err("invalid: it is no object".to_owned());
+    }
+    let hook = match text(&file, "version")?.unwrap_or_default() {
+        "1.0.0" => current(&file)?,
+        "0.1.0" | "" => old(&file)?,
         other => return Err(format!("no engine knows version {other:?}")),
     };
     if hook.path.as_os_str().is_empty() {
@@ -116,52 +68,87 @@ impl HookFile {
     }
 }
 
-fn current(raw: Current) -> Result<HookFile, String> {
-    let Program { path, args } = raw.hook.ok_or("it has no hook.path")?;
-    let stages = raw.stages.ok_or("it has no stages")?;
-    Ok(HookFile { path, args, stages, applies: raw.when.applies() })
+/// A field of an object: null is as good as none.
+fn field<'v>(object: &'v Value, name: &str) -> Option<&'v Value> {
+    object.get(name).filter(|value| !value.is_null())
 }
 
-fn old(raw: Old) -> Result<HookFile, String> {
-    let stages = raw.stages.ok_or("it has no stages")?;
-    let args = std::iter::once(raw.hook.display().to_string()).chain(raw.arguments).collect();
+fn text<'v>(object: &'v Value, name: &str) -> Result<Option<&'v str>, String> {
+    field(object, name).map(|value| value.as_str().ok_or_else(|| format!("{name} is no text"))).transpose()
+}
+
+fn boolean(object: &Value, name: &str) -> Result<Option<bool>, String> {
+    field(object, name)
+        .map(|value| value.as_bool().ok_or_else(|| format!("{name} is neither true nor false")))
+        .transpose()
+}
+
+fn texts(object: &Value, name: &str) -> Result<Option<Vec<String>>, String> {
+    let Some(value) = field(object, name) else { return Ok(None) };
+    let Value::Array(items) = value else { return Err(format!("{name} is no list")) };
+    let item = |item: &Value| item.as_str().map(str::to_owned).ok_or_else(|| format!("{name} is no list of texts"));
+    items.iter().map(item).collect::<Result<_, _>>().map(Some)
+}
+
+fn current(file: &Value) -> Result<HookFile, String> {
+    let program = field(file, "hook").ok_or("it has no hook.path")?;
+    if !program.is_object() {
+        return Err("hook is no object".to_owned());
+    }
+    let path = PathBuf::from(text(program, "path")?.unwrap_or_default());
+    let args = texts(program, "args")?.unwrap_or_default();
+    let applies = when(field(file, "when").unwrap_or(&Value::Null))?;
+    let stages = texts(file, "stages")?.ok_or("it has no stages")?;
+    Ok(HookFile { path, args, stages, applies })
+}
+
+/// Version 0.1.0, which files without a version have too.
+fn old(file: &Value) -> Result<HookFile, String> {
+    let either = |one, other| -> Result<Option<Vec<String>>, String> { Ok(texts(file, one)?.or(texts(file, other)?)) };
+    let path = text(file, "hook")?.unwrap_or_default();
+    let stages = either("stages", "stage")?.ok_or("it has no stages")?;
+    let args = std::iter::once(path.to_owned()).chain(texts(file, "arguments")?.unwrap_or_default()).collect();
     // Any one of them is enough.
-    let patterns = || raw.cmds.iter().chain(&raw.annotations);
-    let applies = if patterns().any(|pattern| matches_all(pattern)) {
+    let mut patterns: Vec<String> = either("cmds", "cmd")?.unwrap_or_default();
+    patterns.extend(either("annotations", "annotation")?.unwrap_or_default());
+    let applies = if patterns.iter().any(|pattern| matches_all(pattern)) {
         Applies::Always
-    } else if patterns().next().is_some() || raw.has_bind_mounts {
+    } else if !patterns.is_empty() || boolean(file, "hasbindmounts")? == Some(true) {
         Applies::If("its command, its annotations or its volumes match".to_owned())
     } else {
         Applies::Never
     };
-    Ok(HookFile { path: raw.hook, args, stages, applies })
+    Ok(HookFile { path: path.into(), args, stages, applies })
 }
 
-impl When {
-    /// All that are there must be true, and one must be there.
-    fn applies(&self) -> Applies {
-        let mut conditions = Vec::new();
-        if self.always == Some(false) || self.has_bind_mounts == Some(false) {
-            return Applies::Never;
-        }
-        if self.has_bind_mounts == Some(true) {
-            conditions.push("it has volumes".to_owned());
-        }
-        for (key, value) in &self.annotations {
+/// All conditions that are there must be true, and one must be there.
+fn when(when: &Value) -> Result<Applies, String> {
+    let mut conditions = Vec::new();
+    let (always, volumes) = (boolean(when, "always")?, boolean(when, "hasBindMounts")?);
+    if volumes == Some(true) {
+        conditions.push("it has volumes".to_owned());
+    }
+    let mut has_annotations = false;
+    if let Some(annotations) = field(when, "annotations") {
+        for (key, value) in annotations.as_object().ok_or("annotations is no object")? {
+            has_annotations = true;
+            let value = value.as_str().ok_or("annotations has something that is no text")?;
             if !(matches_all(key) && matches_all(value)) {
                 conditions.push(format!("an annotation {key:?} is {value:?}"));
             }
         }
-        if !self.commands.is_empty() && !self.commands.iter().any(|command| matches_all(command)) {
-            conditions.push(format!("its command matches {}", self.commands.join(" or ")));
-        }
-        let has_any = self.always.is_some() || !self.annotations.is_empty() || !self.commands.is_empty();
-        match conditions.is_empty() {
-            true if has_any => Applies::Always,
-            true => Applies::Never,
-            false => Applies::If(conditions.join(", and ")),
-        }
     }
+    let commands = texts(when, "commands")?.unwrap_or_default();
+    if !commands.is_empty() && !commands.iter().any(|command| matches_all(command)) {
+        conditions.push(format!("its command matches {}", commands.join(" or ")));
+    }
+    let has_any = always.is_some() || has_annotations || !commands.is_empty();
+    Ok(match conditions.is_empty() {
+        _ if always == Some(false) || volumes == Some(false) => Applies::Never,
+        true if has_any => Applies::Always,
+        true => Applies::Never,
+        false => Applies::If(conditions.join(", and ")),
+    })
 }
 
 /// The regular expressions that people write for it; another one counts as a condition.
@@ -216,5 +203,19 @@ mod tests {
             assert!(error.contains(why), "{text}: {error}");
         }
         assert!(parse(with("{}", "precreate").as_bytes()).unwrap().check_stages(true).is_ok());
+    }
+
+    proptest::proptest! {
+        /// Whatever somebody put into a hooks directory.
+        #[test]
+        fn no_file_ends_the_program(
+            bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64),
+            value in "[0-9a-z\\[\\]{}\":,]{0,40}",
+            key in proptest::sample::select(vec!["version", "hook", "when", "stages", "cmds"]),
+        ) {
+            parse(&bytes).ok();
+            parse(format!(r#"{{"version":"1.0.0","{key}":{value}}}"#).as_bytes()).ok();
+            parse(format!(r#"{{"{key}":{value}}}"#).as_bytes()).ok();
+        }
     }
 }

@@ -1,7 +1,5 @@
 //! The hooks of an engine's directories.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
@@ -62,28 +60,37 @@ impl Entry {
     }
 }
 
+impl Hooks {
+    /// In the order of their names; one takes the place of another with the same name.
+    fn take(&mut self, entry: Entry) {
+        let name = |entry: &Entry| entry.file.file_name().map(std::ffi::OsStr::to_owned);
+        let place = self.entries.iter().position(|known| name(known) >= name(&entry)).unwrap_or(self.entries.len());
+        match self.entries.get_mut(place).filter(|known| name(known) == name(&entry)) {
+            Some(known) => {
+                self.masked.push((known.file.clone(), entry.file.clone()));
+                *known = entry;
+            }
+            None => self.entries.insert(place, entry),
+        }
+    }
+}
+
 /// Reads these directories, the least important first. `precreate`: whether the engine knows that stage.
 #[must_use]
 pub fn read(host: &DriverRoot, dirs: &[PathBuf], precreate: bool) -> Hooks {
     let mut hooks = Hooks::default();
-    let mut by_name: BTreeMap<OsString, Entry> = BTreeMap::new();
     for dir in dirs {
         let names =
             host.names(dir).into_iter().filter(|name| name.to_str().is_some_and(|name| name.ends_with(".json")));
         for name in names {
-            let file = dir.join(&name);
+            let file = dir.join(name);
             match read_file(host, &file, precreate) {
-                Ok(entry) => {
-                    if let Some(old) = by_name.insert(name, entry) {
-                        hooks.masked.push((old.file, file));
-                    }
-                }
+                Ok(entry) => hooks.take(entry),
                 Err(Passed::Refused(why)) => hooks.refused.push((file, why)),
                 Err(Passed::WithoutProgram(program)) => hooks.without_program.push((file, program)),
             }
         }
     }
-    hooks.entries = by_name.into_values().collect();
     hooks
 }
 

@@ -1,6 +1,5 @@
 //! Looking at the engines of a host.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -108,11 +107,16 @@ enum Untold {
 
 /// Each program is asked once.
 #[derive(Debug, Default)]
-struct Versions(BTreeMap<PathBuf, Result<Version, Untold>>);
+struct Versions(Vec<(PathBuf, Result<Version, Untold>)>);
 
 impl Versions {
     fn of(&mut self, host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
-        *self.0.entry(program.to_owned()).or_insert_with(|| ask_version(host, program))
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| known == program) {
+            return *known;
+        }
+        let told = ask_version(host, program);
+        self.0.push((program.to_owned(), told));
+        told
     }
 }
 
@@ -128,5 +132,33 @@ fn ask_version(host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
         Ok(said) => version::parse(&said).ok_or(Untold::Unknown),
         Err(error) if error.kind() == std::io::ErrorKind::Other => Err(Untold::Failed),
         Err(_) => Err(Untold::Unknown),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::HostPath;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_others_could_have_written_is_not_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let (program, trace) = (dir.path().join("podman"), dir.path().join("trace"));
+        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let script = format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display());
+        std::fs::write(&program, script).unwrap();
+        for (mode, told, ran) in [
+            (0o777, Err(Untold::Unknown), false),
+            (0o775, Err(Untold::Unknown), false),
+            (0o644, Err(Untold::Unknown), false),
+            (0o755, Ok(Version(5, 4, 1)), true),
+        ] {
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(ask_version(&host, Path::new("/podman")), told, "{mode:o}");
+            assert_eq!(trace.try_exists().unwrap(), ran, "{mode:o}");
+        }
+        std::fs::write(&program, "#!/bin/sh\nexit 125").unwrap();
+        assert_eq!(ask_version(&host, Path::new("/podman")), Err(Untold::Failed));
     }
 }

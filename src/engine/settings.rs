@@ -217,4 +217,20 @@ mod tests {
         // Podman's tables mean nothing to CRI-O.
         assert_eq!(settings(&Kind::Crio, Version(1, 30, 0), &[podman]), Settings::default());
     }
+
+    proptest::proptest! {
+        /// Whatever somebody wrote into a configuration.
+        #[test]
+        fn no_text_ends_the_program(
+            key in proptest::sample::select(vec!["hooks_dir", "cdi_spec_dirs", "runtime", "runtimes", "cgroup_manager"]),
+            value in "[0-9a-z\\[\\]{}\"=,\n ]{0,40}",
+            text in "\\PC{0,64}",
+        ) {
+            for kind in [Kind::Podman, Kind::Crio] {
+                for text in [&text, &format!("[engine]\n{key} = {value}"), &format!("[crio.runtime]\n{key} = {value}")] {
+                    Settings::default().add(Path::new("/x"), text, &kind, Some(Version(5, 0, 0)));
+                }
+            }
+        }
+    }
 }

@@ -10,12 +10,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
 
 use super::source::open_in;
 use super::{StillMounted, mountinfo};
-use crate::error::Failure;
+use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::sys::in_root::{Root, real_path};
 use crate::sys::mount::{self, MountAttrs, in_place};
@@ -64,11 +64,13 @@ pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec
     let open = || rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
     // Compared with mount points only, and what it may lead to is a refusal.
     let place = real_path(open()?.as_fd())?;
-    ensure!(
-        place != real_path(rootfs.as_fd())? && !mountinfo::any_below(mountinfo, &place),
-        "other files are mounted in the read-only directory {:?}",
-        Path::new("/").join(path)
-    );
+    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(mountinfo, &place) {
+        return Err(failure(
+            &catalog::READ_ONLY,
+            format!("other files are mounted in the read-only directory {:?}", Path::new("/").join(path)),
+            "start the container from an image that can be written, or mount them elsewhere",
+        ));
+    }
     let Scratch { below, tmpfs, .. } = Scratch::mount(rootfs, path, c"mode=0755,size=1m")?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));

@@ -53,7 +53,9 @@ pub fn parse_mig_minors(text: &str) -> BTreeMap<MigCap, u32> {
     few::map(text.lines().filter_map(parse_line))
 }
 
-fn parse_line(line: &str) -> Option<(MigCap, u32)> {
+/// One of its lines.
+#[must_use]
+pub fn parse_line(line: &str) -> Option<(MigCap, u32)> {
     let (name, minor) = line.trim().split_once(' ')?;
     Some((parse_cap(name)?, parse_decimal(minor.trim())?))
 }

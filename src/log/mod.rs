@@ -5,6 +5,7 @@ pub mod journal;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Instant, SystemTime};
 
@@ -64,6 +65,12 @@ impl Log {
     /// # Errors
     /// If it cannot be opened for appending.
     pub fn open(&mut self, path: &HostPath) -> Result<()> {
+        // What the descriptor is open for already; the path is a link, and may be to what cannot be opened again.
+        if path.as_path() == std::path::Path::new("/dev/stderr") {
+            let stderr = std::io::stderr().as_fd().try_clone_to_owned();
+            self.file = Some(stderr.with_context(|| format!("cannot open the log file {path}"))?.into());
+            return Ok(());
+        }
         // Not through a link: whoever may write in the log's directory must not choose a file for root to append to.
         let open = OpenOptions::new()
             .append(true)
@@ -73,6 +80,12 @@ impl Log {
             .open(path.as_path());
         self.file = Some(open.with_context(|| format!("cannot open the log file {path}"))?);
         Ok(())
+    }
+
+    /// Whether lines go to a file.
+    #[must_use]
+    pub const fn is_open(&self) -> bool {
+        self.file.is_some()
     }
 
     /// What there will be to read about this call.
@@ -132,7 +145,7 @@ impl Log {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
         let id = finding.kind.id;
         match finding.kind.severity {
-            Severity::Note => self.write("note", &what),
+            Severity::Note => self.write("note", &format!("{what} ({id})")),
             Severity::Warning | Severity::Error => {
                 say(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
                 self.write("warning", &format!("{what} ({id}); hint: {fix}"));

@@ -47,6 +47,21 @@ pub struct GpuRequest {
     pub mig_monitor: Option<String>,
     /// IMEX channels, by number.
     pub imex_channels: Vec<String>,
+    /// What it does not want. Images cannot say that, command lines can.
+    pub omit: Omit,
+}
+
+/// Parts that are left out of what the capabilities give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Omit {
+    /// The socket of nvidia-persistenced
+    pub persistenced: bool,
+    /// The socket of the fabric manager
+    pub fabricmanager: bool,
+    /// The firmware of the GPU's own processor
+    pub firmware: bool,
+    /// The mounts of device nodes; access to them is given all the same
+    pub node_mounts: bool,
 }
 
 /// What comes of looking at the request.
@@ -133,6 +148,7 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
         mig_config: privileged_only(spec, MIG_CONFIG_DEVICES)?,
         mig_monitor: privileged_only(spec, MIG_MONITOR_DEVICES)?,
         imex_channels: imex_channels(spec, config, from_mounts.imex, env_counts),
+        omit: Omit::default(),
     })))
 }
 
@@ -194,7 +210,7 @@ fn imex_channels(spec: &SpecView, config: &Config, from_mounts: Vec<String>, env
 }
 
 /// More is a mistake: images have one to five.
-const MAX_REQUIREMENTS: usize = 32;
+pub const MAX_REQUIREMENTS: usize = 32;
 
 fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
     let disabled = spec.env.get("NVIDIA_DISABLE_REQUIRE").is_some_and(|value| is_go_true(value));

@@ -353,6 +353,17 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_tells_no_version_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("slow");
+        std::fs::write(&program, "#!/bin/sh\necho slow version 1.2.3\nexec sleep 60").unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let start = Instant::now();
+        let error = read_version(&program, Duration::from_millis(200)).unwrap_err();
+        assert!(error.kind() == io::ErrorKind::TimedOut && start.elapsed() < Duration::from_secs(20), "{error}");
+    }
+
+    #[test]
     fn programs_of_the_host() {
         let run = |program: &str| run_modprobe(Path::new(program), "nothing").ok();
         assert_eq!((run("/bin/true"), run("/bin/false"), run("/nowhere/true")), (Some(true), Some(false), None));

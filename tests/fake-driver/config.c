@@ -150,6 +150,8 @@ static bool config_line(const char *line, struct config *config)
 		return true;
 	if (!strcmp(line, "init-hang"))
 		return config->init_hang = true;
+	if (!strcmp(line, "init-crash"))
+		return config->init_crash = true;
 	if (!strcmp(line, "count-all"))
 		return config->count_all = true;
 	if (config->not_supported_count < MAX_QUIRKS &&

@@ -32,6 +32,7 @@ struct config {
 	int cuda; /* 12020 is 12.2 */
 	unsigned init_delay_ms;
 	bool init_hang;
+	bool init_crash;
 	unsigned init_error;
 	bool count_all; /* count GPUs whose node cannot be opened, too */
 	unsigned not_supported_count;

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -99,6 +100,8 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 		return UNKNOWN;
 	while (config.init_hang)
 		sleep_ms(1000);
+	if (config.init_crash)
+		abort();
 	sleep_ms(config.init_delay_ms);
 	if (config.init_error)
 		return config.init_error;

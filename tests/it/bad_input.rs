@@ -59,7 +59,7 @@ fn stdin_that_is_no_state() {
         (b"\xff\xfe", "the container state on stdin"),
         (b"hello", "expected value"),
         (b"{\"id\":\"c\",\"pid\":1,\"bundle\":\"/x\"", "EOF"),
-        (b"{\"id\":\"c\",\"pid\":1}", "no \"bundle\""),
+        (b"{\"id\":\"c\",\"pid\":1}", "no \"bundle\" (ONH-003)"),
     ] {
         one_error(hook(&["prestart"], stdin), &[says]);
     }
@@ -148,7 +148,7 @@ fn no_driver() {
         &["the kernel module of driver 550.1 is loaded, and there is no libnvidia-ml below"],
     );
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
-    one_error(hook(&args, &state), &["driver root \"/nowhere\"", "it does not exist"]);
+    one_error(hook(&args, &state), &["driver root \"/nowhere\"", "it does not exist", "(ONH-014)"]);
     assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
 }
 
@@ -194,7 +194,7 @@ fn nvml_hangs() {
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
     fake.set_nvml(|old| old + "\ninit-hang\n");
     let start = std::time::Instant::now();
-    one_error(with_fake(&fake, "all"), &["NVML did not answer within 1 s"]);
+    one_error(with_fake(&fake, "all"), &["NVML did not answer within 1 s (ONH-016)"]);
     assert!(start.elapsed().as_secs() < 10);
 }
 
@@ -279,7 +279,7 @@ fn wrong_command_line() {
     for args in [&[][..], &["startContainer"], &["--nonsense"]] {
         let stderr = hook(args, b"").failed(2);
         assert!(stderr.starts_with("oci-nvidia-hook: wrong command line: "), "{stderr}");
-        assert!(stderr.contains("\nhint: run \"oci-nvidia-hook --help\""), "{stderr}");
+        assert!(stderr.contains(" (ONH-002)\nhint: run \"oci-nvidia-hook --help\""), "{stderr}");
     }
     assert!(hook(&["--help"], b"").ok().contains("usage: oci-nvidia-hook"));
     assert_eq!(hook(&["--version"], b"").ok(), format!("oci-nvidia-hook {}\n", env!("CARGO_PKG_VERSION")));

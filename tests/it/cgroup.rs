@@ -285,6 +285,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
     assert_eq!(outcome.access, Access::Added);
     assert_eq!(outcome.findings.len(), 1, "{:?}", outcome.findings);
     assert!(outcome.findings[0].what.contains("\"libpod-0a.scope\""), "{:?}", outcome.findings);
+    assert_eq!(outcome.findings[0].kind.id, "ONH-305");
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
     assert_eq!(group.allow("0a", &[FIRST]), Outcome { access: Access::Present, findings: vec![] });
 }
@@ -321,6 +322,7 @@ fn v2_a_program_further_up_is_named() {
     let outcome = group.allow("0a", &[FIRST]);
     assert_eq!((outcome.access, outcome.findings.len()), (Access::Unfiltered, 1));
     assert!(outcome.findings[0].what.contains("above"), "{:?}", outcome.findings);
+    assert_eq!(outcome.findings[0].kind.id, "ONH-304");
     assert_eq!((group.open(FIRST), group.attached(1)), (Denied, before));
 }
 

@@ -26,7 +26,11 @@ pub const TESTS: &[Test] = &[
     ("doctor::a_good_host", NEEDS, good),
     ("doctor::a_broken_host", NEEDS, broken),
     ("doctor::each_fault_has_its_finding", NEEDS, each_fault_has_its_finding),
-    ("doctor::a_user_sees_less_and_says_so", NEEDS, a_user_sees_less),
+    (
+        "doctor::a_user_sees_less_and_says_so",
+        &[Need::Root, Need::Program("cc"), Need::Program("setpriv")],
+        a_user_sees_less,
+    ),
     ("doctor::cdi_is_enough", NEEDS, cdi_is_enough),
     ("doctor::nothing_is_changed", NEEDS, nothing_is_changed),
     ("doctor::bundle", &[Need::Program("tar")], bundle),
@@ -124,7 +128,7 @@ fn good() {
 fn broken() {
     let dir = changed(
         "sed -i 's/^driver .*/driver 535.183.01/' usr/lib/*/nvml.conf; rm dev/nvidia-uvm dev/nvidia3; \
-         chgrp 7 dev/nvidia*; chmod 660 dev/nvidia*; sed -i '/container-cli/a user = \"nobody\"' \
+         chgrp 4321 dev/nvidia*; chmod 660 dev/nvidia*; sed -i '/container-cli/a user = \"nobody\"' \
              etc/nvidia-container-runtime/config.toml; echo 'bogus = 1' | cat - etc/nvidia-container-runtime/config.toml >c; \
          mv c etc/nvidia-container-runtime/config.toml; rm usr/lib/*/libcuda.so*; rm run/nvidia-persistenced/socket; \
          cp usr/share/containers/oci/hooks.podman.d/*.json usr/share/containers/oci/hooks.d; \

@@ -183,7 +183,9 @@ fn mig_management() {
     assert_eq!(nodes.trim(), "nvidia-cap1 nvidia-cap12 nvidia-cap13 nvidia-cap21 nvidia-cap22");
     container.exec("cat /proc/driver/nvidia/capabilities/mig/config").ok();
     container.set_privileged_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=0"]);
-    assert!(container.hook(&fake.config).failed(1).contains("NVIDIA_MIG_MONITOR_DEVICES=\"0\" is not \"all\""));
+    assert!(
+        container.hook(&fake.config).failed(1).contains("NVIDIA_MIG_MONITOR_DEVICES=\"0\" is not \"all\" (ONH-038)")
+    );
 }
 
 fn limits_and_requirements() {
@@ -194,10 +196,11 @@ fn limits_and_requirements() {
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
     assert!(ran.stderr.contains("warning: the image needs NVIDIA_REQUIRE_CUDA=\"cuda>=99\", and GPU 0 has cuda 12.2"));
+    assert!(ran.stderr.contains("(ONH-204)"), "{ran:?}");
     ran.ok();
     assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
-    assert!(container.hook(&fake.config).failed(1).contains("which containers may not have"));
+    assert!(container.hook(&fake.config).failed(1).contains("which containers may not have (ONH-032)"));
     fake.configure("");
     container.set_env(&env);
     assert!(container.hook(&fake.config).failed(1).contains("the image needs NVIDIA_REQUIRE_CUDA"));

@@ -145,7 +145,7 @@ fn lines(files: &DriverFiles) -> Vec<String> {
 
 /// A library with this SONAME, compiled once. It needs libc.so.6, like every real one: that is how ldconfig knows that
 /// it is no library of libc5. (The libc it is linked with is a stub too: there may be no 32-bit one here.)
-fn stub(soname: &str, is_32: bool) -> PathBuf {
+pub fn stub(soname: &str, is_32: bool) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(if is_32 { "stubs32" } else { "stubs" });
     std::fs::create_dir_all(&dir).unwrap();
     let path = dir.join(soname);

@@ -238,7 +238,10 @@ fn a_failing_step_leaves_nothing() {
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     let mounts = container.mountinfo();
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("cannot link") && stderr.contains("libcuda.so\""), "{stderr}");
+    assert!(
+        stderr.contains("cannot link") && stderr.contains("libcuda.so\"") && stderr.contains("(ONH-046)\nhint: "),
+        "{stderr}"
+    );
     assert_eq!(snapshot(&image.rootfs), before);
     assert_eq!(container.mountinfo(), mounts);
     assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia*");
@@ -277,7 +280,7 @@ fn none_or_sixteen_gpus_and_a_slow_driver() {
 
     let fake = FakeDriver::new(&["--gpus", "0"]);
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("the driver finds no GPU"), "{stderr}");
+    assert!(stderr.contains("the driver finds no GPU (ONH-031)"), "{stderr}");
 }
 
 /// A host like openSUSE, an image like Debian: where a library is on the one says nothing about the other.

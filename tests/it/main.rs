@@ -23,6 +23,7 @@ mod cdi_schema;
 mod cgroup;
 mod conformance;
 mod debian;
+mod docker;
 mod docs;
 mod doctor;
 mod driver;
@@ -30,12 +31,15 @@ mod driver_roots;
 mod engine;
 mod failure;
 mod features;
+mod findings;
 mod fuzz_corpus;
+mod help;
 mod hostile;
 mod hosts;
 mod kernels;
 mod ldcache;
 mod live;
+mod nvidia_cli;
 mod packaging;
 mod peers;
 mod podman;
@@ -69,16 +73,20 @@ const ALL: &[&[Test]] = &[
     cgroup::TESTS,
     conformance::TESTS,
     debian::TESTS,
+    docker::TESTS,
     docs::TESTS,
     doctor::TESTS,
     driver_roots::TESTS,
     failure::TESTS,
     features::TESTS,
+    findings::TESTS,
     fuzz_corpus::TESTS,
+    help::TESTS,
     hostile::TESTS,
     hosts::TESTS,
     ldcache::TESTS,
     live::TESTS,
+    nvidia_cli::TESTS,
     packaging::TESTS,
     peers::TESTS,
     podman::TESTS,

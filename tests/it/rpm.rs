@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::Test;
-use crate::driver::{FakeDriver, Image};
+use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::Podman;
-use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
 
 // As root, though nothing but the installations asks for it: tests/as-plain-user has no Rust, and no place to build in.
 const LINT: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];
@@ -26,6 +26,7 @@ pub const TESTS: &[Test] = &[
     ("rpm::packages_hold_what_the_lists_say", BUILD, packages_hold_what_the_lists_say),
     ("rpm::rpmlint_finds_no_error", LINT, rpmlint_finds_no_error),
     ("rpm::podman_takes_the_installed_files", PODMAN, podman_takes_the_installed_files),
+    ("rpm::nvidias_names_work", BUILD, nvidias_names_work),
     ("rpm::upgrade_downgrade_remove", BUILD, upgrade_downgrade_remove),
     ("rpm::an_existing_config_stays", BUILD, an_existing_config_stays),
     ("rpm::scripts_take_a_read_only_system", BUILD, scripts_take_a_read_only_system),
@@ -67,7 +68,7 @@ impl Packages {
         append(&tree.join("config/config.toml"), "[devices]", "# A later default\n[devices]");
         append(&tree.join("hooks.d/oci-nvidia-hook.json"), "\"timeout\": 60", "\"timeout\": 61");
         let mut build = Command::new("rpmbuild");
-        build.args(["-bb", "--quiet", "--nodeps", "--noprep", "--noclean", "--with", "compat"]);
+        build.args(["-bb", "--quiet", "--nodeps", "--noprep", "--noclean"]);
         build.arg("--define").arg(format!("_topdir {}", top.display())).args(["--define", "baserelease 7"]);
         build.env("CARGO_TARGET_DIR", top.join("cargo")).env("CARGO_HOME", top.join("cargo-home"));
         run(build.arg(top.join("SPECS/oci-nvidia-hook.spec"))).ok();
@@ -146,15 +147,14 @@ fn tarballs_are_the_same_each_time() {
 fn packages_hold_what_the_lists_say() {
     let packages = Packages::shared();
     let names = |packages: &[PathBuf]| packages.iter().map(|package| query(package, "%{NAME}")).collect::<Vec<_>>();
-    let mut expected = vec![MAIN.to_owned()];
+    let mut expected = vec![MAIN.to_owned(), format!("{MAIN}-compat")];
     if source("packaging/podman/oci-nvidia-hook-precreate.json").is_file() {
         expected.push(format!("{MAIN}-podman"));
     }
     let mut built = names(&packages.now);
     built.sort();
     assert_eq!(built, expected);
-    let compat = find(&packages.later, "oci-nvidia-hook-compat");
-    for package in packages.now.iter().map(PathBuf::as_path).chain([compat]) {
+    for package in packages.now.iter().map(PathBuf::as_path) {
         let format =
             "[%{FILEMODES:perms} %{FILEUSERNAME}:%{FILEGROUPNAME} %{FILENAMES} %{FILEFLAGS:fflags} %{FILELINKTOS}\n]";
         let found: String = query(package, format).lines().map(|line| as_everywhere(line.trim_end()) + "\n").collect();
@@ -260,7 +260,8 @@ fn podman_takes_the_installed_files() {
     assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
 
     // With the packages for it alone, Podman has the hook of its own stage too; it does without the other one.
-    let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(|path| *path != find(packages, MAIN)).collect();
+    let for_podman = |path: &&Path| query(path, "%{NAME}") == format!("{MAIN}-podman");
+    let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(for_podman).collect();
     for package in &others {
         rpm(host.path(), &["-i", "--noscripts"], &[package]).ok();
         assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
@@ -273,6 +274,36 @@ fn podman_takes_the_installed_files() {
     rpm(host.path(), &["-e", "--noscripts"], &names).ok();
     assert_ne!(podman.run_installed(host.path(), &smi).code, Some(0));
     podman.run_installed(host.path(), &["localhost/cuda", "true"]).ok();
+}
+
+/// The links of the package for it, as docker and scripts find them; and that it goes with no package of NVIDIA's.
+fn nvidias_names_work() {
+    let (system, fake) = (System::new(), FakeDriver::shared());
+    let (main, compat) = (find(&Packages::shared().now, MAIN), find(&Packages::shared().now, "oci-nvidia-hook-compat"));
+    let conflicts = run(Command::new("rpm").args(["-qp", "--conflicts"]).arg(compat)).ok();
+    let packages = ["libnvidia-container-tools", "nvidia-container-toolkit", "nvidia-container-toolkit-base"];
+    assert_eq!(conflicts.lines().map(str::trim).collect::<Vec<_>>(), packages);
+    system.rpm(&["-i", "--noscripts"], &[main, compat]);
+    let installed = |name: &str| Command::new(system.root().join("usr/bin").join(name));
+    let info = run(installed("nvidia-container-cli").arg("--root").arg(&fake.root).arg("info").env_clear()).ok();
+    assert!(info.starts_with("NVRM version:   535.183.01\n") && info.matches("Device Index:").count() == 2, "{info}");
+    for name in ["nvidia-container-runtime-hook", "nvidia-container-toolkit"] {
+        assert!(run(installed(name).arg("-version")).ok().starts_with("NVIDIA Container Runtime Hook version "));
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
+        let mut hook = installed(name);
+        let ran =
+            run_with(hook.arg("-config").arg(&fake.config).arg("prestart").env_clear(), container.state().as_bytes());
+        ran.ok();
+        assert!(container.exec("nvidia-smi -L").ok().contains("GPU-51eed001"));
+    }
+    for script in ["bash-completion/completions/oci-nvidia-hook", "zsh/site-functions/_oci-nvidia-hook"] {
+        assert!(system.read(&format!("usr/share/{script}")).contains("__complete"), "{script}");
+    }
+    system.rpm(&["-e", "--noscripts"], &[Path::new("oci-nvidia-hook-compat")]);
+    assert!(!system.root().join("usr/bin/nvidia-container-cli").is_symlink());
+    assert!(system.root().join("usr/bin/oci-nvidia-hook").is_file());
 }
 
 fn upgrade_downgrade_remove() {

@@ -61,7 +61,10 @@ fn read_only_rootfs_with_mounts() {
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, &before);
     let mounts = container.mountinfo();
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("other files are mounted in the read-only directory"), "{stderr}");
+    assert!(
+        stderr.contains("other files are mounted in the read-only directory") && stderr.contains("(ONH-043)\nhint: "),
+        "{stderr}"
+    );
     assert_eq!(container.mountinfo(), mounts);
 }
 
@@ -242,7 +245,10 @@ fn shared_propagation() {
             assert_works(&container);
         } else {
             let stderr = ran.failed(1);
-            assert!(stderr.contains("shared propagation") && stderr.contains("hint: mount that volume"), "{stderr}");
+            assert!(
+                stderr.contains("shared propagation") && stderr.contains("(ONH-042)\nhint: mount that volume"),
+                "{stderr}"
+            );
             assert_eq!(container.mountinfo(), mounts);
         }
         assert_eq!(container.mountinfo().matches(&volume).count(), 1, "{}", container.mountinfo());

@@ -1,0 +1,166 @@
+//! Called as `nvidia-container-runtime-hook`: the hook, with the command line of that program. Its flags are Go's: one dash or
+//! two, and none behind the first word that is no flag. Words behind the stage mean nothing.
+//! <https://pkg.go.dev/flag#hdr-Command_line_flag_syntax>
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::cli::grammar::Program;
+use crate::cli::{PROGRAM, USAGE, Verb, hook, output, precreate};
+use crate::error::failure;
+use crate::finding::catalog;
+use crate::log::Log;
+
+const HELP: &str = "\
+usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
+
+This is oci-nvidia-hook under the name of NVIDIA's hook. STAGE is prestart, poststart
+or poststop, or another that \"oci-nvidia-hook --help\" names.
+
+  -config FILE  read this file, which must exist
+  -debug        say on stderr what is done
+  -version      print the version
+";
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Call {
+    config: Option<PathBuf>,
+    debug: bool,
+    version: bool,
+    help: bool,
+    stage: Option<OsString>,
+}
+
+/// Runs the hook with these arguments, argv\[0\] left out.
+#[must_use]
+pub fn run(args: Vec<OsString>) -> ExitCode {
+    let call = match parse(args) {
+        Ok(call) => call,
+        Err(error) => return wrong(&error.to_string()),
+    };
+    if call.help {
+        return output::print(HELP);
+    }
+    if call.version {
+        return output::print(concat!(
+            "NVIDIA Container Runtime Hook version ",
+            env!("CARGO_PKG_VERSION"),
+            " (oci-nvidia-hook)\n"
+        ));
+    }
+    let Some(stage) = call.stage else { return wrong("it names no stage") };
+    match verb(&PROGRAM, &stage) {
+        Some(Verb::Inject(place)) => hook::run(place, call.config.as_deref(), call.debug),
+        Some(Verb::Precreate) => {
+            precreate::run(&crate::cli::Options { config: call.config, ..crate::cli::Options::default() })
+        }
+        Some(Verb::Forget) => hook::forget(),
+        Some(_) => ExitCode::SUCCESS,
+        None => wrong(&format!("{stage:?} is no stage this hook serves")),
+    }
+}
+
+fn wrong(what: &str) -> ExitCode {
+    let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
+    Log::default().error(&failure(&catalog::COMMAND_LINE, format!("wrong command line: {what}"), hint));
+    ExitCode::from(USAGE)
+}
+
+/// The same words as of our own command line, and nothing that is no stage.
+fn verb(program: &Program, stage: &OsStr) -> Option<Verb> {
+    let found = program.commands.iter().find(|command| command.verb.is_stage() && stage == command.name);
+    found.map(|command| command.verb)
+}
+
+fn parse(args: Vec<OsString>) -> Result<Call> {
+    let mut call = Call::default();
+    let mut args = args.into_iter();
+    while let Some(word) = args.next() {
+        let Some(flag) = word.to_str().and_then(|word| word.strip_prefix('-')).filter(|flag| !flag.is_empty()) else {
+            call.stage = Some(word);
+            break;
+        };
+        let flag = flag.strip_prefix('-').unwrap_or(flag);
+        let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+        match (name, value) {
+            // Behind "--" are no flags.
+            ("", None) => {
+                call.stage = args.next();
+                break;
+            }
+            ("config", Some(value)) => call.config = Some(value.into()),
+            ("config", None) => match args.next() {
+                Some(value) => call.config = Some(value.into()),
+                None => bail!("-config needs a file"),
+            },
+            ("debug", value) => call.debug = is_on(name, value)?,
+            ("version", value) => call.version = is_on(name, value)?,
+            ("h" | "help", _) => call.help = true,
+            _ => bail!("unknown flag {word:?}"),
+        }
+    }
+    // An empty path is the default one.
+    call.config = call.config.filter(|path| !path.as_os_str().is_empty());
+    Ok(call)
+}
+
+/// Go's strconv.ParseBool.
+fn is_on(name: &str, value: Option<&str>) -> Result<bool> {
+    match value {
+        None | Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
+        Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Ok(false),
+        Some(value) => bail!("-{name}={value:?} is neither true nor false"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(args: &[&str]) -> Result<Call> {
+        parse(args.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn flags_are_gos() {
+        let prestart = || Call { stage: Some("prestart".into()), ..Call::default() };
+        let with_config = || Call { config: Some("/c".into()), ..prestart() };
+        for (args, call) in [
+            (&["prestart"][..], prestart()),
+            (&["-config", "/c", "prestart"], with_config()),
+            (&["--config", "/c", "prestart"], with_config()),
+            (&["-config=/c", "prestart"], with_config()),
+            (&["--config=/c", "--", "prestart"], with_config()),
+            (&["--config=", "prestart"], prestart()),
+            (&["prestart", "-config", "/c", "x"], prestart()),
+            (&["-debug", "prestart"], Call { debug: true, ..prestart() }),
+            (&["-debug=true", "-debug=F", "prestart"], prestart()),
+            (&["--version"], Call { version: true, ..Call::default() }),
+            (&["-h"], Call { help: true, ..Call::default() }),
+            (&[], Call::default()),
+            (&["-", "prestart"], Call { stage: Some("-".into()), ..Call::default() }),
+        ] {
+            assert_eq!(parsed(args).unwrap(), call, "{args:?}");
+        }
+        for args in [&["-x", "prestart"][..], &["-config"], &["-debug=perhaps", "prestart"], &["---config", "/c"]] {
+            assert!(parsed(args).is_err(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn no_other_command_of_ours_is_a_stage() {
+        for (word, is_stage) in [
+            ("prestart", true),
+            ("poststop", true),
+            ("createRuntime", true),
+            ("info", false),
+            ("prepare", false),
+            ("x", false),
+        ] {
+            assert_eq!(verb(&PROGRAM, OsStr::new(word)).is_some(), is_stage, "{word}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Called as NVIDIA's hook: by docker's `--gpus`, and by hook files that name it. Docker itself is not here: the bundles have
+//! the form that dockerd writes, and runc is real.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::nvidia_cli::link;
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+
+const RUNC: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+
+pub const TESTS: &[Test] = &[
+    ("docker::gpus_all", RUNC, gpus_all),
+    ("docker::both_names_in_one_bundle", RUNC, both_names_in_one_bundle),
+    ("docker::which_of_two_hooks", NEEDS, which_of_two_hooks),
+    ("docker::the_hooks_command_line", NEEDS, the_hooks_command_line),
+    ("docker::wrong_command_lines", &[], wrong_command_lines),
+];
+
+/// A bundle as docker has it, and a runc to run it.
+pub struct Bundle {
+    dir: PathBuf,
+    spec: Value,
+}
+
+impl Bundle {
+    /// What runc makes of nothing, with what docker puts into it.
+    pub fn new(dir: &Path, rootfs: &Path) -> Self {
+        let dir = dir.join("runc-bundle");
+        std::fs::create_dir_all(&dir).unwrap();
+        sh(&format!("cd '{}' && rm -f config.json && runc spec", dir.display())).ok();
+        let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
+        let mut spec: Value = serde_json::from_str(&text).unwrap();
+        spec["root"] = json!({"path": rootfs});
+        spec["process"]["terminal"] = false.into();
+        spec["process"]["user"] = json!({"uid": 0, "gid": 0, "additionalGids": [0, 10]});
+        spec["process"].as_object_mut().unwrap().remove("rlimits");
+        // The order of docker's own list: nothing, then what every container may.
+        let allow = |kind: &str, numbers: Value, access: &str| {
+            let mut rule = json!({"allow": true, "type": kind, "access": access});
+            rule.as_object_mut().unwrap().extend(numbers.as_object().unwrap().clone());
+            rule
+        };
+        spec["linux"]["resources"]["devices"] = json!([
+            {"allow": false, "access": "rwm"},
+            allow("c", json!({"major": 1, "minor": 5}), "rwm"),
+            allow("c", json!({"major": 1, "minor": 3}), "rwm"),
+            allow("c", json!({"major": 1, "minor": 9}), "rwm"),
+            allow("c", json!({"major": 1, "minor": 8}), "rwm"),
+            allow("c", json!({"major": 5, "minor": 0}), "rwm"),
+            allow("c", json!({"major": 5, "minor": 1}), "rwm"),
+            {"allow": false, "type": "c", "major": 10, "minor": 229, "access": "rwm"},
+            // Nodes may be made, and not opened.
+            allow("c", json!({}), "m"),
+        ]);
+        let caps = json!(["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_MKNOD", "CAP_SETUID", "CAP_SETGID", "CAP_KILL"]);
+        spec["process"]["capabilities"] = json!({"bounding": caps, "effective": caps, "permitted": caps});
+        spec["root"]["readonly"] = false.into();
+        Self { dir, spec }
+    }
+
+    pub fn process(mut self, args: &[&str], env: &[&str]) -> Self {
+        let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let env: Vec<_> = [path, "HOSTNAME=0123456789ab"].into_iter().chain(env.iter().copied()).collect();
+        self.spec["process"]["args"] = json!(args);
+        self.spec["process"]["env"] = json!(env);
+        self
+    }
+
+    /// One more hook, with the daemon's environment, as docker gives it.
+    pub fn hook(mut self, stage: &str, path: &Path, args: &[&str]) -> Self {
+        let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "INVOCATION_ID=0", "NVIDIA_VISIBLE_DEVICES=void"];
+        let hook = json!({"path": path, "args": args, "env": env});
+        let hooks = self.spec.as_object_mut().unwrap().entry("hooks").or_insert_with(|| json!({}));
+        let of_stage = hooks.as_object_mut().unwrap().entry(stage).or_insert_with(|| json!([]));
+        of_stage.as_array_mut().unwrap().push(hook);
+        self
+    }
+
+    /// `root.path`
+    pub fn rootfs(mut self, path: &str) -> Self {
+        self.spec["root"]["path"] = path.into();
+        self
+    }
+
+    /// `runc run`, in a mount namespace of its own, after this shell script.
+    pub fn run(self, before: &str) -> Ran {
+        std::fs::write(self.dir.join("config.json"), self.spec.to_string()).unwrap();
+        // As containerd's shim does it: the bundle is the working directory.
+        let script = format!(
+            "{before}\ncd '{dir}'\nexec runc --root '{dir}/state' run 'onh-docker-{pid}-{name}'",
+            dir = self.dir.display(),
+            pid = std::process::id(),
+            name = self.dir.parent().unwrap().file_name().unwrap().to_string_lossy().trim_start_matches('.'),
+        );
+        run(Command::new("unshare").args(["-m", "sh", "-euc", &script]))
+    }
+}
+
+/// What puts the fake driver's config.toml where the hook looks without being told: docker passes no option.
+fn default_config(dir: &Path, fake: &FakeDriver) -> String {
+    let etc = dir.join("etc/nvidia-container-runtime");
+    std::fs::create_dir_all(&etc).unwrap();
+    std::fs::copy(&fake.config, etc.join("config.toml")).unwrap();
+    format!("mount -t overlay -o 'lowerdir={}:/etc' overlay /etc", dir.join("etc").display())
+}
+
+const NAME: &str = "nvidia-container-runtime-hook";
+
+/// `docker run --gpus all`, and `--gpus 1`.
+fn gpus_all() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let config = default_config(dir.path(), fake);
+    let hook = link(dir.path(), NAME);
+    let script = "nvidia-smi -L; mknod /tmp/other c 195 9; probe-open /dev/nvidia0 /dev/nvidia1 /tmp/other; \
+                  test ! -e /usr/lib/x86_64-linux-gnu/libnvidia-encode.so.1; rm /tmp/other";
+    let bundle = |devices: &str| {
+        let devices = format!("NVIDIA_VISIBLE_DEVICES={devices}");
+        // The first one is libnetwork's: it is there in every bundle of docker's.
+        Bundle::new(dir.path(), &image.rootfs)
+            .process(&["sh", "-euc", script], &[&devices, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"])
+            .hook("prestart", Path::new("/bin/true"), &["libnetwork-setkey", "-exec-root=/var/run/docker", "0123"])
+            .hook("prestart", &hook, &[NAME, "prestart"])
+    };
+    let all = bundle("all").run(&config).ok();
+    assert_eq!(all.matches("UUID: GPU-").count(), 2, "{all}");
+    // No driver has these numbers: ENXIO is what the kernel says to who may open them.
+    for line in ["/dev/nvidia0: ENXIO", "/dev/nvidia1: ENXIO", "/tmp/other: EPERM"] {
+        assert!(all.contains(line), "{line}: {all}");
+    }
+    let one = bundle("0").run(&config).ok();
+    assert!(one.contains("UUID: GPU-51eed000") && one.contains("/dev/nvidia1: ENOENT"), "{one}");
+    // With containerd's image store the rootfs is below the bundle, and its path relative.
+    let mount = format!(
+        "{config}; mkdir -p '{dir}/runc-bundle/rootfs'; mount --bind '{image}' '{dir}/runc-bundle/rootfs'",
+        dir = dir.path().display(),
+        image = image.rootfs.display()
+    );
+    assert_eq!(bundle("0").rootfs("rootfs").run(&mount).ok(), one);
+    // What is wrong reaches the user, and the container does not start.
+    let wrong = bundle("7").run(&config);
+    assert_ne!(wrong.code, Some(0));
+    assert!(wrong.stderr.contains("this host has no such GPU (ONH-030)") && !wrong.stdout.contains("GPU"), "{wrong:?}");
+}
+
+/// A hook file of ours, and one that NVIDIA's toolkit left behind, whose program is a link to us now: the container is set up,
+/// and once.
+fn both_names_in_one_bundle() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let config = default_config(dir.path(), fake);
+    let (theirs, old) = (link(dir.path(), NAME), link(dir.path(), "nvidia-container-toolkit"));
+    let script = "nvidia-smi -L; for path in /dev/nvidia0 /dev/nvidiactl /usr/bin/nvidia-smi /proc/driver/nvidia; do \
+                  echo $path $(grep -c \" $path \" /proc/self/mountinfo); done; ldconfig -p | grep -c 'libcuda.so.1 '";
+    let bundle =
+        || Bundle::new(dir.path(), &image.rootfs).process(&["sh", "-euc", script], &["NVIDIA_VISIBLE_DEVICES=all"]);
+    let proc = format!("{config}; true");
+    let once = bundle().hook("prestart", &theirs, &[NAME, "prestart"]).run(&proc).ok();
+    assert!(once.contains("/dev/nvidia0 1\n") && once.ends_with("\n1\n"), "{once}");
+    let ours = Path::new(HOOK);
+    for orders in [[ours, &theirs], [&theirs, ours], [&theirs, &old]] {
+        let mut both = bundle();
+        for path in orders {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            both = both.hook("prestart", path, &[name, "prestart"]);
+        }
+        assert_eq!(both.run(&proc).ok(), once, "{orders:?}");
+    }
+}
+
+/// Whether a hook of NVIDIA's name is another's is decided by the file, not by the name. One of two sets the container up,
+/// whatever the order.
+fn which_of_two_hooks() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let links = dir.path().join("links");
+    std::fs::create_dir(&links).unwrap();
+    let copies = dir.path().join("copies");
+    std::fs::create_dir(&copies).unwrap();
+    for name in [NAME, "nvidia-container-toolkit"] {
+        link(&links, name);
+        std::fs::copy(HOOK, copies.join(name)).unwrap();
+    }
+    let link_to_link = dir.path().join("nvidia-container-runtime-hook");
+    std::os::unix::fs::symlink(links.join(NAME), &link_to_link).unwrap();
+    std::fs::hard_link(HOOK, links.join("hard")).ok();
+    // Who calls, and which hooks config.json has: whether the caller does it.
+    for (caller, named, does_it) in [
+        (PathBuf::from(HOOK), links.join(NAME), true),
+        (PathBuf::from(HOOK), link_to_link.clone(), true),
+        (links.join(NAME), PathBuf::from(HOOK), true),
+        (links.join(NAME), links.join("nvidia-container-toolkit"), true),
+        (PathBuf::from(HOOK), copies.join(NAME), false),
+        (links.join(NAME), copies.join("nvidia-container-toolkit"), false),
+        (copies.join(NAME), copies.join(NAME), true),
+        (PathBuf::from(HOOK), PathBuf::from("/gone/nvidia-container-runtime-hook"), false),
+    ] {
+        let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+        let hooks = json!({"prestart": [{"path": named, "args": ["x", "prestart"]}]});
+        container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &json!({"hooks": hooks}));
+        let mut hook = Command::new(&caller);
+        let config = if caller.ends_with("oci-nvidia-hook") { "--config" } else { "-config" };
+        let ran =
+            run_with(hook.arg(config).arg(&fake.config).arg("prestart").env_clear(), container.state().as_bytes());
+        ran.ok();
+        let there = container.exec("test -e /dev/nvidia0").code == Some(0);
+        assert_eq!(there, does_it, "{caller:?} with {named:?}");
+    }
+}
+
+/// Flags of Go, and what they do.
+fn the_hooks_command_line() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let config = fake.config.to_str().unwrap();
+    for (name, flags) in [
+        (NAME, &["-config", config][..]),
+        ("nvidia-container-toolkit", &["--config", config]),
+        (NAME, &[&format!("-config={config}"), "-debug"]),
+    ] {
+        let names = scratch();
+        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
+        let mut hook = Command::new(link(names.path(), name));
+        let ran = run_with(hook.args(flags).args(["prestart", "more"]).env_clear(), container.state().as_bytes());
+        assert_eq!(ran.stderr.contains("note: waiting: injected "), flags.contains(&"-debug"), "{ran:?}");
+        assert_eq!(ran.ok(), "");
+        assert!(container.exec("nvidia-smi -L").ok().contains("GPU-51eed001"));
+    }
+}
+
+/// What that program answers, too.
+fn wrong_command_lines() {
+    let dir = scratch();
+    let hook = link(dir.path(), NAME);
+    let called = |arguments: &[&str]| run(Command::new(&hook).args(arguments).env_clear());
+    for stage in ["poststart", "poststop"] {
+        let ran = called(&[stage]);
+        assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), ("", "", Some(0)));
+    }
+    assert!(called(&["-version"]).ok().starts_with("NVIDIA Container Runtime Hook version "));
+    assert!(called(&["-h"]).ok().contains("-config FILE"));
+    for arguments in [&[][..], &["info"], &["startContainer"], &["-nonsense", "prestart"]] {
+        let stderr = called(arguments).failed(2);
+        assert!(stderr.starts_with("oci-nvidia-hook: wrong command line: "), "{stderr}");
+    }
+    let stderr = called(&["-config", "/gone", "prestart"]).failed(1);
+    assert!(stderr.contains("stdin"), "the state is read first, and config.toml only for who asks: {stderr}");
+}

@@ -1,0 +1,175 @@
+//! Each kind of finding is caused somewhere. Here are those that other tests have no reason to cause.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use oci_nvidia_hook::finding::catalog;
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{HOOK, Need, run, run_with, scratch, source};
+
+pub const TESTS: &[Test] = &[
+    ("findings::of_commands", NEEDS, of_commands),
+    ("findings::of_the_driver", NEEDS, of_the_driver),
+    ("findings::of_a_request", &[Need::Program("cc")], of_a_request),
+    ("findings::of_a_container", NEEDS, of_a_container),
+    ("findings::each_has_a_test", &[], each_has_a_test),
+];
+
+fn of_commands() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "0"]));
+    let file = dir.path().join("x.json");
+    let (config, file) = (fake.config.to_str().unwrap(), file.to_str().unwrap());
+    for (args, id) in [
+        (&["unshare", "-Ur", HOOK, "prepare"][..], "ONH-006"),
+        (&[HOOK, "--config", config, "cdi", "generate", "--output", file], "ONH-051"),
+        (&[HOOK, "--config", config, "explain", "--inventory", "/nowhere"], "ONH-052"),
+    ] {
+        let state = json!({"id": "c", "bundle": dir.path()}).to_string();
+        write_spec(&dir, &["NVIDIA_VISIBLE_DEVICES=all"], &json!({}));
+        let ran = run_with(Command::new(args[0]).args(&args[1..]).env_clear(), state.as_bytes());
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        assert!(said.contains(id) && said.contains("hint: ") && ran.code == Some(1), "{args:?}: {ran:?}");
+    }
+    assert!(!std::path::Path::new(file).exists(), "a spec without devices is none");
+}
+
+fn write_spec(dir: &tempfile::TempDir, env: &[&str], more: &Value) {
+    let mut spec = json!({"ociVersion": "1.0.2", "process": {"env": env}, "root": {"path": "/nowhere"}});
+    let fields = spec.as_object_mut().unwrap();
+    fields.extend(more.as_object().unwrap().iter().map(|(name, value)| (name.clone(), value.clone())));
+    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+}
+
+/// The numbers that `explain` gives to a container of this environment.
+fn explained(fake: &FakeDriver, env: &[&str], more: &Value) -> BTreeSet<String> {
+    let dir = scratch();
+    write_spec(&dir, env, more);
+    let state = json!({"id": "c", "bundle": dir.path()}).to_string();
+    let mut explain = Command::new(HOOK);
+    let ran =
+        run_with(explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear(), state.as_bytes());
+    let explanation: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let findings = explanation["findings"].as_array().unwrap();
+    findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
+}
+
+const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
+
+#[track_caller]
+fn assert_found(found: &BTreeSet<String>, id: &str) {
+    assert!(found.contains(id), "{id} is not in {found:?}");
+}
+
+fn of_the_driver() {
+    let libdir = "usr/lib/x86_64-linux-gnu";
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    assert_eq!(explained(&fake, ALL, &json!({})), BTreeSet::new(), "nothing is wrong yet");
+
+    // Its cache names a library that is of another version now.
+    let (old, new) =
+        (fake.root.join(libdir).join("libcuda.so.535.183.01"), fake.root.join(libdir).join("libcuda.so.550.1"));
+    fs::copy(&old, &new).unwrap();
+    fs::remove_file(&old).unwrap();
+    fs::remove_file(fake.root.join(libdir).join("libcuda.so.1")).unwrap();
+    symlink("libcuda.so.550.1", fake.root.join(libdir).join("libcuda.so.1")).unwrap();
+    let found = explained(&fake, ALL, &json!({}));
+    assert_found(&found, "ONH-023");
+    let utility = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"];
+    assert_eq!(explained(&fake, &utility, &json!({})), BTreeSet::new());
+
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fs::copy(
+        fake.root.join(libdir).join("libnvidia-nvvm.so.535.183.01"),
+        fake.root.join(libdir).join("libnvidia-nvvm.so.550.1"),
+    )
+    .unwrap();
+    run(Command::new("/sbin/ldconfig").arg("-r").arg(&fake.root)).ok();
+    let soname = fake.root.join(libdir).join("libnvidia-nvvm.so.4");
+    fs::remove_file(&soname).unwrap();
+    symlink("libnvidia-nvvm.so.550.1", soname).unwrap();
+    assert_found(&explained(&fake, ALL, &json!({})), "ONH-203");
+
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fs::remove_file(fake.root.join("etc/ld.so.cache")).unwrap();
+    symlink("lib64", fake.root.join("usr/lib64")).unwrap();
+    let found = explained(&fake, ALL, &json!({}));
+    assert_found(&found, "ONH-206");
+    assert_found(&found, "ONH-208");
+
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fake.set_nvml(|old| old + "\ninit-crash\n");
+    assert_found(&explained(&fake, ALL, &json!({})), "ONH-017");
+
+    // Root who may not change the root directory.
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let mut info = Command::new("setpriv");
+    info.args(["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot", HOOK, "--config"]).arg(&fake.config);
+    let stderr = run(info.arg("info")).failed(1);
+    assert!(stderr.contains("(ONH-020)\nhint: "), "{stderr}");
+}
+
+fn of_a_request() {
+    let fake = FakeDriver::new(&["--gpus", "0", "--no-dev"]);
+    fake.configure("");
+    let text = fs::read_to_string(&fake.config).unwrap();
+    let with = |line: &str| fs::write(&fake.config, format!("{line}\n{text}")).unwrap();
+    with("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
+    assert_eq!(explained(&fake, ALL, &json!({})), ["ONH-103".to_owned()].into());
+    with("swarm-resource = \"GPU\"");
+    assert_found(&explained(&fake, ALL, &json!({})), "ONH-104");
+    with("");
+    let hooks = json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}});
+    assert_eq!(explained(&fake, ALL, &hooks), ["ONH-105".to_owned()].into());
+}
+
+fn of_a_container() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let libcuda = image.rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1");
+    fs::write(&libcuda, "the image's own").unwrap();
+    let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver; touch $rootfs/proc/driver/nvidia";
+    let container = Waiting::start(dir.path(), &image.rootfs, ALL, proc);
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("(ONH-045)\nhint: "), "{stderr}");
+    container.exec("rm /proc/driver/nvidia; mkdir /proc/driver/nvidia").ok();
+    let log = dir.path().join("log");
+    let config = dir.path().join("config.toml");
+    let text = fs::read_to_string(&fake.config).unwrap();
+    fs::write(&config, format!("{text}debug = \"{}\"\n", log.display())).unwrap();
+    container.hook(&config).ok();
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains(": note: ") && log.contains(" is hidden by the driver's (ONH-301)\n"), "{log}");
+
+    // A state whose process is gone.
+    let gone = json!({"id": "gone", "pid": i32::MAX, "bundle": dir.path().join("bundle")}).to_string();
+    let mut hook = Command::new(HOOK);
+    let ran = run_with(hook.arg("--config").arg(&fake.config).arg("prestart").env_clear(), gone.as_bytes());
+    assert!(ran.stderr.contains("(ONH-040)\nhint: "), "{ran:?}");
+    ran.failed(1);
+
+    for (output, id) in [("/proc/x.json", "ONH-050"), (dir.path().join("x.json").to_str().unwrap(), "ONH-403")] {
+        let mut generate = Command::new(HOOK);
+        generate.arg("--config").arg(&fake.config).args(["cdi", "generate", "--output", output]);
+        let ran = run(&mut generate);
+        assert!(ran.stderr.contains(&format!("({id})")), "{output}: {ran:?}");
+    }
+}
+
+/// A test names each number: nothing is documented that has not been seen.
+fn each_has_a_test() {
+    let mut tests = String::new();
+    for dir in ["tests/it", "tests/it/hostile", "src"] {
+        for entry in fs::read_dir(source(dir)).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+            let text = fs::read_to_string(entry.path()).unwrap();
+            tests.push_str(if dir == "src" { text.split("#[cfg(test)]").nth(1).unwrap_or_default() } else { &text });
+        }
+    }
+    tests.push_str(&fs::read_to_string(source("src/lower/oci/tests.rs")).unwrap());
+    let untested: Vec<_> = catalog::ALL.iter().map(|kind| kind.id).filter(|id| !tests.contains(id)).collect();
+    assert!(untested.is_empty(), "no test causes {untested:?}");
+}

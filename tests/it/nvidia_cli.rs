@@ -1,0 +1,407 @@
+//! Called as `nvidia-container-cli`. What it prints is held against files that were written from the documented format, by
+//! hand: `tests/fixtures/nvidia-cli`.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
+
+const HOST: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
+const RUNC: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("runc"), Need::CgroupV1];
+
+pub const TESTS: &[Test] = &[
+    ("nvidia_cli::info_as_documented", HOST, info_as_documented),
+    ("nvidia_cli::list_as_documented", HOST, list_as_documented),
+    ("nvidia_cli::list_of_a_mig_host", HOST, list_of_a_mig_host),
+    ("nvidia_cli::list_says_what_is_what", HOST, list_says_what_is_what),
+    ("nvidia_cli::a_broken_gpu", HOST, a_broken_gpu),
+    ("nvidia_cli::a_plain_user", HOST, a_plain_user),
+    ("nvidia_cli::modules_first", HOST, modules_first),
+    ("nvidia_cli::the_version", &[], the_version),
+    ("nvidia_cli::errors", HOST, errors),
+    ("nvidia_cli::configure_by_pid", NEEDS, configure_by_pid),
+    ("nvidia_cli::configure_as_lxc_does", NEEDS, configure_as_lxc_does),
+    ("nvidia_cli::configure_as_enroot_does", NEEDS, configure_as_enroot_does),
+    ("nvidia_cli::configure_obeys", NEEDS, configure_obeys),
+    ("nvidia_cli::configure_gives_access", RUNC, configure_gives_access),
+];
+
+/// The program under this name, in `dir`.
+pub fn link(dir: &Path, name: &str) -> PathBuf {
+    let link = dir.join(name);
+    symlink(HOOK, &link).unwrap();
+    link
+}
+
+/// `nvidia-container-cli --root ROOT ARGUMENTS`, with an environment that means nothing.
+fn cli(root: &Path, arguments: &[&str]) -> Ran {
+    let dir = scratch();
+    let mut cli = Command::new(link(dir.path(), "nvidia-container-cli"));
+    run(cli.arg("--root").arg(root).args(arguments).env_clear().env("NVIDIA_VISIBLE_DEVICES", "void"))
+}
+
+fn golden(name: &str) -> String {
+    std::fs::read_to_string(source("tests/fixtures/nvidia-cli").join(name)).unwrap()
+}
+
+/// A host that has something of each kind.
+fn host() -> FakeDriver {
+    let fake = FakeDriver::new(&["--gpus", "2", "--layout", "lib64", "--drm"]);
+    let (root, version) = (fake.root.display(), "535.183.01");
+    for (name, soname) in [("libcuda", "libcuda.so.1"), ("libnvidia-ptxjitcompiler", "libnvidia-ptxjitcompiler.so.1")] {
+        let library = fake.root.join(format!("usr/lib/{name}.so.{version}"));
+        std::fs::create_dir_all(library.parent().unwrap()).unwrap();
+        std::fs::copy(crate::hosts::stub(soname, true), library).unwrap();
+    }
+    sh(&format!(
+        "cd '{root}'; echo /usr/lib >>etc/ld.so.conf; /sbin/ldconfig -r .; \
+         mkdir -p opt/nvidia etc/alternatives run/nvidia-persistenced run/nvidia-fabricmanager tmp/nvidia-mps var; \
+         mv usr/bin/nvidia-smi opt/nvidia; ln -s /opt/nvidia/nvidia-smi etc/alternatives/nvidia-smi; \
+         ln -s /etc/alternatives/nvidia-smi usr/bin/nvidia-smi; ln -s ../run var/run; \
+         mkdir -p lib/firmware/nvidia/{version} usr/share/glvnd/egl_vendor.d; \
+         touch lib/firmware/nvidia/{version}/gsp_ga10x.bin lib/firmware/nvidia/{version}/gsp_tu10x.bin \
+           usr/share/glvnd/egl_vendor.d/10_nvidia.json"
+    ))
+    .ok();
+    for daemon in ["persistenced", "fabricmanager"] {
+        let path = fake.root.join(format!("run/nvidia-{daemon}/socket"));
+        let kind = rustix::fs::FileType::Socket;
+        rustix::fs::mknodat(rustix::fs::CWD, path, kind, rustix::fs::Mode::from_raw_mode(0o666), 0).unwrap();
+    }
+    fake
+}
+
+fn info_as_documented() {
+    let fake = FakeDriver::shared();
+    assert_eq!(cli(&fake.root, &["info"]).ok(), golden("info"));
+    assert_eq!(cli(&fake.root, &["info", "--csv"]).ok(), golden("info.csv"));
+    // MIG devices are not in it.
+    let mig = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    assert_eq!(cli(&mig.root, &["info"]).ok(), golden("info"));
+    // Ours has the same.
+    let mut ours = Command::new(HOOK);
+    assert_eq!(run(ours.args(["info", "--root"]).arg(&fake.root).env_clear()).ok(), golden("info"));
+    // Without a GPU there is a driver all the same.
+    let none = FakeDriver::new(&["--gpus", "0"]);
+    assert_eq!(
+        cli(&none.root, &["info"]).ok().lines().collect::<Vec<_>>(),
+        &golden("info").lines().collect::<Vec<_>>()[..2]
+    );
+}
+
+fn list_as_documented() {
+    let fake = host();
+    let list = |options: &[&str]| {
+        let arguments: Vec<_> = ["list"].into_iter().chain(options.iter().copied()).collect();
+        let ran = cli(&fake.root, &arguments);
+        assert_eq!(ran.stderr, "");
+        ran.ok()
+    };
+    assert_eq!(list(&["--device", "all", "--libraries"]), golden("devices-libraries"));
+    let everything = golden("everything");
+    assert_eq!(list(&[]), everything);
+    let kept = |drop: &[&str]| -> String {
+        let lines = everything.lines().filter(|line| !drop.iter().any(|part| line.contains(part)));
+        lines.map(|line| format!("{line}\n")).collect()
+    };
+    // Each option alone, in long and in short.
+    for (long, short, keep) in [
+        ("--binaries", "-b", &["/bin/", "/opt/"][..]),
+        ("--libraries", "-l", &["/lib64/"]),
+        ("--ipcs", "-i", &["/run/", "/tmp/"]),
+        ("--firmwares", "-f", &["/firmware/"]),
+        ("--compat32", "--compat32", &["/usr/lib/"]),
+        ("--device=1", "-d1", &["ctl", "uvm", "modeset", "nvidia1"]),
+    ] {
+        let lines = everything.lines().filter(|line| keep.iter().any(|part| line.contains(part)));
+        let lines: String = lines.map(|line| format!("{line}\n")).collect();
+        assert_eq!(list(&[long]), lines, "{long}");
+        assert_eq!(list(&[short]), lines, "{short}");
+    }
+    // Together they are a set, and the order stays.
+    assert_eq!(list(&["-f", "-i", "-b", "--compat32", "-l", "-d", "1,0"]), everything);
+    assert_eq!(
+        list(&["--device", "GPU-51eed001-0001-4001-8000-0000fa4e0001", "-d", "0000:01:00.0"]),
+        kept(&["/usr/", "/opt", "/run", "/tmp", "/lib"])
+    );
+    assert_eq!(list(&["--no-persistenced"]), kept(&["/run/nvidia-persistenced"]));
+    assert_eq!(list(&["--no-fabricmanager"]), kept(&["fabricmanager"]));
+    assert_eq!(list(&["--no-gsp-firmware"]), kept(&["/firmware/"]));
+    // Driver root and linker cache are those of the command line; no device was asked for, and so no driver.
+    fake.set_nvml(|old| old + "\ninit-error 9\n");
+    assert!(list(&["--binaries"]).starts_with("/opt/nvidia/nvidia-smi\n"));
+    let stderr = cli(&fake.root, &["list"]).failed(1);
+    assert!(stderr.starts_with("oci-nvidia-hook: "), "{stderr}");
+}
+
+fn list_of_a_mig_host() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    let list = |options: &[&str]| {
+        let arguments: Vec<_> = ["list"].into_iter().chain(options.iter().copied()).collect();
+        cli(&fake.root, &arguments).ok()
+    };
+    assert_eq!(list(&["--device", "all", "--imex-channel=3,2047"]), golden("mig-devices"));
+    // A channel chooses nothing else away.
+    assert!(list(&["--imex-channel=3"]).contains("channel3\n/usr/bin/nvidia-smi\n"));
+    // One MIG device, and its GPU.
+    let one: Vec<_> = golden("mig-devices").lines().map(str::to_owned).collect();
+    let expected: Vec<_> = one[..5].iter().chain(&one[10..14]).cloned().collect();
+    assert_eq!(list(&["-d", "0:1"]).lines().collect::<Vec<_>>(), expected);
+    assert_eq!(list(&["-d", "MIG-51eed000-0002-4000-8000-0000fa4e0002"]).lines().collect::<Vec<_>>(), expected);
+    // The right to lay them out takes all nodes that could be: 15 GPU instances with 8 compute instances each.
+    for (option, name, minor) in [("--mig-config=all", "config", 1), ("--mig-monitor=all", "monitor", 2)] {
+        let management: Vec<_> = [
+            format!("/proc/driver/nvidia/capabilities/mig/{name}"),
+            format!("/dev/nvidia-caps/nvidia-cap{minor}"),
+            "/proc/driver/nvidia/capabilities/gpu0".to_owned(),
+            "/dev/nvidia-caps".to_owned(),
+        ]
+        .into_iter()
+        .chain((3..138).map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")))
+        .collect();
+        let expected: Vec<_> = one[..6].iter().chain(&management).cloned().collect();
+        assert_eq!(list(&["--device=all", option]).lines().collect::<Vec<_>>(), expected);
+    }
+    let stderr = cli(&fake.root, &["list", "-d", "0:1", "--mig-config=all"]).failed(1);
+    assert!(stderr.contains("cannot go with chosen MIG devices"), "{stderr}");
+}
+
+/// What ours has beside that: the kind of each, and kinds that the other program does not know.
+fn list_says_what_is_what() {
+    let fake = host();
+    let mut ours = Command::new(HOOK);
+    let text = run(ours.args(["list", "--json", "--root"]).arg(&fake.root).env_clear()).ok();
+    let items: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let path = |item: &serde_json::Value| item["path"].as_str().unwrap().to_owned();
+    let is_ours = |item: &&serde_json::Value| item["kind"] == "description" || item["kind"] == "drm-device";
+    let (more, same): (Vec<_>, Vec<_>) = items.iter().partition(is_ours);
+    let same: String = same.into_iter().map(|item| path(item) + "\n").collect();
+    assert_eq!(same, golden("everything"));
+    let more: Vec<_> = more.into_iter().map(path).collect();
+    assert!(more.contains(&"/usr/share/glvnd/egl_vendor.d/10_nvidia.json".to_owned()), "{more:?}");
+    assert!(more.contains(&"/dev/dri/renderD129".to_owned()), "{more:?}");
+    for (of, kind) in [
+        ("/dev/nvidia0", "device"),
+        ("/opt/nvidia/nvidia-smi", "binary"),
+        ("/usr/lib64/libcuda.so.535.183.01", "library"),
+        ("/usr/lib/libcuda.so.535.183.01", "library-32"),
+        ("/tmp/nvidia-mps", "ipc"),
+        ("/lib/firmware/nvidia/535.183.01/gsp_ga10x.bin", "firmware"),
+    ] {
+        let item = items.iter().find(|item| path(item) == of).unwrap();
+        assert_eq!(item["kind"], kind);
+        assert_eq!(item["source"], format!("{}{of}", fake.root.display()), "on the host");
+    }
+}
+
+/// The others are listed, and what is wrong is said.
+fn a_broken_gpu() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    fake.set_nvml(|old| old.replacen("\ngpu minor=1", "\ngpu fail=15 minor=1", 1));
+    let labels = cli(&fake.root, &["info"]).ok();
+    let csv = cli(&fake.root, &["info", "--csv"]);
+    assert!(labels.contains("Device Index:   0\n") && !labels.contains("Device Index:   1\n"), "{labels}");
+    assert!(labels.contains("\nNot usable:"), "{labels}");
+    assert!(csv.stderr.contains("warning: ") && csv.stderr.contains("ONH-217"), "{csv:?}");
+    assert_eq!(csv.ok().lines().count(), 5);
+}
+
+/// On a host whose driver is installed, as whoever is logged in.
+fn a_plain_user() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--layout", "lib64"]));
+    let image = Image::new(dir.path(), &["--layout", "lib64"]);
+    std::fs::copy(HOOK, fake.root.join("usr/bin/nvidia-container-cli")).unwrap();
+    sh(&format!("mknod -m 666 '{}' c 1 3", fake.root.join("dev/null").display())).ok();
+    let host = dir.path().join("host");
+    std::fs::create_dir(&host).unwrap();
+    let as_user = |arguments: &str| {
+        sh(&format!(
+            "exec unshare -m sh -euc \"mount -t overlay -o 'lowerdir={root}:{image}' overlay '{host}'; mount -t proc proc '{host}/proc'; mount --bind '{root}/proc/driver' '{host}/proc/driver'; \
+             exec chroot --userspec=65534:65534 --groups= '{host}' /usr/bin/nvidia-container-cli {arguments}\"",
+            root = fake.root.display(),
+            image = image.rootfs.display(),
+            host = host.display(),
+        ))
+    };
+    assert_eq!(as_user("info").ok(), golden("info"));
+    assert!(as_user("-k --user list").ok().starts_with("/dev/nvidiactl\n"));
+    // What it takes to enter a container, it does not have.
+    let stderr = as_user("configure --device=0 --pid=1 /x").failed(1);
+    assert!(stderr.contains("cannot open the container of process 1"), "{stderr}");
+}
+
+/// `-k`: as root, nodes are made before the driver is asked.
+fn modules_first() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--no-dev"]);
+    std::fs::write(fake.root.join("proc/devices"), "Character devices:\n195 nvidia\n511 nvidia-uvm\n").unwrap();
+    let list = ["list", "--device", "all"];
+    assert!(cli(&fake.root, &list).failed(1).contains("nvidia"));
+    let said = cli(&fake.root, &["-k", "--debug=/dev/stderr", "list", "--device", "all"]);
+    assert!(said.stderr.contains("note: ") && said.stderr.contains("made /dev/nvidia0"), "{said:?}");
+    assert!(said.ok().contains("/dev/nvidia1\n"));
+    cli(&fake.root, &list).ok();
+}
+
+fn the_version() {
+    let text = cli(Path::new("/nowhere"), &["--version"]).ok();
+    let labels: Vec<_> = text.lines().map(|line| line.split_once(": ").unwrap().0).collect();
+    let documented = [
+        "cli-version",
+        "lib-version",
+        "build date",
+        "build revision",
+        "build compiler",
+        "build platform",
+        "build flags",
+    ];
+    assert_eq!(labels, documented);
+    assert!(text.starts_with(&format!("cli-version: {}\n", env!("CARGO_PKG_VERSION"))), "{text}");
+    assert_eq!(cli(Path::new("/nowhere"), &["-V"]).ok(), text);
+    for help in ["-?", "--help", "--usage"] {
+        assert!(cli(Path::new("/nowhere"), &[help]).ok().contains("configure"));
+    }
+    let dir = scratch();
+    let mut cli = Command::new(link(dir.path(), "nvidia-container-cli"));
+    assert!(run(cli.args(["configure", "--help"])).ok().contains("--cuda-compat-mode MODE"));
+}
+
+/// One line and a hint, and 1: also for what the command line has wrong.
+fn errors() {
+    let fake = FakeDriver::shared();
+    for (arguments, says) in [
+        (&["list", "--device", "9"][..], "--device asks for \"9\": this host has no such GPU"),
+        (&["list", "--device", "none"], "this host has no such GPU"),
+        (&["list", "--imex-channel", "1048576"], "\"1048576\" is no IMEX channel"),
+        (&["list", "--libary"], "unknown option \"--libary\" of list"),
+        (&["configure", "rootfs"], "\"rootfs\" is no root file system of a container"),
+        (&["configure", "/"], "\"/\" is no root file system"),
+        (&["configure", "--pid=4194304", "/x"], "cannot open the container of process 4194304"),
+        (&["configure", "--device=7", "--pid=1", "/x"], "--device asks for \"7\""),
+        (&["configure", "--require=cuda>=99", "--pid=1", "/x"], "cuda>=99"),
+        (&["configure", "--mig-config=0", "/x"], "is not \"all\""),
+        (&["--user=nobody-here", "info"], "unknown user \"nobody-here\""),
+        (&["frobnicate"], "\"frobnicate\" is no stage"),
+    ] {
+        let stderr = cli(&fake.root, arguments).failed(1);
+        assert!(stderr.contains(says) && stderr.lines().count() == 2, "{arguments:?}: {stderr}");
+        assert!(stderr.starts_with("oci-nvidia-hook: ") && stderr.contains("\nhint: "), "{stderr}");
+    }
+}
+
+const SEES_GPU_1: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 && test ! -e /dev/nvidia0";
+
+/// "Supervised": who calls is outside, and names the container's first process.
+fn configure_by_pid() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], crate::driver::MASKABLE_PROC);
+    let (pid, rootfs) = (format!("--pid={}", container.pid()), image.rootfs.to_str().unwrap());
+    let arguments = [
+        "--user=root:video",
+        "--no-pivot",
+        "configure",
+        "--ldconfig=@/sbin/ldconfig",
+        "--cuda-compat-mode=ldconfig",
+        "--no-cgroups",
+        "--device=1",
+        "--compute",
+        "--utility",
+        "--require=cuda>=11.0 brand=tesla,driver>=470",
+        &pid,
+        rootfs,
+    ];
+    let ran = cli(&fake.root, &arguments);
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), ("", "", Some(0)));
+    let seen = container.exec(SEES_GPU_1).ok();
+    assert!(seen.contains("GPU 0: ") && seen.contains("GPU-51eed001"), "{seen}");
+    assert!(container.exec("ls /proc/driver/nvidia/gpus").ok().contains("0000:02:00.0"));
+    assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(rootfs), "nothing on the host");
+}
+
+/// "Standalone": who calls is in the container's mount namespace, and the rootfs is not yet its root.
+fn configure_as_lxc_does() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let cli = link(dir.path(), "nvidia-container-cli");
+    let mut enter = Command::new("nsenter");
+    enter.args(["-m", "-t", &container.pid().to_string()]).arg(cli).arg("--root").arg(&fake.root);
+    enter.args(["--user", "configure", "--no-cgroups", "--ldconfig=@/sbin/ldconfig", "--device=1", "--compute"]);
+    assert_eq!(run(enter.arg("--utility").arg(&image.rootfs)).ok(), "");
+    let seen = container.exec(SEES_GPU_1).ok();
+    assert!(seen.contains("GPU-51eed001"), "{seen}");
+}
+
+/// The same in a user namespace, whose root user is all that there is.
+fn configure_as_enroot_does() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let cli = link(dir.path(), "nvidia-container-cli");
+    let script = format!(
+        "mount --rbind '{rootfs}' '{rootfs}'; mount -t tmpfs dev '{rootfs}/dev'; \
+         '{cli}' --root '{root}' --user --debug=/dev/stderr configure --no-cgroups --ldconfig=@/sbin/ldconfig --device=1 \
+           --compute --compat32 --display --graphics --utility --video '{rootfs}'; \
+         exec chroot '{rootfs}' /bin/sh -euc '{SEES_GPU_1}'",
+        rootfs = image.rootfs.display(),
+        root = fake.root.display(),
+        cli = cli.display(),
+    );
+    let mut unshare = Command::new("unshare");
+    let ran = run(unshare.args(["--user", "--map-root-user", "--mount", "sh", "-euc", &script]));
+    assert!(ran.stderr.contains("note: process ") && ran.stderr.contains("injected "), "{ran:?}");
+    let seen = ran.ok();
+    assert!(seen.contains("GPU-51eed001"), "{seen}");
+}
+
+/// What it is told to leave out is left out.
+fn configure_obeys() {
+    let fake = host();
+    let configured = |options: &[&str], script: &str| {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "lib64"]);
+        let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+        let (pid, rootfs) = (format!("-p{}", container.pid()), image.rootfs.to_str().unwrap());
+        let arguments: Vec<_> =
+            ["configure", "--no-cgroups"].iter().chain(options).copied().chain([pid.as_str(), rootfs]).collect();
+        cli(&fake.root, &arguments).ok();
+        container.exec(script).ok()
+    };
+    let there = "for path in dev/nvidiactl dev/nvidia0 dev/nvidia-uvm usr/lib64/libcuda.so.1 usr/lib64/libnvidia-ml.so.1 \
+                 run/nvidia-persistenced/socket run/nvidia-fabricmanager/socket lib/firmware/nvidia; do \
+                 test -e /$path && echo ${path##*/} || true; done";
+    let utility = configured(&["-u"], there);
+    assert_eq!(utility, "nvidiactl\nlibnvidia-ml.so.1\nsocket\nsocket\nnvidia\n");
+    let less = ["-u", "-d", "0", "--no-persistenced", "--no-fabricmanager", "--no-gsp-firmware"];
+    assert_eq!(configured(&less, there), "nvidiactl\nnvidia0\nlibnvidia-ml.so.1\n");
+    let compute = configured(&["-cd0", "--no-devbind"], there);
+    assert_eq!(compute, "libcuda.so.1\nnvidia\n");
+}
+
+/// From a hook script of a runtime, on a device cgroup: the container can open its GPU, and no other.
+fn configure_gives_access() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let cli = link(dir.path(), "nvidia-container-cli");
+    let hook = dir.path().join("hook");
+    let text = format!(
+        "#!/bin/sh\npid=$(sed 's/.*\"pid\": *\\([0-9]*\\).*/\\1/')\n\
+         exec '{}' --root '{}' configure --pid=$pid --device=1 --utility '{}'\n",
+        cli.display(),
+        fake.root.display(),
+        image.rootfs.display()
+    );
+    std::fs::write(&hook, text).unwrap();
+    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = "nvidia-smi -L; mknod /tmp/other c 195 0; probe-open /dev/nvidia1 /tmp/other || true";
+    let seen = crate::docker::Bundle::new(dir.path(), &image.rootfs)
+        .process(&["sh", "-euc", script], &[])
+        .hook("prestart", &hook, &["hook"])
+        .run("")
+        .ok();
+    assert!(seen.contains("GPU-51eed001"), "{seen}");
+    // No driver has the number: the kernel says so to who may open it, and EPERM to others.
+    assert!(seen.contains("/dev/nvidia1: ENXIO") && seen.contains("/tmp/other: EPERM"), "{seen}");
+}
