@@ -174,6 +174,9 @@ fn command_lines_are_understood() {
         for line in lines.filter(|line| line.starts_with("oci-nvidia-hook ")) {
             let words: Vec<_> =
                 line.split([' ', '\n']).take_while(|word| !matches!(*word, "<" | ">" | "|" | "2>")).collect();
+            if matches!(words[1..], ["--help" | "--version"]) {
+                continue;
+            }
             let ran = run(Command::new(HOOK).args(&words[1..]).arg("--no-such-option").current_dir(dir.path()));
             let found = format!("{}: {line:?}: {ran:?}", page.display());
             assert!(ran.code == Some(2) && ran.stderr.contains("--no-such-option"), "{found}");
