@@ -33,7 +33,7 @@ fuzz:
 ## What a container start costs, beside what was aimed at: docs/performance.md. As root, on a quiet machine.
 bench:
 	@tests/install-tools
-	$(CARGO) bench --locked --profile dist --bench cost
+	$(CARGO) bench --locked --profile dist --bench pure --bench cost
 
 ## Tarballs of the sources and of all crates: target/dist.
 dist:

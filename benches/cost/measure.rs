@@ -3,25 +3,40 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+/// What a run took: by the clock, and of the processors, which other programs do not add to.
+#[derive(Clone, Copy)]
+pub struct Took {
+    pub wall: Duration,
+    pub cpu: Duration,
+}
+
 /// Something to be timed: it gets ready, and then says how long the rest took.
 pub struct Case<'a> {
     pub name: String,
-    run: Box<dyn FnMut() -> Duration + 'a>,
-    times: Vec<Duration>,
+    run: Box<dyn FnMut() -> Took + 'a>,
+    times: Vec<Took>,
 }
 
 impl<'a> Case<'a> {
-    pub fn new(name: impl Into<String>, run: impl FnMut() -> Duration + 'a) -> Self {
+    pub fn new(name: impl Into<String>, run: impl FnMut() -> Took + 'a) -> Self {
         Self { name: name.into(), run: Box::new(run), times: Vec::new() }
     }
 
     pub fn median(&self) -> Duration {
-        self.at(50)
+        self.at(50, |took| took.wall)
+    }
+
+    /// The median of the processors' time.
+    pub fn cpu(&self) -> Duration {
+        self.at(50, |took| took.cpu)
     }
 
     /// The value below which so many hundredths lie.
-    fn at(&self, percent: usize) -> Duration {
-        let mut times = self.times.clone();
+    fn at(&self, percent: usize, of: fn(&Took) -> Duration) -> Duration {
+        let mut times: Vec<_> = self.times.iter().map(of).collect();
         times.sort();
         times[(times.len() - 1) * percent / 100]
     }
@@ -37,17 +52,19 @@ pub fn take_turns(cases: &mut [Case<'_>], rounds: usize) {
     }
 }
 
-/// Median, and where the middle four fifths lie, in milliseconds, and the ratio to the first one.
+/// Median, where the middle four fifths lie, and the processors' time, in milliseconds; and the ratios to the first one.
 pub fn print(cases: &[Case<'_>]) {
-    let first = cases[0].median();
     for case in cases {
-        let ratio = case.median().as_secs_f64() / first.as_secs_f64();
+        let ratio = |of: fn(&Case<'_>) -> Duration| of(case).as_secs_f64() / of(&cases[0]).as_secs_f64();
         println!(
-            "{:<44} {:>9.3} ms  ({:.3} – {:.3})  {ratio:>8.2}",
+            "{:<42} {:>9.3} ms ({:.3} – {:.3}) {:>7.2} x   cpu {:>8.3} ms {:>7.2} x",
             case.name,
             ms(case.median()),
-            ms(case.at(10)),
-            ms(case.at(90))
+            ms(case.at(10, |took| took.wall)),
+            ms(case.at(90, |took| took.wall)),
+            ratio(|case| case.median()),
+            ms(case.cpu()),
+            ratio(|case| case.cpu()),
         );
     }
     println!();
@@ -58,23 +75,33 @@ pub fn ms(time: Duration) -> f64 {
 }
 
 /// From the start of a program to its end.
-pub fn time(command: &mut Command) -> Duration {
+pub fn time(command: &mut Command) -> Took {
     command.stdout(Stdio::null());
-    let start = Instant::now();
-    let status = command.status().unwrap();
-    let time = start.elapsed();
-    assert!(status.success(), "{command:?}");
-    time
+    took(|| assert!(command.status().unwrap().success(), "{command:?}"))
 }
 
 /// From the start of the first of these programs to the end of the last.
-pub fn time_all(mut commands: Vec<Command>) -> Duration {
-    let start = Instant::now();
-    let started: Vec<_> = commands.iter_mut().map(|command| command.stdout(Stdio::null()).spawn().unwrap()).collect();
-    for mut program in started {
-        assert!(program.wait().unwrap().success());
-    }
-    start.elapsed()
+pub fn time_all(mut commands: Vec<Command>) -> Took {
+    took(|| {
+        let start = |command: &mut Command| command.stdout(Stdio::null()).spawn().unwrap();
+        let started: Vec<_> = commands.iter_mut().map(start).collect();
+        for mut program in started {
+            assert!(program.wait().unwrap().success());
+        }
+    })
+}
+
+/// What this takes, and all programs that it starts and waits for.
+pub fn took(run: impl FnOnce()) -> Took {
+    let (cpu, start) = (cpu_of_children(), Instant::now());
+    run();
+    Took { wall: start.elapsed(), cpu: cpu_of_children() - cpu }
+}
+
+fn cpu_of_children() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap();
+    let time = |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap());
+    time(usage.user_time()) + time(usage.system_time())
 }
 
 /// The most memory that a program had resident, in KiB: read while strace holds it back at its end.

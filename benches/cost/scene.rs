@@ -4,9 +4,8 @@ use std::cell::Cell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use super::measure;
+use super::measure::{self, Took};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, run, sh};
 
@@ -60,23 +59,29 @@ impl Scene {
         Waiting::start(&dir, &rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], &layer)
     }
 
+    /// The state that the hook gets of it on stdin, in a file.
+    pub fn state(&self, container: &Waiting) -> PathBuf {
+        let file = self.dir.path().join(format!("state-{}", container.pid()));
+        std::fs::write(&file, container.state()).unwrap();
+        file
+    }
+
     /// The hook for a container that waits.
     pub fn hook(&self, container: &Waiting, fake: &FakeDriver) -> Command {
-        let state = self.dir.path().join("state");
-        std::fs::write(&state, container.state()).unwrap();
+        let state = self.state(container);
         let mut hook = Command::new(HOOK);
         hook.arg("--config").arg(&fake.config).arg("prestart").env_clear().stdin(File::open(state).unwrap());
         hook
     }
 
     /// One start of a container.
-    pub fn start(&self, image: &Path, fake: &FakeDriver) -> Duration {
+    pub fn start(&self, image: &Path, fake: &FakeDriver) -> Took {
         let container = self.container(image);
         measure::time(&mut self.hook(&container, fake))
     }
 
     /// So many at once.
-    pub fn start_all(&self, count: usize, image: &Path, fake: &FakeDriver) -> Duration {
+    pub fn start_all(&self, count: usize, image: &Path, fake: &FakeDriver) -> Took {
         let containers: Vec<_> = (0..count).map(|_| self.container(image)).collect();
         measure::time_all(containers.iter().map(|container| self.hook(container, fake)).collect())
     }

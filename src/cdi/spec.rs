@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::name;
+use crate::few;
 
 /// A spec file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -169,8 +170,7 @@ impl ContainerEdits {
         dedup(&mut self.net_devices);
         dedup(&mut self.hooks);
         dedup(&mut self.mounts);
-        self.additional_gids.sort_unstable();
-        self.additional_gids.dedup();
+        self.additional_gids = few::set(self.additional_gids).into_iter().collect();
         self
     }
 
@@ -207,13 +207,7 @@ fn dedup<T: PartialEq + Clone>(list: &mut Vec<T>) {
 }
 
 fn by_depth<T>(list: Vec<T>, path: fn(&T) -> &String) -> Vec<T> {
-    // Keys of one type for all: each type that is sorted takes 8 KB of the program.
-    let keys = list.iter().map(&path).enumerate();
-    let keys = keys.map(|(place, path)| (std::path::Path::new(path).components().count(), path.clone(), place));
-    let mut keys: Vec<(usize, String, usize)> = keys.collect();
-    keys.sort_unstable();
-    let mut list: Vec<_> = list.into_iter().map(Some).collect();
-    keys.iter().filter_map(|(_, _, place)| list.get_mut(*place)?.take()).collect()
+    few::sorted_by_key(list, |item| (std::path::Path::new(path(item)).components().count(), path(item).clone()))
 }
 
 impl Device {

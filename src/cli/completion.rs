@@ -94,13 +94,12 @@ fn offer(words: &[String]) -> String {
     let (prefix, completes) = match (line.wants, last.split_once('=')) {
         (Some(completes), _) => ("", completes),
         // What stands behind = is the value of that option.
-        (None, Some((name, _))) if name.starts_with('-') => match find(&line, name).and_then(|option| option.value()) {
-            Some(_) => (
-                last.get(..=name.len()).unwrap_or_default(),
-                find(&line, name).map_or(Completes::Nothing, |o| o.completes),
-            ),
-            None => return String::new(),
-        },
+        (None, Some((name, _))) if name.starts_with('-') => {
+            let Some(option) = find(&line, name).filter(|option| option.value().is_some()) else {
+                return String::new();
+            };
+            (last.get(..=name.len()).unwrap_or_default(), option.completes)
+        }
         _ => return of_place(&line, last),
     };
     let mut text = String::new();

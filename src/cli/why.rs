@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::{Options, output};
 use crate::config;
 use crate::error::{failure, one_line};
+use crate::few;
 use crate::finding::catalog;
 use crate::log::Log;
 use crate::oci;
@@ -110,13 +111,11 @@ fn known_containers(records: &[Record]) -> Vec<Known> {
     let home = if us.is_root() { None } else { nix::unistd::User::from_uid(us).ok().flatten().map(|user| user.dir) };
     let mut dirs = storage::dirs(home.as_deref());
     dirs.extend(records.iter().filter_map(|record| storage::dir_of(&record.container.bundle)).map(Path::to_owned));
-    dirs.sort();
-    dirs.dedup();
     let of = |dir: PathBuf| {
         let known = storage::read(&dir).into_iter();
         known.map(move |listed| Known { bundle: dir.join(&listed.id).join("userdata"), listed })
     };
-    dirs.into_iter().flat_map(of).collect()
+    few::set(dirs).into_iter().flat_map(of).collect()
 }
 
 /// An id, a name, or the beginning of one id; in this order. `records` are the newest first.
@@ -131,9 +130,8 @@ fn find(name: &str, records: &[Record], known: &[Known]) -> Meant {
         return Meant::Known(at);
     }
     let ids = records.iter().map(|record| &record.container.id).chain(known.iter().map(|known| &known.listed.id));
-    let mut ids: Vec<_> = ids.filter(|id| !name.is_empty() && id.starts_with(name)).cloned().collect();
-    ids.sort();
-    ids.dedup();
+    let ids = few::set(ids.filter(|id| !name.is_empty() && id.starts_with(name)).cloned());
+    let ids: Vec<_> = ids.into_iter().collect();
     match ids.as_slice() {
         [] => Meant::Nothing,
         [id] => find(id, records, known),

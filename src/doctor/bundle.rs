@@ -16,6 +16,7 @@ use crate::driver::DriverRoot;
 use crate::engine::Engine;
 use crate::engine::status::Status;
 use crate::error::Failure;
+use crate::few;
 use crate::finding::catalog;
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::report::Report;
@@ -66,9 +67,7 @@ pub fn collect(
     if let Some((log, _)) = &facts.log {
         paths.push(log.clone());
     }
-    paths.sort();
-    paths.dedup();
-    for path in paths {
+    for path in few::set(paths) {
         let root = if path.starts_with(proc) { driver } else { host };
         if let Ok(bytes) = root.read(&path) {
             members.push((format!("files{}", path.display()), end_of(&bytes).to_vec()));
@@ -118,8 +117,7 @@ fn records() -> Vec<Member> {
         let Some(dir) = RunDir::existing()?.map(|dir| dir.existing_below("containers")).transpose()?.flatten() else {
             return Ok(Vec::new());
         };
-        let mut names = dir.names()?;
-        names.sort();
+        let names = few::sorted(dir.names()?);
         let member = |name: &String| Some((format!("records/{name}"), dir.read(name, MOST as u64).ok()??));
         Ok(names.iter().take(MOST_RECORDS).filter_map(member).collect())
     };

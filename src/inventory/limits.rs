@@ -14,7 +14,9 @@ pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
 /// An index, a UUID or a PCI bus id, as in `NVIDIA_VISIBLE_DEVICES`; anything else is a pattern for the model.
 fn matches(pattern: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
     match DeviceId::parse(pattern) {
-        DeviceId::Unknown(pattern) => glob(pattern.to_lowercase().as_bytes(), gpu.model.to_lowercase().as_bytes()),
+        DeviceId::Unknown(pattern) => {
+            glob(pattern.to_ascii_lowercase().as_bytes(), gpu.model.to_ascii_lowercase().as_bytes())
+        }
         id => gpu.is_named(&id) || mig.is_some_and(|mig| mig.is_named(&id, gpu)),
     }
 }

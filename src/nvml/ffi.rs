@@ -70,7 +70,7 @@ impl Library {
         }
         // SAFETY: not NULL, so a NUL-terminated string that lives as long as the library, which `self` holds.
         let text = unsafe { CStr::from_ptr(text) };
-        text_of(text).to_lowercase()
+        text_of(text).to_ascii_lowercase()
     }
 
     /// A function that fills a text buffer: `f(device, buffer, length)`.

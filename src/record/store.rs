@@ -1,8 +1,10 @@
 //! Where records are: `containers/<id>.json` in the run directory; bounded in number.
 
+use std::cmp::Reverse;
 use std::io;
 
 use super::{Outcome, Record};
+use crate::few;
 use crate::sys::run_dir::RunDir;
 
 const DIR: &str = "containers";
@@ -45,9 +47,8 @@ impl Store {
     /// All records, the newest first. What cannot be read is none.
     pub fn all(&self) -> io::Result<Vec<Record>> {
         let names = self.0.names()?;
-        let mut records: Vec<_> = names.iter().filter_map(|name| self.read(name)).collect();
-        records.sort_by(|one, other| other.started.cmp(&one.started));
-        Ok(records)
+        let records = names.iter().filter_map(|name| self.read(name)).collect();
+        Ok(few::sorted_by_key(records, |record: &Record| Reverse(record.started.clone())))
     }
 
     /// Removes the record of a container that has ended. That of one that failed stays: somebody will ask.
@@ -80,9 +81,9 @@ impl Store {
 
 /// Those to remove until half of [`MAX_RECORDS`] are left: first of containers that are gone, then of those that did not
 /// fail, the oldest first.
-fn too_many(mut records: Vec<(String, Record)>, is_there: impl Fn(&Record) -> bool) -> Vec<String> {
+fn too_many(records: Vec<(String, Record)>, is_there: impl Fn(&Record) -> bool) -> Vec<String> {
     let count = records.len().saturating_sub(MAX_RECORDS / 2);
-    records.sort_by_cached_key(|(_, record)| {
+    let records = few::sorted_by_key(records, |(_, record)| {
         let failed = record.outcome == Outcome::Failed;
         (failed || is_there(record), failed, record.started.clone())
     });

@@ -11,6 +11,7 @@ use crate::support::{HOOK, run, source};
 pub const TESTS: &[Test] = &[
     ("docs::every_finding_is_told_of", &[], every_finding_is_told_of),
     ("docs::every_finding_is_made", &[], every_finding_is_made),
+    ("docs::every_trouble_is_answered", &[], every_trouble_is_answered),
     ("docs::tests_that_documents_name_exist", &[], tests_that_documents_name_exist),
     ("docs::files_and_links_are_there", &[], files_and_links_are_there),
     ("docs::command_lines_are_understood", &[], command_lines_are_understood),
@@ -88,6 +89,31 @@ fn kinds() -> Vec<(String, String)> {
     pairs.map(|(name, rest)| (name.to_owned(), format!("ONH-{}", &rest[..3]))).collect()
 }
 
+/// Each trouble has numbers or a reason why it cannot arise, and tests that know these numbers.
+fn every_trouble_is_answered() {
+    let text = std::fs::read_to_string(source("docs/findings.md")).unwrap();
+    let table = text.split("\n## What nodes suffer from\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let mut count = 0;
+    for row in table.lines().filter(|line| line.starts_with(|c: char| c == '|') && line.contains("::")) {
+        let cells: Vec<_> = row.split(" | ").collect();
+        count += 1;
+        assert_eq!(cells[0], format!("| {count}"));
+        let ids: Vec<_> = cells[2].split("ONH-").skip(1).map(|rest| format!("ONH-{}", &rest[..3])).collect();
+        assert!(
+            !ids.is_empty() || ["cannot arise: ", "every id"].iter().any(|start| cells[2].starts_with(start)),
+            "{row}"
+        );
+        assert!(ids.iter().all(|id| catalog::ALL.iter().any(|kind| kind.id == id)), "{row}");
+        let tests: Vec<_> = cells[3].split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty() && tests.iter().all(|name| is_test(name)), "{row}");
+    }
+    assert_eq!(count, 25);
+}
+
+fn is_test(start: &str) -> bool {
+    crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(start))
+}
+
 /// The code without its unit tests.
 fn code() -> Vec<String> {
     let files = texts(&source("src"), "rs").into_iter();
@@ -117,8 +143,7 @@ fn tests_that_documents_name_exist() {
             let module =
                 [path.with_extension("rs"), path.join("mod.rs")].iter().find_map(|p| std::fs::read_to_string(p).ok());
             let in_library = module.is_some_and(|text| text.contains("#[cfg(test)]") || !page.ends_with("security.md"));
-            let is_test = crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(word));
-            assert!(in_library || is_test, "{}: there is no test {word:?}", page.display());
+            assert!(in_library || is_test(word), "{}: there is no test {word:?}", page.display());
             count += 1;
         }
     }

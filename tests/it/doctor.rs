@@ -318,6 +318,9 @@ fn each_fault_has_its_finding() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // One fault is told of once.
+    let outcomes = examine(changed("rm dev/nvidia3").path(), Caller::default());
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.status > Status::Skipped).count(), 1, "{outcomes:?}");
     // Whatever doctor alone says, something here causes it.
     let caused: BTreeSet<_> = FAULTS.iter().map(|(_, _, expected, _)| &expected[..7]).collect();
     let (mut seen, code) = (0, std::fs::read_dir(source("src/doctor")).unwrap());

@@ -14,6 +14,7 @@
 )]
 
 mod bad_input;
+mod budget;
 mod cache;
 mod captures;
 mod cdi;
@@ -65,6 +66,7 @@ pub type Test = (&'static str, &'static [Need], fn());
 /// All of them.
 const ALL: &[&[Test]] = &[
     bad_input::TESTS,
+    budget::TESTS,
     cache::TESTS,
     captures::TESTS,
     cdi::TESTS,

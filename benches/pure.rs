@@ -1,0 +1,132 @@
+//! What the parts of a start take that need no kernel, and finding the driver's files: `cargo bench --bench pure`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::indexing_slicing,
+    reason = "a program for developers, which ends at the first surprise"
+)]
+
+use std::ffi::OsString;
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use oci_nvidia_hook::config::{Config, Limits};
+use oci_nvidia_hook::driver::ldcache::{self, Arch, Cache, Layout, NewEntry};
+use oci_nvidia_hook::driver::libraries::{LinkerCache, Search};
+use oci_nvidia_hook::driver::{DriverRoot, locate};
+use oci_nvidia_hook::inventory::select::select;
+use oci_nvidia_hook::inventory::{BusId, Gpu, Inventory};
+use oci_nvidia_hook::oci::{insertion, spec_view};
+use oci_nvidia_hook::paths::HostPath;
+use oci_nvidia_hook::request::{Decision, VisibleDevices, from_spec};
+
+/// Long enough for the clock, and how many of these.
+const BATCH: Duration = Duration::from_millis(5);
+const BATCHES: usize = 40;
+
+fn main() {
+    let small = spec(200);
+    let large = spec(10_000);
+    for (name, text) in [("of a usual size", &small), ("of a megabyte", &large)] {
+        let name = |what: &str| format!("config.json {name} ({} KB), {what}", text.len() / 1000);
+        let here = Path::new("/bundle");
+        measure(&name("nothing asked"), || spec_view::parse_if_asked(text.as_bytes(), here).unwrap().env.len());
+        measure(&name("looked at whole"), || spec_view::parse(text.as_bytes(), here).unwrap().mounts.len());
+        let items = [serde_json::json!({"destination": "/x"})];
+        measure(&name("a mount added"), || insertion::append(text, &["mounts"], &items).unwrap().len());
+    }
+
+    let inventory = inventory(8);
+    let limits = Limits::default();
+    measure("selection of 8 GPUs", || select(&VisibleDevices::All, "x", &inventory, &limits).unwrap().0.len());
+
+    let ours: Vec<(OsString, PathBuf)> = (0..30)
+        .map(|n| (format!("libnvidia-{n}.so.1").into(), format!("/usr/lib64/libnvidia-{n}.so.1").into()))
+        .collect();
+    let ours: Vec<_> = ours.iter().map(|(name, path)| NewEntry { name, path, arch: Arch::native() }).collect();
+    for count in [0, 500, 2000, 5000] {
+        let theirs: Vec<(OsString, PathBuf)> = (0..count)
+            .map(|n| (format!("libmany{n:05}.so.1").into(), format!("/usr/lib64/libmany{n:05}.so.1").into()))
+            .collect();
+        let theirs: Vec<_> = theirs.iter().map(|(name, path)| NewEntry { name, path, arch: Arch::native() }).collect();
+        let mut cache = Cache::empty(Layout::New);
+        cache.merge(&theirs);
+        let bytes = cache.to_bytes().unwrap();
+        measure(&format!("ld.so.cache of {count}, parsed"), || ldcache::parse(&bytes).unwrap().entries().len());
+        measure(&format!("ld.so.cache of {count}, parsed, merged, written"), || {
+            let mut cache = ldcache::parse(&bytes).unwrap();
+            cache.merge(&ours);
+            cache.to_bytes().unwrap().len()
+        });
+    }
+
+    let dir = tempfile::tempdir().unwrap();
+    let make = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-driver/make-root");
+    let root = dir.path().join("root");
+    let made = Command::new(make).arg(&root).args(["--no-dev", "--build"]).arg(dir.path().join("build")).status();
+    assert!(made.unwrap().success());
+    let root = DriverRoot::open(&HostPath::new(&root)).unwrap();
+    let asked = |capabilities: &str| {
+        let env = ["NVIDIA_VISIBLE_DEVICES=all".to_owned(), format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}")];
+        let text = serde_json::json!({"root": {"path": "/r"}, "process": {"env": env}}).to_string();
+        let spec = spec_view::parse(text.as_bytes(), Path::new("/b")).unwrap();
+        let Decision::Gpus(request) = from_spec(&spec, &Config::default()).unwrap() else { return None };
+        Some(request.capabilities)
+    };
+    measure("host's linker cache read", || LinkerCache::read(&root, None).missing.is_some());
+    let cache = LinkerCache::read(&root, None);
+    let search = Search { root: &root, cache: &cache, version: "535.183.01", dirs: &[] };
+    for capabilities in ["compute,utility", "all"] {
+        let asked = asked(capabilities).unwrap();
+        let name = format!("driver files found, {capabilities}");
+        measure(&name, || locate::locate(&search, asked, &[]).unwrap().0.libraries.len());
+    }
+}
+
+/// Prints the median time of one call.
+fn measure<T>(name: &str, mut call: impl FnMut() -> T) {
+    let mut count: u32 = 1;
+    loop {
+        let start = Instant::now();
+        (0..count).for_each(|_| drop(black_box(call())));
+        if start.elapsed() >= BATCH {
+            break;
+        }
+        count *= 2;
+    }
+    let mut times: Vec<_> = (0..BATCHES)
+        .map(|_| {
+            let start = Instant::now();
+            (0..count).for_each(|_| drop(black_box(call())));
+            start.elapsed() / count
+        })
+        .collect();
+    times.sort();
+    println!("{name:<60} {:>10.2} µs", times[BATCHES / 2].as_secs_f64() * 1e6);
+}
+
+/// With so many mounts.
+fn spec(mounts: u32) -> String {
+    let mount = |n: u32| serde_json::json!({"destination": format!("/m/{n:041}"), "source": "/s", "options": ["ro"]});
+    let mounts: Vec<_> = (0..mounts).map(mount).collect();
+    let process = serde_json::json!({"args": ["sh"], "env": ["PATH=/bin"]});
+    serde_json::json!({"ociVersion": "1.0.2", "process": process, "root": {"path": "/r"}, "mounts": mounts}).to_string()
+}
+
+fn inventory(gpus: u32) -> Inventory {
+    let gpu = |index: u32| Gpu {
+        index,
+        minor: index,
+        uuid: format!("GPU-{index:08}"),
+        bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
+        model: "NVIDIA H100 80GB HBM3".to_owned(),
+        compute_capability: "9.0".to_owned(),
+        brand: "Tesla".to_owned(),
+        mig_enabled: false,
+        mig_devices: Vec::new(),
+    };
+    Inventory { gpus: (0..gpus).map(gpu).collect(), ..Inventory::default() }
+}
