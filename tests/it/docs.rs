@@ -94,7 +94,7 @@ fn every_trouble_is_answered() {
     let text = std::fs::read_to_string(source("docs/findings.md")).unwrap();
     let table = text.split("\n## What nodes suffer from\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let mut count = 0;
-    for row in table.lines().filter(|line| line.starts_with(|c: char| c == '|') && line.contains("::")) {
+    for row in table.lines().filter(|line| line.starts_with('|') && line.contains("::")) {
         let cells: Vec<_> = row.split(" | ").collect();
         count += 1;
         assert_eq!(cells[0], format!("| {count}"));

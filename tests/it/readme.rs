@@ -120,22 +120,33 @@ const COMMANDS: &[(&str, Way)] = &[
     ("nvidia-smi -L", NotHere(|_| ())),
 ];
 
-/// Pages whose commands make sense one after the other, arguments for the fake driver, and before which of the headings a new
-/// host is taken: what it has installed before the first command.
-const PAGES: &[(&str, &[&str], &[(&str, &[&str])])] = &[
-    (
-        "README.md",
-        &["--gpus", "2"],
-        &[
+/// A page whose commands make sense one after the other.
+struct Page {
+    file: &'static str,
+    /// Arguments for the fake driver
+    driver: &'static [&'static str],
+    /// Before which of its headings a new host is taken, and what that has installed before the first command
+    hosts: &'static [(&'static str, &'static [&'static str])],
+}
+
+const PAGES: &[Page] = &[
+    Page {
+        file: "README.md",
+        driver: &["--gpus", "2"],
+        hosts: &[
             ("openSUSE and SLE", &[]),
             ("MicroOS, Leap Micro and SL Micro", &[]),
             ("Fedora", &[]),
             ("Debian and others, by hand", &[]),
             ("Engines", &["oci-nvidia-hook"]),
         ],
-    ),
-    ("docs/ways.md", &["--gpus", "2"], &[("precreate", &["oci-nvidia-hook"]), ("CDI", &["oci-nvidia-hook"])]),
-    ("docs/mig.md", &["--gpus", "2", "--mig"], &[("Asking for one", &["oci-nvidia-hook"])]),
+    },
+    Page {
+        file: "docs/ways.md",
+        driver: &["--gpus", "2"],
+        hosts: &[("precreate", &["oci-nvidia-hook"]), ("CDI", &["oci-nvidia-hook"])],
+    },
+    Page { file: "docs/mig.md", driver: &["--gpus", "2", "--mig"], hosts: &[("Asking for one", &["oci-nvidia-hook"])] },
 ];
 
 fn way(page: &str, command: &str) -> Way {
@@ -166,7 +177,7 @@ fn sections(page: &str) -> Vec<(String, Vec<String>)> {
 
 fn every_command_is_known() {
     let mut seen = std::collections::BTreeSet::new();
-    for (page, _, hosts) in PAGES {
+    for Page { file: page, hosts, .. } in PAGES {
         let sections = sections(page);
         for (heading, _) in *hosts {
             assert!(sections.iter().any(|(name, _)| name == heading), "{page} has no section {heading:?}");
@@ -418,7 +429,7 @@ fn commands_of_a_host() {
     // For those that install by hand.
     in_tree("make build").ok();
     let mut ran = 0;
-    for (page, driver, hosts) in PAGES {
+    for Page { file: page, driver, hosts } in PAGES {
         let shared = Shared::new(driver);
         let mut host = None;
         for (heading, commands) in sections(page) {
