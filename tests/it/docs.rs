@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use oci_nvidia_hook::config::schema::{KEYS, Meaning};
 use oci_nvidia_hook::finding::catalog;
 
 use crate::Test;
@@ -17,6 +18,7 @@ pub const TESTS: &[Test] = &[
     ("docs::command_lines_are_understood", &[], command_lines_are_understood),
     ("docs::quoted_texts_are_ours", &[], quoted_texts_are_ours),
     ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
+    ("docs::every_key_is_told_of", &[], every_key_is_told_of),
 ];
 
 /// The files below a directory with this extension, and their texts.
@@ -269,4 +271,21 @@ fn keys_of_config_toml_are_known() {
         }
     }
     assert!(seen >= 4, "{seen}");
+}
+
+/// In the table of README.md, in config.toml itself and in its man page.
+fn every_key_is_told_of() {
+    let read = |path: &str| std::fs::read_to_string(source(path)).unwrap();
+    let (readme, shipped, man) =
+        (read("README.md"), read("config/config.toml"), read("docs/man/oci-nvidia-hook.toml.5"));
+    let settings = readme.split("\n## Settings\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let mut seen = 0;
+    for key in KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
+        let name = key.name.rsplit('.').next().unwrap();
+        assert!(settings.contains(&format!("`{}`", key.name)), "README.md: {}", key.name);
+        assert!(shipped.contains(&format!("#{name} = ")), "config.toml: {}", key.name);
+        assert!(man.contains(&format!("\n.BR {name} ")), "man page: {}", key.name);
+        seen += 1;
+    }
+    assert!(seen > 15, "{seen}");
 }
