@@ -41,7 +41,7 @@ dist:
 
 ## All packages, built from these tarballs: target/rpm/RPMS. Installs rpmbuild if it is missing (as root).
 rpm:
-	@tests/install-tools
+	@tests/install-tools rpm
 	@CARGO=$(CARGO) packaging/build-rpm
 
 ## What a release must be: see each. CI runs it.

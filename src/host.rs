@@ -123,12 +123,14 @@ impl Host {
         let diagnosis = || diagnosis::diagnose(&diagnosis::look(&search, module.clone()), &driver);
         let library = locate::management_library(&search);
         let Some(library) = library else { return Err(diagnosis().unwrap_or_else(|| no_driver(&driver))) };
-        let question = Question {
-            root: driver.path(),
-            library: driver.inside(&library.source)?,
-            identity: identity::of(config, &dev)?,
-            deadline: config.nvml_timeout,
+        // NVML opens the nodes that are at /dev where it runs: a root without any has only files (GKE).
+        let (root, path) = if dev.path().as_path() == Path::new("/") {
+            (dev.path(), library.source.as_path().to_owned())
+        } else {
+            (driver.path(), driver.inside(&library.source)?)
         };
+        let question =
+            Question { root, library: path, identity: identity::of(config, &dev)?, deadline: config.nvml_timeout };
         // Where the module is not loaded, that is what to say, not what NVML makes of it.
         let ask = || {
             child::ask(&question).map_err(|error| match module {

@@ -23,9 +23,9 @@ use crate::sys::process::{self, Identity, NoAnswer};
 /// How to ask.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// The driver root; the child's `/`.
+    /// The child's `/`: the driver root if it has the device nodes, else the host's.
     pub root: HostPath,
-    /// libnvidia-ml.so.1 inside the driver root.
+    /// libnvidia-ml.so.1 inside of it.
     pub library: PathBuf,
     /// Who the child is; `None` leaves the user as it is (a plain user, or a user namespace).
     pub identity: Option<Identity>,

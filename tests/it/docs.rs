@@ -1,31 +1,73 @@
-//! What the documents say, held against the code.
+//! What the documents say, held against the code. The commands of README.md are run, by `readme.rs`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use oci_nvidia_hook::config::schema::{KEYS, Meaning};
 use oci_nvidia_hook::finding::catalog;
 
 use crate::Test;
-use crate::support::source;
+use crate::support::{HOOK, run, source};
 
 pub const TESTS: &[Test] = &[
     ("docs::every_finding_is_told_of", &[], every_finding_is_told_of),
     ("docs::every_finding_is_made", &[], every_finding_is_made),
     ("docs::every_trouble_is_answered", &[], every_trouble_is_answered),
     ("docs::tests_that_documents_name_exist", &[], tests_that_documents_name_exist),
+    ("docs::files_and_links_are_there", &[], files_and_links_are_there),
+    ("docs::command_lines_are_understood", &[], command_lines_are_understood),
+    ("docs::quoted_texts_are_ours", &[], quoted_texts_are_ours),
+    ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
+    ("docs::every_key_is_told_of", &[], every_key_is_told_of),
 ];
 
-/// The texts of all files below a directory.
-fn texts(dir: &Path, extension: &str) -> Vec<String> {
+/// The files below a directory with this extension, and their texts.
+fn texts(dir: &Path, extension: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
         let path = entry.path();
         if path.is_dir() {
             found.extend(texts(&path, extension));
         } else if path.extension().is_some_and(|kind| kind == extension) {
-            found.push(std::fs::read_to_string(path).unwrap());
+            let text = std::fs::read_to_string(&path).unwrap();
+            found.push((path, text));
         }
     }
     found
+}
+
+/// All that is for people to read, but for the man pages.
+pub fn pages() -> Vec<(PathBuf, String)> {
+    let mut found = texts(&source("docs"), "md");
+    for name in ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"] {
+        // A plain user's copy of the tree lacks some of these.
+        if let Ok(text) = std::fs::read_to_string(source(name)) {
+            found.push((source(name), text));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// What stands between ``` of this kind, one text each.
+pub fn blocks<'a>(text: &'a str, kind: &str) -> Vec<&'a str> {
+    let start = format!("\n```{kind}\n");
+    text.split(&start).skip(1).map(|rest| rest.split("\n```").next().unwrap()).collect()
+}
+
+/// The command lines of `sh` blocks, without comments.
+pub fn command_lines(text: &str) -> Vec<&str> {
+    let lines = blocks(text, "sh").into_iter().flat_map(str::lines);
+    lines
+        .map(|line| line.split(" #").next().unwrap().trim())
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .collect()
+}
+
+/// What stands between single backticks outside of blocks.
+fn quoted(text: &str) -> Vec<&str> {
+    // Every second part is a block.
+    text.split("```").step_by(2).flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
 }
 
 /// Each row of docs/findings.md is a kind of the catalogue, in the same order and with the same words.
@@ -41,21 +83,12 @@ fn every_finding_is_told_of() {
     assert_eq!(told.len(), catalog::ALL.len());
 }
 
-/// One that nothing makes is none.
-fn every_finding_is_made() {
+/// The names of kinds in the code, with their numbers.
+fn kinds() -> Vec<(String, String)> {
     let text = std::fs::read_to_string(source("src/finding/catalog.rs")).unwrap();
     let list = text.split("kinds! {").nth(1).unwrap().split("\n}").next().unwrap();
-    let names = list.lines().filter_map(|line| line.trim().split_once(" \"ONH-")).map(|(name, _)| name);
-    let code: Vec<_> = texts(&source("src"), "rs")
-        .into_iter()
-        .map(|text| text.split("#[cfg(test)]").next().unwrap().to_owned())
-        .collect();
-    let mut count = 0;
-    for name in names {
-        assert!(code.iter().any(|text| text.contains(&format!("&catalog::{name}"))), "nothing makes {name}");
-        count += 1;
-    }
-    assert_eq!(count, catalog::ALL.len());
+    let pairs = list.lines().filter_map(|line| line.trim().split_once(" \"ONH-"));
+    pairs.map(|(name, rest)| (name.to_owned(), format!("ONH-{}", &rest[..3]))).collect()
 }
 
 /// Each trouble has numbers or a reason why it cannot arise, and tests that know these numbers.
@@ -83,16 +116,176 @@ fn is_test(start: &str) -> bool {
     crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(start))
 }
 
-/// `module::name` in docs/security.md is the start of a test's name, or a module of the library with tests.
-fn tests_that_documents_name_exist() {
-    let text = std::fs::read_to_string(source("docs/security.md")).unwrap();
-    let words = text.split('`').skip(1).step_by(2).filter(|word| word.contains("::"));
-    let mut count = 0;
-    for word in words {
-        let module = source("src").join(word.replace("::", "/")).with_extension("rs");
-        let in_library = std::fs::read_to_string(module).is_ok_and(|text| text.contains("#[cfg(test)]"));
-        assert!(in_library || is_test(word), "there is no test {word:?}");
-        count += 1;
+/// The code without its unit tests.
+fn code() -> Vec<String> {
+    let files = texts(&source("src"), "rs").into_iter();
+    files.map(|(_, text)| text.split("#[cfg(test)]").next().unwrap().to_owned()).collect()
+}
+
+/// One that nothing makes is none.
+fn every_finding_is_made() {
+    let code = code();
+    let kinds = kinds();
+    for (name, _) in &kinds {
+        assert!(code.iter().any(|text| text.contains(&format!("&catalog::{name}"))), "nothing makes {name}");
     }
-    assert!(count > 20);
+    assert_eq!(kinds.len(), catalog::ALL.len());
+}
+
+/// `module::name` is the start of a test's name, or a module of the library; in docs/security.md one with tests.
+fn tests_that_documents_name_exist() {
+    let mut count = 0;
+    for (page, text) in pages() {
+        let is_name = |word: &&str| {
+            word.contains("::")
+                && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
+        };
+        for word in quoted(&text).into_iter().filter(is_name) {
+            let path = source("src").join(word.replace("::", "/"));
+            let module =
+                [path.with_extension("rs"), path.join("mod.rs")].iter().find_map(|p| std::fs::read_to_string(p).ok());
+            let in_library = module.is_some_and(|text| text.contains("#[cfg(test)]") || !page.ends_with("security.md"));
+            assert!(in_library || is_test(word), "{}: there is no test {word:?}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count > 40, "{count}");
+}
+
+/// As GitHub makes it of a heading.
+fn anchor(heading: &str) -> String {
+    let kept =
+        heading.trim().to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+    kept.replace(' ', "-")
+}
+
+/// Links lead to files and headings, and paths of this tree that are quoted are in it.
+fn files_and_links_are_there() {
+    let (mut links, mut paths) = (0, 0);
+    for (page, text) in pages() {
+        let dir = page.parent().unwrap();
+        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            if link.starts_with("http") {
+                continue;
+            }
+            let (file, place) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { dir.join(file) };
+            let there = std::fs::read_to_string(&target).unwrap_or_else(|_| panic!("{}: {link}", page.display()));
+            let headings = there.lines().filter(|line| line.starts_with('#'));
+            let found =
+                place.is_empty() || headings.map(|line| anchor(line.trim_start_matches('#'))).any(|at| at == place);
+            assert!(found, "{}: {link}", page.display());
+            links += 1;
+        }
+        let tops = ["src/", "tests/", "docs/", "packaging/", "config/", "hooks.d/", "benches/", ".ci/", ".github/"];
+        for path in quoted(&text).into_iter().filter(|word| tops.iter().any(|top| word.starts_with(top))) {
+            let path = path.split(['*', ' ']).next().unwrap();
+            let whole = source(path);
+            let beginning = || {
+                let (dir, name) = (whole.parent().unwrap(), whole.file_name().unwrap().to_string_lossy().into_owned());
+                let mut entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+                entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&name))
+            };
+            assert!(whole.exists() || beginning(), "{}: {path:?} is not there", page.display());
+            paths += 1;
+        }
+    }
+    assert!(links > 40 && paths > 40, "{links} links, {paths} paths");
+}
+
+/// Every command line of ours: it is understood up to an option that no command has.
+fn command_lines_are_understood() {
+    let (dir, mut seen) = (crate::support::scratch(), std::collections::BTreeSet::new());
+    for (page, text) in pages().into_iter().filter(|(page, _)| !page.ends_with("CHANGELOG.md")) {
+        let lines = command_lines(&text).into_iter().chain(quoted(&text));
+        for line in lines.filter(|line| line.starts_with("oci-nvidia-hook ")) {
+            let words: Vec<_> =
+                line.split([' ', '\n']).take_while(|word| !matches!(*word, "<" | ">" | "|" | "2>")).collect();
+            if matches!(words[1..], ["--help" | "--version"]) {
+                continue;
+            }
+            let ran = run(Command::new(HOOK).args(&words[1..]).arg("--no-such-option").current_dir(dir.path()));
+            let found = format!("{}: {line:?}: {ran:?}", page.display());
+            assert!(ran.code == Some(2) && ran.stderr.contains("--no-such-option"), "{found}");
+            seen.insert(words.join(" "));
+        }
+    }
+    assert!(seen.len() > 15, "{seen:?}");
+}
+
+/// Texts with a number in docs/troubleshooting.md are in the code, where the finding with that number is made.
+fn quoted_texts_are_ours() {
+    let text = std::fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
+    let kinds = kinds();
+    // As the compiler joins what stands on several lines.
+    let join = |text: String| {
+        let mut parts = text.split("\\\n");
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |text, more| text + more.trim_start()).replace("\\\"", "\"")
+    };
+    let code: Vec<_> = code().into_iter().map(join).collect();
+    let mut seen = 0;
+    for row in text.lines().filter(|line| line.starts_with("| `") && line.contains("ONH-")) {
+        let cells: Vec<_> = row.split(" | ").collect();
+        let Some(at) = cells[1].find("ONH-") else { continue };
+        let id = &cells[1][at..at + 7];
+        let (name, _) = kinds.iter().find(|(_, of)| of == id).unwrap_or_else(|| panic!("{row}"));
+        let quoted = cells[0].split('`').nth(1).unwrap();
+        let parts: Vec<_> =
+            quoted.split('…').map(|part| part.trim_matches([' ', '"'])).filter(|part| part.len() > 2).collect();
+        // The kind stands right before its text, or right after it. A text of `request` gets its number in the hook.
+        let beside = |text: &str| {
+            let Some(at) = parts.iter().max_by_key(|part| part.len()).and_then(|part| text.find(part)) else {
+                return false;
+            };
+            let before = text[..at].rsplit("catalog::").next().unwrap_or_default();
+            let after = text[at..].split("catalog::").nth(1).unwrap_or_default();
+            let is_it = |rest: &str| rest.split(|c: char| !c.is_ascii_uppercase() && c != '_').next() == Some(name);
+            (text[..at].contains("catalog::") && is_it(before)) || is_it(after)
+        };
+        let in_hook = |text: &str| text.contains("Decision::Refused(format!") && name == "REFUSED";
+        let mut files = code.iter().filter(|text| parts.iter().all(|part| text.contains(part)));
+        let found = files.any(|text| beside(text) || in_hook(text));
+        assert!(!parts.is_empty() && found, "{id} {name} does not say {parts:?}");
+        seen += 1;
+    }
+    assert!(seen > 30, "{seen}");
+}
+
+/// Every `toml` block is a config.toml without a mistake.
+fn keys_of_config_toml_are_known() {
+    let mut seen = 0;
+    for (page, text) in pages() {
+        for block in blocks(&text, "toml") {
+            let dir = crate::support::scratch();
+            let config = dir.path().join("config.toml");
+            std::fs::write(&config, block).unwrap();
+            let spec = r#"{"root":{"path":"/"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
+            let mut explain = Command::new(HOOK);
+            explain.arg("--config").arg(&config).args(["explain", "--request", "--stage", "precreate"]);
+            let ran = crate::support::run_with(&mut explain, spec.as_bytes());
+            let said = format!("{}{}", ran.stdout, ran.stderr);
+            assert!(!said.contains("ONH-005") && !said.contains("ONH-101"), "{}: {block}\n{said}", page.display());
+            assert_eq!(ran.code, Some(0), "{said}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 4, "{seen}");
+}
+
+/// In the table of README.md, in config.toml itself and in its man page.
+fn every_key_is_told_of() {
+    let read = |path: &str| std::fs::read_to_string(source(path)).unwrap();
+    let (readme, shipped, man) =
+        (read("README.md"), read("config/config.toml"), read("docs/man/oci-nvidia-hook.toml.5"));
+    let settings = readme.split("\n## Settings\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let mut seen = 0;
+    for key in KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
+        let name = key.name.rsplit('.').next().unwrap();
+        assert!(settings.contains(&format!("`{}`", key.name)), "README.md: {}", key.name);
+        assert!(shipped.contains(&format!("#{name} = ")), "config.toml: {}", key.name);
+        assert!(man.contains(&format!("\n.BR {name} ")), "man page: {}", key.name);
+        seen += 1;
+    }
+    assert!(seen > 15, "{seen}");
 }

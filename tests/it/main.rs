@@ -28,6 +28,7 @@ mod docker;
 mod docs;
 mod doctor;
 mod driver;
+mod driver_roots;
 mod engine;
 mod failure;
 mod features;
@@ -46,6 +47,7 @@ mod podman;
 mod podman_shapes;
 mod precreate;
 mod precreate_podman;
+mod readme;
 mod rpm;
 mod shapes;
 mod soak;
@@ -76,6 +78,7 @@ const ALL: &[&[Test]] = &[
     docker::TESTS,
     docs::TESTS,
     doctor::TESTS,
+    driver_roots::TESTS,
     failure::TESTS,
     features::TESTS,
     findings::TESTS,
@@ -92,6 +95,7 @@ const ALL: &[&[Test]] = &[
     podman_shapes::TESTS,
     precreate::TESTS,
     precreate_podman::TESTS,
+    readme::TESTS,
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,

@@ -38,14 +38,14 @@ const HOOK_FILE: &str = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";
 const MAIN: &str = "oci-nvidia-hook";
 
 /// The packages of this tree, and those of a later release with other files.
-struct Packages {
-    now: Vec<PathBuf>,
-    later: Vec<PathBuf>,
+pub struct Packages {
+    pub now: Vec<PathBuf>,
+    pub later: Vec<PathBuf>,
 }
 
 impl Packages {
     /// Built once, without a network, as `make rpm` does it. The compiled crates are kept for the next run.
-    fn shared() -> &'static Self {
+    pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Packages> = OnceLock::new();
         SHARED.get_or_init(|| {
             let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rpm");
@@ -82,7 +82,7 @@ fn below(dir: &Path) -> Vec<PathBuf> {
     text.lines().map(PathBuf::from).collect()
 }
 
-fn query(package: &Path, format: &str) -> String {
+pub fn query(package: &Path, format: &str) -> String {
     run(Command::new("rpm").args(["-qp", "--qf", format]).arg(package)).ok()
 }
 

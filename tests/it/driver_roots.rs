@@ -1,0 +1,88 @@
+//! Where the driver is not at `/`, or not all of it: what docs/driver-roots.md says.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{HOOK, Ran, scratch, sh};
+
+pub const TESTS: &[Test] = &[
+    ("driver_roots::library_dirs_of_the_administrator", NEEDS, library_dirs),
+    ("driver_roots::nodes_and_proc_are_the_roots_or_the_hosts", NEEDS, nodes_and_proc),
+    ("driver_roots::dev_root", NEEDS, dev_root),
+];
+
+/// Calls the hook for a new container, on a host that this shell script made, and runs `nvidia-smi -L` in it.
+fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    // The container's namespace is found by its pid, whatever the hook's own looks like.
+    let mut hook = Command::new("unshare");
+    hook.args(["-m", "sh", "-euc", &format!("PATH=/usr/sbin:/usr/bin:/sbin:/bin; {host} exec \"$@\""), "sh", HOOK]);
+    let ran = container.call(&mut hook, &fake.config);
+    let listed = if ran.code == Some(0) { container.exec("nvidia-smi -L").ok() } else { String::new() };
+    (ran, listed)
+}
+
+fn library_dirs() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let usual = fake.on_host("nvidia-smi -L");
+    let root = fake.root.display();
+    sh(&format!(
+        "cd '{root}'; mkdir -p opt/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib* opt/nvidia/lib64; rm etc/ld.so.cache"
+    ))
+    .ok();
+    let (ran, _) = smi(&fake, "");
+    let stderr = ran.failed(1);
+    assert!(stderr.contains("(ONH-012)"), "{stderr}");
+    fake.configure("[driver]\nlibrary-dirs = [\"/opt/nvidia/lib64\"]\n");
+    let (ran, listed) = smi(&fake, "");
+    ran.ok();
+    assert_eq!(listed, usual);
+}
+
+/// Each is taken from the host where the driver root has none. NVML then has to be asked outside of it.
+fn nodes_and_proc() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let usual = fake.on_host("nvidia-smi -L");
+    let kept = scratch();
+    let (root, kept) = (fake.root.display(), kept.path().display());
+    sh(&format!("mv '{root}/dev' '{kept}/dev'; mkdir '{root}/dev'; cp -a '{root}/proc' '{kept}/proc'; mknod '{kept}/dev/null' c 1 3")).ok();
+    let (ran, _) = smi(&fake, "mount -t tmpfs dev /dev; mknod /dev/null c 1 3;");
+    let stderr = ran.failed(1);
+    assert!(stderr.contains("(ONH-011)"), "{stderr}");
+
+    let dev = format!("mount --bind '{kept}/dev' /dev; ");
+    let (ran, listed) = smi(&fake, &dev);
+    ran.ok();
+    assert_eq!(listed, usual, "the host's nodes");
+
+    // A kernel without the driver has no such directory in its proc.
+    sh(&format!("rm -r '{root}/proc/driver/nvidia'")).ok();
+    let proc = format!("mount -t tmpfs proc /proc/driver; cp -a '{kept}/proc/driver/.' /proc/driver; ");
+    let (ran, listed) = smi(&fake, &format!("{dev}{proc}"));
+    ran.ok();
+    assert_eq!(listed, usual, "the host's proc");
+}
+
+/// It decides where both have nodes.
+fn dev_root() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let usual = fake.on_host("nvidia-smi -L");
+    let other = scratch();
+    sh(&format!(
+        "cp -a '{root}/dev' '{other}/dev'; rm '{root}/dev/nvidia0'; mknod '{root}/dev/nvidia0' c 1 3",
+        root = fake.root.display(),
+        other = other.path().display()
+    ))
+    .ok();
+    let (ran, _) = smi(&fake, "");
+    let stderr = ran.failed(1);
+    assert!(stderr.contains("(ONH-022)"), "{stderr}");
+    fake.configure(&format!("[driver]\ndev-root = \"{}\"\n", Path::new(other.path()).display()));
+    let (ran, listed) = smi(&fake, "");
+    ran.ok();
+    assert_eq!(listed, usual);
+}

@@ -1,0 +1,451 @@
+//! README.md and docs/ways.md from the top, as somebody new to it would go through them: every command of theirs, on a host
+//! where packages go to `/usr` and `/etc` and nothing else is configured. A command that is not listed here is an error.
+//!
+//! The host is this one in a mount namespace of its own, with layers over `/usr` and `/etc`. Its driver is the fake one.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::Test;
+use crate::docs::command_lines;
+use crate::driver::{FakeDriver, Image};
+use crate::rpm::{Packages, query};
+use crate::support::{Need, Ran, run, sh, source};
+
+const TREE: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+const HOSTS: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("useradd"),
+    Need::Program("newuidmap"),
+    Need::Program("setpriv"),
+    Need::Program("systemd-analyze"),
+];
+
+pub const TESTS: &[Test] = &[
+    ("readme::commands_of_a_tree", TREE, commands_of_a_tree),
+    ("readme::commands_of_a_host", HOSTS, commands_of_a_host),
+    ("readme::every_command_is_known", &[], every_command_is_known),
+];
+
+/// What is done with a command.
+#[derive(Clone, Copy)]
+enum Way {
+    /// Run as it stands, as root; it succeeds and prints this
+    Root(&'static str),
+    /// Run as it stands; it prints this, and ends with one of these codes: it judges the host
+    Judges(&'static str, &'static [i32]),
+    /// Run as it stands, as the user tux
+    Tux(&'static str),
+    /// Run as it stands, in the source tree, without a host of its own
+    Tree(&'static str),
+    /// For a package manager that is not here: rpm installs what its last word names
+    Packages,
+    /// Not run here, but for this check
+    NotHere(fn(&str)),
+}
+
+use Way::{Judges, NotHere, Packages as Install, Root, Tree, Tux};
+
+/// A container that asks, and a name for it.
+const WEB: &str =
+    "podman container exists web || podman run -d --name web -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap sleep 600";
+
+const COMMANDS: &[(&str, Way)] = &[
+    ("make demo", Tree("| NVIDIA-SMI ")),
+    ("make test", NotHere(is_what_runs_this)),
+    ("make rpm", NotHere(is_the_script_of_the_rpm_tests)),
+    ("make build", Tree("")),
+    ("zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm", Install),
+    ("zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-podman-[0-9]*.rpm", Install),
+    ("zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-compat-[0-9]*.rpm", Install),
+    ("transactional-update pkg install --allow-unsigned-rpm ./oci-nvidia-hook-[0-9]*.rpm", Install),
+    ("dnf install ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm", Install),
+    ("reboot", NotHere(|_| ())), // what it is for is checked by rpm::scripts_take_a_read_only_system
+    ("install -D target/release/oci-nvidia-hook /usr/bin/oci-nvidia-hook", Root("")),
+    ("install -D -m 644 config/config.toml /etc/nvidia-container-runtime/config.toml", Root("")),
+    ("install -D -m 644 hooks.d/oci-nvidia-hook.json /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
+    ("rm /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
+    ("rm /usr/bin/oci-nvidia-hook", Root("")),
+    ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
+    ("usermod -aG video tux", Root("")),
+    (
+        "podman run --rm --group-add keep-groups -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
+        Tux("| NVIDIA-SMI "),
+    ),
+    ("docker run --rm --gpus all opensuse/leap nvidia-smi", NotHere(docker_finds_the_program)),
+    ("oci-nvidia-hook cdi generate", Root("")),
+    ("oci-nvidia-hook cdi list", Root("nvidia.com/gpu=all")),
+    ("oci-nvidia-hook cdi check", Root("")),
+    ("podman run --rm --device nvidia.com/gpu=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
+    ("podman run --rm --device nvidia.com/gpu=0 opensuse/leap nvidia-smi -L", Root("GPU 0: ")),
+    ("podman run --rm --user 1000 -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
+    ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
+    ("podman run --rm --device nvidia.com/gpu=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
+    ("oci-nvidia-hook doctor", Judges("Podman as root starts the hook", &[0, 1, 3])),
+    ("oci-nvidia-hook status", Judges("Podman as root: active, by ", &[0])),
+    ("oci-nvidia-hook doctor --bundle report.tar.gz", Judges("Podman as root starts the hook", &[0, 1, 3])),
+    ("oci-nvidia-hook why web", Root("NVIDIA_VISIBLE_DEVICES asks for all")),
+    ("oci-nvidia-hook why", Root("given")),
+    ("journalctl -t oci-nvidia-hook", NotHere(is_the_name_in_the_journal)),
+    ("oci-nvidia-hook info", Root("GPU-51eed000-0000-")),
+    ("oci-nvidia-hook list", Root("libcuda.so.")),
+    ("oci-nvidia-hook prepare", Root("")),
+    ("oci-nvidia-hook explain --stage precreate < config.json", Root("NVIDIA_VISIBLE_DEVICES")),
+    (
+        "install -D -m 644 packaging/podman/oci-nvidia-hook-precreate.json \
+         /usr/share/containers/oci/hooks.podman.d/oci-nvidia-hook-precreate.json",
+        Root(""),
+    ),
+    (
+        "install -D -m 644 packaging/podman/50-oci-nvidia-hook.conf \
+         /etc/containers/containers.conf.d/50-oci-nvidia-hook.conf",
+        Root(""),
+    ),
+    (
+        "install -m 644 packaging/systemd/oci-nvidia-hook-cdi.service packaging/systemd/oci-nvidia-hook-cdi.path \
+         /etc/systemd/system/",
+        Root(""),
+    ),
+    ("install -D -m 644 packaging/udev/90-oci-nvidia-hook.rules /etc/udev/rules.d/90-oci-nvidia-hook.rules", Root("")),
+    ("systemctl enable oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path", Root("")),
+    // Of MIG: the fake GPU is split already.
+    ("nvidia-smi -i 0 -mig 1", NotHere(|_| ())),
+    ("nvidia-smi mig -i 0 -cgi 19,19 -C", NotHere(|_| ())),
+    ("nvidia-smi -L", NotHere(|_| ())),
+];
+
+/// A page whose commands make sense one after the other.
+struct Page {
+    file: &'static str,
+    /// Arguments for the fake driver
+    driver: &'static [&'static str],
+    /// Before which of its headings a new host is taken, and what that has installed before the first command
+    hosts: &'static [(&'static str, &'static [&'static str])],
+}
+
+const PAGES: &[Page] = &[
+    Page {
+        file: "README.md",
+        driver: &["--gpus", "2"],
+        hosts: &[
+            ("openSUSE and SLE", &[]),
+            ("MicroOS, Leap Micro and SL Micro", &[]),
+            ("Fedora", &[]),
+            ("Debian and others, by hand", &[]),
+            ("Engines", &["oci-nvidia-hook"]),
+        ],
+    },
+    Page {
+        file: "docs/ways.md",
+        driver: &["--gpus", "2"],
+        hosts: &[("precreate", &["oci-nvidia-hook"]), ("CDI", &["oci-nvidia-hook"])],
+    },
+    Page { file: "docs/mig.md", driver: &["--gpus", "2", "--mig"], hosts: &[("Asking for one", &["oci-nvidia-hook"])] },
+];
+
+fn way(page: &str, command: &str) -> Way {
+    let known = COMMANDS.iter().find(|(known, _)| *known == command);
+    known.unwrap_or_else(|| panic!("{page}: no test knows the command {command:?}")).1
+}
+
+/// (heading, commands) of a page, in its order.
+fn sections(page: &str) -> Vec<(String, Vec<String>)> {
+    let text = std::fs::read_to_string(source(page)).unwrap();
+    let mut parts = Vec::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        in_block ^= line.starts_with("```");
+        match line.trim_start_matches('#').strip_prefix(' ') {
+            Some(heading) if !in_block && line.starts_with('#') => parts.push((heading.to_owned(), String::new())),
+            _ => {
+                if let Some((_, text)) = parts.last_mut() {
+                    text.push('\n');
+                    text.push_str(line);
+                }
+            }
+        }
+    }
+    let commands = |text: String| command_lines(&text).into_iter().map(str::to_owned).collect();
+    parts.into_iter().map(|(heading, text)| (heading, commands(text))).collect()
+}
+
+fn every_command_is_known() {
+    let mut seen = std::collections::BTreeSet::new();
+    for Page { file: page, hosts, .. } in PAGES {
+        let sections = sections(page);
+        for (heading, _) in *hosts {
+            assert!(sections.iter().any(|(name, _)| name == heading), "{page} has no section {heading:?}");
+        }
+        for command in sections.into_iter().flat_map(|(_, commands)| commands) {
+            if let NotHere(check) = way(page, &command) {
+                check(&command);
+            }
+            seen.insert(command);
+        }
+    }
+    for (command, _) in COMMANDS {
+        assert!(seen.contains(*command), "no page has the command {command:?}");
+    }
+}
+
+/// `make` says what it would run.
+fn recipe(target: &str) -> String {
+    run(Command::new("make").args(["-n", target]).current_dir(source("."))).ok()
+}
+
+fn is_what_runs_this(_: &str) {
+    let recipe = recipe("test");
+    assert!(recipe.contains("cargo test --locked") && recipe.contains("tests/as-plain-user"), "{recipe}");
+}
+
+fn is_the_script_of_the_rpm_tests(_: &str) {
+    let recipe = recipe("rpm");
+    assert!(recipe.lines().last().is_some_and(|line| line.ends_with("packaging/build-rpm")), "{recipe}");
+}
+
+fn is_the_name_in_the_journal(command: &str) {
+    // why::the_journal_has_it looks at the datagrams.
+    assert_eq!(command.rsplit(' ').next(), Some(oci_nvidia_hook::log::NAME));
+}
+
+/// Docker looks for this name. `docker::gpus_all` does with it what docker does.
+fn docker_finds_the_program(_: &str) {
+    let files = std::fs::read_to_string(source("tests/fixtures/rpm/oci-nvidia-hook-compat.files")).unwrap();
+    assert!(files.contains(" /usr/bin/nvidia-container-runtime-hook "), "{files}");
+}
+
+fn in_tree(command: &str) -> Ran {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).current_dir(source(".")).env_remove("CARGO_TARGET_DIR").env_remove("CONTAINERS_CONF");
+    run(&mut shell)
+}
+
+fn commands_of_a_tree() {
+    let mut seen = 0;
+    for (command, way) in COMMANDS {
+        if let Tree(prints) = way {
+            let said = in_tree(command).ok();
+            assert!(said.contains(prints), "{command}: {said}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 2);
+}
+
+/// What the hosts of a page share: the driver, an image, and where engines keep theirs. Not below the source tree: a user has to get
+/// there, and that may be in a home directory that only root may enter.
+struct Shared {
+    dir: tempfile::TempDir,
+}
+
+impl Shared {
+    fn new(driver: &[&str]) -> Self {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let shared = Self { dir };
+        FakeDriver::shared(); // compiled by now
+        let mut make = Command::new(source("tests/fake-driver/make-root"));
+        make.arg(shared.path("driver")).arg("--build").arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver"));
+        run(make.args(driver).args(["--dev-group", "video"])).ok();
+        Image::new(shared.dir.path(), &["--layout", "debian"]);
+        sh(&format!("cd '{}'; tar -C image -cf image.tar .", shared.dir.path().display())).ok();
+        // Where commands run: with what a clone has.
+        let clone = shared.path("clone");
+        std::fs::create_dir(&clone).unwrap();
+        for name in ["target", "packaging", "config", "hooks.d"] {
+            symlink(source(name), clone.join(name)).unwrap();
+        }
+        let spec = r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
+        std::fs::write(clone.join("config.json"), spec).unwrap();
+        shared
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+/// A host of its own, until this goes.
+struct Host<'a> {
+    shared: &'a Shared,
+    init: Child,
+}
+
+impl<'a> Host<'a> {
+    fn new(shared: &'a Shared, installed: &[&str]) -> Self {
+        let dir = shared.dir.path().display();
+        let script = format!(
+            "mount -t tmpfs layers /mnt\n\
+             for dir in usr etc; do \
+               mkdir /mnt/$dir /mnt/$dir.work; \
+               mount -t overlay -o \"lowerdir=/$dir,upperdir=/mnt/$dir,workdir=/mnt/$dir.work\" overlay /$dir; \
+             done\n\
+             mount -t tmpfs -o mode=755 run /run; mkdir -p /run/lock\n\
+             mkdir -p /etc/nvidia-container-runtime/config.toml.d /etc/containers/containers.conf.d\n\
+             printf '[nvidia-container-cli]\\nroot = \"{dir}/driver\"\\n' >/etc/nvidia-container-runtime/config.toml.d/root.toml\n\
+             printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/storage\"\\ngraphroot = \"{dir}/storage\"\\n' >/etc/containers/storage.conf\n\
+             cat >/etc/containers/containers.conf.d/10-test.conf <<END\n\
+             [containers]\n\
+             default_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n\
+             netns = \"none\"\n\
+             log_driver = \"k8s-file\"\n\
+             [engine]\n\
+             cgroup_manager = \"cgroupfs\"\n\
+             runtime = \"runc\"\n\
+             events_logger = \"none\"\n\
+             [network]\n\
+             network_config_dir = \"{dir}/networks\"\n\
+             END\n\
+             useradd --uid 54321 --home-dir '{dir}/home' tux\n\
+             echo ready; exec sleep 3600"
+        );
+        let mut init = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-euc", &script])
+            .env_remove("CONTAINERS_CONF")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(init.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let host = Self { shared, init };
+        assert_eq!(line, "ready\n");
+        if !shared.path("storage").exists() {
+            host.root(&format!("podman import '{dir}/image.tar' localhost/opensuse/leap")).ok();
+        }
+        host.install(&installed.iter().map(|name| package(name)).collect::<Vec<_>>());
+        host
+    }
+
+    fn enter(&self) -> Command {
+        let mut enter = Command::new("nsenter");
+        let clone = self.shared.path("clone");
+        enter.args(["-m", "-t", &self.init.id().to_string(), &format!("--wd={}", clone.display())]);
+        enter.env_remove("CONTAINERS_CONF").env("SYSTEMD_OFFLINE", "1");
+        enter
+    }
+
+    /// A command line, in the clone, as root.
+    fn root(&self, command: &str) -> Ran {
+        run(self.enter().args(["sh", "-c", command]))
+    }
+
+    /// The same as tux after a login, whose podman has its own storage.
+    fn tux(&self, command: &str) -> Ran {
+        let home = self.shared.path("home").display().to_string();
+        let script = format!(
+            "install -d -o tux -m 700 '{home}' '{home}/run'; \
+             exec setpriv --reuid tux --regid tux --init-groups env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME='{home}' \
+             XDG_RUNTIME_DIR='{home}/run' sh -c \"$1\""
+        );
+        run(self.enter().args(["sh", "-euc", &script, "sh", command]))
+    }
+
+    fn install(&self, packages: &[&Path]) {
+        if packages.is_empty() {
+            return;
+        }
+        // No package of this machine is in rpm's database. Scripts run.
+        let mut rpm = self.enter();
+        rpm.args(["rpm", "-i", "--nodeps", "--dbpath", "/run/rpm"]).args(packages);
+        let ran = run(&mut rpm);
+        assert!(ran.code == Some(0) && !ran.stderr.contains("scriptlet"), "{ran:?}");
+    }
+
+    fn run(&self, page: &str, command: &str) {
+        let (ran, prints, codes) = match way(page, command) {
+            Root(prints) => {
+                if command.contains(" why") {
+                    self.root(WEB).ok();
+                }
+                (self.root(command), prints, &[0][..])
+            }
+            Judges(prints, codes) => (self.root(command), prints, codes),
+            Tux(prints) => {
+                let tar = self.shared.path("image.tar").display().to_string();
+                // Where a user has these by default, this host's have been moved to.
+                let conf = "cd ~; mkdir -p .config/containers; printf '[storage]\\ndriver = \"vfs\"\\n' >.config/containers/storage.conf; \
+                            printf '[network]\\nnetwork_config_dir = \"%s/networks\"\\n' ~ >.config/containers/containers.conf";
+                self.tux(&format!("{conf}; podman import '{tar}' localhost/opensuse/leap")).ok();
+                (self.tux(command), prints, &[0][..])
+            }
+            Tree(_) | NotHere(_) => return,
+            Install => return self.install(&[named_by(command)]),
+        };
+        let fine = ran.code.is_some_and(|code| codes.contains(&code)) && ran.stdout.contains(prints);
+        assert!(fine, "{page}: {command}: {ran:?}");
+        if let Some((_, file)) = command.split_once(" --bundle ") {
+            self.root(&format!("gzip --test {file}")).ok();
+        }
+    }
+}
+
+impl Drop for Host<'_> {
+    fn drop(&mut self) {
+        self.root("podman rm --all --force --time 0");
+        // The process that keeps the user namespace of tux
+        let find = format!("find '{}/run' -name pause.pid -exec cat {{}} ';'", self.shared.path("home").display());
+        for pid in self.root(&find).stdout.lines() {
+            self.root(&format!("kill {pid}"));
+        }
+        self.init.kill().ok();
+        self.init.wait().ok();
+    }
+}
+
+/// A package by its name.
+fn package(name: &str) -> &'static Path {
+    let all = Packages::shared();
+    let found = all.now.iter().chain(&all.later).find(|package| query(package, "%{NAME}") == name);
+    found.unwrap_or_else(|| panic!("no package {name}"))
+}
+
+/// The one package that the pattern at the end of a command line names, if it stands where `make rpm` puts it.
+fn named_by(command: &str) -> &'static Path {
+    let pattern = command.rsplit('/').next().unwrap();
+    let all = Packages::shared();
+    let named: Vec<_> = all
+        .now
+        .iter()
+        .chain(&all.later)
+        .filter(|package| {
+            let name = package.file_name().unwrap().to_str().unwrap();
+            sh(&format!("case '{name}' in {pattern}) ;; *) exit 1 ;; esac")).code == Some(0)
+        })
+        .collect();
+    // A later release has the same name.
+    let mut names: Vec<_> = named.iter().map(|package| query(package, "%{NAME}")).collect();
+    names.dedup();
+    assert_eq!(names.len(), 1, "{command}: {named:?}");
+    named[0]
+}
+
+fn commands_of_a_host() {
+    // For those that install by hand.
+    in_tree("make build").ok();
+    let mut ran = 0;
+    for Page { file: page, driver, hosts } in PAGES {
+        let shared = Shared::new(driver);
+        let mut host = None;
+        for (heading, commands) in sections(page) {
+            if let Some((_, installed)) = hosts.iter().find(|(name, _)| *name == heading) {
+                drop(host.take());
+                host = Some(Host::new(&shared, installed));
+            }
+            for command in commands {
+                if let Some(host) = &host {
+                    host.run(page, &command);
+                    ran += 1;
+                } else {
+                    assert!(matches!(way(page, &command), Tree(_) | NotHere(_)), "{page}: {command:?} needs a host");
+                }
+            }
+        }
+    }
+    assert!(ran > 40, "{ran}");
+}
