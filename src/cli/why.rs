@@ -74,8 +74,9 @@ fn tell_all(options: &Options) -> Result<String> {
 }
 
 fn tell(name: &str, options: &Options) -> Result<String> {
-    let records = records()?;
+    let mut records = records()?;
     let known = known_containers(&records);
+    name_all(&mut records, &known);
     match find(name, &records, &known) {
         Meant::Record(at) => match records.get(at) {
             Some(record) if options.json => Ok(serde_json::to_string_pretty(record)? + "\n"),
@@ -116,6 +117,14 @@ fn known_containers(records: &[Record]) -> Vec<Known> {
         known.map(move |listed| Known { bundle: dir.join(&listed.id).join("userdata"), listed })
     };
     few::set(dirs).into_iter().flat_map(of).collect()
+}
+
+/// The engine knows the names of those that it still has.
+fn name_all(records: &mut [Record], known: &[Known]) {
+    for record in records.iter_mut().filter(|record| record.container.name.is_empty()) {
+        let listed = known.iter().find(|known| known.listed.id == record.container.id);
+        record.container.name = listed.and_then(|known| known.listed.names.first()).cloned().unwrap_or_default();
+    }
 }
 
 /// An id, a name, or the beginning of one id; in this order. `records` are the newest first.

@@ -6,10 +6,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Test;
+use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, run, sh, source};
+use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
 
 pub const NEEDS_USER: &[Need] = &[
     Need::Root,
@@ -61,19 +62,22 @@ fn arguments<'a>(shape: &[&'a str]) -> Vec<&'a str> {
     arguments
 }
 
+fn runs(cgroup: Cgroup, shape: &[&str]) {
+    // A /dev of this test's: where it is the host's, mount points are made in it.
+    let dir = scratch();
+    let before = format!("{}; rm /dev/nvidia*", nodes_at_dev(FakeDriver::shared(), dir.path()));
+    assert_works(Podman::shared().run_after(&before, cgroup, &arguments(shape)), shape);
+}
+
 fn rootful() {
-    for shape in SHAPES {
-        assert_works(Podman::shared().run(Cgroup::AsMounted, &arguments(shape)), shape);
-    }
+    SHAPES.iter().for_each(|shape| runs(Cgroup::AsMounted, shape));
     for shape in [&["--read-only"][..], &["--privileged", "-v", "/dev:/dev"], &["--user", "1000:1000"]] {
-        assert_works(Podman::shared().run(Cgroup::V2, &arguments(shape)), shape);
+        runs(Cgroup::V2, shape);
     }
 }
 
 fn rootful_crun() {
-    for shape in SHAPES {
-        assert_works(Podman::shared().run(Cgroup::V1WithCrun, &arguments(shape)), shape);
-    }
+    SHAPES.iter().for_each(|shape| runs(Cgroup::V1WithCrun, shape));
 }
 
 /// An image that lies on a read-only file system, and nothing is created in it.

@@ -17,8 +17,6 @@ struct Left {
     /// Of ours: a hook or an NVML child that did not end
     processes: String,
     cgroups: String,
-    /// Below /run
-    files: String,
 }
 
 fn left(id: &str) -> Left {
@@ -27,8 +25,6 @@ fn left(id: &str) -> Left {
         mounts: std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
         processes: text(&format!("pgrep -f '{id}' | grep -v $$ || true")),
         cgroups: text(&format!("find /sys/fs/cgroup -maxdepth 3 -name '{id}*' 2>/dev/null || true")),
-        // But for what is kept for others, of which other tests make some at the same time.
-        files: text("find /run/oci-nvidia-hook ! -name 'inventory*' 2>/dev/null || true"),
     }
 }
 
@@ -46,17 +42,22 @@ fn soak() {
     write_bundle(dir.path(), &fake.config);
     let run = |script: &str| {
         let text = format!(
-            "cd '{}'\none() {{\n mkdir -p $1/upper $1/work $1/rootfs\n cp config.json $1\n \
+            "mkdir -p -m 700 /run/oci-nvidia-hook; mount -t tmpfs -o mode=700 run /run/oci-nvidia-hook\ncd '{}'\none() {{\n mkdir -p $1/upper $1/work $1/rootfs\n cp config.json $1\n \
              mount -t overlay -o lowerdir='{}',upperdir=$1/upper,workdir=$1/work none $1/rootfs\n \
              runc --root $PWD/runc run --bundle $1 {id}-$1 >$1/said 2>&1 || cat $1/said >>failed\n \
-             umount $1/rootfs\n rm -r $1\n}}\n{script}",
+             umount $1/rootfs\n rm -r $1\n}}\n{script}\n\
+             cd /run/oci-nvidia-hook; ls containers | grep -c json; ls -A . containers | grep -v -e json -e '^inventory' || true",
             dir.path().display(),
             image.rootfs.display()
         );
         let mut unshare = std::process::Command::new("unshare");
-        crate::support::run(unshare.args(["-m", "sh", "-euc", &text])).ok();
+        let kept = crate::support::run(unshare.args(["-m", "sh", "-euc", &text])).ok();
         let failed = std::fs::read_to_string(dir.path().join("failed")).unwrap_or_default();
         assert_eq!(failed, "");
+        // Records are bounded in number, and there is nothing else: no temporary file.
+        let (records, others) = kept.split_once('\n').unwrap();
+        assert!((1..=200).contains(&records.parse::<usize>().unwrap()), "{records} records");
+        assert_eq!(others.trim(), ".:\ncontainers\n\ncontainers:");
     };
     run("one warm");
     let (before, memory) = (left(&id), shmem());

@@ -269,7 +269,7 @@ fn what_podman_does_not_show() {
     assert!(podmans.contains("failed: 12") && !podmans.contains("ONH-030"), "{podmans}");
     assert!(broken.contains(" (broken)\nat precreate, "), "{broken}");
     assert!(broken.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
-    assert!(web.contains("\nat precreate, ") && web.contains("\n  GPU 1: "), "{web}");
+    assert!(web.contains(" (web)\nat precreate, ") && web.contains("\n  GPU 1: "), "{web}");
     assert!(plain.contains(" (plain)\nit asks for no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"), "{plain}");
     assert_eq!(list.lines().count(), 2, "{list}");
 }
