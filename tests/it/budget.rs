@@ -12,10 +12,10 @@ use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{Need, run, run_with, scratch, sh, source};
 
-const NEEDS_CARGO: &[Need] = &[Need::Program("cargo"), Need::Program("cc")];
-const NEEDS_VALGRIND: &[Need] = &[Need::Program("cargo"), Need::Program("cc"), Need::Program("valgrind")];
+const NEEDS_CARGO: &[Need] = &[Need::Cargo, Need::Program("cc")];
+const NEEDS_VALGRIND: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("valgrind")];
 const NEEDS_DRIVER: &[Need] =
-    &[Need::Root, Need::Program("cargo"), Need::Program("cc"), Need::Program("valgrind"), Need::Program("strace")];
+    &[Need::Root, Need::Cargo, Need::Program("cc"), Need::Program("valgrind"), Need::Program("strace")];
 
 pub const TESTS: &[Test] = &[
     ("budget::bytes_of_the_program", NEEDS_CARGO, bytes_of_the_program),

@@ -13,8 +13,8 @@ pub const TESTS: &[Test] = &[
     ("packaging::systemd_takes_the_units", &[Need::Program("systemd-analyze")], systemd_takes_the_units),
     ("packaging::the_service_refreshes", &[Need::Root, Need::Program("cc")], the_service_refreshes),
     ("packaging::udev_rules_start_a_unit_that_is_there", &[], udev_rules_start_a_unit_that_is_there),
-    ("packaging::the_bill_of_materials", &[], the_bill_of_materials),
-    ("packaging::one_oldest_rust", &[], one_oldest_rust),
+    ("packaging::the_bill_of_materials", &[Need::Cargo], the_bill_of_materials),
+    ("packaging::one_oldest_rust", &[Need::Cargo], one_oldest_rust),
     ("packaging::cri_o_never_sees_the_precreate_stage", &[], cri_o_never_sees_the_precreate_stage),
 ];
 

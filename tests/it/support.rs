@@ -11,6 +11,8 @@ pub enum Need {
     Root,
     /// A program on `PATH`
     Program(&'static str),
+    /// Rust, as this user: what rustup has put on `PATH` works for some
+    Cargo,
     /// The device controller of cgroup v1, mounted
     CgroupV1,
     /// eBPF device programs
@@ -26,6 +28,11 @@ impl Need {
                 let paths = std::env::var_os("PATH").unwrap_or_default();
                 let found = std::env::split_paths(&paths).any(|dir| dir.join(name).is_file());
                 (!found).then(|| format!("needs the program {name:?}"))
+            }
+            Self::Cargo => {
+                let works =
+                    |program: &str| Command::new(program).arg("-vV").output().is_ok_and(|ran| ran.status.success());
+                (!works("cargo") || !works("rustc")).then(|| "needs a cargo that works for this user".to_owned())
             }
             Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
                 .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),
