@@ -20,7 +20,8 @@ use crate::few;
 use crate::finding::catalog;
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::report::Report;
-use crate::sys::run_dir::RunDir;
+use crate::record::Record;
+use crate::record::store::Store;
 
 /// Of one file; of a longer one, the end.
 const MOST: usize = 256 << 10;
@@ -113,15 +114,12 @@ fn engine(engine: &Engine) -> serde_json::Value {
 
 /// What the hook did for the last containers.
 fn records() -> Vec<Member> {
-    let read = || -> std::io::Result<Vec<Member>> {
-        let Some(dir) = RunDir::existing()?.map(|dir| dir.existing_below("containers")).transpose()?.flatten() else {
-            return Ok(Vec::new());
-        };
-        let names = few::sorted(dir.names()?);
-        let member = |name: &String| Some((format!("records/{name}"), dir.read(name, MOST as u64).ok()??));
-        Ok(names.iter().take(MOST_RECORDS).filter_map(member).collect())
+    let store = Store::existing().ok().flatten();
+    let newest_first = store.and_then(|store| store.all().ok()).unwrap_or_default();
+    let member = |record: &Record| {
+        Some((format!("records/{}.json", record.container.id), serde_json::to_vec_pretty(record).ok()?))
     };
-    read().unwrap_or_default()
+    newest_first.iter().take(MOST_RECORDS).filter_map(member).collect()
 }
 
 /// Writes a new file that only its owner can read.

@@ -17,6 +17,7 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 pub const TESTS: &[Test] = &[
     ("why::a_container_that_got_its_gpus", NEEDS, a_container_that_got_its_gpus),
     ("why::a_failure_is_kept", NEEDS, a_failure_is_kept),
+    ("why::a_bug_report_has_the_last_ones", NEEDS, a_bug_report_has_the_last_ones),
     ("why::the_journal_has_it", NEEDS, the_journal_has_it),
     ("why::an_engine_that_loses_patience", NEEDS, an_engine_that_loses_patience),
     ("why::a_run_directory_of_somebody_else", NEEDS, a_run_directory_of_somebody_else),
@@ -115,6 +116,28 @@ fn a_failure_is_kept() {
     assert!(text.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{text}");
     assert!(text.contains("\nnumber: ONH-030 (") && text.contains("\n  hint: ask for one of 0 ("), "{text}");
     assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
+}
+
+/// By their time, whatever their ids are.
+fn a_bug_report_has_the_last_ones() {
+    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=9"]);
+    let dir = container.dir.path();
+    container.hook(FakeDriver::shared()).failed(1);
+    let records = dir.join("run/containers");
+    let mut record: Value = serde_json::from_slice(&fs::read(records.join("waiting.json")).unwrap()).unwrap();
+    for number in 10..35 {
+        let id = format!("c{number}");
+        record["container"]["id"] = id.clone().into();
+        record["started"] = format!("2999-01-01T00:00:{number}Z").into();
+        fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
+    }
+    let bundle = dir.join("b.tar.gz");
+    run(isolated(dir).args(["doctor", "--bundle"]).arg(&bundle));
+    let list = run(Command::new("tar").arg("-tzf").arg(&bundle)).ok();
+    let mut ids: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("oci-nvidia-hook/records/")).collect();
+    ids.sort_unstable();
+    let last: Vec<_> = (15..35).map(|number| format!("c{number}.json")).collect();
+    assert_eq!(ids, last);
 }
 
 /// The fields of an entry of the journal; none of ours has a line end in it.
