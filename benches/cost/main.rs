@@ -49,8 +49,12 @@ fn main() {
     println!("median (middle four fifths), and of the processors' time; x: times the first row of each block\n");
     let scene = Scene::new();
     let mut rows = Vec::new();
-    nothing_asked(&scene, short, &mut rows);
     let fake = FakeDriver::new(&["--gpus", "8"]);
+    if asked("--warm") {
+        warm(&scene, &fake, short / 2);
+        return support::remove_shared();
+    }
+    nothing_asked(&scene, short, &mut rows);
     commands(&fake, short, &mut rows);
     containers(&scene, &fake, starts, &mut rows);
     at_once(&scene, &fake, starts / 6, &mut rows);
@@ -117,6 +121,17 @@ fn commands(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
     print(&cases);
     let refresh = ms(cases[3].median());
     rows.push(Row("cdi refresh, nothing changed", "≤ 2 ms", format!("{refresh:.2} ms"), refresh <= 2.0));
+}
+
+/// The path that most starts take, alone: for those who change it.
+fn warm(scene: &Scene, fake: &FakeDriver, rounds: usize) {
+    let image = scene.image(0);
+    let mut cases = [
+        Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
+        Case::new("8 GPUs, warm", || scene.start(&image, fake)),
+    ];
+    take_turns(&mut cases, rounds);
+    print(&cases);
 }
 
 fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
