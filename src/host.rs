@@ -173,7 +173,13 @@ impl Host {
 
     /// What could not be looked at so far, and so is missing in what containers get.
     pub fn findings(&self) -> impl Iterator<Item = Finding> {
-        [&self.driver, &self.dev, &self.proc, &self.sys].into_iter().flat_map(DriverRoot::findings)
+        let mut roots: Vec<&DriverRoot> = Vec::new();
+        for root in [&self.driver, &self.dev, &self.proc, &self.sys] {
+            if !roots.iter().any(|known| known.is(root)) {
+                roots.push(root);
+            }
+        }
+        roots.into_iter().flat_map(DriverRoot::findings)
     }
 
     /// What every container with this request gets, whichever devices it is given.

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -37,9 +37,9 @@ pub(super) fn present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
 }
 
 /// An empty file as a mount point. A link that appears there meanwhile is refused (CVE-2024-0133).
-pub(super) fn create_file(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
+pub(super) fn create_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644)).context("create its mount point")
+    rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644))
 }
 
 /// `ln -sfn`, at once: a process in the container never finds the name missing.

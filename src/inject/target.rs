@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
 
 use super::container::is_missing;
 use super::directory::{Present, create_file, present, replace_link, write_beside};
@@ -37,6 +38,9 @@ pub struct Target {
     mounts: BTreeMap<ContainerPath, Rc<OwnedFd>>,
     /// Over directories of a read-only rootfs
     layers: Vec<Rc<OwnedFd>>,
+    /// Directories that were opened, by their paths: most files go to a few of them, and none is found a second way.
+    /// Forgotten when something is mounted on a directory.
+    opened: Vec<(PathBuf, Rc<OwnedFd>)>,
     findings: Vec<Finding>,
 }
 
@@ -47,7 +51,7 @@ enum Done {
     Mounted(Rc<OwnedFd>),
     /// A symlink of the image's that ours replaced
     Replaced {
-        dir: OwnedFd,
+        dir: Rc<OwnedFd>,
         name: PathBuf,
         text: PathBuf,
     },
@@ -78,6 +82,7 @@ impl Take for Target {
         // Open mounts keep their mount points busy.
         drop(self.mounts);
         drop(self.layers);
+        drop(self.opened);
         take_back(self.done);
     }
 
@@ -102,12 +107,16 @@ impl Target {
             done: Vec::new(),
             mounts: BTreeMap::new(),
             layers: Vec::new(),
+            opened: Vec::new(),
             findings: Vec::new(),
         })
     }
 
     /// The open directory of this path, made if necessary.
-    fn directory(&mut self, path: &Path) -> Result<OwnedFd> {
+    fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
+        if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known == path) {
+            return Ok(Rc::clone(dir));
+        }
         let mut created = Vec::new();
         let mut opened = self.rootfs.create_dir_all(path, &mut created);
         if opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem) {
@@ -115,25 +124,56 @@ impl Target {
             opened = self.rootfs.create_dir_all(path, &mut created);
         }
         self.done.extend(created.into_iter().map(Done::Created));
-        opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))
+        let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
+        self.opened.push((path.to_owned(), Rc::clone(&dir)));
+        Ok(dir)
     }
 
     /// The open directory in which `path` lies, made if necessary.
-    fn parent(&mut self, path: &ContainerPath) -> Result<OwnedFd> {
-        self.directory(&parent_path(path))
+    fn parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+        self.directory(parent_path(path))
     }
 
-    /// The same directory again, where a name can be created.
-    fn writable(&mut self, dir: OwnedFd, path: &ContainerPath) -> Result<OwnedFd> {
-        if !is_read_only(&dir) {
+    /// The same directory again, where a name can be replaced.
+    fn writable(&mut self, dir: Rc<OwnedFd>, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+        if !is_read_only(&*dir) {
             return Ok(dir);
         }
-        let parent = parent_path(path);
-        self.cover(&parent)?;
-        self.directory(&parent)
+        self.covered_parent(path)
+    }
+
+    fn covered_parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+        self.cover(parent_path(path))?;
+        self.parent(path)
+    }
+
+    /// Makes something new, in a layer of ours if its directory is read-only; returns the directory, too. `None` if the
+    /// name is taken: whether it is, is asked by making it, which no look beforehand can be sure of.
+    fn make<T>(
+        &mut self,
+        path: &ContainerPath,
+        is_dir: bool,
+        make: impl Fn(&OwnedFd, &OsStr) -> rustix::io::Result<T>,
+    ) -> Result<Option<(Rc<OwnedFd>, T)>> {
+        let mut dir = self.parent(path)?;
+        let name = path.file_name();
+        let mut made = make(&dir, name);
+        if matches!(made, Err(Errno::ROFS)) {
+            dir = self.covered_parent(path)?;
+            made = make(&dir, name);
+        }
+        match made {
+            Ok(made) => {
+                self.done.push(Done::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
+                Ok(Some((dir, made)))
+            }
+            Err(Errno::EXIST) => Ok(None),
+            Err(errno) => Err(anyhow::Error::new(errno).context("make it")),
+        }
     }
 
     fn cover(&mut self, path: &Path) -> Result<()> {
+        self.opened.clear();
         let mut mounts = Vec::new();
         let covered = read_only::cover(&self.rootfs, path, &self.mountinfo, &mut mounts);
         self.layers.extend(mounts.last().filter(|_| covered.is_ok()).cloned());
@@ -159,27 +199,13 @@ impl Target {
     }
 
     fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
-        let mut dir = self.parent(target)?;
         let name = target.file_name();
-        let point = match present(&dir, name)? {
-            Present::Other(_, stat) if is_device(&stat, device) => return Ok(()), // the engine made it already
-            Present::Other(_, stat) if source.is(&stat) => return Ok(()),         // a second run
-            Present::Other(point, stat) => {
-                ensure!(!is_directory(&stat), "the image has a directory in its place");
-                point
-            }
-            Present::Link(text) => {
-                dir = self.writable(dir, target)?;
-                let replaced = Done::Replaced { dir: dir.try_clone()?, name: name.into(), text };
-                // Followed, it would mount or create wherever the image likes (CVE-2024-0133).
-                rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
-                self.done.push(replaced);
-                self.create(&dir, name)?
-            }
-            Present::Nothing => {
-                dir = self.writable(dir, target)?;
-                self.create(&dir, name)?
-            }
+        let (dir, point) = match self.make(target, false, create_file)? {
+            Some(made) => made,
+            None => match self.existing_point(&source, target, device)? {
+                Some(existing) => existing,
+                None => return Ok(()),
+            },
         };
         self.refuse_shared(&point)?;
         let mounted = Rc::new(source.attach(&dir, Path::new(name), point)?);
@@ -188,15 +214,38 @@ impl Target {
         Ok(())
     }
 
-    fn create(&mut self, dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
-        // What is made must be known to undo: that can fail before, and not after.
-        let created = Created { dir: dir.try_clone()?, name: name.into(), is_dir: false };
-        let file = create_file(dir, name)?;
-        self.done.push(Done::Created(created));
-        Ok(file)
+    /// Where the name is taken: what to mount on, and its directory; `None` if what is there is what is asked for.
+    fn existing_point(
+        &mut self,
+        source: &Source,
+        target: &ContainerPath,
+        device: Option<(u32, u32)>,
+    ) -> Result<Option<(Rc<OwnedFd>, OwnedFd)>> {
+        let dir = self.parent(target)?;
+        let name = target.file_name();
+        match present(&dir, name)? {
+            Present::Other(_, stat) if is_device(&stat, device) => Ok(None), // the engine made it already
+            Present::Other(_, stat) if source.is(&stat) => Ok(None),         // a second run
+            Present::Other(point, stat) => {
+                ensure!(!is_directory(&stat), "the image has a directory in its place");
+                Ok(Some((dir, point)))
+            }
+            Present::Link(text) => {
+                let dir = self.writable(dir, target)?;
+                // Followed, it would mount or create wherever the image likes (CVE-2024-0133).
+                rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
+                self.done.push(Done::Replaced { dir, name: name.into(), text });
+                let made = self.make(target, false, create_file)?;
+                Ok(Some(made.context("somebody made it meanwhile")?))
+            }
+            Present::Nothing => bail!("somebody removed it meanwhile"),
+        }
     }
 
     fn link(&mut self, link: &ContainerPath, text: &Path, file: &ContainerPath) -> Result<()> {
+        if self.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
+            return Ok(());
+        }
         let dir = self.parent(link)?;
         let name = link.file_name();
         match present(&dir, name)? {
@@ -206,11 +255,7 @@ impl Target {
                 replace_link(&dir, Path::new(name), text)?;
                 self.done.push(Done::Replaced { dir, name: name.into(), text: old });
             }
-            Present::Nothing => {
-                let dir = self.writable(dir, link)?;
-                rustix::fs::symlinkat(text, &dir, name)?;
-                self.done.push(Done::Created(Created { dir, name: name.into(), is_dir: false }));
-            }
+            Present::Nothing => bail!("somebody removed it meanwhile"),
             Present::Other(point, stat) => {
                 ensure!(
                     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
@@ -297,21 +342,17 @@ impl Target {
             return Ok(());
         }
         self.refuse_shared(&point)?;
+        self.opened.clear();
         self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
     }
 
     /// A directory to mount on, made if necessary, and the one it lies in.
-    fn directory_point(&mut self, target: &ContainerPath) -> Result<(OwnedFd, OwnedFd)> {
-        let mut dir = self.parent(target)?;
-        let name = target.file_name();
-        if let Present::Nothing = present(&dir, name)? {
-            dir = self.writable(dir, target)?;
-            let created = Created { dir: dir.try_clone()?, name: name.into(), is_dir: true };
-            rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)).context("create its mount point")?;
-            self.done.push(Done::Created(created));
-        }
-        match present(&dir, name)? {
+    fn directory_point(&mut self, target: &ContainerPath) -> Result<(Rc<OwnedFd>, OwnedFd)> {
+        let make_dir = |dir: &OwnedFd, name: &OsStr| rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755));
+        self.make(target, true, make_dir)?;
+        let dir = self.parent(target)?;
+        match present(&dir, target.file_name())? {
             Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
             _ => Err(anyhow::anyhow!("the image has something else than a directory in its place")),
         }
@@ -319,6 +360,7 @@ impl Target {
 
     fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
         self.refuse_shared(&point)?;
+        self.opened.clear();
         let mut mounts = Vec::new();
         let attached = directory.attach(dir, name, point, &mut mounts);
         self.done.extend(mounts.into_iter().map(Done::Mounted));
@@ -368,8 +410,8 @@ impl Target {
     }
 }
 
-fn parent_path(path: &ContainerPath) -> PathBuf {
-    path.parent().map_or_else(|| PathBuf::from("/"), |dir| dir.relative().to_owned())
+fn parent_path(path: &ContainerPath) -> &Path {
+    path.relative().parent().unwrap_or_else(|| Path::new("/"))
 }
 
 /// Newest first.

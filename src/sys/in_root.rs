@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -31,7 +32,7 @@ pub struct Root {
 #[derive(Debug)]
 pub struct Created {
     /// Its directory
-    pub dir: OwnedFd,
+    pub dir: Rc<OwnedFd>,
     /// Its name there
     pub name: PathBuf,
     /// Whether it is a directory itself
@@ -42,7 +43,7 @@ impl Created {
     /// Removes it again, if it is still there and (a directory) empty.
     pub fn remove(&self) -> io::Result<()> {
         let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        Ok(rustix::fs::unlinkat(&self.dir, &self.name, flags)?)
+        Ok(rustix::fs::unlinkat(&*self.dir, &self.name, flags)?)
     }
 }
 
@@ -73,12 +74,12 @@ impl Root {
     ///
     /// The longest existing part is resolved by the kernel, in one step; from there on every directory is made
     /// and opened by its parent's fd, and a symlink that appears there meanwhile is refused.
-    pub fn create_dir_all(&self, path: &Path, created: &mut Vec<Created>) -> io::Result<OwnedFd> {
+    pub fn create_dir_all(&self, path: &Path, created: &mut Vec<Created>) -> io::Result<Rc<OwnedFd>> {
         let mut missing: Vec<&OsStr> = Vec::new();
         let mut existing = path;
         let mut dir = loop {
             match self.open_at(existing, OFlags::PATH | OFlags::DIRECTORY) {
-                Ok(dir) => break dir,
+                Ok(dir) => break Rc::new(dir),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let (Some(name), Some(parent)) = (existing.file_name(), existing.parent()) else {
                         return Err(error);
@@ -90,14 +91,14 @@ impl Root {
             }
         };
         for name in missing.into_iter().rev() {
-            let made = Created { dir: dir.try_clone()?, name: name.into(), is_dir: true };
-            match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)) {
+            let made = Created { dir: Rc::clone(&dir), name: name.into(), is_dir: true };
+            match rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => created.push(made),
                 Err(Errno::EXIST) => {} // a dangling symlink, or somebody was faster: the open below decides
                 Err(errno) => return Err(errno.into()),
             }
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            dir = rustix::fs::openat(&dir, name, flags, Mode::empty())?;
+            dir = rustix::fs::openat(&*dir, name, flags, Mode::empty())?.into();
         }
         Ok(dir)
     }
