@@ -178,11 +178,10 @@ fn read_state() -> Result<State> {
 /// # Errors
 /// If there is no driver, or something is missing that the container cannot do without.
 pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Host, Edits)> {
-    log.record_so_far();
     if config.load_kmods {
         prepare_if_bare(config, log)?;
     }
-    let host = Host::look(config)?;
+    let host = Host::look(config, &|| log.record_so_far())?;
     log.record().driver.clone_from(&host.inventory.driver_version);
     log.step_done("driver");
     let (devices, findings) = host::decide(request, &host.inventory, config)?;
@@ -281,6 +280,7 @@ fn prepare_if_bare(config: &Config, log: &mut Log) -> Result<()> {
         return Ok(());
     }
     if rustix::process::geteuid().is_root() && !ns::in_user_namespace()? {
+        log.record_so_far();
         // Why it failed is told better by what is missing then.
         let done = prepare_host(&config.driver_root).unwrap_or_default();
         done.lines().for_each(|line| log.note(line));

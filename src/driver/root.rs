@@ -128,7 +128,7 @@ impl DriverRoot {
     }
 
     fn dir(&self, path: &Path) -> io::Result<Rc<OpenDir>> {
-        if let Some((_, dir)) = self.0.dirs.borrow().iter().find(|(known, _)| known == path) {
+        if let Some((_, dir)) = self.0.dirs.borrow().iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
             return Ok(Rc::clone(dir));
         }
         let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
@@ -145,7 +145,8 @@ impl DriverRoot {
         // Non-blocking: a fifo in its place must not stop the container start.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(self.noted(path, self.0.root.open_at(path, flags))?);
-        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        anyhow::ensure!(kind == FileType::RegularFile, "not a regular file");
         Ok(file)
     }
 
@@ -190,7 +191,7 @@ impl DriverRoot {
     pub fn existing(&self, dirs: &'static [&str]) -> Vec<&'static Path> {
         let mut seen: Vec<Rc<OpenDir>> = Vec::new();
         let is_another = |path: &&Path| match self.dir(path) {
-            Ok(dir) if seen.iter().any(|other| other.path == dir.path) => false,
+            Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => false,
             Ok(dir) => {
                 seen.push(dir);
                 true

@@ -36,10 +36,10 @@ pub(super) fn present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
     Ok(Present::Other(fd, stat))
 }
 
-/// An empty file as a mount point. A link that appears there meanwhile is refused (CVE-2024-0133).
-pub(super) fn create_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644))
+/// An empty file as a mount point. A link in its place is not followed (CVE-2024-0133). Not opened: overlayfs would open
+/// the file behind it, too.
+pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+    rustix::fs::mknodat(dir, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
 }
 
 /// `ln -sfn`, at once: a process in the container never finds the name missing.

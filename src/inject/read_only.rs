@@ -19,6 +19,7 @@ use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::sys::in_root::{Root, real_path};
 use crate::sys::mount::{self, MountAttrs, in_place};
+use crate::sys::proc_file;
 
 /// A directory of a rootfs, and a tmpfs of ours that is mounted on it.
 struct Scratch {
@@ -60,11 +61,12 @@ fn take_away((dir, name): &(OwnedFd, OsString), error: anyhow::Error) -> anyhow:
 ///
 /// # Errors
 /// If something else is mounted below it, which the layer would hide, or the kernel refuses.
-pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
+pub(super) fn cover(rootfs: &Root, path: &Path, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
     let open = || rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
     // Compared with mount points only, and what it may lead to is a refusal.
     let place = real_path(open()?.as_fd())?;
-    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(mountinfo, &place) {
+    let mountinfo = proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")?;
+    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(&mountinfo, &place) {
         return Err(failure(
             &catalog::READ_ONLY,
             format!("other files are mounted in the read-only directory {:?}", Path::new("/").join(path)),

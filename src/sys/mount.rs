@@ -6,7 +6,7 @@
 //!
 //! For kernels before that, and seccomp profiles that refuse these calls, there is [`in_place`]: the same mounts by
 //! mount(2), named by the magic links of fds instead of by paths.
-#![allow(unsafe_code, reason = "mount_setattr has no safe wrapper in nix or rustix")]
+#![allow(unsafe_code, reason = "mount_setattr and statmount have no safe wrapper in nix or rustix")]
 
 use std::ffi::CStr;
 use std::io;
@@ -19,6 +19,9 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub mod in_place;
+mod propagation;
+
+pub use propagation::is_shared;
 
 /// How this kernel lets us mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
