@@ -69,7 +69,10 @@ impl DriverRoot {
     pub fn open(path: &HostPath) -> Result<Self> {
         let open = || -> io::Result<Self> {
             let root = Root::open(path.as_path())?;
-            let prefix = real_path(root.as_fd())?;
+            let prefix = match path.as_path() {
+                path if path == Path::new("/") => path.to_owned(),
+                _ => real_path(root.as_fd())?,
+            };
             Ok(Self(Rc::new(Opened { root, prefix, dirs: RefCell::default(), troubles: RefCell::default() })))
         };
         open().map_err(|error| {
@@ -131,8 +134,14 @@ impl DriverRoot {
         if let Some((_, dir)) = self.0.dirs.borrow().iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
             return Ok(Rc::clone(dir));
         }
-        let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
-        let dir = Rc::new(OpenDir { path: self.path_of(&fd)?, fd });
+        let dir = match self.0.root.open_plain_dir(path)? {
+            Some(fd) => OpenDir { fd, path: path.components().collect() },
+            None => {
+                let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
+                OpenDir { path: self.path_of(&fd)?, fd }
+            }
+        };
+        let dir = Rc::new(dir);
         self.0.dirs.borrow_mut().push((path.to_owned(), Rc::clone(&dir)));
         Ok(dir)
     }

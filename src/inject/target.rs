@@ -197,8 +197,8 @@ impl Target {
 
     /// A mount below a shared one appears on the host as well, and stays there when the container ends.
     fn refuse_shared(&self, point: &OwnedFd) -> Result<()> {
-        let is_shared = match mount::is_shared(point) {
-            Some(is_shared) => is_shared,
+        let is_shared = match mount::statmount::facts(point) {
+            Some(facts) => facts.is_shared,
             None => self.is_listed_as_shared(point)?,
         };
         if is_shared {

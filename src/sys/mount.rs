@@ -19,9 +19,7 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub mod in_place;
-mod propagation;
-
-pub use propagation::is_shared;
+pub mod statmount;
 
 /// How this kernel lets us mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
