@@ -164,7 +164,7 @@ impl DriverRoot {
     /// # Errors
     /// If it is missing, no regular file, or larger than 64 MiB.
     pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
-        crate::oci::read_limited(self.open_file(path)?, MAX_FILE)
+        crate::oci::read_file_limited(&self.open_file(path)?, MAX_FILE)
     }
 
     /// The start of a file, where it says what it is.

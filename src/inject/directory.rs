@@ -1,5 +1,6 @@
 //! Names in an open directory of a container: every one is used once, and never followed.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
@@ -50,11 +51,12 @@ pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()
 }
 
 /// A file with this content in place of whatever has its name, at once. Never through a link (CVE-2025-23267).
-pub(super) fn write_beside(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+pub(super) fn write_beside(dir: &OwnedFd, name: &Path, content: &[Cow<'_, [u8]>]) -> Result<()> {
     let temporary = temporary_name(name);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
-    if let Err(error) = File::from(file).write_all(content) {
+    let mut file = File::from(file);
+    if let Err(error) = content.iter().try_for_each(|piece| file.write_all(piece)) {
         rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
         return Err(error.into());
     }

@@ -3,6 +3,7 @@
 //! The layer is an overlay whose upper directory is a tmpfs, so the image is not touched. Nothing of it is writable
 //! to the container either: [`seal`] makes it read-only, like what is below it.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
@@ -106,12 +107,19 @@ pub(super) fn seal(layer: &OwnedFd) -> Result<()> {
 ///
 /// # Errors
 /// If the kernel refuses.
-pub(super) fn hide_file(rootfs: &Root, path: &Path, name: &OsStr, point: &OwnedFd, content: &[u8]) -> Result<OwnedFd> {
+pub(super) fn hide_file(
+    rootfs: &Root,
+    path: &Path,
+    name: &OsStr,
+    point: &OwnedFd,
+    content: &[Cow<'_, [u8]>],
+) -> Result<OwnedFd> {
     let scratch = Scratch::mount(rootfs, path, c"mode=0755,size=32m")?;
     let bind = || -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&scratch.tmpfs, name, flags, Mode::from_raw_mode(0o644))?;
-        File::from(file).write_all(content)?;
+        let mut file = File::from(file);
+        content.iter().try_for_each(|piece| file.write_all(piece))?;
         Ok(in_place::bind(open_in(&scratch.tmpfs, name)?, point)?)
     };
     let bound = bind();

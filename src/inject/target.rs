@@ -448,7 +448,7 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(anyhow::Error::new(error).context("read it")),
         };
-        crate::oci::read_limited(file, linker_cache::MAX_SIZE).map(Some)
+        crate::oci::read_file_limited(&file, linker_cache::MAX_SIZE).map(Some)
     }
 }
 

@@ -11,7 +11,7 @@ const USUAL: usize = 4 << 10;
 /// The content of one.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     // Of a file std asks for the size, of what is taken of one it does not: here it is 0 anyway.
-    read_whole(File::open(path)?.take(u64::MAX))
+    read_whole(File::open(path)?.take(u64::MAX), 0)
 }
 
 /// The same as text; what is no UTF-8 is replaced.
@@ -19,9 +19,9 @@ pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&read(path)?).into_owned())
 }
 
-/// All of it. What is short is read to the stack first: to get and give back large blocks of memory takes longer than to copy
-/// a few hundred bytes.
-pub fn read_whole(mut input: impl Read) -> io::Result<Vec<u8>> {
+/// All of it, which is probably of this size. What is short is read to the stack first: to get and give back large blocks of
+/// memory takes longer than to copy a few hundred bytes.
+pub fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8>> {
     let mut room = [0; USUAL];
     let mut filled = 0;
     while let Some(rest) = room.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -36,7 +36,8 @@ pub fn read_whole(mut input: impl Read) -> io::Result<Vec<u8>> {
     if filled < USUAL {
         return Ok(read.to_vec());
     }
-    let mut bytes = Vec::with_capacity(4 * USUAL);
+    // One more, to see the end without growing.
+    let mut bytes = Vec::with_capacity(size.saturating_add(1).max(4 * USUAL));
     bytes.extend_from_slice(read);
     input.read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -59,8 +60,8 @@ mod tests {
     fn all_of_it_is_read() {
         for length in [0, 1, 999, USUAL - 1, USUAL, USUAL + 1, 9 * USUAL] {
             let bytes: Vec<u8> = (0..length).map(|n| u8::try_from(n % 251).unwrap()).collect();
-            assert_eq!(read_whole(bytes.as_slice()).unwrap(), bytes, "{length}");
-            assert_eq!(read_whole(Slow(&bytes)).unwrap(), bytes, "{length}");
+            assert_eq!(read_whole(bytes.as_slice(), length).unwrap(), bytes, "{length}");
+            assert_eq!(read_whole(Slow(&bytes), 0).unwrap(), bytes, "{length}");
         }
     }
 }
