@@ -31,9 +31,9 @@ mod most {
     pub const NOTHING_ASKED: u64 = 24_000;
     /// For a million bytes of mounts.
     pub const LARGE_CONFIG: u64 = 19_000_000;
-    pub const EIGHT_GPUS: u64 = 2_050_000;
+    pub const EIGHT_GPUS: u64 = 1_810_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
-    pub const EIGHT_GPUS_CALLS: usize = 1_060;
+    pub const EIGHT_GPUS_CALLS: usize = 590;
 }
 
 /// The program of the profile that packages use.

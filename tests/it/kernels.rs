@@ -23,8 +23,7 @@ const fn lacking(name: &'static str, without: &'static str) -> Kernel {
 }
 
 /// Everything newer than SLE 15 SP1.
-const NEW: &str =
-    "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2";
+const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2,statmount";
 
 /// All tests run on these.
 pub const OLD: &[Kernel] = &[lacking("linux-4.12", NEW), lacking("without-openat2", "openat2")];
@@ -37,6 +36,7 @@ pub const PARTIAL: &[Kernel] = &[
     lacking("without-fsopen", "fsopen"),
     lacking("without-fsconfig", "fsconfig"),
     lacking("without-fsmount", "fsmount"),
+    lacking("without-statmount", "statmount"),
     Kernel { name: "old-seccomp-profile", errno: "EPERM", without: NEW },
 ];
 
