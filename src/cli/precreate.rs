@@ -50,7 +50,7 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let facts = host_facts(&spec, &host, &edits, options, log)?;
     let more = RootfsEdits { cuda_compat: cuda_compat(&host, &request, &config), ..RootfsEdits::default() };
     let lowered = lower::cdi::lower(&edits, &facts, more).sort();
-    let text = std::str::from_utf8(&bytes).context("the container's spec on stdin is not UTF-8")?;
+    let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
     let edited = Additions::of(&lowered, &spec, facts)?.apply(text)?;
     let given = format!("config.json has {} now", hook::in_words(&edits, &host, &request));

@@ -110,7 +110,7 @@ impl Additions {
     ///
     /// # Errors
     /// If it is no config.json.
-    pub fn apply(&self, config: &str) -> Result<String> {
+    pub fn apply(&self, mut config: String) -> Result<String> {
         let arrays: [(&[&str], &[Value]); 5] = [
             (&["process", "user", "additionalGids"], &self.additional_gids),
             (&["mounts"], &self.mounts),
@@ -118,7 +118,8 @@ impl Additions {
             (&["linux", "devices"], &self.devices),
             (&["linux", "resources", "devices"], &self.device_rules),
         ];
-        arrays.iter().try_fold(config.to_owned(), |text, (path, items)| append(&text, path, items))
+        arrays.iter().try_for_each(|(path, items)| append(&mut config, path, items))?;
+        Ok(config)
     }
 }
 
