@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use super::container::is_missing;
 use super::directory::{Present, create_file, present, replace_link, write_beside};
+use super::hosts_dev::HostsDev;
 use super::prepare::Prepared;
 use super::source::Source;
 use super::tmpfs::{Directory, is_ours, is_read_only};
@@ -28,6 +29,7 @@ use crate::sys::proc_file;
 pub struct Target {
     rootfs: Root,
     api: Api,
+    hosts_dev: HostsDev,
     /// As it was when we came
     mountinfo: Vec<u8>,
     /// Ids of mounts that pass on what is mounted below them
@@ -92,11 +94,12 @@ impl Target {
     ///
     /// # Errors
     /// If its mounts cannot be read.
-    pub fn new(rootfs: Root, api: Api) -> Result<Self> {
+    pub fn new(rootfs: Root, api: Api, hosts_dev: HostsDev) -> Result<Self> {
         let mountinfo = proc_file::read("/proc/self/mountinfo").context("cannot read \"/proc/self/mountinfo\"")?;
         Ok(Self {
             rootfs,
             api,
+            hosts_dev,
             shared: mountinfo::shared(&mountinfo),
             mountinfo,
             done: Vec::new(),
@@ -108,6 +111,13 @@ impl Target {
 
     /// The open directory of this path, made if necessary.
     fn directory(&mut self, path: &Path) -> Result<OwnedFd> {
+        // Of the host's: it must not be made there.
+        if path.starts_with("dev") && path.components().count() > 1 {
+            let part = self.rootfs.existing_part(path);
+            if part != path {
+                self.hosts_dev.refuse(self.rootfs.open_at(part, OFlags::PATH)?)?;
+            }
+        }
         let mut created = Vec::new();
         let mut opened = self.rootfs.create_dir_all(path, &mut created);
         if opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem) {
@@ -125,6 +135,9 @@ impl Target {
 
     /// The same directory again, where a name can be created.
     fn writable(&mut self, dir: OwnedFd, path: &ContainerPath) -> Result<OwnedFd> {
+        if path.relative().starts_with("dev") {
+            self.hosts_dev.refuse(&dir)?;
+        }
         if !is_read_only(&dir) {
             return Ok(dir);
         }
