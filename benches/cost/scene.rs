@@ -68,16 +68,25 @@ impl Scene {
 
     /// The hook for a container that waits.
     pub fn hook(&self, container: &Waiting, fake: &FakeDriver) -> Command {
+        self.hook_of(HOOK, container, fake)
+    }
+
+    fn hook_of(&self, program: &str, container: &Waiting, fake: &FakeDriver) -> Command {
         let state = self.state(container);
-        let mut hook = Command::new(HOOK);
+        let mut hook = Command::new(program);
         hook.arg("--config").arg(&fake.config).arg("prestart").env_clear().stdin(File::open(state).unwrap());
         hook
     }
 
     /// One start of a container.
     pub fn start(&self, image: &Path, fake: &FakeDriver) -> Took {
+        self.start_by(HOOK, image, fake)
+    }
+
+    /// One start of a container, by another build of the hook.
+    pub fn start_by(&self, program: &str, image: &Path, fake: &FakeDriver) -> Took {
         let container = self.container(image);
-        measure::time(&mut self.hook(&container, fake))
+        measure::time(&mut self.hook_of(program, &container, fake))
     }
 
     /// So many at once.

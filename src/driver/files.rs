@@ -38,14 +38,10 @@ impl PlacedFile {
 /// The programs for these capabilities, in the catalogue's order.
 #[must_use]
 pub fn binaries(root: &DriverRoot, capabilities: Capabilities) -> Vec<Binary> {
+    let dirs = root.existing(BINARY_DIRS);
+    let find = |name| dirs.iter().find_map(|dir| regular(root, &dir.join(name)));
     let wanted = BINARIES.iter().filter(|row| capabilities.any(row.capabilities));
-    let found = wanted.filter_map(|row| Some(Binary { source: binary(root, row.name)?, name: row.name }));
-    found.collect()
-}
-
-fn binary(root: &DriverRoot, name: &str) -> Option<HostPath> {
-    let places = BINARY_DIRS.iter().map(|dir| Path::new(dir).join(name));
-    places.filter_map(|place| regular(root, &place)).map(|located| located.host).next()
+    wanted.filter_map(|row| Some(Binary { source: find(row.name)?.host, name: row.name })).collect()
 }
 
 fn regular(root: &DriverRoot, path: &Path) -> Option<Located> {

@@ -3,12 +3,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -25,11 +26,17 @@ use crate::sys::in_root::{Root, real_path};
 const MAX_FILE: usize = 64 << 20;
 
 /// An open driver root. Symlinks below it are followed, but never out of it.
+#[derive(Clone, Debug)]
+pub struct DriverRoot(Rc<Opened>);
+
 #[derive(Debug)]
-pub struct DriverRoot {
+struct Opened {
     root: Root,
     /// Its real path.
     prefix: PathBuf,
+    /// The directories that files were looked for in, by the path that was given: most of the files are in a few of them,
+    /// and to look in an open directory costs a third of finding the way anew.
+    dirs: RefCell<Vec<(PathBuf, Rc<OpenDir>)>>,
     /// What is there, or may be, and could not be looked at: to most who look, that is the same as missing, but it has
     /// to be said.
     troubles: RefCell<BTreeMap<PathBuf, io::Error>>,
@@ -62,8 +69,11 @@ impl DriverRoot {
     pub fn open(path: &HostPath) -> Result<Self> {
         let open = || -> io::Result<Self> {
             let root = Root::open(path.as_path())?;
-            let prefix = real_path(root.as_fd())?;
-            Ok(Self { root, prefix, troubles: RefCell::default() })
+            let prefix = match path.as_path() {
+                path if path == Path::new("/") => path.to_owned(),
+                _ => real_path(root.as_fd())?,
+            };
+            Ok(Self(Rc::new(Opened { root, prefix, dirs: RefCell::default(), troubles: RefCell::default() })))
         };
         open().map_err(|error| {
             anyhow::Error::new(error).context(Failure::new(
@@ -83,19 +93,57 @@ impl DriverRoot {
     }
 
     fn look_at(&self, path: &Path) -> io::Result<Located> {
-        let fd = self.root.open_at(path, OFlags::PATH)?;
-        let stat = rustix::fs::fstat(&fd)?;
-        let real = real_path(fd.as_fd())?;
-        let below = real.strip_prefix(&self.prefix).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
-        Ok(Located {
-            path: Path::new("/").join(below),
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return self.resolve(path) };
+        let dir = self.dir(parent)?;
+        match dir.look_at(name)? {
+            Some((name, stat)) => Ok(self.located(dir.path.join(name), &stat)),
+            None => self.resolve(path),
+        }
+    }
+
+    /// By way of any links.
+    fn resolve(&self, path: &Path) -> io::Result<Located> {
+        let fd = self.0.root.open_at(path, OFlags::PATH)?;
+        Ok(self.located(self.path_of(&fd)?, &rustix::fs::fstat(&fd)?))
+    }
+
+    fn located(&self, path: PathBuf, stat: &Stat) -> Located {
+        Located {
             kind: FileType::from_raw_mode(stat.st_mode),
             device: (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
             uid: stat.st_uid,
             gid: stat.st_gid,
             mode: stat.st_mode & 0o7777,
-            host: HostPath::new(real),
-        })
+            host: HostPath::new(self.on_host(&path)),
+            path,
+        }
+    }
+
+    fn on_host(&self, path: &Path) -> PathBuf {
+        self.0.prefix.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The path below this root of something open.
+    fn path_of(&self, fd: &OwnedFd) -> io::Result<PathBuf> {
+        let real = real_path(fd.as_fd())?;
+        let below = real.strip_prefix(&self.0.prefix).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
+        Ok(Path::new("/").join(below))
+    }
+
+    fn dir(&self, path: &Path) -> io::Result<Rc<OpenDir>> {
+        if let Some((_, dir)) = self.0.dirs.borrow().iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
+            return Ok(Rc::clone(dir));
+        }
+        let dir = match self.0.root.open_plain_dir(path)? {
+            Some(fd) => OpenDir { fd, path: path.components().collect() },
+            None => {
+                let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
+                OpenDir { path: self.path_of(&fd)?, fd }
+            }
+        };
+        let dir = Rc::new(dir);
+        self.0.dirs.borrow_mut().push((path.to_owned(), Rc::clone(&dir)));
+        Ok(dir)
     }
 
     /// Opens a regular file for reading.
@@ -105,8 +153,9 @@ impl DriverRoot {
     pub fn open_file(&self, path: &Path) -> Result<File> {
         // Non-blocking: a fifo in its place must not stop the container start.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = File::from(self.noted(path, self.root.open_at(path, flags))?);
-        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
+        let file = File::from(self.noted(path, self.0.root.open_at(path, flags))?);
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        anyhow::ensure!(kind == FileType::RegularFile, "not a regular file");
         Ok(file)
     }
 
@@ -115,7 +164,7 @@ impl DriverRoot {
     /// # Errors
     /// If it is missing, no regular file, or larger than 64 MiB.
     pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
-        crate::oci::read_limited(self.open_file(path)?, MAX_FILE)
+        crate::oci::read_file_limited(&self.open_file(path)?, MAX_FILE)
     }
 
     /// The start of a file, where it says what it is.
@@ -129,7 +178,7 @@ impl DriverRoot {
     /// The names in a directory, sorted; none if it cannot be read.
     #[must_use]
     pub fn names(&self, dir: &Path) -> Vec<OsString> {
-        let opened = self.noted(dir, self.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY));
+        let opened = self.noted(dir, self.0.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY));
         let Ok(fd) = opened else { return Vec::new() };
         let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
         let names = entries
@@ -142,8 +191,24 @@ impl DriverRoot {
     ///
     /// # Errors
     /// If there is none.
-    pub fn open_dir(&self, path: &Path) -> io::Result<OpenDir> {
-        self.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY).map(OpenDir)
+    pub fn open_dir(&self, path: &Path) -> io::Result<Rc<OpenDir>> {
+        self.noted(path, self.dir(path))
+    }
+
+    /// Those of these directories that there are or may be, each once: distributions make `/bin` a link to `/usr/bin`.
+    #[must_use]
+    pub fn existing(&self, dirs: &'static [&str]) -> Vec<&'static Path> {
+        let mut seen: Vec<Rc<OpenDir>> = Vec::new();
+        let is_another = |path: &&Path| match self.dir(path) {
+            Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => false,
+            Ok(dir) => {
+                seen.push(dir);
+                true
+            }
+            // Who looks for a file in it will say what is wrong.
+            Err(error) => !is_missing(&error),
+        };
+        dirs.iter().map(Path::new).filter(is_another).collect()
     }
 
     /// Where the device nodes and /proc are that belong to this root: the root itself if it has them (a driver
@@ -152,22 +217,21 @@ impl DriverRoot {
     /// # Errors
     /// If `/` cannot be opened, or it cannot be told whether the root has them.
     pub fn owner_of(&self, path: &str) -> Result<Self> {
-        let here = match self.root.open_at(Path::new(path), OFlags::PATH) {
+        let here = match self.0.root.open_at(Path::new(path), OFlags::PATH) {
             Ok(_) => true,
             Err(error) if is_missing(&error) => false,
             Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot look at {path:?}"))),
         };
-        Self::open(&HostPath::new(if here { self.prefix.as_path() } else { Path::new("/") }))
+        if here { Ok(self.clone()) } else { Self::open(&HostPath::new("/")) }
     }
 
     /// What could not be looked at, so far.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
-        let troubles = self.troubles.borrow();
+        let troubles = self.0.troubles.borrow();
         let finding = |(path, error): (&PathBuf, &io::Error)| {
-            let below = path.strip_prefix("/").unwrap_or(path);
             let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
-            let path = self.prefix.join(below);
+            let path = self.on_host(path);
             Finding::of(
                 &catalog::UNREADABLE,
                 format!("cannot look at {path:?}: {what}"),
@@ -181,7 +245,7 @@ impl DriverRoot {
         result.inspect_err(|error| {
             if !is_missing(error) {
                 let error = io::Error::from_raw_os_error(error.raw_os_error().unwrap_or_default());
-                self.troubles.borrow_mut().insert(path.to_owned(), error);
+                self.0.troubles.borrow_mut().insert(path.to_owned(), error);
             }
         })
     }
@@ -191,26 +255,54 @@ impl DriverRoot {
     /// # Errors
     /// If it is not below it.
     pub fn inside(&self, file: &HostPath) -> Result<PathBuf> {
-        let below = file.as_path().strip_prefix(&self.prefix).with_context(|| format!("{file} is outside"))?;
+        let below = file.as_path().strip_prefix(&self.0.prefix).with_context(|| format!("{file} is outside"))?;
         Ok(Path::new("/").join(below))
+    }
+
+    /// Whether both are the same one, and say the same.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
     }
 
     /// Its real path on the host.
     #[must_use]
     pub fn path(&self) -> HostPath {
-        HostPath::new(&self.prefix)
+        HostPath::new(&self.0.prefix)
     }
 }
 
 /// An open directory below a driver root.
 #[derive(Debug)]
-pub struct OpenDir(OwnedFd);
+pub struct OpenDir {
+    fd: OwnedFd,
+    /// Its path below the driver root, with a leading slash, after all symlinks
+    path: PathBuf,
+}
 
 impl OpenDir {
     /// What is at `name` in it, links not followed; `None` if nothing is, or it cannot be looked at.
     #[must_use]
     pub fn stat(&self, name: &str) -> Option<Stat> {
-        rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW).ok()
+        rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()
+    }
+
+    /// What `name` leads to, and its name, if that is in this directory too, as libraries and their links are.
+    fn look_at(&self, name: &OsStr) -> io::Result<Option<(OsString, Stat)>> {
+        let mut name = name.to_owned();
+        // As many as are in use: `libcuda.so` → `libcuda.so.1` → `libcuda.so.535`. The kernel judges a longer chain.
+        for _ in 0..4 {
+            let stat = rustix::fs::statat(&self.fd, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+                return Ok(Some((name, stat)));
+            }
+            let text = OsString::from_vec(rustix::fs::readlinkat(&self.fd, &name, Vec::new())?.into_bytes());
+            match Path::new(&text).components().collect::<Vec<_>>().as_slice() {
+                [Component::Normal(next)] if *next == text => name = text,
+                _ => return Ok(None),
+            }
+        }
+        Ok(None)
     }
 }
 

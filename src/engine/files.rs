@@ -60,8 +60,8 @@ fn home(kind: &Kind) -> Option<PathBuf> {
 fn podman_6(kind: &Kind, host: &DriverRoot) -> Vec<PathBuf> {
     let bases = ["/usr/share/containers", "/etc/containers"].map(PathBuf::from);
     let user = home(kind);
-    let mains = bases.iter().map(|base| base.join("containers.conf")).chain(user.clone());
-    let main = mains.filter(|file| host.locate(file).is_ok()).last();
+    let mut mains = bases.iter().map(|base| base.join("containers.conf")).chain(user.clone());
+    let main = mains.rfind(|file| host.locate(file).is_ok());
     let mut dirs = Vec::new();
     for base in &bases {
         dirs.push(base.join("containers.conf.d"));

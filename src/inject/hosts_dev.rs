@@ -25,23 +25,15 @@ impl HostsDev {
         Self { device: device("/dev").filter(|dev| Some(*dev) != device("/")) }
     }
 
-    /// Refuses to create something in this directory, if it is one of the host's /dev.
+    /// Whether this is a directory of it.
     ///
     /// # Errors
-    /// If it is, or cannot be looked at.
-    pub fn refuse(self, dir: impl AsFd) -> Result<()> {
-        if self.device.is_none() || Some(rustix::fs::fstat(dir)?.st_dev) != self.device {
-            return Ok(());
-        }
-        Err(failure(
-            &catalog::HOSTS_DEV,
-            "the container has the host's \"/dev\" as a volume, which lacks it, and what is created there would stay",
-            "run \"oci-nvidia-hook prepare --root /\" on the host, which makes the nodes in its \"/dev\", or start the \
-             container without that volume",
-        ))
+    /// If it cannot be looked at.
+    pub fn has(self, dir: impl AsFd) -> Result<bool> {
+        Ok(self.device.is_some() && Some(rustix::fs::fstat(dir)?.st_dev) == self.device)
     }
 
-    /// The same for a path of the host's: whether it is there, or may be created.
+    /// Refuses a path of the host's at which something would have to be made.
     ///
     /// # Errors
     /// If it is missing in a directory of the host's /dev.
@@ -49,8 +41,18 @@ impl HostsDev {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let mut existing = path.ancestors().filter_map(|path| rustix::fs::openat(CWD, path, flags, Mode::empty()).ok());
         match existing.next() {
-            Some(found) if path.symlink_metadata().is_err() => self.refuse(found),
+            Some(found) if path.symlink_metadata().is_err() && self.has(&found)? => Err(refusal()),
             _ => Ok(()),
         }
     }
+}
+
+/// Why nothing is made.
+pub fn refusal() -> anyhow::Error {
+    failure(
+        &catalog::HOSTS_DEV,
+        "the container has the host's \"/dev\" as a volume, which lacks it, and what is created there would stay",
+        "run \"oci-nvidia-hook prepare --root /\" on the host, which makes the nodes in its \"/dev\", or start the container \
+         without that volume",
+    )
 }

@@ -42,11 +42,18 @@ impl Source {
         api: Api,
         check: impl FnOnce(FileType, &Stat) -> Result<()>,
     ) -> Result<Self> {
-        let fd = open_real(path.as_path()).with_context(|| format!("open {path}"))?;
+        let fd = match api {
+            Api::Detached => mount::clone_tree_at(path.as_path()),
+            Api::InPlace => open_real(path.as_path()).map_err(Into::into),
+        };
+        let fd = fd.with_context(|| format!("open {path}"))?;
         let stat = rustix::fs::fstat(&fd)?;
         check(FileType::from_raw_mode(stat.st_mode), &stat)?;
         let tree = match api {
-            Api::Detached => Tree::Detached(detached(fd, attrs)?),
+            Api::Detached => {
+                mount::restrict(&fd, attrs).context("mount_setattr")?;
+                Tree::Detached(fd)
+            }
             Api::InPlace => Tree::Path(path.clone()),
         };
         Ok(Self { tree, stat, attrs })
@@ -59,7 +66,11 @@ impl Source {
     pub fn copy_of(mounted: &OwnedFd, attrs: MountAttrs, api: Api) -> Result<Self> {
         let stat = rustix::fs::fstat(mounted)?;
         let tree = match api {
-            Api::Detached => Tree::Detached(detached(mounted, attrs)?),
+            Api::Detached => {
+                let tree = mount::clone_tree(mounted).context("open_tree")?;
+                mount::restrict(&tree, attrs).context("mount_setattr")?;
+                Tree::Detached(tree)
+            }
             Api::InPlace => Tree::Mounted(mounted.try_clone()?),
         };
         Ok(Self { tree, stat, attrs })
@@ -69,6 +80,22 @@ impl Source {
     #[must_use]
     pub const fn is(&self, stat: &Stat) -> bool {
         same_file(&self.stat, stat)
+    }
+
+    /// Mounts it at `path` in `dir`, where we just made what is to be mounted on; returns the mount. If somebody puts
+    /// something else in its place meanwhile, it is mounted on that, which is never followed if it is a link.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or it has to be mounted in place and something else is there.
+    pub fn attach_at(self, dir: &OwnedFd, path: &Path) -> Result<OwnedFd> {
+        if let Tree::Detached(mount) = self.tree {
+            mount::attach_at(&mount, dir, path).context("move_mount")?;
+            return Ok(mount);
+        }
+        let point = open_in(dir, path.as_os_str())?;
+        let is_link = FileType::from_raw_mode(rustix::fs::fstat(&point)?.st_mode) == FileType::Symlink;
+        ensure!(!is_link, "its mount point was replaced meanwhile");
+        self.attach(dir, path, point)
     }
 
     /// Mounts it on `point`, which was opened as `name` in `dir`, and returns the mount.
@@ -104,12 +131,6 @@ fn open_real(path: &Path) -> rustix::io::Result<OwnedFd> {
 /// What is at `name`, links not followed.
 pub(super) fn open_in(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-}
-
-fn detached(source: impl AsFd, attrs: MountAttrs) -> Result<OwnedFd> {
-    let tree = mount::clone_tree(source).context("open_tree")?;
-    mount::restrict(&tree, attrs).context("mount_setattr")?;
-    Ok(tree)
 }
 
 /// Whether both are the same file.

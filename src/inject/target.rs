@@ -1,21 +1,23 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
 
 use super::container::is_missing;
-use super::directory::{Present, create_file, present, replace_link, write_beside};
+use super::directory::{Present, make_file, present, replace_link, write_beside};
 use super::hosts_dev::HostsDev;
 use super::prepare::Prepared;
 use super::source::Source;
 use super::tmpfs::{Directory, is_ours, is_read_only};
-use super::{Take, linker_cache, mountinfo, read_only};
+use super::{Take, hosts_dev, linker_cache, mountinfo, read_only};
 use crate::error::Failure;
 use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
@@ -30,15 +32,20 @@ pub struct Target {
     rootfs: Root,
     api: Api,
     hosts_dev: HostsDev,
-    /// As it was when we came
-    mountinfo: Vec<u8>,
-    /// Ids of mounts that pass on what is mounted below them
-    shared: BTreeSet<u64>,
+    /// Directories of /dev of which it is known that they are not the host's
+    own_dev: Vec<Rc<OwnedFd>>,
+    /// Directories of which it is known that nobody else sees what is mounted in them
+    private: Vec<Rc<OwnedFd>>,
+    /// Ids of mounts that pass on what is mounted below them, where the kernel does not say that of a single one
+    shared: OnceCell<BTreeSet<u64>>,
     done: Vec<Done>,
     /// Files mounted so far
-    mounts: BTreeMap<ContainerPath, Rc<OwnedFd>>,
+    mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Over directories of a read-only rootfs
     layers: Vec<Rc<OwnedFd>>,
+    /// Directories that were opened, by their paths: most files go to a few of them, and none is found a second way.
+    /// Forgotten when something is mounted on a directory.
+    opened: Vec<(PathBuf, Rc<OwnedFd>)>,
     findings: Vec<Finding>,
 }
 
@@ -49,10 +56,20 @@ enum Done {
     Mounted(Rc<OwnedFd>),
     /// A symlink of the image's that ours replaced
     Replaced {
-        dir: OwnedFd,
+        dir: Rc<OwnedFd>,
         name: PathBuf,
         text: PathBuf,
     },
+}
+
+/// What is at a name that is taken.
+enum Existing {
+    /// What is asked for
+    Asked,
+    /// A new file of ours in this directory, in place of a link
+    Replaced(Rc<OwnedFd>),
+    /// Something to mount on, in this directory
+    Point(Rc<OwnedFd>, OwnedFd),
 }
 
 impl Take for Target {
@@ -80,6 +97,9 @@ impl Take for Target {
         // Open mounts keep their mount points busy.
         drop(self.mounts);
         drop(self.layers);
+        drop(self.opened);
+        drop(self.private);
+        drop(self.own_dev);
         take_back(self.done);
     }
 
@@ -91,31 +111,32 @@ impl Take for Target {
 
 impl Target {
     /// `rootfs` must have been opened in the mount namespace that we are in now.
-    ///
-    /// # Errors
-    /// If its mounts cannot be read.
-    pub fn new(rootfs: Root, api: Api, hosts_dev: HostsDev) -> Result<Self> {
-        let mountinfo = proc_file::read("/proc/self/mountinfo").context("cannot read \"/proc/self/mountinfo\"")?;
-        Ok(Self {
+    #[must_use]
+    pub const fn new(rootfs: Root, api: Api, hosts_dev: HostsDev) -> Self {
+        Self {
             rootfs,
             api,
             hosts_dev,
-            shared: mountinfo::shared(&mountinfo),
-            mountinfo,
+            own_dev: Vec::new(),
+            private: Vec::new(),
+            shared: OnceCell::new(),
             done: Vec::new(),
-            mounts: BTreeMap::new(),
+            mounts: Vec::new(),
             layers: Vec::new(),
+            opened: Vec::new(),
             findings: Vec::new(),
-        })
+        }
     }
 
     /// The open directory of this path, made if necessary.
-    fn directory(&mut self, path: &Path) -> Result<OwnedFd> {
-        // Of the host's: it must not be made there.
+    fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
+        if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
+            return Ok(Rc::clone(dir));
+        }
         if path.starts_with("dev") && path.components().count() > 1 {
             let part = self.rootfs.existing_part(path);
-            if part != path {
-                self.hosts_dev.refuse(self.rootfs.open_at(part, OFlags::PATH)?)?;
+            if part != path && self.hosts_dev.has(self.rootfs.open_at(part, OFlags::PATH)?)? {
+                return Err(hosts_dev::refusal());
             }
         }
         let mut created = Vec::new();
@@ -125,30 +146,84 @@ impl Target {
             opened = self.rootfs.create_dir_all(path, &mut created);
         }
         self.done.extend(created.into_iter().map(Done::Created));
-        opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))
+        let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
+        self.opened.push((path.to_owned(), Rc::clone(&dir)));
+        Ok(dir)
+    }
+
+    /// Something is mounted on one: its path leads elsewhere now.
+    fn forget_directories(&mut self) {
+        self.opened.clear();
     }
 
     /// The open directory in which `path` lies, made if necessary.
-    fn parent(&mut self, path: &ContainerPath) -> Result<OwnedFd> {
-        self.directory(&parent_path(path))
+    fn parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+        self.directory(parent_path(path))
     }
 
-    /// The same directory again, where a name can be created.
-    fn writable(&mut self, dir: OwnedFd, path: &ContainerPath) -> Result<OwnedFd> {
-        if path.relative().starts_with("dev") {
-            self.hosts_dev.refuse(&dir)?;
+    /// Whether the directory is the host's: nothing may be made in it.
+    fn is_hosts_dev(&mut self, dir: &Rc<OwnedFd>, path: &ContainerPath) -> Result<bool> {
+        if !path.relative().starts_with("dev") || self.own_dev.iter().any(|known| Rc::ptr_eq(known, dir)) {
+            return Ok(false);
         }
-        if !is_read_only(&dir) {
+        let is_hosts = self.hosts_dev.has(&**dir)?;
+        if !is_hosts {
+            self.own_dev.push(Rc::clone(dir));
+        }
+        Ok(is_hosts)
+    }
+
+    /// The same directory again, where a name can be replaced.
+    fn writable(&mut self, dir: Rc<OwnedFd>, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+        if self.is_hosts_dev(&dir, path)? {
+            return Err(hosts_dev::refusal());
+        }
+        if !is_read_only(&*dir) {
             return Ok(dir);
         }
-        let parent = parent_path(path);
-        self.cover(&parent)?;
-        self.directory(&parent)
+        self.covered_parent(path)
+    }
+
+    fn covered_parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+        self.cover(parent_path(path))?;
+        self.parent(path)
+    }
+
+    /// Makes something new, in a layer of ours if its directory is read-only; returns the directory, too. `None` if the
+    /// name is taken: whether it is, is asked by making it, which no look beforehand can be sure of.
+    fn make<T>(
+        &mut self,
+        path: &ContainerPath,
+        is_dir: bool,
+        make: impl Fn(&OwnedFd, &OsStr) -> rustix::io::Result<T>,
+    ) -> Result<Option<(Rc<OwnedFd>, T)>> {
+        let mut dir = self.parent(path)?;
+        let name = path.file_name();
+        if self.is_hosts_dev(&dir, path)? {
+            return match present(&dir, name)? {
+                Present::Nothing => Err(hosts_dev::refusal()),
+                _ => Ok(None),
+            };
+        }
+        let mut made = make(&dir, name);
+        if matches!(made, Err(Errno::ROFS)) {
+            dir = self.covered_parent(path)?;
+            made = make(&dir, name);
+        }
+        match made {
+            Ok(made) => {
+                self.done.push(Done::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
+                Ok(Some((dir, made)))
+            }
+            Err(Errno::EXIST) => Ok(None),
+            Err(errno) => Err(anyhow::Error::new(errno).context("make it")),
+        }
     }
 
     fn cover(&mut self, path: &Path) -> Result<()> {
+        self.forget_directories();
         let mut mounts = Vec::new();
-        let covered = read_only::cover(&self.rootfs, path, &self.mountinfo, &mut mounts);
+        let covered = read_only::cover(&self.rootfs, path, &mut mounts);
         self.layers.extend(mounts.last().filter(|_| covered.is_ok()).cloned());
         self.done.extend(mounts.into_iter().map(Done::Mounted));
         covered
@@ -156,11 +231,10 @@ impl Target {
 
     /// A mount below a shared one appears on the host as well, and stays there when the container ends.
     fn refuse_shared(&self, point: &OwnedFd) -> Result<()> {
-        if self.shared.is_empty() {
-            return Ok(());
-        }
-        let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
-        let is_shared = mountinfo::mount_id(&info).is_none_or(|id| self.shared.contains(&id));
+        let is_shared = match mount::statmount::facts(point) {
+            Some(facts) => facts.is_shared,
+            None => self.is_listed_as_shared(point)?,
+        };
         if is_shared {
             return Err(anyhow::Error::new(Failure::new(
                 &catalog::SHARED,
@@ -171,45 +245,83 @@ impl Target {
         Ok(())
     }
 
-    fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
-        let mut dir = self.parent(target)?;
-        let name = target.file_name();
-        let point = match present(&dir, name)? {
-            Present::Other(_, stat) if is_device(&stat, device) => return Ok(()), // the engine made it already
-            Present::Other(_, stat) if source.is(&stat) => return Ok(()),         // a second run
-            Present::Other(point, stat) => {
-                ensure!(!is_directory(&stat), "the image has a directory in its place");
-                point
-            }
-            Present::Link(text) => {
-                dir = self.writable(dir, target)?;
-                let replaced = Done::Replaced { dir: dir.try_clone()?, name: name.into(), text };
-                // Followed, it would mount or create wherever the image likes (CVE-2024-0133).
-                rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
-                self.done.push(replaced);
-                self.create(&dir, name)?
-            }
-            Present::Nothing => {
-                dir = self.writable(dir, target)?;
-                self.create(&dir, name)?
-            }
-        };
-        self.refuse_shared(&point)?;
-        let mounted = Rc::new(source.attach(&dir, Path::new(name), point)?);
-        self.done.push(Done::Mounted(Rc::clone(&mounted)));
-        self.mounts.insert(target.clone(), mounted);
+    fn is_listed_as_shared(&self, point: &OwnedFd) -> Result<bool> {
+        if self.shared.get().is_none() {
+            let mountinfo = proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")?;
+            self.shared.set(mountinfo::shared(&mountinfo)).ok();
+        }
+        let shared = self.shared.get().filter(|shared| !shared.is_empty());
+        let Some(shared) = shared else { return Ok(false) };
+        let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
+        Ok(mountinfo::mount_id(&info).is_none_or(|id| shared.contains(&id)))
+    }
+
+    /// The same for what is made in a directory.
+    fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
+        if !self.private.iter().any(|known| Rc::ptr_eq(known, dir)) {
+            self.refuse_shared(dir)?;
+            self.private.push(Rc::clone(dir));
+        }
         Ok(())
     }
 
-    fn create(&mut self, dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
-        // What is made must be known to undo: that can fail before, and not after.
-        let created = Created { dir: dir.try_clone()?, name: name.into(), is_dir: false };
-        let file = create_file(dir, name)?;
-        self.done.push(Done::Created(created));
-        Ok(file)
+    fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
+        let name = Path::new(target.file_name());
+        let mounted = match self.make(target, false, make_file)? {
+            Some((dir, ())) => {
+                self.refuse_shared_dir(&dir)?;
+                source.attach_at(&dir, name)?
+            }
+            None => match self.existing_point(&source, target, device)? {
+                Existing::Asked => return Ok(()),
+                Existing::Replaced(dir) => {
+                    self.refuse_shared_dir(&dir)?;
+                    source.attach_at(&dir, name)?
+                }
+                Existing::Point(dir, point) => {
+                    self.refuse_shared(&point)?;
+                    source.attach(&dir, name, point)?
+                }
+            },
+        };
+        let mounted = Rc::new(mounted);
+        self.done.push(Done::Mounted(Rc::clone(&mounted)));
+        self.mounts.push((target.clone(), mounted));
+        Ok(())
+    }
+
+    /// Looks where the name is taken. A link makes way for a new file: followed, it would have us mount wherever the image
+    /// likes (CVE-2024-0133).
+    fn existing_point(
+        &mut self,
+        source: &Source,
+        target: &ContainerPath,
+        device: Option<(u32, u32)>,
+    ) -> Result<Existing> {
+        let dir = self.parent(target)?;
+        let name = target.file_name();
+        Ok(match present(&dir, name)? {
+            Present::Other(_, stat) if is_device(&stat, device) => Existing::Asked, // the engine made it already
+            Present::Other(_, stat) if source.is(&stat) => Existing::Asked,         // a second run
+            Present::Other(point, stat) => {
+                ensure!(!is_directory(&stat), "the image has a directory in its place");
+                Existing::Point(dir, point)
+            }
+            Present::Link(text) => {
+                let dir = self.writable(dir, target)?;
+                rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
+                self.done.push(Done::Replaced { dir, name: name.into(), text });
+                let made = self.make(target, false, make_file)?;
+                Existing::Replaced(made.context("somebody made it meanwhile")?.0)
+            }
+            Present::Nothing => bail!("somebody removed it meanwhile"),
+        })
     }
 
     fn link(&mut self, link: &ContainerPath, text: &Path, file: &ContainerPath) -> Result<()> {
+        if self.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
+            return Ok(());
+        }
         let dir = self.parent(link)?;
         let name = link.file_name();
         match present(&dir, name)? {
@@ -219,11 +331,7 @@ impl Target {
                 replace_link(&dir, Path::new(name), text)?;
                 self.done.push(Done::Replaced { dir, name: name.into(), text: old });
             }
-            Present::Nothing => {
-                let dir = self.writable(dir, link)?;
-                rustix::fs::symlinkat(text, &dir, name)?;
-                self.done.push(Done::Created(Created { dir, name: name.into(), is_dir: false }));
-            }
+            Present::Nothing => bail!("somebody removed it meanwhile"),
             Present::Other(point, stat) => {
                 ensure!(
                     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
@@ -244,8 +352,8 @@ impl Target {
         link: &ContainerPath,
         file: &ContainerPath,
     ) -> Result<()> {
-        let mounted = match self.mounts.get(file) {
-            Some(mounted) => Rc::clone(mounted),
+        let mounted = match self.mounts.iter().find(|(path, _)| path == file) {
+            Some((_, mounted)) => Rc::clone(mounted),
             // Mounted by the engine, where it does that.
             None => match self.rootfs.open_at(file.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
                 Ok(mounted) => mounted.into(),
@@ -310,21 +418,17 @@ impl Target {
             return Ok(());
         }
         self.refuse_shared(&point)?;
+        self.forget_directories();
         self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
     }
 
     /// A directory to mount on, made if necessary, and the one it lies in.
-    fn directory_point(&mut self, target: &ContainerPath) -> Result<(OwnedFd, OwnedFd)> {
-        let mut dir = self.parent(target)?;
-        let name = target.file_name();
-        if let Present::Nothing = present(&dir, name)? {
-            dir = self.writable(dir, target)?;
-            let created = Created { dir: dir.try_clone()?, name: name.into(), is_dir: true };
-            rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)).context("create its mount point")?;
-            self.done.push(Done::Created(created));
-        }
-        match present(&dir, name)? {
+    fn directory_point(&mut self, target: &ContainerPath) -> Result<(Rc<OwnedFd>, OwnedFd)> {
+        let make_dir = |dir: &OwnedFd, name: &OsStr| rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755));
+        self.make(target, true, make_dir)?;
+        let dir = self.parent(target)?;
+        match present(&dir, target.file_name())? {
             Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
             _ => Err(anyhow::anyhow!("the image has something else than a directory in its place")),
         }
@@ -332,6 +436,7 @@ impl Target {
 
     fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
         self.refuse_shared(&point)?;
+        self.forget_directories();
         let mut mounts = Vec::new();
         let attached = directory.attach(dir, name, point, &mut mounts);
         self.done.extend(mounts.into_iter().map(Done::Mounted));
@@ -377,12 +482,12 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(anyhow::Error::new(error).context("read it")),
         };
-        crate::oci::read_limited(file, linker_cache::MAX_SIZE).map(Some)
+        crate::oci::read_file_limited(&file, linker_cache::MAX_SIZE).map(Some)
     }
 }
 
-fn parent_path(path: &ContainerPath) -> PathBuf {
-    path.parent().map_or_else(|| PathBuf::from("/"), |dir| dir.relative().to_owned())
+fn parent_path(path: &ContainerPath) -> &Path {
+    path.relative().parent().unwrap_or_else(|| Path::new("/"))
 }
 
 /// Newest first.

@@ -73,8 +73,7 @@ impl Directory {
             }
         };
         for (path, _, source) in self.mounts {
-            let point = open_in(&tmpfs, path.as_os_str())?;
-            let mounted = source.attach(&tmpfs, &path, point).with_context(|| format!("mount {path:?} in it"))?;
+            let mounted = source.attach_at(&tmpfs, &path).with_context(|| format!("mount {path:?} in it"))?;
             done.push(mounted.into());
         }
         if in_place {
@@ -100,22 +99,30 @@ fn write_file(tmpfs: &OwnedFd, name: &OsStr, content: &[u8]) -> Result<()> {
 
 /// A mount point in a tmpfs of our own.
 fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
-    let dirs: Vec<_> = path.ancestors().skip(if kind == FileType::Directory { 0 } else { 1 }).collect();
-    for dir in dirs.into_iter().rev().filter(|dir| !dir.as_os_str().is_empty()) {
-        match rustix::fs::mkdirat(tmpfs, dir, Mode::from_raw_mode(0o555)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
     match kind {
-        FileType::Directory => {}
+        FileType::Directory => make_dirs(tmpfs, path)?,
         FileType::RegularFile => {
+            if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                make_dirs(tmpfs, parent)?;
+            }
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
             rustix::fs::openat(tmpfs, path, flags, Mode::from_raw_mode(0o444))?;
         }
         _ => bail!("{path:?} is no file and no directory"),
     }
     Ok(())
+}
+
+/// `mkdir -p`; most have the same parent.
+fn make_dirs(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
+    let make = || match rustix::fs::mkdirat(tmpfs, path, Mode::from_raw_mode(0o555)) {
+        Err(Errno::EXIST) => Ok(()),
+        made => made,
+    };
+    match (make(), path.parent()) {
+        (Err(Errno::NOENT), Some(parent)) => make_dirs(tmpfs, parent).and_then(|()| make()),
+        (made, _) => made,
+    }
 }
 
 /// Whether a directory is a tmpfs that nobody can write: what we mounted there in a run before this one. An image cannot

@@ -12,9 +12,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 /// How often a resolution is tried again when a rename or a mount elsewhere disturbed it (EAGAIN).
@@ -31,7 +32,7 @@ pub struct Root {
 #[derive(Debug)]
 pub struct Created {
     /// Its directory
-    pub dir: OwnedFd,
+    pub dir: Rc<OwnedFd>,
     /// Its name there
     pub name: PathBuf,
     /// Whether it is a directory itself
@@ -42,7 +43,7 @@ impl Created {
     /// Removes it again, if it is still there and (a directory) empty.
     pub fn remove(&self) -> io::Result<()> {
         let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        Ok(rustix::fs::unlinkat(&self.dir, &self.name, flags)?)
+        Ok(rustix::fs::unlinkat(&*self.dir, &self.name, flags)?)
     }
 }
 
@@ -64,6 +65,21 @@ impl Root {
         resolve(&self.fd, path, flags)
     }
 
+    /// Opens the directory `path` if there is no link on the way: then the path is what it says. `None` if there is one, or it
+    /// cannot be told.
+    pub fn open_plain_dir(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
+        if !path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_))) {
+            return Ok(None);
+        }
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), how) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => Err(errno.into()),
+            Err(_) => Ok(None),
+        }
+    }
+
     /// A smaller root: the directory `path` below this one.
     pub fn open_root(&self, path: &Path) -> io::Result<Self> {
         Ok(Self { fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)? })
@@ -73,12 +89,12 @@ impl Root {
     ///
     /// The longest existing part is resolved by the kernel, in one step; from there on every directory is made
     /// and opened by its parent's fd, and a symlink that appears there meanwhile is refused.
-    pub fn create_dir_all(&self, path: &Path, created: &mut Vec<Created>) -> io::Result<OwnedFd> {
+    pub fn create_dir_all(&self, path: &Path, created: &mut Vec<Created>) -> io::Result<Rc<OwnedFd>> {
         let mut missing: Vec<&OsStr> = Vec::new();
         let mut existing = path;
         let mut dir = loop {
             match self.open_at(existing, OFlags::PATH | OFlags::DIRECTORY) {
-                Ok(dir) => break dir,
+                Ok(dir) => break Rc::new(dir),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let (Some(name), Some(parent)) = (existing.file_name(), existing.parent()) else {
                         return Err(error);
@@ -90,14 +106,14 @@ impl Root {
             }
         };
         for name in missing.into_iter().rev() {
-            let made = Created { dir: dir.try_clone()?, name: name.into(), is_dir: true };
-            match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)) {
+            let made = Created { dir: Rc::clone(&dir), name: name.into(), is_dir: true };
+            match rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => created.push(made),
                 Err(Errno::EXIST) => {} // a dangling symlink, or somebody was faster: the open below decides
                 Err(errno) => return Err(errno.into()),
             }
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            dir = rustix::fs::openat(&dir, name, flags, Mode::empty())?;
+            dir = rustix::fs::openat(&*dir, name, flags, Mode::empty())?.into();
         }
         Ok(dir)
     }
@@ -141,6 +157,18 @@ pub fn open_regular(path: OwnedFd) -> io::Result<File> {
     }
     // The magic link means the open file, not its name.
     File::open(fd_path(path.as_fd()))
+}
+
+/// Opens a regular file of the host's for reading, where nobody else can put anything. A fifo there must not stop the
+/// container start.
+pub fn open_host_file(path: &Path) -> io::Result<(File, Stat)> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok((file.into(), stat))
 }
 
 /// Our working directory.

@@ -6,11 +6,12 @@
 //!
 //! For kernels before that, and seccomp profiles that refuse these calls, there is [`in_place`]: the same mounts by
 //! mount(2), named by the magic links of fds instead of by paths.
-#![allow(unsafe_code, reason = "mount_setattr has no safe wrapper in nix or rustix")]
+#![allow(unsafe_code, reason = "mount_setattr and statmount have no safe wrapper in nix or rustix")]
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use nix::libc;
 use rustix::fs::CWD;
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub mod in_place;
+pub mod statmount;
 
 /// How this kernel lets us mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,12 @@ pub fn clone_tree(source: impl AsFd) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(source, c"", flags)?)
 }
 
+/// The same of what is at `path`, a path chosen by us; of a link itself.
+pub fn clone_tree_at(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    Ok(rustix::mount::open_tree(CWD, path, flags)?)
+}
+
 #[derive(Default)]
 #[repr(C)]
 struct MountAttr {
@@ -114,6 +122,11 @@ fn set_attr(mount: BorrowedFd<'_>, attr: &MountAttr, size: usize) -> Result<(), 
 pub fn attach(mount: impl AsFd, target: impl AsFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(mount, c"", target, c"", flags)?)
+}
+
+/// Puts a detached mount at `path` in the directory `dir`; a link there is not followed.
+pub fn attach_at(mount: impl AsFd, dir: impl AsFd, path: &Path) -> io::Result<()> {
+    Ok(rustix::mount::move_mount(mount, c"", dir, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
 /// Takes an attached mount away again.
