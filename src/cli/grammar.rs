@@ -244,13 +244,8 @@ fn check_value(program: &Program, command: Option<&Command>, option: &Opt, word:
     if word == "-" || !word.as_encoded_bytes().starts_with(b"-") {
         return Ok(word);
     }
-    let (long, value) = (option.long(), option.value().unwrap_or_default());
-    let command = command.map_or_else(String::new, |command| format!("{} ", command.name));
-    Err(failure(
-        &catalog::COMMAND_LINE,
-        format!("wrong command line: --{long} needs {value}, and {word:?} looks like an option"),
-        format!("see \"{} {command}--help\"; if it is the value, join them with \"=\"", program.name),
-    ))
+    let what = format!("{} needs a value, and {word:?} looks like an option: \"=\" joins them", option.usage());
+    Err(wrong(program, command, &what))
 }
 
 fn check_operands(program: &Program, command: &'static Command, operands: &[OsString]) -> Result<()> {

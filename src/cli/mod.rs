@@ -379,17 +379,17 @@ mod tests {
         let joined = parsed(&["list", "-d-1", "-d=-2"]).unwrap().1.selection.devices;
         assert_eq!(joined, Some(vec!["-1".into(), "-2".into()]));
         for (args, says) in [
-            (&["doctor", "--bundle", "--x"][..], "--bundle needs FILE, and \"--x\" looks like an option"),
-            (&["doctor", "--bundle", "--json"], "--bundle needs FILE, and \"--json\" looks"),
-            (&["doctor", "--bundle", "--"], "--bundle needs FILE, and \"--\" looks"),
-            (&["list", "-ld", "-b"], "--device needs ID, and \"-b\" looks"),
-            (&["--config", "-x", "prestart"], "--config needs FILE, and \"-x\" looks"),
-            (&["cdi", "generate", "--output", "-x"], "--output needs FILE, and \"-x\" looks"),
+            (&["doctor", "--bundle", "--x"][..], "--bundle FILE needs a value, and \"--x\" looks like an option"),
+            (&["doctor", "--bundle", "--json"], "--bundle FILE needs a value, and \"--json\" looks"),
+            (&["doctor", "--bundle", "--"], "--bundle FILE needs a value, and \"--\" looks"),
+            (&["list", "-ld", "-b"], "-d, --device ID needs a value, and \"-b\" looks"),
+            (&["--config", "-x", "prestart"], "--config FILE needs a value, and \"-x\" looks"),
+            (&["cdi", "generate", "--output", "-x"], "--output FILE needs a value, and \"-x\" looks"),
         ] {
             let text = crate::error::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains(says), "{text}");
             assert!(
-                text.contains("\nhint: see \"oci-nvidia-hook ") && text.contains(" join them with \"=\""),
+                text.contains("looks like an option: \"=\" joins them (ONH-002)\nhint: run \"oci-nvidia-hook "),
                 "{text}"
             );
         }

@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use anyhow::Result;
-use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::error::failure;
 use crate::finding::catalog;
@@ -38,10 +37,10 @@ impl HostsDev {
     /// # Errors
     /// If it is missing in a directory of the host's /dev.
     pub fn refuse_missing(self, path: &Path) -> Result<()> {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let mut existing = path.ancestors().filter_map(|path| rustix::fs::openat(CWD, path, flags, Mode::empty()).ok());
-        match existing.next() {
-            Some(found) if path.symlink_metadata().is_err() && self.has(&found)? => Err(refusal()),
+        let is_missing = rustix::fs::lstat(path).is_err();
+        let existing = path.ancestors().find_map(|path| rustix::fs::stat(path).ok());
+        match existing {
+            Some(dir) if is_missing && Some(dir.st_dev) == self.device => Err(refusal()),
             _ => Ok(()),
         }
     }

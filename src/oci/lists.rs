@@ -1,7 +1,6 @@
 //! Lists and objects in config.json, entry by entry: whoever starts a container decides how long they are, and all of
 //! their values at once take sixty times the room of their text.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -56,8 +55,6 @@ pub(super) fn of_known_form<T: DeserializeOwned>(list: Option<&RawValue>) -> Res
 /// # Errors
 /// If it is no object.
 pub(super) fn members(object: Option<&RawValue>, names: &[&str]) -> Result<BTreeMap<String, Value>> {
-    #[derive(Deserialize)]
-    struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
     struct Members<'n>(&'n [&'n str]);
     impl<'de> Visitor<'de> for Members<'_> {
         type Value = BTreeMap<String, Value>;
@@ -68,9 +65,9 @@ pub(super) fn members(object: Option<&RawValue>, names: &[&str]) -> Result<BTree
 
         fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
             let mut members = BTreeMap::new();
-            while let Some((Name(name), text)) = object.next_entry::<_, &RawValue>()? {
-                if self.0.contains(&&*name) {
-                    members.insert(name.into_owned(), value(text.get()));
+            while let Some((name, text)) = object.next_entry::<String, &RawValue>()? {
+                if self.0.contains(&name.as_str()) {
+                    members.insert(name, value(text.get()));
                 }
             }
             Ok(members)
@@ -103,8 +100,6 @@ impl Environment {
 
 impl<'de> Deserialize<'de> for Environment {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Entry<'a>(#[serde(borrow)] Cow<'a, str>);
         struct Entries;
         impl<'de> Visitor<'de> for Entries {
             type Value = Environment;
@@ -115,13 +110,13 @@ impl<'de> Deserialize<'de> for Environment {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Environment, A::Error> {
                 let mut environment = Environment::default();
-                while let Some(Entry(entry)) = list.next_element()? {
+                while let Some(entry) = list.next_element::<String>()? {
                     match entry.split_once('=') {
                         Some((name, value)) => {
                             environment.variables.insert(name.to_owned(), value.to_owned());
                         }
                         None => {
-                            environment.wrong.get_or_insert_with(|| entry.into_owned());
+                            environment.wrong.get_or_insert(entry);
                         }
                     }
                 }
