@@ -210,7 +210,7 @@ impl Host {
     pub fn device_edits(&self, request: &GpuRequest, device: Device<'_>) -> Result<Edits> {
         let mut edits = self.gpu(device.gpu())?;
         if request.capabilities.any(&[Capability::Graphics, Capability::Display]) {
-            edits = edits.merge(build::device(self.drm_nodes(device.gpu())?, Vec::new()));
+            edits = edits.merge(build::drm(self.drm_nodes(device.gpu())?, &device.gpu().bus_id.in_sysfs()));
             edits = edits.merge(build::egl_device(device.gpu().minor));
         }
         let whole_caps = request.mig_config.is_some() || request.mig_monitor.is_some();

@@ -164,7 +164,13 @@ pub fn parse(program: &'static Program, args: Vec<OsString>) -> Result<Asked> {
         let value = match found.value() {
             None => None,
             Some(value) if value.starts_with('[') => parser.optional_value(),
-            Some(_) => Some(parser.value().map_err(|error| wrong(program, command, &error.to_string()))?),
+            Some(_) => Some(match parser.optional_value() {
+                Some(joined) => joined,
+                None => {
+                    let next = parser.value().map_err(|error| wrong(program, command, &error.to_string()))?;
+                    check_value(program, command, found, next)?
+                }
+            }),
         };
         given.push((found, value));
     }
@@ -230,6 +236,16 @@ fn unknown_option(program: &'static Program, command: Option<&'static Command>, 
         Some(_) => unknown(program, &what, meant.as_deref()),
         None => wrong(program, command, &what),
     }
+}
+
+/// The word behind an option that needs a value. An option there means that the value was forgotten: taken for a value it
+/// would name a file, and nobody would see that the option is without effect. `-` alone is stdin or stdout.
+fn check_value(program: &Program, command: Option<&Command>, option: &Opt, word: OsString) -> Result<OsString> {
+    if word == "-" || !word.as_encoded_bytes().starts_with(b"-") {
+        return Ok(word);
+    }
+    let what = format!("{} needs a value, and {word:?} looks like an option: \"=\" joins them", option.usage());
+    Err(wrong(program, command, &what))
 }
 
 fn check_operands(program: &Program, command: &'static Command, operands: &[OsString]) -> Result<()> {

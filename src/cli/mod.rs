@@ -367,6 +367,35 @@ mod tests {
     }
 
     #[test]
+    fn a_value_is_no_option() {
+        for (args, value) in [
+            (&["doctor", "--bundle=--x"][..], "--x"),
+            (&["doctor", "--bundle", "-"], "-"),
+            (&["doctor", "--bundle", ""], ""),
+            (&["doctor", "--bundle=-x"], "-x"),
+        ] {
+            assert_eq!(parsed(args).unwrap().1.bundle, Some(value.into()), "{args:?}");
+        }
+        let joined = parsed(&["list", "-d-1", "-d=-2"]).unwrap().1.selection.devices;
+        assert_eq!(joined, Some(vec!["-1".into(), "-2".into()]));
+        for (args, says) in [
+            (&["doctor", "--bundle", "--x"][..], "--bundle FILE needs a value, and \"--x\" looks like an option"),
+            (&["doctor", "--bundle", "--json"], "--bundle FILE needs a value, and \"--json\" looks"),
+            (&["doctor", "--bundle", "--"], "--bundle FILE needs a value, and \"--\" looks"),
+            (&["list", "-ld", "-b"], "-d, --device ID needs a value, and \"-b\" looks"),
+            (&["--config", "-x", "prestart"], "--config FILE needs a value, and \"-x\" looks"),
+            (&["cdi", "generate", "--output", "-x"], "--output FILE needs a value, and \"-x\" looks"),
+        ] {
+            let text = crate::error::render(&parsed(args).unwrap_err());
+            assert!(text.starts_with("wrong command line: ") && text.contains(says), "{text}");
+            assert!(
+                text.contains("looks like an option: \"=\" joins them (ONH-002)\nhint: run \"oci-nvidia-hook "),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn a_near_word_is_offered() {
         for (args, meant) in [
             (&["prestrat"][..], "did you mean prestart?"),

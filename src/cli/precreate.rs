@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::edits::Edits;
 use crate::host::Host;
 use crate::inject::container::Container;
+use crate::inject::hosts_dev::HostsDev;
 use crate::log::Log;
 use crate::lower;
 use crate::lower::cdi::HostFacts;
@@ -50,9 +51,14 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let facts = host_facts(&spec, &host, &edits, options, log)?;
     let more = RootfsEdits { cuda_compat: cuda_compat(&host, &request, &config), ..RootfsEdits::default() };
     let lowered = lower::cdi::lower(&edits, &facts, more).sort();
-    let text = std::str::from_utf8(&bytes).context("the container's spec on stdin is not UTF-8")?;
+    let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
-    let edited = Additions::of(&lowered, &spec, facts)?.apply(text)?;
+    let additions = Additions::of(&lowered, &spec, facts)?;
+    let hosts_dev = HostsDev::look();
+    for point in &additions.points {
+        hosts_dev.refuse_missing(point).with_context(|| format!("cannot mount a device node at {point:?}"))?;
+    }
+    let edited = additions.apply(text)?;
     let given = format!("config.json has {} now", hook::in_words(&edits, &host, &request));
     log.step_done("config.json");
     log.note(&given);

@@ -181,7 +181,8 @@ const fn ended(record: &Record) -> &'static str {
 }
 
 /// What is in a record may be a container's: it stays on its line.
-fn in_words(record: &Record) -> String {
+#[must_use]
+pub fn in_words(record: &Record) -> String {
     let mut text = String::new();
     let container = &record.container;
     writeln!(text, "container {}", named(&container.id, Some(&container.name))).ok();

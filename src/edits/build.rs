@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, Placement, ProcMask};
+use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, NodeLink, Placement, ProcMask};
 use crate::driver::catalog::{DEV_LINKS, Kind, LIBRARIES};
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
 use crate::driver::locate::DriverFiles;
-use crate::paths::HostPath;
+use crate::paths::{ContainerPath, HostPath};
 
 /// What every GPU container gets, whichever GPUs it asked for: also with `none`.
 #[must_use]
@@ -42,6 +42,7 @@ pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Ve
         ipc: ipc.collect(),
         links: links.map(|(_, link, target)| DevLink { name: link.into(), target: target.into() }).collect(),
         nodes,
+        node_links: vec![],
         proc_mask: proc_files
             .map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), mounts: vec![] }),
         egl_devices: 0,
@@ -70,6 +71,19 @@ fn library(library: &Library) -> HostFile {
 #[must_use]
 pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> Edits {
     Edits { nodes, proc_mask: Some(ProcMask { files: vec![], mounts: proc_mounts }), ..Edits::default() }
+}
+
+/// The `/dev/dri` nodes of the GPU at this place on the bus (`0000:3b:00.0`), with the links by which Wayland compositors and
+/// the like tell whose they are.
+#[must_use]
+pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
+    let link = |node: &DeviceNode| {
+        let name = node.path.file_name().to_str()?;
+        let kind = if name.starts_with("render") { "render" } else { "card" };
+        let path = ContainerPath::new(format!("dev/dri/by-path/pci-{bus_id}-{kind}"))?;
+        Some(NodeLink { path, text: Path::new("..").join(name), node: node.path.clone() })
+    };
+    Edits { node_links: nodes.iter().filter_map(link).collect(), ..device(nodes, Vec::new()) }
 }
 
 /// What a GPU adds for EGL: libEGL_nvidia counts the host's GPUs, and its application profile says which it may show. The

@@ -69,6 +69,17 @@ pub struct DevLink {
     pub target: OsString,
 }
 
+/// A name by which programs find a device node: `/dev/dri/by-path/pci-0000:3b:00.0-card -> ../card1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeLink {
+    /// The link
+    pub path: ContainerPath,
+    /// Its text
+    pub text: PathBuf,
+    /// The node that it leads to
+    pub node: ContainerPath,
+}
+
 /// What a container sees at /proc/driver/nvidia instead of the host's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcMask {
@@ -89,6 +100,8 @@ pub struct Edits {
     pub links: Vec<DevLink>,
     /// Device nodes, each with access to the device
     pub nodes: Vec<DeviceNode>,
+    /// Links to nodes
+    pub node_links: Vec<NodeLink>,
     /// `None` where the host has no /proc/driver/nvidia
     pub proc_mask: Option<ProcMask>,
     /// The GPUs that EGL in the container may show, bit N for device minor N; 0: EGL is not asked for
@@ -103,6 +116,7 @@ impl Edits {
         extend(&mut self.ipc, other.ipc);
         extend(&mut self.links, other.links);
         extend(&mut self.nodes, other.nodes);
+        extend(&mut self.node_links, other.node_links);
         self.egl_devices |= other.egl_devices;
         self.proc_mask = match (self.proc_mask, other.proc_mask) {
             (Some(mut mask), Some(more)) => {

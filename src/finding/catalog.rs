@@ -67,6 +67,7 @@ kinds! {
     DEVICE_TAKEN "ONH-044" Error "config.json has another device in that place", "the container would get one or the other";
     NO_PROC "ONH-045" Error "the container's /proc is none", "which GPUs it sees there could not be limited";
     IN_THE_WAY "ONH-046" Error "something of the image or of a volume is in the way", "the container would lack something that it cannot do without";
+    HOSTS_DEV "ONH-047" Error "a device node would leave something in the host's /dev", "it would be in the way of the driver, there and for every container";
     SPEC_FILE "ONH-050" Error "the CDI spec cannot be written", "the one that was there is unchanged";
     SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec", "engines refuse a spec without devices";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read", "there are no GPUs to explain with";

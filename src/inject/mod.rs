@@ -7,6 +7,7 @@
 pub mod cgroup;
 pub mod container;
 mod directory;
+pub mod hosts_dev;
 pub mod linker_cache;
 mod mountinfo;
 pub mod prepare;
@@ -25,6 +26,7 @@ use crate::finding::{Finding, catalog};
 use crate::lower::live::Step;
 use crate::sys::mount;
 use container::Container;
+use hosts_dev::HostsDev;
 use prepare::Prepared;
 use target::Target;
 
@@ -33,6 +35,7 @@ use target::Target;
 pub struct Plan<'a> {
     steps: Vec<(&'a Step, Prepared<'a>)>,
     api: mount::Api,
+    hosts_dev: HostsDev,
     findings: Vec<Finding>,
 }
 
@@ -41,7 +44,7 @@ pub struct Plan<'a> {
 /// # Errors
 /// If one fails that it cannot do without.
 pub fn prepare(steps: &[Step]) -> Result<Plan<'_>> {
-    let mut plan = Plan { steps: Vec::new(), api: mount::api(), findings: Vec::new() };
+    let mut plan = Plan { steps: Vec::new(), api: mount::api(), hosts_dev: HostsDev::look(), findings: Vec::new() };
     for step in steps {
         match prepare::prepare(step, plan.api).with_context(|| format!("cannot {step}")) {
             Ok(prepared) => plan.steps.push((step, prepared)),
@@ -57,8 +60,8 @@ pub fn prepare(steps: &[Step]) -> Result<Plan<'_>> {
 /// # Errors
 /// If one fails; then those before it are undone.
 pub fn carry_out(plan: Plan<'_>, container: Container) -> Result<Vec<Finding>> {
-    let Plan { steps, api, mut findings } = plan;
-    findings.extend(take_all(Target::new(container.enter()?, api), steps)?);
+    let Plan { steps, api, hosts_dev, mut findings } = plan;
+    findings.extend(take_all(Target::new(container.enter()?, api, hosts_dev), steps)?);
     Ok(findings)
 }
 

@@ -13,10 +13,11 @@ use rustix::io::Errno;
 
 use super::container::is_missing;
 use super::directory::{Present, make_file, present, replace_link, write_beside};
+use super::hosts_dev::HostsDev;
 use super::prepare::Prepared;
 use super::source::Source;
 use super::tmpfs::{Directory, is_ours, is_read_only};
-use super::{Take, linker_cache, mountinfo, read_only};
+use super::{Take, hosts_dev, linker_cache, mountinfo, read_only};
 use crate::error::Failure;
 use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
@@ -30,6 +31,9 @@ use crate::sys::proc_file;
 pub struct Target {
     rootfs: Root,
     api: Api,
+    hosts_dev: HostsDev,
+    /// Directories of /dev of which it is known that they are not the host's
+    own_dev: Vec<Rc<OwnedFd>>,
     /// Directories of which it is known that nobody else sees what is mounted in them
     private: Vec<Rc<OwnedFd>>,
     /// Ids of mounts that pass on what is mounted below them, where the kernel does not say that of a single one
@@ -95,6 +99,7 @@ impl Take for Target {
         drop(self.layers);
         drop(self.opened);
         drop(self.private);
+        drop(self.own_dev);
         take_back(self.done);
     }
 
@@ -107,10 +112,12 @@ impl Take for Target {
 impl Target {
     /// `rootfs` must have been opened in the mount namespace that we are in now.
     #[must_use]
-    pub const fn new(rootfs: Root, api: Api) -> Self {
+    pub const fn new(rootfs: Root, api: Api, hosts_dev: HostsDev) -> Self {
         Self {
             rootfs,
             api,
+            hosts_dev,
+            own_dev: Vec::new(),
             private: Vec::new(),
             shared: OnceCell::new(),
             done: Vec::new(),
@@ -125,6 +132,12 @@ impl Target {
     fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
         if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
             return Ok(Rc::clone(dir));
+        }
+        if path.starts_with("dev") && path.components().count() > 1 {
+            let part = self.rootfs.existing_part(path);
+            if part != path && self.hosts_dev.has(self.rootfs.open_at(part, OFlags::PATH)?)? {
+                return Err(hosts_dev::refusal());
+            }
         }
         let mut created = Vec::new();
         let mut opened = self.rootfs.create_dir_all(path, &mut created);
@@ -148,8 +161,23 @@ impl Target {
         self.directory(parent_path(path))
     }
 
+    /// Whether the directory is the host's: nothing may be made in it.
+    fn is_hosts_dev(&mut self, dir: &Rc<OwnedFd>, path: &ContainerPath) -> Result<bool> {
+        if !path.relative().starts_with("dev") || self.own_dev.iter().any(|known| Rc::ptr_eq(known, dir)) {
+            return Ok(false);
+        }
+        let is_hosts = self.hosts_dev.has(&**dir)?;
+        if !is_hosts {
+            self.own_dev.push(Rc::clone(dir));
+        }
+        Ok(is_hosts)
+    }
+
     /// The same directory again, where a name can be replaced.
     fn writable(&mut self, dir: Rc<OwnedFd>, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+        if self.is_hosts_dev(&dir, path)? {
+            return Err(hosts_dev::refusal());
+        }
         if !is_read_only(&*dir) {
             return Ok(dir);
         }
@@ -171,6 +199,12 @@ impl Target {
     ) -> Result<Option<(Rc<OwnedFd>, T)>> {
         let mut dir = self.parent(path)?;
         let name = path.file_name();
+        if self.is_hosts_dev(&dir, path)? {
+            return match present(&dir, name)? {
+                Present::Nothing => Err(hosts_dev::refusal()),
+                _ => Ok(None),
+            };
+        }
         let mut made = make(&dir, name);
         if matches!(made, Err(Errno::ROFS)) {
             dir = self.covered_parent(path)?;

@@ -67,7 +67,7 @@ pub struct Look {
 /// An answer, as it is in the file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Answer {
+pub struct Answer {
     number: u64,
     question: String,
     /// The host that it is true of; `None` if it is only for those who waited for it
@@ -76,12 +76,16 @@ struct Answer {
 }
 
 impl Answer {
-    fn to_bytes(&self) -> Vec<u8> {
+    /// As it is kept.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
         let body = serde_json::to_string(self).unwrap_or_default();
         format!("{HEADER}{:016x}\n{body}", checksum(body.as_bytes())).into_bytes()
     }
 
-    fn parse(bytes: &[u8]) -> Option<Self> {
+    /// Reads it; `None` if it is not whole, or of another version of this program.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let rest = bytes.strip_prefix(HEADER.as_bytes())?;
         let (sum, body) = rest.split_at_checked(16)?;
         let body = body.strip_prefix(b"\n")?;
@@ -90,7 +94,8 @@ impl Answer {
     }
 
     /// Whether the kernel confirms it, now.
-    fn is_true_of(&self, look: &Look) -> bool {
+    #[must_use]
+    pub fn is_true_of(&self, look: &Look) -> bool {
         self.state.is_some() && self.state == look.state && is_confirmed(&self.inventory, &look.version, &look.gpus)
     }
 }

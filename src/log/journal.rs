@@ -40,7 +40,8 @@ pub const fn priority(severity: Severity) -> &'static str {
 
 /// Fields without a value are left out. A value that has line ends goes with its length before it, so that it cannot
 /// begin a field of its own.
-fn encode(fields: &[(&str, &str)]) -> Vec<u8> {
+#[must_use]
+pub fn encode(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
         bytes.extend_from_slice(name.as_bytes());

@@ -85,7 +85,8 @@ pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
     // Else they are where the image looks.
     let unknown = host.image.is_none();
     // The same files, each at the directory that it has here, give the same links as with any other.
-    let mut placed = Edits { links: edits.links.clone(), ..Edits::default() };
+    let (links, node_links) = (edits.links.clone(), edits.node_links.clone());
+    let mut placed = Edits { links, node_links, ..Edits::default() };
     for file in &edits.files {
         let Some(dir) = directory(file, host) else { continue };
         let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
@@ -249,6 +250,11 @@ mod tests {
                     path: ContainerPath::new(format!("dev/nvidia{minor}")).unwrap(),
                     major: 195,
                     minor: *minor,
+                }).collect(),
+                node_links: nodes.iter().map(|minor| edits::NodeLink {
+                    path: ContainerPath::new(format!("dev/by-path/{minor}")).unwrap(),
+                    text: format!("../nvidia{minor}").into(),
+                    node: ContainerPath::new(format!("dev/nvidia{minor}")).unwrap(),
                 }).collect(),
                 proc_mask: mounts.map(|mounts| ProcMask {
                     files: vec![],

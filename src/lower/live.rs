@@ -201,6 +201,12 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         target: node.path.clone(),
         device: (node.major, node.minor),
     }));
+    links.extend(edits.node_links.iter().map(|link| Step::Link {
+        link: link.path.clone(),
+        text: link.text.clone().into(),
+        file: link.node.clone(),
+        need: Need::Optional,
+    }));
     steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc { source: ipc.source.clone(), target: ipc.path.clone() }));
     steps.extend(links);
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
@@ -268,6 +274,7 @@ mod tests {
                 major: 195,
                 minor: 255,
             }],
+            node_links: vec![],
             proc_mask: Some(ProcMask::default()),
             egl_devices: 0,
         }

@@ -2,7 +2,7 @@
 //!
 //! Nothing is taken out and nothing is changed: what the container has already is left alone.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -43,6 +43,8 @@ pub struct Additions {
     pub mounts: Vec<Value>,
     /// `hooks.createContainer`
     pub hooks: Vec<Value>,
+    /// Where, in volumes, the runtime finds or makes the mount points of nodes; on the host
+    pub points: Vec<PathBuf>,
 }
 
 impl Additions {
@@ -90,7 +92,9 @@ impl Additions {
             return Ok(());
         }
         // mknod(2) is refused in a user namespace, and in a directory of the host's it would make a node of the host's.
-        if facts.in_user_namespace || spec.user_namespace || lies_in_bind(spec, path) {
+        let in_volume = in_volume(spec, path);
+        if facts.in_user_namespace || spec.user_namespace || in_volume.is_some() {
+            self.points.extend(in_volume);
             let source = node.host_path.as_ref().unwrap_or(&node.path);
             self.mounts.push(mount(source, &node.path, &NODE_OPTIONS));
             return Ok(());
@@ -110,7 +114,7 @@ impl Additions {
     ///
     /// # Errors
     /// If it is no config.json.
-    pub fn apply(&self, config: &str) -> Result<String> {
+    pub fn apply(&self, mut config: String) -> Result<String> {
         let arrays: [(&[&str], &[Value]); 5] = [
             (&["process", "user", "additionalGids"], &self.additional_gids),
             (&["mounts"], &self.mounts),
@@ -118,7 +122,8 @@ impl Additions {
             (&["linux", "devices"], &self.devices),
             (&["linux", "resources", "devices"], &self.device_rules),
         ];
-        arrays.iter().try_fold(config.to_owned(), |text, (path, items)| append(&text, path, items))
+        arrays.iter().try_for_each(|(path, items)| append(&mut config, path, items))?;
+        Ok(config)
     }
 }
 
@@ -143,10 +148,12 @@ fn has_mount(spec: &SpecView, destination: &str) -> bool {
     spec.mounts.iter().any(|mount| mount.destination == Path::new(destination))
 }
 
-/// Whether the mount that this path lies in shows a place of the host's: the deepest one, and the last of those.
-fn lies_in_bind(spec: &SpecView, path: &Path) -> bool {
+/// Where this path lies on the host, if the mount that it lies in shows a place of the host's: the deepest one, and the last
+/// of those.
+fn in_volume(spec: &SpecView, path: &Path) -> Option<PathBuf> {
     let above = spec.mounts.iter().filter(|mount| path.starts_with(&mount.destination));
-    above.max_by_key(|mount| mount.destination.components().count()).is_some_and(|mount| mount.is_bind())
+    let mount = above.max_by_key(|mount| mount.destination.components().count()).filter(|mount| mount.is_bind())?;
+    Some(mount.source.join(path.strip_prefix(&mount.destination).ok()?))
 }
 
 /// Several entries of ours would do the same thing more than once.

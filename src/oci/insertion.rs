@@ -2,6 +2,7 @@
 //! that no Rust type holds, fields that nobody knows yet.
 
 use std::fmt;
+use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -9,40 +10,43 @@ use serde::{Deserialize, de};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The text with `items` at the end of the array at `path`, which is made where it is missing or null, as the engines'
-/// own decoders understand that.
+/// Adds `items` at the end of the array at `path`, which is made where it is missing or null, as the engines' own decoders
+/// understand that.
 ///
 /// # Errors
 /// If the text is no JSON, or something else than objects and an array is on the way.
-pub fn append(json: &str, path: &[&str], items: &[Value]) -> Result<String> {
+pub fn append(json: &mut String, path: &[&str], items: &[Value]) -> Result<()> {
     if items.is_empty() {
-        return Ok(json.to_owned());
+        return Ok(());
     }
     let items = items.iter().map(Value::to_string).collect::<Vec<_>>().join(",");
-    insert(json, path, &items).with_context(|| format!("cannot add to {:?}", path.join(".")))
+    let (place, new) = place(json, path, &items).with_context(|| format!("cannot add to {:?}", path.join(".")))?;
+    json.reserve_exact(new.len());
+    json.replace_range(place, &new);
+    Ok(())
 }
 
-fn insert(json: &str, path: &[&str], items: &str) -> Result<String> {
+/// Which part of the text is to be replaced, and by what.
+fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String)> {
     let mut at = super::first_json_value::<&RawValue>(json.as_bytes())?.get();
     let mut rest = path;
     loop {
+        let start = at.as_ptr().addr().checked_sub(json.as_ptr().addr()).context("its text was copied")?;
+        let end = start.saturating_add(at.len());
         if at == "null" {
-            return splice(json, at, &nested(rest, items));
+            return Ok((start..end, nested(rest, items)));
         }
         let Some((key, below)) = rest.split_first() else {
             if !at.starts_with('[') {
                 bail!("it is no array");
             }
-            return splice(json, at, &at_end(at, items)?);
+            return at_end(at, start, items.to_owned());
         };
         // The last of equal keys is the one that decoders keep.
         let Members(members) = serde_json::from_str(at)?;
         match members.into_iter().rfind(|(name, _)| name == key) {
             Some((_, value)) => at = value.get(),
-            None => {
-                let member = format!("{}:{}", Value::from(*key), nested(below, items));
-                return splice(json, at, &at_end(at, &member)?);
-            }
+            None => return at_end(at, start, format!("{}:{}", Value::from(*key), nested(below, items))),
         }
         rest = below;
     }
@@ -53,22 +57,12 @@ fn nested(path: &[&str], items: &str) -> String {
     path.iter().rfold(format!("[{items}]"), |value, key| format!("{{{}:{value}}}", Value::from(*key)))
 }
 
-/// An array or object with more in it.
-fn at_end(text: &str, more: &str) -> Result<String> {
-    let close = text.len().saturating_sub(1);
-    let (open, close) = text.split_at_checked(close).context("it is empty")?;
-    let kept = open.trim_end();
-    let spaces = open.get(kept.len()..).unwrap_or_default();
-    let comma = if kept.len() == 1 { "" } else { "," };
-    Ok(format!("{kept}{comma}{more}{spaces}{close}"))
-}
-
-/// `json` with `new` instead of `old`, which is a part of it.
-fn splice(json: &str, old: &str, new: &str) -> Result<String> {
-    let start = old.as_ptr().addr().checked_sub(json.as_ptr().addr());
-    let parts = start.and_then(|start| Some((json.get(..start)?, json.get(start.checked_add(old.len())?..)?)));
-    let (before, after) = parts.context("its text was copied")?;
-    Ok(format!("{before}{new}{after}"))
+/// Behind the last entry of the array or object `text`, which begins at `start`.
+fn at_end(text: &str, start: usize, more: String) -> Result<(Range<usize>, String)> {
+    let (open, _) = text.split_at_checked(text.len().saturating_sub(1)).context("it is empty")?;
+    let kept = open.trim_end().len();
+    let at = start.saturating_add(kept);
+    Ok((at..at, if kept == 1 { more } else { format!(",{more}") }))
 }
 
 /// The members of an object, in order.
@@ -102,6 +96,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    fn append(json: &str, path: &[&str], items: &[Value]) -> Result<String> {
+        let mut text = json.to_owned();
+        super::append(&mut text, path, items)?;
+        Ok(text)
+    }
 
     #[test]
     fn the_rest_of_the_text_stays() {

@@ -4,6 +4,7 @@
 //! refuse capability names it does not know; for a hook that is an outage over a field nobody reads.
 
 pub mod insertion;
+mod lists;
 pub mod pod;
 pub mod spec_view;
 pub mod state;

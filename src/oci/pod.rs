@@ -1,11 +1,18 @@
 //! What Kubernetes calls a container: annotations that CRI-O and containerd give it.
 
-use std::collections::BTreeMap;
-
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
+use super::lists;
 use crate::error::one_line;
+
+/// Of the pod, its namespace and the container: CRI-O's, and containerd's.
+const NAMES: [[&str; 2]; 3] = [
+    ["io.kubernetes.pod.name", "io.kubernetes.cri.sandbox-name"],
+    ["io.kubernetes.pod.namespace", "io.kubernetes.cri.sandbox-namespace"],
+    ["io.kubernetes.container.name", "io.kubernetes.cri.container-name"],
+];
 
 /// Empty where nothing is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,16 +28,16 @@ pub struct Pod {
 
 impl Pod {
     /// From the annotations of config.json. The pod's author chose some of these names: they are for people to read.
-    #[must_use]
-    pub fn of(annotations: &BTreeMap<String, Value>) -> Self {
-        let find = |names: [&str; 2]| {
-            let found = names.into_iter().find_map(|name| annotations.get(name)?.as_str());
+    ///
+    /// # Errors
+    /// If they are no object.
+    pub fn of(annotations: Option<&RawValue>) -> Result<Self> {
+        let known = lists::members(annotations, NAMES.as_flattened())?;
+        let find = |names: &[&str; 2]| {
+            let found = names.iter().find_map(|name| known.get(*name)?.as_str());
             found.map(one_line).unwrap_or_default()
         };
-        Self {
-            name: find(["io.kubernetes.pod.name", "io.kubernetes.cri.sandbox-name"]),
-            namespace: find(["io.kubernetes.pod.namespace", "io.kubernetes.cri.sandbox-namespace"]),
-            container: find(["io.kubernetes.container.name", "io.kubernetes.cri.container-name"]),
-        }
+        let [name, namespace, container] = NAMES.each_ref().map(find);
+        Ok(Self { name, namespace, container })
     }
 }

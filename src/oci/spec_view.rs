@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use oci_spec::runtime::LinuxDeviceCgroup;
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Pod;
+use super::lists::{self, Environment};
 use crate::request;
 use crate::sys::in_root::open_host_file;
 
@@ -127,17 +127,17 @@ struct Raw<'a> {
 #[derive(Deserialize)]
 struct RawProcess<'a> {
     #[serde(default)]
-    env: Option<Vec<String>>,
-    #[serde(default)]
-    capabilities: Value,
+    env: Option<Environment>,
+    #[serde(default, borrow)]
+    capabilities: Option<&'a RawValue>,
     #[serde(default, borrow)]
     user: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct RawUser {
-    #[serde(default, rename = "additionalGids")]
-    additional_gids: Option<Vec<Value>>,
+#[derive(Default, Deserialize)]
+struct RawUser<'a> {
+    #[serde(default, rename = "additionalGids", borrow)]
+    additional_gids: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -147,21 +147,21 @@ struct RawRoot {
 }
 
 #[derive(Default, Deserialize)]
-struct RawLinux {
-    #[serde(default)]
-    resources: Option<RawResources>,
-    #[serde(default)]
-    devices: Option<Vec<Value>>,
-    #[serde(default)]
-    namespaces: Option<Vec<Value>>,
-    #[serde(default, rename = "gidMappings")]
-    gid_mappings: Option<Vec<Value>>,
+struct RawLinux<'a> {
+    #[serde(default, borrow)]
+    resources: Option<RawResources<'a>>,
+    #[serde(default, borrow)]
+    devices: Option<&'a RawValue>,
+    #[serde(default, borrow)]
+    namespaces: Option<&'a RawValue>,
+    #[serde(default, rename = "gidMappings", borrow)]
+    gid_mappings: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct RawResources {
-    #[serde(default)]
-    devices: Option<Vec<Value>>,
+struct RawResources<'a> {
+    #[serde(default, borrow)]
+    devices: Option<&'a RawValue>,
 }
 
 /// Reads `<bundle>/config.json`.
@@ -220,26 +220,28 @@ fn parse_if(
     let process = raw.process.context("it has no \"process\"")?;
     let view = SpecView {
         rootfs,
-        env: parse_env(process.env.unwrap_or_default())?,
-        privileged: has_sys_admin(&process.capabilities),
+        env: process.env.unwrap_or_default().variables()?,
+        privileged: has_sys_admin(process.capabilities)?,
         ..SpecView::default()
     };
     if !is_wanted(&view.env, raw.mounts.map_or("", RawValue::get)) {
         return Ok(view);
     }
-    let linux: RawLinux = of_text(raw.linux)?.unwrap_or_default();
-    let user: Option<RawUser> = of_text(process.user)?;
-    let annotations: Option<BTreeMap<String, Value>> = of_text(raw.annotations)?;
-    let is_user = |namespace: &Value| namespace.get("type").is_some_and(|kind| kind == "user");
+    let linux: RawLinux<'_> = of_text(raw.linux)?.unwrap_or_default();
+    let user: RawUser<'_> = of_text(process.user)?.unwrap_or_default();
+    let mut user_namespace = false;
+    lists::each(linux.namespaces, &mut |entry| {
+        user_namespace |= lists::value(entry).get("type").is_some_and(|kind| kind == "user");
+    })?;
     Ok(SpecView {
-        mounts: of_known_form(of_text(raw.mounts)?),
-        hooks: hooks(of_text(raw.hooks)?),
-        device_rules: of_known_form(linux.resources.and_then(|resources| resources.devices)),
-        devices: of_known_form(linux.devices),
-        user_namespace: linux.namespaces.is_some_and(|namespaces| namespaces.iter().any(is_user)),
-        gid_mappings: of_known_form(linux.gid_mappings),
-        additional_gids: of_known_form(user.and_then(|user| user.additional_gids)),
-        pod: Pod::of(&annotations.unwrap_or_default()),
+        mounts: lists::of_known_form(raw.mounts)?,
+        hooks: hooks(of_text(raw.hooks)?)?,
+        device_rules: lists::of_known_form(linux.resources.and_then(|resources| resources.devices))?,
+        devices: lists::of_known_form(linux.devices)?,
+        user_namespace,
+        gid_mappings: lists::of_known_form(linux.gid_mappings)?,
+        additional_gids: lists::of_known_form(user.additional_gids)?,
+        pod: Pod::of(raw.annotations)?,
         ..view
     })
 }
@@ -248,31 +250,30 @@ fn of_text<'a, T: Deserialize<'a>>(text: Option<&'a RawValue>) -> Result<Option<
     Ok(text.map(|text| serde_json::from_str(text.get())).transpose()?.flatten())
 }
 
-fn hooks(stages: Option<BTreeMap<String, Value>>) -> Vec<Hook> {
-    let entries = |stage| if let Value::Array(entries) = stage { Some(entries) } else { None };
-    stages.unwrap_or_default().into_values().flat_map(|stage| of_known_form(entries(stage))).collect()
-}
-
-/// Entries that we do not understand are not ours to judge: they ask for nothing and allow nothing.
-fn of_known_form<T: serde::de::DeserializeOwned>(entries: Option<Vec<Value>>) -> Vec<T> {
-    entries.unwrap_or_default().into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect()
-}
-
-fn parse_env(entries: Vec<String>) -> Result<BTreeMap<String, String>> {
-    let mut env = BTreeMap::new();
-    for entry in entries {
-        let Some((name, value)) = entry.split_once('=') else {
-            bail!("its process.env has {entry:?}, which is not NAME=VALUE");
-        };
-        env.insert(name.to_owned(), value.to_owned());
+fn hooks(stages: Option<BTreeMap<String, &RawValue>>) -> Result<Vec<Hook>> {
+    let mut hooks = Vec::new();
+    for stage in stages.unwrap_or_default().into_values().filter(|stage| stage.get().starts_with('[')) {
+        hooks.extend(lists::of_known_form(Some(stage))?);
     }
-    Ok(env)
+    Ok(hooks)
 }
 
 /// `capabilities` is an object of sets, and was one flat list before runtime-spec 1.0.0-rc5.
-fn has_sys_admin(capabilities: &Value) -> bool {
-    let bounding = capabilities.get("bounding").unwrap_or(capabilities);
-    bounding.as_array().is_some_and(|set| set.iter().any(|cap| cap == "CAP_SYS_ADMIN"))
+fn has_sys_admin(capabilities: Option<&RawValue>) -> Result<bool> {
+    #[derive(Deserialize)]
+    struct Sets<'a> {
+        #[serde(default, borrow)]
+        bounding: Option<&'a RawValue>,
+    }
+    let bounding = match capabilities {
+        Some(list) if list.get().starts_with('[') => Some(list),
+        Some(sets) if sets.get().starts_with('{') => serde_json::from_str::<Sets<'_>>(sets.get())?.bounding,
+        _ => None,
+    };
+    let mut found = false;
+    let bounding = bounding.filter(|list| list.get().starts_with('['));
+    lists::each(bounding, &mut |entry| found |= lists::value(entry) == "CAP_SYS_ADMIN")?;
+    Ok(found)
 }
 
 #[cfg(test)]

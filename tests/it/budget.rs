@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
     ("budget::libraries_of_the_program", NEEDS_CARGO, libraries_of_the_program),
     ("budget::nothing_asked", NEEDS_VALGRIND, nothing_asked),
     ("budget::eight_gpus_warm", NEEDS_DRIVER, eight_gpus_warm),
+    ("budget::memory_for_a_large_config_json", NEEDS_DRIVER, memory_for_a_large_config_json),
 ];
 
 /// A tenth above what was counted when it was written down (x86-64, Rust 1.95, valgrind 3.19, which does not know openat2).
@@ -34,6 +35,8 @@ mod most {
     pub const EIGHT_GPUS: u64 = 1_810_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
     pub const EIGHT_GPUS_CALLS: usize = 590;
+    /// Of address space, for a config.json of 16 MiB; in KiB.
+    pub const MEMORY: u64 = 6 * 16 * 1024;
 }
 
 /// The program of the profile that packages use.
@@ -129,4 +132,46 @@ fn eight_gpus_warm() {
     // One step for each: nothing is mounted twice, nothing remounted.
     let mounted = sh(&format!("grep -c '{}' /proc/{}/mountinfo", image.rootfs.display(), container.pid())).ok();
     assert!(count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(), "{mounted}");
+}
+
+/// Lists and objects that are as long as the largest config.json: what is not kept of them takes no memory.
+fn memory_for_a_large_config_json() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let file = dir.path().join("large.json");
+    let large = |pointer: &str, entry: &str, is_asked: bool| {
+        let mut spec = serde_json::json!({
+            "root": {"path": "/r"}, "mounts": [], "hooks": {"poststop": []},
+            "process": {"args": [], "env": ["A=b"], "capabilities": {"bounding": []}, "user": {"additionalGids": []}},
+            "linux": {"namespaces": [], "devices": [], "resources": {"devices": []}},
+        });
+        if is_asked {
+            spec["process"]["env"] = serde_json::json!(["NVIDIA_VISIBLE_DEVICES=all"]);
+        }
+        *spec.pointer_mut(pointer).unwrap() = serde_json::json!(["@"]);
+        let text = spec.to_string();
+        let count = ((16 << 20) - text.len()) / (entry.len() + 1);
+        let entries = format!("{entry},").repeat(count);
+        fs::write(&file, text.replace("\"@\"", entries.trim_end_matches(','))).unwrap();
+        assert!(fs::metadata(&file).unwrap().len() > 16_000_000);
+    };
+    for (pointer, entry) in [
+        ("/process/capabilities/bounding", "\"\""),
+        ("/process/user/additionalGids", "{}"),
+        ("/process/args", "\"\""),
+        ("/process/env", "\"NAME=value\""),
+        ("/hooks/poststop", "0"),
+        ("/mounts", "0"),
+        ("/linux/devices", "\"\""),
+        ("/linux/namespaces", "{}"),
+        ("/linux/resources/devices", "0"),
+    ] {
+        for is_asked in [false, true].into_iter().filter(|is_asked| !is_asked || pointer != "/process/env") {
+            large(pointer, entry, is_asked);
+            let script = "ulimit -v \"$1\"; exec \"$2\" --config \"$3\" precreate <\"$4\" >/dev/null";
+            let mut limited = Command::new("sh");
+            limited.args(["-euc", script, "sh", &most::MEMORY.to_string()]);
+            let ran = run(limited.arg(program()).arg(&fake.config).arg(&file));
+            assert!(ran.code == Some(0), "{pointer}, {is_asked}: {ran:?}");
+        }
+    }
 }

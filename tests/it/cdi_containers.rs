@@ -11,6 +11,7 @@ use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
+use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
 use crate::support::{HOOK, run, scratch};
 
 pub const TESTS: &[Test] = &[
@@ -26,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("cdi_containers::podman_with_a_user_namespace", NEEDS, podman_with_a_user_namespace),
     ("cdi_containers::podman_gives_nodes_of_a_group_to_users", NEEDS, podman_gives_nodes_of_a_group_to_users),
     ("cdi_containers::podman_gives_devices_by_name", NEEDS, podman_gives_devices_by_name),
+    ("cdi_containers::links_of_dri_nodes_at_all_ways", NEEDS, links_of_dri_nodes_at_all_ways),
 ];
 
 /// A container whose engine did its part, and waits for the hook entries.
@@ -252,4 +254,29 @@ fn podman_gives_nodes_of_a_group_to_users() {
         check.ok();
         ran.ok();
     }
+}
+
+/// As the host's udev has them, of the GPU that was asked for alone.
+fn links_of_dri_nodes_at_all_ways() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
+    let dir = scratch();
+    let path = dir.path().join("nvidia.yaml");
+    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let asked = ["-e", "NVIDIA_VISIBLE_DEVICES=1", "-e", "NVIDIA_DRIVER_CAPABILITIES=graphics,utility"];
+    let see = [IMAGE, "sh", "-euc", DRI_LINKS];
+    let at = |stage: &str| {
+        let podman = Podman::with_image();
+        if stage == "precreate" {
+            podman.remove_hook();
+            podman.install_precreate(&fake.config);
+        } else {
+            podman.install_stage(stage, &fake.config);
+        }
+        podman.run(Cgroup::AsMounted, &[&asked[..], &see].concat()).ok()
+    };
+    for stage in ["prestart", "createContainer", "precreate"] {
+        assert_eq!(at(stage), LINKS_OF_GPU_1, "{stage}");
+    }
+    let device = [&["--device=nvidia.com/gpu=1"][..], &see].concat();
+    assert_eq!(Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &device).ok(), LINKS_OF_GPU_1);
 }

@@ -26,7 +26,9 @@ macro_rules! tests {
 
 tests!(
     capabilities,
+    cdi_spec,
     cgroup,
+    command_line,
     compat_note,
     config,
     container_path,
@@ -35,10 +37,15 @@ tests!(
     devices,
     driver_proc,
     elf,
+    engine_settings,
     error_text,
+    hook_file,
     inventory,
+    journal,
+    kept_answer,
     ldcache,
     mig_minors,
+    record,
     require,
     spec,
     state

@@ -329,9 +329,15 @@ fn optional_things_do_not_stop_a_container() {
     container.exec("nvidia-smi").ok();
 }
 
+/// As udev has them: each link, and which device it leads to.
+pub const DRI_LINKS: &str =
+    "cd /dev/dri/by-path; for link in *; do echo $link $(readlink $link) $(readlink -f $link); done";
+pub const LINKS_OF_GPU_1: &str = "pci-0000:02:00.0-card ../card2 /dev/dri/card2\n\
+     pci-0000:02:00.0-render ../renderD130 /dev/dri/renderD130\n";
+
 fn graphics_gets_the_gpus_dri_nodes() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
-    for (capabilities, nodes) in [("graphics,utility", "card2 renderD130"), ("compute,utility", "*")] {
+    for (capabilities, nodes) in [("graphics,utility", "by-path card2 renderD130"), ("compute,utility", "*")] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}");
@@ -342,11 +348,14 @@ fn graphics_gets_the_gpus_dri_nodes() {
         assert_eq!(seen.stdout.contains("\"EGLVisibleDGPUDevices\", 0x2]"), nodes != "*", "{seen:?}");
         container.hook(&fake.config).ok();
         assert_eq!(
-            container.mountinfo().matches("application-profiles").count(),
+            container.mountinfo().matches(&format!("{}/etc/nvidia/nvidia-appl", image.rootfs.display())).count(),
             usize::from(nodes != "*"),
             "twice is once"
         );
         assert_eq!(container.exec("cd /dev/dri 2>/dev/null || cd /root; echo *").ok().trim(), nodes, "{capabilities}");
+        if nodes != "*" {
+            assert_eq!(container.exec(DRI_LINKS).ok(), LINKS_OF_GPU_1);
+        }
     }
 }
 

@@ -30,6 +30,7 @@ mod doctor;
 mod driver;
 mod driver_roots;
 mod engine;
+mod engine_texts;
 mod failure;
 mod features;
 mod findings;
@@ -79,6 +80,7 @@ const ALL: &[&[Test]] = &[
     docs::TESTS,
     doctor::TESTS,
     driver_roots::TESTS,
+    engine_texts::TESTS,
     failure::TESTS,
     features::TESTS,
     findings::TESTS,

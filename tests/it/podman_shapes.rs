@@ -28,6 +28,7 @@ pub const TESTS: &[Test] = &[
     ("podman_shapes::read_only_rootfs", NEEDS, read_only_rootfs),
     ("podman_shapes::volumes_with_shared_propagation", NEEDS, shared_volumes),
     ("podman_shapes::rootless", NEEDS_USER, rootless),
+    ("podman_shapes::the_hosts_dev_is_left_alone", NEEDS_CRUN, the_hosts_dev_is_left_alone),
 ];
 
 const WORKS: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 >/dev/null; probe-open /dev/nvidia1";
@@ -65,9 +66,10 @@ fn arguments<'a>(shape: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn runs(cgroup: Cgroup, shape: &[&str]) {
-    // A /dev of this test's: where it is the host's, mount points are made in it.
+    // A /dev of this test's. Where it is the container's too, nothing can be made there: it has the nodes.
     let dir = scratch();
-    let before = format!("{}; rm /dev/nvidia*", nodes_at_dev(FakeDriver::shared(), dir.path()));
+    let remove = if shape.contains(&HOSTS_DEV) { "" } else { "rm /dev/nvidia*" };
+    let before = format!("{}; {remove}", nodes_at_dev(FakeDriver::shared(), dir.path()));
     assert_works(Podman::shared().run_after(&before, cgroup, &arguments(shape)), shape);
 }
 
@@ -80,6 +82,42 @@ fn rootful() {
 
 fn rootful_crun() {
     SHAPES.iter().for_each(|shape| runs(Cgroup::V1WithCrun, shape));
+}
+
+/// Where the host's /dev, or a directory of it, is a volume, and the nodes are in a driver root of their own.
+fn the_hosts_dev_is_left_alone() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig"]);
+    let (prestart, precreate) = (Podman::with_image(), Podman::with_image());
+    prestart.install_hook(&fake.config);
+    precreate.remove_hook();
+    precreate.install_precreate(&fake.config);
+    for (podman, cgroup, volume, request) in [
+        (&prestart, Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
+        (&prestart, Cgroup::V1WithCrun, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=all"),
+        (&prestart, Cgroup::AsMounted, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
+        (&prestart, Cgroup::AsMounted, "/dev/nvidia-caps:/dev/nvidia-caps", "NVIDIA_VISIBLE_DEVICES=0:0"),
+        (&precreate, Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
+        (&precreate, Cgroup::V1WithCrun, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
+    ] {
+        // An old kernel is for the hook of the shared directory alone.
+        if kernels::current().is_some() && std::ptr::eq(podman, &raw const precreate) {
+            continue;
+        }
+        let dir = scratch();
+        let script = format!(
+            "{nodes}; rm -r /dev/nvidia*; mkdir -p /dev/dri /dev/nvidia-caps; seen() {{ find /dev -xdev ! -path '/dev/shm*' -printf '%p %i %y %l\n' | sort; }}; \
+             before=$(seen); \"$@\" run --rm --network=none --log-driver=none --privileged -v {volume} -e {request} \
+             -e NVIDIA_DRIVER_CAPABILITIES=all {IMAGE} true 2>&1 || echo \"failed: $?\"; {HOOK} why; \
+             [ \"$(seen)\" = \"$before\" ] && echo untouched",
+            nodes = nodes_at_dev(&fake, dir.path()),
+        );
+        let text = podman.shell(cgroup, &script).ok();
+        assert!(text.contains("failed: 12") && text.ends_with("\nuntouched\n"), "{cgroup:?} {volume}: {text}");
+        assert!(text.contains("the container has the host's \"/dev\" as a volume"), "{cgroup:?} {volume}: {text}");
+        if matches!(cgroup, Cgroup::AsMounted) && std::ptr::eq(podman, &raw const prestart) {
+            assert!(text.contains("(ONH-047)\nhint: run \"oci-nvidia-hook prepare --root /\""), "{text}");
+        }
+    }
 }
 
 /// An image that lies on a read-only file system, and nothing is created in it.
@@ -256,7 +294,7 @@ fn rootless() {
     if !std::path::Path::new("/dev/nvidiactl").exists() {
         let arguments = format!("--privileged -v {HOSTS_DEV} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true");
         let ran = user.podman(&format!("run --rm --network=none --log-driver=none {arguments}"));
-        assert!(ran.code == Some(126) && ran.stderr.contains("(ONH-046)\nhint: "), "{ran:?}");
+        assert!(ran.code == Some(126) && ran.stderr.contains("(ONH-047)\nhint: "), "{ran:?}");
         assert!(!std::path::Path::new("/dev/nvidiactl").exists());
     }
     // The error of a user who may not open the devices says which group is missing.

@@ -180,9 +180,10 @@ fn shapes_of_containers() {
         let (empty, full) = (scratch(), scratch());
         let mut arguments = shape.to_vec();
         arguments.extend(["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", works]);
-        // A /dev of this test's: where it is the host's, mount points are made in it.
+        // A /dev of this test's. Where it is the container's too, nothing can be made there.
         let elsewhere = format!("{}; rm /dev/nvidia*", nodes_at_dev(&fake, empty.path()));
-        for before in [elsewhere, nodes_at_dev(&fake, full.path())] {
+        let elsewhere = Some(elsewhere).filter(|_| !shape.contains(&"/dev:/dev"));
+        for before in elsewhere.into_iter().chain([nodes_at_dev(&fake, full.path())]) {
             let text = podman.run_after(&before, Cgroup::AsMounted, &arguments).ok();
             assert!(text.contains(GPU_1) && text.contains("/dev/nvidia1: ENXIO"), "{shape:?}: {text}");
         }

@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     ("why::a_run_directory_of_somebody_else", NEEDS, a_run_directory_of_somebody_else),
     ("why::a_user_has_records_of_his_own", &[Need::Root, Need::Program("setpriv")], a_user_has_records_of_his_own),
     ("why::what_podman_does_not_show", engine::NEEDS, what_podman_does_not_show),
+    ("why::what_crun_does_not_show", engine::NEEDS_CRUN, what_crun_does_not_show),
     ("why::nothing_to_tell", &[Need::Root], nothing_to_tell),
 ];
 
@@ -295,6 +296,32 @@ fn what_podman_does_not_show() {
     assert!(web.contains(" (web)\nat precreate, ") && web.contains("\n  GPU 1: "), "{web}");
     assert!(plain.contains(" (plain)\nit asks for no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"), "{plain}");
     assert_eq!(list.lines().count(), 2, "{list}");
+}
+
+/// crun says of a hook that it failed, and not why; `why` does, when Podman has taken the container away too.
+fn what_crun_does_not_show() {
+    let podman = Podman::with_image();
+    let script = format!(
+        "start='run --network=none --log-driver=none'; \
+         \"$@\" $start --rm --name broken -e NVIDIA_VISIBLE_DEVICES=9 {IMAGE} true 2>&1 || echo \"failed: $?\"; \
+         echo ---; {HOOK} why broken; \
+         echo ---; \"$@\" $start -d --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why web; \
+         echo ---; \"$@\" inspect --format '{{{{.OCIRuntime}}}}' web; \"$@\" rm -f -t 0 web >/dev/null; {HOOK} why"
+    );
+    let text = podman.shell(Cgroup::V1WithCrun, &script).ok();
+    let parts: Vec<_> = text.split("---\n").collect();
+    let [podmans, broken, web, list] = parts[..] else { panic!("{text}") };
+    assert!(podmans.contains("crun: error executing hook") && podmans.contains("failed: 126"), "{podmans}");
+    assert!(!podmans.contains("ONH-030") && !podmans.contains("asks for"), "{podmans}");
+    assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
+    assert!(broken.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
+    assert!(broken.contains("\nnumber: ONH-030 (") && broken.contains("\n  hint: ask for one of 0 ("), "{broken}");
+    assert!(web.contains(" (web)\nat prestart, ") && web.contains("\nit got what it asked for: injected "), "{web}");
+    assert!(web.contains("\n  GPU 1: ") && !web.contains("GPU 0: "), "{web}");
+    let list: Vec<_> = list.lines().collect();
+    let [runtime, given, failed] = list[..] else { panic!("{list:?}") };
+    assert_eq!(runtime, "crun");
+    assert!(given.contains("  given  ") && failed.contains("  failed  "), "{list:?}");
 }
 
 fn nothing_to_tell() {

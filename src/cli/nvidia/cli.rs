@@ -132,7 +132,7 @@ static CUDA_COMPAT_MODE: Opt = option(
 
 /// What a command line says.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Options {
+pub struct Options {
     debug: Option<OsString>,
     load_kmods: bool,
     /// `Some(None)`: whoever calls
@@ -143,9 +143,9 @@ pub(super) struct Options {
     no_cgroups: bool,
     no_cuda_compat: bool,
     /// `--pid`
-    pub(super) pid: Option<i32>,
+    pub pid: Option<i32>,
     /// What is chosen
-    pub(super) selection: Selection,
+    pub selection: Selection,
 }
 
 /// Runs the command with these arguments, argv\[0\] left out.
@@ -178,15 +178,7 @@ fn version() -> String {
 
 /// What it prints.
 fn carry_out(line: &Line, log: &mut Log) -> Result<String> {
-    let mut options = Options::default();
-    for (option, value) in &line.given {
-        options.set(option.long(), value.as_ref()).map_err(|error| {
-            match error.downcast_ref::<crate::error::Failure>() {
-                Some(_) => error,
-                None => grammar::wrong(&PROGRAM, Some(line.command), &error.to_string()),
-            }
-        })?;
-    }
+    let options = Options::of(line)?;
     let config = options.configuration(log)?;
     match line.command.verb {
         Verb::Info => {
@@ -205,6 +197,23 @@ fn carry_out(line: &Line, log: &mut Log) -> Result<String> {
 }
 
 impl Options {
+    /// What a line of [`PROGRAM`] says.
+    ///
+    /// # Errors
+    /// If a value is wrong.
+    pub fn of(line: &Line) -> Result<Self> {
+        let mut options = Self::default();
+        for (option, value) in &line.given {
+            options.set(option.long(), value.as_ref()).map_err(|error| {
+                match error.downcast_ref::<crate::error::Failure>() {
+                    Some(_) => error,
+                    None => grammar::wrong(&PROGRAM, Some(line.command), &error.to_string()),
+                }
+            })?;
+        }
+        Ok(options)
+    }
+
     fn set(&mut self, option: &str, value: Option<&OsString>) -> Result<()> {
         let text = value.and_then(|value| value.to_str()).unwrap_or_default();
         match option {
@@ -293,11 +302,7 @@ mod tests {
         let Asked::Run(line) = grammar::parse(&PROGRAM, args.iter().map(OsString::from).collect())? else {
             bail!("help")
         };
-        let mut options = Options::default();
-        for (option, value) in &line.given {
-            options.set(option.long(), value.as_ref())?;
-        }
-        Ok(options)
+        Options::of(&line)
     }
 
     #[test]

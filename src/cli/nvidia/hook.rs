@@ -25,9 +25,11 @@ or poststop, or another that \"oci-nvidia-hook --help\" names.
   -version      print the version
 ";
 
+/// What a command line says.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Call {
-    config: Option<PathBuf>,
+pub struct Call {
+    /// `-config`
+    pub config: Option<PathBuf>,
     debug: bool,
     version: bool,
     help: bool,
@@ -75,7 +77,11 @@ fn verb(program: &Program, stage: &OsStr) -> Option<Verb> {
     found.map(|command| command.verb)
 }
 
-fn parse(args: Vec<OsString>) -> Result<Call> {
+/// Parses the arguments, argv\[0\] left out.
+///
+/// # Errors
+/// If a flag is unknown, or its value is wrong.
+pub fn parse(args: Vec<OsString>) -> Result<Call> {
     let mut call = Call::default();
     let mut args = args.into_iter();
     while let Some(word) = args.next() {

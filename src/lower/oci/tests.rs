@@ -46,7 +46,7 @@ fn with(more: &str) -> String {
 }
 
 fn patched(config: &str, edits: &ContainerEdits, facts: OciFacts) -> Result<String> {
-    Additions::of(edits, &parse(config.as_bytes(), Path::new("/"))?, facts)?.apply(config)
+    Additions::of(edits, &parse(config.as_bytes(), Path::new("/"))?, facts)?.apply(config.to_owned())
 }
 
 /// A number that no Rust type holds is no number for `Value`.

@@ -4,7 +4,9 @@
 //! An input that broke a property is kept in `corpus/<target>/`, under a name that tells what it was.
 
 pub mod capabilities;
+pub mod cdi_spec;
 pub mod cgroup;
+pub mod command_line;
 pub mod compat_note;
 pub mod config;
 pub mod container_path;
@@ -13,10 +15,15 @@ pub mod device_rules;
 pub mod devices;
 pub mod driver_proc;
 pub mod elf;
+pub mod engine_settings;
 pub mod error_text;
+pub mod hook_file;
 pub mod inventory;
+pub mod journal;
+pub mod kept_answer;
 pub mod ldcache;
 pub mod mig_minors;
+pub mod record;
 pub mod require;
 pub mod spec;
 pub mod state;

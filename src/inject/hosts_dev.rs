@@ -1,0 +1,57 @@
+//! The host's /dev, which a container can have as a volume: a name that is created there is the host's, and outlives the
+//! container. An empty file in the place of a device node keeps the driver from working until somebody removes it.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::error::failure;
+use crate::finding::catalog;
+
+/// Its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostsDev {
+    /// `None` where it is none of its own: then nothing can be told apart by it
+    device: Option<u64>,
+}
+
+impl HostsDev {
+    /// Looks; on the host's side.
+    #[must_use]
+    pub fn look() -> Self {
+        let device = |path: &str| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);
+        Self { device: device("/dev").filter(|dev| Some(*dev) != device("/")) }
+    }
+
+    /// Whether this is a directory of it.
+    ///
+    /// # Errors
+    /// If it cannot be looked at.
+    pub fn has(self, dir: impl AsFd) -> Result<bool> {
+        Ok(self.device.is_some() && Some(rustix::fs::fstat(dir)?.st_dev) == self.device)
+    }
+
+    /// Refuses a path of the host's at which something would have to be made.
+    ///
+    /// # Errors
+    /// If it is missing in a directory of the host's /dev.
+    pub fn refuse_missing(self, path: &Path) -> Result<()> {
+        let is_missing = rustix::fs::lstat(path).is_err();
+        let existing = path.ancestors().find_map(|path| rustix::fs::stat(path).ok());
+        match existing {
+            Some(dir) if is_missing && Some(dir.st_dev) == self.device => Err(refusal()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why nothing is made.
+pub fn refusal() -> anyhow::Error {
+    failure(
+        &catalog::HOSTS_DEV,
+        "the container has the host's \"/dev\" as a volume, which lacks it, and what is created there would stay",
+        "run \"oci-nvidia-hook prepare --root /\" on the host, which makes the nodes in its \"/dev\", or start the container \
+         without that volume",
+    )
+}

@@ -1,0 +1,39 @@
+//! A CDI spec as it lies in a directory, anybody's; its stamp, and the arguments of our hook in it.
+
+use oci_nvidia_hook::cdi::file::{Format, parse};
+use oci_nvidia_hook::cdi::stamp::Stamp;
+use oci_nvidia_hook::error::one_line;
+use oci_nvidia_hook::lower::rootfs::RootfsEdits;
+
+use super::{check_error, check_line, text};
+
+/// Bytes as a file, as a stamp, and as arguments with 0 bytes between them.
+pub fn run(data: &[u8]) {
+    match parse(data) {
+        Ok(spec) => {
+            for format in [Format::Json, Format::Yaml] {
+                let printed = format.print(&spec).unwrap();
+                assert_eq!(parse(printed.as_bytes()).expect("what was printed"), spec, "{format:?}");
+            }
+            if let Err(why) = spec.check() {
+                check_line(&one_line(&why));
+            }
+            Stamp::of(&spec).iter().for_each(check_stamp);
+        }
+        Err(error) => check_error(&error),
+    }
+    let text = text(data);
+    Stamp::parse(&text).iter().for_each(check_stamp);
+    match RootfsEdits::parse(text.split('\0').map(Into::into).collect()) {
+        Ok(edits) => {
+            let again = edits.to_args().map(|args| RootfsEdits::of_entry(&args).expect("its own"));
+            assert_eq!(again.unwrap_or_default(), edits);
+        }
+        Err(error) => check_error(&error),
+    }
+}
+
+fn check_stamp(stamp: &Stamp) {
+    assert!(!stamp.driver.contains(',') && !stamp.boot.contains(','), "{stamp:?}");
+    assert_eq!(Stamp::parse(&stamp.to_text()).as_ref(), Some(stamp));
+}

@@ -1,0 +1,56 @@
+//! An engine's configuration: files one after the other, with 0 bytes between them.
+
+use std::path::Path;
+
+use oci_nvidia_hook::engine::settings::Settings;
+use oci_nvidia_hook::engine::{Kind, Version};
+use oci_nvidia_hook::error::one_line;
+
+use super::{check_line, text};
+
+/// For each engine, and versions that read them in different ways.
+pub fn run(data: &[u8]) {
+    let texts: Vec<_> = data.split(|byte| *byte == 0).take(8).map(text).collect();
+    for kind in [Kind::Podman, Kind::Crio, Kind::Docker] {
+        for version in [None, Some(Version(5, 0, 0))] {
+            let mut settings = Settings::default();
+            for (number, text) in texts.iter().enumerate() {
+                settings.add(Path::new(&format!("/{number}")), text, &kind, version);
+            }
+            check(&settings, &kind, version);
+        }
+    }
+}
+
+fn check(settings: &Settings, kind: &Kind, version: Option<Version>) {
+    if let Some((path, why)) = &settings.refused {
+        assert!(path.is_absolute() && !why.is_empty());
+        check_line(&one_line(why));
+    }
+    if *kind == Kind::Docker {
+        return assert_eq!(*settings, Settings::default(), "Docker has no such file");
+    }
+    assert_ne!(settings.runtime.as_deref(), Some(""));
+    assert!(!settings.cdi_dirs.is_empty() || settings.hooks_from.is_some() || settings.refused.is_some());
+    let more = |text: &str| {
+        let mut settings = settings.clone();
+        settings.add(Path::new("/last"), text, kind, version);
+        settings
+    };
+    assert_eq!(more("# nothing\n[of.nobody]\nx = 1\n"), *settings);
+    let table = if kind.is_podman() { "engine" } else { "crio.runtime" };
+    let last = more(&format!("[{table}]\nhooks_dir = [\"/x\"]\n"));
+    assert_eq!(last.hooks_dirs.last().map(|dir| dir.as_path()), Some(Path::new("/x")));
+    assert_eq!(last.hooks_from.as_deref(), Some(Path::new("/last")));
+    let broken = more("[");
+    let (first, _) = broken.refused.as_ref().expect("a broken file is refused");
+    assert_eq!(
+        settings.refused.as_ref().map_or_else(|| Path::new("/last"), |(path, _)| path),
+        first,
+        "the first one is told"
+    );
+    let mut finished = settings.clone();
+    finished.finish(kind, version);
+    let asks_both = *kind == Kind::Podman && version >= Some(Version(5, 0, 0));
+    assert!(!finished.hooks_dirs.is_empty() || !asks_both);
+}

@@ -1,0 +1,66 @@
+//! NVML's answer, as it is kept for the next containers: the file, and whether the kernel confirms what is in it.
+
+use oci_nvidia_hook::inventory::cache::{Answer, Look};
+use oci_nvidia_hook::inventory::kept::is_confirmed;
+use oci_nvidia_hook::inventory::procfs::KernelGpu;
+use oci_nvidia_hook::inventory::{BusId, Inventory};
+
+/// Bytes as the file, and as what is in it.
+pub fn run(data: &[u8]) {
+    if let Some(answer) = Answer::parse(data) {
+        check_file(&answer);
+        let mut damaged = data.to_vec();
+        if let Some(last) = damaged.last_mut() {
+            *last ^= 1;
+        }
+        assert_eq!(Answer::parse(&damaged), None);
+    }
+    if let Ok(answer) = serde_json::from_slice::<Answer>(data) {
+        check_file(&answer);
+    }
+    if let Ok(inventory) = serde_json::from_slice::<Inventory>(data) {
+        check_confirmation(&inventory);
+    }
+}
+
+fn check_file(answer: &Answer) {
+    let bytes = answer.to_bytes();
+    assert_eq!(Answer::parse(&bytes).as_ref(), Some(answer));
+    assert_eq!(Answer::parse(&bytes[..bytes.len() - 1]), None, "half a file");
+    let nobody = Look { version: String::new(), gpus: Vec::new(), state: None };
+    assert!(!answer.is_true_of(&nobody), "a host that cannot be looked at");
+}
+
+/// Of a kernel with exactly these GPUs it is true or not; of one that differs in anything, it is not.
+fn check_confirmation(inventory: &Inventory) {
+    let kernel = |gpu: &oci_nvidia_hook::inventory::Gpu| KernelGpu {
+        bus_id: gpu.bus_id,
+        dir: "0000:00:00.0".into(),
+        minor: Some(gpu.minor),
+        uuid: Some(gpu.uuid.clone()),
+    };
+    let same: Vec<_> = inventory.gpus.iter().map(kernel).collect();
+    let version = &inventory.driver_version;
+    if !is_confirmed(inventory, version, &same) {
+        return;
+    }
+    assert!(inventory.failed.is_empty() && !same.is_empty());
+    assert!(!inventory.gpus.iter().any(|gpu| gpu.mig_enabled || !gpu.mig_devices.is_empty()));
+    assert!(!is_confirmed(inventory, &format!("{version}.1"), &same));
+    for (at, gpu) in same.iter().enumerate().take(16) {
+        let with = |change: &dyn Fn(&mut KernelGpu)| {
+            let mut other = same.clone();
+            change(&mut other[at]);
+            is_confirmed(inventory, version, &other)
+        };
+        assert!(!with(&|gpu| gpu.minor = None) && !with(&|gpu| gpu.uuid = None));
+        assert!(!with(&|gpu| gpu.minor = gpu.minor.map(|minor| minor ^ 1)));
+        assert!(!with(&|gpu| gpu.uuid = gpu.uuid.as_ref().map(|uuid| format!("{uuid}0"))));
+        assert!(!with(&|gpu| gpu.bus_id = BusId { bus: gpu.bus_id.bus ^ 1, ..gpu.bus_id }));
+        let others = same.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, gpu)| gpu.clone());
+        assert!(!is_confirmed(inventory, version, &others.collect::<Vec<_>>()), "one less");
+        assert!(!is_confirmed(inventory, version, &[&same[..], std::slice::from_ref(gpu)].concat()), "one twice");
+    }
+    let turned: Vec<_> = same.iter().rev().cloned().collect();
+    assert!(is_confirmed(inventory, version, &turned), "the kernel's order means nothing");
+}
