@@ -23,7 +23,7 @@ use crate::edits::Need;
 use crate::error::classify;
 use crate::finding::{Finding, catalog};
 use crate::lower::live::Step;
-use crate::sys::mount;
+use crate::sys::mount::{self, Label};
 use container::Container;
 use prepare::Prepared;
 use target::Target;
@@ -33,17 +33,20 @@ use target::Target;
 pub struct Plan<'a> {
     steps: Vec<(&'a Step, Prepared<'a>)>,
     api: mount::Api,
+    label: Option<Label>,
     findings: Vec<Finding>,
 }
 
 /// Does everything that can fail without the container. A step that it can do without is a finding where that fails.
+/// `mount_label` is what config.json says.
 ///
 /// # Errors
-/// If one fails that it cannot do without.
-pub fn prepare(steps: &[Step]) -> Result<Plan<'_>> {
-    let mut plan = Plan { steps: Vec::new(), api: mount::api(), findings: Vec::new() };
+/// If one fails that it cannot do without, or the label is none.
+pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
+    let label = Label::of(mount_label)?;
+    let mut plan = Plan { steps: Vec::new(), api: mount::api(), label, findings: Vec::new() };
     for step in steps {
-        match prepare::prepare(step, plan.api).with_context(|| format!("cannot {step}")) {
+        match prepare::prepare(step, plan.api, plan.label.as_ref()).with_context(|| format!("cannot {step}")) {
             Ok(prepared) => plan.steps.push((step, prepared)),
             Err(error) if step.need() == Need::Optional => plan.findings.push(left_out(&error)),
             Err(error) => return Err(error),
@@ -57,8 +60,8 @@ pub fn prepare(steps: &[Step]) -> Result<Plan<'_>> {
 /// # Errors
 /// If one fails; then those before it are undone.
 pub fn carry_out(plan: Plan<'_>, container: Container) -> Result<Vec<Finding>> {
-    let Plan { steps, api, mut findings } = plan;
-    findings.extend(take_all(Target::new(container.enter()?, api)?, steps)?);
+    let Plan { steps, api, label, mut findings } = plan;
+    findings.extend(take_all(Target::new(container.enter()?, api, label)?, steps)?);
     Ok(findings)
 }
 
@@ -180,7 +183,7 @@ mod tests {
         let run_so = |fail_at, still_mounted| {
             let target = Recording { fail_at, still_mounted, ..Recording::default() };
             let said = Rc::clone(&target.said);
-            let plan = prepare(&steps).unwrap();
+            let plan = prepare(&steps, "").unwrap();
             let result = take_all(target, plan.steps);
             (result.is_ok(), said.take().join(", "))
         };

@@ -3,7 +3,7 @@
 //! The layer is an overlay whose upper directory is a tmpfs, so the image is not touched. Nothing of it is writable
 //! to the container either: [`seal`] makes it read-only, like what is below it.
 
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +18,7 @@ use super::{StillMounted, mountinfo};
 use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::sys::in_root::{Root, real_path};
-use crate::sys::mount::{self, MountAttrs, in_place};
+use crate::sys::mount::{self, Label, MountAttrs, in_place};
 
 /// A directory of a rootfs, and a tmpfs of ours that is mounted on it.
 struct Scratch {
@@ -29,11 +29,11 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn mount(rootfs: &Root, path: &Path, options: &CStr) -> Result<Self> {
+    fn mount(rootfs: &Root, path: &Path, options: &str, label: Option<&Label>) -> Result<Self> {
         let open = |path| rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
         let below = open(path)?;
         let place = (open(path.parent().unwrap_or(path))?, path.file_name().unwrap_or_default().to_owned());
-        in_place::mount_tmpfs(&below, options).context("mount a tmpfs")?;
+        in_place::mount_tmpfs(&below, options, label).context("mount a tmpfs")?;
         match open(path) {
             Ok(tmpfs) => Ok(Self { below, tmpfs, place }),
             Err(error) => Err(take_away(&place, error.into())),
@@ -60,7 +60,13 @@ fn take_away((dir, name): &(OwnedFd, OsString), error: anyhow::Error) -> anyhow:
 ///
 /// # Errors
 /// If something else is mounted below it, which the layer would hide, or the kernel refuses.
-pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
+pub(super) fn cover(
+    rootfs: &Root,
+    path: &Path,
+    mountinfo: &[u8],
+    label: Option<&Label>,
+    done: &mut Vec<Rc<OwnedFd>>,
+) -> Result<()> {
     let open = || rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
     // Compared with mount points only, and what it may lead to is a refusal.
     let place = real_path(open()?.as_fd())?;
@@ -71,13 +77,13 @@ pub(super) fn cover(rootfs: &Root, path: &Path, mountinfo: &[u8], done: &mut Vec
             "start the container from an image that can be written, or mount them elsewhere",
         ));
     }
-    let Scratch { below, tmpfs, .. } = Scratch::mount(rootfs, path, c"mode=0755,size=1m")?;
+    let Scratch { below, tmpfs, .. } = Scratch::mount(rootfs, path, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
-    in_place::mount_overlay(&tmpfs, &below, &tmpfs).with_context(|| {
+    in_place::mount_overlay(&tmpfs, &below, &tmpfs, label).with_context(|| {
         Failure::new(
             &catalog::READ_ONLY,
             format!("cannot mount an overlay over the read-only directory {:?}", Path::new("/").join(path)),
@@ -104,8 +110,15 @@ pub(super) fn seal(layer: &OwnedFd) -> Result<()> {
 ///
 /// # Errors
 /// If the kernel refuses.
-pub(super) fn hide_file(rootfs: &Root, path: &Path, name: &OsStr, point: &OwnedFd, content: &[u8]) -> Result<OwnedFd> {
-    let scratch = Scratch::mount(rootfs, path, c"mode=0755,size=32m")?;
+pub(super) fn hide_file(
+    rootfs: &Root,
+    path: &Path,
+    name: &OsStr,
+    point: &OwnedFd,
+    content: &[u8],
+    label: Option<&Label>,
+) -> Result<OwnedFd> {
+    let scratch = Scratch::mount(rootfs, path, "mode=0755,size=32m", label)?;
     let bind = || -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&scratch.tmpfs, name, flags, Mode::from_raw_mode(0o644))?;

@@ -21,7 +21,7 @@ use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{Created, Root, open_regular};
-use crate::sys::mount::{self, Api, MountAttrs};
+use crate::sys::mount::{self, Api, Label, MountAttrs};
 use crate::sys::proc_file;
 
 /// A container whose mount namespace we are in, and what we did to it.
@@ -29,6 +29,8 @@ use crate::sys::proc_file;
 pub struct Target {
     rootfs: Root,
     api: Api,
+    /// Of file systems of ours
+    label: Option<Label>,
     /// As it was when we came
     mountinfo: Vec<u8>,
     /// Ids of mounts that pass on what is mounted below them
@@ -97,11 +99,12 @@ impl Target {
     ///
     /// # Errors
     /// If its mounts cannot be read.
-    pub fn new(rootfs: Root, api: Api) -> Result<Self> {
+    pub fn new(rootfs: Root, api: Api, label: Option<Label>) -> Result<Self> {
         let mountinfo = proc_file::read("/proc/self/mountinfo").context("cannot read \"/proc/self/mountinfo\"")?;
         Ok(Self {
             rootfs,
             api,
+            label,
             shared: mountinfo::shared(&mountinfo),
             mountinfo,
             done: Vec::new(),
@@ -175,7 +178,7 @@ impl Target {
     fn cover(&mut self, path: &Path) -> Result<()> {
         self.opened.clear();
         let mut mounts = Vec::new();
-        let covered = read_only::cover(&self.rootfs, path, &self.mountinfo, &mut mounts);
+        let covered = read_only::cover(&self.rootfs, path, &self.mountinfo, self.label.as_ref(), &mut mounts);
         self.layers.extend(mounts.last().filter(|_| covered.is_ok()).cloned());
         self.done.extend(mounts.into_iter().map(Done::Mounted));
         covered
@@ -388,7 +391,7 @@ impl Target {
         match present(&etc, name)? {
             Present::Other(point, _) => {
                 self.refuse_shared(&point)?;
-                let hidden = read_only::hide_file(&self.rootfs, path, name, &point, &new)?;
+                let hidden = read_only::hide_file(&self.rootfs, path, name, &point, &new, self.label.as_ref())?;
                 self.done.push(Done::Mounted(hidden.into()));
             }
             _ => {

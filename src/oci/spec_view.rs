@@ -37,6 +37,8 @@ pub struct SpecView {
     pub user_namespace: bool,
     /// `linux.gidMappings`
     pub gid_mappings: Vec<IdMapping>,
+    /// `linux.mountLabel`: the SELinux label of file systems that are mounted for it; empty if there is none.
+    pub mount_label: String,
     /// `process.user.additionalGids`
     pub additional_gids: Vec<u32>,
     /// What Kubernetes calls it, from `annotations`.
@@ -157,6 +159,8 @@ struct RawLinux {
     namespaces: Option<Vec<Value>>,
     #[serde(default, rename = "gidMappings")]
     gid_mappings: Option<Vec<Value>>,
+    #[serde(default, rename = "mountLabel")]
+    mount_label: Value,
 }
 
 #[derive(Deserialize)]
@@ -242,6 +246,7 @@ fn parse_if(
         devices: of_known_form(linux.devices),
         user_namespace: linux.namespaces.is_some_and(|namespaces| namespaces.iter().any(is_user)),
         gid_mappings: of_known_form(linux.gid_mappings),
+        mount_label: linux.mount_label.as_str().unwrap_or_default().to_owned(),
         additional_gids: of_known_form(user.and_then(|user| user.additional_gids)),
         pod: Pod::of(&annotations.unwrap_or_default()),
         ..view
@@ -332,6 +337,24 @@ mod tests {
             let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
             assert_eq!(spec.mounts.len(), usize::from(whole), "{env} {mounts}");
             assert!(whole || request::hint(&view(&text).unwrap()) == request::Hint::No, "{env} {mounts}");
+        }
+    }
+
+    #[test]
+    fn the_mount_label_is_text_or_none() {
+        for (linux, label) in [
+            (
+                r#"{"mountLabel":"system_u:object_r:container_file_t:s0:c1,c2"}"#,
+                "system_u:object_r:container_file_t:s0:c1,c2",
+            ),
+            (r#"{"mountLabel":""}"#, ""),
+            (r#"{"mountLabel":null}"#, ""),
+            (r#"{"mountLabel":3}"#, ""),
+            ("{}", ""),
+            ("null", ""),
+        ] {
+            let spec = view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{}},"linux":{linux}}}"#)).unwrap();
+            assert_eq!(spec.mount_label, label, "{linux}");
         }
     }
 
