@@ -66,8 +66,8 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
     gpus.into_iter().map(|gpu| (format!("GPU {}", gpu.index), of(gpu))).collect()
 }
 
-/// [`Cache::get`] or [`Cache::renew`]
-type Answer = fn(&Cache, &dyn Fn() -> Look, &dyn Fn() -> Result<Inventory>) -> Result<(Inventory, Look)>;
+/// By [`Cache::get`] or [`Cache::renew`]
+type Answer<'a> = &'a dyn Fn(&Cache, &dyn Fn() -> Look, &dyn Fn() -> Result<Inventory>) -> Result<(Inventory, Look)>;
 
 /// The driver and the GPUs of this host.
 #[derive(Debug)]
@@ -92,12 +92,13 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks. NVML is asked if what it said before is not true any more, or nobody knows: this is what takes time.
+    /// Looks. NVML is asked if what it said before is not true any more, or nobody knows: this is what takes time, and
+    /// before it `slow` is called.
     ///
     /// # Errors
     /// If there is no driver, or it does not answer.
-    pub fn look(config: &Config) -> Result<Self> {
-        Self::find(config, Cache::get)
+    pub fn look(config: &Config, slow: &dyn Fn()) -> Result<Self> {
+        Self::find(config, slow, &|cache, look, ask| cache.get(look, slow, ask))
     }
 
     /// Looks, and asks NVML whatever it said before; the next ones who look know.
@@ -105,10 +106,10 @@ impl Host {
     /// # Errors
     /// If there is no driver, or it does not answer.
     pub fn look_afresh(config: &Config) -> Result<Self> {
-        Self::find(config, Cache::renew)
+        Self::find(config, &|| (), &Cache::renew)
     }
 
-    fn find(config: &Config, answer: Answer) -> Result<Self> {
+    fn find(config: &Config, slow: &dyn Fn(), answer: Answer<'_>) -> Result<Self> {
         let driver = DriverRoot::open(&config.driver_root)?;
         let cache = LinkerCache::read(&driver, config.ldcache.as_ref());
         let dev = match &config.dev_root {
@@ -145,7 +146,10 @@ impl Host {
         };
         let (mut inventory, look) = match module.as_ref().and_then(|_| question.cache()) {
             Some(cache) => answer(&cache, &look, &ask)?,
-            None => (ask()?, look()),
+            None => {
+                slow();
+                (ask()?, look())
+            }
         };
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
         procfs::complete(&mut inventory, &look.gpus, node_exists);

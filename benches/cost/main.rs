@@ -125,14 +125,16 @@ fn commands(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
 
 /// The path that most starts take, alone, beside other builds of the hook: for those who change it.
 fn warm(scene: &Scene, fake: &FakeDriver, rounds: usize) {
-    let image = scene.image(0);
+    let (image, large) = (scene.image(0), scene.image(5000));
     let others = std::env::args().skip_while(|word| word != "--beside").skip(1);
     let others: Vec<String> = others.take_while(|word| !word.starts_with("--")).collect();
     let mut cases = vec![
         Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
         Case::new("8 GPUs, warm", || scene.start(&image, fake)),
     ];
+    cases.push(Case::new("8 GPUs, warm, 5000 libraries more", || scene.start(&large, fake)));
     cases.extend(others.iter().map(|other| Case::new(format!("by {other}"), || scene.start_by(other, &image, fake))));
+    cases.extend(others.iter().map(|other| Case::new("5000 libraries more", || scene.start_by(other, &large, fake))));
     take_turns(&mut cases, rounds);
     print(&cases);
 }

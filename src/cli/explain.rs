@@ -125,7 +125,7 @@ fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
         }
         None if options.request_only => {}
         None => {
-            let host = Host::look(&config)?;
+            let host = Host::look(&config, &|| ())?;
             let (devices, findings) = host::decide(&request, &host.inventory, &config)?;
             explanation.findings.extend(findings);
             explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();

@@ -178,11 +178,10 @@ fn read_state() -> Result<State> {
 /// # Errors
 /// If there is no driver, or something is missing that the container cannot do without.
 pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Host, Edits)> {
-    log.record_so_far();
     if config.load_kmods {
         prepare_if_bare(config, log)?;
     }
-    let host = Host::look(config)?;
+    let host = Host::look(config, &|| log.record_so_far())?;
     log.record().driver.clone_from(&host.inventory.driver_version);
     log.step_done("driver");
     let (devices, findings) = host::decide(request, &host.inventory, config)?;
@@ -274,13 +273,16 @@ pub fn in_words(edits: &Edits, host: &Host, request: &GpuRequest) -> String {
 /// Right after boot nobody may have made the driver's nodes yet, or the links by which systemd knows devices: runc before
 /// 1.1.7 does not tell it about one that has none, and a daemon-reload takes it away. Three looks, where they are there.
 fn prepare_if_bare(config: &Config, log: &mut Log) -> Result<()> {
+    if config.driver_root.as_path() != Path::new("/") {
+        return Ok(());
+    }
     let driver = DriverRoot::open(&config.driver_root)?;
     let there = |name: &str| driver.locate(Path::new(name)).is_ok();
-    let is_host = driver.path().as_path() == Path::new("/");
-    if !is_host || ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(there) {
+    if ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(there) {
         return Ok(());
     }
     if rustix::process::geteuid().is_root() && !ns::in_user_namespace()? {
+        log.record_so_far();
         // Why it failed is told better by what is missing then.
         let done = prepare_host(&config.driver_root).unwrap_or_default();
         done.lines().for_each(|line| log.note(line));

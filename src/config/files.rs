@@ -1,17 +1,16 @@
 //! config.toml and its drop-ins on the host: where they are, and whose they must be.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rustix::fs::{CWD, Mode, OFlags, Stat};
+use rustix::fs::Stat;
 
 use super::{Config, parse_into};
 use crate::error::{Failure, failure};
 use crate::few;
 use crate::finding::{Finding, catalog};
-use crate::sys::in_root::open_regular;
+use crate::sys::in_root::open_host_file;
 use crate::sys::ns;
 
 /// Where it is if nothing else is said.
@@ -67,11 +66,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
 
 fn read_file(path: &Path) -> Result<String> {
     let read = || -> Result<String> {
-        // Looked at before it is opened: a fifo would not answer.
-        let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let found = found.map_err(io::Error::from)?;
-        let stat = rustix::fs::fstat(found.as_fd())?;
-        let file = open_regular(found)?;
+        let (file, stat) = open_host_file(path)?;
         let us = rustix::process::geteuid().as_raw();
         if !is_trusted(&stat, us, ns::in_user_namespace()?) {
             return Err(failure(

@@ -69,7 +69,10 @@ impl DriverRoot {
     pub fn open(path: &HostPath) -> Result<Self> {
         let open = || -> io::Result<Self> {
             let root = Root::open(path.as_path())?;
-            let prefix = real_path(root.as_fd())?;
+            let prefix = match path.as_path() {
+                path if path == Path::new("/") => path.to_owned(),
+                _ => real_path(root.as_fd())?,
+            };
             Ok(Self(Rc::new(Opened { root, prefix, dirs: RefCell::default(), troubles: RefCell::default() })))
         };
         open().map_err(|error| {
@@ -128,11 +131,17 @@ impl DriverRoot {
     }
 
     fn dir(&self, path: &Path) -> io::Result<Rc<OpenDir>> {
-        if let Some((_, dir)) = self.0.dirs.borrow().iter().find(|(known, _)| known == path) {
+        if let Some((_, dir)) = self.0.dirs.borrow().iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
             return Ok(Rc::clone(dir));
         }
-        let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
-        let dir = Rc::new(OpenDir { path: self.path_of(&fd)?, fd });
+        let dir = match self.0.root.open_plain_dir(path)? {
+            Some(fd) => OpenDir { fd, path: path.components().collect() },
+            None => {
+                let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
+                OpenDir { path: self.path_of(&fd)?, fd }
+            }
+        };
+        let dir = Rc::new(dir);
         self.0.dirs.borrow_mut().push((path.to_owned(), Rc::clone(&dir)));
         Ok(dir)
     }
@@ -145,7 +154,8 @@ impl DriverRoot {
         // Non-blocking: a fifo in its place must not stop the container start.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(self.noted(path, self.0.root.open_at(path, flags))?);
-        anyhow::ensure!(file.metadata()?.is_file(), "not a regular file");
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        anyhow::ensure!(kind == FileType::RegularFile, "not a regular file");
         Ok(file)
     }
 
@@ -154,7 +164,7 @@ impl DriverRoot {
     /// # Errors
     /// If it is missing, no regular file, or larger than 64 MiB.
     pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
-        crate::oci::read_limited(self.open_file(path)?, MAX_FILE)
+        crate::oci::read_file_limited(&self.open_file(path)?, MAX_FILE)
     }
 
     /// The start of a file, where it says what it is.
@@ -190,7 +200,7 @@ impl DriverRoot {
     pub fn existing(&self, dirs: &'static [&str]) -> Vec<&'static Path> {
         let mut seen: Vec<Rc<OpenDir>> = Vec::new();
         let is_another = |path: &&Path| match self.dir(path) {
-            Ok(dir) if seen.iter().any(|other| other.path == dir.path) => false,
+            Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => false,
             Ok(dir) => {
                 seen.push(dir);
                 true

@@ -131,10 +131,10 @@ const MUSL: &[&str] = &["lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"];
 fn facts(rootfs: &Root) -> RootfsFacts {
     let has = |path: &str| rootfs.open_at(Path::new(path), OFlags::PATH).is_ok();
     let has_any = |paths: &[&str]| paths.iter().any(|path| has(path));
-    let loader = match (has_any(GLIBC), has_any(MUSL)) {
-        (true, _) => Loader::Glibc,
-        (false, true) => Loader::Musl,
-        (false, false) => Loader::None,
+    let loader = match () {
+        () if has_any(GLIBC) => Loader::Glibc,
+        () if has_any(MUSL) => Loader::Musl,
+        () => Loader::None,
     };
     RootfsFacts { debian: has("etc/debian_version"), lib32: has("usr/lib32"), loader }
 }

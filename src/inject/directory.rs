@@ -1,5 +1,6 @@
 //! Names in an open directory of a container: every one is used once, and never followed.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
@@ -36,10 +37,10 @@ pub(super) fn present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
     Ok(Present::Other(fd, stat))
 }
 
-/// An empty file as a mount point. A link that appears there meanwhile is refused (CVE-2024-0133).
-pub(super) fn create_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644))
+/// An empty file as a mount point. A link in its place is not followed (CVE-2024-0133). Not opened: overlayfs would open
+/// the file behind it, too.
+pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+    rustix::fs::mknodat(dir, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
 }
 
 /// `ln -sfn`, at once: a process in the container never finds the name missing.
@@ -50,11 +51,12 @@ pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()
 }
 
 /// A file with this content in place of whatever has its name, at once. Never through a link (CVE-2025-23267).
-pub(super) fn write_beside(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+pub(super) fn write_beside(dir: &OwnedFd, name: &Path, content: &[Cow<'_, [u8]>]) -> Result<()> {
     let temporary = temporary_name(name);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
-    if let Err(error) = File::from(file).write_all(content) {
+    let mut file = File::from(file);
+    if let Err(error) = content.iter().try_for_each(|piece| file.write_all(piece)) {
         rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
         return Err(error.into());
     }

@@ -1,33 +1,30 @@
 //! The container's ld.so.cache with the driver's libraries in it: our own `ldconfig`, without running one.
 //! (Running ldconfig on container files is CVE-2024-0135, -0136, -0137 and CVE-2025-23267.)
 
-use crate::driver::ldcache::{self, Cache, Layout, NewEntry};
+use crate::driver::ldcache::{self, Cache, Layout, NewEntry, Pieces};
 use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
 
 /// A system with 100 000 libraries has half of it.
 pub const MAX_SIZE: usize = 16 << 20;
 
-/// The new content; `None` if the old one is good, or not ours to touch.
+/// The new content, in pieces; `None` if the old one is good, or not ours to touch.
 #[must_use]
-pub fn merge(old: Option<&[u8]>, entries: &[CacheEntry], findings: &mut Vec<Finding>) -> Option<Vec<u8>> {
+pub fn merge<'a>(old: Option<&'a [u8]>, entries: &[CacheEntry], findings: &mut Vec<Finding>) -> Pieces<'a> {
     let paths: Vec<_> = entries.iter().map(|entry| entry.path.absolute()).collect();
     let ours = entries.iter().zip(&paths).map(|(entry, path)| NewEntry { name: &entry.soname, path, arch: entry.arch });
     let ours: Vec<_> = ours.collect();
+    let created = || {
+        let mut cache = Cache::empty(Layout::Compat);
+        cache.merge(&ours);
+        Ok(Some(vec![cache.to_bytes()?.into()]))
+    };
     // ldconfig makes an empty file first: to ld.so it is no cache.
     let old = old.filter(|bytes| !bytes.is_empty());
-    let merged = old.map_or_else(|| Ok(Cache::empty(Layout::Compat)), ldcache::parse).and_then(|mut cache| {
-        cache.merge(&ours);
-        cache.to_bytes()
-    });
-    match merged {
-        Ok(new) if old == Some(new.as_slice()) => None,
-        Ok(new) => Some(new),
-        Err(error) => {
-            findings.push(left_alone(&error));
-            None
-        }
-    }
+    old.map_or_else(created, |old| ldcache::update(old, &ours)).unwrap_or_else(|error: anyhow::Error| {
+        findings.push(left_alone(&error));
+        None
+    })
 }
 
 /// ld.so ignores a cache that it cannot read, and so do we: the libraries are in a directory that it searches anyway.
@@ -55,7 +52,7 @@ mod tests {
     #[test]
     fn an_image_without_a_cache_gets_one() {
         for old in [None, Some(&b""[..])] {
-            let new = merge(old, &entries(), &mut Vec::new()).unwrap();
+            let new = merge(old, &entries(), &mut Vec::new()).unwrap().concat();
             let cache = ldcache::parse(&new).unwrap();
             let found = cache.lookup("libcuda.so.1".as_ref(), Arch::native()).unwrap();
             assert_eq!(found.path, std::path::Path::new("/usr/lib64/libcuda.so.1"));

@@ -3,6 +3,7 @@
 //! The layer is an overlay whose upper directory is a tmpfs, so the image is not touched. Nothing of it is writable
 //! to the container either: [`seal`] makes it read-only, like what is below it.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
@@ -19,6 +20,7 @@ use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::sys::in_root::{Root, real_path};
 use crate::sys::mount::{self, Label, MountAttrs, in_place};
+use crate::sys::proc_file;
 
 /// A directory of a rootfs, and a tmpfs of ours that is mounted on it.
 struct Scratch {
@@ -60,17 +62,12 @@ fn take_away((dir, name): &(OwnedFd, OsString), error: anyhow::Error) -> anyhow:
 ///
 /// # Errors
 /// If something else is mounted below it, which the layer would hide, or the kernel refuses.
-pub(super) fn cover(
-    rootfs: &Root,
-    path: &Path,
-    mountinfo: &[u8],
-    label: Option<&Label>,
-    done: &mut Vec<Rc<OwnedFd>>,
-) -> Result<()> {
+pub(super) fn cover(rootfs: &Root, path: &Path, label: Option<&Label>, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
     let open = || rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
     // Compared with mount points only, and what it may lead to is a refusal.
     let place = real_path(open()?.as_fd())?;
-    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(mountinfo, &place) {
+    let mountinfo = proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")?;
+    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(&mountinfo, &place) {
         return Err(failure(
             &catalog::READ_ONLY,
             format!("other files are mounted in the read-only directory {:?}", Path::new("/").join(path)),
@@ -115,14 +112,15 @@ pub(super) fn hide_file(
     path: &Path,
     name: &OsStr,
     point: &OwnedFd,
-    content: &[u8],
+    content: &[Cow<'_, [u8]>],
     label: Option<&Label>,
 ) -> Result<OwnedFd> {
     let scratch = Scratch::mount(rootfs, path, "mode=0755,size=32m", label)?;
     let bind = || -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&scratch.tmpfs, name, flags, Mode::from_raw_mode(0o644))?;
-        File::from(file).write_all(content)?;
+        let mut file = File::from(file);
+        content.iter().try_for_each(|piece| file.write_all(piece))?;
         Ok(in_place::bind(open_in(&scratch.tmpfs, name)?, point)?)
     };
     let bound = bind();

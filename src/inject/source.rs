@@ -82,16 +82,19 @@ impl Source {
         same_file(&self.stat, stat)
     }
 
-    /// Mounts it at `path` in a directory of our own, where nobody can put anything in its way; returns the mount.
+    /// Mounts it at `path` in `dir`, where we just made what is to be mounted on; returns the mount. If somebody puts
+    /// something else in its place meanwhile, it is mounted on that, which is never followed if it is a link.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses, or it has to be mounted in place and something else is there.
     pub fn attach_at(self, dir: &OwnedFd, path: &Path) -> Result<OwnedFd> {
         if let Tree::Detached(mount) = self.tree {
             mount::attach_at(&mount, dir, path).context("move_mount")?;
             return Ok(mount);
         }
         let point = open_in(dir, path.as_os_str())?;
+        let is_link = FileType::from_raw_mode(rustix::fs::fstat(&point)?.st_mode) == FileType::Symlink;
+        ensure!(!is_link, "its mount point was replaced meanwhile");
         self.attach(dir, path, point)
     }
 

@@ -1,6 +1,7 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::container::is_missing;
-use super::directory::{Present, create_file, present, replace_link, write_beside};
+use super::directory::{Present, make_file, present, replace_link, write_beside};
 use super::prepare::Prepared;
 use super::source::Source;
 use super::tmpfs::{Directory, is_ours, is_read_only};
@@ -31,13 +32,13 @@ pub struct Target {
     api: Api,
     /// Of file systems of ours
     label: Option<Label>,
-    /// As it was when we came
-    mountinfo: Vec<u8>,
-    /// Ids of mounts that pass on what is mounted below them
-    shared: BTreeSet<u64>,
+    /// Directories of which it is known that nobody else sees what is mounted in them
+    private: Vec<Rc<OwnedFd>>,
+    /// Ids of mounts that pass on what is mounted below them, where the kernel does not say that of a single one
+    shared: OnceCell<BTreeSet<u64>>,
     done: Vec<Done>,
     /// Files mounted so far
-    mounts: BTreeMap<ContainerPath, Rc<OwnedFd>>,
+    mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Over directories of a read-only rootfs
     layers: Vec<Rc<OwnedFd>>,
     /// Directories that were opened, by their paths: most files go to a few of them, and none is found a second way.
@@ -57,6 +58,16 @@ enum Done {
         name: PathBuf,
         text: PathBuf,
     },
+}
+
+/// What is at a name that is taken.
+enum Existing {
+    /// What is asked for
+    Asked,
+    /// A new file of ours in this directory, in place of a link
+    Replaced(Rc<OwnedFd>),
+    /// Something to mount on, in this directory
+    Point(Rc<OwnedFd>, OwnedFd),
 }
 
 impl Take for Target {
@@ -85,6 +96,7 @@ impl Take for Target {
         drop(self.mounts);
         drop(self.layers);
         drop(self.opened);
+        drop(self.private);
         take_back(self.done);
     }
 
@@ -96,28 +108,25 @@ impl Take for Target {
 
 impl Target {
     /// `rootfs` must have been opened in the mount namespace that we are in now.
-    ///
-    /// # Errors
-    /// If its mounts cannot be read.
-    pub fn new(rootfs: Root, api: Api, label: Option<Label>) -> Result<Self> {
-        let mountinfo = proc_file::read("/proc/self/mountinfo").context("cannot read \"/proc/self/mountinfo\"")?;
-        Ok(Self {
+    #[must_use]
+    pub const fn new(rootfs: Root, api: Api, label: Option<Label>) -> Self {
+        Self {
             rootfs,
             api,
             label,
-            shared: mountinfo::shared(&mountinfo),
-            mountinfo,
+            private: Vec::new(),
+            shared: OnceCell::new(),
             done: Vec::new(),
-            mounts: BTreeMap::new(),
+            mounts: Vec::new(),
             layers: Vec::new(),
             opened: Vec::new(),
             findings: Vec::new(),
-        })
+        }
     }
 
     /// The open directory of this path, made if necessary.
     fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
-        if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known == path) {
+        if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
             return Ok(Rc::clone(dir));
         }
         let mut created = Vec::new();
@@ -130,6 +139,11 @@ impl Target {
         let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
         self.opened.push((path.to_owned(), Rc::clone(&dir)));
         Ok(dir)
+    }
+
+    /// Something is mounted on one: its path leads elsewhere now.
+    fn forget_directories(&mut self) {
+        self.opened.clear();
     }
 
     /// The open directory in which `path` lies, made if necessary.
@@ -176,9 +190,9 @@ impl Target {
     }
 
     fn cover(&mut self, path: &Path) -> Result<()> {
-        self.opened.clear();
+        self.forget_directories();
         let mut mounts = Vec::new();
-        let covered = read_only::cover(&self.rootfs, path, &self.mountinfo, self.label.as_ref(), &mut mounts);
+        let covered = read_only::cover(&self.rootfs, path, self.label.as_ref(), &mut mounts);
         self.layers.extend(mounts.last().filter(|_| covered.is_ok()).cloned());
         self.done.extend(mounts.into_iter().map(Done::Mounted));
         covered
@@ -186,11 +200,10 @@ impl Target {
 
     /// A mount below a shared one appears on the host as well, and stays there when the container ends.
     fn refuse_shared(&self, point: &OwnedFd) -> Result<()> {
-        if self.shared.is_empty() {
-            return Ok(());
-        }
-        let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
-        let is_shared = mountinfo::mount_id(&info).is_none_or(|id| self.shared.contains(&id));
+        let is_shared = match mount::statmount::facts(point) {
+            Some(facts) => facts.is_shared,
+            None => self.is_listed_as_shared(point)?,
+        };
         if is_shared {
             return Err(anyhow::Error::new(Failure::new(
                 &catalog::SHARED,
@@ -201,48 +214,77 @@ impl Target {
         Ok(())
     }
 
-    fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
-        let name = target.file_name();
-        let (dir, point) = match self.make(target, false, create_file)? {
-            Some(made) => made,
-            None => match self.existing_point(&source, target, device)? {
-                Some(existing) => existing,
-                None => return Ok(()),
-            },
-        };
-        self.refuse_shared(&point)?;
-        let mounted = Rc::new(source.attach(&dir, Path::new(name), point)?);
-        self.done.push(Done::Mounted(Rc::clone(&mounted)));
-        self.mounts.insert(target.clone(), mounted);
+    fn is_listed_as_shared(&self, point: &OwnedFd) -> Result<bool> {
+        if self.shared.get().is_none() {
+            let mountinfo = proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")?;
+            self.shared.set(mountinfo::shared(&mountinfo)).ok();
+        }
+        let shared = self.shared.get().filter(|shared| !shared.is_empty());
+        let Some(shared) = shared else { return Ok(false) };
+        let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
+        Ok(mountinfo::mount_id(&info).is_none_or(|id| shared.contains(&id)))
+    }
+
+    /// The same for what is made in a directory.
+    fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
+        if !self.private.iter().any(|known| Rc::ptr_eq(known, dir)) {
+            self.refuse_shared(dir)?;
+            self.private.push(Rc::clone(dir));
+        }
         Ok(())
     }
 
-    /// Where the name is taken: what to mount on, and its directory; `None` if what is there is what is asked for.
+    fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
+        let name = Path::new(target.file_name());
+        let mounted = match self.make(target, false, make_file)? {
+            Some((dir, ())) => {
+                self.refuse_shared_dir(&dir)?;
+                source.attach_at(&dir, name)?
+            }
+            None => match self.existing_point(&source, target, device)? {
+                Existing::Asked => return Ok(()),
+                Existing::Replaced(dir) => {
+                    self.refuse_shared_dir(&dir)?;
+                    source.attach_at(&dir, name)?
+                }
+                Existing::Point(dir, point) => {
+                    self.refuse_shared(&point)?;
+                    source.attach(&dir, name, point)?
+                }
+            },
+        };
+        let mounted = Rc::new(mounted);
+        self.done.push(Done::Mounted(Rc::clone(&mounted)));
+        self.mounts.push((target.clone(), mounted));
+        Ok(())
+    }
+
+    /// Looks where the name is taken. A link makes way for a new file: followed, it would have us mount wherever the image
+    /// likes (CVE-2024-0133).
     fn existing_point(
         &mut self,
         source: &Source,
         target: &ContainerPath,
         device: Option<(u32, u32)>,
-    ) -> Result<Option<(Rc<OwnedFd>, OwnedFd)>> {
+    ) -> Result<Existing> {
         let dir = self.parent(target)?;
         let name = target.file_name();
-        match present(&dir, name)? {
-            Present::Other(_, stat) if is_device(&stat, device) => Ok(None), // the engine made it already
-            Present::Other(_, stat) if source.is(&stat) => Ok(None),         // a second run
+        Ok(match present(&dir, name)? {
+            Present::Other(_, stat) if is_device(&stat, device) => Existing::Asked, // the engine made it already
+            Present::Other(_, stat) if source.is(&stat) => Existing::Asked,         // a second run
             Present::Other(point, stat) => {
                 ensure!(!is_directory(&stat), "the image has a directory in its place");
-                Ok(Some((dir, point)))
+                Existing::Point(dir, point)
             }
             Present::Link(text) => {
                 let dir = self.writable(dir, target)?;
-                // Followed, it would mount or create wherever the image likes (CVE-2024-0133).
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
                 self.done.push(Done::Replaced { dir, name: name.into(), text });
-                let made = self.make(target, false, create_file)?;
-                Ok(Some(made.context("somebody made it meanwhile")?))
+                let made = self.make(target, false, make_file)?;
+                Existing::Replaced(made.context("somebody made it meanwhile")?.0)
             }
             Present::Nothing => bail!("somebody removed it meanwhile"),
-        }
+        })
     }
 
     fn link(&mut self, link: &ContainerPath, text: &Path, file: &ContainerPath) -> Result<()> {
@@ -279,8 +321,8 @@ impl Target {
         link: &ContainerPath,
         file: &ContainerPath,
     ) -> Result<()> {
-        let mounted = match self.mounts.get(file) {
-            Some(mounted) => Rc::clone(mounted),
+        let mounted = match self.mounts.iter().find(|(path, _)| path == file) {
+            Some((_, mounted)) => Rc::clone(mounted),
             // Mounted by the engine, where it does that.
             None => match self.rootfs.open_at(file.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
                 Ok(mounted) => mounted.into(),
@@ -345,7 +387,7 @@ impl Target {
             return Ok(());
         }
         self.refuse_shared(&point)?;
-        self.opened.clear();
+        self.forget_directories();
         self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
     }
@@ -363,7 +405,7 @@ impl Target {
 
     fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
         self.refuse_shared(&point)?;
-        self.opened.clear();
+        self.forget_directories();
         let mut mounts = Vec::new();
         let attached = directory.attach(dir, name, point, &mut mounts);
         self.done.extend(mounts.into_iter().map(Done::Mounted));
@@ -409,7 +451,7 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(anyhow::Error::new(error).context("read it")),
         };
-        crate::oci::read_limited(file, linker_cache::MAX_SIZE).map(Some)
+        crate::oci::read_file_limited(&file, linker_cache::MAX_SIZE).map(Some)
     }
 }
 

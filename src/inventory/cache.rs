@@ -127,16 +127,23 @@ impl Cache {
         Self { dir, name, question, patience }
     }
 
-    /// The kept answer if it is still true, else the one that `ask` gives, which is kept if it can be.
+    /// The kept answer if it is still true, else the one that `ask` gives, which is kept if it can be. `slow` is called if
+    /// it is not true: from there on it may take a while.
     ///
     /// # Errors
     /// Those of `ask`.
-    pub fn get(&self, look: &dyn Fn() -> Look, ask: &dyn Fn() -> Result<Inventory>) -> Result<(Inventory, Look)> {
+    pub fn get(
+        &self,
+        look: &dyn Fn() -> Look,
+        slow: &dyn Fn(),
+        ask: &dyn Fn() -> Result<Inventory>,
+    ) -> Result<(Inventory, Look)> {
         let now = look();
         let before = self.read();
         if let Some(kept) = before.as_ref().filter(|answer| answer.is_true_of(&now)) {
             return Ok((kept.inventory.clone(), now));
         }
+        slow();
         let arrived = before.map_or(0, |answer| answer.number);
         let lock = self.dir.lock(&format!("{}.lock", self.name), self.patience);
         let Ok(Some(_lock)) = lock else { return Ok((ask()?, look())) };
@@ -245,7 +252,7 @@ mod tests {
         /// One start, and how often NVML was asked so far.
         fn start(&self, question: &str, state: &str, answer: &Inventory) -> (Inventory, u64) {
             let cache = self.cache(question, Duration::from_secs(9));
-            let got = cache.get(&|| look(state), &|| self.ask(answer, Duration::ZERO)).unwrap().0;
+            let got = cache.get(&|| look(state), &|| (), &|| self.ask(answer, Duration::ZERO)).unwrap().0;
             (got, self.asked.load(Ordering::SeqCst))
         }
 
@@ -339,7 +346,7 @@ mod tests {
             for _ in 0..100 {
                 scope.spawn(|| {
                     let cache = scene.cache("q", Duration::from_secs(30));
-                    let got = cache.get(&|| look("a"), &|| scene.ask(answer, Duration::from_millis(100)));
+                    let got = cache.get(&|| look("a"), &|| (), &|| scene.ask(answer, Duration::from_millis(100)));
                     assert_eq!(got.unwrap().0, *answer);
                 });
             }
@@ -363,7 +370,7 @@ mod tests {
         std::thread::scope(|scope| {
             let takes = Duration::from_millis(300);
             let (slow, scene) = (&slow, &scene);
-            let asking = scope.spawn(move || slow.get(&|| look("a"), &|| scene.ask(&with_failed(), takes)));
+            let asking = scope.spawn(move || slow.get(&|| look("a"), &|| (), &|| scene.ask(&with_failed(), takes)));
             std::thread::sleep(takes / 4);
             assert_eq!(scene.start("q", "a", &whole()), (whole(), 3), "the GPU is well again");
             asking.join().unwrap().unwrap();
@@ -376,7 +383,9 @@ mod tests {
         let held = RunDir::open_in(scene.base.path()).unwrap().lock("inventory.lock", Duration::ZERO).unwrap().unwrap();
         let start = Instant::now();
         let cache = scene.cache("q", Duration::from_millis(100));
-        for answer in [Cache::get, Cache::renew] {
+        type Answer = fn(&Cache, &dyn Fn() -> Look, &dyn Fn() -> Result<Inventory>) -> Result<(Inventory, Look)>;
+        let get: Answer = |cache, look, ask| cache.get(look, &|| (), ask);
+        for answer in [get, Cache::renew] {
             let got = answer(&cache, &|| look("a"), &|| scene.ask(&whole(), Duration::ZERO)).unwrap();
             assert_eq!(got.0, whole());
         }
@@ -395,7 +404,7 @@ mod tests {
         let scene = Scene::new();
         for _ in 0..2 {
             let cache = scene.cache("q", Duration::from_secs(9));
-            assert!(cache.get(&|| look("a"), &|| anyhow::bail!("no")).is_err());
+            assert!(cache.get(&|| look("a"), &|| (), &|| anyhow::bail!("no")).is_err());
         }
         assert!(!scene.file().try_exists().unwrap());
     }

@@ -101,8 +101,9 @@ impl Log {
         }
     }
 
-    /// Records how far it got: an engine ends a hook that takes too long, and then nobody says anything.
-    pub fn record_so_far(&mut self) {
+    /// Records how far it got, before something that can take long: an engine ends a hook that takes too long, and then
+    /// nobody says anything.
+    pub fn record_so_far(&self) {
         if let Some(store) = &self.store {
             store.write(&self.record);
         }

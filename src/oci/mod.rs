@@ -12,25 +12,36 @@ pub use pod::Pod;
 pub use spec_view::SpecView;
 pub use state::State;
 
+use std::fs::File;
 use std::io::Read;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::sys::proc_file::read_whole;
+
 /// No engine writes a state or config.json anywhere near this; a larger one is a mistake or an attack on memory.
 pub const MAX_JSON: usize = 16 << 20;
-
-/// What a state and most specs and driver files fit into.
-const ROOM: usize = 16 << 10;
 
 /// Reads all of `input`, but no more than `limit` bytes.
 ///
 /// # Errors
 /// If reading fails or `input` is longer.
 pub fn read_limited(input: impl Read, limit: usize) -> Result<Vec<u8>> {
-    // Without room to begin with, the first reads are of 32 bytes.
-    let mut bytes = Vec::with_capacity(limit.min(ROOM));
+    read_sized(input, 0, limit)
+}
+
+/// The same of a file that may be large.
+///
+/// # Errors
+/// If reading fails or the file is longer.
+pub fn read_file_limited(file: &File, limit: usize) -> Result<Vec<u8>> {
+    let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or_default();
+    read_sized(file, size.min(limit), limit)
+}
+
+fn read_sized(input: impl Read, size: usize, limit: usize) -> Result<Vec<u8>> {
     let capped = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-    input.take(capped).read_to_end(&mut bytes).context("read")?;
+    let bytes = read_whole(input.take(capped), size).context("read")?;
     ensure!(bytes.len() <= limit, "larger than {} MiB", limit >> 20);
     Ok(bytes)
 }

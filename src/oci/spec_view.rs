@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use oci_spec::runtime::LinuxDeviceCgroup;
-use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Pod;
 use crate::request;
-use crate::sys::in_root::open_regular;
+use crate::sys::in_root::open_host_file;
 
 /// What the hook looks at in config.json.
 #[derive(Clone, Debug, Default)]
@@ -192,10 +191,7 @@ fn read_with(bundle: &Path, parse: fn(&[u8], &Path) -> Result<SpecView>) -> Resu
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    // Looked at before it is opened: a fifo here would block the container start for ever.
-    let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let file = open_regular(found.map_err(std::io::Error::from)?)?;
-    super::read_limited(file, super::MAX_JSON)
+    super::read_limited(open_host_file(path)?.0, super::MAX_JSON)
 }
 
 /// Parses config.json; `bundle` is what a relative `root.path` is relative to.

@@ -12,10 +12,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 /// How often a resolution is tried again when a rename or a mount elsewhere disturbed it (EAGAIN).
@@ -63,6 +63,21 @@ impl Root {
     /// Opens what `path` means below this root; a leading slash is the root.
     pub fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         resolve(&self.fd, path, flags)
+    }
+
+    /// Opens the directory `path` if there is no link on the way: then the path is what it says. `None` if there is one, or it
+    /// cannot be told.
+    pub fn open_plain_dir(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
+        if !path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_))) {
+            return Ok(None);
+        }
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), how) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => Err(errno.into()),
+            Err(_) => Ok(None),
+        }
     }
 
     /// A smaller root: the directory `path` below this one.
@@ -142,6 +157,18 @@ pub fn open_regular(path: OwnedFd) -> io::Result<File> {
     }
     // The magic link means the open file, not its name.
     File::open(fd_path(path.as_fd()))
+}
+
+/// Opens a regular file of the host's for reading, where nobody else can put anything. A fifo there must not stop the
+/// container start.
+pub fn open_host_file(path: &Path) -> io::Result<(File, Stat)> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok((file.into(), stat))
 }
 
 /// Our working directory.

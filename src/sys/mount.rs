@@ -6,7 +6,7 @@
 //!
 //! For kernels before that, and seccomp profiles that refuse these calls, there is [`in_place`]: the same mounts by
 //! mount(2), named by the magic links of fds instead of by paths.
-#![allow(unsafe_code, reason = "mount_setattr has no safe wrapper in nix or rustix")]
+#![allow(unsafe_code, reason = "mount_setattr and statmount have no safe wrapper in nix or rustix")]
 
 use std::ffi::CStr;
 use std::io;
@@ -20,6 +20,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, O
 
 pub mod in_place;
 mod label;
+pub mod statmount;
 
 pub use label::Label;
 

@@ -65,8 +65,9 @@ impl RunDir {
         let Some(fd) = or_missing(rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(Into::into))? else {
             return Ok(None);
         };
-        check_ours(fd.as_fd(), FileType::RegularFile)?;
-        let mut bytes = Vec::new();
+        let size = check_ours(fd.as_fd(), FileType::RegularFile)?;
+        // One more, to see the end: without room to begin with, the first reads are of 32 bytes.
+        let mut bytes = Vec::with_capacity(size.min(limit).saturating_add(1).try_into().unwrap_or_default());
         File::from(fd).take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
         if u64::try_from(bytes.len()).is_ok_and(|read| read > limit) {
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
@@ -77,10 +78,16 @@ impl RunDir {
     /// Writes a file at once: who reads it meanwhile reads the old one. Whatever has its name is replaced.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!(".{name}.{}", std::process::id());
-        // One of a dead process with our number.
-        rustix::fs::unlinkat(&self.fd, &temporary, AtFlags::empty()).ok();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&self.fd, &temporary, flags, Mode::RUSR | Mode::WUSR)?;
+        let create = || rustix::fs::openat(&self.fd, &temporary, flags, Mode::RUSR | Mode::WUSR);
+        let fd = match create() {
+            Err(Errno::EXIST) => {
+                // Of a dead process with our number.
+                rustix::fs::unlinkat(&self.fd, &temporary, AtFlags::empty())?;
+                create()?
+            }
+            created => created?,
+        };
         let written = File::from(fd).write_all(bytes);
         let done = written.and_then(|()| Ok(rustix::fs::renameat(&self.fd, &temporary, &self.fd, name)?));
         if done.is_err() {
@@ -158,13 +165,13 @@ fn open_dir(parent: impl AsFd, name: &Path) -> io::Result<RunDir> {
     Ok(RunDir { fd })
 }
 
-/// Whether only we can have written it. With one name only: a hard link is a file of somebody else's directory too.
-fn check_ours(fd: impl AsFd, kind: FileType) -> io::Result<()> {
+/// Whether only we can have written it; its size. With one name only: a hard link is a file of somebody else's directory too.
+fn check_ours(fd: impl AsFd, kind: FileType) -> io::Result<u64> {
     let stat = rustix::fs::fstat(fd)?;
     let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
     let alone = kind == FileType::Directory || stat.st_nlink == 1;
     if FileType::from_raw_mode(stat.st_mode) == kind && ours && alone {
-        return Ok(());
+        return Ok(stat.st_size.try_into().unwrap_or_default());
     }
     Err(io::Error::other("it is not this hook's own"))
 }

@@ -19,6 +19,7 @@ const NEEDS_DRIVER: &[Need] =
 
 pub const TESTS: &[Test] = &[
     ("budget::bytes_of_the_program", NEEDS_CARGO, bytes_of_the_program),
+    ("budget::libraries_of_the_program", NEEDS_CARGO, libraries_of_the_program),
     ("budget::nothing_asked", NEEDS_VALGRIND, nothing_asked),
     ("budget::eight_gpus_warm", NEEDS_DRIVER, eight_gpus_warm),
 ];
@@ -81,6 +82,13 @@ fn at_most<T: PartialOrd + std::fmt::Display>(what: &str, is: T, most: T) {
 
 fn bytes_of_the_program() {
     at_most("bytes of the program", fs::metadata(program()).unwrap().len(), most::BYTES);
+}
+
+/// Each library more is a tenth of what a container without GPUs costs.
+fn libraries_of_the_program() {
+    let told = run(Command::new("objdump").arg("-p").arg(program())).ok();
+    let needed: Vec<_> = told.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
+    assert_eq!(needed, ["libc.so.6"]);
 }
 
 fn nothing_asked() {

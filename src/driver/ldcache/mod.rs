@@ -9,6 +9,7 @@
 //! its machine. See ld.so(8) and ldconfig(8).
 
 mod parse;
+mod splice;
 mod write;
 
 use std::cmp::Ordering;
@@ -17,7 +18,9 @@ use std::mem;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use anyhow::Result;
 pub use parse::parse;
+pub use splice::Pieces;
 
 /// First bytes of the layout of libc5 and glibc 2.0 (`CACHEMAGIC`).
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0";
@@ -32,6 +35,8 @@ const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 /// `sizeof (struct cache_file_new)`, asserted to be 48 there.
 const NEW_HEADER: usize = 48;
 const NEW_COUNT_AT: usize = 20;
+/// The bytes of all strings.
+const NEW_STRINGS_AT: usize = 24;
 /// Zero before glibc 2.33, which began to record the byte order here.
 const NEW_BYTE_ORDER_AT: usize = 28;
 const NEW_EXTENSION_AT: usize = 32;
@@ -243,13 +248,7 @@ impl<'a> Cache<'a> {
     /// layout simply the first). "The same name" is ld.so's notion of it, in which `libcuda.so.01` is
     /// `libcuda.so.1`. Of two of ours for one name and architecture, the first counts.
     pub fn merge(&mut self, ours: &[NewEntry<'a>]) {
-        let mut ours: Vec<Entry<'a>> = ours
-            .iter()
-            .map(|new| Entry { flags: new.arch.flags(), name: new.name, path: new.path, os_version: 0, hwcap: 0 })
-            .collect();
-        ours.sort_by(compare); // of entries without hwcaps the same order
-        ours.dedup_by(|later, first| compare_slots(later, first).is_eq());
-
+        let ours = sorted(ours);
         let theirs = mem::take(&mut self.entries);
         self.entries.reserve_exact(theirs.len().saturating_add(ours.len()));
         let mut ours = ours.into_iter().peekable();
@@ -265,6 +264,31 @@ impl<'a> Cache<'a> {
         }
         self.entries.extend(ours);
     }
+}
+
+/// As entries, in order, and one for each name and architecture.
+fn sorted<'a>(ours: &[NewEntry<'a>]) -> Vec<Entry<'a>> {
+    let mut ours: Vec<Entry<'a>> = ours
+        .iter()
+        .map(|new| Entry { flags: new.arch.flags(), name: new.name, path: new.path, os_version: 0, hwcap: 0 })
+        .collect();
+    ours.sort_by(compare); // of entries without hwcaps the same order
+    ours.dedup_by(|later, first| compare_slots(later, first).is_eq());
+    ours
+}
+
+/// The file with `ours` in it, see [`Cache::merge`]; `None` if it has them already.
+///
+/// # Errors
+/// If it is no cache, or becomes too large.
+pub fn update<'a>(old: &'a [u8], ours: &[NewEntry<'_>]) -> Result<Pieces<'a>> {
+    if let Some(spliced) = splice::splice(old, ours) {
+        return Ok(spliced);
+    }
+    let mut cache = parse(old)?;
+    cache.merge(ours);
+    let new = cache.to_bytes()?;
+    Ok((new != old).then(|| vec![new.into()]))
 }
 
 /// ldconfig's order of entries (`compare` in `elf/cache.c`): names descending, then what ld.so must see first.

@@ -50,16 +50,8 @@ impl Cache<'_> {
     fn put_new(&self, out: &mut Vec<u8>, strings: &Strings) -> Result<()> {
         let table = new_table_size(self.entries.len());
         let end = out.len().saturating_add(table).saturating_add(strings.bytes.len());
-        let extended = self.generator.is_some() || !self.hwcaps.is_empty();
-        let extension = if extended { end.next_multiple_of(4) } else { 0 };
-
-        out.extend_from_slice(NEW_MAGIC);
-        put(out, self.entries.len())?;
-        put(out, strings.bytes.len())?;
-        const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
-        out.extend_from_slice(&[BYTE_ORDER, 0, 0, 0]);
-        put(out, extension)?;
-        out.extend_from_slice(&[0; 12]);
+        let (extension, bytes) = self.extension(strings, table, end)?;
+        put_new_header(out, self.entries.len(), strings.bytes.len(), extension)?;
         for (entry, string) in self.entries.iter().zip(&strings.entries) {
             out.extend_from_slice(&entry.flags.to_ne_bytes());
             put(out, table.saturating_add(string.name))?;
@@ -68,41 +60,58 @@ impl Cache<'_> {
             out.extend_from_slice(&entry.hwcap.to_ne_bytes());
         }
         out.extend_from_slice(&strings.bytes);
-        if extended {
-            out.resize(extension, 0);
-            self.put_extension(out, strings, table)?;
-        }
+        out.extend_from_slice(&bytes);
         Ok(())
     }
 
+    /// Where in the file the extension begins, whose strings end at `end`, and the bytes from there on; 0 and none if there
+    /// is nothing to say. `strings` stand at `base` behind the new header.
+    ///
     /// The directory, then the hwcaps, which must be aligned, then the generator.
-    fn put_extension(&self, out: &mut Vec<u8>, strings: &Strings, table: usize) -> Result<()> {
+    pub(super) fn extension(&self, strings: &Strings, base: usize, end: usize) -> Result<(usize, Vec<u8>)> {
+        if self.generator.is_none() && self.hwcaps.is_empty() {
+            return Ok((0, Vec::new()));
+        }
         let mut hwcaps = Vec::with_capacity(self.hwcaps.len().saturating_mul(4));
         for offset in &strings.hwcaps {
-            put(&mut hwcaps, table.saturating_add(*offset))?;
+            put(&mut hwcaps, base.saturating_add(*offset))?;
         }
         let generator = self.generator.map(|text| (TAG_GENERATOR, text));
         let hwcaps = (!hwcaps.is_empty()).then_some((TAG_HWCAPS, hwcaps.as_slice()));
         let count = usize::from(generator.is_some()).saturating_add(usize::from(hwcaps.is_some()));
 
+        let at = end.next_multiple_of(4);
+        let mut out = vec![0; at.saturating_sub(end)];
         let sections = EXTENSION_HEADER.saturating_add(count.saturating_mul(EXTENSION_SECTION));
-        let hwcaps_at = out.len().saturating_add(sections);
+        let hwcaps_at = at.saturating_add(sections);
         let generator_at = hwcaps_at.saturating_add(hwcaps.map_or(0, |(_, data)| data.len()));
         out.extend_from_slice(&EXTENSION_MAGIC.to_ne_bytes());
-        put(out, count)?;
+        put(&mut out, count)?;
         for (section, at) in [(generator, generator_at), (hwcaps, hwcaps_at)] {
             if let Some((tag, data)) = section {
                 out.extend_from_slice(&tag.to_ne_bytes());
                 out.extend_from_slice(&[0; 4]);
-                put(out, at)?;
-                put(out, data.len())?;
+                put(&mut out, at)?;
+                put(&mut out, data.len())?;
             }
         }
         for (_, data) in [hwcaps, generator].into_iter().flatten() {
             out.extend_from_slice(data);
         }
-        Ok(())
+        Ok((at, out))
     }
+}
+
+/// The header of the new layout.
+pub(super) fn put_new_header(out: &mut Vec<u8>, count: usize, strings: usize, extension: usize) -> Result<()> {
+    out.extend_from_slice(NEW_MAGIC);
+    put(out, count)?;
+    put(out, strings)?;
+    const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
+    out.extend_from_slice(&[BYTE_ORDER, 0, 0, 0]);
+    put(out, extension)?;
+    out.extend_from_slice(&[0; 12]);
+    Ok(())
 }
 
 /// The size of what comes before the strings in the new layout.
@@ -133,20 +142,21 @@ fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usiz
 }
 
 /// Numbers in the file have 32 bits.
-fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
+pub(super) fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
     out.extend_from_slice(&u32::try_from(number).context("too large for a linker cache")?.to_ne_bytes());
     Ok(())
 }
 
 /// Where the strings of an entry begin, counted from the first string.
-struct Offsets {
-    name: usize,
-    path: usize,
+pub(super) struct Offsets {
+    pub(super) name: usize,
+    pub(super) path: usize,
 }
 
 /// All strings, each with its NUL.
-struct Strings {
-    bytes: Vec<u8>,
+#[derive(Default)]
+pub(super) struct Strings {
+    pub(super) bytes: Vec<u8>,
     entries: Vec<Offsets>,
     hwcaps: Vec<usize>,
 }
@@ -167,20 +177,28 @@ impl Strings {
             hwcaps: Vec::with_capacity(cache.hwcaps.len()),
         };
         for entry in &cache.entries {
-            let (name, path) = (entry.name, entry.path.as_os_str());
-            let path_at = strings.add(path)?;
-            // Mostly the name is the end of the path, and one string serves for both.
-            let name_at = match path.len().checked_sub(name.len()) {
-                Some(before) if path.as_bytes().ends_with(name.as_bytes()) => path_at.saturating_add(before),
-                _ => strings.add(name)?,
-            };
-            strings.entries.push(Offsets { name: name_at, path: path_at });
+            let offsets = strings.add_entry(entry)?;
+            strings.entries.push(offsets);
         }
-        for name in &cache.hwcaps {
-            let at = strings.add(name)?;
-            strings.hwcaps.push(at);
-        }
+        cache.hwcaps.iter().try_for_each(|name| strings.add_hwcap(name))?;
         Ok(strings)
+    }
+
+    pub(super) fn add_entry(&mut self, entry: &Entry<'_>) -> Result<Offsets> {
+        let (name, path) = (entry.name, entry.path.as_os_str());
+        let path_at = self.add(path)?;
+        // Mostly the name is the end of the path, and one string serves for both.
+        let name_at = match path.len().checked_sub(name.len()) {
+            Some(before) if path.as_bytes().ends_with(name.as_bytes()) => path_at.saturating_add(before),
+            _ => self.add(name)?,
+        };
+        Ok(Offsets { name: name_at, path: path_at })
+    }
+
+    pub(super) fn add_hwcap(&mut self, name: &OsStr) -> Result<()> {
+        let at = self.add(name)?;
+        self.hwcaps.push(at);
+        Ok(())
     }
 
     fn add(&mut self, string: &OsStr) -> Result<usize> {

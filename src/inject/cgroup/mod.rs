@@ -9,6 +9,7 @@ mod listed;
 mod locate;
 mod program;
 mod systemd;
+mod usual;
 mod v1;
 mod v2;
 
@@ -74,9 +75,8 @@ pub fn allow(pid: Pid, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
     if rules.is_empty() {
         return Ok(Outcome::plain(Access::Present));
     }
-    let mountinfo = read("/proc/self/mountinfo")?;
     let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
-    let located = locate(&mountinfo, &cgroup).with_context(|| format!("cannot find the cgroup of process {pid}"))?;
+    let located = locate(&mounts()?, &cgroup).with_context(|| format!("cannot find the cgroup of process {pid}"))?;
     match located {
         DeviceCgroup::None => Ok(Outcome::plain(Access::Unfiltered)),
         DeviceCgroup::V1(path) => v1::allow(&path, rules),
@@ -90,12 +90,20 @@ pub fn allow(pid: Pid, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
 /// Must run in the cgroup namespace of that process (cgroup_namespaces(7)).
 pub fn join(pid: Pid) -> Result<()> {
     let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
-    let path = match locate(&read("/proc/self/mountinfo")?, &cgroup)? {
+    let path = match locate(&mounts()?, &cgroup)? {
         DeviceCgroup::None => return Ok(()),
         DeviceCgroup::V1(path) | DeviceCgroup::V2 { path, .. } => path.as_path().join("cgroup.procs"),
     };
     // 0 is whoever writes it, whatever its number is in this pid namespace; see cgroups(7).
     std::fs::write(&path, "0").with_context(|| format!("cannot write {path:?}"))
+}
+
+/// The line of mountinfo that counts if cgroups are mounted where everybody has them, else all lines.
+fn mounts() -> Result<String> {
+    match usual::line() {
+        Some(line) => Ok(line),
+        None => read("/proc/self/mountinfo"),
+    }
 }
 
 /// Bytes that are no UTF-8 can only be in lines about other things: engines name cgroups in ASCII.

@@ -1,0 +1,76 @@
+//! Cgroups where everybody has them: the kernel is asked for that one mount, not for the whole table.
+
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags};
+
+use crate::sys::mount::statmount::{Facts, facts};
+
+/// `CGROUP_SUPER_MAGIC`
+const V1: u64 = 0x0027_e0eb;
+/// `CGROUP2_SUPER_MAGIC`
+const V2: u64 = 0x6367_7270;
+const UNIFIED: &str = "/sys/fs/cgroup";
+const DEVICES: &str = "/sys/fs/cgroup/devices";
+
+/// The mount that has the device cgroups, as /proc/self/mountinfo would have it; `None` if it is not at the usual place, or
+/// the kernel does not tell.
+pub(super) fn line() -> Option<String> {
+    line_of(UNIFIED, &facts_of(UNIFIED)?).or_else(|| line_of(DEVICES, &facts_of(DEVICES)?))
+}
+
+fn facts_of(path: &str) -> Option<Facts> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(CWD, Path::new(path), flags, Mode::empty()).ok()?;
+    facts(dir)
+}
+
+/// What is at `/sys/fs/cgroup` is what runtimes take if it is cgroup2; else, as they do, the `devices` controller below it.
+fn line_of(point: &str, facts: &Facts) -> Option<String> {
+    let (kind, options) = match (point, facts.magic) {
+        (UNIFIED, V2) => ("cgroup2", "rw"),
+        (DEVICES, V1) => ("cgroup", "rw,devices"),
+        _ => return None,
+    };
+    // What would be escaped there is not guessed here.
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
+    if !facts.root.starts_with('/') || !facts.root.bytes().all(is_plain) {
+        return None;
+    }
+    let access = if facts.is_read_only { "ro" } else { "rw" };
+    Some(format!("2 1 0:1 {} {point} {access} - {kind} cgroup {options}\n", facts.root))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DeviceCgroup, locate};
+    use super::*;
+    use crate::paths::HostPath;
+
+    #[test]
+    fn the_line_is_mountinfos() {
+        let of = |magic, root: &str| Facts { is_shared: false, is_read_only: false, magic, root: root.to_owned() };
+        let cgroup = "5:devices:/a/b\n0::/a/c\n";
+        let v2 = line_of(UNIFIED, &of(V2, "/a")).unwrap();
+        let path = |path: &str| HostPath::new(path);
+        assert_eq!(
+            locate(&v2, cgroup).unwrap(),
+            DeviceCgroup::V2 { mount: path(UNIFIED), path: path("/sys/fs/cgroup/c") }
+        );
+        let v1 = line_of(DEVICES, &of(V1, "/")).unwrap();
+        assert_eq!(locate(&v1, cgroup).unwrap(), DeviceCgroup::V1(path("/sys/fs/cgroup/devices/a/b")));
+        let others = [(UNIFIED, of(V1, "/")), (DEVICES, of(V2, "/")), (UNIFIED, of(V2, "/a b")), (UNIFIED, of(V2, ""))];
+        for (point, facts) in others {
+            assert_eq!(line_of(point, &facts), None, "{facts:?}");
+        }
+    }
+
+    /// Here, where the table says so too.
+    #[test]
+    fn it_leads_to_the_same_cgroup() {
+        let Some(line) = line() else { return };
+        let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert_eq!(locate(&line, &cgroup).unwrap(), locate(&table, &cgroup).unwrap());
+    }
+}
