@@ -105,18 +105,20 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a scalar without quotes means: engines' parsers know the words of YAML 1.1.
+/// What a scalar without quotes means.
 fn plain(text: &str) -> Value {
+    word(text).or_else(|| number(text).map(Value::Number)).unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+/// Engines' parsers know the words of YAML 1.1.
+fn word(text: &str) -> Option<Value> {
+    let is = |word: &&str| text.eq_ignore_ascii_case(word);
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
-        _ => {}
+        "" | "~" | "null" | "Null" | "NULL" => Some(Value::Null),
+        _ if ["true", "yes", "on"].iter().any(is) => Some(Value::Bool(true)),
+        _ if ["false", "no", "off"].iter().any(is) => Some(Value::Bool(false)),
+        _ => None,
     }
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "yes" | "on" => return Value::Bool(true),
-        "false" | "no" | "off" => return Value::Bool(false),
-        _ => {}
-    }
-    number(text).map_or_else(|| Value::String(text.to_owned()), Value::Number)
 }
 
 fn number(text: &str) -> Option<Number> {
@@ -166,40 +168,56 @@ pub fn print(value: &Value) -> String {
     if is_block(value) {
         print_block(value, 0, &mut text);
     } else {
-        text.push_str(&(inline(value) + "\n"));
+        print_inline(value, &mut text);
+        text.push('\n');
     }
     text
 }
 
+/// The place in front of the first line is taken already: by a dash, or by nothing.
 fn print_block(value: &Value, indent: usize, text: &mut String) {
-    let space = " ".repeat(indent);
+    let mut first = true;
+    let mut begin = |text: &mut String| {
+        if !std::mem::take(&mut first) {
+            print_indent(indent, text);
+        }
+    };
     match value {
         Value::Object(map) => {
             let known = ORDER.iter().filter_map(|name| map.get_key_value(*name));
             let others = map.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()));
             for (key, value) in known.chain(others) {
-                text.push_str(&format!("{space}{}:", scalar(key)));
+                begin(text);
+                print_scalar(key, text);
                 if is_block(value) {
-                    text.push('\n');
+                    text.push_str(":\n");
+                    print_indent(indent + 2, text);
                     print_block(value, indent + 2, text);
                 } else {
-                    text.push_str(&format!(" {}\n", inline(value)));
+                    text.push_str(": ");
+                    print_inline(value, text);
+                    text.push('\n');
                 }
             }
         }
         Value::Array(list) => {
             for item in list {
-                let mut block = String::new();
+                begin(text);
+                text.push_str("- ");
                 if is_block(item) {
-                    print_block(item, indent + 2, &mut block);
+                    print_block(item, indent + 2, text);
                 } else {
-                    block = format!("{}\n", inline(item));
+                    print_inline(item, text);
+                    text.push('\n');
                 }
-                text.push_str(&format!("{space}- {}", block.trim_start()));
             }
         }
         _ => {}
     }
+}
+
+fn print_indent(indent: usize, text: &mut String) {
+    text.extend(std::iter::repeat_n(' ', indent));
 }
 
 fn is_block(value: &Value) -> bool {
@@ -210,22 +228,26 @@ fn is_block(value: &Value) -> bool {
     }
 }
 
-fn inline(value: &Value) -> String {
+fn print_inline(value: &Value, text: &mut String) {
     match value {
-        Value::String(text) => scalar(text),
+        Value::String(string) => print_scalar(string, text),
         // JSON is YAML
-        other => other.to_string(),
+        other => text.push_str(&other.to_string()),
     }
 }
 
 /// Without quotes only where no parser, of no version of YAML, could take it for something else.
-fn scalar(text: &str) -> String {
-    let word = text.strip_prefix("--").unwrap_or(text);
-    let is_plain = word.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._=,+-".contains(&byte))
-        && plain(text).is_string()
-        && text.len() > 1; // y and n
-    if is_plain { text.to_owned() } else { Value::String(text.to_owned()).to_string() }
+fn print_scalar(scalar: &str, text: &mut String) {
+    let start = scalar.strip_prefix("--").unwrap_or(scalar);
+    let is_plain = start.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
+        && scalar.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._=,+-".contains(&byte))
+        && word(scalar).is_none()
+        && scalar.len() > 1; // y and n
+    if is_plain {
+        text.push_str(scalar);
+    } else {
+        text.push_str(&Value::String(scalar.to_owned()).to_string());
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub const TESTS: &[Test] = &[
     ("shapes::read_only_rootfs", NEEDS, read_only_rootfs),
     ("shapes::read_only_rootfs_with_mounts_in_the_way", NEEDS, read_only_rootfs_with_mounts),
     ("shapes::read_only_rootfs_made_for_the_driver", NEEDS, read_only_rootfs_made_for_the_driver),
+    ("shapes::read_only_rootfs_that_lacks_directories", NEEDS, read_only_rootfs_that_lacks_directories),
     ("shapes::driver_files_of_the_image", NEEDS, driver_files_of_the_image),
     ("shapes::links_in_the_image", NEEDS, links_in_the_image),
     ("shapes::no_etc", NEEDS, no_etc),
@@ -79,6 +80,22 @@ fn read_only_rootfs_made_for_the_driver() {
     container.hook(&fake.config).ok();
     assert_works(&container);
     assert!(!container.mountinfo().contains(" overlay "), "{}", container.mountinfo());
+}
+
+/// What has no directory would need a layer over one that has layers of ours below it: they are not hidden for it.
+fn read_only_rootfs_that_lacks_directories() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    let vendors = fake.root.join("usr/share/glvnd/egl_vendor.d");
+    std::fs::create_dir_all(&vendors).unwrap();
+    std::fs::write(vendors.join("10_nvidia.json"), "{}").unwrap();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    std::fs::remove_dir_all(image.rootfs.join("usr/share")).ok();
+    let all = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &all, READ_ONLY);
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("10_nvidia.json") && ran.stderr.contains("(ONH-303)\nhint: "), "{ran:?}");
+    ran.ok();
+    assert_works(&container);
 }
 
 fn driver_files_of_the_image() {
