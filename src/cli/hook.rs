@@ -238,7 +238,7 @@ pub fn set_up_gpus(
         }
     }
     // All that can fail on the host's side comes before the first thing that anybody can see.
-    let plan = inject::prepare(&steps)?;
+    let plan = inject::prepare(&steps, &spec.mount_label)?;
     log.step_done("container");
     // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
     if config.edit_cgroups && !ns::in_user_namespace()? {

@@ -48,7 +48,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
         let names = container.compat_libraries(driver, cuda);
         live::prefer(&mut steps, compat::DIR, |soname| names.contains(soname));
     }
-    let findings = inject::carry_out(inject::prepare(&steps)?, container)?;
+    let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container)?;
     findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }

@@ -5,6 +5,7 @@ pub mod compat;
 pub mod diagnosis;
 pub mod elf;
 pub mod files;
+mod label;
 pub mod ldcache;
 pub mod libraries;
 pub mod locate;

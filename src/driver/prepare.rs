@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
 
+use super::label;
 use super::nodes::{CTL_MINOR, MODESET_MINOR, NVIDIA_MAJOR};
 use super::root::DriverRoot;
 use crate::few;
@@ -197,7 +198,8 @@ fn make(path: &Path, node: &Node) -> Result<bool> {
         std::fs::create_dir_all(parent)?;
     }
     match rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Ok(()) => label::give(path),
+        Err(rustix::io::Errno::EXIST) => {}
         Err(errno) => return Err(errno.into()),
     }
     // The owner first: a mode for others' eyes goes to a node that has its owner already.

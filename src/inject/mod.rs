@@ -24,7 +24,7 @@ use crate::edits::Need;
 use crate::error::classify;
 use crate::finding::{Finding, catalog};
 use crate::lower::live::Step;
-use crate::sys::mount;
+use crate::sys::mount::{self, Label};
 use container::Container;
 use hosts_dev::HostsDev;
 use prepare::Prepared;
@@ -36,17 +36,21 @@ pub struct Plan<'a> {
     steps: Vec<(&'a Step, Prepared<'a>)>,
     api: mount::Api,
     hosts_dev: HostsDev,
+    label: Option<Label>,
     findings: Vec<Finding>,
 }
 
 /// Does everything that can fail without the container. A step that it can do without is a finding where that fails.
+/// `mount_label` is what config.json says.
 ///
 /// # Errors
-/// If one fails that it cannot do without.
-pub fn prepare(steps: &[Step]) -> Result<Plan<'_>> {
-    let mut plan = Plan { steps: Vec::new(), api: mount::api(), hosts_dev: HostsDev::look(), findings: Vec::new() };
+/// If one fails that it cannot do without, or the label is none.
+pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
+    let label = Label::of(mount_label)?;
+    let (api, hosts_dev) = (mount::api(), HostsDev::look());
+    let mut plan = Plan { steps: Vec::new(), api, hosts_dev, label, findings: Vec::new() };
     for step in steps {
-        match prepare::prepare(step, plan.api).with_context(|| format!("cannot {step}")) {
+        match prepare::prepare(step, plan.api, plan.label.as_ref()).with_context(|| format!("cannot {step}")) {
             Ok(prepared) => plan.steps.push((step, prepared)),
             Err(error) if step.need() == Need::Optional => plan.findings.push(left_out(&error)),
             Err(error) => return Err(error),
@@ -60,8 +64,8 @@ pub fn prepare(steps: &[Step]) -> Result<Plan<'_>> {
 /// # Errors
 /// If one fails; then those before it are undone.
 pub fn carry_out(plan: Plan<'_>, container: Container) -> Result<Vec<Finding>> {
-    let Plan { steps, api, hosts_dev, mut findings } = plan;
-    findings.extend(take_all(Target::new(container.enter()?, api, hosts_dev), steps)?);
+    let Plan { steps, api, hosts_dev, label, mut findings } = plan;
+    findings.extend(take_all(Target::new(container.enter()?, api, hosts_dev, label), steps)?);
     Ok(findings)
 }
 
@@ -185,7 +189,7 @@ mod tests {
         let run_so = |fail_at, still_mounted| {
             let target = Recording { fail_at, still_mounted, ..Recording::default() };
             let said = Rc::clone(&target.said);
-            let plan = prepare(&steps).unwrap();
+            let plan = prepare(&steps, "").unwrap();
             let result = take_all(target, plan.steps);
             (result.is_ok(), said.take().join(", "))
         };

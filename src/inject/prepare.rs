@@ -10,7 +10,7 @@ use super::tmpfs::Directory;
 use crate::edits::ProcMask;
 use crate::lower::live::{CacheEntry, Step};
 use crate::paths::{ContainerPath, HostPath};
-use crate::sys::mount::{Api, MountAttrs};
+use crate::sys::mount::{Api, Label, MountAttrs};
 
 /// A step with all that it needs of the host.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub enum Prepared<'a> {
 ///
 /// # Errors
 /// If a source is missing or not what it is said to be, or cannot be mounted.
-pub fn prepare(step: &Step, api: Api) -> Result<Prepared<'_>> {
+pub fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
     Ok(match step {
         Step::MountFile { source, target, .. } => {
             Prepared::Mount { source: open_file(source, api)?, target, device: None }
@@ -69,9 +69,9 @@ pub fn prepare(step: &Step, api: Api) -> Result<Prepared<'_>> {
         Step::Link { link, text, file, .. } => Prepared::Link { link, text: Path::new(text), file },
         Step::MountFiles { target, files } => {
             let files = files.iter().map(|(name, content)| (name.into(), content.as_bytes().to_vec())).collect();
-            Prepared::MountFiles { directory: Directory::prepare(files, Vec::new(), api)?, target }
+            Prepared::MountFiles { directory: Directory::prepare(files, Vec::new(), api, label)?, target }
         }
-        Step::MaskProc(mask) => Prepared::MaskProc(prepare_mask(mask, api)?),
+        Step::MaskProc(mask) => Prepared::MaskProc(prepare_mask(mask, api, label)?),
         Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
     })
 }
@@ -105,7 +105,7 @@ fn prepare_ipc<'a>(source: &HostPath, target: &'a ContainerPath, api: Api) -> Re
     })
 }
 
-fn prepare_mask(mask: &ProcMask, api: Api) -> Result<Directory> {
+fn prepare_mask(mask: &ProcMask, api: Api, label: Option<&Label>) -> Result<Directory> {
     let mut mounts = Vec::new();
     for (path, source) in &mask.mounts {
         let mut found = FileType::Unknown;
@@ -115,5 +115,5 @@ fn prepare_mask(mask: &ProcMask, api: Api) -> Result<Directory> {
         })?;
         mounts.push((path.clone(), found, opened));
     }
-    Directory::prepare(mask.files.clone(), mounts, api)
+    Directory::prepare(mask.files.clone(), mounts, api, label)
 }

@@ -4,7 +4,7 @@
 //! to the container either: [`seal`] makes it read-only, like what is below it.
 
 use std::borrow::Cow;
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +19,7 @@ use super::{StillMounted, mountinfo};
 use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::sys::in_root::{Root, real_path};
-use crate::sys::mount::{self, MountAttrs, in_place};
+use crate::sys::mount::{self, Label, MountAttrs, in_place};
 use crate::sys::proc_file;
 
 /// A directory of a rootfs, and a tmpfs of ours that is mounted on it.
@@ -31,11 +31,11 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn mount(rootfs: &Root, path: &Path, options: &CStr) -> Result<Self> {
+    fn mount(rootfs: &Root, path: &Path, options: &str, label: Option<&Label>) -> Result<Self> {
         let open = |path| rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
         let below = open(path)?;
         let place = (open(path.parent().unwrap_or(path))?, path.file_name().unwrap_or_default().to_owned());
-        in_place::mount_tmpfs(&below, options).context("mount a tmpfs")?;
+        in_place::mount_tmpfs(&below, options, label).context("mount a tmpfs")?;
         match open(path) {
             Ok(tmpfs) => Ok(Self { below, tmpfs, place }),
             Err(error) => Err(take_away(&place, error.into())),
@@ -62,7 +62,7 @@ fn take_away((dir, name): &(OwnedFd, OsString), error: anyhow::Error) -> anyhow:
 ///
 /// # Errors
 /// If something else is mounted below it, which the layer would hide, or the kernel refuses.
-pub(super) fn cover(rootfs: &Root, path: &Path, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
+pub(super) fn cover(rootfs: &Root, path: &Path, label: Option<&Label>, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
     let open = || rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
     // Compared with mount points only, and what it may lead to is a refusal.
     let place = real_path(open()?.as_fd())?;
@@ -74,13 +74,13 @@ pub(super) fn cover(rootfs: &Root, path: &Path, done: &mut Vec<Rc<OwnedFd>>) -> 
             "start the container from an image that can be written, or mount them elsewhere",
         ));
     }
-    let Scratch { below, tmpfs, .. } = Scratch::mount(rootfs, path, c"mode=0755,size=1m")?;
+    let Scratch { below, tmpfs, .. } = Scratch::mount(rootfs, path, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
-    in_place::mount_overlay(&tmpfs, &below, &tmpfs).with_context(|| {
+    in_place::mount_overlay(&tmpfs, &below, &tmpfs, label).with_context(|| {
         Failure::new(
             &catalog::READ_ONLY,
             format!("cannot mount an overlay over the read-only directory {:?}", Path::new("/").join(path)),
@@ -113,8 +113,9 @@ pub(super) fn hide_file(
     name: &OsStr,
     point: &OwnedFd,
     content: &[Cow<'_, [u8]>],
+    label: Option<&Label>,
 ) -> Result<OwnedFd> {
-    let scratch = Scratch::mount(rootfs, path, c"mode=0755,size=32m")?;
+    let scratch = Scratch::mount(rootfs, path, "mode=0755,size=32m", label)?;
     let bind = || -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&scratch.tmpfs, name, flags, Mode::from_raw_mode(0o644))?;

@@ -23,7 +23,7 @@ use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{Created, Root, open_regular};
-use crate::sys::mount::{self, Api, MountAttrs};
+use crate::sys::mount::{self, Api, Label, MountAttrs};
 use crate::sys::proc_file;
 
 /// A container whose mount namespace we are in, and what we did to it.
@@ -34,6 +34,8 @@ pub struct Target {
     hosts_dev: HostsDev,
     /// Directories of /dev of which it is known that they are not the host's
     own_dev: Vec<Rc<OwnedFd>>,
+    /// Of file systems of ours
+    label: Option<Label>,
     /// Directories of which it is known that nobody else sees what is mounted in them
     private: Vec<Rc<OwnedFd>>,
     /// Ids of mounts that pass on what is mounted below them, where the kernel does not say that of a single one
@@ -112,12 +114,13 @@ impl Take for Target {
 impl Target {
     /// `rootfs` must have been opened in the mount namespace that we are in now.
     #[must_use]
-    pub const fn new(rootfs: Root, api: Api, hosts_dev: HostsDev) -> Self {
+    pub const fn new(rootfs: Root, api: Api, hosts_dev: HostsDev, label: Option<Label>) -> Self {
         Self {
             rootfs,
             api,
             hosts_dev,
             own_dev: Vec::new(),
+            label,
             private: Vec::new(),
             shared: OnceCell::new(),
             done: Vec::new(),
@@ -223,7 +226,7 @@ impl Target {
     fn cover(&mut self, path: &Path) -> Result<()> {
         self.forget_directories();
         let mut mounts = Vec::new();
-        let covered = read_only::cover(&self.rootfs, path, &mut mounts);
+        let covered = read_only::cover(&self.rootfs, path, self.label.as_ref(), &mut mounts);
         self.layers.extend(mounts.last().filter(|_| covered.is_ok()).cloned());
         self.done.extend(mounts.into_iter().map(Done::Mounted));
         covered
@@ -464,7 +467,7 @@ impl Target {
         match present(&etc, name)? {
             Present::Other(point, _) => {
                 self.refuse_shared(&point)?;
-                let hidden = read_only::hide_file(&self.rootfs, path, name, &point, &new)?;
+                let hidden = read_only::hide_file(&self.rootfs, path, name, &point, &new, self.label.as_ref())?;
                 self.done.push(Done::Mounted(hidden.into()));
             }
             _ => {

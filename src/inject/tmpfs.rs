@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 
 use super::source::{Source, open_in, same_file};
-use crate::sys::mount::{self, Api, MountAttrs, in_place};
+use crate::sys::mount::{self, Api, Label, MountAttrs, in_place};
 
 /// Files that are not large, and mount points.
 const OPTIONS: [(&std::ffi::CStr, &std::ffi::CStr); 2] = [(c"mode", c"0555"), (c"size", c"1m")];
@@ -22,6 +22,7 @@ const OPTIONS: [(&std::ffi::CStr, &std::ffi::CStr); 2] = [(c"mode", c"0555"), (c
 pub struct Directory {
     files: Vec<(OsString, Vec<u8>)>,
     mounts: Vec<(PathBuf, FileType, Source)>,
+    label: Option<Label>,
     /// With the files in it already, where that can be done beforehand.
     detached: Option<OwnedFd>,
 }
@@ -35,10 +36,11 @@ impl Directory {
         files: Vec<(OsString, Vec<u8>)>,
         mounts: Vec<(PathBuf, FileType, Source)>,
         api: Api,
+        label: Option<&Label>,
     ) -> Result<Self> {
-        let mut directory = Self { files, mounts, detached: None };
+        let mut directory = Self { files, mounts, label: label.cloned(), detached: None };
         if api == Api::Detached {
-            let tmpfs = mount::new_tmpfs(&OPTIONS).context("make a tmpfs")?;
+            let tmpfs = mount::new_tmpfs(&OPTIONS, label).context("make a tmpfs")?;
             directory.fill(&tmpfs)?;
             directory.detached = Some(tmpfs);
         }
@@ -59,7 +61,7 @@ impl Directory {
                 tmpfs
             }
             None => {
-                in_place::mount_tmpfs(&point, c"mode=0555,size=1m").context("mount a tmpfs")?;
+                in_place::mount_tmpfs(&point, "mode=0555,size=1m", self.label.as_ref()).context("mount a tmpfs")?;
                 let open = || -> Result<OwnedFd> {
                     let tmpfs = open_in(dir, name)?;
                     let replaced = same_file(&rustix::fs::fstat(&tmpfs)?, &rustix::fs::fstat(&point)?);

@@ -36,6 +36,8 @@ pub struct SpecView {
     pub user_namespace: bool,
     /// `linux.gidMappings`
     pub gid_mappings: Vec<IdMapping>,
+    /// `linux.mountLabel`: the SELinux label of file systems that are mounted for it; empty if there is none.
+    pub mount_label: String,
     /// `process.user.additionalGids`
     pub additional_gids: Vec<u32>,
     /// What Kubernetes calls it, from `annotations`.
@@ -156,6 +158,8 @@ struct RawLinux<'a> {
     namespaces: Option<&'a RawValue>,
     #[serde(default, rename = "gidMappings", borrow)]
     gid_mappings: Option<&'a RawValue>,
+    #[serde(default, rename = "mountLabel", borrow)]
+    mount_label: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -242,6 +246,11 @@ fn parse_if(
         gid_mappings: lists::of_known_form(linux.gid_mappings)?,
         additional_gids: lists::of_known_form(user.additional_gids)?,
         pod: Pod::of(raw.annotations)?,
+        mount_label: linux
+            .mount_label
+            .map(|text| lists::value(text.get()))
+            .and_then(|label| Some(label.as_str()?.to_owned()))
+            .unwrap_or_default(),
         ..view
     })
 }
@@ -329,6 +338,24 @@ mod tests {
             let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
             assert_eq!(spec.mounts.len(), usize::from(whole), "{env} {mounts}");
             assert!(whole || request::hint(&view(&text).unwrap()) == request::Hint::No, "{env} {mounts}");
+        }
+    }
+
+    #[test]
+    fn the_mount_label_is_text_or_none() {
+        for (linux, label) in [
+            (
+                r#"{"mountLabel":"system_u:object_r:container_file_t:s0:c1,c2"}"#,
+                "system_u:object_r:container_file_t:s0:c1,c2",
+            ),
+            (r#"{"mountLabel":""}"#, ""),
+            (r#"{"mountLabel":null}"#, ""),
+            (r#"{"mountLabel":3}"#, ""),
+            ("{}", ""),
+            ("null", ""),
+        ] {
+            let spec = view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{}},"linux":{linux}}}"#)).unwrap();
+            assert_eq!(spec.mount_label, label, "{linux}");
         }
     }
 

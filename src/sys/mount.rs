@@ -19,7 +19,10 @@ use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub mod in_place;
+mod label;
 pub mod statmount;
+
+pub use label::Label;
 
 /// How this kernel lets us mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +138,14 @@ pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::mount::unmount(super::in_root::fd_path(mount), UnmountFlags::DETACH)?)
 }
 
-/// A new, detached tmpfs with these options. Writable until [`restrict`]ed.
-pub fn new_tmpfs(options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
+/// A new, detached tmpfs with these options and this label. Writable until [`restrict`]ed.
+pub fn new_tmpfs(options: &[(&CStr, &CStr)], label: Option<&Label>) -> io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
         rustix::mount::fsconfig_set_string(&fs, *key, *value)?;
+    }
+    if let Some(label) = label {
+        rustix::mount::fsconfig_set_string(&fs, c"context", label.as_str())?;
     }
     rustix::mount::fsconfig_create(&fs)?;
     let attrs =

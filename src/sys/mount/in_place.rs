@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::StatVfsMountFlags;
 use rustix::mount::{MountAttrFlags, MountFlags, MountPropagationFlags, UnmountFlags};
 
-use super::MountAttrs;
+use super::{Label, MountAttrs};
 use crate::sys::in_root::fd_path;
 
 /// `mount --bind SOURCE TARGET`. `target` stays what is below the new mount.
@@ -20,16 +20,17 @@ pub fn bind(source: impl AsFd, target: impl AsFd) -> io::Result<()> {
 }
 
 /// `mount -t tmpfs TARGET`, as [`super::new_tmpfs`].
-pub fn mount_tmpfs(target: impl AsFd, options: &std::ffi::CStr) -> io::Result<()> {
+pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(rustix::mount::mount("tmpfs", fd_path(target.as_fd()), "tmpfs", flags, options)?)
+    let options = std::ffi::CString::new(Label::after(label, options))?;
+    Ok(rustix::mount::mount("tmpfs", fd_path(target.as_fd()), "tmpfs", flags, options.as_c_str())?)
 }
 
 /// `mount -t overlay TARGET`: `lower` and, over it, the directories `upper` and `work` of `layer`.
-pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd) -> io::Result<()> {
+pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label: Option<&Label>) -> io::Result<()> {
     let (lower, layer) = (fd_path(lower.as_fd()), fd_path(layer.as_fd()));
     let options = format!("lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work");
-    let options = std::ffi::CString::new(options)?;
+    let options = std::ffi::CString::new(Label::after(label, &options))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     Ok(rustix::mount::mount("overlay", fd_path(target.as_fd()), "overlay", flags, options.as_c_str())?)
 }
