@@ -1,5 +1,4 @@
-//! The hook entry in specs that we write: at the createContainer stage, what an engine cannot do by itself. Its arguments
-//! say what; nothing is looked for.
+//! The hook entry in specs that we write: what an engine cannot do by itself. Its arguments say what; nothing is looked for.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -40,7 +39,10 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     log.connect();
-    let container = Container::here(&spec.rootfs)?;
+    let container = match edits.outside {
+        true => Container::open(state.init()?, &spec.rootfs)?,
+        false => Container::here(&spec.rootfs)?,
+    };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = edits.steps(facts, files);

@@ -41,7 +41,7 @@ pub struct Additions {
     pub additional_gids: Vec<Value>,
     /// `mounts`
     pub mounts: Vec<Value>,
-    /// `hooks.createContainer`
+    /// `hooks.createRuntime`
     pub hooks: Vec<Value>,
 }
 
@@ -114,7 +114,7 @@ impl Additions {
         let arrays: [(&[&str], &[Value]); 5] = [
             (&["process", "user", "additionalGids"], &self.additional_gids),
             (&["mounts"], &self.mounts),
-            (&["hooks", "createContainer"], &self.hooks),
+            (&["hooks", super::cdi::STAGE], &self.hooks),
             (&["linux", "devices"], &self.devices),
             (&["linux", "resources", "devices"], &self.device_rules),
         ];

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::Test;
 use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
-use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
+use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
 
@@ -79,7 +79,7 @@ fn rootful() {
 }
 
 fn rootful_crun() {
-    SHAPES.iter().for_each(|shape| runs(Cgroup::V1WithCrun, shape));
+    SHAPES.iter().for_each(|shape| runs(Cgroup::WithCrun, shape));
 }
 
 /// An image that lies on a read-only file system, and nothing is created in it.
@@ -99,7 +99,7 @@ fn read_only_rootfs() {
     let mount =
         format!("mount -t overlay -o lowerdir='{}':'{rootfs}' none '{}';", empty.display(), read_only.display());
     let read_only = read_only.display().to_string();
-    for cgroup in [Cgroup::AsMounted, Cgroup::V1WithCrun] {
+    for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
         let shape = ["--read-only", "-e", "NVIDIA_VISIBLE_DEVICES=1", "--rootfs", &read_only, "sh", "-euc", WORKS];
         assert_works(podman.run_after(&mount, cgroup, &shape), &shape);
         assert!(crate::support::snapshot(&image.rootfs) == before, "{cgroup:?}");
@@ -183,8 +183,7 @@ impl User {
             self.path("driver")
         );
         std::fs::write(self.path("config.toml"), config).unwrap();
-        let conf = "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n";
-        std::fs::write(self.path("containers.conf"), conf).unwrap();
+        std::fs::write(self.path("containers.conf"), CONTAINERS_CONF).unwrap();
         sh(&format!("install -d -o {0} -m 0700 '{1}'", self.name, self.path("run"))).ok();
     }
 

@@ -99,7 +99,8 @@ fn a_container_that_got_its_gpus() {
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
 
     // A stage that finds everything done tells less than the one that did it.
-    container.waiting.set_hooks(&serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]));
+    let done = serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]);
+    container.waiting.set_hooks("createRuntime", &done);
     container.hook(FakeDriver::shared()).ok();
     assert_eq!(json(dir, "waiting")["outcome"], "given");
     container.poststop();
