@@ -58,8 +58,11 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
 /// Each device of a spec brings an entry of its own, but there is one mask for all of them, and it cannot be changed
 /// once it is there. So the first entry does what all of them say, and those after it find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
+    // Where this one is called, those of another stage are not.
+    let outside = edits.outside;
     // One that cannot be read fails by itself.
-    spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge)
+    let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge);
+    RootfsEdits { outside, ..all }
 }
 
 /// None where the driver is gone: then the container's /proc does not have it either.

@@ -43,7 +43,7 @@ pub struct RootfsEdits {
 }
 
 impl RootfsEdits {
-    /// Both together, at the stage of this one.
+    /// Both together.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.links.extend(other.links);
@@ -51,6 +51,7 @@ impl RootfsEdits {
         self.libraries.extend(other.libraries);
         self.shown.extend(other.shown);
         Self {
+            outside: self.outside || other.outside,
             mask: self.mask.or(other.mask),
             egl_devices: self.egl_devices | other.egl_devices,
             cuda_compat: self.cuda_compat.or(other.cuda_compat),

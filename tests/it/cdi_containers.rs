@@ -87,8 +87,14 @@ fn cuda_compat() {
 fn hook_entries() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
-    assert!(spec.container_edits.hooks.iter().all(|hook| hook.hook_name == "createRuntime"));
+    let devices = spec.devices.iter().map(|device| &device.container_edits);
+    for hook in devices.chain([&spec.container_edits]).flat_map(|edits| &edits.hooks) {
+        assert!(hook.hook_name == "createRuntime" && hook.args.iter().any(|arg| arg == "--outside"), "{hook:?}");
+    }
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap().matches("/image/usr/lib/").count();
+    let before = mounts();
     do_their_work(&spec, Waiting::create_runtime_hook);
+    assert_eq!(mounts(), before, "they are in the container, not on the host");
 }
 
 /// They are still there after an update.
