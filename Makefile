@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: all build demo test lint fuzz bench vm dist rpm release-checks reproducible deny aarch64 sbom clean
+.PHONY: all build demo test engines vm lint fuzz bench dist rpm release-checks reproducible deny aarch64 sbom clean
 
 all: build
 
@@ -18,6 +18,11 @@ test: lint
 	@tests/install-tools
 	$(CARGO) test --locked
 	@tests/as-plain-user
+
+## The tests with engines of other Debian releases, in root file systems that it makes: docs/compatibility.md. As root, with
+## a network. Not part of test: it downloads 1.5 GB and takes half an hour. SUITES=trixie for one of them.
+engines:
+	@tests/engines/run $(SUITES)
 
 lint:
 	$(CARGO) fmt --check

@@ -154,7 +154,7 @@ fn read_container(options: &Options) -> Result<(SpecView, i32)> {
 /// Of the container if it waits at a hook; else of its rootfs as the host sees it.
 fn facts(spec: &SpecView, pid: i32) -> RootfsFacts {
     let waiting = (pid > 0).then(|| Container::open(pid, &spec.rootfs).ok()).flatten();
-    waiting.map_or_else(|| Container::facts_of(&spec.rootfs), |container| container.facts())
+    waiting.map_or_else(|| Container::facts_of(&spec.rootfs).unwrap_or_default(), |container| container.facts())
 }
 
 fn in_words(explanation: &Explanation) -> String {

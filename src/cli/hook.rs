@@ -73,7 +73,10 @@ pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
 
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
     let state = read_state()?;
-    let spec = oci::spec_view::read_if_asked(&state.bundle)?;
+    let spec = oci::spec_view::read_if_asked(&state.bundle).map_err(|error| match place {
+        Place::Inside if ns::in_user_namespace().unwrap_or_default() => error.context(unread_inside()),
+        _ => error,
+    })?;
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     if debug {
         log.open(&HostPath::new("/dev/stderr"))?;
@@ -319,9 +322,16 @@ fn kept_inside(why: &anyhow::Error) -> Failure {
     Failure::new(
         &catalog::CGROUP,
         format!("the hook cannot leave the container's device cgroup ({})", line(why)),
-        "have it called at another stage: precreate (Podman), createRuntime or prestart",
+        OTHER_STAGES,
     )
 }
+
+/// Podman keeps bundles below a directory that only the host's root may enter.
+fn unread_inside() -> Failure {
+    Failure::new(&catalog::STATE, "the hook is in the container's user namespace", OTHER_STAGES)
+}
+
+const OTHER_STAGES: &str = "have it called at another stage: precreate (Podman), createRuntime or prestart";
 
 /// `PPid:` of /proc/PID/status; see proc_pid_status(5).
 fn parent_of(status: &str) -> Option<i32> {

@@ -15,6 +15,7 @@ use crate::inject::hosts_dev::HostsDev;
 use crate::log::Log;
 use crate::lower;
 use crate::lower::cdi::HostFacts;
+use crate::lower::live::RootfsFacts;
 use crate::lower::oci::{Additions, OciFacts};
 use crate::lower::rootfs::RootfsEdits;
 use crate::oci::{self, SpecView};
@@ -73,17 +74,18 @@ fn name(spec: &SpecView) -> (String, PathBuf) {
     (id.unwrap_or(&spec.rootfs).display().to_string(), bundle)
 }
 
-/// Of the image we look at names only: its rootfs is mounted, and nobody is in it.
+/// Of the image we look at names only: its rootfs is mounted, and nobody is in it. If it cannot be seen, files go where the
+/// host has them, as with CDI.
 fn host_facts(spec: &SpecView, host: &Host, edits: &Edits, options: &Options, log: &mut Log) -> Result<HostFacts> {
     let image = Container::facts_of(&spec.rootfs);
-    image.finding().iter().for_each(|finding| log.finding(finding));
+    image.and_then(RootfsFacts::finding).iter().for_each(|finding| log.finding(finding));
     Ok(HostFacts {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),
         program: cdi::program(&options.cdi)?,
         nodes: cdi::nodes(std::iter::once(edits)),
         additional_gids: true,
-        image: Some(image),
+        image,
     })
 }
 

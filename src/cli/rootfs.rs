@@ -1,5 +1,4 @@
-//! The hook entry in specs that we write: at the createContainer stage, what an engine cannot do by itself. Its arguments
-//! say what; nothing is looked for.
+//! The hook entry in specs that we write: what an engine cannot do by itself. Its arguments say what; nothing is looked for.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -40,7 +39,10 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     log.connect();
-    let container = Container::here(&spec.rootfs)?;
+    let container = match edits.outside {
+        true => Container::open(state.init()?, &spec.rootfs)?,
+        false => Container::here(&spec.rootfs)?,
+    };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = edits.steps(facts, files);
@@ -56,8 +58,11 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
 /// Each device of a spec brings an entry of its own, but there is one mask for all of them, and it cannot be changed
 /// once it is there. So the first entry does what all of them say, and those after it find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
+    // Where this one is called, those of another stage are not.
+    let outside = edits.outside;
     // One that cannot be read fails by itself.
-    spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge)
+    let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge);
+    RootfsEdits { outside, ..all }
 }
 
 /// None where the driver is gone: then the container's /proc does not have it either.

@@ -76,10 +76,15 @@ impl Container {
         facts(&self.rootfs)
     }
 
-    /// The same of a rootfs that no process has mounted; the defaults if it is not there.
+    /// The same of a rootfs that no process waits in; `None` if nothing of it can be seen. For a container with a user
+    /// namespace, Podman names an empty directory from 5.0 on, and mounts the rootfs there when it starts the runtime.
     #[must_use]
-    pub fn facts_of(rootfs: &Path) -> RootfsFacts {
-        Root::open(rootfs).map(|rootfs| facts(&rootfs)).unwrap_or_default()
+    pub fn facts_of(rootfs: &Path) -> Option<RootfsFacts> {
+        let rootfs = Root::open(rootfs).ok()?;
+        let dir = rootfs.open_at(Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+        let is_name = |entry: rustix::fs::DirEntry| !matches!(entry.file_name().to_bytes(), b"." | b"..");
+        let is_empty = !rustix::fs::Dir::new(dir).ok()?.flatten().any(is_name);
+        (!is_empty).then(|| facts(&rootfs))
     }
 
     /// The names in its directory of CUDA compatibility libraries, if those are to be used with this driver.

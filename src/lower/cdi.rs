@@ -123,11 +123,17 @@ fn below(dir: &ContainerPath, name: &Path) -> Option<(PathBuf, ContainerPath)> {
     Some((Path::new(dir.file_name()).join(name), dir.join(name)?))
 }
 
+/// At createContainer, the root user of a user namespace may not reach the bundle: Podman keeps it below a directory of the
+/// host's root from 5.0 on. crun cannot start any hook there then.
+pub const STAGE: &str = "createRuntime";
+
 /// The hook entry that does it; none if nothing is left.
 #[must_use]
 pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
+    let is_empty = *rest == RootfsEdits::default();
+    let rest = RootfsEdits { outside: !is_empty, ..rest.clone() };
     Some(Hook {
-        hook_name: "createContainer".to_owned(),
+        hook_name: STAGE.to_owned(),
         path: host.program.as_path().to_str()?.to_owned(),
         args: rest.to_args()?,
         env: vec![HOOK_ENV.to_owned()],
@@ -281,8 +287,10 @@ mod tests {
         let mounts = edits.mounts.iter().map(|mount| format!("mount {} {}", mount.host_path, mount.container_path));
         let nodes = edits.device_nodes.iter().map(|node| format!("{} {:?} {:?}", node.path, node.major, node.minor));
         let hooks = edits.hooks.iter().map(|hook| {
-            assert!(!hook.env.is_empty() && hook.path.starts_with('/') && hook.hook_name == "createContainer");
-            RootfsEdits::of_entry(&hook.args).unwrap()
+            assert!(!hook.env.is_empty() && hook.path.starts_with('/') && hook.hook_name == STAGE);
+            let entry = RootfsEdits::of_entry(&hook.args).unwrap();
+            assert!(entry.outside);
+            entry
         });
         let rest = hooks.fold(RootfsEdits::default(), RootfsEdits::merge);
         mounts.chain(nodes).chain(of_rest(&rest)).collect()

@@ -41,7 +41,7 @@ pub struct Additions {
     pub additional_gids: Vec<Value>,
     /// `mounts`
     pub mounts: Vec<Value>,
-    /// `hooks.createContainer`
+    /// `hooks.createRuntime`
     pub hooks: Vec<Value>,
     /// Where, in volumes, the runtime finds or makes the mount points of nodes; on the host
     pub points: Vec<PathBuf>,
@@ -118,7 +118,7 @@ impl Additions {
         let arrays: [(&[&str], &[Value]); 5] = [
             (&["process", "user", "additionalGids"], &self.additional_gids),
             (&["mounts"], &self.mounts),
-            (&["hooks", "createContainer"], &self.hooks),
+            (&["hooks", super::cdi::STAGE], &self.hooks),
             (&["linux", "devices"], &self.devices),
             (&["linux", "resources", "devices"], &self.device_rules),
         ];

@@ -14,12 +14,16 @@ use crate::paths::{ContainerPath, HostPath};
 
 /// The verb of the hook entry.
 pub const VERB: &str = "rootfs";
+const OUTSIDE: &str = "--outside";
 /// The program's own name, argv[0] of the hook entry.
 pub const PROGRAM: &str = "oci-nvidia-hook";
 
 /// What is left to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RootfsEdits {
+    /// Called at createRuntime, outside of the container's namespaces; else at createContainer, in them, as by specs that
+    /// were written before
+    pub outside: bool,
     /// Links by their path, with their text
     pub links: BTreeMap<ContainerPath, PathBuf>,
     /// Files and links that programs open by path below the directory of libraries: name below it, and where they are
@@ -47,6 +51,7 @@ impl RootfsEdits {
         self.libraries.extend(other.libraries);
         self.shown.extend(other.shown);
         Self {
+            outside: self.outside || other.outside,
             mask: self.mask.or(other.mask),
             egl_devices: self.egl_devices | other.egl_devices,
             cuda_compat: self.cuda_compat.or(other.cuda_compat),
@@ -90,6 +95,7 @@ impl RootfsEdits {
         if self.egl_devices != 0 {
             option("--egl-devices", Some(format!("{:#x}", self.egl_devices)));
         }
+        args.extend(self.outside.then(|| OUTSIDE.to_owned()));
         Some(args)
     }
 
@@ -103,6 +109,7 @@ impl RootfsEdits {
         let mut edits = Self::default();
         while let Some(arg) = parser.next()? {
             match arg {
+                Long("outside") => edits.outside = true,
                 Long("stamp") => edits.stamp = Some(text(parser.value()?)?),
                 Long("cuda-compat") => {
                     let value = text(parser.value()?)?;
@@ -325,11 +332,12 @@ mod tests {
             libraries in prop::collection::btree_set(name(), 0..4),
             shown in prop::collection::btree_map(name(), name(), 0..4),
             mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
-            cuda_compat in prop::option::of((name(), name())),
+            cuda_compat in prop::option::of((name(), name())), outside in any::<bool>(),
             below in prop::collection::btree_map(name(), name(), 0..4),
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
             RootfsEdits {
+                outside,
                 links: links.iter().map(|(link, text)| (path(link), text.into())).collect(),
                 libraries: libraries.iter().map(|library| (Arch::native(), path(library))).collect(),
                 mask: mask.then(|| HostPath::new("/proc/driver/nvidia")),

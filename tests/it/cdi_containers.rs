@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use oci_nvidia_hook::cdi::engine;
-use oci_nvidia_hook::cdi::spec::ContainerEdits;
+use oci_nvidia_hook::cdi::spec::{ContainerEdits, Spec};
 use serde_json::{Value, json};
 
 use crate::Test;
@@ -12,18 +12,19 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
-use crate::support::{HOOK, run, scratch};
+use crate::support::{HOOK, Ran, run, scratch};
 
 pub const TESTS: &[Test] = &[
-    ("cdi_containers::hook_entries_at_create_container", crate::driver::NEEDS, hook_entries_at_create_container),
+    ("cdi_containers::hook_entries", crate::driver::NEEDS, hook_entries),
+    ("cdi_containers::hook_entries_of_older_specs", crate::driver::NEEDS, hook_entries_of_older_specs),
     ("cdi_containers::libraries_that_are_opened_by_path", crate::driver::NEEDS, libraries_that_are_opened_by_path),
-    ("cdi_containers::cuda_compat_at_create_container", crate::driver::NEEDS, cuda_compat_at_create_container),
+    ("cdi_containers::cuda_compat", crate::driver::NEEDS, cuda_compat),
     ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS, {
         the_containers_environment_does_not_reach_the_hook
     }),
     ("cdi_containers::podman_on_cgroup_v2", NEEDS_V2, || podman_in(Cgroup::V2, "--tty=false")),
     ("cdi_containers::podman_read_only", NEEDS, || podman_in(Cgroup::AsMounted, "--read-only")),
-    ("cdi_containers::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::V1WithCrun, "--tty=false")),
+    ("cdi_containers::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::WithCrun, "--tty=false")),
     ("cdi_containers::podman_with_a_user_namespace", NEEDS, podman_with_a_user_namespace),
     ("cdi_containers::podman_gives_nodes_of_a_group_to_users", NEEDS, podman_gives_nodes_of_a_group_to_users),
     ("cdi_containers::podman_gives_devices_by_name", NEEDS, podman_gives_devices_by_name),
@@ -38,7 +39,7 @@ fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {
         before += &format!("mkdir -p $(dirname {to}); touch {to}; mount --bind {from} {to}\n");
     }
     let container = Waiting::start(dir, rootfs, &[], &before);
-    container.set_hooks(&json!(edits.hooks));
+    container.set_hooks(&edits.hooks[0].hook_name, &json!(edits.hooks));
     container
 }
 
@@ -57,7 +58,7 @@ fn libraries_that_are_opened_by_path() {
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     let container = with_mounts(dir.path(), &image.rootfs, &edits);
-    container.create_container_hook(&edits.hooks[0].args[1..]).ok();
+    container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
     let paths = "/usr/lib64/vdpau/libvdpau_nvidia.so.1 /usr/lib64/gbm/nvidia-drm_gbm.so";
     let found = container.exec(&format!("for path in {paths}; do readlink -f $path; done; probe-dlopen {paths}")).ok();
     assert!(found.contains("/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.535.183.01\n"), "{found}");
@@ -66,7 +67,7 @@ fn libraries_that_are_opened_by_path() {
 }
 
 /// An image's newer libcuda is used as the hook would use it.
-fn cuda_compat_at_create_container() {
+fn cuda_compat() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     for (mode, theirs) in [("ldconfig", true), ("disabled", false)] {
         fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
@@ -78,16 +79,40 @@ fn cuda_compat_at_create_container() {
         crate::features::compat_library(&compat.join("libcuda.so.575.57.08"), "");
         std::os::unix::fs::symlink("libcuda.so.575.57.08", compat.join("libcuda.so.1")).unwrap();
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
-        container.create_container_hook(&edits.hooks[0].args[1..]).ok();
+        container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
         let found = container.exec("probe-dlopen libcuda.so.1").ok();
         assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{mode}: {found}");
     }
 }
 
 /// The hook entries of two devices and the common one, each called as the runtime does: the first does it all.
-fn hook_entries_at_create_container() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
+fn hook_entries() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
+    let devices = spec.devices.iter().map(|device| &device.container_edits);
+    for hook in devices.chain([&spec.container_edits]).flat_map(|edits| &edits.hooks) {
+        assert!(hook.hook_name == "createRuntime" && hook.args.iter().any(|arg| arg == "--outside"), "{hook:?}");
+    }
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap().matches("/image/usr/lib/").count();
+    let before = mounts();
+    do_their_work(&spec, Waiting::create_runtime_hook);
+    assert_eq!(mounts(), before, "they are in the container, not on the host");
+}
+
+/// They are still there after an update.
+fn hook_entries_of_older_specs() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    let mut spec = generate(&fake, &["--hook-path", HOOK]);
+    let devices = spec.devices.iter_mut().map(|device| &mut device.container_edits);
+    for hook in devices.chain([&mut spec.container_edits]).flat_map(|edits| &mut edits.hooks) {
+        hook.hook_name = "createContainer".to_owned();
+        hook.args.retain(|arg| arg != "--outside");
+    }
+    do_their_work(&spec, Waiting::create_container_hook);
+}
+
+fn do_their_work(spec: &Spec, call: impl Fn(&Waiting, &[String]) -> Ran) {
+    let dir = scratch();
     let edits = spec.devices.iter().filter(|device| ["0", "2"].contains(&device.name.as_str()));
     let edits = edits.fold(spec.container_edits.clone(), |all, device| all.merge(device.container_edits.clone()));
     assert_eq!(edits.hooks.len(), 3);
@@ -101,7 +126,7 @@ fn hook_entries_at_create_container() {
                 cat /etc/nvidia/nvidia-application-profiles-rc.d/*; probe-dlopen libcuda.so.1";
     let mut seen = Vec::new();
     for hook in &edits.hooks {
-        container.create_container_hook(&hook.args[1..]).ok();
+        call(&container, &hook.args[1..]).ok();
         seen.push((container.exec(look).ok(), container.mountinfo()));
     }
     let (text, _) = &seen[0];
@@ -121,8 +146,8 @@ pub fn only_spec(path: &Path) -> String {
     )
 }
 
-/// Without an environment of its own, runc would start the hook with the container's (CVE-2025-23266): the library that
-/// LD_PRELOAD names there is one of the host's paths, and both are still visible to the hook.
+/// Without an environment of its own, runc 1.1 would start the hook with the container's at createContainer
+/// (CVE-2025-23266): the library that LD_PRELOAD names there is one of the host's paths, and both are still visible to it.
 fn the_containers_environment_does_not_reach_the_hook() {
     let dir = scratch();
     let (source, library, mark) = (dir.path().join("x.c"), dir.path().join("x.so"), dir.path().join("owned"));
@@ -137,13 +162,24 @@ fn the_containers_environment_does_not_reach_the_hook() {
     let start = |spec: &Path| Podman::shared().run_after(&only_spec(spec), Cgroup::AsMounted, &arguments);
     start(&spec).ok();
     assert!(!mark.exists());
-    // The attack works where the entry has no environment.
+    // At the other stage too, and the attack works where the entry has no environment.
     let text = std::fs::read_to_string(&spec).unwrap();
     let mut open: Value = serde_json::from_str(&text).unwrap();
-    open["containerEdits"]["hooks"][0].as_object_mut().unwrap().remove("env");
-    std::fs::write(&spec, open.to_string()).unwrap();
-    start(&spec).ok();
-    assert!(mark.exists(), "the test would see it");
+    let entry = open["containerEdits"]["hooks"][0].as_object_mut().unwrap();
+    entry["hookName"] = "createContainer".into();
+    entry["args"].as_array_mut().unwrap().retain(|arg| arg != "--outside");
+    for (env, is_owned) in [(true, false), (false, runc_version() < (1, 2))] {
+        if !env {
+            open["containerEdits"]["hooks"][0].as_object_mut().unwrap().remove("env");
+        }
+        std::fs::write(&spec, open.to_string()).unwrap();
+        start(&spec).ok();
+        assert_eq!(mark.exists(), is_owned, "env: {env}");
+    }
+}
+
+fn runc_version() -> (u32, u32) {
+    engine::parse_version(&run(Command::new("runc").arg("--version")).ok()).unwrap()
 }
 
 fn podman_gives_devices_by_name() {

@@ -195,16 +195,23 @@ impl Waiting {
         self.init.id()
     }
 
-    /// Adds hook entries of the createContainer stage to config.json, as an engine does for a CDI device.
-    pub fn set_hooks(&self, hooks: &serde_json::Value) {
+    /// Adds hook entries to config.json, as an engine does for a CDI device.
+    pub fn set_hooks(&self, stage: &str, hooks: &serde_json::Value) {
         let path = self.bundle.join("config.json");
         let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        spec["hooks"] = serde_json::json!({"createContainer": hooks});
+        spec["hooks"] = serde_json::json!({ stage: hooks });
         std::fs::write(path, spec.to_string()).unwrap();
     }
 
-    /// Starts the program with these arguments as runc does at the createContainer stage: in the container's mount
-    /// namespace, the host's root still there, the pid one of the container's pid namespace.
+    /// Starts the program with these arguments as runtimes do at the createRuntime stage.
+    pub fn create_runtime_hook(&self, args: &[String]) -> Ran {
+        let mut hook = Command::new(HOOK);
+        hook.args(args).env_clear();
+        run_with(hook.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), self.state().as_bytes())
+    }
+
+    /// The same as runc does at the createContainer stage: in the container's mount namespace, the host's root still there,
+    /// the pid one of the container's pid namespace.
     pub fn create_container_hook(&self, args: &[String]) -> Ran {
         let mut state: serde_json::Value = serde_json::from_str(&self.state()).unwrap();
         state["pid"] = 1.into();

@@ -18,8 +18,7 @@ pub const NEEDS_V1: &[Need] =
 pub const NEEDS_V2: &[Need] =
     &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
 /// Of those with crun.
-pub const NEEDS_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::CgroupV1];
+pub const NEEDS_CRUN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc")];
 
 /// What the container's runtime sees as cgroups.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +26,8 @@ pub enum Cgroup {
     AsMounted,
     /// cgroup2 alone, in a mount namespace of its own
     V2,
-    /// cgroup v1 without the unified hierarchy beside it: crun refuses a hybrid. With crun, then.
-    V1WithCrun,
+    /// With crun, which refuses a unified hierarchy beside cgroup v1
+    WithCrun,
 }
 
 impl Cgroup {
@@ -37,7 +36,7 @@ impl Cgroup {
         match self {
             Self::AsMounted => "",
             Self::V2 => "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup;",
-            Self::V1WithCrun => "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi;",
+            Self::WithCrun => "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi;",
         }
     }
 }
@@ -54,6 +53,11 @@ pub struct Podman {
 
 /// Where the hook keeps what it knows.
 const RUN_DIR: &str = "/run/oci-nvidia-hook";
+
+/// The limits podman asks for by default take CAP_SYS_RESOURCE, and a controller that cgroup v2 does not have where v1 has it.
+/// `--pids-limit` is no help: podman's and runc's versions take its values differently.
+pub const CONTAINERS_CONF: &str =
+    "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\npids_limit = 0\n";
 
 pub const IMAGE: &str = "localhost/small";
 
@@ -83,13 +87,8 @@ impl Podman {
         let hooks = dir.path().join("hooks.d");
         std::fs::create_dir_all(&hooks).unwrap();
         std::fs::create_dir_all(dir.path().join("old")).unwrap();
-        // The limits podman asks for by default take CAP_SYS_RESOURCE, which a CI machine may lack.
         let networks = dir.path().join("networks");
-        let conf = format!(
-            "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n\
-             [network]\nnetwork_config_dir = \"{}\"\n",
-            networks.display()
-        );
+        let conf = format!("{CONTAINERS_CONF}[network]\nnetwork_config_dir = \"{}\"\n", networks.display());
         std::fs::write(dir.path().join("containers.conf"), conf).unwrap();
         let podman = Self { dir, hooks };
         podman.install_hook(&FakeDriver::shared().config);
@@ -212,10 +211,7 @@ impl Podman {
 
     /// The same after this shell script, in the same mount namespace.
     pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
-        let mut words = vec!["run", "--rm", "--network=none", "--log-driver=none"];
-        if let Cgroup::V2 = cgroup {
-            words.push("--pids-limit=-1"); // there are no other controllers in it
-        }
+        let words = ["run", "--rm", "--network=none", "--log-driver=none"];
         let words: Vec<_> =
             words.iter().chain(arguments).map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
         self.shell(cgroup, &format!("{script}\nexec \"$@\" {}", words.join(" ")))
@@ -234,9 +230,7 @@ impl Podman {
         let mut words = self.base();
         match cgroup {
             Cgroup::AsMounted | Cgroup::V2 => {}
-            Cgroup::V1WithCrun => {
-                words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into())
-            }
+            Cgroup::WithCrun => words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into()),
         }
         // What the hook keeps of these containers goes with the namespace.
         let own_run = format!("mkdir -p -m 700 {RUN_DIR}; mount -t tmpfs -o mode=0700 run {RUN_DIR};");

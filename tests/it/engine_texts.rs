@@ -60,9 +60,9 @@ fn of_runc() {
 
 fn of_crun() {
     let podman = Podman::shared();
-    let ran = podman.run(Cgroup::V1WithCrun, &[IMAGE, "nvidia-smi"]);
+    let ran = podman.run(Cgroup::WithCrun, &[IMAGE, "nvidia-smi"]);
     assert_says(&ran, &of_the_page("executable file `nvidia-smi`"));
-    let ran = podman.run(Cgroup::V1WithCrun, WRONG);
+    let ran = podman.run(Cgroup::WithCrun, WRONG);
     assert_says(&ran, &of_the_page("error executing hook").replace("/usr/bin/oci-nvidia-hook", HOOK));
 }
 

@@ -161,7 +161,7 @@ fn containers_with_a_user_namespace() {
 
 fn crun() {
     let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "nvidia-smi", "-L"];
-    let text = Podman::shared().run(Cgroup::V1WithCrun, &arguments).ok();
+    let text = Podman::shared().run(Cgroup::WithCrun, &arguments).ok();
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::Test;
 use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
-use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
+use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
 
@@ -81,7 +81,7 @@ fn rootful() {
 }
 
 fn rootful_crun() {
-    SHAPES.iter().for_each(|shape| runs(Cgroup::V1WithCrun, shape));
+    SHAPES.iter().for_each(|shape| runs(Cgroup::WithCrun, shape));
 }
 
 /// Where the host's /dev, or a directory of it, is a volume, and the nodes are in a driver root of their own.
@@ -93,11 +93,11 @@ fn the_hosts_dev_is_left_alone() {
     precreate.install_precreate(&fake.config);
     for (podman, cgroup, volume, request) in [
         (&prestart, Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
-        (&prestart, Cgroup::V1WithCrun, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=all"),
+        (&prestart, Cgroup::WithCrun, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=all"),
         (&prestart, Cgroup::AsMounted, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
         (&prestart, Cgroup::AsMounted, "/dev/nvidia-caps:/dev/nvidia-caps", "NVIDIA_VISIBLE_DEVICES=0:0"),
         (&precreate, Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
-        (&precreate, Cgroup::V1WithCrun, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
+        (&precreate, Cgroup::WithCrun, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
     ] {
         // An old kernel is for the hook of the shared directory alone.
         if kernels::current().is_some() && std::ptr::eq(podman, &raw const precreate) {
@@ -137,7 +137,7 @@ fn read_only_rootfs() {
     let mount =
         format!("mount -t overlay -o lowerdir='{}':'{rootfs}' none '{}';", empty.display(), read_only.display());
     let read_only = read_only.display().to_string();
-    for cgroup in [Cgroup::AsMounted, Cgroup::V1WithCrun] {
+    for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
         let shape = ["--read-only", "-e", "NVIDIA_VISIBLE_DEVICES=1", "--rootfs", &read_only, "sh", "-euc", WORKS];
         assert_works(podman.run_after(&mount, cgroup, &shape), &shape);
         assert!(crate::support::snapshot(&image.rootfs) == before, "{cgroup:?}");
@@ -221,8 +221,7 @@ impl User {
             self.path("driver")
         );
         std::fs::write(self.path("config.toml"), config).unwrap();
-        let conf = "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\n";
-        std::fs::write(self.path("containers.conf"), conf).unwrap();
+        std::fs::write(self.path("containers.conf"), CONTAINERS_CONF).unwrap();
         sh(&format!("install -d -o {0} -m 0700 '{1}'", self.name, self.path("run"))).ok();
     }
 

@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     ("precreate::no_request_is_the_same_bytes", &[], no_request_is_the_same_bytes),
     ("precreate::nothing_is_printed_on_an_error", NEEDS_DRIVER, nothing_is_printed_on_an_error),
     ("precreate::the_hook_does_what_it_adds", NEEDS_DRIVER, the_hook_does_what_it_adds),
+    ("precreate::a_rootfs_that_is_not_there_yet", NEEDS_DRIVER, a_rootfs_that_is_not_there_yet),
     ("precreate::what_is_not_ours_stays", NEEDS_DRIVER, what_is_not_ours_stays),
 ];
 
@@ -31,7 +32,7 @@ fn spec(rootfs: &Path, env: &[&str]) -> String {
         "{{ \"zeta\" : 1e400,\n \"ociVersion\":\"1.0.2-dev\", \"root\":{{\"path\":\"{rootfs}\"}},\n\
          \"process\":{{\"env\":{env},\"new\":18446744073709551616,\"user\":{{\"uid\":1000,\"additionalGids\":[7]}}}},\n\
          \"mounts\":[{{\"destination\":\"/proc\",\"type\":\"proc\"}}],\n\
-         \"hooks\":{{\"createContainer\":null,\"later\":[0.10]}},\n\
+         \"hooks\":{{\"createRuntime\":null,\"later\":[0.10]}},\n\
          \"linux\":{{\"resources\":{{\"devices\":[{{\"allow\":false,\"access\":\"rwm\"}}],\"x\":-0.0}}}},\"alpha\":\"\\u00e9\"}}\n "
     )
 }
@@ -53,13 +54,13 @@ fn nothing_is_printed_on_an_error() {
     fake.configure(&format!("debug = \"{}\"", log.display()));
     let gpu_9 = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=9"]);
     let no_array =
-        spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]).replace("\"later\"", "\"createContainer\":{},\"later\"");
+        spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]).replace("\"later\"", "\"createRuntime\":{},\"later\"");
     for (spec, says) in [
         ("", "cannot read the container's spec on stdin: it is empty"),
         ("{\"process\":", "cannot read the container's spec on stdin: EOF"),
         ("{}", "no \"root.path\""),
         (&gpu_9, "asks for \"9\""),
-        (&no_array, "cannot add to \"hooks.createContainer\": it is no array"),
+        (&no_array, "cannot add to \"hooks.createRuntime\": it is no array"),
     ] {
         let ran = precreate(&fake.config, spec);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
@@ -114,7 +115,7 @@ fn the_hook_does_what_it_adds() {
         assert!(rules.iter().all(|rule| rule["allow"] == true && rule["type"] == "c" && rule["access"] == "rw"));
         let numbers = words(&of("device"), ["major", "minor", "-"]);
         assert_eq!(words(&rules.into(), ["major", "minor", "-"]), numbers, "no rule but for a node");
-        let hook = &edited["hooks"]["createContainer"][0];
+        let hook = &edited["hooks"]["createRuntime"][0];
         let args: Vec<_> = hook["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
         let values = |name: &str| -> BTreeSet<String> {
             args.windows(2).filter(|pair| pair[0] == name).map(|pair| pair[1].to_owned()).collect()
@@ -132,6 +133,20 @@ fn the_hook_does_what_it_adds() {
         assert_eq!(Path::new(hook["path"].as_str().unwrap()), fs::canonicalize(HOOK).unwrap());
         assert!(!hook["env"].as_array().unwrap().is_empty(), "CVE-2025-23266");
     }
+}
+
+/// Podman 5 names an empty directory for a container with a user namespace. What the image is like is not known, so files go
+/// where the host has them, and the entry does the rest when there is a rootfs.
+fn a_rootfs_that_is_not_there_yet() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let edited = precreate(&fake.config, &spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"])).ok().replace("1e400", "0");
+    let edited: Value = serde_json::from_str(&edited).unwrap();
+    let destinations: Vec<_> =
+        edited["mounts"].as_array().unwrap().iter().map(|mount| mount["destination"].as_str().unwrap()).collect();
+    assert!(destinations.contains(&"/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01"), "{destinations:?}");
+    let args = &edited["hooks"]["createRuntime"][0]["args"];
+    let library = args.as_array().unwrap().iter().position(|arg| arg == "--library").unwrap();
+    assert_eq!(args[library + 1], "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
 }
 
 fn what_is_not_ours_stays() {

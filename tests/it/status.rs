@@ -4,6 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use oci_nvidia_hook::cdi::engine;
+
 use crate::Test;
 use crate::driver::Image;
 use crate::podman_shapes::{NEEDS_USER, User};
@@ -24,10 +26,20 @@ struct Case {
     conf: &'static str,
     setup: &'static str,
     active: bool,
+    /// The same from Podman 5.0 on
+    active_since_5: bool,
 }
 
 const fn case(conf: &'static str, setup: &'static str, active: bool) -> Case {
-    Case { conf, setup, active }
+    Case { conf, setup, active, active_since_5: active }
+}
+
+const fn only_since_5(conf: &'static str, setup: &'static str) -> Case {
+    Case { conf, setup, active: false, active_since_5: true }
+}
+
+fn podman_version() -> (u32, u32) {
+    engine::parse_version(&run(Command::new("podman").arg("--version")).ok()).unwrap()
 }
 
 const ALWAYS: &str = "hook $usr/a.json prestart '{\"always\":true}'";
@@ -39,7 +51,6 @@ const CASES: &[Case] = &[
     case("", "hook $usr/a.json prestart '{}'", false),
     case("", "hook $usr/a.json prestart '{\"always\":true,\"hasBindMounts\":false}'", false),
     case("", "hook $etc/a.json prestart '{\"always\":true}'", false),
-    case("hooks_dir = []", ALWAYS, false),
     case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", ALWAYS, false),
     case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", "hook $etc/a.json prestart '{\"always\":true}'", true),
     // The drop-in counts more.
@@ -69,8 +80,14 @@ const CASES: &[Case] = &[
     case("", "hook $usr/a.json prestart '{\"always\":true}'; chmod 644 $trace", false),
     case("", "hook $usr/a.json precreate '{\"always\":true}'", true),
     case("", "printf '{\"hook\":\"%s\",\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json", true),
-    case("hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]", ALWAYS, false), // 4.3.1 does not know it
+    only_since_5("hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]", ALWAYS),
     case("runtime = \"runc", ALWAYS, false),
+];
+
+/// With an empty list, Podman of root looks at its own places from 5.0 on.
+const ROOTS_CASES: &[Case] = &[
+    only_since_5("hooks_dir = []", ALWAYS),
+    only_since_5("hooks_dir = []", "hook $etc/a.json prestart '{\"always\":true}'"),
 ];
 
 /// In a mount namespace in which `/etc/containers` and the hooks directories are the case's own; the shell's `$1` runs
@@ -78,9 +95,9 @@ const CASES: &[Case] = &[
 fn script(dir: &Path, case: &Case) -> String {
     format!(
         r#"dir='{dir}'; trace=$dir/oci-nvidia-hook; usr=/usr/share/containers/oci/hooks.d; etc=/etc/containers/oci/hooks.d
-        mount -t tmpfs x /etc/containers; mount -t tmpfs x /usr/share/containers; mkdir -p $usr $etc
-        chmod 755 /etc/containers /usr/share/containers
-        printf '[containers]\ndefault_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]\n' >/usr/share/containers/containers.conf
+        mount -t tmpfs x /etc/containers; mount -t tmpfs x /usr/share/containers
+        mkdir -p $usr $etc /etc/containers/containers.conf.d; chmod 755 /etc/containers /usr/share/containers
+        printf '[containers]\ndefault_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]\npids_limit = 0\n' >/etc/containers/containers.conf.d/00-test.conf
         printf '%s\n' '[engine]' '{conf}' >/etc/containers/containers.conf
         echo '{{"default":[{{"type":"insecureAcceptAnything"}}]}}' >/etc/containers/policy.json
         printf '#!/bin/sh\necho ran >>%s/ran/trace; exec cat\n' "$dir" >$trace; chmod 755 $trace
@@ -128,7 +145,8 @@ fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) ->
 fn assert_agrees(case: &Case, dir: &Path, (ran, status): (bool, serde_json::Value)) {
     let said = std::fs::read_to_string(dir.join("said")).unwrap_or_default();
     let text = format!("{:?} {:?}: {status}\npodman: {said}", case.conf, case.setup);
-    assert_eq!(ran, case.active, "podman: {text}");
+    let active = if podman_version() >= (5, 0) { case.active_since_5 } else { case.active };
+    assert_eq!(ran, active, "podman: {text}");
     assert_eq!(status["active"], ran, "status: {text}");
     if ran {
         assert!(status["hooks"][0]["file"].is_string() && status["hooks"][0]["stages"][0].is_string(), "{text}");
@@ -143,7 +161,7 @@ fn agrees_with_podman_of_root() {
     let path = dir.path().display();
     let podman =
         format!("podman --root '{path}/st' --runroot '{path}/rr' --tmpdir '{path}/tmp' {RUN} '{path}/image' true");
-    for case in CASES {
+    for case in CASES.iter().chain(ROOTS_CASES) {
         let status = format!("'{HOOK}' status --json || true");
         assert_agrees(case, dir.path(), outcome(dir.path(), case, &podman, &status, "Podman as root"));
     }
@@ -151,6 +169,7 @@ fn agrees_with_podman_of_root() {
 
 /// Files in the user's home directory count most.
 const USERS_CASES: &[Case] = &[
+    case("hooks_dir = []", ALWAYS, false),
     case(
         "hooks_dir = [\"/nowhere\"]",
         "hook $usr/a.json prestart '{\"always\":true}'; mkdir -p $dir/home/.config/containers/containers.conf.d; \

@@ -100,7 +100,8 @@ fn a_container_that_got_its_gpus() {
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
 
     // A stage that finds everything done tells less than the one that did it.
-    container.waiting.set_hooks(&serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]));
+    let done = serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]);
+    container.waiting.set_hooks("createRuntime", &done);
     container.hook(FakeDriver::shared()).ok();
     assert_eq!(json(dir, "waiting")["outcome"], "given");
     container.poststop();
@@ -308,7 +309,7 @@ fn what_crun_does_not_show() {
          echo ---; \"$@\" $start -d --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why web; \
          echo ---; \"$@\" inspect --format '{{{{.OCIRuntime}}}}' web; \"$@\" rm -f -t 0 web >/dev/null; {HOOK} why"
     );
-    let text = podman.shell(Cgroup::V1WithCrun, &script).ok();
+    let text = podman.shell(Cgroup::WithCrun, &script).ok();
     let parts: Vec<_> = text.split("---\n").collect();
     let [podmans, broken, web, list] = parts[..] else { panic!("{text}") };
     assert!(podmans.contains("crun: error executing hook") && podmans.contains("failed: 126"), "{podmans}");

@@ -70,7 +70,7 @@ fn all_that_an_engine_would_add() {
     assert_eq!(found["process"]["user"]["additionalGids"], json!([44]));
     assert_eq!(found["mounts"][0]["source"], "/usr/lib64/libcuda.so.535");
     assert_eq!(found["mounts"][0]["options"], json!(["ro", "rbind"]));
-    let hook = &found["hooks"]["createContainer"][0];
+    let hook = &found["hooks"]["createRuntime"][0];
     assert_eq!((&hook["args"][1], &hook["env"][0]), (&json!("rootfs"), &json!("PATH=/bin")));
     assert_eq!(patched(&text, &edits(), HOST).unwrap(), text, "twice is once");
 }
