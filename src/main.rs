@@ -23,20 +23,23 @@ extern "C" fn main() -> i32 {
     (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).map_or(1, i32::from)
 }
 
-/// In place of libgcc_s's in the released program, which has no tables to unwind by: there is no stack, and so nothing to print
-/// of it. That the compiler sees it here leaves out std's reader of debug information, a tenth of the program.
-// SAFETY: the C ABI's signature, and an answer (`_URC_END_OF_STACK`) that every caller knows; nothing is called back. The name
-// is not exported: a library that NVML brings along finds its own.
+/// In place of libgcc_s in the released program, which has no tables to unwind by (`packaging/no-unwind-tables.ld`): there is no
+/// stack, and so nothing to print of it. That the compiler sees it leaves out std's reader of debug information, a tenth of
+/// the program, and to load a library more takes a tenth of what a container without GPUs costs.
 #[cfg(not(any(test, debug_assertions)))]
-#[unsafe(no_mangle)]
-extern "C" fn _Unwind_Backtrace(_: *const u8, _: *mut u8) -> i32 {
-    5
-}
-
-/// For the rest of libgcc_s (`packaging/no-unwind-tables.ld`), which only an unwinder would call.
-// SAFETY: no other symbol of the program or of its libraries has this name.
-#[cfg(not(test))]
-#[unsafe(no_mangle)]
-extern "C" fn unwind_nothing() -> i32 {
-    5
+mod no_unwinder {
+    macro_rules! answers {
+        ($answer:literal: $($name:ident)*) => {
+            // SAFETY: C functions that do nothing but answer, whatever they are called with. The names are not exported: a
+            // library that NVML brings along finds its own unwinder.
+            $(#[unsafe(no_mangle)] extern "C" fn $name() -> usize { $answer })*
+        };
+    }
+    // _URC_END_OF_STACK, and no function is called back.
+    answers! { 5: _Unwind_Backtrace }
+    // Only an unwinder would call these.
+    answers! { 0:
+        _Unwind_GetDataRelBase _Unwind_GetIP _Unwind_GetIPInfo _Unwind_GetLanguageSpecificData _Unwind_GetRegionStart
+        _Unwind_GetTextRelBase _Unwind_Resume _Unwind_SetGR _Unwind_SetIP
+    }
 }
