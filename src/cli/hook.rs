@@ -224,7 +224,8 @@ pub fn set_up_gpus(
 
     let container = match place {
         Place::Outside => Container::open(pid, &spec.rootfs)?,
-        Place::Inside | Place::Here => Container::here(&spec.rootfs)?,
+        Place::Inside => Container::inside(&spec.rootfs)?,
+        Place::Here => Container::here(&spec.rootfs)?,
     };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));

@@ -41,7 +41,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     log.connect();
     let container = match edits.outside {
         true => Container::open(state.init()?, &spec.rootfs)?,
-        false => Container::here(&spec.rootfs)?,
+        false => Container::inside(&spec.rootfs)?,
     };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
 use crate::driver::compat;
-use crate::error::Failure;
+use crate::error::{Failure, failure};
 use crate::few;
 use crate::finding::catalog;
 use crate::lower::live::{Loader, RootfsFacts};
@@ -56,6 +56,26 @@ impl Container {
                  check \"stages\" in the hook's JSON file",
             )
         })
+    }
+
+    /// The same as [`Self::here`] for a stage at which the runtime has gone into the container, and has mounted its `/dev` and
+    /// `/proc`: an entry of a spec that is called at another stage would mount for the host.
+    ///
+    /// # Errors
+    /// If none of them is mounted, or the rootfs is not there.
+    pub fn inside(rootfs: &Path) -> Result<Self> {
+        let container = Self::here(rootfs)?;
+        let device =
+            |path| Some(rustix::fs::fstat(container.rootfs.open_at(Path::new(path), OFlags::PATH).ok()?).ok()?.st_dev);
+        let own = device("/");
+        if ["dev", "proc"].into_iter().filter_map(device).all(|device| Some(device) == own) {
+            return Err(failure(
+                &catalog::CONTAINER,
+                format!("nothing of the container is mounted in its rootfs {rootfs:?} here: this is the host's side"),
+                "have the hook called at the createContainer stage, or write a CDI spec anew with \"oci-nvidia-hook cdi generate\"",
+            ));
+        }
+        Ok(container)
     }
 
     /// Opens the container whose mount namespace we are in: at the createContainer stage runtimes start hooks there,

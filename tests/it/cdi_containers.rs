@@ -16,6 +16,7 @@ use crate::support::{HOOK, Ran, run, scratch};
 
 pub const TESTS: &[Test] = &[
     ("cdi_containers::hook_entries", crate::driver::NEEDS, hook_entries),
+    ("cdi_containers::hook_entries_at_the_wrong_stage", crate::driver::NEEDS, hook_entries_at_the_wrong_stage),
     ("cdi_containers::hook_entries_of_older_specs", crate::driver::NEEDS, hook_entries_of_older_specs),
     ("cdi_containers::libraries_that_are_opened_by_path", crate::driver::NEEDS, libraries_that_are_opened_by_path),
     ("cdi_containers::cuda_compat", crate::driver::NEEDS, cuda_compat),
@@ -109,6 +110,21 @@ fn hook_entries_of_older_specs() {
         hook.args.retain(|arg| arg != "--outside");
     }
     do_their_work(&spec, Waiting::create_container_hook);
+}
+
+/// One that says nothing of the stage, where the runtime has not gone into the container.
+fn hook_entries_at_the_wrong_stage() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let spec = generate(fake, &["--hook-path", HOOK]);
+    let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    for hook in &spec.container_edits.hooks {
+        let args: Vec<String> = hook.args[1..].iter().filter(|arg| *arg != "--outside").cloned().collect();
+        let stderr = container.create_runtime_hook(&args).failed(1);
+        assert!(stderr.contains("this is the host's side (ONH-") && stderr.contains("\nhint: "), "{stderr}");
+    }
+    assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").unwrap(), host_mounts);
 }
 
 fn do_their_work(spec: &Spec, call: impl Fn(&Waiting, &[String]) -> Ran) {
