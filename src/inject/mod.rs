@@ -11,6 +11,7 @@ pub mod hosts_dev;
 pub mod linker_cache;
 mod mountinfo;
 pub mod prepare;
+mod propagation;
 mod read_only;
 mod source;
 pub mod target;

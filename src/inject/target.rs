@@ -1,9 +1,7 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
-use std::cell::OnceCell;
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -15,16 +13,16 @@ use super::container::is_missing;
 use super::directory::{Present, make_file, present, replace_link, write_beside};
 use super::hosts_dev::HostsDev;
 use super::prepare::Prepared;
+use super::propagation::Propagation;
 use super::source::Source;
 use super::tmpfs::{Directory, is_ours, is_read_only};
-use super::{Take, hosts_dev, linker_cache, mountinfo, read_only};
+use super::{Take, hosts_dev, linker_cache, read_only};
 use crate::error::Failure;
 use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{Created, Root, open_regular};
 use crate::sys::mount::{self, Api, Label, MountAttrs};
-use crate::sys::proc_file;
 
 /// A container whose mount namespace we are in, and what we did to it.
 #[derive(Debug)]
@@ -36,10 +34,7 @@ pub struct Target {
     own_dev: Vec<Rc<OwnedFd>>,
     /// Of file systems of ours
     label: Option<Label>,
-    /// Directories of which it is known that nobody else sees what is mounted in them
-    private: Vec<Rc<OwnedFd>>,
-    /// Ids of mounts that pass on what is mounted below them, where the kernel does not say that of a single one
-    shared: OnceCell<BTreeSet<u64>>,
+    propagation: Propagation,
     done: Vec<Done>,
     /// Files mounted so far
     mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
@@ -100,7 +95,7 @@ impl Take for Target {
         drop(self.mounts);
         drop(self.layers);
         drop(self.opened);
-        drop(self.private);
+        drop(self.propagation);
         drop(self.own_dev);
         take_back(self.done);
     }
@@ -121,8 +116,7 @@ impl Target {
             hosts_dev,
             own_dev: Vec::new(),
             label,
-            private: Vec::new(),
-            shared: OnceCell::new(),
+            propagation: Propagation::new(),
             done: Vec::new(),
             mounts: Vec::new(),
             layers: Vec::new(),
@@ -232,57 +226,21 @@ impl Target {
         covered
     }
 
-    /// A mount below a shared one appears on the host as well, and stays there when the container ends.
-    fn refuse_shared(&self, point: &OwnedFd) -> Result<()> {
-        let is_shared = match mount::statmount::facts(point) {
-            Some(facts) => facts.is_shared,
-            None => self.is_listed_as_shared(point)?,
-        };
-        if is_shared {
-            return Err(anyhow::Error::new(Failure::new(
-                &catalog::SHARED,
-                "it lies in a volume with shared propagation, so the host would see the mount too",
-                "mount that volume with rslave or rprivate propagation",
-            )));
-        }
-        Ok(())
-    }
-
-    fn is_listed_as_shared(&self, point: &OwnedFd) -> Result<bool> {
-        if self.shared.get().is_none() {
-            let mountinfo = proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")?;
-            self.shared.set(mountinfo::shared(&mountinfo)).ok();
-        }
-        let shared = self.shared.get().filter(|shared| !shared.is_empty());
-        let Some(shared) = shared else { return Ok(false) };
-        let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", point.as_raw_fd()))?;
-        Ok(mountinfo::mount_id(&info).is_none_or(|id| shared.contains(&id)))
-    }
-
-    /// The same for what is made in a directory.
-    fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
-        if !self.private.iter().any(|known| Rc::ptr_eq(known, dir)) {
-            self.refuse_shared(dir)?;
-            self.private.push(Rc::clone(dir));
-        }
-        Ok(())
-    }
-
     fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
         let name = Path::new(target.file_name());
         let mounted = match self.make(target, false, make_file)? {
             Some((dir, ())) => {
-                self.refuse_shared_dir(&dir)?;
+                self.propagation.refuse_shared_dir(&dir)?;
                 source.attach_at(&dir, name)?
             }
             None => match self.existing_point(&source, target, device)? {
                 Existing::Asked => return Ok(()),
                 Existing::Replaced(dir) => {
-                    self.refuse_shared_dir(&dir)?;
+                    self.propagation.refuse_shared_dir(&dir)?;
                     source.attach_at(&dir, name)?
                 }
                 Existing::Point(dir, point) => {
-                    self.refuse_shared(&point)?;
+                    self.propagation.refuse_shared(&point)?;
                     source.attach(&dir, name, point)?
                 }
             },
@@ -369,7 +327,7 @@ impl Target {
         if copy.is(stat) || !is_file {
             return Ok(());
         }
-        self.refuse_shared(&point)?;
+        self.propagation.refuse_shared(&point)?;
         self.done.push(Done::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
         self.findings.push(Finding::of(
             &catalog::HIDDEN,
@@ -420,7 +378,7 @@ impl Target {
         if source.is(&rustix::fs::fstat(&point)?) {
             return Ok(());
         }
-        self.refuse_shared(&point)?;
+        self.propagation.refuse_shared(&point)?;
         self.forget_directories();
         self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
@@ -438,7 +396,7 @@ impl Target {
     }
 
     fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
-        self.refuse_shared(&point)?;
+        self.propagation.refuse_shared(&point)?;
         self.forget_directories();
         let mut mounts = Vec::new();
         let attached = directory.attach(dir, name, point, &mut mounts);
@@ -466,7 +424,7 @@ impl Target {
         }
         match present(&etc, name)? {
             Present::Other(point, _) => {
-                self.refuse_shared(&point)?;
+                self.propagation.refuse_shared(&point)?;
                 let hidden = read_only::hide_file(&self.rootfs, path, name, &point, &new, self.label.as_ref())?;
                 self.done.push(Done::Mounted(hidden.into()));
             }
