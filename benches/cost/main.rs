@@ -213,6 +213,13 @@ fn at_once(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>)
     rows.push(Row("20 at once", "≤ 30 ms", format!("{twenty:.1} ms"), twenty <= 30.0));
 }
 
+/// A precreate hook that gives config.json back as it is.
+fn install_cat(podman: &Podman) {
+    let hook = serde_json::json!({"path": "/bin/cat", "args": ["cat"]});
+    let json = serde_json::json!({"version": "1.0.0", "hook": hook, "when": {"always": true}, "stages": ["precreate"]});
+    std::fs::write(podman.hooks.join("cat.json"), json.to_string()).unwrap();
+}
+
 fn podman(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
     let podman = Podman::with_image();
     let run = |podman: &Podman| {
@@ -232,12 +239,15 @@ fn podman(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
     let mut cases = [
         Case::new("podman run, no hook", || with(&|_| ())),
         Case::new("podman run, prestart, 8 GPUs", || with(&|podman| podman.install_hook(&fake.config))),
+        // What Podman itself takes for it: it writes config.json once more, reads what comes back, and compares.
+        Case::new("podman run, cat at precreate", || with(&install_cat)),
         Case::new("podman run, precreate, 8 GPUs", || with(&|podman| podman.install_precreate(&fake.config))),
     ];
     take_turns(&mut cases, rounds);
     print(&cases);
-    let [base, prestart, precreate] = [0, 1, 2].map(|case: usize| ms(cases[case].median()));
-    let (prestart, precreate) = (prestart - base, precreate - base);
+    let [base, prestart, cat, precreate] = [0, 1, 2, 3].map(|case: usize| ms(cases[case].median()));
+    let (prestart, of_podman, precreate) = (prestart - base, cat - base, precreate - base);
     rows.push(Row("podman run, added by prestart", "≤ 5 ms", format!("{prestart:.1} ms"), prestart <= 5.0));
-    rows.push(Row("podman run, added by precreate", "≤ 8 ms", format!("{precreate:.1} ms"), precreate <= 8.0));
+    let reached = format!("{precreate:.1} ms; {of_podman:.1} ms with cat instead");
+    rows.push(Row("podman run, added by precreate", "≤ 8 ms", reached, precreate <= 8.0));
 }
