@@ -38,7 +38,10 @@ impl Systemd {
         // systemd sets a host up: it makes and removes files in many places. All of them lie in a layer over the host's that
         // goes away, but for the tests' own directories.
         let shared = [env!("CARGO_TARGET_TMPDIR"), Path::new(HOOK).parent().unwrap().to_str().unwrap()];
-        let binds: String = shared.iter().map(|dir| format!("mount --bind '{dir}' \"$root{dir}\"\n")).collect();
+        let binds: String = shared
+            .iter()
+            .map(|dir| format!("mkdir -p \"$root{dir}\"; mount --bind '{dir}' \"$root{dir}\"\n"))
+            .collect();
         std::fs::write(
             &first,
             format!(
@@ -54,7 +57,7 @@ impl Systemd {
                  {binds}\
                  mkdir -p $root/run/lock $root/run/systemd/system\n\
                  printf '[Unit]\\nDescription=nothing\\nDefaultDependencies=no\\n' >$root/run/systemd/system/nothing.target\n\
-                 cd $root; mkdir old; pivot_root . old; umount -l /old\n\
+                 cd $root; mkdir -p .old; pivot_root . .old; umount -l /.old\n\
                  export container=test\n\
                  exec chroot . /lib/systemd/systemd --system --unit=nothing.target --log-target=console --show-status=no\n"
             ),
