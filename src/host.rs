@@ -16,6 +16,7 @@ use crate::finding::{Finding, catalog};
 use crate::inventory::cache::{Cache, Look};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::kept::{self, Places};
+use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, select};
 use crate::inventory::{Gpu, Inventory, MigDevice};
@@ -152,7 +153,7 @@ impl Host {
             }
         };
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
-        procfs::complete(&mut inventory, &look.gpus, node_exists);
+        merge::complete(&mut inventory, &look.gpus, node_exists);
         let (library_dirs, more_files) = (config.library_dirs.clone(), config.driver_files.clone());
         let proc_dir = proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
         let kernel_gpus = look.gpus;

@@ -22,7 +22,7 @@ use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::host::Host;
 use crate::inventory::Inventory;
-use crate::inventory::select::permitted_devices;
+use crate::inventory::select::{permitted_devices, permitted_failed};
 use crate::log::Log;
 use crate::lower::cdi::{HostFacts, NodeFacts};
 use crate::lower::rootfs::RootfsEdits;
@@ -241,7 +241,7 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<
             Err(error) => findings.push(left_out(line(&error))),
         }
     }
-    findings.extend(host.inventory.failed.iter().map(|failed| left_out(failed.to_string())));
+    findings.extend(permitted_failed(&host.inventory, &config.devices).map(|failed| left_out(failed.to_string())));
     findings.extend(host.findings());
     let complete = !findings.iter().any(|finding| finding.kind == &catalog::SPEC_LACKS_GPU);
     let nodes = nodes(devices.iter().map(|device| &device.edits).chain([&common]));

@@ -98,7 +98,9 @@ fn of_gpu(gpu: &Gpu) -> [String; 7] {
 fn labelled(inventory: &Inventory) -> String {
     let gpus = inventory.gpus.iter().map(|gpu| lines(&GPU, &of_gpu(gpu)));
     let failed = inventory.failed.iter().map(|failed| lines(&["Not usable"], &[failed.to_string()]));
-    let parts: Vec<_> = std::iter::once(lines(&DRIVER, &of_driver(inventory))).chain(gpus).chain(failed).collect();
+    let excluded = inventory.excluded.iter().map(|gpu| lines(&["Excluded"], &[gpu.to_string()]));
+    let driver = std::iter::once(lines(&DRIVER, &of_driver(inventory)));
+    let parts: Vec<_> = driver.chain(gpus).chain(failed).chain(excluded).collect();
     parts.join("\n")
 }
 

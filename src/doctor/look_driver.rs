@@ -17,6 +17,7 @@ use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::CTL_MINOR;
 use crate::driver::{DriverRoot, locate};
 use crate::finding::Finding;
+use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::nvml::child::{self, Question};
 use crate::nvml::identity;
@@ -70,7 +71,8 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     }
     facts.lacking = lacking(&search);
     let gpus = procfs::read_gpus(proc);
-    let minors = gpus.iter().filter_map(|gpu| Some((format!("nvidia{}", gpu.minor?), gpu.minor?)));
+    let minors =
+        gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| Some((format!("nvidia{}", gpu.minor?), gpu.minor?)));
     let all = std::iter::once(("nvidiactl".to_owned(), CTL_MINOR)).chain(minors);
     let node =
         |(name, minor): (String, u32)| Node { found: dev.locate(&Path::new("/dev").join(&name)).ok(), name, minor };
@@ -100,7 +102,7 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     let took = start.elapsed();
     let answer = answer.map(|mut inventory| {
         let node_exists = |minor| facts.nodes.iter().any(|node| node.minor == minor && node.found.is_some());
-        procfs::complete(&mut inventory, &gpus, node_exists);
+        merge::complete(&mut inventory, &gpus, node_exists);
         inventory
     });
     facts.nvml = Some((answer, took));

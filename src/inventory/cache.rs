@@ -215,7 +215,7 @@ mod tests {
         let gpu = inventory.gpus.remove(1);
         let why = "GPU is lost".to_owned();
         let (index, uuid, bus_id) = (Some(1), Some(gpu.uuid), Some(gpu.bus_id));
-        inventory.failed.push(FailedGpu { index, uuid, bus_id, why, node_missing: false });
+        inventory.failed.push(FailedGpu { index, uuid, bus_id, why, ..FailedGpu::default() });
         inventory
     }
 
@@ -225,6 +225,7 @@ mod tests {
             bus_id: gpu.bus_id,
             minor: Some(gpu.minor),
             uuid: Some(gpu.uuid.clone()),
+            ..KernelGpu::default()
         };
         Look {
             version: "535.1".into(),

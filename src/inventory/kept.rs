@@ -43,6 +43,11 @@ pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Opt
     let node = |name: &str, minor| dev.stat(name).filter(|stat| is_node(stat, minor)).map(|stat| access(&stat));
     writeln!(text, "nvidiactl {}", node("nvidiactl", CTL_MINOR)?).ok()?;
     for gpu in gpus {
+        if gpu.excluded {
+            // NVML does not count it; its node may be missing, and it never gets a UUID.
+            writeln!(text, "{} excluded", gpu.bus_id).ok()?;
+            continue;
+        }
         let (uuid, minor) = (gpu.uuid.as_deref()?, gpu.minor?);
         if !is_on_the_bus(places.sys, gpu.bus_id) {
             return None;
@@ -57,8 +62,9 @@ pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Opt
 /// that could be split.
 #[must_use]
 pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
+    let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
     let confirmed = |gpu: &super::Gpu| {
-        let is_it = |kernel: &&KernelGpu| {
+        let is_it = |kernel: &&&KernelGpu| {
             let is_named = kernel.uuid.as_deref() == Some(&gpu.uuid) && kernel.minor == Some(gpu.minor);
             kernel.bus_id == gpu.bus_id && is_named
         };
@@ -122,6 +128,7 @@ mod tests {
             bus_id: gpu.bus_id,
             minor: Some(gpu.minor),
             uuid: Some(gpu.uuid.clone()),
+            ..KernelGpu::default()
         };
         inventory().gpus.iter().map(gpu).collect()
     }
@@ -154,13 +161,7 @@ mod tests {
             }),
             ("an index is left out", |inventory, _| inventory.gpus[2].index = 3),
             ("one failed", |inventory, _| {
-                let failed = super::super::FailedGpu {
-                    index: Some(3),
-                    uuid: None,
-                    bus_id: None,
-                    why: String::new(),
-                    node_missing: false,
-                };
+                let failed = super::super::FailedGpu { index: Some(3), ..Default::default() };
                 inventory.failed.push(failed);
             }),
         ];
@@ -170,5 +171,16 @@ mod tests {
             assert!(!is_confirmed(&inventory, "535.1", &kernel), "{what}");
         }
         assert!(!is_confirmed(&whole(), "570", &kernel()), "another driver");
+    }
+
+    #[test]
+    fn an_excluded_gpu_is_not_missed() {
+        let excluded =
+            KernelGpu { bus_id: BusId { domain: 0, bus: 9, device: 0 }, excluded: true, ..KernelGpu::default() };
+        let more = [kernel(), vec![excluded]].concat();
+        assert!(is_confirmed(&whole(), "535.1", &more));
+        let mut kernel = kernel();
+        kernel[1].excluded = true;
+        assert!(!is_confirmed(&whole(), "535.1", &kernel), "NVML still lists it");
     }
 }

@@ -4,6 +4,7 @@ pub mod cache;
 pub mod caps;
 pub mod kept;
 pub mod limits;
+pub mod merge;
 pub mod nvml;
 pub mod procfs;
 pub mod report;
@@ -26,12 +27,15 @@ pub struct Inventory {
     pub gpus: Vec<Gpu>,
     /// GPUs that did not.
     pub failed: Vec<FailedGpu>,
+    /// GPUs that the administrator has taken away from the driver: for containers they do not exist.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub excluded: Vec<ExcludedGpu>,
 }
 
 /// A GPU that works.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// NVML's index: what `nvidia-smi -L` on the host counts.
+    /// NVML's index, which `nvidia-smi -L` on the host shows too; where NVML leaves GPUs out, see [`merge`].
     pub index: u32,
     /// The N of `/dev/nvidiaN`. Not the index.
     pub minor: u32,
@@ -65,19 +69,32 @@ pub struct MigDevice {
 }
 
 /// A GPU that the host has and nobody can use now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedGpu {
-    /// NVML's index, if NVML counts it.
+    /// The index that it would have if it worked.
     pub index: Option<u32>,
-    /// As far as it is known.
+    /// From NVML or the kernel module, if one of them knows it.
     pub uuid: Option<String>,
-    /// As far as it is known.
+    /// From NVML or the kernel module, if one of them knows it.
     pub bus_id: Option<BusId>,
+    /// From the kernel module; patterns of `[devices]` are compared with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// What it said instead of an answer.
     pub why: String,
     /// Whether what it lacks is its `/dev/nvidiaN`: then the container that asks for it is stopped, even if it
     /// asks for `all`. The peers start it with one GPU less and say nothing.
     pub node_missing: bool,
+}
+
+/// A GPU that the module parameter `NVreg_ExcludedGpus` names. The kernel module lists it and refuses to open it; NVML
+/// does not count it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExcludedGpu {
+    /// Where it sits.
+    pub bus_id: BusId,
+    /// `GPU-…`; `None` if the kernel module has never opened the GPU.
+    pub uuid: Option<String>,
 }
 
 /// PCI domain, bus and device. The function of a GPU is always 0.
@@ -112,10 +129,37 @@ impl Gpu {
 }
 
 impl FailedGpu {
-    /// Whether `id` names it, as far as one can tell.
+    /// Whether `id` names it, or a MIG device of it.
     #[must_use]
     pub fn is_named(&self, id: &DeviceId) -> bool {
-        names(id, self.index, self.uuid.as_deref(), self.bus_id)
+        match id {
+            DeviceId::Mig { gpu, .. } => self.index == Some(*gpu),
+            DeviceId::Uuid(uuid) if uuid.starts_with("MIG-GPU-") => {
+                let gpu = uuid.strip_prefix("MIG-").and_then(|rest| rest.split('/').next());
+                gpu.zip(self.uuid.as_deref()).is_some_and(|(asked, uuid)| asked.eq_ignore_ascii_case(uuid))
+            }
+            id => names(id, self.index, self.uuid.as_deref(), self.bus_id),
+        }
+    }
+
+    /// Whether `id` could name it: what the id compares is not known of this GPU.
+    #[must_use]
+    pub fn may_be_named(&self, id: &DeviceId) -> bool {
+        match id {
+            DeviceId::Index(_) | DeviceId::Mig { .. } => self.index.is_none(),
+            // The UUID of a MIG device does not show which GPU it is a part of.
+            DeviceId::Uuid(uuid) => self.uuid.is_none() || uuid.starts_with("MIG-"),
+            DeviceId::PciBusId { .. } => self.bus_id.is_none(),
+            DeviceId::Unknown(_) => false,
+        }
+    }
+}
+
+impl ExcludedGpu {
+    /// Whether `id` names it. It has no index.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId) -> bool {
+        names(id, None, self.uuid.as_deref(), Some(self.bus_id))
     }
 }
 
@@ -175,6 +219,16 @@ impl fmt::Display for FailedGpu {
             (None, None, None) => f.write_str("a GPU")?,
         }
         write!(f, ": {}", self.why)
+    }
+}
+
+impl fmt::Display for ExcludedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU at {}", self.bus_id)?;
+        if let Some(uuid) = &self.uuid {
+            write!(f, " ({uuid})")?;
+        }
+        f.write_str(": excluded by the module parameter NVreg_ExcludedGpus")
     }
 }
 

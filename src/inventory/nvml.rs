@@ -29,7 +29,7 @@ pub fn take(api: &impl Api) -> Result<Inventory, Failed> {
 }
 
 fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
-    let mut known = FailedGpu { index: Some(index), uuid: None, bus_id: None, why: String::new(), node_missing: false };
+    let mut known = FailedGpu { index: Some(index), ..FailedGpu::default() };
     let taken = (|| {
         let device = api.device(index)?;
         let (domain, bus, slot) = api.pci(device)?;

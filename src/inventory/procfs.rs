@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::{BusId, FailedGpu, Inventory};
+use super::BusId;
 use crate::driver::root::DriverRoot;
 use crate::few;
 
@@ -11,7 +11,7 @@ use crate::few;
 pub const DRIVER_PROC: &str = "/proc/driver/nvidia";
 
 /// A GPU as the kernel module lists it, whether or not user space can open it. Ordered by bus id.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelGpu {
     /// Where it sits.
     pub bus_id: BusId,
@@ -21,19 +21,43 @@ pub struct KernelGpu {
     pub minor: Option<u32>,
     /// `GPU-…`; `None` before the module has opened it for the first time
     pub uuid: Option<String>,
+    /// `NVIDIA H100 80GB HBM3`, if the module knows it
+    pub model: Option<String>,
+    /// Whether the module parameter `NVreg_ExcludedGpus` names it: the module then refuses to open it.
+    pub excluded: bool,
+}
+
+impl KernelGpu {
+    /// Of `gpus/<dir>/information`; `None` if the directory is not named after a GPU.
+    #[must_use]
+    pub fn parse(dir: OsString, information: &str) -> Option<Self> {
+        Some(Self {
+            bus_id: BusId::parse(dir.to_str()?)?,
+            minor: parse_minor(information),
+            uuid: parse_uuid(information),
+            model: field(information, "Model:").filter(|model| *model != "Unknown").map(str::to_owned),
+            excluded: field(information, "GPU Excluded:").is_some_and(|value| value.eq_ignore_ascii_case("yes")),
+            dir,
+        })
+    }
+}
+
+/// The value of a line `name <tab> value`; `None` if the line is missing or has no value.
+fn field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
+    let value = information.lines().find_map(|line| line.strip_prefix(name))?.trim();
+    (!value.is_empty()).then_some(value)
 }
 
 /// Parses one `gpus/<bus id>/information` file: `Device Minor: <tab> 3`.
 #[must_use]
 pub fn parse_minor(information: &str) -> Option<u32> {
-    information.lines().find_map(|line| line.strip_prefix("Device Minor:")).and_then(|rest| rest.trim().parse().ok())
+    field(information, "Device Minor:")?.parse().ok()
 }
 
 /// Parses the same for `GPU UUID: <tab> GPU-…`. Question marks are what the module says where it does not know it.
 #[must_use]
 pub fn parse_uuid(information: &str) -> Option<String> {
-    let uuid = information.lines().find_map(|line| line.strip_prefix("GPU UUID:"))?.trim();
-    (!uuid.is_empty() && !uuid.contains('?')).then(|| uuid.to_owned())
+    field(information, "GPU UUID:").filter(|uuid| !uuid.contains('?')).map(str::to_owned)
 }
 
 /// Parses /proc/driver/nvidia/version: the first word of the line `NVRM version:` that is numbers and dots.
@@ -66,36 +90,10 @@ pub fn read_files(root: &DriverRoot, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
 pub fn read_gpus(root: &DriverRoot) -> Vec<KernelGpu> {
     let gpus = Path::new(DRIVER_PROC).join("gpus");
     let found = root.names(&gpus).into_iter().filter_map(|dir| {
-        let bus_id = BusId::parse(dir.to_str()?)?;
         let information = root.read(&gpus.join(&dir).join("information")).unwrap_or_default();
-        let information = String::from_utf8_lossy(&information);
-        Some(KernelGpu { minor: parse_minor(&information), uuid: parse_uuid(&information), dir, bus_id })
+        KernelGpu::parse(dir, &String::from_utf8_lossy(&information))
     });
     few::sorted(found.collect())
-}
-
-/// Adds the GPUs that the kernel has and NVML left out. NVML counts only those whose node it can open, so without
-/// this a missing `/dev/nvidiaN` would pass unseen.
-pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: impl Fn(u32) -> bool) {
-    for gpu in kernel {
-        let known = inventory.gpus.iter().any(|known| known.bus_id == gpu.bus_id)
-            || inventory.failed.iter().any(|known| known.bus_id == Some(gpu.bus_id));
-        if known {
-            continue;
-        }
-        let missing = gpu.minor.filter(|minor| !node_exists(*minor));
-        let why = missing.map_or_else(
-            || "NVML does not list it".to_owned(),
-            |minor| format!("its device node \"/dev/nvidia{minor}\" is missing"),
-        );
-        inventory.failed.push(FailedGpu {
-            index: None,
-            uuid: None,
-            bus_id: Some(gpu.bus_id),
-            why,
-            node_missing: missing.is_some(),
-        });
-    }
 }
 
 #[cfg(test)]
@@ -113,6 +111,18 @@ mod tests {
     }
 
     #[test]
+    fn an_excluded_gpu_is_known() {
+        let of = |information: &str| KernelGpu::parse("0000:02:00.0".into(), information).unwrap();
+        let excluded = of("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-x\nDevice Minor: \t 1\nGPU Excluded:\t Yes\n");
+        assert!(excluded.excluded);
+        assert_eq!((excluded.model.as_deref(), excluded.minor), (Some("NVIDIA H100"), Some(1)));
+        for not in ["GPU Excluded:\t No\n", "GPU Excluded:\n", "Model: \t Unknown\n", ""] {
+            assert!(!of(not).excluded && of(not).model.is_none(), "{not:?}");
+        }
+        assert_eq!(KernelGpu::parse("gpus".into(), ""), None);
+    }
+
+    #[test]
     fn the_version_of_both_kinds_of_modules() {
         for (text, version) in [
             (
@@ -127,31 +137,5 @@ mod tests {
         ] {
             assert_eq!(parse_version(text).as_deref(), version);
         }
-    }
-
-    #[test]
-    fn gpus_that_nvml_left_out_are_found() {
-        let bus_id = |bus| BusId { domain: 0, bus, device: 0 };
-        let kernel =
-            |bus, minor| KernelGpu { dir: OsString::new(), bus_id: bus_id(bus), minor: Some(minor), uuid: None };
-        let mut inventory = Inventory::default();
-        inventory.failed.push(FailedGpu {
-            index: Some(0),
-            uuid: None,
-            bus_id: Some(bus_id(1)),
-            why: "lost".into(),
-            node_missing: false,
-        });
-        complete(&mut inventory, &[kernel(1, 0), kernel(2, 1), kernel(3, 2)], |minor| minor != 1);
-        let failed: Vec<_> = inventory.failed.iter().map(ToString::to_string).collect();
-        assert_eq!(
-            failed,
-            [
-                "GPU 0: lost",
-                "GPU at 00000000:02:00.0: its device node \"/dev/nvidia1\" is missing",
-                "GPU at 00000000:03:00.0: NVML does not list it",
-            ]
-        );
-        assert!(inventory.failed[1].node_missing && !inventory.failed[2].node_missing);
     }
 }

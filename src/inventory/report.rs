@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{BusId, Gpu, Inventory, MigDevice};
+use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::error::Failure;
 use crate::finding::catalog;
 
@@ -20,6 +20,31 @@ pub struct Report {
     cuda_version: Option<String>,
     #[serde(default)]
     gpus: Option<Vec<ReportedGpu>>,
+    /// GPUs that do not answer
+    #[serde(default)]
+    not_usable: Option<Vec<NotUsable>>,
+    /// GPUs that the module parameter NVreg_ExcludedGpus names
+    #[serde(default)]
+    excluded: Option<Vec<Excluded>>,
+}
+
+/// All of it may be unknown.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct NotUsable {
+    index: Option<u32>,
+    uuid: Option<String>,
+    bus_id: Option<String>,
+    model: Option<String>,
+    reason: Option<String>,
+    node_missing: Option<bool>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Excluded {
+    bus_id: String,
+    #[serde(default)]
+    uuid: Option<String>,
 }
 
 /// Everything but the UUID may be missing.
@@ -54,6 +79,8 @@ struct ReportedMig {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct ReportedMigDevice {
+    #[serde(default)]
+    index: Option<u32>,
     uuid: String,
     #[serde(default)]
     gpu_instance: Option<u32>,
@@ -86,13 +113,48 @@ impl From<&Inventory> for Report {
             driver_version: told(&inventory.driver_version),
             cuda_version: told(&inventory.cuda_version),
             gpus: Some(gpus.collect()),
+            not_usable: Some(inventory.failed.iter().map(NotUsable::from).collect()),
+            excluded: Some(inventory.excluded.iter().map(Excluded::from).collect()),
         }
+    }
+}
+
+impl From<&FailedGpu> for NotUsable {
+    fn from(gpu: &FailedGpu) -> Self {
+        Self {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            bus_id: gpu.bus_id.map(|bus_id| bus_id.to_string()),
+            model: gpu.model.clone(),
+            reason: told(&gpu.why),
+            node_missing: Some(gpu.node_missing),
+        }
+    }
+}
+
+impl From<NotUsable> for FailedGpu {
+    fn from(gpu: NotUsable) -> Self {
+        Self {
+            index: gpu.index,
+            uuid: gpu.uuid,
+            bus_id: gpu.bus_id.as_deref().and_then(BusId::parse),
+            model: gpu.model,
+            why: gpu.reason.unwrap_or_default(),
+            node_missing: gpu.node_missing.unwrap_or_default(),
+        }
+    }
+}
+
+impl From<&ExcludedGpu> for Excluded {
+    fn from(gpu: &ExcludedGpu) -> Self {
+        Self { bus_id: gpu.bus_id.to_string(), uuid: gpu.uuid.clone() }
     }
 }
 
 impl From<&MigDevice> for ReportedMigDevice {
     fn from(mig: &MigDevice) -> Self {
         Self {
+            index: Some(mig.index),
             uuid: mig.uuid.clone(),
             gpu_instance: Some(mig.gpu_instance),
             compute_instance: Some(mig.compute_instance),
@@ -118,18 +180,23 @@ impl From<Report> for Inventory {
                 mig_devices,
             }
         });
+        let excluded = report.excluded.unwrap_or_default().into_iter();
+        let excluded =
+            excluded.map(|gpu| ExcludedGpu { bus_id: BusId::parse(&gpu.bus_id).unwrap_or_default(), uuid: gpu.uuid });
         Self {
             gpus: gpus.collect(),
             driver_version: report.driver_version.unwrap_or_default(),
             cuda_version: report.cuda_version.unwrap_or_default(),
-            failed: Vec::new(),
+            failed: report.not_usable.unwrap_or_default().into_iter().map(FailedGpu::from).collect(),
+            excluded: excluded.collect(),
         }
     }
 }
 
-fn of_mig((index, mig): (u32, ReportedMigDevice)) -> MigDevice {
+/// Reports of earlier versions have no index: then it is the place in the list.
+fn of_mig((place, mig): (u32, ReportedMigDevice)) -> MigDevice {
     MigDevice {
-        index,
+        index: mig.index.unwrap_or(place),
         uuid: mig.uuid,
         gpu_instance: mig.gpu_instance.unwrap_or_default(),
         compute_instance: mig.compute_instance.unwrap_or_default(),
@@ -161,7 +228,18 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read_back() {
-        let inventory = super::super::select::tests::inventory();
+        let mut inventory = super::super::select::tests::inventory();
+        // MIG device 0 was destroyed: the other one keeps its index.
+        inventory.gpus[2].mig_devices.remove(0);
+        inventory.failed.push(FailedGpu {
+            index: Some(3),
+            uuid: Some("GPU-x".into()),
+            bus_id: Some(BusId { domain: 0, bus: 9, device: 0 }),
+            model: Some("NVIDIA H100".into()),
+            why: "it is lost".into(),
+            node_missing: true,
+        });
+        inventory.excluded.push(ExcludedGpu { bus_id: BusId { domain: 0, bus: 10, device: 0 }, uuid: None });
         let text = serde_json::to_string(&Report::from(&inventory)).unwrap();
         assert_eq!(Inventory::from(serde_json::from_str::<Report>(&text).unwrap()), inventory);
     }

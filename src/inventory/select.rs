@@ -6,8 +6,8 @@ use std::fmt;
 
 use anyhow::Result;
 
-use super::limits::permit;
-use super::{FailedGpu, Gpu, Inventory, MigDevice};
+use super::limits::{permit, permit_failed};
+use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::error::failure;
 use crate::finding::{Finding, catalog};
@@ -86,6 +86,11 @@ pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<D
     every_device(inventory).filter(|device| permitted(*device, limits)).collect()
 }
 
+/// Every GPU that containers may have and that does not work.
+pub fn permitted_failed<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a FailedGpu> {
+    inventory.failed.iter().filter(|gpu| permit_failed(limits, gpu))
+}
+
 fn permitted(device: Device<'_>, limits: &Limits) -> bool {
     match device {
         Device::Gpu(gpu) => permit(limits, gpu, None),
@@ -98,19 +103,21 @@ fn select_all<'a>(
     inventory: &'a Inventory,
     limits: &Limits,
 ) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
-    if let Some(missing) = inventory.failed.iter().find(|gpu| gpu.node_missing) {
+    let failed: Vec<_> = permitted_failed(inventory, limits).collect();
+    if let Some(missing) = failed.iter().find(|gpu| gpu.node_missing) {
         return Err(not_usable("all", asked_by, missing));
     }
     let chosen = permitted_devices(inventory, limits);
     if chosen.is_empty() {
-        return Err(match inventory.failed.first() {
-            Some(failed) => not_usable("all", asked_by, failed),
-            None if inventory.gpus.is_empty() => failure(
+        return Err(match (failed.first(), inventory.excluded.first()) {
+            (Some(failed), _) => not_usable("all", asked_by, failed),
+            (None, Some(gpu)) if inventory.gpus.is_empty() => excluded("all", asked_by, gpu),
+            (None, None) if inventory.gpus.is_empty() && inventory.failed.is_empty() => failure(
                 &catalog::NO_DEVICE,
                 format!("{asked_by} asks for \"all\", but the driver finds no GPU"),
                 "look for the GPU with \"nvidia-smi -L\" and in \"journalctl -k\" on the host",
             ),
-            None => failure(
+            (None, _) => failure(
                 &catalog::NO_DEVICE,
                 format!("{asked_by} asks for \"all\", but containers may have no GPU of this host"),
                 "check allow and deny in the [devices] table of config.toml",
@@ -118,10 +125,11 @@ fn select_all<'a>(
         });
     }
     let gpus = chosen.iter().filter(|device| matches!(device, Device::Gpu(_))).count();
-    let left_out = inventory.failed.iter().map(|failed| {
+    let others = if gpus == 1 { "only the other GPU".to_owned() } else { format!("the other {gpus} GPUs") };
+    let left_out = failed.into_iter().map(|failed| {
         Finding::of(
             &catalog::GPU_LEFT_OUT,
-            format!("{failed}; the container gets the other {gpus} GPUs"),
+            format!("{failed}; the container gets {others}"),
             "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host",
         )
     });
@@ -138,19 +146,27 @@ fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limit
         return Err(unknown(name, &id, asked_by, inventory, limits));
     };
     if !permitted(found, limits) {
-        return Err(failure(
-            &catalog::DENIED,
-            format!("{asked_by} asks for {name:?}, which containers may not have"),
-            format!("ask for one of {}, or change [devices] in config.toml", known(inventory, limits)),
-        ));
+        return Err(denied(name, asked_by, inventory, limits));
     }
     Ok(found)
 }
 
+fn denied(name: &str, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
+    failure(
+        &catalog::DENIED,
+        format!("{asked_by} asks for {name:?}, which containers may not have"),
+        format!("ask for one of {}, or change [devices] in config.toml", known(inventory, limits)),
+    )
+}
+
 fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
-    let failed = inventory.failed.iter().find(|gpu| gpu.is_named(id));
-    if let Some(failed) = failed {
-        return not_usable(name, asked_by, failed);
+    match inventory.failed.iter().find(|gpu| gpu.is_named(id)) {
+        Some(failed) if permit_failed(limits, failed) => return not_usable(name, asked_by, failed),
+        Some(_) => return denied(name, asked_by, inventory, limits),
+        None => {}
+    }
+    if let Some(gpu) = inventory.excluded.iter().find(|gpu| gpu.is_named(id)) {
+        return excluded(name, asked_by, gpu);
     }
     if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
         // The hint is pasted into a shell, and the name is the container's.
@@ -168,8 +184,8 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         _ => "GPU",
     };
     let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");
-    // It may be one that is there and broken: by index nobody can tell which one was meant.
-    for failed in &inventory.failed {
+    // It may be one that does not work and has not reported what it was asked for by.
+    for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
         write!(what, "; {failed}").ok();
     }
     failure(&catalog::UNKNOWN_DEVICE, what, format!("ask for one of {}", known(inventory, limits)))
@@ -177,11 +193,20 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
 
 fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
     let hint = if failed.node_missing {
-        "make the node with \"nvidia-modprobe -c 0 -u\" or \"nvidia-smi\" as root on the host"
+        "run \"oci-nvidia-hook prepare\" as root on the host: it makes the device nodes"
     } else {
         "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host"
     };
     failure(&catalog::NOT_USABLE, format!("{asked_by} asks for {name:?}: {failed}"), hint)
+}
+
+fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
+    failure(
+        &catalog::NOT_USABLE,
+        format!("{asked_by} asks for {name:?}: {gpu}"),
+        "ask for another GPU, or change NVreg_ExcludedGpus (\"grep -r ExcludedGpus /etc/modprobe.d\") and load the \
+         module again",
+    )
 }
 
 fn known(inventory: &Inventory, limits: &Limits) -> String {
@@ -227,7 +252,8 @@ pub(super) mod tests {
 
     fn failed(index: Option<u32>, node_missing: bool) -> FailedGpu {
         let why = "it is lost".to_owned();
-        FailedGpu { index, uuid: None, bus_id: Some(BusId { domain: 0, bus: 9, device: 0 }), why, node_missing }
+        let bus_id = Some(BusId { domain: 0, bus: 9, device: 0 });
+        FailedGpu { index, uuid: Some("GPU-00000009".into()), bus_id, why, node_missing, ..FailedGpu::default() }
     }
 
     fn chosen_within(asked: &str, inventory: &Inventory, limits: &Limits) -> Result<Vec<String>> {
@@ -288,8 +314,9 @@ pub(super) mod tests {
         let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
         assert_eq!((devices.len(), findings.len()), (5, 1));
         assert!(findings[0].what.contains("GPU 3: it is lost"), "{}", findings[0].what);
-        for asked in ["3", "0000:09:00.0"] {
-            assert!(render(&chosen(asked, &inventory).unwrap_err()).contains("GPU 3: it is lost"));
+        for asked in ["3", "0000:09:00.0", "GPU-00000009", "3:0", "MIG-GPU-00000009/7/0"] {
+            let text = render(&chosen(asked, &inventory).unwrap_err());
+            assert!(text.contains("GPU 3: it is lost (ONH-033)"), "{text}");
         }
     }
 
@@ -297,9 +324,47 @@ pub(super) mod tests {
     fn a_missing_node_stops_a_container_that_asks_for_all() {
         let mut inventory = inventory();
         inventory.failed.push(failed(None, true));
-        assert!(render(&chosen("all", &inventory).unwrap_err()).contains("GPU at 00000000:09:00.0: it is lost"));
+        assert!(render(&chosen("all", &inventory).unwrap_err()).contains("GPU-00000009: it is lost"));
         assert_eq!(chosen("0,1", &inventory).unwrap().len(), 2);
-        assert!(render(&chosen("3", &inventory).unwrap_err()).contains("GPU at 00000000:09:00.0"));
+        for (asked, is_named) in [("3", true), ("GPU-x", false), ("0000:55:00.0", false), ("MIG-x", true)] {
+            let text = render(&chosen(asked, &inventory).unwrap_err());
+            assert_eq!(text.contains("; GPU-00000009: it is lost"), is_named, "{asked}: {text}");
+        }
+    }
+
+    #[test]
+    fn limits_hold_for_gpus_that_do_not_work() {
+        for node_missing in [true, false] {
+            let mut inventory = inventory();
+            inventory.failed.push(failed(Some(3), node_missing));
+            for deny in ["3", "GPU-00000009", "0000:09:00.0"] {
+                let limits = Limits { allow: vec![], deny: vec![deny.into()] };
+                let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &limits).unwrap();
+                assert_eq!((devices.len(), findings.len()), (5, 0), "{deny}");
+                let text = render(&chosen_within("3", &inventory, &limits).unwrap_err());
+                assert!(text.contains("which containers may not have (ONH-032)") && !text.contains("lost"), "{text}");
+            }
+            inventory.gpus.clear();
+            let limits = Limits { allow: vec![], deny: vec!["3".into()] };
+            let text = render(&chosen_within("all", &inventory, &limits).unwrap_err());
+            assert!(text.contains("[devices]"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_excluded_gpu_is_named_and_in_no_ones_way() {
+        let mut inventory = inventory();
+        let bus_id = BusId { domain: 0, bus: 9, device: 0 };
+        inventory.excluded.push(ExcludedGpu { bus_id, uuid: Some("GPU-00000009".into()) });
+        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        assert_eq!((devices.len(), findings.len()), (5, 0));
+        for asked in ["GPU-00000009", "0000:09:00.0"] {
+            let text = render(&chosen(asked, &inventory).unwrap_err());
+            assert!(text.contains("NVreg_ExcludedGpus (ONH-033)"), "{text}");
+        }
+        assert!(render(&chosen("3", &inventory).unwrap_err()).contains("(ONH-030)"));
+        inventory.gpus.clear();
+        assert!(render(&chosen("all", &inventory).unwrap_err()).contains("NVreg_ExcludedGpus"));
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod failure;
 mod features;
 mod findings;
 mod fuzz_corpus;
+mod gpus;
 mod help;
 mod hostile;
 mod hosts;
@@ -85,6 +86,7 @@ const ALL: &[&[Test]] = &[
     features::TESTS,
     findings::TESTS,
     fuzz_corpus::TESTS,
+    gpus::TESTS,
     help::TESTS,
     hostile::TESTS,
     hosts::TESTS,

@@ -38,6 +38,7 @@ fn check_confirmation(inventory: &Inventory) {
         dir: "0000:00:00.0".into(),
         minor: Some(gpu.minor),
         uuid: Some(gpu.uuid.clone()),
+        ..KernelGpu::default()
     };
     let same: Vec<_> = inventory.gpus.iter().map(kernel).collect();
     let version = &inventory.driver_version;
@@ -53,6 +54,7 @@ fn check_confirmation(inventory: &Inventory) {
             change(&mut other[at]);
             is_confirmed(inventory, version, &other)
         };
+        assert!(!with(&|gpu| gpu.excluded = true));
         assert!(!with(&|gpu| gpu.minor = None) && !with(&|gpu| gpu.uuid = None));
         assert!(!with(&|gpu| gpu.minor = gpu.minor.map(|minor| minor ^ 1)));
         assert!(!with(&|gpu| gpu.uuid = gpu.uuid.as_ref().map(|uuid| format!("{uuid}0"))));

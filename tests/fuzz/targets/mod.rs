@@ -95,13 +95,14 @@ pub fn sample_inventory() -> Inventory {
         uuid: None,
         bus_id: Some(BusId { domain: 0, bus: 3, device: 0 }),
         why: "GPU is lost".to_owned(),
-        node_missing: false,
+        ..FailedGpu::default()
     };
     Inventory {
         driver_version: "535.183.01".to_owned(),
         cuda_version: "12.2".to_owned(),
         gpus: vec![gpu(0), Gpu { mig_devices: vec![mig(0), mig(1)], ..gpu(1) }],
         failed: vec![lost],
+        excluded: Vec::new(),
     }
 }
 

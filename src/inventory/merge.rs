@@ -1,0 +1,216 @@
+//! What NVML answered, and what the kernel module lists: one inventory of both.
+//!
+//! NVML counts only the GPUs whose device node it can open. If the node of the first GPU is missing, NVML's GPU 0 is the
+//! second one, and a container that asks for `0` would get another physical GPU than on the day before. So where NVML
+//! leaves a GPU out, indices are places in the order of bus ids among all GPUs, which is NVML's own order where it sees
+//! all of them. An index then always means the same GPU, or an error.
+
+use super::procfs::KernelGpu;
+use super::{BusId, ExcludedGpu, FailedGpu, Inventory};
+
+/// Adds what the kernel module knows to NVML's answer: GPUs that NVML does not list, the identity of those that did not
+/// answer, and those that the administrator excluded.
+pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: impl Fn(u32) -> bool) {
+    let missing_node = |gpu: &KernelGpu| gpu.minor.filter(|minor| !node_exists(*minor));
+    let lists = |inventory: &Inventory, gpu: &KernelGpu| {
+        inventory.gpus.iter().any(|known| known.bus_id == gpu.bus_id)
+            || inventory.failed.iter().any(|known| known.bus_id == Some(gpu.bus_id))
+    };
+    let unlisted: Vec<&KernelGpu> = kernel.iter().filter(|gpu| !lists(inventory, gpu)).collect();
+    let excluded = unlisted.iter().filter(|gpu| gpu.excluded);
+    inventory.excluded = excluded.map(|gpu| ExcludedGpu { bus_id: gpu.bus_id, uuid: gpu.uuid.clone() }).collect();
+
+    let unlisted = unlisted.into_iter().filter(|gpu| !gpu.excluded);
+    let (without_node, openable): (Vec<_>, Vec<_>) = unlisted.partition(|gpu| missing_node(gpu).is_some());
+    let of_failed = identify(inventory, &openable);
+    let unnamed = openable.into_iter().filter(|gpu| !lists(inventory, gpu)).map(|gpu| {
+        let reported = of_failed.as_ref().map(|why| format!(", or reports of it: {why}")).unwrap_or_default();
+        failed(gpu, format!("NVML does not list the GPU at {}{reported}", gpu.bus_id))
+    });
+    let unnamed: Vec<_> = unnamed.collect();
+    let without_node = without_node.into_iter().map(|gpu| {
+        let minor = gpu.minor.unwrap_or_default();
+        let why = format!("the device node \"/dev/nvidia{minor}\" of the GPU at {} is missing", gpu.bus_id);
+        FailedGpu { node_missing: true, ..failed(gpu, why) }
+    });
+    inventory.failed.extend(unnamed.into_iter().chain(without_node));
+    for failed in &mut inventory.failed {
+        if let Some(gpu) = kernel.iter().find(|gpu| failed.bus_id == Some(gpu.bus_id)) {
+            failed.uuid = failed.uuid.take().or_else(|| gpu.uuid.clone());
+            failed.model = failed.model.take().or_else(|| gpu.model.clone());
+        }
+    }
+    number(inventory);
+}
+
+fn failed(gpu: &KernelGpu, why: String) -> FailedGpu {
+    FailedGpu { bus_id: Some(gpu.bus_id), why, ..FailedGpu::default() }
+}
+
+/// A GPU that fell off the bus fails in NVML's first call, before it could give its bus id: NVML knows an index and no
+/// bus id, the kernel module a bus id and no index. If there are as many of the ones as of the others, they are the
+/// same GPUs, in the same order. If the kernel module has more, nothing shows which of them failed in NVML: they keep
+/// one entry each, and what NVML reported is returned for all of them.
+fn identify(inventory: &mut Inventory, openable: &[&KernelGpu]) -> Option<String> {
+    let is_anonymous = |failed: &FailedGpu| failed.index.is_some() && failed.bus_id.is_none();
+    let anonymous = inventory.failed.iter().filter(|failed| is_anonymous(failed)).count();
+    if anonymous == openable.len() {
+        let nameless = inventory.failed.iter_mut().filter(|failed| is_anonymous(failed));
+        nameless.zip(openable).for_each(|(failed, gpu)| failed.bus_id = Some(gpu.bus_id));
+    }
+    if anonymous == 0 || anonymous >= openable.len() {
+        return None;
+    }
+    let reported: Vec<_> = inventory.failed.iter().filter(|f| is_anonymous(f)).map(|f| f.why.clone()).collect();
+    inventory.failed.retain(|failed| !is_anonymous(failed));
+    Some(reported.join("; "))
+}
+
+/// Gives every GPU its place in the order of bus ids, if NVML does not count all of them.
+fn number(inventory: &mut Inventory) {
+    if inventory.failed.iter().all(|failed| failed.index.is_some()) {
+        return;
+    }
+    let of_failed = inventory.failed.iter().map(|failed| failed.bus_id);
+    // A GPU without a place leaves the others theirs: only a driver without /proc/driver/nvidia/gpus has such ones.
+    let all: Option<Vec<BusId>> = inventory.gpus.iter().map(|gpu| Some(gpu.bus_id)).chain(of_failed).collect();
+    let Some(mut places) = all else { return };
+    places.sort_unstable();
+    places.dedup();
+    let place = |bus_id: &BusId| places.binary_search(bus_id).ok().and_then(|place| u32::try_from(place).ok());
+    for gpu in &mut inventory.gpus {
+        gpu.index = place(&gpu.bus_id).unwrap_or(gpu.index);
+    }
+    for failed in &mut inventory.failed {
+        failed.index = failed.bus_id.as_ref().and_then(place);
+    }
+    inventory.gpus.sort_by_key(|gpu| gpu.index);
+    inventory.failed.sort_by_key(|failed| failed.index);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::Gpu;
+    use crate::inventory::select::tests::inventory as sample;
+
+    const NO_NODE: &str = "GPU 0: the device node \"/dev/nvidia0\" of the GPU at 00000000:01:00.0 is missing";
+
+    fn bus_id(bus: u32) -> BusId {
+        BusId { domain: 0, bus, device: 0 }
+    }
+
+    /// At bus N + 1, with minor N, as those of [`sample`].
+    fn kernel(count: u32) -> Vec<KernelGpu> {
+        let gpu = |minor: u32| KernelGpu {
+            bus_id: bus_id(minor + 1),
+            minor: Some(minor),
+            uuid: Some(format!("GPU-0000000{minor}")),
+            model: Some("NVIDIA H100 80GB HBM3".into()),
+            ..KernelGpu::default()
+        };
+        (0..count).map(gpu).collect()
+    }
+
+    /// What NVML lists if it cannot open those of these minors.
+    fn nvml_without(left_out: &[u32]) -> Inventory {
+        let gpus: Vec<_> = sample().gpus.into_iter().filter(|gpu| !left_out.contains(&gpu.minor)).collect();
+        let gpus = (0..).zip(gpus).map(|(index, gpu)| Gpu { index, ..gpu }).collect();
+        Inventory { gpus, ..Inventory::default() }
+    }
+
+    /// NVML fails in its first call for a GPU.
+    fn lost(index: u32) -> FailedGpu {
+        FailedGpu { index: Some(index), why: "it is lost".into(), ..FailedGpu::default() }
+    }
+
+    fn indices(inventory: &Inventory) -> Vec<(u32, u32)> {
+        inventory.gpus.iter().map(|gpu| (gpu.index, gpu.minor)).collect()
+    }
+
+    fn words(inventory: &Inventory) -> Vec<String> {
+        inventory.failed.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_missing_node_moves_no_index() {
+        let mut inventory = nvml_without(&[0]);
+        assert_eq!(indices(&inventory), [(0, 1), (1, 2)], "NVML's own count");
+        complete(&mut inventory, &kernel(3), |minor| minor != 0);
+        assert_eq!(indices(&inventory), [(1, 1), (2, 2)]);
+        assert_eq!(words(&inventory), [NO_NODE]);
+        let gone = &inventory.failed[0];
+        assert!(gone.node_missing);
+        assert_eq!(
+            (gone.uuid.as_deref(), gone.model.as_deref()),
+            (Some("GPU-00000000"), Some("NVIDIA H100 80GB HBM3"))
+        );
+    }
+
+    #[test]
+    fn where_nothing_is_missing_the_order_is_nvmls() {
+        let mut inventory = sample();
+        inventory.gpus.swap(0, 1);
+        let before = inventory.clone();
+        complete(&mut inventory, &kernel(3), |_| true);
+        assert_eq!(inventory, before);
+    }
+
+    #[test]
+    fn a_lost_gpu_is_one_gpu() {
+        let mut inventory = nvml_without(&[1]);
+        inventory.gpus[1].index = 2;
+        inventory.failed.push(lost(1));
+        complete(&mut inventory, &kernel(3), |_| true);
+        assert_eq!(words(&inventory), ["GPU 1: it is lost"]);
+        assert_eq!(inventory.failed[0].uuid.as_deref(), Some("GPU-00000001"));
+        assert_eq!(indices(&inventory), [(0, 0), (2, 2)]);
+    }
+
+    #[test]
+    fn a_lost_gpu_beside_one_without_a_node() {
+        // NVML counts two: minor 1 is its 0, and minor 2, which is lost, its 1.
+        let mut inventory = nvml_without(&[0, 2]);
+        inventory.failed.push(lost(1));
+        complete(&mut inventory, &kernel(3), |minor| minor != 0);
+        assert_eq!(indices(&inventory), [(1, 1)]);
+        assert_eq!(words(&inventory), [NO_NODE, "GPU 2: it is lost"]);
+        assert_eq!(inventory.failed[1].bus_id, Some(bus_id(3)));
+    }
+
+    #[test]
+    fn which_one_is_lost_may_be_unknown() {
+        let mut inventory = nvml_without(&[0, 1]);
+        inventory.failed.push(lost(0));
+        complete(&mut inventory, &kernel(3), |_| true);
+        let of = |index: u32| {
+            format!("GPU {index}: NVML does not list the GPU at {}, or reports of it: it is lost", bus_id(index + 1))
+        };
+        let expected = [of(0), of(1)];
+        assert_eq!(words(&inventory), expected);
+        assert_eq!(indices(&inventory), [(2, 2)]);
+    }
+
+    #[test]
+    fn without_the_kernels_list_nothing_is_guessed() {
+        let mut inventory = nvml_without(&[1]);
+        inventory.failed.push(lost(2));
+        complete(&mut inventory, &[], |_| true);
+        assert_eq!((words(&inventory), indices(&inventory)), (vec!["GPU 2: it is lost".into()], vec![(0, 0), (1, 2)]));
+    }
+
+    #[test]
+    fn an_excluded_gpu_has_no_place() {
+        let mut inventory = nvml_without(&[1]);
+        let mut kernel = kernel(3);
+        kernel[1].excluded = true;
+        complete(&mut inventory, &kernel, |minor| minor != 1);
+        assert_eq!((words(&inventory), indices(&inventory)), (vec![], vec![(0, 0), (1, 2)]));
+        assert_eq!(inventory.excluded, [ExcludedGpu { bus_id: bus_id(2), uuid: Some("GPU-00000001".into()) }]);
+        let printed = inventory.excluded[0].to_string();
+        assert_eq!(
+            printed,
+            "GPU at 00000000:02:00.0 (GPU-00000001): excluded by the module parameter NVreg_ExcludedGpus"
+        );
+    }
+}

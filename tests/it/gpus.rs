@@ -1,0 +1,197 @@
+//! Which GPU a name means while some GPUs do not work: an index never moves to another physical GPU, whichever way sets the
+//! container up.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::Test;
+use crate::cdi::{GPU_0, GPU_1, cdi, generate};
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+
+const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
+
+pub const TESTS: &[Test] = &[
+    ("gpus::a_missing_node_moves_no_index", NEEDS, a_missing_node_moves_no_index),
+    ("gpus::a_lost_gpu_is_told_once", NEEDS_DRIVER, a_lost_gpu_is_told_once),
+    ("gpus::an_excluded_gpu_does_not_exist", NEEDS, an_excluded_gpu_does_not_exist),
+    ("gpus::limits_hold_for_gpus_that_do_not_work", NEEDS_DRIVER, limits_hold_for_gpus_that_do_not_work),
+    ("gpus::info_json_can_be_replayed", NEEDS_DRIVER, info_json_can_be_replayed),
+];
+
+fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
+    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(arguments).env_clear())
+}
+
+fn spec(asked: &str) -> String {
+    format!(r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={asked}"]}}}}"#)
+}
+
+/// `ARGUMENTS` with the config.json of a container that asks for these GPUs on stdin.
+fn for_container(fake: &FakeDriver, asked: &str, arguments: &[&str]) -> Ran {
+    let mut command = Command::new(HOOK);
+    run_with(command.arg("--config").arg(&fake.config).args(arguments).env_clear(), spec(asked).as_bytes())
+}
+
+fn explain(fake: &FakeDriver, asked: &str) -> Ran {
+    for_container(fake, asked, &["explain", "--stage", "precreate"])
+}
+
+/// What a GPU of this place is like in /proc.
+fn information(fake: &FakeDriver, bus: &str) -> std::path::PathBuf {
+    fake.root.join("proc/driver/nvidia/gpus").join(bus).join("information")
+}
+
+fn replace(path: &Path, old: &str, new: &str) {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.contains(old), "{text}");
+    fs::write(path, text.replace(old, new)).unwrap();
+}
+
+/// NVML counts what it can open, so its own GPU 0 is the second one of the host here.
+fn a_missing_node_moves_no_index() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
+    fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
+    let naive = fake.on_host("nvidia-smi -L");
+    assert!(naive.starts_with("GPU 0: ") && naive.lines().next().unwrap().contains(GPU_1), "NVML's count: {naive}");
+
+    let missing = "GPU 0: the device node \"/dev/nvidia0\" of the GPU at 00000000:01:00.0 is missing";
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0"], "");
+    for asked in ["0", "0,1", "all", GPU_0, "0000:01:00.0"] {
+        container.set_env(&[&format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
+        let stderr = container.hook(&fake.config).failed(1);
+        assert!(stderr.contains(missing) && stderr.contains("(ONH-033)"), "{asked}: {stderr}");
+        let told = explain(&fake, asked);
+        assert!(told.code == Some(1) && told.stdout.contains(missing), "{asked}: {told:?}");
+        let ran = for_container(&fake, asked, &["precreate"]);
+        assert!(ran.stdout.is_empty() && ran.failed(1).contains(missing), "{asked}");
+    }
+    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia*");
+    container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
+    container.hook(&fake.config).ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia1");
+
+    let info = command(&fake, &["info"]).ok();
+    assert!(info.contains("Device Index:   1\nDevice Minor:   1\n"), "{info}");
+    assert!(info.contains(&format!("Not usable:     {missing}")), "{info}");
+    let spec = generate(&fake, &[]);
+    let device = |name: &str| spec.devices.iter().find(|device| device.name == name);
+    assert!(device("0").is_none());
+    let nodes = &device("1").unwrap().container_edits.device_nodes;
+    assert!(nodes.iter().any(|node| node.path == "/dev/nvidia1"), "{nodes:?}");
+
+    let link = crate::nvidia_cli::link(dir.path(), "nvidia-container-cli");
+    let cli = |device: &str| {
+        let mut cli = Command::new(&link);
+        run(cli.arg("--root").arg(&fake.root).args(["list", "--device", device]).env_clear())
+    };
+    assert!(cli("0").failed(1).contains(missing));
+    assert!(cli("1").ok().contains("/dev/nvidia1\n"));
+
+    // The administrator's limits by index mean the same GPU as before, too.
+    fake.configure("[devices]\nallow = [\"1\"]");
+    assert!(explain(&fake, "all").ok().contains(&format!("device: {GPU_1}\n")));
+}
+
+/// A GPU that fell off the bus fails in NVML's first call: NVML knows an index, the kernel module the rest.
+fn a_lost_gpu_is_told_once() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
+    let told = explain(&fake, "all").ok();
+    assert_eq!(told.matches("ONH-201").count(), 1, "{told}");
+    assert!(told.contains("GPU 1: nvmlDeviceGetHandleByIndex"), "{told}");
+    let info = command(&fake, &["info"]).ok();
+    assert_eq!(info.matches("Not usable:").count(), 1, "{info}");
+    let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;
+    assert_eq!(stderr.matches("ONH-401").count(), 1, "{stderr}");
+    for asked in ["1", "0000:02:00.0", GPU_1] {
+        let told = explain(&fake, asked);
+        assert!(told.code == Some(1) && told.stdout.contains("GPU 1: nvmlDeviceGetHandleByIndex"), "{told:?}");
+        assert!(told.stdout.contains("ONH-033"), "{asked}: {told:?}");
+    }
+}
+
+/// NVreg_ExcludedGpus: the module lists the GPU and refuses to open it, and NVML does not count it.
+fn an_excluded_gpu_does_not_exist() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
+    replace(&information(&fake, "0000:02:00.0"), "GPU Excluded:\t No", "GPU Excluded:\t Yes");
+    fake.set_nvml(|old| {
+        old.lines().filter(|line| !line.starts_with("gpu minor=1 ")).map(|l| l.to_owned() + "\n").collect()
+    });
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let ran = container.hook(&fake.config);
+    assert_eq!(ran.stderr, "", "nothing is left out");
+    ran.ok();
+    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia2");
+    for asked in [GPU_1, "0000:02:00.0"] {
+        let told = explain(&fake, asked);
+        assert!(told.code == Some(1) && told.stdout.contains("NVreg_ExcludedGpus"), "{told:?}");
+        assert!(told.stdout.contains("ONH-033"), "{told:?}");
+    }
+    let info = command(&fake, &["info"]).ok();
+    assert!(info.contains(&format!("Excluded:       GPU at 00000000:02:00.0 ({GPU_1})")), "{info}");
+    assert!(!info.contains("Not usable"), "{info}");
+    assert_eq!(cdi(&fake, &["generate", "--output", "-"]).stderr, "");
+    // It needs no node, and NVML's answer is kept although it never gets well.
+    fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
+    explain(&fake, "all").ok();
+    fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
+    fake.set_nvml(|old| old + "\ninit-hang\n");
+    assert_eq!(explain(&fake, "all").ok().matches("device: GPU-").count(), 2);
+    assert!(explain(&fake, "1").ok().contains("device: GPU-51eed002"), "NVML's own index");
+}
+
+fn limits_hold_for_gpus_that_do_not_work() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    fs::rename(fake.root.join("dev/nvidia1"), fake.root.join("node")).unwrap();
+    assert!(explain(&fake, "all").stdout.contains("ONH-033"), "one that containers may have is missed");
+    for lost in [false, true] {
+        if lost {
+            fs::rename(fake.root.join("node"), fake.root.join("dev/nvidia1")).unwrap();
+            fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
+        }
+        let by_uuid = format!("deny = [\"{GPU_1}\"]");
+        for limits in ["deny = [\"0000:02:00.0\"]", &by_uuid, "allow = [\"0\"]", "deny = [\"1\"]"] {
+            fake.configure(&format!("[devices]\n{limits}"));
+            let told = explain(&fake, "all").ok();
+            assert!(!told.contains("ONH-201") && told.matches("device: GPU-").count() == 1, "{limits}: {told}");
+            assert!(explain(&fake, "1").stdout.contains("ONH-032"), "{limits}");
+            let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;
+            assert_eq!(stderr, "", "{limits}");
+        }
+    }
+}
+
+fn info_json_can_be_replayed() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3", "--mig"]));
+    // NVML numbers MIG devices by what it can open; an instance that was destroyed leaves a hole.
+    fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
+    replace(&information(&fake, "0000:03:00.0"), "GPU Excluded:\t No", "GPU Excluded:\t Yes");
+    fake.set_nvml(|old| {
+        old.lines().filter(|line| !line.starts_with("gpu minor=2 ")).map(|l| l.to_owned() + "\n").collect()
+    });
+    let json = command(&fake, &["info", "--json"]).ok();
+    let mut report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["not_usable"][0]["uuid"], GPU_1, "{report:#}");
+    assert_eq!(report["not_usable"][0]["index"], 1);
+    assert_eq!(report["excluded"][0]["bus_id"], "00000000:03:00.0");
+    let devices = report["gpus"][0]["mig"]["devices"].as_array_mut().unwrap();
+    assert_eq!((&devices[0]["index"], &devices[1]["index"]), (&0.into(), &1.into()));
+    devices.remove(0);
+    let file = dir.path().join("inventory.json");
+    fs::write(&file, report.to_string()).unwrap();
+    let replay = |asked: &str| {
+        let file = file.to_str().unwrap();
+        for_container(&fake, asked, &["explain", "--stage", "precreate", "--inventory", file])
+    };
+    assert!(replay("0:1").ok().contains("device: MIG-51eed000-0002"));
+    assert!(replay("0:0").stdout.contains("ONH-030"));
+    assert!(replay("all").ok().contains("ONH-201"));
+    assert!(replay(GPU_1).stdout.contains("ONH-033"));
+    assert!(replay("0000:03:00.0").stdout.contains("NVreg_ExcludedGpus"));
+}
