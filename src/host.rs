@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::config::{Config, Require};
+use crate::config::{Config, Limits, Require};
 use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{self, CTL_MINOR, DeviceNode};
 use crate::driver::{DriverRoot, diagnosis, locate};
 use crate::edits::{Edits, build};
 use crate::error::failure;
+use crate::few;
 use crate::finding::{Finding, catalog};
 use crate::inventory::cache::{Cache, Look};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
@@ -19,7 +20,7 @@ use crate::inventory::kept::{self, Places};
 use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, select};
-use crate::inventory::{Gpu, Inventory, MigDevice};
+use crate::inventory::{Gpu, Inventory, MigDevice, limits};
 use crate::nvml::child::{self, Question};
 use crate::nvml::identity;
 use crate::paths::HostPath;
@@ -37,6 +38,7 @@ pub fn decide<'a>(
     config: &Config,
 ) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
     let (devices, mut findings) = select(&request.devices, &request.asked_by, inventory, &config.devices)?;
+    findings.extend(limits::findings(&config.devices, inventory));
     let properties = properties(&devices, inventory);
     for requirement in &request.requirements {
         match require::check(requirement, &properties) {
@@ -88,6 +90,8 @@ pub struct Host {
     /// The root that has the PCI devices
     sys: DriverRoot,
     kernel_gpus: Vec<KernelGpu>,
+    /// From config.toml
+    limits: Limits,
     /// What NVML and the kernel module say
     pub inventory: Inventory,
 }
@@ -157,7 +161,8 @@ impl Host {
         let (library_dirs, more_files) = (config.library_dirs.clone(), config.driver_files.clone());
         let proc_dir = proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
         let kernel_gpus = look.gpus;
-        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, proc_dir, sys, kernel_gpus, inventory })
+        let limits = config.devices.clone();
+        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, proc_dir, sys, kernel_gpus, limits, inventory })
     }
 
     /// What the container gets. Nothing has been done to it yet.
@@ -351,16 +356,50 @@ impl Host {
             let minors = self.mig_minors().map(|text| caps::parse_mig_minors(&text)).unwrap_or_default();
             let mut nodes: Vec<_> = self.cap_node(cap)?.into_iter().collect();
             for (of_gpu, minor) in &minors {
-                let chosen = devices.iter().any(|device| of_gpu.gpu() == Some(device.gpu().minor));
+                let chosen = devices.iter().any(|device| self.is_management_of(*of_gpu, device.gpu()));
                 // The table lists every instance that could be; nodes exist for those that are.
                 if chosen && let Some(node) = nodes::optional(&self.dev, &format!("nvidia-caps/nvidia-cap{minor}"))? {
                     nodes.push(node);
                 }
             }
-            let mount = self.proc_mount(&Path::new(DRIVER_PROC).join("capabilities"));
-            edits = edits.merge(build::device(nodes, mount.into_iter().collect()));
+            edits = edits.merge(build::device(nodes, self.management_files(cap, devices)));
         }
         Ok(edits)
+    }
+
+    /// Whether this capability is of an instance of the GPU, and config.toml lets containers have a MIG device in it, or
+    /// there is none in it yet.
+    #[must_use]
+    pub fn is_management_of(&self, cap: MigCap, gpu: &Gpu) -> bool {
+        let is_in = |mig: &&MigDevice| match cap {
+            MigCap::GpuInstance(_, instance) => mig.gpu_instance == instance,
+            MigCap::ComputeInstance(_, instance, compute) => {
+                (mig.gpu_instance, mig.compute_instance) == (instance, compute)
+            }
+            MigCap::Config | MigCap::Monitor => false,
+        };
+        let mut inside = gpu.mig_devices.iter().filter(is_in).peekable();
+        cap.gpu() == Some(gpu.minor)
+            && (inside.peek().is_none() || inside.any(|mig| limits::permit(&self.limits, gpu, Some(mig))))
+    }
+
+    /// What is to be seen below /proc/driver/nvidia: the whole directory of capabilities, unless it has files of MIG devices
+    /// that containers may not have. With a driver that has no nodes for capabilities, those files give access.
+    fn management_files(&self, cap: MigCap, devices: &[Device<'_>]) -> Vec<(PathBuf, HostPath)> {
+        let may_have = |gpu: &Gpu, mig: &MigDevice| limits::permit(&self.limits, gpu, Some(mig));
+        let all = self.inventory.gpus.iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
+        let dir = Path::new(DRIVER_PROC).join("capabilities");
+        if all.clone().all(|(gpu, mig)| may_have(gpu, mig)) {
+            return self.proc_mount(&dir).into_iter().collect();
+        }
+        let chosen =
+            all.filter(|(gpu, mig)| devices.iter().any(|device| device.gpu().minor == gpu.minor) && may_have(gpu, mig));
+        let caps = chosen.flat_map(|(gpu, mig)| {
+            let instance = MigCap::GpuInstance(gpu.minor, mig.gpu_instance);
+            [instance, MigCap::ComputeInstance(gpu.minor, mig.gpu_instance, mig.compute_instance)]
+        });
+        let paths = few::set(std::iter::once(cap).chain(caps).map(MigCap::proc_path));
+        paths.iter().filter_map(|path| self.proc_mount(path)).collect()
     }
 
     fn imex_nodes(&self, request: &GpuRequest) -> Result<Vec<DeviceNode>> {

@@ -185,7 +185,7 @@ fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item>
         paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
         if minors.is_some() {
             paths.push("/dev/nvidia-caps".into());
-            paths.extend(nodes(&|of| of.gpu() == Some(gpu.minor)));
+            paths.extend(nodes(&|of| host.is_management_of(of, gpu)));
         }
     }
     paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()

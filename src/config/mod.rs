@@ -299,7 +299,7 @@ mod tests {
              supported-driver-capabilities = \"compute, utility\"\r\n\
              [nvidia-container-cli]\r\nroot = \"/run/nvidia/driver\"\r\nno-cgroups = true\r\nuser = \"\"\r\n\
              debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
-             [devices]\r\nallow = [\"0\", \"GPU-x\"]\r\n",
+             [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n",
         )
         .unwrap();
         assert_eq!(findings, Vec::new());
@@ -312,7 +312,7 @@ mod tests {
                 edit_cgroups: false,
                 nvml_timeout: Duration::from_secs(7),
                 require: Require::Warn,
-                devices: Limits { allow: vec!["0".into(), "GPU-x".into()], deny: Vec::new() },
+                devices: Limits { allow: vec!["0".into(), "GPU-x*".into()], deny: Vec::new() },
                 ..Config::default()
             }
         );
@@ -333,6 +333,8 @@ mod tests {
             ("[nvidia-container-cli]\nuser = \"a:b:c\"", "it must be USER or USER:GROUP"),
             ("[devices]\nallow = \"0\"", "it must be a list of texts in quotes"),
             ("[devices]\ndeny = [0]", "it must be a list of texts in quotes"),
+            ("[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]", "line 3: devices.deny has a wrong value"),
+            ("[devices]\nallow = [\"H100\"]", "\"H100\" is none: write an index (0), a UUID"),
             ("[oci-nvidia-hook]\nrequire = \"maybe\"", "it must be \"enforce\", \"warn\" or \"off\""),
             ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
             ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Config, Require, UserSpec};
+use crate::inventory::limits;
 use crate::paths::HostPath;
 use crate::request::capabilities::Capabilities;
 
@@ -103,6 +104,9 @@ fn absolute(value: &str) -> Result<HostPath, String> {
 
 /// A list of a drop-in adds to the one before.
 fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
+    if let Some((entry, why)) = more.iter().find_map(|entry| Some((entry, limits::check(entry).err()?))) {
+        return Err(format!("a list of GPUs, and {entry:?} is none: write {why}"));
+    }
     list.extend(more);
     Ok(())
 }

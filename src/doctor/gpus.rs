@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::facts::PciDevice;
 use super::{Facts, Outcome};
+use crate::config::Limits;
 use crate::finding::catalog;
+use crate::inventory::Inventory;
+use crate::inventory::select::{Device, every_device, permitted_devices};
 
 /// Longer than NVML takes for eight GPUs whose driver state is kept.
 const SLOW: Duration = Duration::from_secs(3);
@@ -74,6 +77,35 @@ pub(super) fn failed(facts: &Facts) -> Vec<Outcome> {
         Outcome::of(CHECK, &catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)
     };
     failed.into_iter().map(outcome).collect()
+}
+
+pub(super) fn limits(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "limits";
+    let limits = facts.settings().devices;
+    if limits == Limits::default() {
+        return vec![Outcome::ok(CHECK, "config.toml keeps no GPU from containers")];
+    }
+    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
+        return vec![Outcome::skipped(CHECK, "NVML did not answer")];
+    };
+    let findings = crate::inventory::limits::findings(&limits, inventory);
+    if findings.is_empty() {
+        return vec![Outcome::ok(CHECK, limits_in_words(&limits, inventory))];
+    }
+    findings.into_iter().map(|finding| Outcome::found(CHECK, finding)).collect()
+}
+
+/// Which devices are kept from containers, so that a reader can compare that with what the lists were meant to do.
+fn limits_in_words(limits: &Limits, inventory: &Inventory) -> String {
+    let permitted = permitted_devices(inventory, limits);
+    let names: Vec<_> =
+        every_device(inventory).filter(|device| !permitted.contains(device)).map(Device::index).collect();
+    match names.as_slice() {
+        [] => "[devices] in config.toml keeps no GPU of this host from containers".to_owned(),
+        names => {
+            format!("[devices] in config.toml keeps these GPUs and MIG devices from containers: {}", names.join(", "))
+        }
+    }
 }
 
 pub(super) fn persistence(facts: &Facts) -> Vec<Outcome> {

@@ -120,6 +120,7 @@ const CHECKS: &[fn(&Facts) -> Vec<Outcome>] = &[
     gpus::persistence,
     gpus::fabric,
     gpus::mig,
+    gpus::limits,
     engines::hook,
     engines::second_hook,
     engines::nvidias_programs,

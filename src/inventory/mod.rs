@@ -164,14 +164,19 @@ impl ExcludedGpu {
 }
 
 impl MigDevice {
+    /// As drivers before 470 name it.
+    fn old_name(&self, gpu: &Gpu) -> String {
+        format!("MIG-{}/{}/{}", gpu.uuid, self.gpu_instance, self.compute_instance)
+    }
+
     /// Whether `id` names it, a part of `gpu`: by UUID, by `gpu:index`, or in the form of drivers before 470,
     /// `MIG-GPU-<uuid>/<gi>/<ci>`.
     #[must_use]
     pub fn is_named(&self, id: &DeviceId, gpu: &Gpu) -> bool {
         match id {
             DeviceId::Uuid(uuid) => {
-                let old = || format!("MIG-{}/{}/{}", gpu.uuid, self.gpu_instance, self.compute_instance);
-                uuid.eq_ignore_ascii_case(&self.uuid) || (uuid.contains('/') && uuid.eq_ignore_ascii_case(&old()))
+                uuid.eq_ignore_ascii_case(&self.uuid)
+                    || (uuid.contains('/') && uuid.eq_ignore_ascii_case(&self.old_name(gpu)))
             }
             DeviceId::Mig { gpu: index, mig } => (*index, *mig) == (gpu.index, self.index),
             _ => false,

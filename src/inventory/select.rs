@@ -42,6 +42,15 @@ impl<'a> Device<'a> {
         }
     }
 
+    /// `0`, or `0:1` for a MIG device, as a request can name it.
+    #[must_use]
+    pub fn index(self) -> String {
+        match self {
+            Self::Gpu(gpu) => gpu.index.to_string(),
+            Self::Mig(gpu, mig) => format!("{}:{}", gpu.index, mig.index),
+        }
+    }
+
     /// The GPU that it is, or is a part of.
     #[must_use]
     pub const fn gpu(self) -> &'a Gpu {
@@ -74,7 +83,7 @@ pub fn select<'a>(
 }
 
 /// Every device of the inventory, in NVML's order: by GPU, the GPU itself before its parts.
-fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
+pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
     inventory.gpus.iter().flat_map(|gpu| {
         let parts = gpu.mig_devices.iter().map(move |mig| Device::Mig(gpu, mig));
         std::iter::once(Device::Gpu(gpu)).chain(parts)
@@ -209,12 +218,17 @@ fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
     )
 }
 
+/// What may be asked for, for a hint. It ends up in the events of a pod, so it has no UUIDs and bus ids of GPUs that are
+/// other containers'.
 fn known(inventory: &Inventory, limits: &Limits) -> String {
-    let each = every_device(inventory).filter(|device| permitted(*device, limits)).map(|device| match device {
-        Device::Gpu(gpu) => format!("{} ({}, {})", gpu.index, gpu.uuid, gpu.bus_id),
-        Device::Mig(gpu, mig) => format!("{}:{} ({})", gpu.index, mig.index, mig.uuid),
-    });
-    each.chain(["all".to_owned(), "none".to_owned()]).collect::<Vec<_>>().join(", ")
+    const MOST: usize = 16;
+    let devices = every_device(inventory).filter(|device| permitted(*device, limits)).map(Device::index);
+    let mut known: Vec<_> = devices.collect();
+    if known.len() > MOST {
+        known.truncate(MOST);
+        known.push("…".to_owned());
+    }
+    format!("{}, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs", known.join(", "))
 }
 
 #[cfg(test)]
@@ -295,10 +309,7 @@ pub(super) mod tests {
                 text.contains("NVIDIA_VISIBLE_DEVICES asks for") && text.contains("this host has no such"),
                 "{text}"
             );
-            assert!(
-                text.contains("0 (GPU-00000000, 00000000:01:00.0)") && text.contains("2:1 (MIG-21), all"),
-                "{text}"
-            );
+            assert!(text.ends_with("hint: ask for one of 0, 1, 2, 2:0, 2:1, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"), "{text}");
         }
         let text = render(&chosen("nvidia.com/gpu=0", &inventory()).unwrap_err());
         assert!(text.contains("podman run --device nvidia.com/gpu=0"), "{text}");
@@ -379,7 +390,8 @@ pub(super) mod tests {
         for asked in ["1", "MIG-20", "2:0"] {
             let text = render(&chosen_within(asked, &inventory(), &limits).unwrap_err());
             assert!(text.contains("which containers may not have"), "{text}");
-            assert!(!text.contains("GPU-00000001"), "it is not offered: {text}");
+            let (_, hint) = text.split_once("hint: ").unwrap();
+            assert!(hint.starts_with("ask for one of 0, 2, 2:1, all, none") && !hint.contains("GPU-"), "{text}");
         }
         let none = Limits { allow: vec!["9".into()], deny: vec![] };
         assert!(render(&chosen_within("all", &inventory(), &none).unwrap_err()).contains("[devices]"));

@@ -41,6 +41,7 @@ mod hostile;
 mod hosts;
 mod kernels;
 mod ldcache;
+mod limits;
 mod live;
 mod nvidia_cli;
 mod packaging;
@@ -91,6 +92,7 @@ const ALL: &[&[Test]] = &[
     hostile::TESTS,
     hosts::TESTS,
     ldcache::TESTS,
+    limits::TESTS,
     live::TESTS,
     nvidia_cli::TESTS,
     packaging::TESTS,

@@ -84,7 +84,7 @@ fn the_request() {
     let case = Case::new();
     for devices in ["9", "GPU-deadbeef", "0:0"] {
         let variable = format!("NVIDIA_VISIBLE_DEVICES={devices}");
-        case.stops(&[&variable], "ONH-030", "hint: ask for one of 0 (GPU-");
+        case.stops(&[&variable], "ONH-030", "hint: ask for one of 0, ");
     }
     for (variable, id, says) in [
         ("NVIDIA_REQUIRE_CUDA=cuda>=13.5", "ONH-034", "NVIDIA_REQUIRE_CUDA=\"cuda>=13.5\", and GPU 0 has cuda 12."),

@@ -1,0 +1,181 @@
+//! `[devices]` of config.toml: a list that is misread gives a GPU away, so nothing in it is passed over silently.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::support::{HOOK, Need, Ran, run_with, scratch};
+
+pub const TESTS: &[Test] = &[
+    ("limits::an_entry_of_no_form_is_an_error", NEEDS, an_entry_of_no_form_is_an_error),
+    ("limits::each_form_denies", NEEDS, each_form_denies),
+    ("limits::an_entry_that_matches_nothing", NEEDS, an_entry_that_matches_nothing),
+    ("limits::a_gpu_without_a_name", &[Need::Program("cc")], a_gpu_without_a_name),
+    ("limits::capabilities_of_a_denied_mig_device", NEEDS, capabilities_of_a_denied_mig_device),
+    ("limits::hints_have_no_ids_of_other_gpus", NEEDS, hints_have_no_ids_of_other_gpus),
+];
+
+const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
+
+/// `explain --json` of a container of this environment.
+fn explain(fake: &FakeDriver, env: &str) -> Value {
+    let dir = scratch();
+    let spec = json!({"process": {"env": [env]}, "root": {"path": "/nowhere"}});
+    std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    let state = json!({"id": "c", "bundle": dir.path()}).to_string();
+    let mut explain = Command::new(HOOK);
+    let ran =
+        run_with(explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear(), state.as_bytes());
+    serde_json::from_str(&ran.stdout).unwrap()
+}
+
+/// The UUIDs of the devices that it would get.
+fn devices(explanation: &Value) -> Vec<&str> {
+    explanation["devices"].as_array().unwrap().iter().map(|uuid| uuid.as_str().unwrap()).collect()
+}
+
+fn doctor(fake: &FakeDriver) -> Ran {
+    run_with(Command::new(HOOK).arg("--config").arg(&fake.config).args(["doctor", "--json"]).env_clear(), b"")
+}
+
+/// Each of them gave the container the GPU that it was meant to deny.
+fn an_entry_of_no_form_is_an_error() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
+    for entry in
+        ["", "0,1", "0-2", " 1", "+1", "0x1", "H100", "nvidia1", "/dev/nvidia1", "GPU-51eed001", "02:00.1", "1:*"]
+    {
+        fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
+        let stderr = container.hook(&fake.config).failed(1);
+        let config = std::fs::read_to_string(&fake.config).unwrap();
+        let line = config.lines().position(|line| line.starts_with("deny")).unwrap() + 1;
+        assert!(
+            stderr.contains(&format!("{:?} line {line}: devices.deny has a wrong value", fake.config))
+                && stderr.contains(&format!("{entry:?} is none"))
+                && stderr.contains("(ONH-005)"),
+            "{entry:?}: {stderr}"
+        );
+        assert_eq!(explain(&fake, ALL)["outcome"], "error", "{entry:?}");
+        let found = doctor(&fake);
+        assert!(
+            found.stdout.contains("devices.deny has a wrong value") && found.code == Some(3),
+            "{entry:?}: {found:?}"
+        );
+        assert!(container.exec("ls /dev").ok().split_whitespace().all(|name| !name.starts_with("nvidia")), "{entry:?}");
+    }
+}
+
+fn each_form_denies() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    let uuids = |fake: &FakeDriver| devices(&explain(fake, ALL)).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let all = uuids(&fake);
+    assert_eq!(all.len(), 3);
+    let inventory = run_with(Command::new(HOOK).arg("--config").arg(&fake.config).args(["info", "--json"]), b"").ok();
+    let inventory: Value = serde_json::from_str(&inventory).unwrap();
+    let bus_id = inventory["gpus"][1]["bus_id"].as_str().unwrap();
+    let (_, short) = bus_id.split_once(':').unwrap();
+    for entry in [
+        "1",
+        &all[1],
+        &all[1].to_lowercase(),
+        &format!("{}*", &all[1][..12]),
+        bus_id,
+        short,
+        &bus_id[..bus_id.len() - 2],
+    ] {
+        fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
+        assert_eq!(uuids(&fake), [all[0].clone(), all[2].clone()], "{entry:?}");
+        fake.configure(&format!("[devices]\nallow = [{entry:?}]"));
+        assert_eq!(uuids(&fake), [all[1].clone()], "{entry:?}");
+    }
+    for entry in ["*H100*", "nvidia h?00*", "*", "GPU-*"] {
+        fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
+        assert_eq!(explain(&fake, ALL)["findings"][0]["id"], "ONH-031", "{entry:?}");
+    }
+}
+
+fn an_entry_that_matches_nothing() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    fake.configure("[devices]\ndeny = [\"1\", \"7\"]");
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
+    let ran = container.hook(&fake.config);
+    let says = "deny in the [devices] table of config.toml has \"7\", which matches no GPU of this host";
+    assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-107)\nhint: "), "{}", ran.stderr);
+    assert_eq!(ran.stderr.matches("ONH-107").count(), 1, "{}", ran.stderr);
+    ran.ok();
+    let explanation = explain(&fake, ALL);
+    assert_eq!((explanation["findings"][0]["id"].as_str(), devices(&explanation).len()), (Some("ONH-107"), 1));
+    let check = |fake: &FakeDriver| {
+        let outcomes: Value = serde_json::from_str(&doctor(fake).stdout).unwrap();
+        let limits = outcomes.as_array().unwrap().iter().find(|outcome| outcome["check"] == "limits").unwrap().clone();
+        (limits["status"].as_str().unwrap().to_owned(), limits["what"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(check(&fake), ("warning".to_owned(), says.to_owned()));
+    fake.configure("[devices]\ndeny = [\"1\"]");
+    let ok = "[devices] in config.toml keeps these GPUs and MIG devices from containers: 1";
+    assert_eq!(check(&fake), ("ok".to_owned(), ok.to_owned()));
+}
+
+/// NVML does not know the model of every GPU; then a pattern for models denies it.
+fn a_gpu_without_a_name() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    fake.set_nvml(|text| {
+        let lines = text.lines().map(|line| match line.starts_with("gpu minor=1") {
+            true => line.replace("name=\"NVIDIA H100 80GB HBM3\"", "name=\"\""),
+            false => line.to_owned(),
+        });
+        lines.collect::<Vec<_>>().join("\n") + "\n"
+    });
+    let count = |table: &str| {
+        fake.configure(&format!("[devices]\n{table}"));
+        devices(&explain(&fake, ALL)).len()
+    };
+    assert_eq!(count(""), 2);
+    assert_eq!(count("deny = [\"*A100*\"]"), 1, "what it is cannot be known");
+    assert_eq!(count("allow = [\"*H100*\"]"), 1);
+    assert_eq!(count("allow = [\"*H100*\", \"1\"]"), 2, "it is named");
+}
+
+/// A privileged container that watches MIG devices gets the capability nodes of its GPUs' instances, but of none that is
+/// denied.
+fn capabilities_of_a_denied_mig_device() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    for (deny, nodes, files) in [
+        ("", "nvidia-cap12 nvidia-cap13 nvidia-cap2 nvidia-cap21 nvidia-cap22", "gi1 gi2"),
+        ("0:1", "nvidia-cap12 nvidia-cap13 nvidia-cap2", "gi1"),
+        ("MIG-51eed000-0001*", "nvidia-cap2 nvidia-cap21 nvidia-cap22", "gi2"),
+    ] {
+        fake.configure(&format!(
+            "[devices]\ndeny = [{}]",
+            if deny.is_empty() { String::new() } else { format!("{deny:?}") }
+        ));
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let env = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=all"];
+        let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
+        container.set_privileged_env(&env);
+        container.hook(&fake.config).ok();
+        assert_eq!(container.exec("cd /dev/nvidia-caps; echo *").ok().trim(), nodes, "{deny}");
+        assert_eq!(container.exec("cd /proc/driver/nvidia/capabilities/gpu0/mig; echo *").ok().trim(), files, "{deny}");
+        container.exec("cat /proc/driver/nvidia/capabilities/mig/monitor").ok();
+    }
+}
+
+/// They end up in a pod's events, which its author reads.
+fn hints_have_no_ids_of_other_gpus() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    fake.configure("[devices]\ndeny = [\"1\"]");
+    for asked in ["9", "1"] {
+        let explanation = explain(&fake, &format!("NVIDIA_VISIBLE_DEVICES={asked}"));
+        let finding = &explanation["findings"][0];
+        let hint = finding["fix"].as_str().unwrap();
+        assert!(hint.starts_with("ask for one of 0, 2, all, none"), "{hint}");
+        assert!(!finding.to_string().contains("GPU-") && !finding.to_string().contains("0000:"), "{finding}");
+    }
+}
