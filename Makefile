@@ -1,29 +1,40 @@
 # Everything a developer needs. `make demo` and `make test` install what is missing (as root).
 
-CARGO ?= cargo
+# A cargo that is new enough, wherever it is installed.
+CARGO ?= $(CURDIR)/tests/cargo
+export CARGO
 
-.PHONY: all build demo test engines vm lint fuzz bench dist rpm release-checks reproducible deny aarch64 sbom clean
+.PHONY: all help build demo test engines vm lint fuzz bench dist rpm release-checks reproducible deny advisories aarch64 sbom clean
 
 all: build
 
+## Lists these targets.
+help:
+	@awk '/^## / { text = text (text == "" ? "" : " ") substr($$0, 4); next } \
+		/^[a-z][a-z0-9-]*:/ && text != "" { sub(/:.*/, "", $$1); sub(/[.:] .*/, "", text); sub(/[.]$$/, "", text); \
+		printf "make %-15s %s\n", $$1, text } !/^SECONDS/ { text = "" }' Makefile
+
+## Builds target/release/oci-nvidia-hook.
 build:
 	$(CARGO) build --release --locked
 
-## A container with a GPU, from nothing: the real driver if this host has one, else the fake one.
+## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:
 	@tests/demo
 
-## All tests. What cannot run here is listed as ignored; with CI=true it is an error.
-test: lint
+## Runs all tests. Tests that cannot run on this machine are reported as ignored; with CI=true they fail.
+test:
 	@tests/install-tools
+	@$(MAKE) --no-print-directory lint
 	$(CARGO) test --locked
 	@tests/as-plain-user
 
-## The tests with engines of other Debian releases, in root file systems that it makes: docs/compatibility.md. As root, with
+## Runs the tests with the engines of other Debian releases. It makes their root file systems: docs/compatibility.md. As root, with
 ## a network. Not part of test: it downloads 1.5 GB and takes half an hour. SUITES=trixie for one of them.
 engines:
 	@tests/engines/run $(SUITES)
 
+## Checks formatting and runs clippy.
 lint:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
@@ -35,44 +46,49 @@ SECONDS ?= 60
 fuzz:
 	@tests/fuzz/run $(SECONDS) $(TARGETS)
 
-## What a container start costs, beside what was aimed at: docs/performance.md. As root, on a quiet machine.
+## Measures what a container start costs. The results are compared with docs/performance.md. As root, on a quiet machine.
 bench:
-	@tests/install-tools
+	@tests/install-tools bench
 	$(CARGO) bench --locked --profile dist --bench pure --bench cost
 
-## A whole machine: boots Debian with these packages, the fake driver and its kernel modules in /, four times, the last one
+## Tests a whole virtual machine. It boots Debian with these packages, the fake driver and its kernel modules in /, four times, the last one
 ## with SELinux enforcing. As root, on Debian; the first time it downloads 300 MB. It takes a quarter of an hour without KVM.
 vm:
 	@tests/install-tools vm
-	@CARGO=$(CARGO) tests/vm/run
+	@tests/vm/run
 
-## Tarballs of the sources and of all crates: target/dist.
+## Makes the tarballs of the sources and of all crates in target/dist.
 dist:
-	@CARGO=$(CARGO) packaging/dist
+	@packaging/dist
 
-## All packages, built from these tarballs: target/rpm/RPMS. Installs rpmbuild if it is missing (as root).
+## Builds the RPM packages in target/rpm/RPMS from these tarballs. Installs rpmbuild if it is missing (as root).
 rpm:
 	@tests/install-tools rpm
-	@CARGO=$(CARGO) packaging/build-rpm
+	@packaging/build-rpm
 
-## What a release must be: see each. CI runs it.
+## Runs reproducible, deny and aarch64, as CI does.
 release-checks: reproducible deny aarch64
 
-## The same program from the same tree, wherever it is built. Prints its hash and the oldest glibc it runs with.
+## Checks that two builds are identical. Prints the hash and the oldest glibc that the program runs with.
 reproducible:
-	@CARGO=$(CARGO) packaging/reproducible
+	@packaging/reproducible
 
-## Licences, sources and known holes of all crates (deny.toml). Installs cargo-deny if it is missing.
+## Checks licences and sources of all crates by deny.toml. Installs cargo-deny if it is missing.
 deny:
 	@packaging/deny
 
-## Compiles for aarch64.
+## Checks all crates for known vulnerabilities. This needs access to the RustSec database, so it is not part of CI.
+advisories:
+	@packaging/deny advisories
+
+## Checks that the program compiles for aarch64.
 aarch64:
 	@packaging/check-aarch64
 
-## What is in the program, as CycloneDX JSON.
+## Prints the bill of materials as CycloneDX JSON.
 sbom:
-	@CARGO=$(CARGO) packaging/sbom
+	@packaging/sbom
 
+## Removes target.
 clean:
 	$(CARGO) clean

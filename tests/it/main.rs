@@ -58,6 +58,7 @@ mod status;
 mod support;
 mod systemd;
 mod why;
+mod zypper;
 
 use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -108,6 +109,7 @@ const ALL: &[&[Test]] = &[
     status::TESTS,
     systemd::TESTS,
     why::TESTS,
+    zypper::TESTS,
 ];
 
 fn main() -> std::process::ExitCode {

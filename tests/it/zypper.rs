@@ -1,0 +1,136 @@
+//! The user's test on SUSE, as near as it can be run elsewhere: the package is built by the openSUSE branch of the spec,
+//! installed with zypper into a root file system that knows libc and podman, used by podman with nodes that belong to
+//! root:video, and removed again.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image};
+use crate::engine::Podman;
+use crate::rpm::query;
+use crate::support::{Need, run, scratch, sh, source};
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("zypper"),
+];
+
+pub const TESTS: &[Test] = &[("zypper::build_install_run_remove", NEEDS, build_install_run_remove)];
+
+/// The environment of NVIDIA's CUDA images.
+const CUDA_IMAGE: &str = "--change 'ENV NVIDIA_VISIBLE_DEVICES=all' \
+     --change 'ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility' \
+     --change 'ENV NVIDIA_REQUIRE_CUDA=cuda>=12.2 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535,driver<536'";
+
+fn build_install_run_remove() {
+    let packages = build();
+    let host = scratch();
+    let root = host.path().join("root");
+    install_base(&root, &packages);
+    let before = files(&root);
+
+    // The line of README.md.
+    zypper(&root, "install --allow-unsigned-rpm", &[find(&packages, "oci-nvidia-hook")]);
+    let program = root.join("usr/bin/oci-nvidia-hook");
+    assert!(run(Command::new(&program).arg("--version")).ok().contains(env!("CARGO_PKG_VERSION")));
+
+    let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
+    let drop_in = root.join("etc/nvidia-container-runtime/config.toml.d/root.toml");
+    let settings = format!("[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\n", fake.root.display());
+    std::fs::write(&drop_in, settings).unwrap();
+    let podman = Podman::new();
+    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+    podman.import_with(&image.rootfs, "localhost/cuda", CUDA_IMAGE);
+    // CUDA images set the variables themselves: no option is needed.
+    let inside = podman.run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"]).ok();
+    assert_eq!(inside, fake.on_host("nvidia-smi -L"));
+    let asked = ["-e", "NVIDIA_VISIBLE_DEVICES=1", "localhost/cuda", "nvidia-smi", "-L"];
+    assert_eq!(podman.run_installed(&root, &asked).ok().matches("UUID: GPU-51eed001-").count(), 1);
+
+    std::fs::remove_file(drop_in).unwrap();
+    std::fs::remove_dir_all(root.join("etc/containers/containers.conf.d")).unwrap();
+    zypper(&root, "remove", &[Path::new("oci-nvidia-hook")]);
+    assert_eq!(files(&root), before);
+    assert_ne!(podman.run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"]).code, Some(0));
+}
+
+/// As `make rpm` does on openSUSE. The compiler is told to hurry: what is tested is the way from the spec to a package.
+fn build() -> Vec<PathBuf> {
+    let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rpm-suse");
+    let bin = top.join("bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    // cargo-auditable adds a list of the crates to the program. This has its command line, and adds nothing.
+    let auditable = bin.join("cargo-auditable");
+    std::fs::write(&auditable, format!("#!/bin/sh\nshift\nexec '{}' \"$@\"\n", env!("CARGO"))).unwrap();
+    sh(&format!("chmod 755 '{}'", auditable.display())).ok();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut build = Command::new(source("packaging/build-rpm"));
+    build.arg(&top).arg("--load").arg(source("tests/fixtures/rpm/macros.suse"));
+    build.arg("--define").arg(format!("test_cargo {}", env!("CARGO"))).env("PATH", path).env("CARGO", env!("CARGO"));
+    for (name, value) in [("LTO", "off"), ("OPT_LEVEL", "0"), ("CODEGEN_UNITS", "16"), ("DEBUG", "0")] {
+        build.env(format!("CARGO_PROFILE_RELEASE_{name}"), value);
+    }
+    run(&mut build).ok();
+    let list = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
+    let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
+    // Where the macro has cargo build it, which is not where build-rpm has it elsewhere.
+    let tree = top.join("BUILD").join(concat!("oci-nvidia-hook-", env!("CARGO_PKG_VERSION")));
+    assert!(tree.join("target/release/oci-nvidia-hook").is_file() && !top.join("cargo/release").exists());
+    built
+}
+
+fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
+    packages.iter().find(|package| query(package, "%{NAME}") == name).unwrap()
+}
+
+/// A shell, an rpm database, and a package that provides what ours needs of a distribution.
+fn install_base(root: &Path, packages: &[PathBuf]) {
+    let parent = root.parent().unwrap();
+    let image = Image::new(parent, &[]);
+    std::fs::rename(&image.rootfs, root).unwrap();
+    let requires = run(Command::new("rpm").args(["-qp", "--requires"]).args(packages)).ok();
+    let provides: Vec<_> = requires.lines().map(str::trim).filter(|line| !line.starts_with("rpmlib(")).collect();
+    let provides: Vec<_> = provides.iter().filter(|line| !line.starts_with("oci-nvidia-hook")).collect();
+    assert!(provides.iter().any(|line| line.starts_with("libc.so.6")), "{requires}");
+    let spec = parent.join("base.spec");
+    let tags: String = provides.iter().map(|line| format!("Provides: {line}\n")).collect();
+    let head = "Name: base\nVersion: 1\nRelease: 1\nSummary: A distribution\nLicense: MIT\nBuildArch: noarch\nProvides: podman\n";
+    std::fs::write(&spec, format!("{head}{tags}%description\nA distribution.\n%files\n")).unwrap();
+    let top = parent.join("base");
+    run(Command::new("rpmbuild")
+        .args(["-bb", "--quiet", "--define"])
+        .arg(format!("_topdir {}", top.display()))
+        .arg(spec))
+    .ok();
+    let rpm = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
+    let mut install = Command::new("rpm");
+    install.arg("--root").arg(root).args(["--dbpath", "/var/lib/rpm", "-i"]).arg(rpm.trim());
+    run(&mut install).ok();
+}
+
+/// `zypper COMMAND ARGUMENTS` in this root, without a repository.
+#[track_caller]
+fn zypper(root: &Path, command: &str, arguments: &[&Path]) {
+    let mut zypper = Command::new("zypper");
+    zypper.arg("--root").arg(root).args(["--non-interactive", "--no-refresh"]).args(command.split(' ')).args(arguments);
+    // Debian's rpm has its database in root's home; zypper and SUSE's rpm have it here.
+    let config = root.join("../zypper-home");
+    std::fs::create_dir_all(&config).unwrap();
+    std::fs::write(config.join(".rpmmacros"), "%_dbpath /var/lib/rpm\n").unwrap();
+    let ran = run(zypper.env("HOME", &config));
+    assert!(ran.code == Some(0) && !ran.stdout.contains("scriptlet"), "{ran:?}");
+}
+
+/// All that is not a directory, but for rpm's and zypper's own files.
+fn files(root: &Path) -> Vec<String> {
+    let own =
+        ["./var/lib/rpm", "./var/cache/zypp", "./run/zypp.pid", "./var/lib/zypp", "./var/log", "./dev", "./etc/zypp"];
+    let prune: String = own.iter().map(|dir| format!("-path {dir} -prune -o ")).collect();
+    let text = sh(&format!("cd '{}'; find . {prune} ! -type d -print | sort", root.display())).ok();
+    text.lines().map(str::to_owned).collect()
+}
