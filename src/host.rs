@@ -129,12 +129,7 @@ impl Host {
         let diagnosis = || diagnosis::diagnose(&diagnosis::look(&search, module.clone()), &driver);
         let library = locate::management_library(&search);
         let Some(library) = library else { return Err(diagnosis().unwrap_or_else(|| no_driver(&driver))) };
-        // NVML opens the nodes that are at /dev where it runs: a root without any has only files (GKE).
-        let (root, path) = if dev.path().as_path() == Path::new("/") {
-            (dev.path(), library.source.as_path().to_owned())
-        } else {
-            (driver.path(), driver.inside(&library.source)?)
-        };
+        let (root, path) = Question::place(&driver, &dev, &library.source)?;
         let question =
             Question { root, library: path, identity: identity::of(config, &dev)?, deadline: config.nvml_timeout };
         // Where the module is not loaded, that is what to say, not what NVML makes of it.

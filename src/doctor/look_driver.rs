@@ -84,7 +84,7 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     facts.without_link = without.map(|node| node.path.display().to_string()).collect();
     let identity = identity::of(config, dev);
     facts.identity = identity.as_ref().map_or_else(|error| Some(Err(Finding::error(error))), |who| who.map(Ok));
-    let Some(library) = library.and_then(|library| root.inside(&library.source).ok()) else {
+    let Some((nvml_root, library)) = library.and_then(|library| Question::place(&root, dev, &library.source).ok()) else {
         "libnvidia-ml is not there".clone_into(&mut facts.not_asked);
         return facts;
     };
@@ -92,12 +92,12 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
         "the user in config.toml is unknown".clone_into(&mut facts.not_asked);
         return facts;
     };
-    if identity.is_none() && root.path().as_path() != Path::new("/") {
+    if identity.is_none() && nvml_root.as_path() != Path::new("/") {
         "asking NVML below another driver root takes root".clone_into(&mut facts.not_asked);
         return facts;
     }
     let start = Instant::now();
-    let question = Question { root: root.path(), library, identity, deadline: config.nvml_timeout };
+    let question = Question { root: nvml_root, library, identity, deadline: config.nvml_timeout };
     let answer = child::ask(&question).map_err(|error| Finding::error(&error));
     let took = start.elapsed();
     let answer = answer.map(|mut inventory| {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::api::{Code, Failed};
 use super::ffi::Library;
+use crate::driver::DriverRoot;
 use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::inventory::cache::Cache;
@@ -34,6 +35,18 @@ pub struct Question {
 }
 
 impl Question {
+    /// Where NVML runs, and the library's path there: it opens the nodes that it finds at its own /dev. `driver` has the
+    /// library, `dev` the nodes; a driver root without nodes has only files (GKE), and NVML runs on the host then.
+    ///
+    /// # Errors
+    /// If the library is below neither of them.
+    pub fn place(driver: &DriverRoot, dev: &DriverRoot, library: &HostPath) -> Result<(HostPath, PathBuf)> {
+        match dev.inside(library) {
+            Ok(path) => Ok((dev.path(), path)),
+            Err(_) => Ok((driver.path(), driver.inside(library)?)),
+        }
+    }
+
     /// Where the answer is kept; `None` if it is not. How long it may take makes no other question of it.
     #[must_use]
     pub fn cache(&self) -> Option<Cache> {

@@ -32,6 +32,7 @@ pub const TESTS: &[Test] = &[
         a_user_sees_less,
     ),
     ("doctor::cdi_is_enough", NEEDS, cdi_is_enough),
+    ("doctor::a_driver_root_with_files_only", NEEDS, a_driver_root_with_files_only),
     ("doctor::nothing_is_changed", NEEDS, nothing_is_changed),
     ("doctor::bundle", &[Need::Program("tar")], bundle),
     ("doctor::this_host", &[], this_host),
@@ -392,6 +393,19 @@ fn cdi_is_enough() {
     let outcomes = examine(dir.path(), Caller::default());
     assert!(doctor::worst(&outcomes) <= Status::Skipped, "{outcomes:?}");
     assert!(outcomes.iter().any(|outcome| outcome.what.contains("the hook is not active, and 1 CDI devices are")));
+}
+
+/// On GKE's nodes the driver root has files only; /dev and /proc are the host's, and NVML must run there.
+fn a_driver_root_with_files_only() {
+    let dir = changed(
+        "mkdir -p home/kubernetes/bin/nvidia/usr/lib home/kubernetes/bin/nvidia/etc; \
+         mv usr/lib/x86_64-linux-gnu home/kubernetes/bin/nvidia/usr/lib; mv etc/ld.so.* home/kubernetes/bin/nvidia/etc; \
+         sed -i '/container-cli/a root = \"/home/kubernetes/bin/nvidia\"' etc/nvidia-container-runtime/config.toml",
+    );
+    let outcomes = examine(dir.path(), Caller::default());
+    let nvml = outcomes.iter().find(|outcome| outcome.check == "nvml").unwrap();
+    assert_eq!((nvml.status, nvml.what.as_str()), (Status::Ok, "8 GPUs answered: driver 535.183.01, CUDA 12.2"));
+    assert!(doctor::worst(&outcomes) <= Status::Skipped, "{outcomes:?}");
 }
 
 fn nothing_is_changed() {
