@@ -3,8 +3,6 @@
 
 pub mod check;
 pub mod decode;
-pub mod dirs;
-pub mod engine;
 pub mod file;
 pub mod generate;
 pub mod name;

@@ -1,4 +1,5 @@
-//! What a spec was made from, so that one look at the host says whether it still fits: no NVML, nothing slow.
+//! What a spec was made from, so that one look at the host says whether it still fits. Only where there are MIG devices does
+//! that take NVML.
 //!
 //! The stamp is an argument of a hook entry in the spec. Annotations would be the place for it, but engines that read
 //! them are new, and a file beside the spec could belong to another one.
@@ -10,7 +11,9 @@ use std::path::{Path, PathBuf};
 use super::spec::Spec;
 use crate::config::Config;
 use crate::driver::DriverRoot;
+use crate::inventory::Inventory;
 use crate::inventory::caps::MIG_MINORS;
+use crate::inventory::kept;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::lower::rootfs::RootfsEdits;
 use crate::paths::HostPath;
@@ -24,13 +27,20 @@ pub struct Stamp {
     pub boot: String,
     /// GPUs, MIG devices, device numbers, libraries, settings; two that differ are two hosts
     pub rest: u64,
+    /// The MIG devices, of which the kernel shows the numbers but not the UUIDs; `None` if there are none. [`UNASKED`] until
+    /// [`Stamp::complete`].
+    pub mig: Option<u64>,
 }
+
+/// There are MIG devices, and NVML has not been asked which.
+const UNASKED: u64 = 0;
 
 impl Stamp {
     /// As it is in a spec.
     #[must_use]
     pub fn to_text(&self) -> String {
-        format!("driver={},boot={},host={:016x}", self.driver, self.boot, self.rest)
+        let mig = self.mig.map(|mig| format!(",mig={mig:016x}")).unwrap_or_default();
+        format!("driver={},boot={},host={:016x}{mig}", self.driver, self.boot, self.rest)
     }
 
     /// Reads it; `None` if it is none.
@@ -40,7 +50,31 @@ impl Stamp {
         let mut field = |name: &str| fields.next()?.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
         let (driver, boot) = (field("driver")?, field("boot")?);
         let rest = u64::from_str_radix(&field("host")?, 16).ok()?;
-        Some(Self { driver, boot, rest })
+        let mig = field("mig").map(|mig| u64::from_str_radix(&mig, 16)).transpose().ok()?;
+        Some(Self { driver, boot, rest, mig })
+    }
+
+    /// Takes the MIG devices from NVML's answer. Destroyed and made again they can have the same numbers, and so look the same
+    /// in procfs, but have other UUIDs, or swap their indices (see [`crate::inventory::cache`]).
+    pub fn complete(&mut self, inventory: &Inventory) {
+        if self.mig.is_none() {
+            return;
+        }
+        let mut hasher = DefaultHasher::new();
+        for gpu in inventory.gpus.iter().filter(|gpu| !gpu.mig_devices.is_empty()) {
+            (gpu.index, &gpu.uuid).hash(&mut hasher);
+            for mig in &gpu.mig_devices {
+                (mig.index, &mig.uuid, mig.gpu_instance, mig.compute_instance).hash(&mut hasher);
+            }
+        }
+        self.mig = Some(hasher.finish().max(UNASKED + 1));
+    }
+
+    /// Whether the MIG devices of a spec with this stamp are known to be others than those of the host now.
+    #[must_use]
+    pub fn has_other_mig_devices(&self, now: &Self) -> bool {
+        let is_known = |stamp: &Self| stamp.mig != Some(UNASKED);
+        self.mig.is_some() && is_known(self) && is_known(now) && self.mig != now.mig
     }
 
     /// Of a spec that this program wrote.
@@ -93,7 +127,8 @@ impl Stamp {
         metadata.map(|file| (file.mtime(), file.mtime_nsec(), file.size(), file.ino())).hash(&mut hasher);
         let boot = host.read(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default();
         let boot = String::from_utf8_lossy(&boot).trim().to_owned();
-        Some(Self { driver: driver_version, boot, rest: hasher.finish() })
+        let mig = kept::has_mig_devices(&proc).then_some(UNASKED);
+        Some(Self { driver: driver_version, boot, rest: hasher.finish(), mig })
     }
 }
 
@@ -115,11 +150,42 @@ mod tests {
 
     #[test]
     fn a_stamp_is_read_as_it_was_written() {
-        let stamp = Stamp { driver: "535.183.01".into(), boot: "a-b".into(), rest: 7 };
+        let stamp = Stamp { driver: "535.183.01".into(), boot: "a-b".into(), rest: 7, mig: None };
         assert_eq!(stamp.to_text(), "driver=535.183.01,boot=a-b,host=0000000000000007");
-        assert_eq!(Stamp::parse(&stamp.to_text()), Some(stamp));
-        for wrong in ["", "driver=1", "driver=1,boot=2,host=x", "boot=1,driver=2,host=3"] {
+        let mig = Stamp { mig: Some(9), ..stamp.clone() };
+        assert_eq!(mig.to_text(), "driver=535.183.01,boot=a-b,host=0000000000000007,mig=0000000000000009");
+        for stamp in [stamp, mig] {
+            assert_eq!(Stamp::parse(&stamp.to_text()), Some(stamp));
+        }
+        for wrong in
+            ["", "driver=1", "driver=1,boot=2,host=x", "boot=1,driver=2,host=3", "driver=1,boot=2,host=3,mig=x"]
+        {
             assert_eq!(Stamp::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn mig_devices_made_anew_are_others() {
+        let stamp = |mig| Stamp { driver: "1".into(), boot: "b".into(), rest: 7, mig };
+        let inventory = crate::inventory::select::tests::inventory();
+        let complete = |mig, change: fn(&mut crate::inventory::MigDevice)| {
+            let (mut stamp, mut inventory) = (stamp(mig), inventory.clone());
+            inventory.gpus.iter_mut().flat_map(|gpu| &mut gpu.mig_devices).for_each(change);
+            stamp.complete(&inventory);
+            stamp
+        };
+        let before = complete(Some(UNASKED), |_| ());
+        assert_eq!(before, complete(Some(UNASKED), |_| ()));
+        assert_eq!(complete(None, |_| ()), stamp(None), "no MIG devices in procfs");
+        for (now, are_others) in [
+            (before.clone(), false),
+            (complete(Some(UNASKED), |mig| mig.uuid.push('x')), true),
+            (complete(Some(UNASKED), |mig| mig.index += 1), true),
+            (stamp(None), true),
+            (stamp(Some(UNASKED)), false),
+        ] {
+            assert_eq!(before.has_other_mig_devices(&now), are_others, "{now:?}");
+        }
+        assert!(!stamp(None).has_other_mig_devices(&before), "that is a change that the kernel shows");
     }
 }

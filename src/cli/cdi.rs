@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use rustix::fs::FileType;
 
+use super::status::this_user;
 use super::{cdi_check, info, output};
 use crate::cdi::file::{self, Format};
 use crate::cdi::generate::{Named, Naming, sources, spec};
@@ -16,7 +17,9 @@ use crate::cdi::registry;
 use crate::cdi::spec::Spec;
 use crate::cdi::stamp::Stamp;
 use crate::config::Config;
+use crate::driver::DriverRoot;
 use crate::edits::{DeviceNode, Edits};
+use crate::engine::look;
 use crate::error::{failure, line};
 use crate::few;
 use crate::finding::{Finding, catalog};
@@ -160,7 +163,7 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
     let (path, format) = options.cdi.target()?;
     let config = info::configuration(options)?;
     let stamp = Stamp::look(&config, &options.cdi);
-    let spec = spec_of(&config, &options.cdi, stamp.as_ref())?;
+    let spec = spec_of(&config, &options.cdi, stamp, &Host::look_afresh(&config)?)?;
     if spec.devices.is_empty() {
         return Err(failure(
             &catalog::SPEC_EMPTY,
@@ -208,7 +211,13 @@ fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options)
     let old = registry::read_spec(path).ok();
     let old_stamp = old.as_ref().and_then(Stamp::of);
     // Looked at before the driver is: what changes meanwhile makes the new spec old, and is seen next time.
-    let stamp = Stamp::look(config, options);
+    let before = Stamp::look(config, options);
+    let mut stamp = before.clone();
+    let mut host = None;
+    // The kernel does not show which MIG devices there are.
+    if let Some(stamp) = stamp.as_mut().filter(|stamp| stamp.mig.is_some()) {
+        stamp.complete(&host.insert(Host::look_afresh(config)?).inventory);
+    }
     let is_there = |path: &&str| rustix::fs::lstat(*path).is_ok();
     if let (Some(old), Some(stamp)) = (&old, &stamp)
         && old_stamp.as_ref() == Some(stamp)
@@ -216,9 +225,10 @@ fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options)
     {
         return Ok(false);
     }
-    let spec = match &stamp {
-        Some(stamp) => spec_of(config, options, Some(stamp))?,
-        None => Spec::default(),
+    let spec = match (stamp, host) {
+        (None, _) => Spec::default(),
+        (stamp, Some(host)) => spec_of(config, options, stamp, &host)?,
+        (stamp, None) => spec_of(config, options, stamp, &Host::look_afresh(config)?)?,
     };
     if !spec.devices.is_empty() {
         file::write(path, &format.print(&spec)?)?;
@@ -226,12 +236,11 @@ fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options)
         // It speaks of GPUs that are gone. A spec of another program's is not ours to remove.
         std::fs::remove_file(path)?;
     }
-    Ok(Stamp::look(config, options) != stamp)
+    Ok(Stamp::look(config, options) != before)
 }
 
 /// The spec of this host. A device that cannot be given is left out, and said.
-fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<Spec> {
-    let host = Host::look_afresh(config)?;
+fn spec_of(config: &Config, options: &Options, stamp: Option<Stamp>, host: &Host) -> Result<Spec> {
     let request = request(config);
     let (common, mut findings) = host.common_edits(&request)?;
     let mut devices = Vec::new();
@@ -258,7 +267,10 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<&Stamp>) -> Result<
     findings.iter().for_each(|finding| log.finding(finding));
     let kind = format!("{}/{}", options.vendor, options.class);
     // A GPU that is not ready yet is asked again at the next refresh: no host has this stamp.
-    let stamp = stamp.map(|stamp| Stamp { rest: if complete { stamp.rest } else { 0 }, ..stamp.clone() }.to_text());
+    let stamp = stamp.map(|mut stamp| {
+        stamp.complete(&host.inventory);
+        Stamp { rest: if complete { stamp.rest } else { 0 }, ..stamp }.to_text()
+    });
     let Inventory { driver_version, cuda_version, .. } = &host.inventory;
     let cuda_compat = config.cuda_compat.then(|| (driver_version.clone(), cuda_version.clone()));
     Ok(spec(&kind, &common, &devices, &facts, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::default() }))
@@ -288,8 +300,7 @@ fn left_out(what: String) -> Finding {
 
 /// An engine that does not know this field refuses the whole file.
 fn engines_read_gids() -> bool {
-    let engines = cdi_check::engines();
-    !engines.is_empty() && engines.iter().all(|engine| engine.reads("0.7.0") == Some(true))
+    DriverRoot::open(&HostPath::new("/")).is_ok_and(|host| look::all_read_cdi(&host, this_user(), "0.7.0"))
 }
 
 /// This program: what engines start.

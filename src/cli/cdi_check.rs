@@ -5,51 +5,39 @@ use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
 
+use super::status::this_user;
 use super::{Options, info, output};
 use crate::cdi::check::{self, Now, Verdict};
-use crate::cdi::dirs;
-use crate::cdi::engine::{self, Engine, Kind};
 use crate::cdi::registry::{self, Found, SpecFile};
 use crate::cdi::stamp::Stamp;
+use crate::config::Config;
 use crate::driver::DriverRoot;
+use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
+use crate::engine::look;
 use crate::error::one_line;
 use crate::finding::{Finding, catalog};
+use crate::host::Host;
+use crate::log::Log;
 use crate::paths::HostPath;
-use crate::sys::process;
 
-/// How long an engine may take to tell its version.
-const VERSION_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Engines that look in the same directories.
-#[derive(Debug)]
-struct View {
-    engines: Vec<Engine>,
-    dirs: Vec<PathBuf>,
+/// Where each engine looks, or all of them in the directories of the command line.
+fn views(options: &Options, look: impl Fn(&DriverRoot) -> Vec<View>) -> Vec<View> {
+    let views = DriverRoot::open(&HostPath::new("/")).map(|host| look(&host)).unwrap_or_default();
+    let given = &options.cdi.spec_dirs;
+    if given.is_empty() && !views.is_empty() {
+        return views;
+    }
+    let dirs = if given.is_empty() { DEFAULT_DIRS.map(PathBuf::from).into() } else { given.clone() };
+    vec![View { readers: views.into_iter().flat_map(|view| view.readers).collect(), dirs }]
 }
 
-fn views(options: &Options) -> Vec<View> {
-    let engines = engines();
-    if !options.cdi.spec_dirs.is_empty() || engines.is_empty() {
-        let given = options.cdi.spec_dirs.clone();
-        let dirs = if given.is_empty() { dirs::DEFAULT.map(PathBuf::from).into() } else { given };
-        return vec![View { engines, dirs }];
-    }
-    let mut views: Vec<View> = Vec::new();
-    let host = DriverRoot::open(&HostPath::new("/"));
-    for engine in engines {
-        let Ok(host) = &host else { break };
-        let dirs = dirs::read(engine, host);
-        match views.iter_mut().find(|view| view.dirs == dirs) {
-            Some(view) => view.engines.push(engine),
-            None => views.push(View { engines: vec![engine], dirs }),
-        }
-    }
-    views
+/// Where they look is all that is needed.
+fn places(options: &Options) -> Vec<View> {
+    views(options, |host| look::cdi_views(host, this_user()))
 }
 
 /// Prints the qualified names of the devices that engines find.
@@ -66,7 +54,7 @@ pub fn list(options: &Options) -> Result<ExitCode> {
 
 fn names_of(options: &Options) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for view in views(options) {
+    for view in places(options) {
         for (name, found) in registry::resolve(&registry::read(&view.dirs)) {
             if matches!(found, Found::In(_)) {
                 names.insert(name);
@@ -90,15 +78,15 @@ pub fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
 /// If config.toml is wrong.
 pub fn check(options: &Options) -> Result<ExitCode> {
     let config = info::configuration(options)?;
-    let stamp = Stamp::look(&config, &options.cdi);
+    let stamp = stamp(&config, options);
     let mut all_good = true;
     let (mut text, mut data) = (String::new(), Vec::new());
-    for View { engines, dirs } in views(options) {
-        let now = Now { engines: &engines, stamp: stamp.as_ref() };
+    for View { readers, dirs } in views(options, |host| cdi::views(&look::look(host, this_user()))) {
+        let now = Now { readers: &readers, stamp: stamp.as_ref() };
         let verdicts = judge(&registry::read(&dirs), &now, options);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
-        let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
-        text += &in_words(&verdicts, &dirs, &engines.join(", "));
+        let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
+        text += &in_words(&verdicts, &dirs, &readers);
         data.push(json!({"engines": engines, "spec_dirs": dirs, "verdicts": verdicts}));
     }
     let text = if options.json { serde_json::to_string_pretty(&data)? + "\n" } else { text };
@@ -106,13 +94,25 @@ pub fn check(options: &Options) -> Result<ExitCode> {
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
 
+/// The host as it is now. Only NVML knows which MIG devices there are.
+fn stamp(config: &Config, options: &Options) -> Option<Stamp> {
+    let mut stamp = Stamp::look(config, &options.cdi)?;
+    if stamp.mig.is_some() {
+        match Host::look_afresh(config) {
+            Ok(host) => stamp.complete(&host.inventory),
+            Err(error) => Log::default().finding(&Finding::error(&error)),
+        }
+    }
+    Some(stamp)
+}
+
 /// Why engines may not find what was written there.
 #[must_use]
 pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
     let mut doubts = Vec::new();
-    for View { engines, dirs } in views(options) {
+    for View { readers, dirs } in places(options) {
         let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
-            let engines: Vec<_> = engines.iter().map(ToString::to_string).collect();
+            let engines: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
             let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
             let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
             doubts.push(Finding::of(
@@ -158,30 +158,28 @@ fn judge(files: &[SpecFile], now: &Now<'_>, options: &Options) -> Vec<Verdict> {
     named
 }
 
-/// Those of this host that tell their version.
-#[must_use]
-pub fn engines() -> Vec<Engine> {
-    let ask = |(kind, program): (Kind, &str)| {
-        let version = engine::parse_version(&process::read_version(Path::new(program), VERSION_DEADLINE).ok()?)?;
-        Some(Engine { kind, version })
-    };
-    Kind::ALL.into_iter().filter_map(ask).collect()
-}
-
-fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], engines: &str) -> String {
+fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader]) -> String {
     let mut text = String::new();
-    let engines = if engines.is_empty() { String::new() } else { format!(" for {engines}") };
-    let (yes, no) = (format!("yes{engines}"), format!("no{engines}"));
+    let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
+    let word = |word: &str, engines: &[String]| match engines.join(", ") {
+        engines if engines.is_empty() => word.to_owned(),
+        engines => format!("{word} for {engines}"),
+    };
     if verdicts.is_empty() {
         let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-        let dirs = dirs.join(", ");
-        writeln!(text, "there are no CDI devices{engines} in {dirs}\nhint: run \"oci-nvidia-hook cdi generate\"").ok();
+        let devices = word("there are no CDI devices", &names);
+        writeln!(text, "{devices} in {}\nhint: run \"oci-nvidia-hook cdi generate\"", dirs.join(", ")).ok();
     }
-    for Verdict { subject, ok, reason, hint, file } in verdicts {
+    for Verdict { subject, ok, reason, hint, file, unread_by, .. } in verdicts {
+        let answer = if unread_by.is_empty() {
+            word(if *ok { "yes" } else { "no" }, &names)
+        } else {
+            let others: Vec<_> = names.iter().filter(|name| !unread_by.contains(name)).cloned().collect();
+            format!("{}, {}", word("yes", &others), word("no", unread_by))
+        };
         let found = if *ok { format!(" ({})", one_line(file)) } else { String::new() };
-        let word = if *ok { &yes } else { &no };
         let separator = if reason.is_empty() { "" } else { ": " };
-        writeln!(text, "{}: {word}{found}{separator}{}", one_line(subject), one_line(reason)).ok();
+        writeln!(text, "{}: {answer}{found}{separator}{}", one_line(subject), one_line(reason)).ok();
         if !hint.is_empty() {
             writeln!(text, "  hint: {}", one_line(hint)).ok();
         }

@@ -235,8 +235,8 @@ static COMMANDS: &[Command] = &[
         operand: None,
         redirections: "",
         summary: "write it if the one that is there does not fit the host any more",
-        about: "For boot, udev and package scripts: it says nothing, and asks no driver where nothing changed. The kernel does \
-                not say when MIG devices change: run it after nvidia-smi mig.",
+        about: "For boot, udev and package scripts: it says nothing, and asks the driver only if something changed or there \
+                are MIG devices. The kernel does not report that MIG devices change: run it after nvidia-smi mig.",
         options: &[
             &OUTPUT,
             &FORMAT,

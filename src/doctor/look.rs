@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::facts::{CdiView, Distribution, Facts, Selinux};
+use super::facts::{CdiView, Distribution, DriverFacts, Facts, Selinux};
 use super::look_driver::driver;
 use crate::cdi::check::{self, Now};
-use crate::cdi::engine as cdi_engine;
 use crate::cdi::registry::{self, Found};
 use crate::cdi::stamp::Stamp;
 use crate::config::{self, Config};
 use crate::driver::DriverRoot;
-use crate::engine::{Engine, Kind, User, hooks, runtime};
+use crate::engine::cdi::{self, View};
+use crate::engine::{Engine, User, hooks, runtime};
 use crate::error::line;
 use crate::finding::{Finding, catalog};
 use crate::paths::HostPath;
@@ -45,6 +45,7 @@ pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
     let config = read_config(host, config);
     let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
     let engines = crate::engine::look::look(host, caller.user.clone());
+    let driver = driver(host, &settings);
     let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
     let nvidias = NVIDIAS.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
     Facts {
@@ -53,8 +54,8 @@ pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
         ),
         log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log))),
         journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
-        driver: driver(host, &settings),
-        cdi: cdi(host, &settings, &engines),
+        cdi: look_at_cdi(host, &settings, &engines, &driver),
+        driver,
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
         systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
@@ -139,31 +140,18 @@ fn selinux(host: &DriverRoot) -> Option<Selinux> {
     })
 }
 
-fn cdi(host: &DriverRoot, config: &Config, engines: &[Engine]) -> Vec<CdiView> {
-    let stamp = Stamp::look(config, &"");
-    let below = |path: &Path| host.path().as_path().join(path.strip_prefix("/").unwrap_or(path));
-    let mut views: Vec<(Vec<PathBuf>, Vec<cdi_engine::Engine>, Vec<String>)> = Vec::new();
-    for engine in engines.iter().filter(|engine| engine.program.is_some()) {
-        let kind = match engine.kind {
-            Kind::Podman | Kind::PodmanOf(_) => cdi_engine::Kind::Podman,
-            Kind::Crio => cdi_engine::Kind::Crio,
-            Kind::Docker => continue,
-        };
-        let known = engine.version.map(|version| cdi_engine::Engine { kind, version: (version.0, version.1) });
-        let dirs = &engine.settings.cdi_dirs;
-        match views.iter_mut().find(|(known, ..)| known == dirs) {
-            Some((_, engines, names)) => {
-                engines.extend(known);
-                names.push(engine.kind.to_string());
-            }
-            None => views.push((dirs.clone(), known.into_iter().collect(), vec![engine.kind.to_string()])),
-        }
+fn look_at_cdi(host: &DriverRoot, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
+    let mut stamp = Stamp::look(config, &"");
+    if let (Some(stamp), Some((Ok(inventory), _))) = (&mut stamp, &driver.nvml) {
+        stamp.complete(inventory);
     }
-    let view = |(dirs, engines, names): (Vec<PathBuf>, Vec<cdi_engine::Engine>, Vec<String>)| {
+    let below = |path: &Path| host.path().as_path().join(path.strip_prefix("/").unwrap_or(path));
+    let view = |View { readers, dirs }: View| {
         let files = registry::read(&dirs.iter().map(|dir| below(dir)).collect::<Vec<_>>());
-        let now = Now { engines: &engines, stamp: stamp.as_ref() };
+        let now = Now { readers: &readers, stamp: stamp.as_ref() };
         let mut verdicts = check::devices(&files, &now, |path| rustix::fs::lstat(below(Path::new(path))).is_ok());
-        let is_ours = |file: usize| files.get(file).and_then(|file| Stamp::of(file.spec.as_ref().ok()?)).is_some();
+        let is_ours =
+            |file: usize| files.get(file).and_then(|file| file.spec.as_ref().ok()).is_some_and(check::is_ours);
         let conflicts = registry::resolve(&files).into_iter().filter_map(|(name, found)| match found {
             Found::Conflict(a, b) => {
                 // Ours is made anew by itself.
@@ -181,7 +169,8 @@ fn cdi(host: &DriverRoot, config: &Config, engines: &[Engine]) -> Vec<CdiView> {
         });
         let conflicts = conflicts.collect();
         verdicts.extend(check::files(&files));
+        let names: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
         CdiView { engines: names.join(", "), dirs, verdicts, conflicts }
     };
-    views.into_iter().map(view).collect()
+    cdi::views(engines).into_iter().map(view).collect()
 }

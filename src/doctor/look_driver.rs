@@ -84,7 +84,8 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     facts.without_link = without.map(|node| node.path.display().to_string()).collect();
     let identity = identity::of(config, dev);
     facts.identity = identity.as_ref().map_or_else(|error| Some(Err(Finding::error(error))), |who| who.map(Ok));
-    let Some((nvml_root, library)) = library.and_then(|library| Question::place(&root, dev, &library.source).ok()) else {
+    let Some((nvml_root, library)) = library.and_then(|library| Question::place(&root, dev, &library.source).ok())
+    else {
         "libnvidia-ml is not there".clone_into(&mut facts.not_asked);
         return facts;
     };

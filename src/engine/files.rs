@@ -12,6 +12,8 @@ const ROOTLESS_CONF: Version = Version(5, 6, 0);
 const ROOTS_HOME: Version = Version(5, 0, 0);
 /// Podman that reads one main file, and drop-ins of all directories in the order of their names.
 const ONE_MAIN_FILE: Version = Version(6, 0, 0);
+/// The versions of Podman from which on it reads other files, or reads them in another way.
+pub(super) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN_FILE];
 
 /// The files of an engine of this version that may be there. An unknown version is an old one.
 #[must_use]

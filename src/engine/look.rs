@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::cdi::{self, Reader, View};
 use super::hooks::{self, Hooks};
 use super::runtime::{self, Runtime};
 use super::settings::Settings;
@@ -44,8 +45,66 @@ pub struct Engine {
 #[must_use]
 pub fn look(host: &DriverRoot, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
-    let kinds = [Some(Kind::Podman), user.map(Kind::PodmanOf), Some(Kind::Crio), Some(Kind::Docker)];
-    kinds.into_iter().flatten().map(|kind| look_at(host, kind, &mut versions)).collect()
+    kinds(user).map(|kind| look_at(host, kind, &mut versions)).collect()
+}
+
+fn kinds(user: Option<User>) -> impl Iterator<Item = Kind> {
+    [Some(Kind::Podman), user.map(Kind::PodmanOf), Some(Kind::Crio), Some(Kind::Docker)].into_iter().flatten()
+}
+
+/// Where the installed engines look for CDI specs. An engine's version decides which configuration files it reads, but it is
+/// found out by running the program, which costs more than all the rest: that is done only where the answer depends on it.
+#[must_use]
+pub fn cdi_views(host: &DriverRoot, user: Option<User>) -> Vec<View> {
+    let mut versions = Versions::default();
+    let readers = kinds(user).filter(|kind| *kind != Kind::Docker).filter_map(|kind| {
+        let program = runtime::program(host, kind.program())?;
+        let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
+        let of_old = dirs(None);
+        let any = kind != Kind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != of_old);
+        let version = if any { versions.of(host, &program).ok() } else { None };
+        let dirs = if any { dirs(version) } else { of_old };
+        Some((Reader { kind, version }, dirs))
+    });
+    cdi::group(readers)
+}
+
+/// Whether all engines of this host read CDI specs of this version, as far as it is known, and there is one.
+#[must_use]
+pub fn all_read_cdi(host: &DriverRoot, user: Option<User>, cdi_version: &str) -> bool {
+    let mut versions = Versions::default();
+    let mut any = false;
+    kinds(user).filter(|kind| *kind != Kind::Docker).all(|kind| {
+        let Some(program) = runtime::program(host, kind.program()) else { return true };
+        any = true;
+        Reader { kind, version: versions.of(host, &program).ok() }.reads(cdi_version) == Some(true)
+    }) && any
+}
+
+/// What an engine's files say, as one of this version reads them.
+#[derive(Debug, Default)]
+struct Configuration {
+    files: Vec<PathBuf>,
+    unseen: Vec<PathBuf>,
+    settings: Settings,
+}
+
+fn configuration(host: &DriverRoot, kind: &Kind, version: Option<Version>) -> Configuration {
+    let mut found = Configuration::default();
+    for file in files::of(kind, version, host) {
+        if host.locate(&file).is_err() {
+            continue;
+        }
+        match host.read(&file) {
+            Ok(bytes) => {
+                found.settings.add(&file, &String::from_utf8_lossy(&bytes), kind, version);
+                found.files.push(file);
+            }
+            Err(_) => found.unseen.push(file),
+        }
+    }
+    found.settings.finish(kind, version);
+    found
 }
 
 fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
@@ -66,22 +125,11 @@ fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
     if engine.program.is_none() {
         return engine;
     }
-    for file in files::of(&engine.kind, engine.version, host) {
-        if host.locate(&file).is_err() {
-            continue;
-        }
-        match host.read(&file) {
-            Ok(bytes) => {
-                engine.settings.add(&file, &String::from_utf8_lossy(&bytes), &engine.kind, engine.version);
-                engine.files.push(file);
-            }
-            Err(_) => engine.unseen.push(file),
-        }
-    }
+    let Configuration { files, unseen, settings } = configuration(host, &engine.kind, engine.version);
+    (engine.files, engine.unseen, engine.settings) = (files, unseen, settings);
     // Another user's program reads other files.
     let is_root = rustix::process::geteuid().is_root();
     engine.fails = asked == Some(Err(Untold::Failed)) && is_root != matches!(engine.kind, Kind::PodmanOf(_));
-    engine.settings.finish(&engine.kind, engine.version);
     if let Kind::Docker = engine.kind {
         let linked = runtime::program(host, DOCKERS_HOOK);
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
@@ -160,5 +208,39 @@ mod tests {
         }
         std::fs::write(&program, "#!/bin/sh\nexit 125").unwrap();
         assert_eq!(ask_version(&host, Path::new("/podman")), Err(Untold::Failed));
+    }
+
+    /// Podman wherever shells find it, and run only where its version decides what it reads.
+    #[test]
+    fn where_engines_look_for_cdi_specs() {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = dir.path().join("trace");
+        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let views = || cdi_views(&host, None);
+        assert_eq!((views(), all_read_cdi(&host, None, "0.7.0")), (Vec::new(), false));
+        write("usr/local/bin/podman", &format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display()));
+        write("etc/containers/containers.conf", "[engine]\ncdi_spec_dirs = [\"/a\"]");
+        write("etc/crio/crio.conf.d/20-x.conf", "[crio.runtime]\ncdi_spec_dirs = [\"/b\"]");
+        let places = |views: Vec<View>| -> Vec<_> {
+            views.into_iter().map(|view| (view.readers[0].kind.to_string(), view.dirs)).collect()
+        };
+        let podman = |dir: &str| ("Podman as root".to_owned(), vec![PathBuf::from(dir)]);
+        assert_eq!(places(views()), [podman("/a")]);
+        assert!(!trace.try_exists().unwrap(), "all versions look there");
+        assert!(all_read_cdi(&host, None, "0.7.0") && !all_read_cdi(&host, None, "1.1.0"));
+        std::fs::remove_file(&trace).unwrap();
+        // What only Podman 5 reads.
+        write("root/.config/containers/containers.conf", "[engine]\ncdi_spec_dirs = [\"/c\"]");
+        assert_eq!(places(views()), [podman("/c")]);
+        assert!(trace.try_exists().unwrap());
+        write("usr/bin/crio", "#!/bin/sh\necho crio version 1.29.0");
+        assert_eq!(places(views())[1], ("CRI-O".to_owned(), vec![PathBuf::from("/b")]));
+        assert!(!all_read_cdi(&host, None, "0.7.0"), "CRI-O 1.29 does not");
     }
 }

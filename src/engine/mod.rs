@@ -1,9 +1,11 @@
 //! Container engines of this host, by their own configuration: which hooks they run, with which runtime.
 //!
 //! [`files`] says where an engine looks, [`settings`] reads what it says, [`hook_file`] one JSON file of a hooks
-//! directory, [`hooks`] all of them as the engine does, and [`status`] decides whether our hook is among them.
+//! directory, [`hooks`] all of them as the engine does, and [`status`] decides whether our hook is among them. [`cdi`] has
+//! what an engine makes of CDI specs. Every command that needs to know an engine goes through here.
 //! Environment variables that lead an engine elsewhere (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are not ours to see.
 
+pub mod cdi;
 pub mod files;
 pub mod hook_file;
 pub mod hooks;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
+use super::cdi::DEFAULT_DIRS;
 use super::{Kind, Version};
-use crate::cdi::dirs;
 
 /// Where Podman and CRI-O look for hooks that are not told otherwise.
 pub const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
@@ -44,7 +44,7 @@ impl Default for Settings {
             runtime: None,
             runtime_paths: Vec::new(),
             cgroup_manager: None,
-            cdi_dirs: dirs::DEFAULT.map(PathBuf::from).to_vec(),
+            cdi_dirs: DEFAULT_DIRS.map(PathBuf::from).to_vec(),
             refused: None,
         }
     }

@@ -100,8 +100,9 @@ fn access(stat: &Stat) -> String {
     format!("{:o} {}:{}", stat.st_mode, stat.st_uid, stat.st_gid)
 }
 
-/// The directories of GPU instances are `capabilities/gpu0/mig/gi1`.
-fn has_mig_devices(proc: &DriverRoot) -> bool {
+/// Whether there are GPU instances: their directories are `capabilities/gpu0/mig/gi1`.
+#[must_use]
+pub fn has_mig_devices(proc: &DriverRoot) -> bool {
     let capabilities = Path::new(DRIVER_PROC).join("capabilities");
     let starts = |name: &std::ffi::OsString, with: &str| name.to_str().is_some_and(|name| name.starts_with(with));
     let mut gpus = proc.names(&capabilities).into_iter().filter(|name| starts(name, "gpu"));

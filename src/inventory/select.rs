@@ -232,14 +232,14 @@ fn known(inventory: &Inventory, limits: &Limits) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::error::render;
     use crate::inventory::BusId;
     use crate::request::devices;
 
     /// Three GPUs; the last is split in two.
-    pub(in crate::inventory) fn inventory() -> Inventory {
+    pub(crate) fn inventory() -> Inventory {
         let gpu = |index: u32| Gpu {
             index,
             minor: index,

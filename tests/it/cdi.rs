@@ -30,6 +30,9 @@ pub const TESTS: &[Test] = &[
     ("cdi::names_and_versions_of_a_choice", NEEDS_DRIVER, names_and_versions_of_a_choice),
     ("cdi::the_hook_does_what_the_spec_says", NEEDS_DRIVER, the_hook_does_what_the_spec_says),
     ("cdi::refresh_rewrites_what_is_stale", NEEDS_DRIVER, refresh_rewrites_what_is_stale),
+    ("cdi::mig_devices_made_anew_are_seen", NEEDS_DRIVER, mig_devices_made_anew_are_seen),
+    ("cdi::specs_of_other_programs_are_theirs", NEEDS_DRIVER, specs_of_other_programs_are_theirs),
+    ("cdi::no_engine_is_run_without_need", NEEDS_DRIVER, no_engine_is_run_without_need),
     ("cdi::refresh_without_gpus_is_silent", NEEDS_DRIVER, refresh_without_gpus_is_silent),
     ("cdi::refresh_asks_a_failing_gpu_again", NEEDS_DRIVER, refresh_asks_a_failing_gpu_again),
     ("cdi::refresh_by_many_at_once", NEEDS_DRIVER, refresh_by_many_at_once),
@@ -264,6 +267,101 @@ fn refresh_rewrites_what_is_stale() {
         assert!(refreshed(&fake, &path), "it was broken");
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o644);
     }
+}
+
+/// Destroyed and made again, MIG devices can have the same numbers and other UUIDs: procfs looks the same then.
+fn mig_devices_made_anew_are_seen() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    let dir = scratch();
+    let path = dir.path().join("nvidia.yaml");
+    assert!(refreshed(&fake, &path));
+    let check = || {
+        let ran = cdi(&fake, &["check", "--json", "--spec-dir", dir.path().to_str().unwrap()]);
+        let data: Value = serde_json::from_str(&ran.stdout).unwrap();
+        let verdicts = data[0]["verdicts"].as_array().unwrap().clone();
+        let bad = verdicts.iter().filter(|verdict| verdict["ok"] == false);
+        bad.map(|verdict| verdict["subject"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for (old, new) in [("0000fa4e0001", "0000fa4e1111"), ("0000fa4e1111", "0000fa4e2222")] {
+        let kernel = crate::support::fingerprint(&fake.root.join("proc"), "none");
+        fake.set_nvml(|conf| {
+            let changed = conf
+                .replace(&format!("MIG-51eed000-0001-4000-8000-{old}"), &format!("MIG-51eed000-0001-4000-8000-{new}"));
+            assert_ne!(changed, conf);
+            changed
+        });
+        assert!(
+            kernel == crate::support::fingerprint(&fake.root.join("proc"), "none"),
+            "the kernel shows no difference"
+        );
+        let stale = check();
+        assert!(
+            stale.contains(&"nvidia.com/gpu=0:0".to_owned()) && stale.contains(&"nvidia.com/gpu=all".to_owned()),
+            "{stale:?}"
+        );
+        assert!(!stale.contains(&"nvidia.com/gpu=1".to_owned()), "a whole GPU is as it was: {stale:?}");
+        assert!(refreshed(&fake, &path));
+        assert!(names(&path).iter().any(|name| name.ends_with(new)));
+        assert_eq!(check(), Vec::<String>::new());
+        assert!(!refreshed(&fake, &path), "nothing changed since");
+    }
+    fake.set_nvml(|old| old + "\ninit-error 999\n");
+    let ran = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
+    assert!(ran.code == Some(0) && ran.stderr.contains("(ONH-018)"), "{ran:?}");
+}
+
+/// What another program wrote, that program must write again; and a spec that one engine does not read is not broken.
+fn specs_of_other_programs_are_theirs() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let dir = scratch();
+    let spec = r#"{"cdiVersion": "0.5.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": [{"name": "0",
+        "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/gone/nvidia-ctk"}]}}]}"#;
+    std::fs::write(dir.path().join("theirs.json"), spec).unwrap();
+    let text = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
+    let text = (text.code, text.stdout);
+    assert!(text.0 == Some(1) && text.1.contains("\"/gone/nvidia-ctk\" of the host is gone"), "{text:?}");
+    assert!(text.1.contains("hint: install nvidia-ctk, or have the program that wrote"), "{text:?}");
+    assert!(!text.1.contains("cdi generate"), "{text:?}");
+}
+
+/// `podman --version` costs more than all the rest of `cdi generate`.
+fn no_engine_is_run_without_need() {
+    let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
+    let dir = scratch();
+    let run_with_engines = |arguments: &str| {
+        let script = format!(
+            r#"d='{dir}'; rm -f $d/asked
+            mount -t tmpfs x /usr/local/bin
+            for name in podman crio; do
+                if test -e /usr/bin/$name; then mount --bind $d/fake /usr/bin/$name; fi
+                cp $d/fake /usr/local/bin/$name
+            done
+            '{HOOK}' --config '{config}' cdi {arguments} >/dev/null
+            test ! -e $d/asked || echo asked"#,
+            dir = dir.path().display(),
+            config = fake.config.display(),
+        );
+        run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
+    };
+    let fake_engine = format!("#!/bin/sh\necho >>'{}/asked'\necho podman version 5.4.1\n", dir.path().display());
+    std::fs::write(dir.path().join("fake"), fake_engine).unwrap();
+    std::fs::set_permissions(dir.path().join("fake"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("nvidia.yaml");
+    let output = format!("--output {}", path.display());
+    for arguments in [
+        format!("generate --no-additional-gids {output}"),
+        format!("generate --additional-gids {output}"),
+        "list".to_owned(),
+    ] {
+        assert_eq!(run_with_engines(&arguments), "", "{arguments}");
+    }
+    assert!(std::fs::read_to_string(&path).unwrap().contains("additionalGids"));
+    std::fs::remove_file(&path).unwrap();
+    // Here the answer depends on it: the group's number is only for engines that know the field. Podman is found where
+    // shells find it.
+    assert_eq!(run_with_engines(&format!("generate {output}")), "asked\n");
+    assert!(std::fs::read_to_string(&path).unwrap().contains("additionalGids"));
+    assert!(run_with_engines("check || true").ends_with("asked\n"));
 }
 
 fn refresh_without_gpus_is_silent() {

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use oci_nvidia_hook::cdi::engine;
 use oci_nvidia_hook::cdi::spec::{ContainerEdits, Spec};
+use oci_nvidia_hook::engine::{Version, version};
 use serde_json::{Value, json};
 
 use crate::Test;
@@ -184,7 +184,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
     let entry = open["containerEdits"]["hooks"][0].as_object_mut().unwrap();
     entry["hookName"] = "createContainer".into();
     entry["args"].as_array_mut().unwrap().retain(|arg| arg != "--outside");
-    for (env, is_owned) in [(true, false), (false, runc_version() < (1, 2))] {
+    for (env, is_owned) in [(true, false), (false, runc_version() < Version(1, 2, 0))] {
         if !env {
             open["containerEdits"]["hooks"][0].as_object_mut().unwrap().remove("env");
         }
@@ -194,8 +194,8 @@ fn the_containers_environment_does_not_reach_the_hook() {
     }
 }
 
-fn runc_version() -> (u32, u32) {
-    engine::parse_version(&run(Command::new("runc").arg("--version")).ok()).unwrap()
+fn runc_version() -> Version {
+    version::parse(&run(Command::new("runc").arg("--version")).ok()).unwrap()
 }
 
 fn podman_gives_devices_by_name() {
@@ -297,9 +297,9 @@ fn podman_gives_nodes_of_a_group_to_users() {
     write("--additional-gids");
     let check = run(Command::new(HOOK).args(["cdi", "check", "--spec-dir"]).arg(dir.path()));
     let podman = run(Command::new("podman").arg("--version")).ok();
-    let (major, minor) = engine::parse_version(&podman).unwrap();
+    let podman = version::parse(&podman).unwrap();
     let ran = start("1", "true");
-    if (major, minor) < (5, 1) {
+    if podman < Version(5, 1, 0) {
         assert!(check.failed(1).is_empty(), "it is said on stdout");
         assert!(ran.failed(126).contains("unresolvable CDI devices"));
     } else {

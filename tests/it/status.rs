@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use oci_nvidia_hook::cdi::engine;
+use oci_nvidia_hook::engine::{Version, version};
 
 use crate::Test;
 use crate::driver::Image;
@@ -38,8 +38,8 @@ const fn only_since_5(conf: &'static str, setup: &'static str) -> Case {
     Case { conf, setup, active: false, active_since_5: true }
 }
 
-fn podman_version() -> (u32, u32) {
-    engine::parse_version(&run(Command::new("podman").arg("--version")).ok()).unwrap()
+fn podman_version() -> Version {
+    version::parse(&run(Command::new("podman").arg("--version")).ok()).unwrap()
 }
 
 const ALWAYS: &str = "hook $usr/a.json prestart '{\"always\":true}'";
@@ -145,7 +145,7 @@ fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) ->
 fn assert_agrees(case: &Case, dir: &Path, (ran, status): (bool, serde_json::Value)) {
     let said = std::fs::read_to_string(dir.join("said")).unwrap_or_default();
     let text = format!("{:?} {:?}: {status}\npodman: {said}", case.conf, case.setup);
-    let active = if podman_version() >= (5, 0) { case.active_since_5 } else { case.active };
+    let active = if podman_version() >= Version(5, 0, 0) { case.active_since_5 } else { case.active };
     assert_eq!(ran, active, "podman: {text}");
     assert_eq!(status["active"], ran, "status: {text}");
     if ran {

@@ -1,0 +1,129 @@
+//! CDI as engines see it: which spec versions an engine reads, and in which directories it looks for specs.
+//!
+//! An engine refuses a whole file that is newer than itself, and then reports only that it does not know the device.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::{Engine, Kind, Version};
+use crate::cdi::rules::VERSIONS;
+
+/// Where engines look by default, the least important directory first.
+pub const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+
+/// An engine that reads specs by itself, and its version if it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reader {
+    /// Which engine, and whose
+    pub kind: Kind,
+    /// What it prints for `--version`
+    pub version: Option<Version>,
+}
+
+/// Engines that look in the same directories.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The engines
+    pub readers: Vec<Reader>,
+    /// The directories, the least important first
+    pub dirs: Vec<PathBuf>,
+}
+
+/// The first Podman that reads specs of a version: NVIDIA's toolkit documents the one for 0.7.0, and its issue 38 reports
+/// that Podman 4.2 does not read 0.5.0, which 4.3 does.
+const PODMAN: [(&str, Version); 4] = [
+    ("0.1.0", Version(4, 1, 0)),
+    ("0.4.0", Version(4, 1, 0)),
+    ("0.5.0", Version(4, 3, 0)),
+    ("0.7.0", Version(5, 1, 0)),
+];
+/// The same for CRI-O.
+const CRIO: [(&str, Version); 3] =
+    [("0.1.0", Version(1, 23, 0)), ("0.4.0", Version(1, 23, 0)), ("0.7.0", Version(1, 30, 0))];
+
+impl Reader {
+    /// Whether it reads specs of this version; `None` if that is not known.
+    #[must_use]
+    pub fn reads(&self, cdi_version: &str) -> Option<bool> {
+        let since: &[(&str, Version)] = match self.kind {
+            Kind::Podman | Kind::PodmanOf(_) => &PODMAN,
+            Kind::Crio => &CRIO,
+            Kind::Docker => &[],
+        };
+        let version = self.version?;
+        let place = |version: &str| VERSIONS.iter().position(|known| *known == version);
+        let asked = place(cdi_version.trim_start_matches('v'))?;
+        if since.iter().any(|(known, first)| place(known) >= Some(asked) && version >= *first) {
+            return Some(true);
+        }
+        if since.iter().any(|(known, first)| place(known) <= Some(asked) && version < *first) {
+            return Some(false);
+        }
+        None
+    }
+}
+
+impl fmt::Display for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.version {
+            Some(version) => write!(f, "{} ({version})", self.kind),
+            None => write!(f, "{} (unknown version)", self.kind),
+        }
+    }
+}
+
+impl View {
+    /// `Podman as root (4.3.1), CRI-O (1.37.0)`
+    #[must_use]
+    pub fn names(&self) -> String {
+        self.readers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Groups the installed engines by the directories in which they look. Docker is left out: which versions of specs it reads,
+/// and whether it reads any, is not known.
+#[must_use]
+pub fn views(engines: &[Engine]) -> Vec<View> {
+    let installed = engines.iter().filter(|engine| engine.program.is_some() && engine.kind != Kind::Docker);
+    let reader = |engine: &Engine| Reader { kind: engine.kind.clone(), version: engine.version };
+    group(installed.map(|engine| (reader(engine), engine.settings.cdi_dirs.clone())))
+}
+
+/// One view for all that look in the same directories.
+pub(super) fn group(readers: impl Iterator<Item = (Reader, Vec<PathBuf>)>) -> Vec<View> {
+    let mut views: Vec<View> = Vec::new();
+    for (reader, dirs) in readers {
+        match views.iter_mut().find(|view| view.dirs == dirs) {
+            Some(view) => view.readers.push(reader),
+            None => views.push(View { readers: vec![reader], dirs }),
+        }
+    }
+    views
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_engines_read() {
+        for (kind, version, cdi, reads) in [
+            (Kind::Podman, Some(Version(3, 4, 4)), "0.3.0", Some(false)),
+            (Kind::Podman, Some(Version(4, 2, 0)), "0.3.0", Some(true)),
+            (Kind::Podman, Some(Version(4, 2, 0)), "0.5.0", Some(false)),
+            (Kind::Podman, Some(Version(4, 3, 1)), "0.5.0", Some(true)),
+            (Kind::Podman, Some(Version(4, 9, 5)), "0.6.0", None),
+            (Kind::Podman, Some(Version(4, 9, 5)), "0.7.0", Some(false)),
+            (Kind::Podman, Some(Version(5, 1, 0)), "0.7.0", Some(true)),
+            (Kind::Podman, Some(Version(5, 1, 0)), "1.1.0", None),
+            (Kind::Podman, None, "0.3.0", None),
+            (Kind::Crio, Some(Version(1, 29, 9)), "0.5.0", None),
+            (Kind::Crio, Some(Version(1, 29, 9)), "0.7.0", Some(false)),
+            (Kind::Crio, Some(Version(1, 30, 0)), "v0.5.0", Some(true)),
+            (Kind::Docker, Some(Version(28, 3, 0)), "0.3.0", None),
+        ] {
+            let reader = Reader { kind, version };
+            assert_eq!(reader.reads(cdi), reads, "{reader} {cdi}");
+        }
+    }
+}
