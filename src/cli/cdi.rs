@@ -184,7 +184,8 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
 }
 
 /// A host without GPUs, and one whose spec still fits, is left as it is, and nothing is said: this runs at boot, and
-/// whenever something may have changed.
+/// whenever something may have changed. Without --create a host that has no spec gets none: two files with the same devices
+/// are a conflict, and whether there is to be one is the administrator's choice.
 fn refresh(options: &super::Options) -> Result<ExitCode> {
     let (Some(path), format) = options.cdi.target()? else {
         return Err(failure(
@@ -193,6 +194,9 @@ fn refresh(options: &super::Options) -> Result<ExitCode> {
             "name it with --output, or use \"cdi generate\"",
         ));
     };
+    if !options.create && rustix::fs::lstat(&path).is_err() {
+        return Ok(ExitCode::SUCCESS);
+    }
     let config = info::configuration(options)?;
     // What comes while this runs starts no second run: systemd has one of a service at a time.
     for _ in 0..TRIES {

@@ -48,6 +48,7 @@ static ADDITIONAL_GIDS: Opt = switch(
     "--additional-gids\tput containers into the groups of device nodes (only if all engines of this host read that: Podman 5.1, CRI-O 1.30)",
 );
 static NO_ADDITIONAL_GIDS: Opt = switch("--no-additional-gids\tdo not");
+static CREATE: Opt = switch("--create\twrite the spec also if there is none yet");
 static HOOK_PATH: Opt = option("--hook-path FILE\tthe program that containers' runtimes start (this one)", Files);
 static REQUEST: Opt = switch("--request\texplain only what the container asks for, not the driver");
 static INVENTORY: Opt = option("--inventory FILE\texplain with the GPUs of this file, made by info --json", Files);
@@ -234,10 +235,11 @@ static COMMANDS: &[Command] = &[
         verb: Verb::Cdi(cdi::Verb::Refresh),
         operand: None,
         redirections: "",
-        summary: "write it if the one that is there does not fit the host any more",
-        about: "For boot, udev and package scripts: it says nothing, and asks the driver only if something changed or there \
+        summary: "write the spec anew if it no longer fits the host",
+        about: "Without --create it does nothing where there is no spec. For boot, udev and package scripts: it says nothing, and asks the driver only if something changed or there \
                 are MIG devices. The kernel does not report that MIG devices change: run it after nvidia-smi mig.",
         options: &[
+            &CREATE,
             &OUTPUT,
             &FORMAT,
             &NAME_STRATEGY,

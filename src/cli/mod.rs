@@ -89,6 +89,8 @@ pub struct Options {
     pub root: Option<PathBuf>,
     /// `--inventory`
     pub inventory: Option<PathBuf>,
+    /// `--create`
+    pub create: bool,
     /// `--bundle`
     pub bundle: Option<PathBuf>,
     /// Of `why`
@@ -214,6 +216,7 @@ impl Options {
             "root" => self.root = Some(value.into()),
             "request" => self.request_only = true,
             "stage" => self.stage = Some(parse_stage(&value)?),
+            "create" => self.create = true,
             "bundle" => self.bundle = Some(value.into()),
             "inventory" => self.inventory = Some(value.into()),
             _ if self.selection.set(option, Some(&value))? => {}

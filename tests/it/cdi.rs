@@ -206,7 +206,7 @@ fn refreshed(fake: &FakeDriver, path: &Path) -> bool {
     // Engines of all users read it, whoever's umask it is.
     let mut refresh = Command::new("sh");
     refresh.args(["-euc", "umask 077; exec \"$@\"", "sh", HOOK, "--config"]).arg(&fake.config);
-    let ran = run(refresh.args(["cdi", "refresh", "--output"]).arg(path).env_clear());
+    let ran = run(refresh.args(["cdi", "refresh", "--create", "--output"]).arg(path).env_clear());
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(0), "", ""));
     identity() != before
 }
@@ -222,6 +222,8 @@ fn refresh_rewrites_what_is_stale() {
     for format in ["yaml", "json"] {
         let path = dir.path().join("run/cdi").join(format!("nvidia.{format}"));
         fake.rebuild(&["--gpus", "2", "--drm"]);
+        assert_eq!(cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok(), "");
+        assert!(!path.exists(), "whether there is to be one is not its choice");
         assert!(refreshed(&fake, &path), "there was none");
         assert!(!refreshed(&fake, &path), "nothing changed");
         // NVML would take two seconds; a debug build takes longer than what is installed.
@@ -266,6 +268,35 @@ fn refresh_rewrites_what_is_stale() {
         std::fs::write(&path, "half a fi").unwrap();
         assert!(refreshed(&fake, &path), "it was broken");
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o644);
+        sockets_come_and_go(&fake, &path);
+    }
+}
+
+/// Daemons start after the spec was made, and stop: with a mount of a socket that is gone no container starts.
+fn sockets_come_and_go(fake: &FakeDriver, path: &Path) {
+    for (socket, is_dir) in [
+        ("run/nvidia-persistenced/socket", false),
+        ("run/nvidia-fabricmanager/socket", false),
+        ("tmp/nvidia-mps", true),
+    ] {
+        let place = fake.root.join(socket);
+        let has_it = || std::fs::read_to_string(path).unwrap().contains(&format!("/{socket}"));
+        let aside = place.with_extension("aside");
+        if place.exists() {
+            std::fs::rename(&place, &aside).unwrap();
+            assert!(refreshed(fake, path), "{socket} is gone");
+        }
+        assert!(!has_it());
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        if is_dir {
+            std::fs::create_dir(&place).unwrap();
+        } else {
+            drop(std::os::unix::net::UnixListener::bind(&place).unwrap());
+        }
+        assert!(refreshed(fake, path) && has_it(), "{socket} came");
+        assert!(!refreshed(fake, path));
+        if is_dir { std::fs::remove_dir(&place) } else { std::fs::remove_file(&place) }.unwrap();
+        assert!(refreshed(fake, path) && !has_it(), "{socket} went");
     }
 }
 
@@ -393,7 +424,7 @@ fn refresh_asks_a_failing_gpu_again() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let path = dir.path().join("nvidia.yaml");
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
-    let ran = cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]);
+    let ran = cdi(&fake, &["refresh", "--create", "--output", path.to_str().unwrap()]);
     assert!(ran.stderr.contains("warning: GPU 1: nvmlDeviceGet") && ran.stderr.contains("(ONH-401)"), "{ran:?}");
     ran.ok();
     assert_eq!(names(&path), ["0", GPU_0, "all"]);

@@ -14,6 +14,7 @@ pub const TESTS: &[Test] = &[
     ("packaging::systemd_takes_the_units", &[Need::Root, Need::Program("systemd-analyze")], systemd_takes_the_units),
     ("packaging::the_service_refreshes", &[Need::Root, Need::Program("cc")], the_service_refreshes),
     ("packaging::udev_rules_start_a_unit_that_is_there", &[], udev_rules_start_a_unit_that_is_there),
+    ("packaging::udev_starts_only_an_enabled_unit", &[Need::Program("systemctl")], udev_starts_only_an_enabled_unit),
     ("packaging::the_bill_of_materials", &[Need::Cargo], the_bill_of_materials),
     ("packaging::one_oldest_rust", &[Need::Cargo], one_oldest_rust),
     ("packaging::cri_o_never_sees_the_precreate_stage", &[], cri_o_never_sees_the_precreate_stage),
@@ -115,6 +116,38 @@ fn udev_rules_start_a_unit_that_is_there() {
         let keys = line.split(", ").filter(|part| part.contains("==")).count();
         assert!(keys >= 3 && line.starts_with("ACTION=="), "{line}");
     }
+}
+
+/// What each rule asks first, asked of a host that is a directory.
+fn udev_starts_only_an_enabled_unit() {
+    let dir = scratch();
+    let units = dir.path().join("usr/lib/systemd/system");
+    std::fs::create_dir_all(&units).unwrap();
+    for unit in std::fs::read_dir(source("packaging/systemd")).unwrap().flatten() {
+        std::fs::copy(unit.path(), units.join(unit.file_name())).unwrap();
+    }
+    let systemctl = |arguments: &[&str]| {
+        run(Command::new("systemctl").arg(format!("--root={}", dir.path().display())).args(arguments))
+    };
+    let rules = std::fs::read_to_string(source("packaging/udev/90-oci-nvidia-hook.rules")).unwrap();
+    let starts = || {
+        let answers = rules.lines().filter(|line| !line.starts_with('#')).map(|line| {
+            let (_, rest) = line.split_once("PROGRAM==\"/usr/bin/systemctl --root=/ ").unwrap();
+            let (words, then) = rest.split_once('"').unwrap();
+            assert!(then.contains("oci-nvidia-hook-cdi.service"), "the condition stands before what is done: {line}");
+            systemctl(&words.split(' ').collect::<Vec<_>>()).code == Some(0)
+        });
+        answers.collect::<Vec<_>>()
+    };
+    assert_eq!(starts(), [false; 3], "as it is installed");
+    systemctl(&["enable", "oci-nvidia-hook-cdi.service"]).ok();
+    assert_eq!(starts(), [true; 3]);
+    systemctl(&["disable", "oci-nvidia-hook-cdi.service"]).ok();
+    assert_eq!(starts(), [false; 3]);
+    systemctl(&["enable", "--runtime", "oci-nvidia-hook-cdi.service"]).ok();
+    assert_eq!(starts(), [true; 3], "until the next boot");
+    systemctl(&["mask", "oci-nvidia-hook-cdi.service"]).ok();
+    assert_eq!(starts(), [false; 3]);
 }
 
 /// It refuses to start on a stage that it does not know, in any file of the directories that it shares with Podman.
