@@ -44,6 +44,7 @@ pub mod nearest;
 pub mod nvml;
 pub mod oci;
 pub mod paths;
+pub mod patience;
 pub mod record;
 pub mod request;
 pub mod sys;

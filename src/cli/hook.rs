@@ -21,6 +21,7 @@ use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
 use crate::paths::HostPath;
+use crate::patience;
 use crate::record::Outcome;
 use crate::record::store::Store;
 use crate::request::asked::Asked;
@@ -288,7 +289,7 @@ fn prepare_if_bare(config: &Config, log: &mut Log) -> Result<()> {
     if rustix::process::geteuid().is_root() && !ns::in_user_namespace()? {
         log.record_so_far();
         // Why it failed is told better by what is missing then.
-        let done = prepare_host(&config.driver_root).unwrap_or_default();
+        let done = prepare_host(&config.driver_root, patience::MODULES).unwrap_or_default();
         done.lines().for_each(|line| log.note(line));
     }
     Ok(())

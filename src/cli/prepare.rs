@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -15,6 +16,9 @@ use crate::host::Host;
 use crate::log::Log;
 use crate::paths::HostPath;
 use crate::sys::{ns, process};
+
+/// How long the driver's modules may take to load. A module of 100 MB from a slow disk takes seconds.
+pub const AT_BOOT: Duration = Duration::from_secs(180);
 
 /// Prepares the host, and prints what was done.
 #[must_use]
@@ -30,7 +34,7 @@ pub fn run(options: &Options) -> ExitCode {
                 "run \"sudo oci-nvidia-hook prepare\"",
             ));
         }
-        let said = prepare_host(&config.driver_root)?;
+        let said = prepare_host(&config.driver_root, AT_BOOT)?;
         // The first container need not wait for NVML then. Why it does not answer is told to who asks for a GPU.
         Host::look_afresh(&config).ok();
         Ok(said)
@@ -45,16 +49,16 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 /// Loads what is missing and makes what is missing; says what, a line each. Nothing to do is no error: a host without
-/// GPUs boots as well.
+/// GPUs boots as well. All modules together may take as long as `patience`.
 ///
 /// # Errors
 /// If a node cannot be made.
-pub fn prepare_host(root: &HostPath) -> Result<String> {
+pub fn prepare_host(root: &HostPath, patience: Duration) -> Result<String> {
     let mut said = String::new();
     let driver = DriverRoot::open(root)?;
     // A driver root of its own is a container's that loads modules itself.
     if driver.path().as_path() == Path::new("/") {
-        load_modules(&driver, &mut said);
+        load_modules(&driver, patience, &mut said);
     }
     for node in prepare::plan(&prepare::look(&driver)) {
         if prepare::carry_out(&driver.path(), &node)? {
@@ -64,12 +68,14 @@ pub fn prepare_host(root: &HostPath) -> Result<String> {
     Ok(said)
 }
 
-fn load_modules(driver: &DriverRoot, said: &mut String) {
+fn load_modules(driver: &DriverRoot, patience: Duration, said: &mut String) {
     let program = driver.read(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
     let program = String::from_utf8_lossy(&program).trim().to_owned();
     let program = if program.is_empty() { "/sbin/modprobe" } else { &program };
+    let end = Instant::now() + patience;
     for module in prepare::missing_modules(&prepare::look(driver)) {
-        let loaded = process::run_modprobe(Path::new(program), module).unwrap_or(false);
+        let left = end.saturating_duration_since(Instant::now());
+        let loaded = !left.is_zero() && process::run_modprobe(Path::new(program), module, left).unwrap_or(false);
         writeln!(said, "{} {module}", if loaded { "loaded" } else { "could not load" }).ok();
     }
 }

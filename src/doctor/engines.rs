@@ -1,11 +1,15 @@
 //! Checks of container engines, their runtimes, cgroups and CDI.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use super::{Facts, Outcome};
 use crate::cdi::check::Verdict;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
 use crate::engine::{Engine, Kind, Version, status};
 use crate::finding::catalog;
+use crate::patience;
 
 /// crun that gives device rules to systemd.
 const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);
@@ -58,6 +62,42 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
     }
     let kind = if stops { &catalog::ENGINE_STOPPED } else { &catalog::NOT_ACTIVE };
     Outcome::of(CHECK, kind, what, status.fix)
+}
+
+/// An engine that loses patience first ends the hook before it can report what it waits for.
+pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "timeouts";
+    let nvml = facts.settings().nvml_timeout;
+    let needed = patience::of_call(nvml).as_secs();
+    let files: BTreeMap<_, _> =
+        with_hooks(facts).flat_map(status::ours).map(|entry| (&entry.file, entry.hook.timeout)).collect();
+    if files.is_empty() {
+        return vec![Outcome::skipped(CHECK, "no engine starts the hook")];
+    }
+    let outcome = |(file, timeout): (&PathBuf, Option<u64>)| {
+        let (name, enough) = (file.display(), needed.max(patience::HOOK.as_secs()));
+        let (what, fix) = match timeout {
+            Some(timeout) if timeout >= needed => return None,
+            Some(timeout) => (
+                format!(
+                    "{file:?} ends the hook after {timeout} s, but with nvml-timeout = {} it may take {needed} s",
+                    nvml.as_secs()
+                ),
+                format!("set \"timeout\": {enough} in {name}, or a shorter nvml-timeout in config.toml"),
+            ),
+            None => (
+                format!("{file:?} has no timeout: the engine waits for ever for a hook that hangs"),
+                format!("set \"timeout\": {enough} in the \"hook\" of {name}"),
+            ),
+        };
+        Some(Outcome::of(CHECK, &catalog::TIMEOUTS, what, fix))
+    };
+    let outcomes: Vec<_> = files.into_iter().filter_map(outcome).collect();
+    if outcomes.is_empty() {
+        vec![Outcome::ok(CHECK, "engines wait longer for the hook than it waits for the driver")]
+    } else {
+        outcomes
+    }
 }
 
 /// Of NVIDIA's GPUs: who uses these needs no hook.

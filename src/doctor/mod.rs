@@ -122,6 +122,7 @@ const CHECKS: &[fn(&Facts) -> Vec<Outcome>] = &[
     gpus::mig,
     gpus::limits,
     engines::hook,
+    engines::timeouts,
     engines::second_hook,
     engines::nvidias_programs,
     engines::runtime,

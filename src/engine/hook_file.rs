@@ -21,6 +21,8 @@ pub struct HookFile {
     pub stages: Vec<String>,
     /// For which containers
     pub applies: Applies,
+    /// After how many seconds the engine ends it; without one it waits for ever
+    pub timeout: Option<u64>,
 }
 
 /// For which containers a hook runs.
@@ -99,7 +101,8 @@ fn current(file: &Value) -> Result<HookFile, String> {
     let args = texts(program, "args")?.unwrap_or_default();
     let applies = when(field(file, "when").unwrap_or(&Value::Null))?;
     let stages = texts(file, "stages")?.ok_or("it has no stages")?;
-    Ok(HookFile { path, args, stages, applies })
+    let timeout = field(program, "timeout").and_then(Value::as_u64);
+    Ok(HookFile { path, args, stages, applies, timeout })
 }
 
 /// Version 0.1.0, which files without a version have too.
@@ -118,7 +121,8 @@ fn old(file: &Value) -> Result<HookFile, String> {
     } else {
         Applies::Never
     };
-    Ok(HookFile { path: path.into(), args, stages, applies })
+    // Files of this version cannot name a timeout.
+    Ok(HookFile { path: path.into(), args, stages, applies, timeout: None })
 }
 
 /// All conditions that are there must be true, and one must be there.

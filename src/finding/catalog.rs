@@ -82,6 +82,7 @@ kinds! {
     OTHERS "ONH-105" Note "another one sets the container up", "done twice is done wrong";
     EXPOSED "ONH-106" Note "every pod may ask for all GPUs", "a variable in an image is enough, whatever the scheduler gave";
     LIMIT_UNMATCHED "ONH-107" Warning "an entry of [devices] matches no GPU", "a misspelt entry keeps no GPU from containers";
+    TIMEOUTS "ONH-108" Warning "the engine may end the hook before it can report", "the container fails without a reason, or its start never ends";
 
     GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer", "a GPU that does not answer stops only those who ask for it by name";
     STALE_CACHE "ONH-202" Warning "the linker cache lists a library that is not there", "the library cannot be given to containers";

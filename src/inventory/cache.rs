@@ -117,8 +117,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// In our run-time directory. `root` is the driver root, `question` what is asked and by whom; a lock is waited for as
-    /// long as NVML may take. `None` if there is no such directory: then nothing is kept.
+    /// In our run-time directory. `root` is the driver root, `question` what is asked and by whom; another process that asks
+    /// already is waited for as long as `patience`. `None` if there is no such directory: then nothing is kept.
     #[must_use]
     pub fn open(root: &str, question: String, patience: Duration) -> Option<Self> {
         Some(Self::at(RunDir::open().ok()?, root, question, patience))

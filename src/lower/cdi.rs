@@ -12,6 +12,7 @@ use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use crate::driver::ldcache::Arch;
 use crate::edits::{self, Edits, Placement};
 use crate::paths::{ContainerPath, HostPath};
+use crate::patience;
 
 /// What lowering has to know of the host.
 #[derive(Clone, Debug)]
@@ -137,7 +138,7 @@ pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
         path: host.program.as_path().to_str()?.to_owned(),
         args: rest.to_args()?,
         env: vec![HOOK_ENV.to_owned()],
-        timeout: None,
+        timeout: i64::try_from(patience::HOOK.as_secs()).ok(),
     })
 }
 

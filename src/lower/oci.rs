@@ -141,7 +141,11 @@ fn mount(source: &str, destination: &str, options: &[&str]) -> Value {
 }
 
 fn entry(hook: &Hook) -> Value {
-    json!({"path": hook.path, "args": hook.args, "env": hook.env})
+    let mut entry = json!({"path": hook.path, "args": hook.args, "env": hook.env});
+    if let (Some(timeout), Some(fields)) = (hook.timeout, entry.as_object_mut()) {
+        fields.insert("timeout".to_owned(), timeout.into());
+    }
+    entry
 }
 
 fn has_mount(spec: &SpecView, destination: &str) -> bool {

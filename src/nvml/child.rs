@@ -19,6 +19,7 @@ use crate::finding::catalog;
 use crate::inventory::cache::Cache;
 use crate::inventory::{self, Inventory};
 use crate::paths::HostPath;
+use crate::patience;
 use crate::sys::process::{self, Identity, NoAnswer};
 
 /// How to ask.
@@ -52,7 +53,7 @@ impl Question {
     pub fn cache(&self) -> Option<Cache> {
         let root = self.root.as_path().to_str()?;
         let Self { library, identity, .. } = self;
-        Cache::open(root, format!("{root:?} {library:?} {identity:?}"), self.deadline)
+        Cache::open(root, format!("{root:?} {library:?} {identity:?}"), patience::for_others(self.deadline))
     }
 }
 

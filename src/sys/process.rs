@@ -25,9 +25,6 @@ const MAX_ANSWER: usize = 1 << 20;
 /// nothing of the runtime's, its stdio is /dev/null.
 const REAP: Duration = Duration::from_millis(500);
 
-/// How long modprobe(8) may take. Loading a module of 100 MB from a slow disk takes seconds.
-const MODPROBE: Duration = Duration::from_secs(60);
-
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum NoAnswer {
@@ -277,8 +274,8 @@ fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>, d
 const NOT_RUN: i32 = 127;
 
 /// Runs modprobe(8): no program ever runs on a container's files.
-pub fn run_modprobe(program: &Path, module: &str) -> io::Result<bool> {
-    run_program(program, module, None, MODPROBE)
+pub fn run_modprobe(program: &Path, module: &str, deadline: Duration) -> io::Result<bool> {
+    run_program(program, module, None, deadline)
 }
 
 /// What a program of the host's prints when it is asked for its version. One that takes longer is ended; one that
@@ -365,7 +362,7 @@ mod tests {
 
     #[test]
     fn programs_of_the_host() {
-        let run = |program: &str| run_modprobe(Path::new(program), "nothing").ok();
+        let run = |program: &str| run_modprobe(Path::new(program), "nothing", Duration::from_secs(60)).ok();
         assert_eq!((run("/bin/true"), run("/bin/false"), run("/nowhere/true")), (Some(true), Some(false), None));
         assert!(
             read_version(Path::new("/bin/sed"), Duration::from_secs(10)).unwrap().starts_with("/bin/sed (GNU sed)")

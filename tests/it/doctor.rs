@@ -203,6 +203,18 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-201: GPU 3",
         Status::Warning,
     ),
+    (
+        "echo 'nvml-timeout = 55' >>etc/nvidia-container-runtime/config.toml",
+        "timeouts",
+        "ONH-108: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" ends the hook after 60 s, but with nvml-timeout = 55 it may take 97 s",
+        Status::Warning,
+    ),
+    (
+        "sed -i 's/\"timeout\": 60/\"x\": 60/' usr/share/containers/oci/hooks.d/*.json",
+        "timeouts",
+        "ONH-108: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" has no timeout",
+        Status::Warning,
+    ),
     ("rm run/nvidia-persistenced/socket", "persistence", "ONH-214", Status::Note),
     (
         "mkdir -p sys/bus/pci/devices/0000:c0:00.0; cd sys/bus/pci/devices/0000:c0:00.0; echo 0x10de >vendor; \

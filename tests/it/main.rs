@@ -57,6 +57,7 @@ mod soak;
 mod status;
 mod support;
 mod systemd;
+mod timeouts;
 mod why;
 mod zypper;
 
@@ -108,6 +109,7 @@ const ALL: &[&[Test]] = &[
     soak::TESTS,
     status::TESTS,
     systemd::TESTS,
+    timeouts::TESTS,
     why::TESTS,
     zypper::TESTS,
 ];

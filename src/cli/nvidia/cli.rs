@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use super::configure;
 use crate::cli::grammar::{self, Asked, Command, Completes, Line, Operand, Opt, Program, option, switch};
-use crate::cli::prepare::prepare_host;
+use crate::cli::prepare::{AT_BOOT, prepare_host};
 use crate::cli::select::{self, Selection};
 use crate::cli::{Verb, help, hook, info, list, output};
 use crate::config::{self, Config, UserSpec};
@@ -269,7 +269,7 @@ impl Options {
 
     fn prepare(&self, config: &Config, log: &mut Log) -> Result<()> {
         if self.load_kmods && rustix::process::geteuid().is_root() && !ns::in_user_namespace()? {
-            prepare_host(&config.driver_root)?.lines().for_each(|line| log.note(line));
+            prepare_host(&config.driver_root, AT_BOOT)?.lines().for_each(|line| log.note(line));
         }
         Ok(())
     }

@@ -1,0 +1,89 @@
+//! Whoever starts a hook ends it at some time, and the hook reports what it waits for before that.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::support::{HOOK, Need, run, run_with, scratch, source};
+
+pub const TESTS: &[Test] = &[
+    ("timeouts::every_hook_entry_has_one", &[Need::Root, Need::Program("cc")], every_hook_entry_has_one),
+    ("timeouts::a_call_that_waits_for_another", NEEDS, a_call_that_waits_for_another),
+];
+
+/// kubelet gives a container 120 seconds to start.
+const MOST: u64 = 60;
+
+/// The timeouts of all hook entries in a JSON document: objects with a path and an environment.
+fn entries(value: &Value) -> Vec<Option<u64>> {
+    match value {
+        Value::Object(fields) if fields.contains_key("path") && fields.contains_key("env") => {
+            vec![fields.get("timeout").and_then(Value::as_u64)]
+        }
+        Value::Object(fields) => fields.values().flat_map(entries).collect(),
+        Value::Array(items) => items.iter().flat_map(entries).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn every_hook_entry_has_one() {
+    let fake = FakeDriver::shared();
+    let dir = scratch();
+    let spec_file = dir.path().join("nvidia.json");
+    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(["cdi", "generate", "--output"]).arg(&spec_file))
+        .ok();
+    let config = json!({
+        "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": dir.path()},
+    });
+    let mut precreate = Command::new(HOOK);
+    let precreate = precreate.arg("--config").arg(&fake.config).arg("precreate").current_dir(dir.path());
+    let edited = run_with(precreate, config.to_string().as_bytes()).ok();
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+    let spec = read(&spec_file);
+    for (name, text) in [
+        ("hooks.d", read(&source("hooks.d/oci-nvidia-hook.json"))),
+        ("hooks.podman.d", read(&source("packaging/podman/oci-nvidia-hook-precreate.json"))),
+        ("cdi generate", spec.clone()),
+        ("precreate", edited),
+    ] {
+        let found = entries(&serde_json::from_str(&text).unwrap());
+        assert!(!found.is_empty(), "{name} has no hook entry");
+        for timeout in found {
+            assert!(timeout.is_some_and(|seconds| (1..=MOST).contains(&seconds)), "{name}: {timeout:?}");
+        }
+    }
+    // Hook.timeout is as old as hooks are in CDI: no engine is lost by it.
+    let spec: Value = serde_json::from_str(&spec).unwrap();
+    assert_eq!(spec["cdiVersion"], "0.5.0", "hostPath of the fake driver's nodes takes this version");
+}
+
+/// NVML hangs, and a first call holds the lock as long as it asks. A second one waits for it, and then asks by itself: both
+/// together stay within what the engine allows.
+fn a_call_that_waits_for_another() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fake.set_nvml(|text| format!("init-delay-ms 60000\n{text}"));
+    fake.configure("[oci-nvidia-hook]\nnvml-timeout = 4");
+    let (first, second) = (scratch(), scratch());
+    let image = Image::new(first.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=all"];
+    let waiting = [&first, &second].map(|dir| Waiting::start(dir.path(), &image.rootfs, &env, ""));
+    let started = Instant::now();
+    let hooks = waiting.each_ref().map(|container| {
+        let mut hook = Command::new(HOOK);
+        let hook = hook.arg("--config").arg(&fake.config).arg("prestart").env_clear();
+        let mut hook = hook.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::io::Write::write_all(&mut hook.stdin.take().unwrap(), container.state().as_bytes()).unwrap();
+        hook
+    });
+    for hook in hooks {
+        let output = hook.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("NVML did not answer within 4 s") && stderr.contains("(ONH-016)"), "{stderr}");
+    }
+    // 2 s for the other one and 4 s for NVML; it was 8 s when the lock was waited for as long as NVML.
+    let took = started.elapsed();
+    assert!(took < Duration::from_millis(7500), "{took:?}");
+}
