@@ -7,6 +7,7 @@ pub mod elf;
 pub mod files;
 mod label;
 pub mod ldcache;
+pub mod ldconf;
 pub mod libraries;
 pub mod locate;
 pub mod nodes;

@@ -1,10 +1,13 @@
 //! What must be known of the mounts around a mount point. Parses /proc/self/mountinfo, see proc_pid_mountinfo(5).
 
 use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::few;
+use crate::sys::proc_file;
 
 /// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
 #[must_use]
@@ -30,6 +33,15 @@ pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
 #[must_use]
 pub(super) fn mount_id(fdinfo: &str) -> Option<u64> {
     fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
+/// Whether two open files lie on the same mount. For a directory of a rootfs and the rootfs itself: whether it is no volume.
+pub(super) fn is_same_mount(a: impl AsFd, b: impl AsFd) -> io::Result<bool> {
+    let id = |file: &dyn AsFd| -> io::Result<Option<u64>> {
+        Ok(mount_id(&proc_file::read_text(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?))
+    };
+    let (a, b) = (id(&a)?, id(&b)?);
+    Ok(a.is_some() && a == b)
 }
 
 /// As the kernel writes paths there (`seq_path`).

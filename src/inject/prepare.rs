@@ -49,6 +49,13 @@ pub enum Prepared<'a> {
     },
     /// What is to be seen at /proc/driver/nvidia.
     MaskProc(Directory),
+    /// As in [`Step::ListDirectories`].
+    ListDirectories {
+        /// before all others
+        first: &'a [ContainerPath],
+        /// where the image does not list them itself
+        others: &'a [ContainerPath],
+    },
     /// As in [`Step::UpdateLinkerCache`].
     UpdateLinkerCache(&'a [CacheEntry]),
 }
@@ -72,6 +79,7 @@ pub fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Pr
             Prepared::MountFiles { directory: Directory::prepare(files, Vec::new(), api, label)?, target }
         }
         Step::MaskProc(mask) => Prepared::MaskProc(prepare_mask(mask, api, label)?),
+        Step::ListDirectories { first, others } => Prepared::ListDirectories { first, others },
         Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
     })
 }

@@ -1,5 +1,7 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
+mod ld_so_conf;
+
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -43,6 +45,8 @@ pub struct Target {
     /// Directories that were opened, by their paths: most files go to a few of them, and none is found a second way.
     /// Forgotten when something is mounted on a directory.
     opened: Vec<(PathBuf, Rc<OwnedFd>)>,
+    /// Whether the directories of the libraries were listed for the image's ldconfig
+    listed: bool,
     findings: Vec<Finding>,
 }
 
@@ -56,6 +60,12 @@ enum Done {
         dir: Rc<OwnedFd>,
         name: PathBuf,
         text: PathBuf,
+    },
+    /// A file that an earlier start left, which was replaced or removed
+    Rewritten {
+        dir: Rc<OwnedFd>,
+        name: PathBuf,
+        old: Vec<u8>,
     },
 }
 
@@ -78,6 +88,7 @@ impl Take for Target {
             Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
             Prepared::Link { link, text, file } => self.link(link, text, file),
             Prepared::MaskProc(directory) => self.mask_proc(directory),
+            Prepared::ListDirectories { first, others } => self.list_directories(first, others),
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
         };
         if result.is_err() {
@@ -121,6 +132,7 @@ impl Target {
             mounts: Vec::new(),
             layers: Vec::new(),
             opened: Vec::new(),
+            listed: false,
             findings: Vec::new(),
         }
     }
@@ -411,6 +423,9 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(()), // ld.so has its built-in directories
             Err(error) => return Err(error.into()),
         };
+        if !self.listed {
+            self.remove_list();
+        }
         let old = match self.read_linker_cache() {
             Ok(old) => old,
             Err(error) => {
@@ -458,6 +473,7 @@ fn take_back(done: Vec<Done>) {
             Done::Created(created) => created.remove().ok(),
             Done::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
             Done::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
+            Done::Rewritten { dir, name, old } => write_beside(&dir, &name, &[old.into()]).ok(),
         };
     }
 }

@@ -337,7 +337,7 @@ mod tests {
                 Step::UpdateLinkerCache(entries) => {
                     rest.libraries = entries.iter().map(|entry| (entry.arch, at_host(&entry.path))).collect();
                 }
-                Step::MountFiles { .. } => {}
+                Step::MountFiles { .. } | Step::ListDirectories { .. } => {}
             }
         }
         words.extend(of_rest(&rest));

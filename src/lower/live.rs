@@ -97,6 +97,13 @@ pub enum Step {
     },
     /// Hide /proc/driver/nvidia behind this.
     MaskProc(ProcMask),
+    /// Have the image's ldconfig look in these directories: it writes the cache anew when a package is installed.
+    ListDirectories {
+        /// Before all others, whether it looks there already or not
+        first: Vec<ContainerPath>,
+        /// Unless it looks there already
+        others: Vec<ContainerPath>,
+    },
     /// Add these to /etc/ld.so.cache.
     UpdateLinkerCache(Vec<CacheEntry>),
 }
@@ -118,7 +125,7 @@ impl Step {
     pub const fn need(&self) -> Need {
         match self {
             Self::MountFile { need, .. } | Self::Link { need, .. } => *need,
-            Self::MountIpc { .. } | Self::MountFiles { .. } => Need::Optional,
+            Self::MountIpc { .. } | Self::MountFiles { .. } | Self::ListDirectories { .. } => Need::Optional,
             _ => Need::Required,
         }
     }
@@ -135,6 +142,9 @@ impl fmt::Display for Step {
             Self::MountFiles { target, .. } => write!(f, "mount a directory of ours at {target} in the container"),
             Self::Link { link, text, .. } => write!(f, "link {link} to {text:?} in the container"),
             Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
+            Self::ListDirectories { .. } => {
+                f.write_str("list the driver's directories in \"/etc/ld.so.conf.d\" in the container")
+            }
             Self::UpdateLinkerCache(_) => f.write_str("update \"/etc/ld.so.cache\" in the container"),
         }
     }
@@ -211,11 +221,33 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     steps.extend(links);
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
     steps.extend(egl_profile(edits.egl_devices));
-    // Nobody else reads it.
-    if !cache.is_empty() && facts.loader == Loader::Glibc {
-        steps.push(Step::UpdateLinkerCache(cache));
-    }
+    steps.extend(linker_steps(cache, facts));
     steps
+}
+
+/// The steps by which the image's loader finds these libraries, now and after the image's ldconfig has run.
+pub(super) fn linker_steps(entries: Vec<CacheEntry>, facts: RootfsFacts) -> Vec<Step> {
+    // No other loader reads the cache.
+    if entries.is_empty() || facts.loader != Loader::Glibc {
+        return Vec::new();
+    }
+    let mut others: Vec<ContainerPath> = Vec::new();
+    for dir in entries.iter().filter_map(|entry| entry.path.parent()) {
+        if !is_builtin(facts, &dir) && !others.contains(&dir) {
+            others.push(dir);
+        }
+    }
+    let list = (!others.is_empty()).then(|| Step::ListDirectories { first: Vec::new(), others });
+    list.into_iter().chain([Step::UpdateLinkerCache(entries)]).collect()
+}
+
+/// Whether ldconfig looks in a directory whatever its configuration says: glibc's `SLIBDIR` and `LIBDIR`, which on Debian
+/// are those of its multiarch, and both without the suffix.
+fn is_builtin(facts: RootfsFacts, dir: &ContainerPath) -> bool {
+    let native = Path::new(library_dir(facts, Arch::native()));
+    let dir = dir.relative();
+    let is_native = dir == native || Path::new("usr").join(dir) == native;
+    is_native || dir == Path::new("usr/lib") || dir == Path::new("lib")
 }
 
 /// The driver reads its application profiles there; this one is for every program.
@@ -229,14 +261,29 @@ pub(super) fn egl_profile(devices: u64) -> Option<Step> {
 }
 
 /// Leads programs to the image's own libraries in `dir`, for those names of ours that it has too.
-pub fn prefer(steps: &mut [Step], dir: &str, has: impl Fn(&OsStr) -> bool) {
-    for step in steps {
+pub fn prefer(steps: &mut Vec<Step>, dir: &str, has: impl Fn(&OsStr) -> bool) {
+    let Some(dir) = ContainerPath::new(dir) else { return };
+    let mut is_preferred = false;
+    for step in &mut *steps {
         let Step::UpdateLinkerCache(entries) = step else { continue };
         for entry in entries.iter_mut().filter(|entry| entry.arch == Arch::native() && has(&entry.soname)) {
-            if let Some(path) = ContainerPath::new(dir).and_then(|dir| dir.join(&entry.soname)) {
+            if let Some(path) = dir.join(&entry.soname) {
                 entry.path = path;
+                is_preferred = true;
             }
         }
+    }
+    if !is_preferred {
+        return;
+    }
+    let list = steps.iter_mut().find_map(|step| match step {
+        Step::ListDirectories { first, .. } => Some(first),
+        _ => None,
+    });
+    match list {
+        Some(first) => first.push(dir),
+        // The linker cache stays the last step.
+        None => steps.insert(steps.len().saturating_sub(1), Step::ListDirectories { first: vec![dir], others: vec![] }),
     }
 }
 
@@ -323,6 +370,43 @@ mod tests {
         assert_eq!(dir(false, true, Arch::I386), "usr/lib32");
         assert_eq!(dir(false, false, Arch::I386), "usr/lib");
         assert_eq!(dir(false, true, Arch::Aarch64), "usr/lib64");
+    }
+
+    fn listed(steps: &[Step]) -> Vec<(Vec<&Path>, Vec<&Path>)> {
+        let paths = |dirs| -> Vec<_> { <[ContainerPath]>::iter(dirs).map(ContainerPath::relative).collect() };
+        let list = steps.iter().filter_map(|step| match step {
+            Step::ListDirectories { first, others } => Some((paths(first), paths(others))),
+            _ => None,
+        });
+        list.collect()
+    }
+
+    #[test]
+    fn ldconfig_is_shown_what_it_does_not_know() {
+        let entry = |path: &str, arch| {
+            let path = ContainerPath::new(path).unwrap();
+            CacheEntry { soname: path.file_name().to_owned(), path, arch }
+        };
+        let facts = |debian| RootfsFacts { debian, ..RootfsFacts::default() };
+        let native = |debian| library_dir(facts(debian), Arch::native());
+        let entries = |debian: bool| vec![entry(&format!("{}/libcuda.so.1", native(debian)), Arch::native())];
+        let dirs = [Path::new(native(true)), Path::new(native(false))];
+        for debian in [false, true] {
+            assert_eq!(listed(&linker_steps(entries(debian), facts(debian))), []);
+            let other = dirs[usize::from(debian)];
+            let mut steps = linker_steps(entries(!debian), facts(debian));
+            assert_eq!(listed(&steps), [(vec![], vec![other])]);
+            prefer(&mut steps, "usr/local/cuda/compat", |soname| soname == "libcuda.so.1");
+            assert_eq!(listed(&steps), [(vec![Path::new("usr/local/cuda/compat")], vec![other])]);
+            let mut steps = linker_steps(entries(debian), facts(debian));
+            prefer(&mut steps, "usr/local/cuda/compat", |_| false);
+            assert_eq!(listed(&steps), [], "not used");
+            prefer(&mut steps, "usr/local/cuda/compat", |_| true);
+            assert_eq!(listed(&steps), [(vec![Path::new("usr/local/cuda/compat")], vec![])]);
+            assert!(matches!(steps.last(), Some(Step::UpdateLinkerCache(_))), "it cannot be taken back");
+        }
+        let musl = RootfsFacts { loader: Loader::Musl, ..facts(true) };
+        assert_eq!(linker_steps(entries(false), musl), []);
     }
 
     #[test]

@@ -186,9 +186,7 @@ impl RootfsEdits {
             path: path.clone(),
             arch: *arch,
         });
-        if !self.libraries.is_empty() && facts.loader == live::Loader::Glibc {
-            steps.push(Step::UpdateLinkerCache(entries.collect()));
-        }
+        steps.extend(live::linker_steps(entries.collect(), facts));
         steps
     }
 

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::live::Step;
+use crate::paths::ContainerPath;
 
 /// A step as data.
 #[must_use]
@@ -26,6 +27,10 @@ pub fn describe(step: &Step) -> Value {
             let shown: Vec<_> = mask.mounts.iter().map(|(path, _)| path).collect();
             json!({"action": "mask", "path": "/proc/driver/nvidia", "shown": shown})
         }
+        Step::ListDirectories { first, others } => {
+            let dirs: Vec<_> = first.iter().chain(others).map(ContainerPath::absolute).collect();
+            json!({"action": "ldconfig-directories", "path": "/etc/ld.so.conf.d", "directories": dirs})
+        }
         Step::UpdateLinkerCache(entries) => {
             let names: Vec<_> = entries.iter().map(|entry| entry.soname.to_string_lossy()).collect();
             json!({"action": "linker-cache", "path": "/etc/ld.so.cache", "names": names})
@@ -42,6 +47,7 @@ pub fn line(step: &Value) -> String {
         "mount" | "device" => format!("mount {} at {path}", field("source")),
         "link" => format!("link {path} to {}", field("target")),
         "mask" => format!("mask {path}"),
+        "ldconfig-directories" => format!("list directories in {path}"),
         _ => format!("update {path}"),
     }
 }
@@ -50,7 +56,7 @@ pub fn line(step: &Value) -> String {
 mod tests {
     use super::*;
     use crate::edits::Need;
-    use crate::paths::{ContainerPath, HostPath};
+    use crate::paths::HostPath;
 
     #[test]
     fn a_step_is_told_twice() {

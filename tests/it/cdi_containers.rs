@@ -33,8 +33,14 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// A container whose engine did its part, and waits for the hook entries.
-fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {
-    let mut before = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n".to_owned();
+pub fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {
+    with_mounts_after(dir, rootfs, edits, "")
+}
+
+/// The same, with volumes that this shell script mounts first.
+pub fn with_mounts_after(dir: &Path, rootfs: &Path, edits: &ContainerEdits, volumes: &str) -> Waiting {
+    let mut before =
+        format!("{volumes}mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n");
     for mount in &edits.mounts {
         let (from, to) = (&mount.host_path, format!("$rootfs{}", mount.container_path));
         before += &format!("mkdir -p $(dirname {to}); touch {to}; mount --bind {from} {to}\n");

@@ -44,6 +44,7 @@ tests!(
     journal,
     kept_answer,
     ldcache,
+    ldconf,
     mig_minors,
     record,
     require,

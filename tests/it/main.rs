@@ -42,6 +42,7 @@ mod hosts;
 mod kernels;
 mod ldcache;
 mod limits;
+mod ldconfig;
 mod live;
 mod nvidia_cli;
 mod packaging;
@@ -95,6 +96,7 @@ const ALL: &[&[Test]] = &[
     hosts::TESTS,
     ldcache::TESTS,
     limits::TESTS,
+    ldconfig::TESTS,
     live::TESTS,
     nvidia_cli::TESTS,
     packaging::TESTS,

@@ -22,6 +22,7 @@ pub mod inventory;
 pub mod journal;
 pub mod kept_answer;
 pub mod ldcache;
+pub mod ldconf;
 pub mod mig_minors;
 pub mod record;
 pub mod require;

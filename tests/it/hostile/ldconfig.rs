@@ -29,8 +29,7 @@ done
 
 /// A process of the container's keeps a program of the host's open that runs in its pid namespace, and overwrites it.
 pub fn cve_2024_0135() {
-    let image = "cd $rootfs; mkdir -p etc/ld.so.conf.d; echo 'include /etc/ld.so.conf.d/*.conf' >>etc/ld.so.conf; \
-                 mkfifo etc/ld.so.conf.d/slow.conf";
+    let image = "mkfifo $rootfs/etc/ld.so.conf.d/slow.conf";
     let plant = |scene: &Scene| {
         let bin = scene.dir().join("host/bin");
         std::fs::create_dir(&bin).unwrap();
@@ -190,7 +189,7 @@ pub fn cve_2025_23267() {
             },
             Case {
                 name: "drop-ins that lead to the host",
-                image: "ln -s $canary/etc/ld.so.conf.d $rootfs/etc/ld.so.conf.d",
+                image: "rm -r $rootfs/etc/ld.so.conf.d; ln -s $canary/etc/ld.so.conf.d $rootfs/etc/ld.so.conf.d",
                 naive: LDCONFIG,
                 fell: "test -e $canary/etc/ld.so.conf.d/00-nvcr.conf",
                 ..CASE
@@ -203,6 +202,90 @@ pub fn cve_2025_23267() {
                 naive: "said=$(ldconfig -v -r $rootfs 2>&1)",
                 fell: "case $said in *$rootfs*) ;; *) false ;; esac",
                 ..CASE
+            },
+        ],
+    );
+}
+
+/// The image has a newer libcuda, so its directory is listed for the image's ldconfig, in `/etc/ld.so.conf.d`.
+macro_rules! with_compat {
+    ($more:literal) => {
+        concat!(
+            "mkdir -p $rootfs/usr/local/cuda/compat; cd $rootfs/usr/local/cuda/compat; \
+             cp -L /lib/*/libdl.so.2 libcuda.so.575.57.08; ln -s libcuda.so.575.57.08 libcuda.so.1; cd $rootfs/etc; ",
+            $more
+        )
+    };
+}
+
+/// What tells ldconfig where to look is written through links of the image, or read without an end.
+pub fn cve_2025_23267_configuration() {
+    let conf = Case { naive: "echo x >>$rootfs/etc/ld.so.conf", fell: "grep -q x $canary/etc/ld.so.conf", ..CASE };
+    let list = Case {
+        naive: "echo /usr/lib64 >$rootfs/etc/ld.so.conf.d/00-oci-nvidia-hook.conf",
+        fell: "test -e $canary/etc/ld.so.conf.d/00-oci-nvidia-hook.conf || ! grep -q host $canary/file",
+        ..CASE
+    };
+    let endless = Case {
+        naive: "code=0; timeout 0.3 ldconfig -r $rootfs >/dev/null 2>&1 || code=$?",
+        fell: "test $code = 124",
+        ..CASE
+    };
+    check(
+        "debian",
+        &[
+            Case {
+                name: "a configuration that leads to the host",
+                image: with_compat!("ln -sf $canary/etc/ld.so.conf ld.so.conf"),
+                ..conf
+            },
+            Case {
+                name: "a configuration by the magic link of init",
+                image: with_compat!("true"),
+                mounts: "mount -t proc proc $rootfs/proc; ln -sf /proc/$$/root$canary/etc/ld.so.conf $rootfs/etc/ld.so.conf",
+                ..conf
+            },
+            Case {
+                name: "a directory of files that leads to the host",
+                image: with_compat!("rm -r ld.so.conf.d; ln -s $canary/etc/ld.so.conf.d ld.so.conf.d"),
+                ..list
+            },
+            Case {
+                name: "a directory of files that climbs to the host",
+                image: with_compat!("rm -r ld.so.conf.d; ln -s $up$canary/etc/ld.so.conf.d ld.so.conf.d"),
+                ..list
+            },
+            Case {
+                name: "a file of our name that leads to the host",
+                image: with_compat!("ln -s $canary/file ld.so.conf.d/00-oci-nvidia-hook.conf"),
+                ..list
+            },
+            Case {
+                name: "a configuration that is a fifo",
+                image: with_compat!("rm ld.so.conf; mkfifo ld.so.conf"),
+                ..endless
+            },
+            Case {
+                name: "a configuration that is a device",
+                image: with_compat!("rm ld.so.conf; mknod ld.so.conf c 1 5"),
+                ..endless
+            },
+            Case { name: "a file that is a fifo", image: with_compat!("mkfifo ld.so.conf.d/a.conf"), ..endless },
+            Case {
+                name: "200 files that all include each other",
+                image: with_compat!(
+                    "seq 200 | while read -r n; do cp ld.so.conf ld.so.conf.d/$n.conf; done; \
+                     echo /usr/lib/x >>ld.so.conf.d/200.conf"
+                ),
+                fell: "test $code != 0",
+                ..endless
+            },
+            Case {
+                name: "a million lines, and one of 16 MiB",
+                image: with_compat!(
+                    "seq 1000000 | sed 's|^|/usr/lib/x|' >>ld.so.conf; head -c 16M /dev/zero | tr '\\0' x >>ld.so.conf"
+                ),
+                ..endless
             },
         ],
     );
@@ -239,7 +322,7 @@ pub fn cve_2025_23267_without_an_end() {
             ),
             endless(
                 "a drop-in that is a fifo",
-                "cd $rootfs/etc; mkdir ld.so.conf.d; mkfifo ld.so.conf.d/a.conf; echo 'include ld.so.conf.d/*' >>ld.so.conf",
+                "cd $rootfs/etc; mkfifo ld.so.conf.d/a.conf; echo 'include ld.so.conf.d/*' >>ld.so.conf",
                 ldconfig,
             ),
             endless(

@@ -31,6 +31,7 @@ pub const TESTS: &[Test] = &[
     ("hostile::cve_2024_0137_the_hosts_network_for_the_images_ldconfig", NEEDS, ldconfig::cve_2024_0137),
     ("hostile::cve_2025_23266_a_library_preloaded_into_the_hook", NEEDS_PODMAN, engine::cve_2025_23266),
     ("hostile::cve_2025_23267_ldconfig_writes_through_links", NEEDS, ldconfig::cve_2025_23267),
+    ("hostile::cve_2025_23267_ldconfigs_configuration", NEEDS, ldconfig::cve_2025_23267_configuration),
     ("hostile::cve_2025_23267_files_without_an_end", NEEDS, ldconfig::cve_2025_23267_without_an_end),
     ("hostile::cve_2025_23267_elf_headers_that_lie", NEEDS_READELF, ldconfig::cve_2025_23267_elf_headers),
     ("hostile::devices_of_the_image_are_not_opened", NEEDS, ldconfig::devices_are_not_opened),

@@ -184,7 +184,7 @@ pub fn cve_2024_0134() {
                 name: "a path that the image has too: there the driver goes",
                 image: "mkdir -p $rootfs$canary/usr; mv $rootfs/usr/lib64 $rootfs$canary/usr; \
                         ln -s $up$canary/usr/lib64 $rootfs/usr/lib64; \
-                        sed -i 's|^/usr/lib64$|/lib64|' $rootfs/etc/ld.so.conf; ldconfig -r $rootfs",
+                        sed -i 's|^/usr/lib64$|/lib64|' $rootfs/etc/ld.so.conf.d/*; ldconfig -r $rootfs",
                 ours: Ours::Works,
                 ..library
             },

@@ -1,0 +1,228 @@
+//! Directories of ours that the image's own ldconfig would not look at. The linker cache that we write leads to them, but
+//! the next package that is installed in the container has ldconfig write that cache anew.
+//!
+//! A file of ours in `/etc/ld.so.conf.d` lists them, if the image includes that directory; a file of the image is never
+//! changed. The image's configuration is only read, within limits: reading less of it than there is at worst lists a
+//! directory twice.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::OFlags;
+
+use super::{Done, Target, write_beside};
+use crate::driver::ldconf::{self, Directive};
+use crate::finding::{Finding, catalog};
+use crate::inject::container::is_missing;
+use crate::inject::directory::{Present, present};
+use crate::inject::mountinfo::is_same_mount;
+use crate::inject::tmpfs::is_read_only;
+use crate::paths::ContainerPath;
+use crate::sys::in_root::{Created, Root, open_regular};
+
+const MAIN: &str = "ld.so.conf";
+/// Without one, nothing in the container writes the cache anew.
+const LDCONFIG: [&str; 4] = ["sbin/ldconfig", "usr/sbin/ldconfig", "usr/bin/ldconfig", "bin/ldconfig"];
+/// A distribution has a dozen files, of a few lines each.
+const MAX_FILES: usize = 256;
+const MAX_FILE: usize = 64 << 10;
+const MAX_NAMES: usize = 4096;
+const MAX_DIRECTORIES: usize = 1024;
+const MAX_DEPTH: usize = 8;
+
+impl Target {
+    /// Has ldconfig look in these directories, in `first` before all others.
+    pub(super) fn list_directories(&mut self, first: &[ContainerPath], others: &[ContainerPath]) -> Result<()> {
+        self.listed = true;
+        let Some(etc) = self.etc()? else { return Ok(()) };
+        // Nothing can write the cache anew there: it is beside this directory.
+        let can_run = || LDCONFIG.iter().any(|path| self.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
+        if is_read_only(&etc) || !can_run() {
+            return Ok(());
+        }
+        let configured = Configured::read(&self.rootfs);
+        let unknown = others.iter().filter(|dir| !configured.has(&self.rootfs, dir));
+        let mut wanted: Vec<PathBuf> = Vec::new();
+        for dir in first.iter().chain(unknown).map(ContainerPath::absolute) {
+            if !wanted.contains(&dir) {
+                wanted.push(dir);
+            }
+        }
+        if wanted.is_empty() {
+            self.remove_list();
+            return Ok(());
+        }
+        if configured.has_main && !configured.includes_ours {
+            self.findings.push(not_listed(&wanted, "its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\""));
+            return Ok(());
+        }
+        let text = ldconf::drop_in(wanted.iter().map(PathBuf::as_path));
+        if !is_same_mount(&etc, &self.rootfs)? {
+            self.findings.push(not_listed(&wanted, "\"/etc\" is on a volume"));
+            return Ok(());
+        }
+        if !configured.has_main {
+            self.make_main(etc)?;
+        }
+        let dir = self.directory(Path::new(ldconf::DROP_INS))?;
+        if !is_same_mount(&*dir, &self.rootfs)? {
+            self.findings.push(not_listed(&wanted, "\"/etc/ld.so.conf.d\" is on a volume"));
+            return Ok(());
+        }
+        let name = Path::new(ldconf::DROP_IN);
+        let done = match old_list(&dir)? {
+            Old::Nothing => Done::Created(Created { dir: dir.clone(), name: name.into(), is_dir: false }),
+            Old::Ours(old) if old == text => return Ok(()),
+            Old::Ours(old) => Done::Rewritten { dir: dir.clone(), name: name.into(), old },
+            Old::Theirs => bail!("the image has a file of its own in the place of {:?}", Path::new("/").join(path())),
+        };
+        write_beside(&dir, name, &[text.into()]).context("write it")?;
+        self.done.push(done);
+        Ok(())
+    }
+
+    /// Removes a list that an earlier start left, with another driver or before the image was committed. What cannot be
+    /// removed does no harm to this start.
+    pub(super) fn remove_list(&mut self) {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        // Most containers end here.
+        if self.rootfs.open_at(&path(), OFlags::PATH | OFlags::NOFOLLOW).is_err() {
+            return;
+        }
+        let Ok(dir) = self.rootfs.open_at(Path::new(ldconf::DROP_INS), flags) else { return };
+        if is_read_only(&dir) || !is_same_mount(&dir, &self.rootfs).unwrap_or_default() {
+            return;
+        }
+        let Ok(Old::Ours(old)) = old_list(&dir) else { return };
+        let name = PathBuf::from(ldconf::DROP_IN);
+        if rustix::fs::unlinkat(&dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
+            self.done.push(Done::Rewritten { dir: dir.into(), name, old });
+        }
+    }
+
+    fn etc(&self) -> Result<Option<OwnedFd>> {
+        match self.rootfs.open_at(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(etc) => Ok(Some(etc)),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// As every distribution has it: what is installed later may rely on it.
+    fn make_main(&mut self, etc: OwnedFd) -> Result<()> {
+        // A link that leads nowhere is the image's.
+        let Present::Nothing = present(&etc, OsStr::new(MAIN))? else { bail!("\"/etc/ld.so.conf\" leads nowhere") };
+        let created = Created { dir: etc.into(), name: MAIN.into(), is_dir: false };
+        write_beside(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
+            .context("write \"/etc/ld.so.conf\"")?;
+        self.done.push(Done::Created(created));
+        Ok(())
+    }
+}
+
+fn path() -> PathBuf {
+    Path::new(ldconf::DROP_INS).join(ldconf::DROP_IN)
+}
+
+/// What is in the place of our file.
+enum Old {
+    Nothing,
+    Ours(Vec<u8>),
+    Theirs,
+}
+
+fn old_list(dir: &OwnedFd) -> Result<Old> {
+    Ok(match present(dir, OsStr::new(ldconf::DROP_IN))? {
+        Present::Nothing => Old::Nothing,
+        Present::Link(_) => Old::Theirs,
+        Present::Other(file, _) => {
+            let text = open_regular(file).ok().and_then(|file| crate::oci::read_file_limited(&file, MAX_FILE).ok());
+            text.filter(|text| ldconf::is_ours(text)).map_or(Old::Theirs, Old::Ours)
+        }
+    })
+}
+
+fn not_listed(dirs: &[PathBuf], why: &str) -> Finding {
+    let dirs: Vec<_> = dirs.iter().map(|dir| format!("{dir:?}")).collect();
+    Finding::of(
+        &catalog::NOT_LISTED,
+        format!("the image's ldconfig will not find the libraries in {}: {why}", dirs.join(", ")),
+        "add the line \"include /etc/ld.so.conf.d/*.conf\" to \"/etc/ld.so.conf\" when the image is built, or start the \
+         container again after ldconfig has run in it",
+    )
+}
+
+/// What the image's ldconfig looks at, as far as its configuration says so.
+#[derive(Debug, Default)]
+struct Configured {
+    has_main: bool,
+    /// A file of ours in `/etc/ld.so.conf.d` would be read
+    includes_ours: bool,
+    /// Device and inode of each directory: `/lib64` and `/usr/lib64` are usually the same
+    dirs: Vec<(u64, u64)>,
+}
+
+impl Configured {
+    fn read(rootfs: &Root) -> Self {
+        let mut configured = Self::default();
+        let mut files = 0;
+        configured.read_file(rootfs, &Path::new("/etc").join(MAIN), 0, &mut files);
+        configured
+    }
+
+    fn has(&self, rootfs: &Root, dir: &ContainerPath) -> bool {
+        identity(rootfs, dir.relative()).is_some_and(|identity| self.dirs.contains(&identity))
+    }
+
+    fn read_file(&mut self, rootfs: &Root, path: &Path, depth: usize, files: &mut usize) {
+        *files += 1;
+        if depth > MAX_DEPTH || *files > MAX_FILES {
+            return;
+        }
+        let read = || -> Result<Vec<u8>> {
+            crate::oci::read_file_limited(&open_regular(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
+        };
+        let text = read();
+        // One that cannot be read is there all the same: it is not ours to replace.
+        self.has_main |= depth == 0 && (text.is_ok() || rootfs.open_at(path, OFlags::PATH).is_ok());
+        let parent = path.parent().unwrap_or_else(|| Path::new("/"));
+        for directive in ldconf::parse(&text.unwrap_or_default(), parent) {
+            match directive {
+                Directive::Directory(dir) if self.dirs.len() < MAX_DIRECTORIES => {
+                    self.dirs.extend(identity(rootfs, &dir));
+                }
+                Directive::Directory(_) => return,
+                Directive::Include(dir, pattern) => {
+                    self.includes_ours |=
+                        is_drop_ins(rootfs, &dir) && ldconf::matches(&pattern, ldconf::DROP_IN.as_bytes());
+                    for name in names(rootfs, &dir, &pattern) {
+                        self.read_file(rootfs, &dir.join(name), depth + 1, files);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn identity(rootfs: &Root, dir: &Path) -> Option<(u64, u64)> {
+    let stat = rustix::fs::fstat(rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// Whether this is the directory in which we write: one that does not exist yet is known by its path.
+fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
+    let ours = Path::new("/").join(ldconf::DROP_INS);
+    dir == ours || identity(rootfs, dir).is_some_and(|dir| identity(rootfs, &ours) == Some(dir))
+}
+
+/// The files that an include means, but for ours.
+fn names(rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<std::ffi::OsString> {
+    let open = || rustix::fs::Dir::new(rootfs.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY).ok()?).ok();
+    let Some(entries) = open() else { return Vec::new() };
+    let names = entries.take(MAX_NAMES).flatten().map(|entry| entry.file_name().to_bytes().to_vec());
+    let names = names.filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());
+    names.map(|name| OsStr::from_bytes(&name).to_owned()).collect()
+}

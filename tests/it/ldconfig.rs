@@ -1,0 +1,270 @@
+//! The image's own ldconfig, run in a container as package managers run it: the driver's libraries must be found afterwards
+//! as they were before.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::cdi::{cdi, generate};
+use crate::cdi_containers::{only_spec, with_mounts};
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, run_with, scratch, snapshot};
+
+pub const TESTS: &[Test] = &[
+    ("ldconfig::directories_of_the_host_in_cdi", NEEDS, directories_of_the_host_in_cdi),
+    ("ldconfig::directories_of_the_host_at_precreate", NEEDS, directories_of_the_host_at_precreate),
+    ("ldconfig::cuda_compat_stays_first", NEEDS, cuda_compat_stays_first),
+    ("ldconfig::images_without_configuration", NEEDS, images_without_configuration),
+    ("ldconfig::a_plain_configuration_is_left_alone", NEEDS, a_plain_configuration_is_left_alone),
+    ("ldconfig::nothing_is_written_without_need", NEEDS, nothing_is_written_without_need),
+    ("ldconfig::a_list_that_is_out_of_date_goes", NEEDS, a_list_that_is_out_of_date_goes),
+    ("ldconfig::volumes_are_left_alone", NEEDS, volumes_are_left_alone),
+    ("ldconfig::podman_installs_a_package", engine::NEEDS, || podman_installs_a_package(Cgroup::AsMounted)),
+    ("ldconfig::podman_installs_a_package_with_crun", engine::NEEDS_CRUN, || {
+        podman_installs_a_package(Cgroup::WithCrun);
+    }),
+    ("ldconfig::podman_read_only", engine::NEEDS, podman_read_only),
+];
+
+pub const LIST: &str = "/etc/ld.so.conf.d/00-oci-nvidia-hook.conf";
+/// What the maintainer scripts and triggers of dpkg, rpm and zypper run.
+const RUN: [&str; 2] = ["ldconfig", "/sbin/ldconfig -X"];
+const LOOK: &str = "probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
+
+/// A host whose libraries are where an image like Debian does not look.
+fn suse() -> FakeDriver {
+    FakeDriver::new(&["--gpus", "1", "--layout", "lib64"])
+}
+
+fn files_found(listed: &str) -> Vec<&str> {
+    let lines = listed.lines().filter(|line| line.contains("535.183.01") || line.contains("libcuda"));
+    lines.collect()
+}
+
+#[track_caller]
+fn assert_the_same_after_ldconfig(container: &Waiting) {
+    let before = container.exec(LOOK).ok();
+    for ldconfig in RUN {
+        assert_eq!(container.exec(&format!("{ldconfig} && {LOOK}")).ok(), before, "{ldconfig}");
+    }
+}
+
+fn cdi_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting {
+    let edits = generate(fake, &["--hook-path", HOOK]).container_edits;
+    let container = with_mounts(dir, rootfs, &edits);
+    container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
+    container
+}
+
+fn directories_of_the_host_in_cdi() {
+    let (dir, fake) = (scratch(), suse());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = cdi_container(dir.path(), &fake, &image.rootfs);
+    let listed = container.exec("ldconfig -p").ok();
+    assert_the_same_after_ldconfig(&container);
+    assert!(files_found(&container.exec("ldconfig -p").ok()).len() >= files_found(&listed).len() - 1, "{listed}");
+    // This is what helps: without it, the image's ldconfig forgets the driver.
+    container.exec(&format!("rm {LIST}; ldconfig")).ok();
+    container.exec("probe-dlopen libcuda.so.1").failed(1);
+}
+
+/// Podman 5 has no root file system yet for a container with a user namespace: the files go where the host has them.
+fn directories_of_the_host_at_precreate() {
+    let (dir, fake) = (scratch(), suse());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let empty = dir.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let env = ["NVIDIA_VISIBLE_DEVICES=all"];
+    let spec = json!({"ociVersion": "1.0.2", "root": {"path": empty}, "process": {"env": env, "args": ["sh"]}});
+    let mut precreate = Command::new(HOOK);
+    precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
+    let edited: Value = serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
+    let mut before = String::new();
+    for mount in edited["mounts"].as_array().unwrap() {
+        let (from, to) = (mount["source"].as_str().unwrap(), mount["destination"].as_str().unwrap());
+        before += &format!("mkdir -p $rootfs$(dirname {to}); touch $rootfs{to}; mount --bind {from} $rootfs{to}\n");
+    }
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, &before);
+    let entry = &edited["hooks"]["createRuntime"];
+    container.set_hooks("createRuntime", entry);
+    let args: Vec<String> = serde_json::from_value(entry[0]["args"].clone()).unwrap();
+    container.create_runtime_hook(&args[1..]).ok();
+    assert_the_same_after_ldconfig(&container);
+}
+
+/// An image with a newer libcuda of its own.
+fn with_compat(ldconf: &str) -> (tempfile::TempDir, Image) {
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", ldconf]);
+    let compat = image.rootfs.join("usr/local/cuda/compat");
+    std::fs::create_dir_all(&compat).unwrap();
+    crate::features::compat_library(&compat.join("libcuda.so.575.57.08"), "");
+    symlink("libcuda.so.575.57.08", compat.join("libcuda.so.1")).unwrap();
+    (dir, image)
+}
+
+/// An image with a newer libcuda of its own, which programs get after ldconfig, too.
+fn cuda_compat_stays_first() {
+    for (layout, cdi) in [("multiarch", false), ("lib64", false), ("multiarch", true), ("lib64", true)] {
+        let fake = FakeDriver::new(&["--gpus", "1", "--layout", layout]);
+        let (dir, image) = with_compat("include");
+        let container = if cdi {
+            cdi_container(dir.path(), &fake, &image.rootfs)
+        } else {
+            let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+            container.hook(&fake.config).ok();
+            container
+        };
+        assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains("/cuda/compat/"), "{layout} {cdi}");
+        assert_the_same_after_ldconfig(&container);
+        let list = container.exec(&format!("cat {LIST}")).ok();
+        let dirs: Vec<_> = list.lines().filter(|line| line.starts_with('/')).collect();
+        let ours = ["/usr/local/cuda/compat", "/usr/lib64"];
+        assert_eq!(dirs, &ours[..if cdi && layout == "lib64" { 2 } else { 1 }], "{layout} {cdi}");
+    }
+}
+
+/// It gets the line that all distributions have, and an image without an ldconfig gets nothing.
+fn images_without_configuration() {
+    let (dir, fake) = (scratch(), suse());
+    let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "none"]);
+    let container = cdi_container(dir.path(), &fake, &image.rootfs);
+    assert_the_same_after_ldconfig(&container);
+    assert_eq!(container.exec("cat /etc/ld.so.conf").ok(), "include /etc/ld.so.conf.d/*.conf\n");
+
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "none"]);
+    std::fs::remove_file(image.rootfs.join("usr/sbin/ldconfig")).unwrap();
+    let container = cdi_container(dir.path(), &fake, &image.rootfs);
+    container.exec(LOOK).ok();
+    container.exec("ls /etc/ld.so.conf* && exit 1; exit 0").ok();
+}
+
+/// It is the image's, and a file over it would be in the way of package managers.
+fn a_plain_configuration_is_left_alone() {
+    let (dir, fake) = (scratch(), suse());
+    let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
+    let conf = std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap();
+    let container = cdi_container(dir.path(), &fake, &image.rootfs);
+    container.exec(LOOK).ok();
+    assert_eq!(std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap(), conf);
+    assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
+    // The hook says so.
+    let log = dir.path().join("log");
+    fake.configure(&format!("debug = \"{}\"", log.display()));
+    let (dir, image) = with_compat("plain");
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(
+        log.contains("will not find the libraries in \"/usr/local/cuda/compat\"") && log.contains("ONH-315"),
+        "{log}"
+    );
+    assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
+    // One that lists the directory itself needs nothing.
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
+    std::fs::write(image.rootfs.join("etc/ld.so.conf"), [&conf[..], b"/usr/lib64\n"].concat()).unwrap();
+    let container = cdi_container(dir.path(), &fake, &image.rootfs);
+    assert_the_same_after_ldconfig(&container);
+    assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
+}
+
+fn nothing_is_written_without_need() {
+    // Where the image looks anyway, and where its own configuration has the host's directory by another path.
+    for (layout, extra) in [("multiarch", ""), ("lib64", "/opt/../usr/lib64\n"), ("lib64", "/alias\n")] {
+        let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", layout]));
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        symlink("usr/lib64", image.rootfs.join("alias")).unwrap();
+        std::fs::create_dir(image.rootfs.join("opt")).unwrap();
+        std::fs::write(image.rootfs.join("etc/ld.so.conf.d/more.conf"), extra).unwrap();
+        let container = cdi_container(dir.path(), &fake, &image.rootfs);
+        container.exec(&format!("ldconfig && {LOOK}")).ok();
+        container.exec(&format!("test -e {LIST}")).failed(1);
+    }
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let conf = || snapshot(&image.rootfs.join("etc")).lines().filter(|line| line.contains("ld.so.conf")).count();
+    let before = conf();
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    container.hook(&fake.config).ok();
+    assert_the_same_after_ldconfig(&container);
+    assert_eq!(conf(), before);
+}
+
+/// Of an earlier start: with another driver, or of a container that the image was committed from.
+fn a_list_that_is_out_of_date_goes() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let list = image.rootfs.join(&LIST[1..]);
+    for (text, stays) in [
+        (
+            "# Written by oci-nvidia-hook: where the NVIDIA driver's libraries are in this container.\n/usr/lib64\n",
+            false,
+        ),
+        ("/opt/other\n", true),
+    ] {
+        std::fs::write(&list, text).unwrap();
+        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        container.hook(&fake.config).ok();
+        assert_eq!(list.exists(), stays, "{text}");
+        assert_the_same_after_ldconfig(&container);
+    }
+    // One that is not ours is not replaced either.
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    std::fs::write(image.rootfs.join(&LIST[1..]), "/opt/other\n").unwrap();
+    let container = cdi_container(dir.path(), &suse(), &image.rootfs);
+    assert_eq!(container.exec(&format!("cat {LIST}")).ok(), "/opt/other\n");
+}
+
+fn volumes_are_left_alone() {
+    let fake = suse();
+    for point in ["etc", "etc/ld.so.conf.d"] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let volume = dir.path().join("volume");
+        std::process::Command::new("cp").arg("-a").arg(image.rootfs.join(point)).arg(&volume).status().unwrap();
+        std::fs::remove_file(volume.join("ld.so.cache")).ok();
+        let before = snapshot(&volume);
+        let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
+        let mount = format!("mount --bind '{}' $rootfs/{point}\n", volume.display());
+        let container = crate::cdi_containers::with_mounts_after(dir.path(), &image.rootfs, &edits, &mount);
+        container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
+        let after = snapshot(&volume);
+        let is_conf = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| line.contains(".conf")).map(str::to_owned).collect()
+        };
+        assert_eq!(is_conf(&after), is_conf(&before), "{point}");
+    }
+}
+
+/// With CDI on a host like openSUSE, in an image like Debian; and at the hook's own stages.
+fn podman_installs_a_package(cgroup: Cgroup) {
+    let (dir, fake) = (scratch(), suse());
+    let path = dir.path().join("nvidia.yaml");
+    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let script = format!("nvidia-smi -L; {LOOK}; ldconfig; {LOOK}; nvidia-smi -L");
+    let cdi = ["--device=nvidia.com/gpu=0", IMAGE, "sh", "-euc", &script];
+    let hook = ["-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "sh", "-euc", &script];
+    let podman = Podman::shared();
+    for text in [podman.run_after(&only_spec(&path), cgroup, &cdi).ok(), podman.run_after("", cgroup, &hook).ok()] {
+        assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
+        assert_eq!(text.matches(": ok ").count(), 8, "{text}");
+    }
+}
+
+/// There ldconfig cannot write the cache.
+fn podman_read_only() {
+    let (dir, fake) = (scratch(), suse());
+    let path = dir.path().join("nvidia.yaml");
+    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let script = format!("nvidia-smi -L; {LOOK}; ldconfig 2>/dev/null && exit 7; {LOOK}; nvidia-smi -L");
+    let arguments = ["--device=nvidia.com/gpu=0", "--read-only", IMAGE, "sh", "-euc", &script];
+    let text = Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &arguments).ok();
+    assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
+}
