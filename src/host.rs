@@ -1,5 +1,7 @@
 //! What the hook finds on the host, and what it makes of it for a request: the way from files and NVML to edits.
 
+mod missing;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::config::{Config, Limits, Require};
 use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::libraries::{LinkerCache, Search};
-use crate::driver::nodes::{self, CTL_MINOR, DeviceNode};
+use crate::driver::nodes::{self, CTL_MINOR, DeviceNode, IMEX_CHANNELS, PREPARE};
 use crate::driver::{DriverRoot, diagnosis, locate};
 use crate::edits::{Edits, build};
 use crate::error::failure;
@@ -27,6 +29,8 @@ use crate::paths::HostPath;
 use crate::request::devices::parse_decimal;
 use crate::request::require::{self, Properties};
 use crate::request::{Capability, GpuRequest, VisibleDevices};
+
+pub use missing::channels_to_make;
 
 /// The devices that a request gets of an inventory, its requirements checked.
 ///
@@ -255,14 +259,22 @@ impl Host {
                 None if request.devices != VisibleDevices::None => findings.push(Finding::of(
                     &catalog::NO_UVM,
                     "the device node \"/dev/nvidia-uvm\" is missing",
-                    "run \"nvidia-modprobe -c 0 -u\" as root on the host",
+                    PREPARE,
                 )),
                 None => {}
             }
             found.extend(nodes::optional(&self.dev, "nvidia-uvm-tools")?);
         }
         if request.capabilities.any(&[Capability::Graphics, Capability::Display]) {
-            found.extend(nodes::optional(&self.dev, "nvidia-modeset")?);
+            match nodes::optional(&self.dev, "nvidia-modeset")? {
+                Some(modeset) => found.push(modeset),
+                None if request.devices != VisibleDevices::None => findings.push(Finding::of(
+                    &catalog::NO_MODESET,
+                    "the device node \"/dev/nvidia-modeset\" is missing",
+                    PREPARE,
+                )),
+                None => {}
+            }
         }
         Ok(found)
     }
@@ -400,7 +412,8 @@ impl Host {
     fn imex_nodes(&self, request: &GpuRequest) -> Result<Vec<DeviceNode>> {
         let node = |channel: &String| {
             let number = imex_channel(channel)?;
-            nodes::required_of(&self.dev, &format!("nvidia-caps-imex-channels/channel{number}"), number)
+            let fix = format!("run \"oci-nvidia-hook prepare --imex-channel {number}\" as root on the host");
+            nodes::required_with(&self.dev, &format!("{IMEX_CHANNELS}/channel{number}"), number, &fix)
         };
         request.imex_channels.iter().map(node).collect()
     }

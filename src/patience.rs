@@ -19,6 +19,14 @@ pub fn for_others(nvml_timeout: Duration) -> Duration {
     nvml_timeout / 2
 }
 
+/// What NVML may take if it is asked again, after `spent` on asking it first and waiting for others.
+#[must_use]
+pub fn left_for_nvml(nvml_timeout: Duration, spent: Duration) -> Duration {
+    let all = for_others(nvml_timeout) + nvml_timeout;
+    // Of what is left, a third is for others again.
+    (all.saturating_sub(spent) * 2 / 3).clamp(Duration::from_secs(1), nvml_timeout)
+}
+
 /// What a call can take at most where NVML may take this long.
 #[must_use]
 pub fn of_call(nvml_timeout: Duration) -> Duration {
@@ -28,6 +36,17 @@ pub fn of_call(nvml_timeout: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn asking_twice_takes_no_longer_than_once() {
+        let (timeout, second) = (Duration::from_secs(30), Duration::from_secs(1));
+        for spent in [0, 1, 10, 29, 43] {
+            let spent = second * spent;
+            let left = left_for_nvml(timeout, spent);
+            assert!(left >= second && spent + for_others(left) + left <= for_others(timeout) + timeout, "{spent:?}");
+        }
+        assert_eq!(left_for_nvml(timeout, second * 60), second);
+    }
 
     #[test]
     fn the_default_fits() {

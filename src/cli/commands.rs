@@ -202,8 +202,10 @@ static COMMANDS: &[Command] = &[
         operand: None,
         redirections: "",
         summary: "load the driver's modules, make its device nodes and ask NVML, as root",
-        about: "So no container has to wait for that. It says what it did, a line each, and nothing where all is there.",
-        options: &[&ROOT],
+        about: "So no container has to wait for that. It prints what it did, a line each, and nothing where nothing is \
+                missing. What fails is reported on stderr, and the exit status is 1. IMEX channels are made where they \
+                are named, and channel 0 where the driver is configured to share it (NVreg_CreateImexChannel0=1).",
+        options: &[&super::select::IMEX_CHANNEL, &ROOT],
         examples: &[],
     },
     Command {

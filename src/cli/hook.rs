@@ -3,12 +3,14 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use nix::unistd::Pid;
 
-use super::prepare::prepare_host;
+use super::prepare::{Prepared, may_prepare, prepare_host};
 use crate::config::{self, Config};
+use crate::driver::prepare::Places;
 use crate::driver::{DriverRoot, compat};
 use crate::edits::Edits;
 use crate::error::{Failure, classify, line};
@@ -182,10 +184,7 @@ fn read_state() -> Result<State> {
 /// # Errors
 /// If there is no driver, or something is missing that the container cannot do without.
 pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Host, Edits)> {
-    if config.load_kmods {
-        prepare_if_bare(config, log)?;
-    }
-    let host = Host::look(config, &|| log.record_so_far())?;
+    let host = look_prepared(request, config, log)?;
     log.record().driver.clone_from(&host.inventory.driver_version);
     log.step_done("driver");
     let (devices, findings) = host::decide(request, &host.inventory, config)?;
@@ -275,24 +274,57 @@ pub fn in_words(edits: &Edits, host: &Host, request: &GpuRequest) -> String {
     )
 }
 
-/// Right after boot nobody may have made the driver's nodes yet, or the links by which systemd knows devices: runc before
-/// 1.1.7 does not tell it about one that has none, and a daemon-reload takes it away. Three looks, where they are there.
-fn prepare_if_bare(config: &Config, log: &mut Log) -> Result<()> {
+/// The host, with the modules loaded and the nodes made that the request needs.
+fn look_prepared(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<Host> {
+    fn look(config: &Config, log: &Log) -> Result<Host> {
+        Host::look(config, &|| log.record_so_far())
+    }
+    if !config.load_kmods {
+        return look(config, log);
+    }
+    if is_bare(config)? {
+        prepare_for(request, config, log);
+        return look(config, log);
+    }
+    let began = Instant::now();
+    let host = look(config, log);
+    // A GPU that was plugged in later, a MIG device that was just made: only now is it known what the request needs of them.
+    let is_complete = host.as_ref().is_ok_and(|host| !host.lacks_nodes(request));
+    let asking = began.elapsed();
+    if is_complete || !prepare_for(request, config, log) {
+        return host;
+    }
+    // NVML is asked a second time. Both together may take as long as once.
+    look(&Config { nvml_timeout: patience::left_for_nvml(config.nvml_timeout, asking), ..config.clone() }, log)
+}
+
+/// Right after boot nothing may have made the driver's nodes yet, or the links by which systemd knows devices: runc before
+/// 1.1.7 does not list a device without one to systemd, and a daemon-reload takes it away. Three looks, where they exist.
+fn is_bare(config: &Config) -> Result<bool> {
     if config.driver_root.as_path() != Path::new("/") {
-        return Ok(());
+        return Ok(false);
     }
     let driver = DriverRoot::open(&config.driver_root)?;
-    let there = |name: &str| driver.locate(Path::new(name)).is_ok();
-    if ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(there) {
-        return Ok(());
-    }
-    if rustix::process::geteuid().is_root() && !ns::in_user_namespace()? {
+    let exists = |name: &str| driver.locate(Path::new(name)).is_ok();
+    Ok(!["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(exists))
+}
+
+/// Returns whether anything was done. Nodes in a driver root of its own are a driver container's, which makes them itself.
+fn prepare_for(request: &GpuRequest, config: &Config, log: &mut Log) -> bool {
+    let prepare = || -> Result<_> {
+        let driver = DriverRoot::open(&config.driver_root)?;
+        let places = Places::of(driver, config.dev_root.as_ref())?;
+        if places.dev.path().as_path() != Path::new("/") || !may_prepare()? {
+            return Ok(Prepared::default());
+        }
         log.record_so_far();
-        // Why it failed is told better by what is missing then.
-        let done = prepare_host(&config.driver_root, patience::MODULES).unwrap_or_default();
-        done.lines().for_each(|line| log.note(line));
-    }
-    Ok(())
+        prepare_host(config, &host::channels_to_make(request, config), patience::MODULES)
+    };
+    // A failure is not reported here: the error about what is missing then is the one to read.
+    let prepared = prepare().unwrap_or_default();
+    prepared.done.iter().for_each(|line| log.note(line));
+    prepared.failed.iter().for_each(|error| log.note(&line(error)));
+    !prepared.done.is_empty()
 }
 
 /// A device rule for each node, but for those that config.json allows already: what the runtime gave stays the

@@ -1,6 +1,5 @@
 //! `prepare`: modules loaded and device nodes made, at boot or before the first container.
 
-use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -8,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::{Options, output};
-use crate::config;
-use crate::driver::{DriverRoot, prepare};
+use crate::config::{self, Config};
+use crate::driver::prepare::{self, Places};
+use crate::driver::{DriverRoot, make_node};
 use crate::error::failure;
 use crate::finding::catalog;
-use crate::host::Host;
+use crate::host::{self, Host};
 use crate::log::Log;
 use crate::paths::HostPath;
 use crate::sys::{ns, process};
@@ -20,62 +20,101 @@ use crate::sys::{ns, process};
 /// How long the driver's modules may take to load. A module of 100 MB from a slow disk takes seconds.
 pub const AT_BOOT: Duration = Duration::from_secs(180);
 
+/// What was done on a host, and what failed.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    /// A line for each module and node
+    pub done: Vec<String>,
+    /// What could not be done, without which containers get no GPU, or not the one that they ask for
+    pub failed: Vec<anyhow::Error>,
+    /// Whether the driver is loaded now
+    pub is_loaded: bool,
+}
+
 /// Prepares the host, and prints what was done.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
-    let prepared = config::read(options.config.as_deref()).and_then(|(mut config, _)| {
-        if let Some(root) = &options.root {
-            config.driver_root = HostPath::new(root);
-        }
-        if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
-            return Err(failure(
-                &catalog::NOT_ROOT,
-                "only root of the host can make device nodes",
-                "run \"sudo oci-nvidia-hook prepare\"",
-            ));
-        }
-        let said = prepare_host(&config.driver_root, AT_BOOT)?;
-        // The first container need not wait for NVML then. Why it does not answer is told to who asks for a GPU.
-        Host::look_afresh(&config).ok();
-        Ok(said)
-    });
-    match prepared {
-        Ok(text) => output::print(&text),
+    let mut log = Log::default();
+    let prepared = match run_as_root(options) {
+        Ok(prepared) => prepared,
         Err(error) => {
-            Log::default().error(&error);
-            ExitCode::FAILURE
+            log.error(&error);
+            return ExitCode::FAILURE;
         }
-    }
+    };
+    let printed = output::print(&prepared.done.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>());
+    prepared.failed.iter().for_each(|error| log.error(error));
+    if prepared.failed.is_empty() { printed } else { ExitCode::FAILURE }
 }
 
-/// Loads what is missing and makes what is missing; says what, a line each. Nothing to do is no error: a host without
-/// GPUs boots as well. All modules together may take as long as `patience`.
+fn run_as_root(options: &Options) -> Result<Prepared> {
+    let (mut config, _) = config::read(options.config.as_deref())?;
+    if let Some(root) = &options.root {
+        config.driver_root = HostPath::new(root);
+    }
+    let channels = options.selection.imex_channels.iter().map(|channel| host::imex_channel(channel));
+    let channels = channels.collect::<Result<Vec<_>>>()?;
+    if !may_prepare()? {
+        return Err(failure(
+            &catalog::NOT_ROOT,
+            "only root of the host can make device nodes",
+            "run \"sudo oci-nvidia-hook prepare\"",
+        ));
+    }
+    let mut prepared = prepare_host(&config, &channels, AT_BOOT)?;
+    // Without a driver there is nothing to ask: a host without GPUs boots as well.
+    if prepared.is_loaded && prepared.failed.is_empty() {
+        // The first container need not wait for NVML then.
+        prepared.failed.extend(Host::look_afresh(&config).err());
+    }
+    Ok(prepared)
+}
+
+/// Whether this process can load modules and make nodes.
 ///
 /// # Errors
-/// If a node cannot be made.
-pub fn prepare_host(root: &HostPath, patience: Duration) -> Result<String> {
-    let mut said = String::new();
-    let driver = DriverRoot::open(root)?;
-    // A driver root of its own is a container's that loads modules itself.
-    if driver.path().as_path() == Path::new("/") {
-        load_modules(&driver, patience, &mut said);
-    }
-    for node in prepare::plan(&prepare::look(&driver)) {
-        if prepare::carry_out(&driver.path(), &node)? {
-            writeln!(said, "made {node}").ok();
-        }
-    }
-    Ok(said)
+/// If the user namespace cannot be determined.
+pub fn may_prepare() -> Result<bool> {
+    Ok(rustix::process::geteuid().is_root() && !ns::in_user_namespace()?)
 }
 
-fn load_modules(driver: &DriverRoot, patience: Duration, said: &mut String) {
-    let program = driver.read(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
+/// Loads the modules and makes the nodes that are missing, these IMEX channels among them. A failure does not stop the
+/// rest. All modules together may take as long as `patience`.
+///
+/// # Errors
+/// If a driver root cannot be opened.
+pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Result<Prepared> {
+    let places = Places::of(DriverRoot::open(&config.driver_root)?, config.dev_root.as_ref())?;
+    let mut prepared = Prepared::default();
+    // A driver root of its own is a container's that loads modules itself.
+    if config.driver_root.as_path() == Path::new("/") {
+        load_modules(&places, patience, &mut prepared);
+    }
+    let facts = places.look();
+    prepared.is_loaded = facts.policy.is_some();
+    for node in prepare::plan(&facts, channels) {
+        match make_node::carry_out(&places.dev.path(), &node) {
+            Ok(true) => prepared.done.push(format!("made {node}")),
+            Ok(false) => {}
+            Err(error) => prepared.failed.push(error),
+        }
+    }
+    prepared.failed.extend(channels.iter().filter_map(|channel| prepare::no_such_channel(&facts, *channel)));
+    Ok(prepared)
+}
+
+fn load_modules(places: &Places, patience: Duration, prepared: &mut Prepared) {
+    let program = places.driver.read(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
     let program = String::from_utf8_lossy(&program).trim().to_owned();
     let program = if program.is_empty() { "/sbin/modprobe" } else { &program };
     let end = Instant::now() + patience;
-    for module in prepare::missing_modules(&prepare::look(driver)) {
+    for module in prepare::missing_modules(&places.look()) {
         let left = end.saturating_duration_since(Instant::now());
-        let loaded = !left.is_zero() && process::run_modprobe(Path::new(program), module, left).unwrap_or(false);
-        writeln!(said, "{} {module}", if loaded { "loaded" } else { "could not load" }).ok();
+        if !left.is_zero() && process::run_modprobe(Path::new(program), module, left).unwrap_or(false) {
+            prepared.done.push(format!("loaded {module}"));
+            continue;
+        }
+        prepared.done.push(format!("could not load {module}"));
+        prepared.failed.extend(prepare::not_loaded(program, module));
     }
 }

@@ -40,6 +40,8 @@ pub struct Config {
     pub require: Require,
     /// Whether requests for IMEX channels are ignored.
     pub ignore_imex_channels: bool,
+    /// Whether the node of an IMEX channel that a container asks for is made if it is missing.
+    pub make_imex_channels: bool,
     /// The GPUs that containers may have.
     pub devices: Limits,
     /// The driver capabilities that containers may ask for.
@@ -105,6 +107,7 @@ impl Default for Config {
             disable_require: false,
             require: Require::Enforce,
             ignore_imex_channels: false,
+            make_imex_channels: true,
             devices: Limits::default(),
             supported_driver_capabilities: Capabilities::of(&Capability::ALL),
             driver_root: HostPath::new("/"),

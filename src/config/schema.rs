@@ -48,8 +48,11 @@ pub const KEYS: &[Key] = &[
     key("supported-driver-capabilities", Text(capabilities)),
     key("disable-require", Bool(|c, v| c.disable_require = v)),
     key("swarm-resource", Text(swarm_resource)),
-    key("nvidia-container-cli.root", Text(|c, v| absolute(v).map(|path| c.driver_root = path))),
-    key("nvidia-container-cli.ldcache", Text(|c, v| absolute(v).map(|path| c.ldcache = Some(path)))),
+    key(
+        "nvidia-container-cli.root",
+        Text(|c, v| path(v).map(|path| c.driver_root = path.unwrap_or_else(|| HostPath::new("/")))),
+    ),
+    key("nvidia-container-cli.ldcache", Text(|c, v| path(v).map(|path| c.ldcache = path))),
     key("nvidia-container-cli.no-cgroups", Bool(|c, v| c.edit_cgroups = !v)),
     key("nvidia-container-cli.user", Text(user)),
     key("nvidia-container-cli.debug", Text(debug)),
@@ -64,10 +67,11 @@ pub const KEYS: &[Key] = &[
     key("nvidia-container-runtime.", Unused(WRAPPER)),
     key("nvidia-ctk.", Unused(ONE_BINARY)),
     key("features.ignore-imex-channel-requests", Bool(|c, v| c.ignore_imex_channels = v)),
+    key("features.disable-imex-channel-creation", Bool(|c, v| c.make_imex_channels = !v)),
     key("features.", Unused("its switches make NVIDIA's stack less safe, or are for its other modes")),
     key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
     key("devices.deny", Texts(|c, v| add(&mut c.devices.deny, v))),
-    key("driver.dev-root", Text(|c, v| absolute(v).map(|path| c.dev_root = Some(path)))),
+    key("driver.dev-root", Text(|c, v| path(v).map(|path| c.dev_root = path))),
     key("driver.library-dirs", Texts(|c, v| add_paths(&mut c.library_dirs, v))),
     key("driver.files", Texts(|c, v| add_paths(&mut c.driver_files, v))),
     key("oci-nvidia-hook.require", Text(require)),
@@ -93,11 +97,11 @@ pub fn is_table(name: &str) -> bool {
     KEYS.iter().any(below)
 }
 
-/// An empty text is what NVIDIA's generated file has for "not set".
-fn absolute(value: &str) -> Result<HostPath, String> {
+/// A path; `None` for the empty text, by which NVIDIA's generated file leaves a key unset.
+fn path(value: &str) -> Result<Option<HostPath>, String> {
     match value {
-        "" => Ok(HostPath::new("/")),
-        path if Path::new(path).is_absolute() => Ok(HostPath::new(path)),
+        "" => Ok(None),
+        path if Path::new(path).is_absolute() => Ok(Some(HostPath::new(path))),
         _ => Err("an absolute path".to_owned()),
     }
 }
@@ -120,7 +124,7 @@ fn add_paths(list: &mut Vec<PathBuf>, more: Vec<String>) -> Result<(), String> {
 }
 
 fn debug(config: &mut Config, value: &str) -> Result<(), String> {
-    config.debug = if matches!(value, "" | "/dev/null") { None } else { Some(absolute(value)?) };
+    config.debug = path(value)?.filter(|path| path.as_path() != Path::new("/dev/null"));
     Ok(())
 }
 

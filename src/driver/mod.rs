@@ -1,5 +1,6 @@
 //! The driver's files and device nodes on the host, found below the driver root.
 
+pub mod cap_files;
 pub mod catalog;
 pub mod compat;
 pub mod diagnosis;
@@ -10,6 +11,7 @@ pub mod ldcache;
 pub mod ldconf;
 pub mod libraries;
 pub mod locate;
+pub mod make_node;
 pub mod nodes;
 pub mod prepare;
 pub mod root;

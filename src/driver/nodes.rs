@@ -19,6 +19,12 @@ pub const CTL_MINOR: u32 = 255;
 /// The minor number of `/dev/nvidia-modeset`.
 pub const MODESET_MINOR: u32 = 254;
 
+/// The directory of IMEX channels below /dev, and the name of their driver in /proc/devices.
+pub const IMEX_CHANNELS: &str = "nvidia-caps-imex-channels";
+
+/// What makes missing nodes, and replaces wrong ones.
+pub const PREPARE: &str = "run \"oci-nvidia-hook prepare\" as root on the host";
+
 /// A device node of the driver: where it is, and which device it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceNode {
@@ -47,13 +53,16 @@ pub fn required(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNode> 
 /// # Errors
 /// If it is missing or has another minor number.
 pub fn required_of(dev: &DriverRoot, name: &str, minor: u32) -> Result<DeviceNode> {
-    let node = optional(dev, name)?.ok_or_else(|| {
-        failure(
-            &catalog::NODE_MISSING,
-            format!("the device node \"/dev/{name}\" is missing below {}", dev.path()),
-            "make it with \"nvidia-modprobe -c 0 -u\" or \"nvidia-smi\" as root on the host",
-        )
-    })?;
+    required_with(dev, name, minor, PREPARE)
+}
+
+/// The same, where this makes the node if it is missing.
+///
+/// # Errors
+/// If it is missing or has another minor number.
+pub fn required_with(dev: &DriverRoot, name: &str, minor: u32, fix: &str) -> Result<DeviceNode> {
+    let missing = || format!("the device node \"/dev/{name}\" is missing below {}", dev.path());
+    let node = optional(dev, name)?.ok_or_else(|| failure(&catalog::NODE_MISSING, missing(), fix))?;
     if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
 }
 
@@ -62,7 +71,7 @@ fn other_device(node: &DeviceNode, expected: &str) -> anyhow::Error {
     failure(
         &catalog::NODE_WRONG,
         format!("the device node {source} is {major}:{minor}, not {expected} of the NVIDIA driver"),
-        format!("remove it, and run \"nvidia-smi\" as root on the host to make {source} anew"),
+        PREPARE,
     )
 }
 
@@ -81,7 +90,7 @@ pub fn optional(dev: &DriverRoot, name: &str) -> Result<Option<DeviceNode>> {
         return Err(anyhow::Error::new(Failure::new(
             &catalog::NODE_WRONG,
             format!("{} is not a character device", located.host),
-            format!("remove it, and run \"nvidia-smi\" as root on the host to make {path:?} anew"),
+            PREPARE,
         )));
     }
     let container_path = ContainerPath::new(&path).with_context(|| format!("{path:?} is no device path"))?;

@@ -9,6 +9,7 @@ use anyhow::Result;
 use super::limits::{permit, permit_failed};
 use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
+use crate::driver::nodes::PREPARE;
 use crate::error::failure;
 use crate::finding::{Finding, catalog};
 use crate::request::{DeviceId, VisibleDevices};
@@ -201,12 +202,12 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
 }
 
 fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
-    let hint = if failed.node_missing {
-        "run \"oci-nvidia-hook prepare\" as root on the host: it makes the device nodes"
+    let (kind, hint) = if failed.node_missing {
+        (&catalog::NODE_MISSING, PREPARE)
     } else {
-        "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host"
+        (&catalog::NOT_USABLE, "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host")
     };
-    failure(&catalog::NOT_USABLE, format!("{asked_by} asks for {name:?}: {failed}"), hint)
+    failure(kind, format!("{asked_by} asks for {name:?}: {failed}"), hint)
 }
 
 fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {

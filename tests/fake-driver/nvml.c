@@ -59,9 +59,9 @@ static bool initialized;
 
 /* Whether a node lets us in. Of a major number without a driver, ENXIO is what the kernel says *after* file mode and
  * device cgroup have been passed; with a real driver it is a success. */
-static unsigned try_node(const char *path)
+static unsigned try_node(const char *path, int mode)
 {
-	int fd = open(path, O_RDWR | O_CLOEXEC);
+	int fd = open(path, mode | O_CLOEXEC);
 	if (fd >= 0) {
 		close(fd);
 		return SUCCESS;
@@ -75,14 +75,15 @@ static bool gpu_opens(const struct gpu *gpu)
 {
 	char path[32];
 	snprintf(path, sizeof path, "/dev/nvidia%u", gpu->minor);
-	return try_node(path) == SUCCESS;
+	return try_node(path, O_RDWR) == SUCCESS;
 }
 
 static bool cap_opens(unsigned minor)
 {
 	char path[48];
 	snprintf(path, sizeof path, "/dev/nvidia-caps/nvidia-cap%u", minor);
-	return !minor || try_node(path) == SUCCESS;
+	/* Their mode is 0444 or 0400. */
+	return !minor || try_node(path, O_RDONLY) == SUCCESS;
 }
 
 static void sleep_ms(unsigned ms)
@@ -105,7 +106,7 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 	sleep_ms(config.init_delay_ms);
 	if (config.init_error)
 		return config.init_error;
-	unsigned control = try_node("/dev/nvidiactl");
+	unsigned control = try_node("/dev/nvidiactl", O_RDWR);
 	if (control)
 		return control;
 	device_count = 0;

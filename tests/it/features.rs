@@ -20,11 +20,10 @@ pub const TESTS: &[Test] = &[
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// As the module's params say, with links for runc and systemd; twice is once, and a wrong node is mended.
+/// As the module's params and capability files state, with links for runc and systemd; twice is once, and a wrong node is
+/// replaced.
 fn prepare_makes_nodes() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video", "--no-dev"]);
-    std::fs::write(fake.root.join("proc/devices"), "Character devices:\n195 nvidia\n511 nvidia-uvm\n510 nvidia-caps\n")
-        .unwrap();
     std::fs::create_dir_all(fake.root.join("sys/module/nvidia_modeset")).unwrap();
     let prepare = || {
         let mut prepare = Command::new(HOOK);
@@ -34,6 +33,10 @@ fn prepare_makes_nodes() {
     let made: Vec<_> = said.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
     assert_eq!(made.len(), 2 + 1 + 1 + 2 + 6, "{said}");
     assert!(said.contains("made /dev/nvidia1 c 195:1 0:") && said.contains(" 0660\n"), "{said}");
+    // Capabilities have owners and modes of their own: the first one repartitions GPUs.
+    for cap in ["1 c 510:1 0:0 0400", "2 c 510:2 0:0 0444", "12 c 510:12 0:0 0444", "22 c 510:22 0:0 0444"] {
+        assert!(said.contains(&format!("made /dev/nvidia-caps/nvidia-cap{cap}\n")), "{said}");
+    }
     assert_eq!(prepare(), "");
     let dev = fake.root.join("dev");
     std::fs::remove_file(dev.join("nvidia0")).unwrap();
@@ -49,7 +52,6 @@ fn prepare_makes_nodes() {
     assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "660 root:video");
 
     std::fs::write(fake.root.join("proc/driver/nvidia/params"), "ModifyDeviceFiles: 0\n").unwrap();
-    std::fs::remove_file(dev.join("nvidia0")).unwrap();
     assert_eq!(prepare(), "", "the administrator makes them");
 }
 

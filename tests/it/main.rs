@@ -51,6 +51,7 @@ mod podman;
 mod podman_shapes;
 mod precreate;
 mod precreate_podman;
+mod prepare;
 mod readme;
 mod rpm;
 mod shapes;
@@ -105,6 +106,7 @@ const ALL: &[&[Test]] = &[
     podman_shapes::TESTS,
     precreate::TESTS,
     precreate_podman::TESTS,
+    prepare::TESTS,
     readme::TESTS,
     rpm::TESTS,
     shapes::TESTS,

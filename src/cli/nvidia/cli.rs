@@ -8,15 +8,15 @@ use anyhow::{Context, Result, bail};
 
 use super::configure;
 use crate::cli::grammar::{self, Asked, Command, Completes, Line, Operand, Opt, Program, option, switch};
-use crate::cli::prepare::{AT_BOOT, prepare_host};
+use crate::cli::prepare::{AT_BOOT, may_prepare, prepare_host};
 use crate::cli::select::{self, Selection};
 use crate::cli::{Verb, help, hook, info, list, output};
 use crate::config::{self, Config, UserSpec};
-use crate::error::failure;
+use crate::error::{self, failure};
 use crate::finding::catalog;
+use crate::host;
 use crate::log::Log;
 use crate::paths::HostPath;
-use crate::sys::ns;
 
 /// What is parsed and explained.
 pub static PROGRAM: Program = Program {
@@ -30,7 +30,7 @@ pub static PROGRAM: Program = Program {
         switch("-u, --user[=UID[:GID]]\twho asks the driver for its GPUs; without a value, whoever calls this"),
         option("-r, --root PATH\tthe directory that is / for the driver", Completes::Directories),
         option("-l, --ldcache FILE\tthe linker cache with the driver's libraries", Completes::Files),
-        switch("--no-create-imex-channels\tnothing: no channels are made"),
+        switch("--no-create-imex-channels\twith --load-kmods: do not make the device nodes of IMEX channels"),
         switch("-?, --help\tprint help, on a command if there is one"),
         switch("--usage\tthe same"),
         switch("-V, --version\tprint the version"),
@@ -142,6 +142,7 @@ pub struct Options {
     csv: bool,
     no_cgroups: bool,
     no_cuda_compat: bool,
+    no_imex_channels: bool,
     /// `--pid`
     pub pid: Option<i32>,
     /// What is chosen
@@ -231,8 +232,9 @@ impl Options {
                 "ldconfig" | "mount" => {}
                 _ => bail!("--cuda-compat-mode {text:?} is not disabled, ldconfig or mount"),
             },
-            // No ldconfig is run, and no IMEX channel is made.
-            "no-pivot" | "ldconfig" | "no-create-imex-channels" => {}
+            "no-create-imex-channels" => self.no_imex_channels = true,
+            // No ldconfig is run.
+            "no-pivot" | "ldconfig" => {}
             _ if self.selection.set(option, value)? => {}
             _ => bail!("--{option} means nothing here"),
         }
@@ -260,6 +262,7 @@ impl Options {
             }
         }
         config.load_kmods = self.load_kmods;
+        config.make_imex_channels &= !self.no_imex_channels;
         config.edit_cgroups &= !self.no_cgroups;
         config.cuda_compat &= !self.no_cuda_compat;
         hook::open_log(&config, log);
@@ -268,8 +271,13 @@ impl Options {
     }
 
     fn prepare(&self, config: &Config, log: &mut Log) -> Result<()> {
-        if self.load_kmods && rustix::process::geteuid().is_root() && !ns::in_user_namespace()? {
-            prepare_host(&config.driver_root, AT_BOOT)?.lines().for_each(|line| log.note(line));
+        if self.load_kmods && may_prepare()? {
+            let channels = self.selection.imex_channels.iter().filter(|_| config.make_imex_channels);
+            let channels = channels.map(|channel| host::imex_channel(channel)).collect::<Result<Vec<_>>>()?;
+            let prepared = prepare_host(config, &channels, AT_BOOT)?;
+            prepared.done.iter().for_each(|line| log.note(line));
+            // As with NVIDIA's: what is missing in the end is reported by what needs it.
+            prepared.failed.iter().for_each(|error| log.note(&error::line(error)));
         }
         Ok(())
     }

@@ -1,0 +1,201 @@
+//! Device nodes that a container needs and the host lacks: the hook makes them, or says which command does.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::support::{HOOK, Ran, run_with, scratch, sh};
+
+pub const TESTS: &[Test] = &[
+    ("prepare::what_a_request_needs_is_made", NEEDS, what_a_request_needs_is_made),
+    ("prepare::nothing_more_is_made", NEEDS, nothing_more_is_made),
+    ("prepare::one_number_and_one_command", NEEDS, one_number_and_one_command),
+    ("prepare::failures_are_reported", NEEDS, failures_are_reported),
+];
+
+/// A host with the fake driver's nodes in its own /dev and the kernel module's reports in its own /proc. Libraries are in a
+/// driver root that has files only, as on GKE.
+struct Host {
+    fake: FakeDriver,
+    kept: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(arguments: &[&str]) -> Self {
+        let (fake, kept) = (FakeDriver::new(arguments), scratch());
+        let (root, dir) = (fake.root.display(), kept.path().display());
+        sh(&format!(
+            "mv '{root}/dev' '{root}/proc' '{dir}'; mkdir -p '{root}/sys/module/nvidia_modeset' '{dir}/dev/char'; \
+             mknod -m 666 '{dir}/dev/null' c 1 3; \
+             for node in nvidiactl:195:255 nvidia-uvm:511:0; do ln -s ../${{node%%:*}} '{dir}/dev/char/'${{node#*:}}; done"
+        ))
+        .ok();
+        Self { fake, kept }
+    }
+
+    fn dev(&self, name: &str) -> std::path::PathBuf {
+        self.kept.path().join("dev").join(name)
+    }
+
+    fn remove(&self, names: &str) -> &Self {
+        sh(&format!("cd '{}'; rm -r {names}", self.dev("").display())).ok();
+        self
+    }
+
+    /// The program in the mount namespace of that host.
+    fn program(&self) -> Command {
+        let script = format!(
+            "mount --bind '{dir}/dev' /dev; mount -t tmpfs proc /proc/driver; cp -a '{dir}/proc/driver/.' /proc/driver; \
+             mount --bind '{dir}/proc/devices' /proc/devices; exec \"$@\"",
+            dir = self.kept.path().display()
+        );
+        let mut program = Command::new("unshare");
+        program.args(["-m", "sh", "-euc", &script, "sh", HOOK]).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        program
+    }
+
+    /// The hook for a new container, and what this shell script prints in it.
+    fn container(&self, env: &[&str], script: &str) -> (Ran, String) {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let container = Waiting::start(dir.path(), &image.rootfs, env, MASKABLE_PROC);
+        let mut hook = self.program();
+        hook.arg("--config").arg(&self.fake.config).arg("prestart");
+        let ran = run_with(&mut hook, container.state().as_bytes());
+        let text = if ran.code == Some(0) { container.exec(script).ok() } else { String::new() };
+        (ran, text)
+    }
+
+    fn prepare(&self, arguments: &[&str]) -> Ran {
+        let mut prepare = self.program();
+        run_with(prepare.arg("--config").arg(&self.fake.config).arg("prepare").args(arguments), b"")
+    }
+}
+
+fn mode(path: &Path) -> String {
+    sh(&format!("stat -c '%a %U:%G %t:%T' '{}'", path.display())).ok().trim().to_owned()
+}
+
+const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
+
+fn what_a_request_needs_is_made() {
+    let host = Host::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
+    let (ran, usual) = host.container(&[ALL], "nvidia-smi -L");
+    ran.ok();
+    assert_eq!(usual.lines().count(), 2, "{usual}");
+    for missing in ["nvidia1", "nvidia0", "nvidia0 nvidia1", "nvidiactl", "nvidia-uvm"] {
+        let (ran, listed) = host.remove(missing).container(&[ALL], "nvidia-smi -L");
+        assert_eq!((ran.ok().as_str(), &listed), ("", &usual), "{missing}");
+    }
+    // An index is that of the host, whichever node was missing.
+    let (ran, listed) = host.remove("nvidia0").container(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia-smi -L");
+    ran.ok();
+    assert_eq!(listed.trim(), usual.lines().next().unwrap());
+    assert_eq!(mode(&host.dev("nvidia0")), "660 root:video c3:0");
+    assert_eq!(mode(&host.dev("nvidia-uvm")), "666 root:root 1ff:0");
+
+    let graphics = "NVIDIA_DRIVER_CAPABILITIES=graphics,utility";
+    host.remove("nvidia-modeset").container(&[ALL, graphics], "test -c /dev/nvidia-modeset").0.ok();
+    assert_eq!(mode(&host.dev("nvidia-modeset")), "660 root:video c3:fe");
+
+    let channel = "nvidia-caps-imex-channels/channel7";
+    let imex = [ALL, "NVIDIA_IMEX_CHANNELS=7"];
+    host.container(&imex, &format!("test -c /dev/{channel}")).0.ok();
+    assert_eq!(mode(&host.dev(channel)), "660 root:video 1fd:7");
+    host.remove("nvidia-caps-imex-channels").fake.configure("[features]\ndisable-imex-channel-creation = true\n");
+    let stderr = host.container(&imex, "").0.failed(1);
+    assert!(
+        stderr.contains(&format!("the device node \"/dev/{channel}\" is missing below \"/\" (ONH-021)")),
+        "{stderr}"
+    );
+    assert!(stderr.contains("hint: run \"oci-nvidia-hook prepare --imex-channel 7\""), "{stderr}");
+    assert!(host.prepare(&["--imex-channel", "7"]).ok().starts_with(&format!("made /dev/{channel} c 509:7 0:")));
+    host.container(&imex, &format!("test -c /dev/{channel}")).0.ok();
+
+    let host = Host::new(&["--gpus", "2", "--mig"]);
+    for (request, lines) in [("0:0", 2), ("all", 4)] {
+        host.remove("nvidia-caps");
+        let (ran, listed) = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={request}")], "nvidia-smi -L");
+        assert_eq!(ran.ok(), "", "{request}");
+        assert_eq!(listed.lines().count(), lines, "{request}: {listed}");
+    }
+    assert_eq!(mode(&host.dev("nvidia-caps")), "755 root:root 0:0");
+    for (minor, expected) in [(1, "400"), (2, "444"), (12, "444"), (22, "444")] {
+        let made = mode(&host.dev(&format!("nvidia-caps/nvidia-cap{minor}")));
+        assert_eq!(made, format!("{expected} root:root 1fe:{minor:x}"));
+    }
+}
+
+/// What another container would need is left.
+fn nothing_more_is_made() {
+    let host = Host::new(&["--gpus", "2"]);
+    host.remove("nvidia-modeset");
+    host.container(&[ALL], "true").0.ok();
+    assert!(!host.dev("nvidia-modeset").exists(), "only for graphics");
+    host.remove("nvidia1");
+    host.container(&["NVIDIA_VISIBLE_DEVICES=none"], "true").0.ok();
+    assert!(!host.dev("nvidia1").exists(), "no GPU is asked for");
+    // A node that exists is the administrator's as long as nothing is missing.
+    sh(&format!("mknod -m 600 '{}' c 195 1", host.dev("nvidia1").display())).ok();
+    host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true").0.ok();
+    assert_eq!(mode(&host.dev("nvidia1")), "600 root:root c3:1");
+    assert!(!host.dev("nvidia-caps-imex-channels").exists());
+}
+
+/// However the GPU was asked for.
+fn one_number_and_one_command() {
+    let host = Host::new(&["--gpus", "2"]);
+    let uuid = host.container(&["NVIDIA_VISIBLE_DEVICES=1"], "nvidia-smi -L").1;
+    let uuid = uuid.split("UUID: ").nth(1).unwrap().trim().trim_end_matches(')').to_owned();
+    host.fake.configure("load-kmods = false\n");
+    host.remove("nvidia1");
+    for request in ["all", "0000:02:00.0"] {
+        let stderr = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={request}")], "").0.failed(1);
+        assert!(stderr.contains("\"/dev/nvidia1\" is missing (ONH-021)"), "{request}: {stderr}");
+        assert!(
+            stderr.contains("\nhint: run \"oci-nvidia-hook prepare\" as root on the host\n"),
+            "{request}: {stderr}"
+        );
+    }
+    host.prepare(&[]).ok();
+    let (ran, _) = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "true");
+    ran.ok();
+}
+
+fn failures_are_reported() {
+    let host = Host::new(&["--gpus", "1"]);
+    host.remove("nvidia0");
+    // A file system that takes no device nodes.
+    let mut read_only = Command::new("unshare");
+    let script = format!(
+        "mount --bind '{dir}/dev' /dev; mount -o remount,bind,ro /dev; mount -t tmpfs proc /proc/driver; \
+         cp -a '{dir}/proc/driver/.' /proc/driver; mount --bind '{dir}/proc/devices' /proc/devices; exec \"$@\"",
+        dir = host.kept.path().display()
+    );
+    read_only.args(["-m", "sh", "-euc", &script, "sh", HOOK]);
+    let ran = run_with(read_only.arg("--config").arg(&host.fake.config).arg("prepare"), b"");
+    let stderr = ran.failed(1);
+    assert!(
+        stderr
+            .contains("cannot make the device node \"/dev/nvidia0\": read-only file system (EROFS) (ONH-021)\nhint: "),
+        "{stderr}"
+    );
+
+    let stderr = host.prepare(&["--imex-channel", "2048"]).failed(1);
+    assert!(
+        stderr.contains("there is no IMEX channel 2048: the driver has 2048 of them (ONH-021)\nhint: "),
+        "{stderr}"
+    );
+    assert!(host.dev("nvidia0").exists(), "a failure does not stop the rest");
+
+    let params = host.kept.path().join("proc/driver/nvidia/params");
+    std::fs::write(params, "ModifyDeviceFiles: 0\nDeviceFileMode: 432\n").unwrap();
+    assert_eq!(host.prepare(&[]).ok(), "", "the administrator's nodes are left as they are");
+    let stderr = host.remove("nvidia0").prepare(&[]).failed(1);
+    assert!(
+        stderr.contains("leaves its device nodes to the administrator (ModifyDeviceFiles: 0) (ONH-021)"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("\nhint: run \"mknod -m 660 /dev/nvidia0 c 195 0\" as root\n"), "{stderr}");
+}
