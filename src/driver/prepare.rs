@@ -237,13 +237,15 @@ impl Places {
         let report = |name: &str| text(&Path::new(DRIVER_PROC).join(name));
         let params = report("params").unwrap_or_default();
         let is_loaded = |module: &&str| self.sys.locate(&Path::new("/sys/module").join(module)).is_ok();
+        // The module opens no GPU that the administrator excluded (NVreg_ExcludedGpus).
+        let gpus = procfs::read_gpus(&self.proc).into_iter();
         Facts {
             pci_gpus: diagnosis::pci_gpus(&self.sys).unwrap_or_default(),
             loaded: MODULES.into_iter().filter(is_loaded).collect(),
             policy: report("version").map(|_| parse_policy(&params)),
             imex: parse_imex(&params),
             majors: parse_majors(&text(Path::new("/proc/devices")).unwrap_or_default()),
-            gpu_minors: procfs::read_gpus(&self.proc).into_iter().filter_map(|gpu| gpu.minor).collect(),
+            gpu_minors: gpus.filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor).collect(),
             caps: cap_files::existing(&self.proc),
         }
     }

@@ -70,6 +70,11 @@ fn of_the_driver() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     assert_eq!(explained(&fake, ALL, &json!({})), BTreeSet::new(), "nothing is wrong yet");
 
+    fs::remove_file(fake.root.join("dev/nvidia-modeset")).unwrap();
+    assert_eq!(explained(&fake, ALL, &json!({})), BTreeSet::new(), "only graphics needs it");
+    let graphics = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=graphics"];
+    assert_found(&explained(&fake, &graphics, &json!({})), "ONH-223");
+
     // Its cache names a library that is of another version now.
     let (old, new) =
         (fake.root.join(libdir).join("libcuda.so.535.183.01"), fake.root.join(libdir).join("libcuda.so.550.1"));

@@ -64,7 +64,7 @@ fn a_missing_node_moves_no_index() {
     for asked in ["0", "0,1", "all", GPU_0, "0000:01:00.0"] {
         container.set_env(&[&format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
         let stderr = container.hook(&fake.config).failed(1);
-        assert!(stderr.contains(missing) && stderr.contains("(ONH-033)"), "{asked}: {stderr}");
+        assert!(stderr.contains(missing) && stderr.contains("(ONH-021)"), "{asked}: {stderr}");
         let told = explain(&fake, asked);
         assert!(told.code == Some(1) && told.stdout.contains(missing), "{asked}: {told:?}");
         let ran = for_container(&fake, asked, &["precreate"]);
@@ -149,7 +149,7 @@ fn an_excluded_gpu_does_not_exist() {
 fn limits_hold_for_gpus_that_do_not_work() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fs::rename(fake.root.join("dev/nvidia1"), fake.root.join("node")).unwrap();
-    assert!(explain(&fake, "all").stdout.contains("ONH-033"), "one that containers may have is missed");
+    assert!(explain(&fake, "all").stdout.contains("ONH-021"), "one that containers may have is missed");
     for lost in [false, true] {
         if lost {
             fs::rename(fake.root.join("node"), fake.root.join("dev/nvidia1")).unwrap();
