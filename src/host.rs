@@ -11,7 +11,7 @@ use crate::config::{Config, Limits, Require};
 use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{self, CTL_MINOR, DeviceNode, IMEX_CHANNELS, PREPARE};
-use crate::driver::{DriverRoot, diagnosis, locate};
+use crate::driver::{DriverRoot, diagnosis, ipc, locate};
 use crate::edits::{Edits, build};
 use crate::error::failure;
 use crate::few;
@@ -85,6 +85,8 @@ pub struct Host {
     library_dirs: Vec<PathBuf>,
     /// From config.toml
     more_files: Vec<PathBuf>,
+    /// From config.toml
+    mps_directory: Option<PathBuf>,
     /// The root that has the device nodes
     dev: DriverRoot,
     /// The root that has /proc/driver/nvidia
@@ -158,10 +160,24 @@ impl Host {
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
         merge::complete(&mut inventory, &look.gpus, node_exists);
         let (library_dirs, more_files) = (config.library_dirs.clone(), config.driver_files.clone());
+        let mps_directory = config.mps_directory.clone();
         let proc_dir = proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
         let kernel_gpus = look.gpus;
         let limits = config.devices.clone();
-        Ok(Self { driver, cache, library_dirs, more_files, dev, proc, proc_dir, sys, kernel_gpus, limits, inventory })
+        Ok(Self {
+            driver,
+            cache,
+            library_dirs,
+            more_files,
+            mps_directory,
+            dev,
+            proc,
+            proc_dir,
+            sys,
+            kernel_gpus,
+            limits,
+            inventory,
+        })
     }
 
     /// What the container gets. Nothing has been done to it yet.
@@ -204,7 +220,10 @@ impl Host {
         };
         let (mut files, mut findings) = locate::locate(&search, request.capabilities, &self.more_files)?;
         files.leave_out(request.omit);
-        let edits = build::common(&files, self.common_nodes(request, &mut findings)?, self.proc_files());
+        let mps = self.mps_directory.as_deref();
+        let (ipc, refused) = ipc::find(&self.driver, request.capabilities, mps, request.omit);
+        findings.extend(refused);
+        let edits = build::common(&files, ipc, self.common_nodes(request, &mut findings)?, self.proc_files());
         Ok((self.in_proc(edits), findings))
     }
 

@@ -1,8 +1,8 @@
 //! Paths that cannot be confused: [`HostPath`] is ours, [`ContainerPath`] is a name inside a rootfs.
 //!
-//! Neither converts into the other, so a mount source that came from the container cannot be written down
-//! (the mistake behind CVE-2024-0132 and CVE-2025-23359). Only [`crate::sys::in_root`] turns a
-//! [`ContainerPath`] into a file descriptor.
+//! Neither converts into the other by itself, so a mount source that came from the container (the mistake behind CVE-2024-0132
+//! and CVE-2025-23359) has to be written out as `HostPath::new(container…)`, which a review does not miss. The compiler does
+//! not prevent that. Only [`crate::sys::in_root`] turns a [`ContainerPath`] into a file descriptor.
 
 use std::cmp::Ordering;
 use std::ffi::OsStr;

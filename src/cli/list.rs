@@ -13,7 +13,8 @@ use crate::config::Config;
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::locate::{DriverFiles, locate};
-use crate::driver::{DriverRoot, diagnosis};
+use crate::driver::{DriverRoot, diagnosis, ipc};
+use crate::edits::Ipc;
 use crate::error::failure;
 use crate::finding::catalog;
 use crate::host::{self, Host};
@@ -22,6 +23,7 @@ use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::inventory::select::Device;
 use crate::log::Log;
 use crate::paths::HostPath;
+use crate::request::Omit;
 use crate::request::capabilities::{Capabilities, Capability};
 
 /// One of them.
@@ -110,7 +112,8 @@ fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<Vec<It
     if [libraries, compat32, binaries, ipcs, firmwares].contains(&true) {
         let (root, mut files) = find(config, log)?;
         files.leave_out(chosen.omit);
-        items.extend(paths(&files, &chosen, everything).into_iter().filter_map(|(kind, source)| {
+        let ipc = if ipcs { daemons(&root, chosen.omit, config, log) } else { Vec::new() };
+        items.extend(paths(&files, &ipc, &chosen, everything).into_iter().filter_map(|(kind, source)| {
             Some(Item { path: root.inside(source).ok()?, source: source.as_path().to_owned(), kind })
         }));
     }
@@ -210,7 +213,20 @@ fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles)> {
     Ok((root, files))
 }
 
-fn paths<'a>(files: &'a DriverFiles, chosen: &Selection, everything: bool) -> Vec<(Kind, &'a HostPath)> {
+/// The sockets and directories of daemons that containers get.
+fn daemons(root: &DriverRoot, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> {
+    let all = Capabilities::of(&Capability::ALL);
+    let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
+    refused.iter().for_each(|finding| log.finding(finding));
+    found
+}
+
+fn paths<'a>(
+    files: &'a DriverFiles,
+    ipc: &'a [Ipc],
+    chosen: &Selection,
+    everything: bool,
+) -> Vec<(Kind, &'a HostPath)> {
     let libraries = |native: bool, kind: Kind| {
         let of_arch = files.libraries.iter().filter(move |library| (library.arch == Arch::native()) == native);
         of_arch.map(move |library| (kind, &library.source))
@@ -229,9 +245,7 @@ fn paths<'a>(files: &'a DriverFiles, chosen: &Selection, everything: bool) -> Ve
     if chosen.compat32 {
         paths.extend(libraries(false, Kind::Library32));
     }
-    if chosen.ipcs {
-        paths.extend(files.ipc.iter().map(|file| (Kind::Ipc, &file.source)));
-    }
+    paths.extend(ipc.iter().map(|ipc| (Kind::Ipc, &ipc.source)));
     if chosen.firmwares {
         paths.extend(placed(true, Kind::Firmware));
     }

@@ -54,6 +54,8 @@ pub struct Config {
     pub library_dirs: Vec<PathBuf>,
     /// More files of the driver, below the driver root, for every container with GPUs.
     pub driver_files: Vec<PathBuf>,
+    /// The directory of the MPS control daemon's sockets, below the driver root, if the administrator named one.
+    pub mps_directory: Option<PathBuf>,
     /// The linker cache to look the driver's libraries up in, below the driver root; by default /etc/ld.so.cache.
     pub ldcache: Option<HostPath>,
     /// Whether the hook loads modules and makes device nodes that are missing.
@@ -114,6 +116,7 @@ impl Default for Config {
             dev_root: None,
             library_dirs: Vec::new(),
             driver_files: Vec::new(),
+            mps_directory: None,
             ldcache: None,
             load_kmods: true,
             cuda_compat: true,

@@ -58,7 +58,7 @@ pub const KEYS: &[Key] = &[
     key("nvidia-container-cli.debug", Text(debug)),
     key("nvidia-container-cli.load-kmods", Bool(|c, v| c.load_kmods = v)),
     key("nvidia-container-cli.path", Unused(ONE_BINARY)),
-    key("nvidia-container-cli.environment", Unused(ONE_BINARY)),
+    key("nvidia-container-cli.environment", Texts(environment)),
     key("nvidia-container-cli.ldconfig", Unused("the linker cache is written without ldconfig")),
     key("nvidia-container-cli.no-pivot", Unused("the linker cache is written without ldconfig")),
     key("nvidia-container-cli.cuda-compat-mode", Unused("its place is in nvidia-container-runtime.modes.legacy")),
@@ -125,6 +125,25 @@ fn add_paths(list: &mut Vec<PathBuf>, more: Vec<String>) -> Result<(), String> {
 
 fn debug(config: &mut Config, value: &str) -> Result<(), String> {
     config.debug = path(value)?.filter(|path| path.as_path() != Path::new("/dev/null"));
+    Ok(())
+}
+
+/// Variables for NVIDIA's program. The one that says where a daemon is counts here too; the others are about a program that
+/// is not run.
+fn environment(config: &mut Config, variables: Vec<String>) -> Result<(), String> {
+    const MPS: &str = "CUDA_MPS_PIPE_DIRECTORY";
+    for variable in &variables {
+        let Some((name, value)) = variable.split_once('=') else {
+            return Err("a list of NAME=VALUE in quotes".to_owned());
+        };
+        if name == MPS {
+            let directory = Path::new(value);
+            if !directory.is_absolute() || crate::paths::ContainerPath::new(directory).is_none() {
+                return Err(format!("a list of NAME=VALUE in quotes, and {MPS} an absolute path without \"..\""));
+            }
+            config.mps_directory = Some(directory.to_owned());
+        }
+    }
     Ok(())
 }
 

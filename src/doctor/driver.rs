@@ -118,6 +118,20 @@ const fn package(distribution: Distribution, capability: Capability) -> Option<&
     }
 }
 
+/// What containers reach of the driver's daemons.
+pub(super) fn daemons(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "daemons";
+    let (given, refused) = &facts.driver.daemons;
+    if !refused.is_empty() {
+        return refused.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect();
+    }
+    let given: Vec<_> = given.iter().map(ToString::to_string).collect();
+    match given.as_slice() {
+        [] => vec![Outcome::skipped(CHECK, "no daemon of the driver has a socket here")],
+        given => vec![Outcome::ok(CHECK, format!("containers can reach {}", given.join(", ")))],
+    }
+}
+
 pub(super) fn nodes(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "nodes";
     if facts.driver.module.is_none() {

@@ -10,6 +10,7 @@ use crate::driver::Located;
 use crate::engine::{Engine, User};
 use crate::finding::Finding;
 use crate::inventory::Inventory;
+use crate::paths::HostPath;
 use crate::request::Capability;
 use crate::sys::process::Identity;
 
@@ -69,6 +70,8 @@ pub struct DriverFacts {
     pub on_disk: BTreeSet<String>,
     /// Driver capabilities whose libraries are not there, and which
     pub lacking: Vec<(Capability, Finding)>,
+    /// The sockets and directories of daemons that containers get, and those that they do not
+    pub daemons: (Vec<HostPath>, Vec<Finding>),
     /// Device nodes that every GPU needs, and those of each GPU
     pub nodes: Vec<Node>,
     /// `/dev/nvidia-uvm`

@@ -15,13 +15,13 @@ use crate::config::Config;
 use crate::driver::diagnosis::{self, PCI_DEVICES};
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::CTL_MINOR;
-use crate::driver::{DriverRoot, locate};
+use crate::driver::{DriverRoot, ipc, locate};
 use crate::finding::Finding;
 use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::nvml::child::{self, Question};
 use crate::nvml::identity;
-use crate::request::{Capabilities, Capability};
+use crate::request::{Capabilities, Capability, Omit};
 
 /// Where the firmware says whether it enforces signatures: four bytes of attributes, then 1 or 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
@@ -48,6 +48,9 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
             return facts;
         }
     };
+    let all = Capabilities::of(&Capability::ALL);
+    let (found, refused) = ipc::find(&root, all, config.mps_directory.as_deref(), Omit::default());
+    facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
     let proc = owner(&root, host, DRIVER_PROC);
     let dev_root = config.dev_root.as_ref().and_then(|root| DriverRoot::open(root).ok());
     let dev = dev_root.as_ref().unwrap_or_else(|| owner(&root, host, "/dev/nvidiactl"));

@@ -119,6 +119,7 @@ const CHECKS: &[fn(&Facts) -> Vec<Outcome>] = &[
     gpus::failed,
     gpus::persistence,
     gpus::fabric,
+    driver::daemons,
     gpus::mig,
     gpus::limits,
     engines::hook,

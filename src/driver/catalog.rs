@@ -185,12 +185,12 @@ pub const DESCRIPTIONS: &[Description] = &[
     description("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "usr/share", &[Display]),
 ];
 
-/// Sockets and directories by which programs in the container talk to daemons of the host: (path, capability).
-pub const IPC: &[(&str, Capability)] = &[
-    ("/run/nvidia-persistenced/socket", Utility),
-    ("/run/nvidia-fabricmanager/socket", Utility),
-    ("/tmp/nvidia-mps", Compute),
-];
+/// Sockets by which programs in the container talk to daemons of the host: (path, capability).
+pub const SOCKETS: &[(&str, Capability)] =
+    &[("/run/nvidia-persistenced/socket", Utility), ("/run/nvidia-fabricmanager/socket", Utility)];
+
+/// The directory with the sockets and pipes of the MPS control daemon, unless the administrator names another one.
+pub const MPS_DIRECTORY: (&str, Capability) = ("/tmp/nvidia-mps", Compute);
 
 /// Where the kernel looks for firmware; the GPU's own (GSP) is below `nvidia/<version>` there.
 pub const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];

@@ -1,13 +1,13 @@
-//! The driver's files that are no libraries: programs, descriptions, sockets, firmware.
+//! The driver's files that are not libraries: programs, descriptions, firmware.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::FileType;
 
-use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIRS, IPC, XORG_DIRS};
+use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIRS, XORG_DIRS};
 use super::root::{DriverRoot, Located};
 use crate::paths::{ContainerPath, HostPath};
-use crate::request::{Capabilities, Capability};
+use crate::request::Capabilities;
 
 /// A program of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,18 +82,6 @@ pub fn firmware(root: &DriverRoot, version: &str) -> Vec<PlacedFile> {
         }
     }
     Vec::new()
-}
-
-/// Sockets and directories of the host's daemons, where they run. Daemons run on the host, whatever the driver root.
-#[must_use]
-pub fn ipc(root: &DriverRoot, capabilities: Capabilities) -> Vec<PlacedFile> {
-    let wanted = IPC.iter().filter(|(_, capability): &&(&str, Capability)| capabilities.has(*capability));
-    let found = wanted.filter_map(|(path, _)| {
-        let located = root.locate(Path::new(path)).ok()?;
-        let kind = matches!(located.kind, FileType::Socket | FileType::Directory);
-        kind.then(|| Some(PlacedFile { source: located.host, target: ContainerPath::new(PathBuf::from(path))? }))?
-    });
-    found.collect()
 }
 
 /// The X server's modules of the driver, at the same path: an X server in the container has its own list of paths.

@@ -22,19 +22,11 @@ pub struct DriverFiles {
     pub binaries: Vec<Binary>,
     /// Descriptions and firmware
     pub placed: Vec<PlacedFile>,
-    /// Sockets of daemons
-    pub ipc: Vec<PlacedFile>,
 }
 
 impl DriverFiles {
     /// Takes out what is not wanted.
     pub fn leave_out(&mut self, omit: Omit) {
-        let of_daemon =
-            |file: &PlacedFile, name| file.target.absolute().components().any(|part| part.as_os_str() == name);
-        self.ipc.retain(|file| {
-            !(omit.persistenced && of_daemon(file, "nvidia-persistenced")
-                || omit.fabricmanager && of_daemon(file, "nvidia-fabricmanager"))
-        });
         self.placed.retain(|file| !(omit.firmware && file.is_firmware()));
     }
 }
@@ -86,7 +78,7 @@ pub fn locate(
         }
     }
     let binaries = files::binaries(root, capabilities);
-    Ok((DriverFiles { libraries, binaries, placed, ipc: files::ipc(root, capabilities) }, findings))
+    Ok((DriverFiles { libraries, binaries, placed }, findings))
 }
 
 /// Where the library is that asks NVML: of the driver version that is loaded, if that is known.

@@ -119,7 +119,7 @@ impl DriverRoot {
         }
     }
 
-    fn on_host(&self, path: &Path) -> PathBuf {
+    pub(super) fn on_host(&self, path: &Path) -> PathBuf {
         self.0.prefix.join(path.strip_prefix("/").unwrap_or(path))
     }
 
@@ -241,7 +241,13 @@ impl DriverRoot {
         troubles.iter().map(finding).collect()
     }
 
-    fn noted<T>(&self, path: &Path, result: io::Result<T>) -> io::Result<T> {
+    /// The open directory itself.
+    pub(super) fn as_root(&self) -> &Root {
+        &self.0.root
+    }
+
+    /// Keeps an error for [`Self::findings`], unless it means that nothing is at `path`.
+    pub(super) fn noted<T>(&self, path: &Path, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|error| {
             if !is_missing(error) {
                 let error = io::Error::from_raw_os_error(error.raw_os_error().unwrap_or_default());
@@ -307,7 +313,7 @@ impl OpenDir {
 }
 
 /// A file where a directory would have to be is as good as nothing.
-fn is_missing(error: &io::Error) -> bool {
+pub(super) fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 

@@ -13,7 +13,12 @@ use crate::paths::{ContainerPath, HostPath};
 
 /// What every GPU container gets, whichever GPUs it asked for: also with `none`.
 #[must_use]
-pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Vec<(OsString, Vec<u8>)>>) -> Edits {
+pub fn common(
+    files: &DriverFiles,
+    ipc: Vec<Ipc>,
+    nodes: Vec<DeviceNode>,
+    proc_files: Option<Vec<(OsString, Vec<u8>)>>,
+) -> Edits {
     let libraries = files.libraries.iter().map(library);
     let binaries = files.binaries.iter().map(|binary| HostFile {
         source: binary.source.clone(),
@@ -31,7 +36,6 @@ pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Ve
             need: Need::Optional,
         })
     });
-    let ipc = files.ipc.iter().map(|file| Ipc { source: file.source.clone(), path: file.target.clone() });
     let has_soname = |name: &str, soname: &str| {
         let mut of_name = files.libraries.iter().filter(|library| library.name == name);
         of_name.any(|library| library.sonames.contains(OsStr::new(soname)))
@@ -39,7 +43,7 @@ pub fn common(files: &DriverFiles, nodes: Vec<DeviceNode>, proc_files: Option<Ve
     let links = DEV_LINKS.iter().filter(|(name, _, target)| has_soname(name, target));
     Edits {
         files: libraries.chain(binaries).chain(placed).collect(),
-        ipc: ipc.collect(),
+        ipc,
         links: links.map(|(_, link, target)| DevLink { name: link.into(), target: target.into() }).collect(),
         nodes,
         node_links: vec![],
@@ -133,7 +137,7 @@ mod tests {
             binaries: vec![Binary { source: HostPath::new("/usr/bin/nvidia-smi"), name: "nvidia-smi" }],
             ..DriverFiles::default()
         };
-        let edits = common(&files, vec![], None);
+        let edits = common(&files, vec![], vec![], None);
         let needs: Vec<_> = edits.files.iter().map(|file| file.need).collect();
         assert_eq!(needs, [Need::Required, Need::Required, Need::Optional]);
         assert_eq!(edits.links, [DevLink { name: "libcuda.so".into(), target: "libcuda.so.1".into() }]);
@@ -143,7 +147,7 @@ mod tests {
     fn the_container_may_not_make_nodes() {
         let params = b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n".to_vec();
         let files = vec![(OsString::from("params"), params), ("version".into(), b"ModifyDeviceFiles: 1".to_vec())];
-        let mask = common(&DriverFiles::default(), vec![], Some(files)).proc_mask.unwrap();
+        let mask = common(&DriverFiles::default(), vec![], vec![], Some(files)).proc_mask.unwrap();
         assert_eq!(mask.files[0].1, b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n");
         assert_eq!(mask.files[1].1, b"ModifyDeviceFiles: 1");
         for untouched in ["ModifyDeviceFiles: 11\n", " ModifyDeviceFiles: 1\n", "ModifyDeviceFiles: 1 \n"] {

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use crate::driver::ipc::Channel;
 use crate::driver::ldcache::Arch;
 pub use crate::driver::nodes::DeviceNode;
 use crate::paths::{ContainerPath, HostPath};
@@ -54,8 +55,12 @@ pub struct HostFile {
 /// A socket or directory of a daemon of the host, to be used by programs in the container; optional.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ipc {
-    /// On the host
+    /// How to open it
+    pub channel: Channel,
+    /// Its path on the host when it was looked at, after symbolic links
     pub source: HostPath,
+    /// Whether no user but root can put something else at that path: else it must not be mounted by its path
+    pub is_fixed: bool,
     /// In the container
     pub path: ContainerPath,
 }

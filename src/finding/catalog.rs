@@ -101,6 +101,7 @@ kinds! {
     NO_FABRIC_MANAGER "ONH-215" Warning "the fabric manager does not run", "CUDA on a board with NVSwitches says \"system not yet initialized\" (802)";
     MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device", "there is nothing of it to give to containers";
     NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer, and a table has no place for it", "programs that read the table do not know of it";
+    LOCAL_SOURCE "ONH-218" Warning "a daemon's socket or directory is not given to containers", "a user of the host, or a container, could have put it there";
     NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing", "X11 and Vulkan may not work in the container";
 
     HIDDEN "ONH-301" Note "a library of the image is hidden by the driver's", "its copy could not work with the host's kernel module";

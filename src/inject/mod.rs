@@ -119,6 +119,10 @@ fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result
 }
 
 fn left_out(error: &anyhow::Error) -> Finding {
+    let finding = Finding::error(error);
+    if finding.kind == &catalog::LOCAL_SOURCE {
+        return finding;
+    }
     Finding::of(&catalog::LEFT_OUT, crate::error::line(error), "if it is needed, look at that path in the image")
 }
 

@@ -7,7 +7,8 @@ use rustix::fs::FileType;
 
 use super::source::Source;
 use super::tmpfs::Directory;
-use crate::edits::ProcMask;
+use crate::driver::ipc::Expected;
+use crate::edits::{Channel, ProcMask};
 use crate::lower::live::{CacheEntry, Step};
 use crate::paths::{ContainerPath, HostPath};
 use crate::sys::mount::{Api, Label, MountAttrs};
@@ -69,7 +70,7 @@ pub fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Pr
         Step::MountFile { source, target, .. } => {
             Prepared::Mount { source: open_file(source, api)?, target, device: None }
         }
-        Step::MountIpc { source, target } => prepare_ipc(source, target, api)?,
+        Step::MountIpc { channel, target, .. } => prepare_ipc(channel, target, api)?,
         Step::MountNode { source, target, device } => {
             Prepared::Mount { source: open_node(source, *device, api)?, target, device: Some(*device) }
         }
@@ -99,17 +100,17 @@ fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> 
     })
 }
 
-fn prepare_ipc<'a>(source: &HostPath, target: &'a ContainerPath, api: Api) -> Result<Prepared<'a>> {
-    let mut found = FileType::Unknown;
-    let opened = Source::open(source, MountAttrs::IPC, api, |kind, _| {
-        found = kind;
-        let known = matches!(kind, FileType::Socket | FileType::Directory);
-        ensure!(known, "{source} is no socket and no directory any more");
-        Ok(())
-    })?;
-    Ok(match found {
-        FileType::Directory => Prepared::MountDirectory { source: opened, target },
-        _ => Prepared::Mount { source: opened, target, device: None },
+/// Opened anew, and judged by what is opened now: the path may lead elsewhere than when the edits were made.
+fn prepare_ipc<'a>(channel: &Channel, target: &'a ContainerPath, api: Api) -> Result<Prepared<'a>> {
+    let opened = channel.open()?;
+    let path = HostPath::new(channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path)));
+    Ok(match channel.expected {
+        Expected::Socket => {
+            Prepared::Mount { source: Source::of(opened.fd, path, MountAttrs::SOCKET, api)?, target, device: None }
+        }
+        Expected::Directory | Expected::NamedDirectory => {
+            Prepared::MountDirectory { source: Source::of(opened.fd, path, MountAttrs::SHARED_DIRECTORY, api)?, target }
+        }
     })
 }
 

@@ -23,8 +23,9 @@ enum Tree {
     /// A detached mount, restricted already.
     Detached(OwnedFd),
     /// For [`Api::InPlace`]: mount(2) takes nothing of another mount namespace, so it is opened again in the
-    /// container's, which has the host's tree until pivot_root, and must then be the same file.
-    Path(HostPath),
+    /// container's, which has the host's tree until pivot_root, and must then be the same file. That is compared by inode
+    /// number, which nothing else can have while the file is open here.
+    Path(HostPath, OwnedFd),
     /// A mount of the container's already.
     Mounted(OwnedFd),
 }
@@ -54,7 +55,24 @@ impl Source {
                 mount::restrict(&fd, attrs).context("mount_setattr")?;
                 Tree::Detached(fd)
             }
-            Api::InPlace => Tree::Path(path.clone()),
+            Api::InPlace => Tree::Path(path.clone(), fd),
+        };
+        Ok(Self { tree, stat, attrs })
+    }
+
+    /// Makes a mount of what is open already; `path` is where it was opened.
+    ///
+    /// # Errors
+    /// If it cannot be mounted.
+    pub fn of(opened: OwnedFd, path: HostPath, attrs: MountAttrs, api: Api) -> Result<Self> {
+        let stat = rustix::fs::fstat(&opened)?;
+        let tree = match api {
+            Api::Detached => {
+                let tree = mount::clone_tree(&opened).context("open_tree")?;
+                mount::restrict(&tree, attrs).context("mount_setattr")?;
+                Tree::Detached(tree)
+            }
+            Api::InPlace => Tree::Path(path, opened),
         };
         Ok(Self { tree, stat, attrs })
     }
@@ -108,10 +126,14 @@ impl Source {
                 mount::attach(&mount, point).context("move_mount")?;
                 return Ok(mount);
             }
-            Tree::Path(path) => open_real(path.as_path()).with_context(|| format!("open {path} again"))?,
+            Tree::Path(path, checked) => {
+                let source = open_real(path.as_path()).with_context(|| format!("open {path} again"))?;
+                let same = same_file(&rustix::fs::fstat(&source)?, &rustix::fs::fstat(&checked)?);
+                ensure!(same, "its source was replaced meanwhile");
+                source
+            }
             Tree::Mounted(mount) => mount,
         };
-        ensure!(same_file(&rustix::fs::fstat(&source)?, &self.stat), "its source was replaced meanwhile");
         in_place::bind(&source, point).context("mount")?;
         let restrict = || -> Result<OwnedFd> {
             // Only now the name leads to the mount. A mount point cannot be renamed; by its number it is ours.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::live::{self, Loader, RootfsFacts, Step};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+use crate::driver::ipc::Expected;
 use crate::driver::ldcache::Arch;
 use crate::edits::{self, Edits, Placement};
 use crate::paths::{ContainerPath, HostPath};
@@ -58,7 +59,10 @@ impl NodeFacts {
 const HOOK_ENV: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 /// As nvidia-ctk writes them; with these runc does not pass on mounts from or to the host.
 const FILE_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-const IPC_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+/// A directory in which clients may have to create a socket of their own.
+const DIRECTORY_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+/// Read-only, as in [`crate::sys::mount::MountAttrs::SOCKET`]: connect(2) works, and chmod(2) does not.
+const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];
 
 /// The container edits; `more` goes into the hook's arguments.
 #[must_use]
@@ -69,7 +73,12 @@ pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdi
         mount(&file.source, &dir.join(&file.name)?, &FILE_OPTIONS)
     });
     lowered.mounts.extend(files);
-    lowered.mounts.extend(edits.ipc.iter().filter_map(|ipc| mount(&ipc.source, &ipc.path, &IPC_OPTIONS)));
+    // An engine mounts whatever is at the path by then; what another user could put there is left to our hook.
+    let fixed = edits.ipc.iter().filter(|ipc| ipc.is_fixed);
+    lowered.mounts.extend(fixed.filter_map(|ipc| match ipc.channel.expected {
+        Expected::Socket => mount(&ipc.source, &ipc.path, &SOCKET_OPTIONS),
+        Expected::Directory | Expected::NamedDirectory => mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS),
+    }));
     for node in &edits.nodes {
         let facts = host.nodes.get(&node.source).copied().unwrap_or_default();
         lowered.device_nodes.extend(device_node(node, facts));
@@ -82,7 +91,8 @@ pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdi
 /// What the engine leaves to do.
 #[must_use]
 pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
-    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
+    let channels = edits.ipc.iter().filter(|ipc| !ipc.is_fixed).map(|ipc| ipc.channel.clone()).collect();
+    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, channels, ..RootfsEdits::default() };
     // Else they are where the image looks.
     let unknown = host.image.is_none();
     // The same files, each at the directory that it has here, give the same links as with any other.
@@ -199,7 +209,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::edits::{DevLink, HostFile, Ipc, Need, ProcMask};
+    use crate::edits::{Channel, DevLink, HostFile, Ipc, Need, ProcMask};
 
     fn host() -> HostFacts {
         HostFacts {
@@ -236,7 +246,7 @@ mod tests {
             // one directory for each kind, as of a real driver
             files in prop::collection::vec((name(), 0..4_u8, prop::option::of(name())), 0..6),
             nodes in prop::collection::vec(0..4_u32, 0..4),
-            ipc in prop::collection::vec(name(), 0..2),
+            ipc in prop::collection::vec((name(), any::<bool>()), 0..2),
             links in prop::collection::vec((name(), name()), 0..2),
             mounts in prop::option::of(prop::collection::vec(name(), 0..3)),
             egl_devices in 0..16_u64,
@@ -247,7 +257,13 @@ mod tests {
             };
             let edits = Edits {
                 files: files.iter().map(file).collect(),
-                ipc: ipc.iter().map(|name| Ipc {
+                ipc: ipc.iter().map(|(name, is_fixed)| Ipc {
+                    channel: Channel {
+                        root: HostPath::new("/"),
+                        path: format!("/run/{name}").into(),
+                        expected: Expected::Socket,
+                    },
+                    is_fixed: *is_fixed,
                     source: HostPath::new(format!("/run/{name}")),
                     path: ContainerPath::new(format!("run/{name}")).unwrap(),
                 }).collect(),
@@ -302,6 +318,8 @@ mod tests {
         let libraries = rest.libraries.iter().map(|library| format!("{library:?}"));
         let shown = rest.shown.iter().map(|shown| format!("{shown:?}"));
         let others = [format!("mask {:?}", rest.mask), format!("egl {:#x}", rest.egl_devices)];
+        let channels = rest.channels.iter().map(|ipc| format!("mount {0} {0}", ipc.path.display()));
+        let links = links.chain(channels);
         links.chain(libraries).chain(shown).chain(others).collect()
     }
 
@@ -319,7 +337,7 @@ mod tests {
         };
         for step in live::lower(edits, image.unwrap_or_default()) {
             match step {
-                Step::MountFile { source, target, .. } | Step::MountIpc { source, target } => {
+                Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
                     let target = at_host(&target).absolute();
                     words.insert(format!("mount {} {}", source.as_path().display(), target.display()));
                 }

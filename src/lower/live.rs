@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::driver::ldcache::Arch;
-use crate::edits::{DevLink, Edits, Need, Placement, ProcMask};
+use crate::edits::{Channel, DevLink, Edits, Need, Placement, ProcMask};
 use crate::finding::{Finding, catalog};
 use crate::paths::{ContainerPath, HostPath};
 
@@ -63,7 +63,9 @@ pub enum Step {
     },
     /// Mount a socket, or a directory of sockets.
     MountIpc {
-        /// on the host
+        /// how to open it on the host
+        channel: Channel,
+        /// where it is there, for people
         source: HostPath,
         /// in the container
         target: ContainerPath,
@@ -136,7 +138,7 @@ impl fmt::Display for Step {
         match self {
             Self::MountFile { source, target, .. }
             | Self::MountNode { source, target, .. }
-            | Self::MountIpc { source, target } => {
+            | Self::MountIpc { source, target, .. } => {
                 write!(f, "mount {source} at {target} in the container")
             }
             Self::MountFiles { target, .. } => write!(f, "mount a directory of ours at {target} in the container"),
@@ -217,7 +219,11 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         file: link.node.clone(),
         need: Need::Optional,
     }));
-    steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc { source: ipc.source.clone(), target: ipc.path.clone() }));
+    steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc {
+        channel: ipc.channel.clone(),
+        source: ipc.source.clone(),
+        target: ipc.path.clone(),
+    }));
     steps.extend(links);
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
     steps.extend(egl_profile(edits.egl_devices));

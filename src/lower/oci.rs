@@ -27,8 +27,8 @@ pub struct OciFacts {
 /// What ids are seen as that a user namespace does not map: `/proc/sys/kernel/overflowgid` unless somebody changed it.
 const OVERFLOW_GID: u32 = 65534;
 
-/// A bind mount of a device node: it must not be `nodev`.
-const NODE_OPTIONS: [&str; 4] = ["nosuid", "noexec", "rbind", "rprivate"];
+/// A bind mount of a device node: it must not be `nodev`. Read-only, as in [`crate::sys::mount::MountAttrs::DEVICE_NODE`].
+const NODE_OPTIONS: [&str; 5] = ["ro", "nosuid", "noexec", "rbind", "rprivate"];
 
 /// What is added to config.json, by the array that it goes to.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::live::{self, CacheEntry, RootfsFacts, Step};
+use crate::driver::ipc::Expected;
 use crate::driver::ldcache::Arch;
-use crate::edits::{Need, ProcMask};
+use crate::edits::{Channel, Need, ProcMask};
 use crate::paths::{ContainerPath, HostPath};
 
 /// The verb of the hook entry.
@@ -34,6 +35,8 @@ pub struct RootfsEdits {
     pub mask: Option<HostPath>,
     /// What of the host's stays to be seen: path below /proc/driver/nvidia, and source
     pub shown: BTreeMap<PathBuf, HostPath>,
+    /// Daemons of the host's that an engine must not mount by their path
+    pub channels: BTreeSet<Channel>,
     /// As in [`crate::edits::Edits::egl_devices`]
     pub egl_devices: u64,
     /// The versions of the driver and of CUDA, if an image's newer libcuda may be used with them
@@ -50,6 +53,7 @@ impl RootfsEdits {
         self.below.extend(other.below);
         self.libraries.extend(other.libraries);
         self.shown.extend(other.shown);
+        self.channels.extend(other.channels);
         Self {
             outside: self.outside || other.outside,
             mask: self.mask.or(other.mask),
@@ -91,6 +95,10 @@ impl RootfsEdits {
         }
         for (path, source) in &self.shown {
             option("--show-proc", pair(source.as_path(), path));
+        }
+        for channel in &self.channels {
+            let name = if channel.expected == Expected::Socket { "--socket" } else { "--directory" };
+            option(name, pair(channel.root.as_path(), &channel.path));
         }
         if self.egl_devices != 0 {
             option("--egl-devices", Some(format!("{:#x}", self.egl_devices)));
@@ -140,6 +148,9 @@ impl RootfsEdits {
                     let path = container_path(path)?.relative().to_owned();
                     edits.shown.insert(path, HostPath::new(source));
                 }
+                Long("socket") => edits.channel(parser.value()?, Expected::Socket)?,
+                // Only one that the administrator named can be where others may write.
+                Long("directory") => edits.channel(parser.value()?, Expected::NamedDirectory)?,
                 Long("egl-devices") => {
                     let value = text(parser.value()?)?;
                     let bits = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
@@ -149,6 +160,14 @@ impl RootfsEdits {
             }
         }
         Ok(edits)
+    }
+
+    fn channel(&mut self, value: OsString, expected: Expected) -> Result<()> {
+        let value = text(value)?;
+        let (root, path) = split(&value)?;
+        let path = container_path(path)?.absolute();
+        self.channels.insert(Channel { root: HostPath::new(root), path, expected });
+        Ok(())
     }
 
     /// Reads the arguments of a hook entry; `None` if it is none of ours, or cannot be read.
@@ -176,6 +195,11 @@ impl RootfsEdits {
             let text = path.absolute().into();
             steps.extend(link.map(|link| Step::Link { link, text, file: self.file_of(path), need: Need::Optional }));
         }
+        steps.extend(self.channels.iter().filter_map(|channel| {
+            let below = channel.path.strip_prefix("/").unwrap_or(&channel.path);
+            let source = HostPath::new(channel.root.as_path().join(below));
+            Some(Step::MountIpc { channel: channel.clone(), source, target: ContainerPath::new(&channel.path)? })
+        }));
         if self.mask.is_some() {
             let mounts = self.shown.iter().map(|(path, source)| (path.clone(), source.clone())).collect();
             steps.push(Step::MaskProc(ProcMask { files: proc_files, mounts }));
@@ -332,6 +356,7 @@ mod tests {
             mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
             cuda_compat in prop::option::of((name(), name())), outside in any::<bool>(),
             below in prop::collection::btree_map(name(), name(), 0..4),
+            channels in prop::collection::btree_map(name(), any::<bool>(), 0..3),
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
             RootfsEdits {
@@ -343,6 +368,11 @@ mod tests {
                 egl_devices,
                 cuda_compat,
                 below: below.iter().map(|(name, file)| (name.into(), path(file))).collect(),
+                channels: channels.iter().map(|(name, is_socket)| Channel {
+                    root: HostPath::new("/"),
+                    path: path(name).absolute(),
+                    expected: if *is_socket { Expected::Socket } else { Expected::NamedDirectory },
+                }).collect(),
                 stamp,
             }
         }

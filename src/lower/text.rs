@@ -9,7 +9,7 @@ use crate::paths::ContainerPath;
 #[must_use]
 pub fn describe(step: &Step) -> Value {
     match step {
-        Step::MountFile { source, target, .. } | Step::MountIpc { source, target } => {
+        Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
             json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
         }
         Step::MountNode { source, target, device: (major, minor) } => json!({

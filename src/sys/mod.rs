@@ -3,6 +3,7 @@
 //! Files here wrap the kernel and decide nothing. Where `rustix` or `nix` has a safe function, callers use that.
 
 pub mod bpf;
+pub mod guarded;
 pub mod in_root;
 pub mod mount;
 pub mod ns;

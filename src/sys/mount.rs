@@ -61,10 +61,22 @@ impl MountAttrs {
             .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
             .union(MountAttrFlags::MOUNT_ATTR_NODEV),
     );
-    /// Device nodes. Not read-only: open(2) for writing of a device is decided by its mode and the device cgroup.
-    pub const DEVICE_NODE: Self = Self(MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
-    /// Sockets, and directories of them: used, not run.
-    pub const IPC: Self = Self(Self::DEVICE_NODE.0.union(MountAttrFlags::MOUNT_ATTR_NODEV));
+    /// Device nodes. Read-only, which open(2) for writing does not mind for a device: its mode and the device cgroup decide
+    /// that. It is the inode that must not be written to, for it is the host's: root of a container owns it there, too, and
+    /// chmod(2), chown(2) and utimensat(2) need no capability then.
+    pub const DEVICE_NODE: Self = Self(
+        MountAttrFlags::MOUNT_ATTR_RDONLY
+            .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
+            .union(MountAttrFlags::MOUNT_ATTR_NOEXEC),
+    );
+    /// Sockets: connect(2) works on a read-only mount.
+    pub const SOCKET: Self = Self(Self::DEVICE_NODE.0.union(MountAttrFlags::MOUNT_ATTR_NODEV));
+    /// A directory in which programs of the container may have to create a socket of their own.
+    pub const SHARED_DIRECTORY: Self = Self(
+        MountAttrFlags::MOUNT_ATTR_NOSUID
+            .union(MountAttrFlags::MOUNT_ATTR_NODEV)
+            .union(MountAttrFlags::MOUNT_ATTR_NOEXEC),
+    );
     /// A layer over a directory of the image: programs run from it, nothing is written to it.
     pub const LAYER: Self = Self(MountAttrFlags::MOUNT_ATTR_RDONLY);
     /// Information only.

@@ -55,7 +55,7 @@ fn good_host() -> &'static FakeDriver {
             done
             printf 'nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n' >proc/modules
             printf 'Character devices:\n195 nvidia\n511 nvidia-uvm\n' >proc/devices
-            touch sys/fs/cgroup/cgroup.controllers run/systemd/journal/socket run/nvidia-persistenced/socket
+            touch sys/fs/cgroup/cgroup.controllers run/systemd/journal/socket
             for link in 195:255 195:254 511:0 511:1 195:0 195:1 195:2 195:3 195:4 195:5 195:6 195:7; do
                 ln -s ../null dev/char/$link; done
             touch dev/null
@@ -75,6 +75,9 @@ fn good_host() -> &'static FakeDriver {
             shipped = shipped.display()
         );
         sh(&script).ok();
+        let socket = fake.root.join("run/nvidia-persistenced/socket");
+        let kind = rustix::fs::FileType::Socket;
+        rustix::fs::mknodat(rustix::fs::CWD, socket, kind, rustix::fs::Mode::from_raw_mode(0o666), 0).unwrap();
         fake
     })
 }
@@ -216,6 +219,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Warning,
     ),
     ("rm run/nvidia-persistenced/socket", "persistence", "ONH-214", Status::Note),
+    (
+        "rm run/nvidia-persistenced/socket; ln -s / run/nvidia-persistenced/socket; chown -h 7 run/nvidia-persistenced",
+        "daemons",
+        "ONH-218",
+        Status::Warning,
+    ),
     (
         "mkdir -p sys/bus/pci/devices/0000:c0:00.0; cd sys/bus/pci/devices/0000:c0:00.0; echo 0x10de >vendor; \
          echo 0x068000 >class",

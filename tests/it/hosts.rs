@@ -139,8 +139,7 @@ fn lines(files: &DriverFiles) -> Vec<String> {
     });
     let binaries = files.binaries.iter().map(|binary| format!("bin {} {}", binary.source, binary.name));
     let placed = files.placed.iter().map(|file| format!("file {} {}", file.source, file.target));
-    let ipc = files.ipc.iter().map(|file| format!("ipc {} {}", file.source, file.target));
-    libraries.chain(binaries).chain(placed).chain(ipc).collect()
+    libraries.chain(binaries).chain(placed).collect()
 }
 
 /// A library with this SONAME, compiled once. It needs libc.so.6, like every real one: that is how ldconfig knows that

@@ -77,7 +77,7 @@ fn mounts_are_restricted_and_private() {
     }
     for path in ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"] {
         let options = container.mount_options(path);
-        for option in ["rw", "nosuid", "noexec"] {
+        for option in ["ro", "nosuid", "noexec"] {
             assert!(options.split(',').any(|o| o == option), "{path}: {options}");
         }
     }

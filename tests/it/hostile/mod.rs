@@ -4,6 +4,7 @@
 //! of its own: the exploit is real, here and today. Then the hook gets the same image.
 
 mod engine;
+mod host_sources;
 mod ldconfig;
 mod paths;
 mod races;
@@ -20,6 +21,15 @@ const NEEDS_READELF: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("readelf")];
 const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 
+const NEEDS_PODMAN_CRUN: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("crun"),
+    Need::Program("cc"),
+    Need::CgroupV2,
+];
+
 pub const TESTS: &[Test] = &[
     ("hostile::cve_2021_1056_other_gpus_by_mknod", NEEDS_PODMAN, engine::cve_2021_1056_nodes),
     ("hostile::cve_2021_1056_params_that_the_container_rewrites", NEEDS_SETPRIV, engine::cve_2021_1056_params),
@@ -35,6 +45,15 @@ pub const TESTS: &[Test] = &[
     ("hostile::cve_2025_23267_files_without_an_end", NEEDS, ldconfig::cve_2025_23267_without_an_end),
     ("hostile::cve_2025_23267_elf_headers_that_lie", NEEDS_READELF, ldconfig::cve_2025_23267_elf_headers),
     ("hostile::devices_of_the_image_are_not_opened", NEEDS, ldconfig::devices_are_not_opened),
+    ("hostile::sources_that_users_of_the_host_choose", NEEDS, host_sources::sources_that_users_choose),
+    ("hostile::an_mps_directory_that_is_named", NEEDS, host_sources::an_mps_directory_that_is_named),
+    ("hostile::a_mount_of_a_users", NEEDS, host_sources::a_mount_of_a_users),
+    ("hostile::a_daemon_that_swaps_its_socket", NEEDS, host_sources::a_daemon_that_swaps_its_socket),
+    (
+        "hostile::nodes_and_sockets_stay_as_they_are",
+        NEEDS_PODMAN_CRUN,
+        host_sources::nodes_and_sockets_stay_as_they_are,
+    ),
     ("hostile::cve_2025_23359_swapped_after_the_check", NEEDS, races::cve_2025_23359),
     ("hostile::cve_2026_24260_swapped_after_resolution", NEEDS, races::cve_2026_24260),
     (
