@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use super::spec::Spec;
 use crate::config::Config;
-use crate::driver::{DriverRoot, files};
+use crate::driver::{DriverRoot, ipc};
 use crate::inventory::Inventory;
 use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::kept;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::lower::rootfs::RootfsEdits;
 use crate::paths::HostPath;
-use crate::request::{Capabilities, Capability};
+use crate::request::{Capabilities, Capability, Omit};
 
 /// A host at one moment, as far as a spec depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,8 +123,9 @@ impl Stamp {
             }
         }
         // A socket that comes later is to be in containers; one that is gone stops them.
-        let sockets = files::ipc(&driver, Capabilities::of(&Capability::ALL));
-        sockets.iter().for_each(|socket| socket.source.as_path().hash(&mut hasher));
+        let all = Capabilities::of(&Capability::ALL);
+        let (sockets, _) = ipc::find(&driver, all, config.mps_directory.as_deref(), Omit::default());
+        sockets.iter().for_each(|socket| (socket.source.as_path(), socket.is_fixed).hash(&mut hasher));
         // Whoever installs libraries runs ldconfig then.
         let cache = config.ldcache.as_ref().map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
         let metadata = driver.open_file(cache).and_then(|file| Ok(file.metadata()?)).ok();
