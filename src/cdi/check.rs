@@ -144,7 +144,7 @@ fn hint_for_others(gone: &str, file: &str) -> String {
     let program = Path::new(gone).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     match program {
         "nvidia-ctk" | "nvidia-cdi-hook" => {
-            format!("install {program}, or have the program that wrote {file} leave hooks out; or remove the file")
+            format!("install oci-nvidia-hook-compat, which has {program}, or remove {file}")
         }
         _ => format!("run the program that wrote {file} again, or remove the file"),
     }
@@ -281,7 +281,7 @@ mod tests {
         spec.container_edits.hooks = vec![Hook { path: "/usr/bin/nvidia-ctk".into(), ..Hook::default() }];
         let verdict = judge(&with_hook, &readers, "/usr/bin/nvidia-ctk");
         assert_eq!(verdict.reason, "\"/usr/bin/nvidia-ctk\" of the host is gone");
-        assert!(!verdict.ok && verdict.hint.starts_with("install nvidia-ctk, or"), "{verdict:?}");
+        assert!(!verdict.ok && verdict.hint.starts_with("install oci-nvidia-hook-compat, which has nvidia-ctk, or"), "{verdict:?}");
         let verdict = judge(&with_hook, &readers, "/a");
         assert_eq!(verdict.hint, "run the program that wrote /var/run/cdi/theirs.json again, or remove the file");
         // Ours is for all engines of this host.

@@ -22,7 +22,7 @@ use crate::inject::{self, cgroup};
 use crate::log::Log;
 use crate::lower::live;
 use crate::oci::{self, SpecView, State};
-use crate::paths::HostPath;
+use crate::paths::{ContainerPath, HostPath};
 use crate::patience;
 use crate::record::Outcome;
 use crate::record::store::Store;
@@ -233,10 +233,13 @@ pub fn set_up_gpus(
         true => live::lower(&Edits { nodes: Vec::new(), ..edits.clone() }, facts),
         false => live::lower(&edits, facts),
     };
-    if config.cuda_compat && request.capabilities.has(Capability::Compute) {
+    if config.cuda_compat
+        && request.capabilities.has(Capability::Compute)
+        && let Some(compat_dir) = ContainerPath::new(compat::DIR)
+    {
         let inventory = &host.inventory;
-        let names = container.compat_libraries(&inventory.driver_version, &inventory.cuda_version);
-        live::prefer(&mut steps, compat::DIR, |soname| names.contains(soname));
+        let names = container.compat_libraries(&compat_dir, &inventory.driver_version, &inventory.cuda_version);
+        live::prefer(&mut steps, &compat_dir, |soname| names.contains(soname));
         if !names.is_empty() {
             log.note("the image's CUDA compatibility libraries are used");
         }

@@ -124,6 +124,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> Exit
     match name {
         Some(nvidia::HOOK | nvidia::OLD_HOOK) => return nvidia::hook::run(args),
         Some(nvidia::CLI) => return nvidia::cli::run(args),
+        Some(name @ (nvidia::CDI_HOOK | nvidia::CTK)) => return nvidia::cdi_hook::run(name, args),
         _ => {}
     }
     // What our own CDI specs have engines call; nobody types it.

@@ -14,7 +14,7 @@ use crate::log::Log;
 use crate::lower::live;
 use crate::lower::rootfs::RootfsEdits;
 use crate::oci::{self, SpecView};
-use crate::paths::HostPath;
+use crate::paths::{ContainerPath, HostPath};
 
 /// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
 #[must_use]
@@ -46,9 +46,9 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = edits.steps(facts, files);
-    if let Some((driver, cuda)) = &edits.cuda_compat {
-        let names = container.compat_libraries(driver, cuda);
-        live::prefer(&mut steps, compat::DIR, |soname| names.contains(soname));
+    if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
+        let names = container.compat_libraries(&dir, driver, cuda);
+        live::prefer(&mut steps, &dir, |soname| names.contains(soname));
     }
     let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container)?;
     findings.iter().for_each(|finding| log.finding(finding));

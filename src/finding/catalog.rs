@@ -112,6 +112,7 @@ kinds! {
     NO_GLIBC "ONH-306" Warning "the image has no glibc", "nvidia-smi and CUDA do not run in the container";
     CRUN "ONH-310" Warning "crun has left the device rules to systemd", "a hook cannot add to them";
     NOT_LISTED "ONH-315" Note "the image's ldconfig does not look where the driver's libraries are", "when ldconfig runs in the container, as package managers have it do, programs no longer find the libraries";
+    UNKNOWN_CDI_HOOK "ONH-316" Warning "a CDI spec names a hook that is not known", "it is passed over, and what it was to do is missing in the container";
 
     SPEC_LACKS_GPU "ONH-401" Warning "a GPU is left out of the CDI spec", "it is not in the CDI spec";
     SPEC_CONFLICT "ONH-402" Warning "another CDI spec has the same devices", "engines do not take those that were written";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -11,11 +11,13 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
-use crate::driver::compat;
+use crate::driver::ldcache::Arch;
+use crate::driver::{compat, elf};
 use crate::error::{Failure, failure};
 use crate::few;
 use crate::finding::catalog;
 use crate::lower::live::{Loader, RootfsFacts};
+use crate::paths::ContainerPath;
 use crate::sys::in_root::{Root, open_regular};
 use crate::sys::ns::MountNs;
 
@@ -107,15 +109,30 @@ impl Container {
         (!is_empty).then(|| facts(&rootfs))
     }
 
+    /// A library that is mounted in it: for which programs, and the name by which they know it. `None` if it is something
+    /// else. It may be of a volume, and then any file.
+    #[must_use]
+    pub fn library(&self, path: &ContainerPath) -> Option<(Arch, OsString)> {
+        let is_library = |name: &OsStr| name.as_bytes().starts_with(b"lib") && name.to_string_lossy().contains(".so");
+        let file = self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::NOFOLLOW).ok();
+        let mut file = open_regular(file.filter(|_| is_library(path.file_name()))?).ok()?;
+        let mut header = [0; elf::HEADER];
+        file.read_exact(&mut header).ok()?;
+        let native = Arch::native();
+        let arch = [Some(native), native.compat32()].into_iter().flatten().find(|arch| elf::is_for(&header, *arch))?;
+        // As ldconfig does with a library that has no SONAME.
+        Some((arch, elf::soname(file).unwrap_or_else(|| path.file_name().to_owned())))
+    }
+
     /// The names in its directory of CUDA compatibility libraries, if those are to be used with this driver.
     #[must_use]
-    pub fn compat_libraries(&self, host_driver: &str, host_cuda: &str) -> BTreeSet<OsString> {
+    pub fn compat_libraries(&self, dir: &ContainerPath, host_driver: &str, host_cuda: &str) -> BTreeSet<OsString> {
         let names = |dir: OwnedFd| -> Option<BTreeSet<OsString>> {
             let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
             Some(few::set(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())))
         };
         let usable = || {
-            let dir = self.rootfs.open_at(Path::new(compat::DIR), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+            let dir = self.rootfs.open_at(dir.relative(), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
             let library = dir.try_clone().ok()?;
             let names = names(dir)?;
             let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();

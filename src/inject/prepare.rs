@@ -50,6 +50,15 @@ pub enum Prepared<'a> {
     },
     /// What is to be seen at /proc/driver/nvidia.
     MaskProc(Directory),
+    /// As in [`Step::MaskParams`].
+    MaskParams,
+    /// As in [`Step::SetMode`].
+    SetMode {
+        /// what gets it
+        target: &'a ContainerPath,
+        /// permission bits
+        mode: u32,
+    },
     /// As in [`Step::ListDirectories`].
     ListDirectories {
         /// before all others
@@ -80,6 +89,8 @@ pub fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Pr
             Prepared::MountFiles { directory: Directory::prepare(files, Vec::new(), api, label)?, target }
         }
         Step::MaskProc(mask) => Prepared::MaskProc(prepare_mask(mask, api, label)?),
+        Step::MaskParams => Prepared::MaskParams,
+        Step::SetMode { target, mode } => Prepared::SetMode { target, mode: *mode },
         Step::ListDirectories { first, others } => Prepared::ListDirectories { first, others },
         Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
     })

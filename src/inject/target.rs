@@ -1,5 +1,6 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
+mod cdi_hook;
 mod ld_so_conf;
 
 use std::ffi::OsStr;
@@ -88,6 +89,8 @@ impl Take for Target {
             Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
             Prepared::Link { link, text, file } => self.link(link, text, file),
             Prepared::MaskProc(directory) => self.mask_proc(directory),
+            Prepared::MaskParams => self.mask_params(),
+            Prepared::SetMode { target, mode } => self.set_mode(target, mode),
             Prepared::ListDirectories { first, others } => self.list_directories(first, others),
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
         };

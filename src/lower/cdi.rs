@@ -355,7 +355,7 @@ mod tests {
                 Step::UpdateLinkerCache(entries) => {
                     rest.libraries = entries.iter().map(|entry| (entry.arch, at_host(&entry.path))).collect();
                 }
-                Step::MountFiles { .. } | Step::ListDirectories { .. } => {}
+                Step::MountFiles { .. } | Step::MaskParams | Step::SetMode { .. } | Step::ListDirectories { .. } => {}
             }
         }
         words.extend(of_rest(&rest));

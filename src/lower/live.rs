@@ -99,6 +99,15 @@ pub enum Step {
     },
     /// Hide /proc/driver/nvidia behind this.
     MaskProc(ProcMask),
+    /// Let the driver's libraries in the container make no device nodes: hide `/proc/driver/nvidia/params` alone.
+    MaskParams,
+    /// `chmod MODE TARGET`, of what is the container's own
+    SetMode {
+        /// in the container
+        target: ContainerPath,
+        /// permission bits
+        mode: u32,
+    },
     /// Have the image's ldconfig look in these directories: it writes the cache anew when a package is installed.
     ListDirectories {
         /// Before all others, whether it looks there already or not
@@ -127,7 +136,9 @@ impl Step {
     pub const fn need(&self) -> Need {
         match self {
             Self::MountFile { need, .. } | Self::Link { need, .. } => *need,
-            Self::MountIpc { .. } | Self::MountFiles { .. } | Self::ListDirectories { .. } => Need::Optional,
+            Self::MountIpc { .. } | Self::MountFiles { .. } | Self::SetMode { .. } | Self::ListDirectories { .. } => {
+                Need::Optional
+            }
             _ => Need::Required,
         }
     }
@@ -144,6 +155,8 @@ impl fmt::Display for Step {
             Self::MountFiles { target, .. } => write!(f, "mount a directory of ours at {target} in the container"),
             Self::Link { link, text, .. } => write!(f, "link {link} to {text:?} in the container"),
             Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
+            Self::MaskParams => f.write_str("mask \"/proc/driver/nvidia/params\" in the container"),
+            Self::SetMode { target, mode } => write!(f, "set the mode of {target} to {mode:03o} in the container"),
             Self::ListDirectories { .. } => {
                 f.write_str("list the driver's directories in \"/etc/ld.so.conf.d\" in the container")
             }
@@ -267,8 +280,7 @@ pub(super) fn egl_profile(devices: u64) -> Option<Step> {
 }
 
 /// Leads programs to the image's own libraries in `dir`, for those names of ours that it has too.
-pub fn prefer(steps: &mut Vec<Step>, dir: &str, has: impl Fn(&OsStr) -> bool) {
-    let Some(dir) = ContainerPath::new(dir) else { return };
+pub fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&OsStr) -> bool) {
     let mut is_preferred = false;
     for step in &mut *steps {
         let Step::UpdateLinkerCache(entries) = step else { continue };
@@ -287,9 +299,10 @@ pub fn prefer(steps: &mut Vec<Step>, dir: &str, has: impl Fn(&OsStr) -> bool) {
         _ => None,
     });
     match list {
-        Some(first) => first.push(dir),
+        Some(first) => first.push(dir.clone()),
         // The linker cache stays the last step.
-        None => steps.insert(steps.len().saturating_sub(1), Step::ListDirectories { first: vec![dir], others: vec![] }),
+        None => steps
+            .insert(steps.len().saturating_sub(1), Step::ListDirectories { first: vec![dir.clone()], others: vec![] }),
     }
 }
 
@@ -397,17 +410,18 @@ mod tests {
         let native = |debian| library_dir(facts(debian), Arch::native());
         let entries = |debian: bool| vec![entry(&format!("{}/libcuda.so.1", native(debian)), Arch::native())];
         let dirs = [Path::new(native(true)), Path::new(native(false))];
+        let compat = ContainerPath::new("usr/local/cuda/compat").unwrap();
         for debian in [false, true] {
             assert_eq!(listed(&linker_steps(entries(debian), facts(debian))), []);
             let other = dirs[usize::from(debian)];
             let mut steps = linker_steps(entries(!debian), facts(debian));
             assert_eq!(listed(&steps), [(vec![], vec![other])]);
-            prefer(&mut steps, "usr/local/cuda/compat", |soname| soname == "libcuda.so.1");
+            prefer(&mut steps, &compat, |soname| soname == "libcuda.so.1");
             assert_eq!(listed(&steps), [(vec![Path::new("usr/local/cuda/compat")], vec![other])]);
             let mut steps = linker_steps(entries(debian), facts(debian));
-            prefer(&mut steps, "usr/local/cuda/compat", |_| false);
+            prefer(&mut steps, &compat, |_| false);
             assert_eq!(listed(&steps), [], "not used");
-            prefer(&mut steps, "usr/local/cuda/compat", |_| true);
+            prefer(&mut steps, &compat, |_| true);
             assert_eq!(listed(&steps), [(vec![Path::new("usr/local/cuda/compat")], vec![])]);
             assert!(matches!(steps.last(), Some(Step::UpdateLinkerCache(_))), "it cannot be taken back");
         }

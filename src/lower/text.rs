@@ -27,6 +27,10 @@ pub fn describe(step: &Step) -> Value {
             let shown: Vec<_> = mask.mounts.iter().map(|(path, _)| path).collect();
             json!({"action": "mask", "path": "/proc/driver/nvidia", "shown": shown})
         }
+        Step::MaskParams => json!({"action": "mask", "path": "/proc/driver/nvidia/params"}),
+        Step::SetMode { target, mode } => {
+            json!({"action": "mode", "path": target.absolute(), "mode": format!("{mode:03o}")})
+        }
         Step::ListDirectories { first, others } => {
             let dirs: Vec<_> = first.iter().chain(others).map(ContainerPath::absolute).collect();
             json!({"action": "ldconfig-directories", "path": "/etc/ld.so.conf.d", "directories": dirs})
@@ -47,6 +51,7 @@ pub fn line(step: &Value) -> String {
         "mount" | "device" => format!("mount {} at {path}", field("source")),
         "link" => format!("link {path} to {}", field("target")),
         "mask" => format!("mask {path}"),
+        "mode" => format!("set the mode of {path} to {}", field("mode")),
         "ldconfig-directories" => format!("list directories in {path}"),
         _ => format!("update {path}"),
     }

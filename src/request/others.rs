@@ -5,8 +5,10 @@ use std::path::Path;
 use crate::lower::rootfs::VERB;
 use crate::oci::SpecView;
 
-/// NVIDIA's programs that an engine, its runtime wrapper or a CDI spec of `nvidia-ctk` names as hooks.
-const HOOKS: [&str; 4] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-cdi-hook", "nvidia-ctk"];
+/// NVIDIA's programs that an engine or its runtime wrapper names as hooks.
+const HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
+/// Those that CDI specs of NVIDIA's programs name.
+const CDI_HOOKS: [&str; 2] = ["nvidia-cdi-hook", "nvidia-ctk"];
 /// Every spec for GPUs mounts one of these.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
 
@@ -16,7 +18,9 @@ pub fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Strin
     let hook = spec.hooks.iter().find(|hook| {
         let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
         let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if own_edits { is_us(&hook.path) } else { HOOKS.contains(&name) && !is_us(&hook.path) }
+        // A spec of NVIDIA's is one, whichever program has that name here.
+        let of_spec = CDI_HOOKS.contains(&name);
+        if own_edits { is_us(&hook.path) } else { of_spec || HOOKS.contains(&name) && !is_us(&hook.path) }
     });
     let mount = || {
         spec.mounts.iter().find(|mount| {
@@ -41,6 +45,7 @@ mod tests {
                 "runtime-hook",
             ),
             (r#""hooks":{"createContainer":[{"path":"/usr/bin/nvidia-cdi-hook"}]}"#, "nvidia-cdi-hook"),
+            (r#""hooks":{"createContainer":[{"path":"/us/nvidia-ctk"}]}"#, "nvidia-ctk"),
             (r#""hooks":{"createContainer":[{"path":"/us","args":["oci-nvidia-hook","rootfs"]}]}"#, "the hook \"/us\""),
             (r#""hooks":{"prestart":[{"path":"/us","args":["oci-nvidia-hook","prestart"]}]}"#, ""),
             (r#""hooks":{"prestart":[{"path":"/us/nvidia-container-runtime-hook"}]}"#, ""),

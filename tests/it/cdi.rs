@@ -351,7 +351,7 @@ fn specs_of_other_programs_are_theirs() {
     let text = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
     let text = (text.code, text.stdout);
     assert!(text.0 == Some(1) && text.1.contains("\"/gone/nvidia-ctk\" of the host is gone"), "{text:?}");
-    assert!(text.1.contains("hint: install nvidia-ctk, or have the program that wrote"), "{text:?}");
+    assert!(text.1.contains("hint: install oci-nvidia-hook-compat, which has nvidia-ctk, or"), "{text:?}");
     assert!(!text.1.contains("cdi generate"), "{text:?}");
 }
 

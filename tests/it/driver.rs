@@ -195,12 +195,17 @@ impl Waiting {
         self.init.id()
     }
 
-    /// Adds hook entries to config.json, as an engine does for a CDI device.
-    pub fn set_hooks(&self, stage: &str, hooks: &serde_json::Value) {
+    /// Sets a field of config.json.
+    pub fn set_spec_field(&self, field: &str, value: serde_json::Value) {
         let path = self.bundle.join("config.json");
         let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        spec["hooks"] = serde_json::json!({ stage: hooks });
+        spec[field] = value;
         std::fs::write(path, spec.to_string()).unwrap();
+    }
+
+    /// Adds hook entries to config.json, as an engine does for a CDI device.
+    pub fn set_hooks(&self, stage: &str, hooks: &serde_json::Value) {
+        self.set_spec_field("hooks", serde_json::json!({ stage: hooks }));
     }
 
     /// Starts the program with these arguments as runtimes do at the createRuntime stage.
@@ -213,10 +218,15 @@ impl Waiting {
     /// The same as runc does at the createContainer stage: in the container's mount namespace, the host's root still there,
     /// the pid one of the container's pid namespace.
     pub fn create_container_hook(&self, args: &[String]) -> Ran {
+        self.create_container_program(Path::new(HOOK), args)
+    }
+
+    /// The same with the program under another name.
+    pub fn create_container_program(&self, program: &Path, args: &[String]) -> Ran {
         let mut state: serde_json::Value = serde_json::from_str(&self.state()).unwrap();
         state["pid"] = 1.into();
         let mut enter = Command::new("nsenter");
-        enter.args(["-m", "-t", &self.init.id().to_string(), HOOK]).args(args).env_clear();
+        enter.args(["-m", "-t", &self.init.id().to_string()]).arg(program).args(args).env_clear();
         run_with(enter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), state.to_string().as_bytes())
     }
 

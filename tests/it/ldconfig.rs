@@ -97,7 +97,7 @@ fn directories_of_the_host_at_precreate() {
 }
 
 /// An image with a newer libcuda of its own.
-fn with_compat(ldconf: &str) -> (tempfile::TempDir, Image) {
+pub fn with_compat(ldconf: &str) -> (tempfile::TempDir, Image) {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", ldconf]);
     let compat = image.rootfs.join("usr/local/cuda/compat");

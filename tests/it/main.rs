@@ -45,6 +45,7 @@ mod ldconfig;
 mod limits;
 mod live;
 mod nvidia_cli;
+mod nvidia_ctk;
 mod packaging;
 mod peers;
 mod podman;
@@ -100,6 +101,7 @@ const ALL: &[&[Test]] = &[
     ldconfig::TESTS,
     live::TESTS,
     nvidia_cli::TESTS,
+    nvidia_ctk::TESTS,
     packaging::TESTS,
     peers::TESTS,
     podman::TESTS,

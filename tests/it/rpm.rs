@@ -298,6 +298,10 @@ fn nvidias_names_work() {
         ran.ok();
         assert!(container.exec("nvidia-smi -L").ok().contains("GPU-51eed001"));
     }
+    for (name, hook) in [("nvidia-ctk", "hook"), ("nvidia-cdi-hook", "update-ldcache")] {
+        let help = run(installed(name).args([hook, "--help"])).ok();
+        assert!(help.contains("disable-device-node-modification"), "{name}: {help}");
+    }
     for script in ["bash-completion/completions/oci-nvidia-hook", "zsh/site-functions/_oci-nvidia-hook"] {
         assert!(system.read(&format!("usr/share/{script}")).contains("__complete"), "{script}");
     }

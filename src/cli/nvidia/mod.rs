@@ -1,6 +1,7 @@
 //! The command lines of NVIDIA's programs, for engines, hooks and scripts that call these: the program is one of them when it
 //! is called by its name, as by the links of the package oci-nvidia-hook-compat.
 
+pub mod cdi_hook;
 pub mod cli;
 pub mod configure;
 pub mod hook;
@@ -11,3 +12,7 @@ pub const HOOK: &str = "nvidia-container-runtime-hook";
 pub const OLD_HOOK: &str = "nvidia-container-toolkit";
 /// What the hooks of LXC and enroot call, and Apptainer.
 pub const CLI: &str = "nvidia-container-cli";
+/// What CDI specs of NVIDIA's toolkit and device plugin have engines call.
+pub const CDI_HOOK: &str = "nvidia-cdi-hook";
+/// The same, as its command `hook`.
+pub const CTK: &str = "nvidia-ctk";

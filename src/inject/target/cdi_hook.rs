@@ -1,0 +1,68 @@
+//! What only the hook entries of NVIDIA's CDI specs ask for.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{FileType, Mode, OFlags};
+
+use super::{Done, Target};
+use crate::edits::build;
+use crate::inject::container::is_missing;
+use crate::inject::directory::{Present, present};
+use crate::inject::mountinfo::is_same_mount;
+use crate::inject::read_only;
+use crate::paths::ContainerPath;
+use crate::sys::in_root::{fd_path, open_regular};
+
+/// A dozen lines.
+const MAX_PARAMS: usize = 64 << 10;
+
+impl Target {
+    /// Hides the one file by which the driver's libraries are told to make device nodes: of GPUs that the container did not
+    /// ask for, too (CVE-2021-1056). Where the switch is off already, nothing is done.
+    pub(super) fn mask_params(&mut self) -> Result<()> {
+        let (dir, name) = (Path::new("proc/driver/nvidia"), OsStr::new("params"));
+        let open = match self.rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(open) => open,
+            // No driver in this kernel, or a container without /proc.
+            Err(error) if is_missing(&error) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let Present::Other(point, _) = present(&open, name)? else { return Ok(()) };
+        let text = crate::oci::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
+        let Some(masked) = build::mask_params(&String::from_utf8_lossy(&text)) else { return Ok(()) };
+        self.propagation.refuse_shared(&point)?;
+        self.forget_directories();
+        let content = [masked.into_bytes().into()];
+        let hidden = read_only::hide_file(&self.rootfs, dir, name, &point, &content, self.label.as_ref())?;
+        self.done.push(Done::Mounted(hidden.into()));
+        Ok(())
+    }
+
+    /// Only of files on the root file system and on a /dev of the container's own: on a volume, the host's file would be
+    /// changed, and a device node may be mounted from the host.
+    pub(super) fn set_mode(&mut self, target: &ContainerPath, mode: u32) -> Result<()> {
+        let file = match self.rootfs.open_at(target.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
+            Ok(file) => file,
+            Err(error) if is_missing(&error) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let stat = rustix::fs::fstat(&file)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        ensure!(matches!(kind, FileType::Directory | FileType::RegularFile), "it is neither a directory nor a file");
+        let mut is_own = is_same_mount(&file, &self.rootfs)?;
+        if !is_own && let Ok(dev) = self.rootfs.open_at(Path::new("dev"), OFlags::PATH | OFlags::DIRECTORY) {
+            is_own = is_same_mount(&file, &dev)? && !self.hosts_dev.has(&dev)? && is_tmpfs(&dev);
+        }
+        ensure!(is_own, "it is on a volume, and so the host's");
+        // The magic link means the open file, not its name; fchmod(2) takes no descriptor of O_PATH.
+        rustix::fs::chmod(fd_path(file.as_fd()), Mode::from_raw_mode(mode)).context("change it")
+    }
+}
+
+fn is_tmpfs(dir: impl AsFd) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    rustix::fs::fstatfs(&dir).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
+}

@@ -1,0 +1,313 @@
+//! Called as `nvidia-ctk hook` and `nvidia-cdi-hook`: the hook entries of CDI specs that NVIDIA's toolkit and device plugin
+//! write. The specs here have their entries word by word, with the mounts and nodes of the fake driver.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use oci_nvidia_hook::cdi::spec::{ContainerEdits, Spec};
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::cdi::{GPU_0, cdi, generate};
+use crate::cdi_containers::{only_spec, with_mounts};
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::ldconfig::LIST;
+use crate::nvidia_cli::link;
+use crate::support::{HOOK, Ran, run, run_with, scratch, sh, snapshot};
+
+pub const TESTS: &[Test] = &[
+    ("nvidia_ctk::specs_of_each_version_with_runc", engine::NEEDS, || specs_of_each_version(Cgroup::AsMounted)),
+    ("nvidia_ctk::specs_of_each_version_with_crun", engine::NEEDS_CRUN, || specs_of_each_version(Cgroup::WithCrun)),
+    ("nvidia_ctk::cuda_compat", NEEDS, cuda_compat),
+    ("nvidia_ctk::device_nodes_are_not_modified", NEEDS, device_nodes_are_not_modified),
+    ("nvidia_ctk::modes", NEEDS, modes),
+    ("nvidia_ctk::application_profile", NEEDS, application_profile),
+    ("nvidia_ctk::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
+    ("nvidia_ctk::state_in_a_file", NEEDS, state_in_a_file),
+    ("nvidia_ctk::what_is_not_known", &[], what_is_not_known),
+];
+
+/// As the toolkit of this version writes its entries; the device plugins 0.17 to 0.20 have those of 1.17 to 1.20.
+fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> Vec<Value> {
+    let path = program.to_str().unwrap();
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let mut dirs: Vec<_> = edits.mounts.iter().map(|mount| Path::new(&mount.container_path)).collect();
+    dirs.retain(|path| path.to_str().unwrap().contains(".so."));
+    let library = dirs.iter().find(|path| path.to_str().unwrap().contains("/libcuda.so.")).unwrap();
+    let dir = library.parent().unwrap().to_str().unwrap().to_owned();
+    let mut folders: Vec<_> = dirs.iter().map(|path| path.parent().unwrap().to_str().unwrap().to_owned()).collect();
+    folders.sort();
+    folders.dedup();
+    let folders = folders.iter().flat_map(|dir| ["--folder".to_owned(), dir.clone()]).collect();
+    let entry = |verb: &str, options: Vec<String>| {
+        let group = (name == "nvidia-ctk").then(|| "hook".to_owned());
+        let args: Vec<_> = [name.to_owned()].into_iter().chain(group).chain([verb.to_owned()]).chain(options).collect();
+        json!({"hookName": "createContainer", "path": path, "args": args, "env": ["NVIDIA_CTK_DEBUG=false"]})
+    };
+    let mut all = vec![entry("create-symlinks", vec!["--link".into(), format!("libcuda.so.1::{dir}/libcuda.so")])];
+    match version {
+        17 => all.push(entry("enable-cuda-compat", vec!["--host-driver-version=535.183.01".into()])),
+        _ => all.push(entry(
+            "enable-cuda-compat",
+            vec!["--host-driver-version=535.183.01".into(), "--host-cuda-version=12.2".into()],
+        )),
+    }
+    all.push(entry("update-ldcache", folders));
+    if version >= 18 {
+        all.push(entry("disable-device-node-modification", vec![]));
+    }
+    if version >= 20 {
+        all.push(entry("update-application-profile", vec![]));
+    }
+    if version == 17 {
+        all.push(entry("chmod", vec!["--mode".into(), "755".into(), "--path".into(), "/dev".into()]));
+    }
+    assert!(minor < 64);
+    all
+}
+
+/// The plugin's own kind of device, from a spec of ours.
+fn spec_of_nvidia(fake: &FakeDriver, program: &Path, version: u32) -> (Spec, Value) {
+    let ours = generate(fake, &["--hook-path", HOOK]);
+    let dir = scratch();
+    let path = dir.path().join("x.json");
+    cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let mut spec: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    spec["kind"] = "k8s.device-plugin.nvidia.com/gpu".into();
+    spec["cdiVersion"] = "0.5.0".into();
+    spec["containerEdits"]["hooks"] = entries(program, version, &ours.container_edits, 0).into();
+    spec["containerEdits"]["env"] = json!(["NVIDIA_VISIBLE_DEVICES=void"]);
+    for device in spec["devices"].as_array_mut().unwrap() {
+        device["containerEdits"].as_object_mut().unwrap().remove("hooks");
+    }
+    (ours, spec)
+}
+
+fn specs_of_each_version(cgroup: Cgroup) {
+    let dir = scratch();
+    let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
+    let libraries = "libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
+    let look = format!("nvidia-smi -L; probe-dlopen {libraries}; readlink /usr/lib64/libcuda.so");
+    let script = format!("{look}; ldconfig; {look}; cat /etc/nvidia/nvidia-application-profiles-rc.d/* || true");
+    for (name, version) in
+        [("nvidia-ctk", 17), ("nvidia-ctk", 18), ("nvidia-cdi-hook", 18), ("nvidia-cdi-hook", 20), ("nvidia-ctk", 20)]
+    {
+        let bin = scratch();
+        let (_, spec) = spec_of_nvidia(&fake, &link(bin.path(), name), version);
+        let path = dir.path().join("plugin.json");
+        std::fs::write(&path, spec.to_string()).unwrap();
+        let arguments = ["--device=k8s.device-plugin.nvidia.com/gpu=0", IMAGE, "sh", "-euc", &script];
+        let text = Podman::shared().run_after(&only_spec(&path), cgroup, &arguments).ok();
+        assert_eq!(text.matches(GPU_0).count(), 2, "{name} {version}: {text}");
+        assert_eq!(text.matches(": ok /usr/lib64/").count(), 8, "{name} {version}: {text}");
+        assert_eq!(text.matches("\nlibcuda.so.1\n").count(), 2, "{name} {version}: {text}");
+        assert_eq!(text.contains("EGLVisibleDGPUDevices\", 0x1]"), version == 20, "{name} {version}: {text}");
+    }
+}
+
+/// Calls one hook as runc does.
+fn call(container: &Waiting, program: &Path, args: &[&str]) -> Ran {
+    container.create_container_program(program, &args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
+}
+
+fn ctk() -> (tempfile::TempDir, PathBuf) {
+    let dir = scratch();
+    let program = link(dir.path(), "nvidia-cdi-hook");
+    (dir, program)
+}
+
+/// The image's newer libcuda is found first, also after its ldconfig has run.
+fn cuda_compat() {
+    let ((_bin, program), fake) = (ctk(), FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]));
+    let (dir, image) = crate::ldconfig::with_compat("include");
+    let (ours, _) = spec_of_nvidia(&fake, &program, 20);
+    let container = with_mounts(dir.path(), &image.rootfs, &ours.container_edits);
+    let hooks = entries(&program, 20, &ours.container_edits, 0);
+    container.set_spec_field("mounts", mounts_of(&ours.container_edits));
+    container.set_hooks("createContainer", &json!(hooks));
+    for hook in &hooks {
+        let args: Vec<String> = serde_json::from_value(hook["args"].clone()).unwrap();
+        container.create_container_program(&program, &args[1..]).ok();
+    }
+    for look in ["true", "ldconfig"] {
+        let found = container.exec(&format!("{look}; probe-dlopen libcuda.so.1 libnvidia-ml.so.1")).ok();
+        assert!(found.contains("libcuda.so.1: ok /usr/local/cuda/compat/libcuda.so.1"), "{look}: {found}");
+        assert!(found.contains("libnvidia-ml.so.1: ok /usr/lib64/libnvidia-ml.so.1"), "{look}: {found}");
+    }
+    // An older one is not.
+    let old = "enable-cuda-compat --host-driver-version=580.1";
+    call(&container, &program, &old.split(' ').collect::<Vec<_>>()).ok();
+    assert!(container.exec(&format!("cat {LIST}")).ok().contains("compat"), "it is update-ldcache that decides");
+}
+
+fn mounts_of(edits: &ContainerEdits) -> Value {
+    let mount = |mount: &oci_nvidia_hook::cdi::spec::Mount| json!({"source": mount.host_path, "destination": mount.container_path, "type": "bind", "options": ["rbind", "ro"]});
+    edits.mounts.iter().map(mount).collect()
+}
+
+const PARAMS: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/x; \
+                      printf 'Mobile: 0\\nModifyDeviceFiles: 1\\nX: 1\\n' >$rootfs/proc/driver/nvidia/params";
+
+fn device_nodes_are_not_modified() {
+    let (_bin, program) = ctk();
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], PARAMS);
+    let see = "cd /proc/driver/nvidia; cat params; ls -d gpus/x; echo >>params";
+    let mut mounts = String::new();
+    for _ in 0..2 {
+        call(&container, &program, &["disable-device-node-modification"]).ok();
+        let seen = container.exec(see);
+        assert_eq!(seen.stdout, "Mobile: 0\nModifyDeviceFiles: 0\nX: 1\ngpus/x\n", "{seen:?}");
+        assert!(seen.stderr.contains("Read-only file system"), "{seen:?}");
+        assert!(mounts.is_empty() || mounts == container.mountinfo(), "twice is once");
+        mounts = container.mountinfo();
+    }
+    // A container that does not see the driver there.
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    call(&container, &program, &["disable-device-node-modification"]).ok();
+}
+
+/// Of what is the container's own, and of nothing else: a volume is the host's.
+fn modes() {
+    let (_bin, program) = ctk();
+    let dir = scratch();
+    let (canary, node) = (dir.path().join("canary"), dir.path().join("canary/node"));
+    std::fs::create_dir(&canary).unwrap();
+    std::fs::set_permissions(&canary, std::fs::Permissions::from_mode(0o700)).unwrap();
+    sh(&format!("mknod -m 600 '{}' c 1 3", node.display())).ok();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    sh(&format!("cd '{}'; mkdir volume own; ln -s '{}' escape", image.rootfs.display(), canary.display())).ok();
+    let mounts = format!(
+        "mount --bind '{0}' $rootfs/volume; mkdir -m 700 $rootfs/dev/dri; touch $rootfs/dev/nvidia0; \
+         mount --bind '{0}/node' $rootfs/dev/nvidia0",
+        canary.display()
+    );
+    let paths = ["/volume", "/volume/node", "/escape", "/dev/nvidia0", "/own", "/dev/dri", "/missing"];
+    let before = snapshot(&canary);
+    // The naive program changes the host's.
+    let naive = format!(
+        "rootfs='{}'; unshare -m --propagation private sh -euc '{mounts}; chmod 777 $rootfs/volume/node'; \
+         mode=$(stat -c %a '{}'); chmod 600 '{1}'; echo $mode",
+        image.rootfs.display(),
+        node.display()
+    );
+    assert_eq!(sh(&naive.replace("$rootfs", &image.rootfs.display().to_string())).ok().trim(), "777");
+    assert_eq!(snapshot(&canary), before);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], &mounts);
+    let mut args = vec!["chmod", "--mode", "751"];
+    args.extend(paths.iter().flat_map(|path| ["--path", path]));
+    let ran = call(&container, &program, &args);
+    assert_eq!(ran.stderr.matches("ONH-303").count(), 4, "{ran:?}");
+    assert!(ran.stderr.contains("it is on a volume, and so the host's"), "{ran:?}");
+    ran.ok();
+    assert_eq!(snapshot(&canary), before);
+    assert_eq!(container.exec("stat -c %a /own /dev/dri").ok(), "751\n751\n");
+}
+
+fn application_profile() {
+    let (_bin, program) = ctk();
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    container.set_spec_field("linux", json!({"devices": [{"path": "/dev/nvidia3"}, {"path": "/dev/nvidia-uvm"}]}));
+    call(&container, &program, &["update-application-profile"]).ok();
+    let profile = container.exec("cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf").ok();
+    assert!(profile.contains("\"EGLVisibleDGPUDevices\", 0x8]"), "{profile}");
+}
+
+/// CVE-2024-0134 and CVE-2025-23267, at these names.
+fn links_of_the_image_are_not_followed() {
+    let (_bin, program) = ctk();
+    let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
+    let (ours, _) = spec_of_nvidia(&fake, &program, 18);
+    for (image, naive, args) in [
+        ("ln -s $canary $rootfs/pwn", "ln -s x $rootfs/pwn/x", &["create-symlinks", "--link", "x::/pwn/x"][..]),
+        (
+            "ln -s ../../../../../../../../../../../..$canary $rootfs/pwn",
+            "ln -s x $rootfs/pwn/x",
+            &["create-symlinks", "--link", "x::/pwn/x"],
+        ),
+        (
+            "ln -sf $canary/file $rootfs/etc/ld.so.cache",
+            ": >$rootfs/etc/ld.so.cache",
+            &["update-ldcache", "--folder", "/usr/lib64"],
+        ),
+        (
+            "rm -r $rootfs/etc/ld.so.conf.d; ln -s $canary $rootfs/etc/ld.so.conf.d",
+            "echo x >$rootfs/etc/ld.so.conf.d/00-x.conf",
+            &["update-ldcache", "--folder", "/usr/lib64"],
+        ),
+        (
+            "rm -r $rootfs/etc/ld.so.conf.d; ln -s $canary $rootfs/etc/ld.so.conf.d",
+            "echo x >$rootfs/etc/ld.so.conf.d/00-x.conf",
+            &["enable-cuda-compat", "--host-driver-version", "535.183.01"],
+        ),
+    ] {
+        for is_naive in [true, false] {
+            let (dir, base) = crate::ldconfig::with_compat("include");
+            let canary = dir.path().join("canary");
+            std::fs::create_dir(&canary).unwrap();
+            std::fs::write(canary.join("file"), "host").unwrap();
+            let before = snapshot(&canary);
+            let script = |script: &str| {
+                sh(&format!("rootfs='{}'; canary='{}'; {script}", base.rootfs.display(), canary.display())).ok()
+            };
+            script(image);
+            if is_naive {
+                script(naive);
+                assert_ne!(snapshot(&canary), before, "{naive}: the naive program did not fall");
+                continue;
+            }
+            let container = with_mounts(dir.path(), &base.rootfs, &ours.container_edits);
+            container.set_spec_field("mounts", mounts_of(&ours.container_edits));
+            let ran = call(&container, &program, args);
+            assert_eq!(snapshot(&canary), before, "{args:?}: {ran:?}");
+            ran.ok();
+        }
+    }
+}
+
+fn state_in_a_file() {
+    let (_bin, program) = ctk();
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let state = dir.path().join("state.json");
+    std::fs::write(&state, container.state()).unwrap();
+    let mut enter = Command::new("nsenter");
+    enter.args(["-m", "-t", &container.pid().to_string()]).arg(&program).env_clear();
+    enter.args(["create-symlinks", "--link", "x::/y", "--container-spec"]).arg(&state);
+    run_with(enter.env("PATH", "/usr/bin:/bin"), b"").ok();
+    assert_eq!(container.exec("readlink /y").ok(), "x\n");
+    // On the host's side it would act on what the host has mounted.
+    let mut outside = Command::new(&program);
+    let ran = run_with(outside.args(["create-symlinks", "--link", "x::/z"]), container.state().as_bytes());
+    assert!(ran.failed(1).contains("this is the host's side"));
+}
+
+fn what_is_not_known() {
+    let dir = scratch();
+    for name in ["nvidia-ctk", "nvidia-cdi-hook"] {
+        let program = link(dir.path(), name);
+        let run = |line: &str| run(Command::new(&program).args(line.split_whitespace()).env_clear());
+        let hook = if name == "nvidia-ctk" { "hook " } else { "" };
+        let ran = run(&format!("{hook}new-hook --x"));
+        assert!(ran.stderr.contains("unknown CDI hook \"new-hook\"") && ran.stderr.contains("ONH-316"), "{ran:?}");
+        ran.ok();
+        run(hook).ok();
+        let stderr = run(&format!("{hook}update-ldcache --new x")).failed(2);
+        assert!(stderr.contains("unknown option \"--new\" of update-ldcache (ONH-002)\nhint: "), "{stderr}");
+        assert!(stderr.contains("create-symlinks, update-ldcache, enable-cuda-compat"), "{stderr}");
+        assert!(run(&format!("{hook}chmod --help")).ok().contains("--mode OCTAL --path PATH"));
+        assert!(run("--version").ok().starts_with(&format!("{name} version ")));
+        let stderr = run(&format!("{hook}create-symlinks --link a::/b")).failed(1);
+        assert!(stderr.contains("cannot read the container state"), "{stderr}");
+    }
+    let ctk = dir.path().join("nvidia-ctk");
+    assert!(run(Command::new(ctk).args(["cdi", "generate"])).failed(2).contains("\"oci-nvidia-hook cdi generate\""));
+}
