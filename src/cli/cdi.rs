@@ -116,6 +116,9 @@ impl Options {
             }
             "vendor" | "class" => {
                 name::check_vendor_or_class(text).map_err(|why| anyhow::anyhow!("--{option}: {why}"))?;
+                if text.len() == 1 {
+                    bail!("--{option}: {text:?} has one letter, and CRI-O 1.37 does not start with such a CDI spec");
+                }
                 let name = if option == "vendor" { &mut self.vendor } else { &mut self.class };
                 text.clone_into(name);
             }
