@@ -49,7 +49,10 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
             return Outcome::ok(CHECK, active);
         }
         let file = status.hooks.first().map(|hook| hook.file.display().to_string()).unwrap_or_default();
-        let fix = format!("write \"when\": {{\"always\": true}} in {file}");
+        let fix = match status.fix.as_str() {
+            "" => format!("write \"when\": {{\"always\": true}} in {file}"),
+            fix => fix.to_owned(),
+        };
         return Outcome::of(CHECK, &catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
     }
     let usable = usable_cdi_devices(facts, engine);

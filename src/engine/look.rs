@@ -9,6 +9,7 @@ use super::runtime::{self, Runtime};
 use super::settings::Settings;
 use super::{Kind, User, Version, files, version};
 use crate::driver::DriverRoot;
+use crate::paths::HostPath;
 use crate::sys::process;
 
 /// Docker looks for a program of this name when it starts.
@@ -27,8 +28,12 @@ pub struct Engine {
     pub version: Option<Version>,
     /// Its configuration files that are there
     pub files: Vec<PathBuf>,
-    /// What they say
+    /// What they say; of a CRI-O that runs, what it runs with
     pub settings: Settings,
+    /// Whether it is a daemon that runs and has answered
+    pub running: bool,
+    /// What its files say, where it runs with other hooks directories
+    pub on_disk: Option<Settings>,
     /// Files that are there and cannot be read by us
     pub unseen: Vec<PathBuf>,
     /// Its hooks
@@ -116,6 +121,8 @@ fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
         program,
         files: Vec::new(),
         settings: Settings::default(),
+        running: false,
+        on_disk: None,
         unseen: Vec::new(),
         hooks: Hooks::default(),
         runtime: None,
@@ -135,6 +142,9 @@ fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
         return engine;
     }
+    if let Some(running) = engine.program.as_ref().and_then(|program| running(host, &engine.kind, program)) {
+        take_running(&mut engine, running);
+    }
     engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman());
     let runtime = runtime::of(&engine.kind, &engine.settings, engine.version, host);
     engine.runtime = runtime.map(|(name, program)| {
@@ -142,6 +152,46 @@ fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
         Runtime { name, program, version }
     });
     engine
+}
+
+/// CRI-O's control socket, which only root may use.
+const CRIO_SOCKET: &str = "/run/crio/crio.sock";
+/// How long a running CRI-O may take to print its configuration.
+const STATUS_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What a CRI-O that runs was started with. Options of its command line count more than its files, and it reads those only when
+/// it starts.
+fn running(host: &DriverRoot, kind: &Kind, program: &Path) -> Option<Settings> {
+    let can_ask = *kind == Kind::Crio && rustix::process::geteuid().is_root();
+    if !can_ask || host.locate(Path::new(CRIO_SOCKET)).is_err() {
+        return None;
+    }
+    let program = trusted(host, program)?;
+    let text = process::read_output(program.as_path(), &["status", "config"], STATUS_DEADLINE).ok()?;
+    let mut settings = Settings::default();
+    settings.add(Path::new(CRIO_SOCKET), &text, kind, None);
+    // An older one, without this command, prints something else.
+    (settings.refused.is_none() && settings.hooks_from.is_some()).then_some(settings)
+}
+
+fn take_running(engine: &mut Engine, running: Settings) {
+    engine.running = true;
+    let on_disk = std::mem::replace(&mut engine.settings, running);
+    engine.settings.refused.clone_from(&on_disk.refused);
+    if engine.settings.hooks_dirs == on_disk.hooks_dirs {
+        engine.settings.hooks_from = on_disk.hooks_from;
+    } else {
+        engine.settings.hooks_from = None;
+        engine.on_disk = Some(on_disk);
+    }
+}
+
+/// The program, all links followed, if nobody but root and us could have written it.
+fn trusted(host: &DriverRoot, program: &Path) -> Option<HostPath> {
+    let real = host.locate(program).ok()?;
+    let us = rustix::process::geteuid().as_raw();
+    let is_file = real.kind == rustix::fs::FileType::RegularFile;
+    (is_file && [0, us].contains(&real.uid) && real.mode & 0o022 == 0).then_some(real.host)
 }
 
 /// Why a program's version is not known.
@@ -170,13 +220,8 @@ impl Versions {
 
 /// A program that somebody else could have written is not run.
 fn ask_version(host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
-    let real = host.locate(program).map_err(|_| Untold::Unknown)?;
-    let us = rustix::process::geteuid().as_raw();
-    let is_file = real.kind == rustix::fs::FileType::RegularFile;
-    if !is_file || ![0, us].contains(&real.uid) || real.mode & 0o022 != 0 {
-        return Err(Untold::Unknown);
-    }
-    match process::read_version(real.host.as_path(), VERSION_DEADLINE) {
+    let program = trusted(host, program).ok_or(Untold::Unknown)?;
+    match process::read_version(program.as_path(), VERSION_DEADLINE) {
         Ok(said) => version::parse(&said).ok_or(Untold::Unknown),
         Err(error) if error.kind() == std::io::ErrorKind::Other => Err(Untold::Failed),
         Err(_) => Err(Untold::Unknown),
@@ -186,7 +231,6 @@ fn ask_version(host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paths::HostPath;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::hook_file::{Applies, PRECREATE};
 use super::hooks::Entry;
-use super::settings::HOOKS_DIR;
+use super::settings::{HOOKS_DIR, Settings};
 use super::{Engine, Kind};
 
 /// The answer for one engine. The names are an interface.
@@ -94,13 +94,36 @@ pub fn of(engine: &Engine, installed: &[PathBuf]) -> Status {
         (status.why, status.fix) = (why, fix);
     } else if let Some(Applies::If(condition)) = best.map(|entry| &entry.hook.applies) {
         status.why = format!("for a container only if {condition}");
+    } else if let Some(on_disk) = &engine.on_disk
+        && !status
+            .hooks
+            .iter()
+            .any(|hook| hook.file.parent().is_some_and(|dir| on_disk.hooks_dirs.iter().any(|d| d == dir)))
+    {
+        status.why = format!("until its next start: its configuration makes it look for hooks in {}", dirs_of(on_disk));
+        status.fix = format!("add \"{}\" to hooks_dir in its configuration", parent(&status.hooks));
     }
     status
 }
 
+fn parent(hooks: &[Started]) -> String {
+    let dir = hooks.first().and_then(|hook| hook.file.parent());
+    dir.unwrap_or_else(|| Path::new(HOOKS_DIR)).display().to_string()
+}
+
+fn dirs_of(settings: &Settings) -> String {
+    let dirs: Vec<_> = settings.hooks_dirs.iter().map(|dir| dir.display().to_string()).collect();
+    if dirs.is_empty() { "no directory".to_owned() } else { dirs.join(", ") }
+}
+
 /// Why the engine starts no container at all.
 fn stopped(engine: &Engine) -> Option<(String, String)> {
-    let starts = if engine.kind == Kind::Crio { "it does not start" } else { "no container starts" };
+    let starts = match engine.kind {
+        // It keeps what it has when a file that it reads again is wrong.
+        Kind::Crio if engine.running => "it goes on with the hooks that it read before, and will not start again",
+        Kind::Crio => "it does not start",
+        _ => "no container starts",
+    };
     let refused = engine.settings.refused.as_ref().or_else(|| engine.hooks.refused.first());
     let Some((file, why)) = refused else {
         let why = || {
@@ -155,15 +178,21 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
         let why = format!("{} has the name of {}, and takes its place", other.display(), ours.display());
         return (why, format!("mv {0} {0}.off", other.display()));
     }
-    let dirs: Vec<_> = engine.settings.hooks_dirs.iter().map(|dir| dir.display().to_string()).collect();
-    let dirs = if dirs.is_empty() { "no directory".to_owned() } else { dirs.join(", ") };
+    let dirs = dirs_of(&engine.settings);
     // Files that only Podman may read are of no use to others.
     let fits = |file: &&PathBuf| engine.kind.is_podman() || !file.to_string_lossy().contains(".podman.d");
+    if let Some(on_disk) = &engine.on_disk {
+        let why = format!("it runs with the hooks directories {dirs}, and its configuration has {}", dirs_of(on_disk));
+        let fix = "run \"systemctl restart crio\"; if that changes nothing, take --hooks-dir out of its command line: \
+                   \"systemctl cat crio\"";
+        return (why, fix.to_owned());
+    }
+    let restart = if engine.kind == Kind::Crio { ", and run \"systemctl restart crio\"" } else { "" };
     match (installed.iter().find(fits), &engine.settings.hooks_from) {
         (Some(file), Some(from)) => {
             let dir = file.parent().unwrap_or_else(|| Path::new(HOOKS_DIR)).display();
             let why = format!("{} makes it look for hooks in {dirs}, and not in {dir}", from.display());
-            (why, format!("add \"{dir}\" to hooks_dir in {}", from.display()))
+            (why, format!("add \"{dir}\" to hooks_dir in {}{restart}", from.display()))
         }
         (Some(file), None) => {
             let why = format!("it looks for hooks in {dirs}, where {} is not", file.display());

@@ -234,12 +234,21 @@ pub fn clear_environment() {
     unsafe { libc::clearenv() };
 }
 
-/// Runs a program of the host's with one argument and an environment of its own, and waits for it; whether it succeeded.
+/// Runs a program of the host's with these arguments and an environment of its own, and waits for it; whether it succeeded.
 /// What it prints goes to `output`, or nowhere. One that takes longer than `deadline` is ended. (`std::process::Command` is
 /// 25 KB.)
-fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>, deadline: Duration) -> io::Result<bool> {
+fn run_program(
+    program: &Path,
+    arguments: &[&str],
+    output: Option<BorrowedFd<'_>>,
+    deadline: Duration,
+) -> io::Result<bool> {
     let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::from);
-    let (program, argument) = (text(program.as_os_str().as_bytes())?, text(argument.as_bytes())?);
+    let program = text(program.as_os_str().as_bytes())?;
+    let mut argv = vec![program.clone()];
+    for argument in arguments {
+        argv.push(text(argument.as_bytes())?);
+    }
     let exec = || -> io::Result<()> {
         let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         rustix::stdio::dup2_stdin(&null)?;
@@ -248,7 +257,7 @@ fn run_program(program: &Path, argument: &str, output: Option<BorrowedFd<'_>>, d
         nix::unistd::chdir("/")?;
         // SAFETY: signal(2) with SIG_DFL installs no handler. An ignored signal would stay so in the program.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-        nix::unistd::execve(&program, &[&program, &argument], &[c"PATH=/usr/sbin:/usr/bin:/sbin:/bin"])?;
+        nix::unistd::execve(&program, &argv, &[c"PATH=/usr/sbin:/usr/bin:/sbin:/bin"])?;
         Ok(())
     };
     // SAFETY: as in ask_child: there is one thread, so the child is an ordinary process.
@@ -275,19 +284,24 @@ const NOT_RUN: i32 = 127;
 
 /// Runs modprobe(8): no program ever runs on a container's files.
 pub fn run_modprobe(program: &Path, module: &str, deadline: Duration) -> io::Result<bool> {
-    run_program(program, module, None, deadline)
+    run_program(program, &[module], None, deadline)
 }
 
-/// What a program of the host's prints when it is asked for its version. One that takes longer is ended; one that
-/// ends with an error is [`io::ErrorKind::Other`].
+/// What a program of the host's prints when it is asked for its version: see [`read_output`].
 pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
-    let output = rustix::fs::memfd_create("version", rustix::fs::MemfdFlags::CLOEXEC)?;
-    if !run_program(program, "--version", Some(output.as_fd()), deadline)? {
+    read_output(program, &["--version"], deadline)
+}
+
+/// What a program of the host's prints with these arguments. One that takes longer than `deadline` is ended; one that ends with
+/// an error is [`io::ErrorKind::Other`].
+pub fn read_output(program: &Path, arguments: &[&str], deadline: Duration) -> io::Result<String> {
+    let output = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?;
+    if !run_program(program, arguments, Some(output.as_fd()), deadline)? {
         return Err(io::Error::other("it ends with an error"));
     }
     rustix::fs::seek(&output, rustix::fs::SeekFrom::Start(0))?;
     let mut text = String::new();
-    File::from(output).take(1 << 16).read_to_string(&mut text)?;
+    File::from(output).take(1 << 20).read_to_string(&mut text)?;
     Ok(text)
 }
 

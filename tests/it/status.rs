@@ -4,18 +4,21 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use oci_nvidia_hook::engine::{Version, version};
+use oci_nvidia_hook::driver::DriverRoot;
+use oci_nvidia_hook::engine::{Kind, Version, hooks, look, status as engine_status, version};
+use oci_nvidia_hook::paths::HostPath;
 
 use crate::Test;
 use crate::driver::Image;
 use crate::podman_shapes::{NEEDS_USER, User};
-use crate::support::{HOOK, Need, run, scratch, sh};
+use crate::support::{HOOK, Need, run, scratch, sh, source};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 
 pub const TESTS: &[Test] = &[
     ("status::agrees_with_podman_of_root", NEEDS, agrees_with_podman_of_root),
     ("status::agrees_with_podman_of_a_user", NEEDS_USER, agrees_with_podman_of_a_user),
+    ("status::of_a_cri_o_that_runs", &[Need::Root], of_a_cri_o_that_runs),
     ("status::colours_are_for_terminals", &[Need::Program("script")], colours_are_for_terminals),
 ];
 
@@ -213,6 +216,111 @@ fn agrees_with_podman_of_a_user() {
     for case in CASES.iter().chain(USERS_CASES) {
         assert_agrees(case, dir, outcome(dir, case, &podman, &status, "Podman of onh-"));
     }
+}
+
+/// What `crio status config` prints decides, not the files: they are read at the next start, and the command line counts more.
+fn of_a_cri_o_that_runs() {
+    let dir = scratch();
+    let shipped = source("hooks.d/oci-nvidia-hook.json");
+    // Prints its configuration as CRI-O does, from a file in the place of a running daemon.
+    let script = r#"#!/bin/sh
+        case "$*" in
+        --version) printf 'crio version 1.37.0\nVersion: 1.37.0\n' ;;
+        "status config") cat "$(dirname "$0")/../../running.toml" ;;
+        *) exit 1 ;;
+        esac"#;
+    sh(&format!(
+        "cd '{}'; mkdir -p usr/bin usr/share/containers/oci/hooks.d etc/crio/crio.conf.d run/crio opt/hooks; \
+         cp '{}' usr/share/containers/oci/hooks.d; touch usr/bin/oci-nvidia-hook; \
+         chmod 755 usr/bin/oci-nvidia-hook; touch run/crio/crio.sock",
+        dir.path().display(),
+        shipped.display()
+    ))
+    .ok();
+    let crio = dir.path().join("usr/bin/crio");
+    std::fs::write(&crio, script).unwrap();
+    std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let conf = dir.path().join("etc/crio/crio.conf.d/10-x.conf");
+    let running = dir.path().join("running.toml");
+    let list = |hooks: &str| {
+        format!(
+            "[crio]\n  root = \"/var/lib\"\n  [crio.runtime]\n    hooks_dir = [{hooks}]\n    default_runtime = \"crun\"\n"
+        )
+    };
+    let (usual, other) = ("\"/usr/share/containers/oci/hooks.d\"", "\"/etc/nohooks\", \"/opt/hooks\"");
+    let status = |live: Option<&str>, on_disk: Option<&str>| {
+        let write = |path: &Path, text: Option<&str>| match text {
+            Some(text) => std::fs::write(path, list(text)).unwrap(),
+            None => drop(std::fs::remove_file(path)),
+        };
+        write(&running, live);
+        write(&conf, on_disk);
+        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let engines = look::look(&host, None);
+        let crio = engines.iter().find(|engine| engine.kind == Kind::Crio).unwrap();
+        engine_status::of(crio, &hooks::installed(&host))
+    };
+    for (live, on_disk, active, why, fix) in [
+        (Some(usual), None, true, "", ""),
+        (None, None, true, "", ""),
+        (
+            Some(other),
+            None,
+            false,
+            "it runs with the hooks directories /etc/nohooks, /opt/hooks",
+            "run \"systemctl restart crio\"; if",
+        ),
+        (
+            Some(""),
+            None,
+            false,
+            "it runs with the hooks directories no directory, and its",
+            "run \"systemctl restart crio\"; if",
+        ),
+        (
+            Some(other),
+            Some(other),
+            false,
+            "makes it look for hooks in /etc/nohooks",
+            ", and run \"systemctl restart crio\"",
+        ),
+        (None, Some(other), false, "makes it look for hooks in /etc/nohooks", ", and run \"systemctl restart crio\""),
+        (
+            Some(usual),
+            Some(other),
+            true,
+            "until its next start: ",
+            "add \"/usr/share/containers/oci/hooks.d\" to hooks_dir",
+        ),
+    ] {
+        let status = status(live, on_disk);
+        let text = format!("{live:?} {on_disk:?}: {status:?}");
+        assert_eq!(status.active, active, "{text}");
+        assert!(status.why.contains(why) && status.why.is_empty() == why.is_empty(), "{text}");
+        assert!(status.fix.contains(fix) && status.fix.is_empty() == fix.is_empty(), "{text}");
+    }
+    // It reads the directory again when a file in it changes, and keeps the hooks that it has if one is wrong.
+    let broken = dir.path().join("usr/share/containers/oci/hooks.d/x.json");
+    std::fs::write(&broken, "{").unwrap();
+    let live = status(Some(usual), None);
+    assert!(
+        !live.active && live.why.starts_with("it goes on with the hooks that it read before, and will not"),
+        "{live:?}"
+    );
+    assert!(status(None, None).why.starts_with("it does not start: "));
+    std::fs::remove_file(&broken).unwrap();
+    // Not asked: it does not run, or others could have written the program.
+    std::fs::remove_file(dir.path().join("run/crio/crio.sock")).unwrap();
+    assert!(status(Some(other), None).active);
+    std::fs::write(dir.path().join("run/crio/crio.sock"), "").unwrap();
+    std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o757)).unwrap();
+    assert!(status(Some(other), None).active);
+    // One that hangs is not waited for.
+    std::fs::write(&crio, script.replace("cat \"", "exec sleep 60; cat \"")).unwrap();
+    std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let start = std::time::Instant::now();
+    assert!(status(Some(other), None).active);
+    assert!(start.elapsed() < std::time::Duration::from_secs(30));
 }
 
 /// With a terminal there are colours, unless one says no; in a pipe there are none.
