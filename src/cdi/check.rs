@@ -281,7 +281,10 @@ mod tests {
         spec.container_edits.hooks = vec![Hook { path: "/usr/bin/nvidia-ctk".into(), ..Hook::default() }];
         let verdict = judge(&with_hook, &readers, "/usr/bin/nvidia-ctk");
         assert_eq!(verdict.reason, "\"/usr/bin/nvidia-ctk\" of the host is gone");
-        assert!(!verdict.ok && verdict.hint.starts_with("install oci-nvidia-hook-compat, which has nvidia-ctk, or"), "{verdict:?}");
+        assert!(
+            !verdict.ok && verdict.hint.starts_with("install oci-nvidia-hook-compat, which has nvidia-ctk, or"),
+            "{verdict:?}"
+        );
         let verdict = judge(&with_hook, &readers, "/a");
         assert_eq!(verdict.hint, "run the program that wrote /var/run/cdi/theirs.json again, or remove the file");
         // Ours is for all engines of this host.

@@ -57,6 +57,9 @@ static STAGE: Opt = option(
     Words("precreate prestart createRuntime createContainer"),
 );
 static BUNDLE: Opt = option("--bundle FILE\twrite what a bug report needs to this new file", Files);
+static CONTAINER: Opt =
+    option("--container NAME\texamine this running container, an id or a name, and not the host", Nothing);
+static PID: Opt = option("--pid PID\texamine the container of this process", Nothing);
 static CSV: Opt =
     switch("--csv\tprint comma-separated values: a table of the driver, a blank line, a table of the GPUs");
 
@@ -127,8 +130,9 @@ static COMMANDS: &[Command] = &[
         summary: "look for what is wrong with this host, and tell what mends it",
         about: "It changes nothing and needs no root: what it could not see, it says. The exit status is 0 if there is nothing \
                 to mend, 1 with warnings, 3 with errors.",
-        options: &[&JSON, &BUNDLE],
+        options: &[&JSON, &BUNDLE, &CONTAINER, &PID],
         examples: &[
+            ("why a running container has no GPU, as root", "oci-nvidia-hook doctor --container NAME"),
             ("in order, with the command that mends it", "oci-nvidia-hook doctor"),
             ("for a bug report; no secrets, no serial numbers", "oci-nvidia-hook doctor --bundle report.tar.gz"),
         ],

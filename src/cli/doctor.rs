@@ -1,6 +1,7 @@
 //! `doctor`: what is wrong with this host, and what mends it.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -8,7 +9,8 @@ use anyhow::Result;
 use super::status::this_user;
 use super::terminal::{Colour, Terminal};
 use super::{Options, output};
-use crate::doctor::{self, Caller, Outcome, Status, bundle};
+use crate::config;
+use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
 use crate::driver::DriverRoot;
 use crate::engine::status;
 use crate::error::one_line;
@@ -37,21 +39,40 @@ pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
 }
 
 fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
-    let host = DriverRoot::open(&HostPath::new("/"))?;
     let config = options.config.as_deref();
+    if options.container.is_some() || options.pid.is_some() {
+        let outcomes = examine_container(options)?;
+        let printed = print(&outcomes, options, terminal)?;
+        return Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) });
+    }
+    let host = DriverRoot::open(&HostPath::new("/"))?;
     let facts = doctor::look(&host, config, caller());
     let outcomes = doctor::examine(&facts);
-    let printed = if options.json {
-        output::print(&(serde_json::to_string_pretty(&outcomes)? + "\n"))
-    } else {
-        output::print(&text(&outcomes, terminal))
-    };
+    let printed = print(&outcomes, options, terminal)?;
     if let Some(path) = &options.bundle {
         let statuses: Vec<_> = facts.engines.iter().map(|engine| status::of(engine, &facts.installed)).collect();
         bundle::write(path, &bundle::collect(&host, &facts, &outcomes, &statuses, config)?)?;
     }
-    let failed = printed != ExitCode::SUCCESS;
-    Ok(if failed { code(Status::Error) } else { code(doctor::worst(&outcomes)) })
+    Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) })
+}
+
+/// Whether it was printed.
+fn print(outcomes: &[Outcome], options: &Options, terminal: Terminal) -> Result<bool> {
+    let text = if options.json { serde_json::to_string_pretty(outcomes)? + "\n" } else { text(outcomes, terminal) };
+    Ok(output::print(&text) == ExitCode::SUCCESS)
+}
+
+fn examine_container(options: &Options) -> Result<Vec<Outcome>> {
+    let (config, _) = config::read(options.config.as_deref())?;
+    let name = options.container.as_deref().unwrap_or_default();
+    let pid = match options.pid {
+        Some(pid) => pid,
+        None => {
+            let id = super::why::id_of(name).unwrap_or_else(|| name.to_owned());
+            container::find::by_id(Path::new("/proc"), &id)?
+        }
+    };
+    Ok(container::examine(&container::look(pid, name, &config)?))
 }
 
 fn caller() -> Caller {

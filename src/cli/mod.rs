@@ -26,7 +26,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::error::failure;
 use crate::finding::catalog;
@@ -93,7 +93,9 @@ pub struct Options {
     pub create: bool,
     /// `--bundle`
     pub bundle: Option<PathBuf>,
-    /// Of `why`
+    /// `--pid`
+    pub pid: Option<i32>,
+    /// Of `why`, and of `doctor`
     pub container: Option<String>,
     /// Of `list`
     pub selection: Selection,
@@ -218,6 +220,8 @@ impl Options {
             "request" => self.request_only = true,
             "stage" => self.stage = Some(parse_stage(&value)?),
             "create" => self.create = true,
+            "container" => self.container = value.to_str().map(str::to_owned),
+            "pid" => self.pid = Some(parse_pid(&value)?),
             "bundle" => self.bundle = Some(value.into()),
             "inventory" => self.inventory = Some(value.into()),
             _ if self.selection.set(option, Some(&value))? => {}
@@ -225,6 +229,11 @@ impl Options {
         }
         Ok(())
     }
+}
+
+fn parse_pid(word: &OsString) -> Result<i32> {
+    let pid = word.to_str().and_then(|text| text.parse().ok()).filter(|pid: &i32| *pid > 0);
+    pid.with_context(|| format!("--pid {word:?} is not the number of a process"))
 }
 
 fn parse_stage(word: &OsString) -> Result<Stage> {

@@ -102,6 +102,18 @@ fn tell(name: &str, options: &Options) -> Result<String> {
     }
 }
 
+/// The id of the container that this name or beginning of an id means, if it is known.
+pub(super) fn id_of(name: &str) -> Option<String> {
+    let mut records = records().unwrap_or_default();
+    let known = known_containers(&records);
+    name_all(&mut records, &known);
+    match find(name, &records, &known) {
+        Meant::Record(at) => records.get(at).map(|record| record.container.id.clone()),
+        Meant::Known(at) => known.get(at).map(|known| known.listed.id.clone()),
+        Meant::Several(_) | Meant::Nothing => None,
+    }
+}
+
 fn records() -> Result<Vec<Record>> {
     Ok(Store::existing()?.map(|store| store.all()).transpose()?.unwrap_or_default())
 }

@@ -185,12 +185,17 @@ pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
 
 /// Whether the kernel lets a process without caps read and write a node.
 pub(super) fn may_open(node: &Located, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
-    let bits = if node.uid == uid {
-        node.mode >> 6
-    } else if is_in(node.gid) {
-        node.mode >> 3
+    allows(node.mode, node.uid, node.gid, uid, is_in)
+}
+
+/// Whether a file of this mode, owner and group may be read and written by a user who is in some groups.
+pub(super) fn allows(mode: u32, owner: u32, group: u32, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
+    let bits = if owner == uid {
+        mode >> 6
+    } else if is_in(group) {
+        mode >> 3
     } else {
-        node.mode
+        mode
     };
     bits & 0o6 == 0o6
 }

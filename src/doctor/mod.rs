@@ -4,6 +4,7 @@
 //! [`Outcome`]s. Nothing is changed. What cannot be seen without root is said, not guessed.
 
 pub mod bundle;
+pub mod container;
 mod driver;
 mod engines;
 mod facts;

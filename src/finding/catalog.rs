@@ -127,6 +127,12 @@ kinds! {
     RELOAD_CUTS "ONH-506" Warning "systemd manages cgroups of version 1", "\"systemctl daemon-reload\" takes GPUs away from running containers";
     DEV_CHAR "ONH-507" Warning "runc leaves out devices that have no link in /dev/char", "containers that are given them by name may not open them";
     SELINUX "ONH-508" Warning "SELinux keeps containers from devices", "opening a GPU fails with \"permission denied\", and NVML says \"insufficient permissions\"";
+    CONTAINER_LIBRARY "ONH-509" Warning "a container lacks a library of the driver", "its programs fail with \"cannot open shared object file\"";
+    CONTAINER_PATH "ONH-510" Warning "the dynamic linker of a container does not find a library of the driver", "the file exists, and its programs fail with \"cannot open shared object file\"";
+    CONTAINER_VERSION "ONH-511" Warning "a container has libraries of another driver version", "libraries work with the kernel module of their own version only";
+    CONTAINER_NODE "ONH-512" Warning "a container lacks a device node, or has another device in its place", "its programs find no GPU";
+    CONTAINER_ACCESS "ONH-513" Warning "the process of a container may not open a device node", "NVML says \"insufficient permissions\", and CUDA finds no device";
+    CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU", "opening it fails with \"operation not permitted\", and NVML says \"unknown error\"";
 }
 
 #[cfg(test)]

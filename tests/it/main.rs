@@ -27,6 +27,7 @@ mod debian;
 mod docker;
 mod docs;
 mod doctor;
+mod doctor_container;
 mod driver;
 mod driver_roots;
 mod engine;
@@ -86,6 +87,7 @@ const ALL: &[&[Test]] = &[
     docker::TESTS,
     docs::TESTS,
     doctor::TESTS,
+    doctor_container::TESTS,
     driver_roots::TESTS,
     engine_texts::TESTS,
     failure::TESTS,

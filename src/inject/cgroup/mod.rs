@@ -4,6 +4,7 @@
 //! which the runtime has made the cgroup already; a device listed in config.json ([`already_allowed`]) needs none of it.
 //! Kernel side: `Documentation/admin-guide/cgroup-v1/devices.rst`, `cgroup-v2.rst` ("Device controller").
 
+pub mod ask;
 mod dbus;
 mod listed;
 mod locate;

@@ -1,0 +1,120 @@
+//! The first process of a container, by the container's id.
+//!
+//! Engines name the cgroup of a container by its id: `libpod-<id>.scope`, `crio-<id>`, `cri-containerd-<id>.scope`,
+//! `docker/<id>`. So one look at /proc serves all of them, and no engine has to be asked.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::error::failure;
+use crate::finding::catalog;
+use crate::sys::proc_file;
+
+/// The shortest beginning of an id that is looked for: shorter ones are in many names.
+const SHORTEST: usize = 6;
+/// How long the ids of engines are.
+const LENGTH: usize = 64;
+
+/// The id in a line of /proc/PID/cgroup that begins with `id`; conmon's cgroup has it too, and is not the container's.
+fn id_in<'c>(cgroup: &'c str, id: &str) -> Option<&'c str> {
+    let names = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)).flat_map(|path| path.split('/'));
+    let of_containers = names.filter(|name| !name.contains("conmon"));
+    let mut words = of_containers.flat_map(|name| name.split(['-', '.', ':']));
+    words.find(|word| word.len() == LENGTH && word.starts_with(id) && word.bytes().all(|c| c.is_ascii_hexdigit()))
+}
+
+/// When a process started, in /proc/PID/stat: the name before it may have blanks and brackets in it.
+fn parse_start(stat: &str) -> Option<u64> {
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
+/// The process that was started first in the container whose id begins with `id`.
+///
+/// # Errors
+/// If there is none, or ids of several containers begin so.
+pub fn by_id(proc: &Path, id: &str) -> Result<i32> {
+    let none = || {
+        failure(
+            &catalog::CONTAINER,
+            format!("no process of a container {id:?} is found"),
+            "give the id of one that runs, or a process of it with --pid",
+        )
+    };
+    if id.len() < SHORTEST || !id.bytes().all(|c| c.is_ascii_hexdigit()) {
+        return Err(none());
+    }
+    let mut first: BTreeMap<String, (u64, i32)> = BTreeMap::new();
+    for entry in std::fs::read_dir(proc).map_err(anyhow::Error::new)?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        // One that has ended meanwhile is none.
+        let read = |file: &str| proc_file::read_text(entry.path().join(file));
+        let Ok(cgroup) = read("cgroup") else { continue };
+        let Some(id) = id_in(&cgroup, id) else { continue };
+        let Some(start) = read("stat").ok().and_then(|stat| parse_start(&stat)) else { continue };
+        let known = first.entry(id.to_owned()).or_insert((start, pid));
+        *known = (*known).min((start, pid));
+    }
+    let mut found = first.into_iter();
+    match (found.next(), found.next()) {
+        (Some((_, (_, pid))), None) => Ok(pid),
+        (Some((one, _)), Some((other, _))) => {
+            let what = format!("{id:?} is the beginning of {one} and {other}");
+            Err(failure(&catalog::CONTAINER, what, "give more of the id"))
+        }
+        (None, _) => Err(none()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn ids_in_cgroups() {
+        for (cgroup, is_it) in [
+            (format!("0::/machine.slice/libpod-{ID}.scope/container\n"), true),
+            (format!("12:devices:/libpod_parent/libpod-{ID}\n0::/\n"), true),
+            (format!("0::/kubepods.slice/kubepods-pod7.slice/crio-{ID}.scope\n"), true),
+            (format!("0::/system.slice/docker-{ID}.scope\n"), true),
+            (format!("0::/kubepods.slice/x.slice:cri-containerd:{ID}\n"), true),
+            (format!("0::/machine.slice/libpod-conmon-{ID}.scope\n"), false),
+            (format!("0::/machine.slice/libpod-x{ID}.scope\n"), false),
+            ("0::/user.slice/012345\n".to_owned(), false),
+        ] {
+            assert_eq!(id_in(&cgroup, "012345"), is_it.then_some(ID), "{cgroup}");
+        }
+        assert_eq!(id_in(&format!("0::/{ID}"), "123456"), None, "not the beginning");
+    }
+
+    #[test]
+    fn the_first_process_of_one_container() {
+        let proc = tempfile::tempdir().unwrap();
+        let other = ID.replace("abcdef0123", "abcdef9999");
+        for (pid, cgroup, name, start) in [
+            (40, format!("0::/libpod-conmon-{ID}.scope"), "conmon", 10),
+            (50, format!("0::/libpod-{ID}.scope/container"), "a) b", 12),
+            (45, format!("0::/libpod-{ID}.scope/container"), "later", 13),
+            (60, "0::/init.scope".to_owned(), "init", 1),
+            (70, format!("0::/libpod-{other}.scope"), "sh", 14),
+        ] {
+            let dir = proc.path().join(pid.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(dir.join("cgroup"), cgroup).unwrap();
+            let rest = "S 1 ".to_owned() + &"0 ".repeat(17);
+            std::fs::write(dir.join("stat"), format!("{pid} ({name}) {rest}{start} 0 0")).unwrap();
+        }
+        std::fs::create_dir(proc.path().join("80")).unwrap();
+        assert_eq!(by_id(proc.path(), ID).unwrap(), 50);
+        assert_eq!(by_id(proc.path(), &ID[..28]).unwrap(), 50);
+        for (id, says) in
+            [("0123456", "is the beginning of"), ("0123", "no process"), ("ffffffff", "no process"), ("../../", "no")]
+        {
+            let error = by_id(proc.path(), id).unwrap_err();
+            assert!(error.to_string().contains(says), "{id}: {error}");
+        }
+    }
+}

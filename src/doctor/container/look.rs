@@ -1,0 +1,222 @@
+//! Reads what a process of a container sees into [`ContainerFacts`].
+//!
+//! Everything is opened below the process's root by [`Root`], which no link leaves, and as a descriptor: what was looked at is
+//! what is read. Only regular files are read, and only the linker's cache and the process's own files in /proc.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::unistd::Pid;
+use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfsMountFlags};
+
+use super::{ContainerFacts, Found, FoundNode, Library, Node, Process, gpu_number};
+use crate::config::Config;
+use crate::driver::catalog::LIBRARY_DIRS;
+use crate::driver::ldcache::{self, Arch};
+use crate::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
+use crate::driver::{DriverRoot, prepare};
+use crate::error::{Failure, failure, line};
+use crate::finding::catalog;
+use crate::inject::cgroup::ask;
+use crate::inventory::procfs::{self, DRIVER_PROC};
+use crate::oci::read_file_limited;
+use crate::sys::in_root::{Root, open_regular, real_path};
+use crate::sys::proc_file;
+use crate::sys::process::Identity;
+
+/// What programs open: CUDA, and nvidia-smi.
+const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
+/// The linker's own, without a cache; those with the machine's name are Debian's.
+const LINKER_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+/// A cache of the largest system has 1 MB.
+const MAX_CACHE: usize = 16 << 20;
+/// More names in /dev than any container has.
+const MOST_NODES: usize = 4096;
+/// Processes do not open files with it.
+const CAP_DAC_OVERRIDE: u64 = 1 << 1;
+
+/// Looks at the container whose first process this is. `name` is what it was asked for by.
+///
+/// # Errors
+/// If it is no container's, has ended, or may not be looked at.
+pub fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
+    // A number can become another process's; an open directory of /proc is that of one process for ever.
+    let open = rustix::fs::openat(
+        CWD,
+        format!("/proc/{pid}"),
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let proc = open.map_err(anyhow::Error::new).with_context(|| format!("cannot look at process {pid}"))?;
+    let path = |name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", proc.as_fd().as_raw_fd()));
+    let refused = |error: std::io::Error| {
+        let what = format!("cannot look into the container of process {pid}");
+        anyhow::Error::new(error).context(Failure::new(&catalog::CONTAINER, what, "run it as root"))
+    };
+    let root = Root::open(&path("root")).map_err(refused)?;
+    let namespace = |name: &str| std::fs::read_link(path(name)).ok();
+    let ours = |name: &str| std::fs::read_link(Path::new("/proc/self").join(name)).ok();
+    if namespace("ns/mnt") == ours("ns/mnt") {
+        return Err(failure(
+            &catalog::CONTAINER,
+            format!("process {pid} is not in a container"),
+            "give a process of one with --pid, or its id with --container",
+        ));
+    }
+    let status = proc_file::read_text(path("status"))?;
+    let environment = proc_file::read(path("environ")).unwrap_or_default();
+    let variable = |name: &str| variable(&environment, name);
+    let in_ours = namespace("ns/user") == ours("ns/user");
+    let process = parse_process(&status, in_ours, variable("NVIDIA_DRIVER_CAPABILITIES"))
+        .with_context(|| format!("cannot read the status of process {pid}"))?;
+    let driver = DriverRoot::open(&config.driver_root)?;
+    let module = procfs::read_version(&driver.owner_of(DRIVER_PROC)?);
+    let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
+    let uvm = prepare::parse_majors(&devices).get("nvidia-uvm").map(|major| (*major, 0));
+    let filter = ask::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
+    Ok(ContainerFacts {
+        pid,
+        name: name.to_owned(),
+        module,
+        process,
+        libraries: libraries(&root, variable("LD_LIBRARY_PATH").as_deref()),
+        nodes: nodes(&root, uvm),
+        filter,
+    })
+}
+
+fn variable(environment: &[u8], name: &str) -> Option<String> {
+    let mut entries = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    entries.find_map(|entry| Some(entry.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+}
+
+/// Of /proc/PID/status: ids are as the reader's user namespace has them.
+fn parse_process(status: &str, in_our_namespace: bool, capabilities: Option<String>) -> Option<Process> {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    // Real, effective, saved, and the one for files.
+    let last = |name: &str| field(name)?.split_whitespace().nth(3)?.parse::<u32>().ok();
+    let groups = field("Groups").unwrap_or_default().split_whitespace().filter_map(|group| group.parse().ok());
+    let caps = u64::from_str_radix(field("CapEff")?.trim(), 16).ok()?;
+    Some(Process {
+        identity: Identity { uid: last("Uid")?, gid: last("Gid")? },
+        groups: groups.collect(),
+        // In another user namespace it counts for that namespace's own files only.
+        overrides: in_our_namespace && caps & CAP_DAC_OVERRIDE != 0,
+        capabilities,
+    })
+}
+
+fn libraries(root: &Root, library_path: Option<&str>) -> Vec<Library> {
+    let cache = read_cache(root).unwrap_or_default();
+    let cache = ldcache::parse(&cache).ok();
+    let of = |name: &'static str| {
+        let from_cache = cache.iter().flat_map(|cache| cache.candidates(OsStr::new(name), Arch::native()));
+        let from_cache: Vec<PathBuf> = from_cache.map(|entry| PathBuf::from(entry.path)).collect();
+        let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
+        let debians = [format!("/lib/{machine}"), format!("/usr/lib/{machine}")];
+        let given = library_path.unwrap_or_default().split(':').filter(|dir| dir.starts_with('/'));
+        let in_dirs = |dirs: Vec<PathBuf>| dirs.into_iter().map(|dir| dir.join(name));
+        let usual = debians.iter().map(PathBuf::from).chain(LINKER_DIRS.iter().map(PathBuf::from));
+        let places = in_dirs(given.map(PathBuf::from).collect()).chain(from_cache).chain(in_dirs(usual.collect()));
+        let found = places.into_iter().find_map(|path| look_at(root, &path));
+        let elsewhere = || {
+            let dirs = LIBRARY_DIRS.iter().chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
+            let paths = dirs.map(|dir| Path::new(dir).join(name));
+            paths.into_iter().find_map(|path| Some(look_at(root, &path)?.path))
+        };
+        let elsewhere = if found.is_none() { elsewhere() } else { None };
+        Library { name, found, elsewhere }
+    };
+    LIBRARIES.into_iter().map(of).collect()
+}
+
+fn read_cache(root: &Root) -> Option<Vec<u8>> {
+    let fd = root.open_at(Path::new("/etc/ld.so.cache"), OFlags::PATH).ok()?;
+    read_file_limited(&open_regular(fd).ok()?, MAX_CACHE).ok()
+}
+
+fn look_at(root: &Root, path: &Path) -> Option<Found> {
+    let fd = root.open_at(path, OFlags::PATH).ok()?;
+    let stat = rustix::fs::fstat(&fd).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return None;
+    }
+    // For its last name alone, which has the version; nothing is opened by it.
+    let real = real_path(fd.as_fd()).ok();
+    let version = real.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).and_then(version_of);
+    Some(Found { path: path.to_string_lossy().into_owned(), version, is_empty: stat.st_size == 0 })
+}
+
+/// `libcuda.so.535.183.01` → `535.183.01`
+fn version_of(name: &str) -> Option<String> {
+    let (_, version) = name.split_once(".so.")?;
+    let is_version = version.contains('.') && version.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+    is_version.then(|| version.to_owned())
+}
+
+/// Those that every container with GPUs has, and those of GPUs that are there.
+fn nodes(root: &Root, uvm: Option<(u32, u32)>) -> Vec<Node> {
+    let names = names(root, Path::new("/dev")).into_iter();
+    let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));
+    let all = [("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR))), ("nvidia-uvm".to_owned(), uvm)];
+    let of = |(name, expected): (String, Option<(u32, u32)>)| {
+        let found = look_at_node(root, &Path::new("/dev").join(&name));
+        Node { name, expected, found }
+    };
+    all.into_iter().chain(gpus).map(of).collect()
+}
+
+fn names(root: &Root, dir: &Path) -> Vec<String> {
+    let Ok(fd) = root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY) else { return Vec::new() };
+    let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
+    let names = entries.take(MOST_NODES).filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()));
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+fn look_at_node(root: &Root, path: &Path) -> Option<FoundNode> {
+    let fd: OwnedFd = root.open_at(path, OFlags::PATH).ok()?;
+    let stat = rustix::fs::fstat(&fd).ok()?;
+    let is_char = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    let nodev = rustix::fs::fstatvfs(&fd).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NODEV));
+    Some(FoundNode {
+        device: is_char.then(|| (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))),
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        nodev,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes() {
+        let status =
+            "Name:\tsh\nUid:\t0\t1\t2\t1000\nGid:\t5\t6\t7\t100\nGroups:\t44 100 \nCapEff:\t0000000000000002\n";
+        let process = parse_process(status, true, None).unwrap();
+        assert_eq!((process.identity, process.groups.as_slice()), (Identity { uid: 1000, gid: 100 }, &[44, 100][..]));
+        assert!(process.overrides);
+        assert!(!parse_process(status, false, None).unwrap().overrides);
+        assert_eq!(parse_process("Name:\tsh\n", true, None), None);
+        assert_eq!(variable(b"A=b\0LD_LIBRARY_PATH=/x:/y\0", "LD_LIBRARY_PATH").as_deref(), Some("/x:/y"));
+        assert_eq!(variable(b"LD_LIBRARY_PATHS=/x", "LD_LIBRARY_PATH"), None);
+    }
+
+    #[test]
+    fn versions_in_names() {
+        for (name, version) in [
+            ("libcuda.so.535.183.01", Some("535.183.01")),
+            ("libcuda.so.1", None),
+            ("libcuda.so.1.x", None),
+            ("libcuda.so", None),
+        ] {
+            assert_eq!(version_of(name).as_deref(), version, "{name}");
+        }
+    }
+}

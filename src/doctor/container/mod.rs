@@ -1,0 +1,284 @@
+//! `doctor --container`: what a running container lacks, whoever set it up: files, device nodes, the right to open them.
+//!
+//! [`find`] finds its process, [`look`] reads what that sees into [`ContainerFacts`], and the checks here are pure. The container
+//! is hostile: its files are opened below its root and never run, and of what is no regular file nothing is read.
+
+pub mod find;
+mod look;
+
+pub use look::look;
+
+use super::Outcome;
+use super::driver::{allows, group};
+use crate::driver::nodes::NVIDIA_MAJOR;
+use crate::finding::catalog;
+use crate::inject::cgroup::DeviceRule;
+use crate::inject::cgroup::ask::Filter;
+use crate::sys::process::Identity;
+
+/// A running container, as far as GPUs depend on it.
+#[derive(Debug)]
+pub struct ContainerFacts {
+    /// Its first process, as the host counts
+    pub pid: i32,
+    /// The name or id that it was asked for by; empty if only by the process
+    pub name: String,
+    /// The version of the host's kernel module
+    pub module: Option<String>,
+    /// Who its process is
+    pub process: Process,
+    /// The libraries that programs open by name
+    pub libraries: Vec<Library>,
+    /// The device nodes in its /dev
+    pub nodes: Vec<Node>,
+    /// Its device cgroup, or why that cannot be read
+    pub filter: Result<Filter, String>,
+}
+
+/// A process, as the host sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// User and group that files are opened as
+    pub identity: Identity,
+    /// Its other groups
+    pub groups: Vec<u32>,
+    /// Whether permissions of the host's files mean nothing to it (`CAP_DAC_OVERRIDE` in the host's user namespace)
+    pub overrides: bool,
+    /// `NVIDIA_DRIVER_CAPABILITIES`, if it was started with that
+    pub capabilities: Option<String>,
+}
+
+/// A library of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    /// As programs open it: `libcuda.so.1`
+    pub name: &'static str,
+    /// The one that the linker finds
+    pub found: Option<Found>,
+    /// If it finds none: where one is nevertheless
+    pub elsewhere: Option<String>,
+}
+
+/// A file that a library's name leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Where the linker finds it
+    pub path: String,
+    /// As its file's name has it
+    pub version: Option<String>,
+    /// Whether there is nothing in it: what is left of a mount
+    pub is_empty: bool,
+}
+
+/// A device node that there should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// `nvidiactl`
+    pub name: String,
+    /// Its number, where that is known
+    pub expected: Option<(u32, u32)>,
+    /// What is there
+    pub found: Option<FoundNode>,
+}
+
+/// A file in the place of a device node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundNode {
+    /// Its number, if it is a character device
+    pub device: Option<(u32, u32)>,
+    /// Its permissions
+    pub mode: u32,
+    /// Its owner, as the host counts
+    pub uid: u32,
+    /// Its group, as the host counts
+    pub gid: u32,
+    /// Whether it is on a file system on which device nodes cannot be opened
+    pub nodev: bool,
+}
+
+/// Runs all checks.
+#[must_use]
+pub fn examine(facts: &ContainerFacts) -> Vec<Outcome> {
+    [process, libraries, nodes, access, cgroup].iter().flat_map(|check| check(facts)).collect()
+}
+
+/// How a container gets what it lacks.
+fn again(facts: &ContainerFacts) -> String {
+    let why = match facts.name.as_str() {
+        "" => String::new(),
+        name => format!("; \"oci-nvidia-hook why {name}\" shows what the hook did for this one"),
+    };
+    format!("start it with -e NVIDIA_VISIBLE_DEVICES=all, or with --device nvidia.com/gpu=all{why}")
+}
+
+fn process(facts: &ContainerFacts) -> Vec<Outcome> {
+    const CHECK: &str = "container";
+    let Identity { uid, gid } = facts.process.identity;
+    let driver = match &facts.module {
+        Some(version) => format!("driver {version}"),
+        None => {
+            let what = "the kernel module of the host is not loaded";
+            return vec![Outcome::of(CHECK, &catalog::NOT_LOADED, what, "oci-nvidia-hook doctor")];
+        }
+    };
+    vec![Outcome::ok(CHECK, format!("process {} runs as user {uid}, group {gid} of the host; {driver}", facts.pid))]
+}
+
+fn libraries(facts: &ContainerFacts) -> Vec<Outcome> {
+    const CHECK: &str = "libraries";
+    facts.libraries.iter().map(|library| of_library(CHECK, library, facts)).collect()
+}
+
+fn of_library(check: &'static str, library: &Library, facts: &ContainerFacts) -> Outcome {
+    let name = library.name;
+    let Some(found) = &library.found else {
+        if !is_asked_for(name, facts) {
+            return Outcome::skipped(check, format!("{name}: NVIDIA_DRIVER_CAPABILITIES does not ask for it"));
+        }
+        let Some(place) = &library.elsewhere else {
+            let what = format!("{name} is missing in the container");
+            return Outcome::of(check, &catalog::CONTAINER_LIBRARY, what, again(facts));
+        };
+        let what = format!("{name} is at {place:?}, and the container's dynamic linker does not look there");
+        let dir = place.rsplit_once('/').map_or("/", |(dir, _)| dir);
+        let fix = format!("start it with -e LD_LIBRARY_PATH={dir}, or let the hook or CDI place the libraries");
+        return Outcome::of(check, &catalog::CONTAINER_PATH, what, fix);
+    };
+    if found.is_empty {
+        let what = format!("{:?} is empty: it is what remains where the driver's file was mounted before", found.path);
+        return Outcome::of(check, &catalog::CONTAINER_LIBRARY, what, again(facts));
+    }
+    match (&found.version, &facts.module) {
+        (Some(version), Some(module)) if version != module => {
+            let what = format!("{:?} is of driver {version}, and the kernel module is of {module}", found.path);
+            let fix = "start it again; libraries in the image or in a volume must go, or be of the host's version";
+            Outcome::of(check, &catalog::CONTAINER_VERSION, what, fix)
+        }
+        (Some(version), _) => Outcome::ok(check, format!("{name} is {:?}, of driver {version}", found.path)),
+        (None, _) => Outcome::ok(check, format!("{name} is {:?}, whose name has no version", found.path)),
+    }
+}
+
+/// Without the variable, the default of NVIDIA's images and of the hook is both.
+fn is_asked_for(library: &str, facts: &ContainerFacts) -> bool {
+    let capability = if library.starts_with("libcuda") { "compute" } else { "utility" };
+    let has = |asked: &String| asked.split(',').any(|word| [capability, "all", "video"].contains(&word.trim()));
+    facts.process.capabilities.as_ref().filter(|asked| !asked.is_empty()).is_none_or(has)
+}
+
+fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
+    const CHECK: &str = "nodes";
+    let mut outcomes = Vec::new();
+    for node in &facts.nodes {
+        let path = format!("/dev/{}", node.name);
+        match (&node.found, node.expected) {
+            (None, _) => {
+                let what = format!("the device node \"{path}\" is missing in the container");
+                outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_NODE, what, again(facts)));
+            }
+            (Some(found), expected) if found.device.is_none() || expected.is_some() && found.device != expected => {
+                let is = found
+                    .device
+                    .map_or_else(|| "not a device node".to_owned(), |(major, minor)| format!("{major}:{minor}"));
+                let should = expected.map_or(String::new(), |(major, minor)| format!(", it should be {major}:{minor}"));
+                let what = format!("\"{path}\" of the container is {is}{should}");
+                outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_NODE, what, again(facts)));
+            }
+            _ => {}
+        }
+    }
+    let is_gpu = |node: &&Node| node.found.is_some() && node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
+    let gpus = facts.nodes.iter().filter(is_gpu).count();
+    if gpus == 0 {
+        let what = "the container has no device node of a GPU (\"/dev/nvidia0\" and so on)";
+        outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_NODE, what, again(facts)));
+    } else if outcomes.is_empty() {
+        let names: Vec<_> = facts.nodes.iter().map(|node| node.name.as_str()).collect();
+        outcomes.push(Outcome::ok(CHECK, format!("it has {}", names.join(", "))));
+    }
+    outcomes
+}
+
+/// The device nodes that are right.
+fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&Node, &FoundNode, (u32, u32))> {
+    facts.nodes.iter().filter_map(|node| {
+        let found = node.found.as_ref()?;
+        let device = found.device.filter(|device| node.expected.is_none_or(|expected| expected == *device))?;
+        Some((node, found, device))
+    })
+}
+
+fn access(facts: &ContainerFacts) -> Vec<Outcome> {
+    const CHECK: &str = "access";
+    let Process { identity, groups, overrides, .. } = &facts.process;
+    let is_in = |gid: u32| gid == identity.gid || groups.contains(&gid);
+    let mut outcomes = Vec::new();
+    for (node, found, _) in good(facts) {
+        if found.nodev {
+            let what = format!("\"/dev/{}\" is on a file system that is mounted nodev", node.name);
+            let fix = "have the engine create the node: --device, CDI, or precreate";
+            outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_ACCESS, what, fix));
+            continue;
+        }
+        if *overrides || allows(found.mode, found.uid, found.gid, identity.uid, is_in) {
+            continue;
+        }
+        let what = format!(
+            "user {}, group {} of the host may not open \"/dev/{}\" ({}:{} {:04o})",
+            identity.uid,
+            identity.gid,
+            node.name,
+            found.uid,
+            group(found.gid),
+            found.mode
+        );
+        let fix = format!(
+            "add the group: --group-add {0} (rootless: --group-add keep-groups, with crun; Kubernetes: supplementalGroups: [{0}]), or \
+             use CDI",
+            found.gid
+        );
+        outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_ACCESS, what, fix));
+    }
+    match (outcomes.is_empty(), good(facts).count()) {
+        (true, 0) => vec![Outcome::skipped(CHECK, "there is no device node to open")],
+        (true, _) => vec![Outcome::ok(CHECK, "modes and owners of the device nodes let its process open them")],
+        _ => outcomes,
+    }
+}
+
+fn cgroup(facts: &ContainerFacts) -> Vec<Outcome> {
+    const CHECK: &str = "cgroup";
+    let filter = match &facts.filter {
+        Ok(Filter::None) => return vec![Outcome::ok(CHECK, "no device cgroup limits it")],
+        Ok(filter) => filter,
+        Err(why) => return vec![Outcome::skipped(CHECK, format!("its device cgroup cannot be read: {why}"))],
+    };
+    let asked: Vec<_> = good(facts)
+        .map(|(node, _, (major, minor))| (node, (major, minor), filter.allows(DeviceRule { major, minor })))
+        .collect();
+    let denied = asked.iter().filter(|(.., allowed)| *allowed == Some(false));
+    let outcome = |(node, (major, minor), _): &(&Node, (u32, u32), Option<bool>)| {
+        let what = format!("the device cgroup denies \"/dev/{}\" ({major}:{minor})", node.name);
+        let fix = "start it again; if it worked before, \"systemctl daemon-reload\" or an update of its resources took the \
+                   GPUs away: let the engine list the devices (--device, CDI, precreate)";
+        Outcome::of(CHECK, &catalog::CONTAINER_CGROUP, what, fix)
+    };
+    let denied: Vec<_> = denied.map(outcome).collect();
+    if !denied.is_empty() {
+        return denied;
+    }
+    if asked.is_empty() {
+        return vec![Outcome::skipped(CHECK, "there is no device node to open")];
+    }
+    if asked.iter().any(|(.., allowed)| allowed.is_none()) {
+        return vec![Outcome::skipped(CHECK, "what its device programs allow cannot be told")];
+    }
+    vec![Outcome::ok(CHECK, "its device cgroup allows the GPUs")]
+}
+
+/// The number of a GPU's device node by its name; `None` if it is another's.
+fn gpu_number(name: &str) -> Option<(u32, u32)> {
+    let minor = name.strip_prefix("nvidia")?;
+    let is_plain = !minor.is_empty() && minor.bytes().all(|digit| digit.is_ascii_digit());
+    Some((NVIDIA_MAJOR, minor.parse().ok().filter(|_| is_plain)?))
+}

@@ -1,0 +1,201 @@
+//! Whether a device cgroup lets a process open a device, asked without opening it: for `doctor`.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, Result};
+use nix::unistd::Pid;
+
+use super::{DeviceCgroup, DeviceRule, locate, mounts, read};
+use crate::sys::bpf::{self, Insn};
+
+/// What decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// Nothing: all devices are allowed
+    None,
+    /// Version 1: what is in `devices.list`
+    List(String),
+    /// Version 2: programs, all of which must allow. `None`: the kernel withholds one's instructions
+    Programs(Vec<Option<Vec<Insn>>>),
+}
+
+/// Reads it, of this process.
+///
+/// # Errors
+/// If it cannot be found or read, as without root on version 2.
+pub fn filter(pid: Pid) -> Result<Filter> {
+    let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
+    match locate(&mounts()?, &cgroup)? {
+        DeviceCgroup::None => Ok(Filter::None),
+        DeviceCgroup::V1(path) => {
+            let path = path.as_path().join("devices.list");
+            let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path:?}"))?;
+            Ok(Filter::List(text))
+        }
+        DeviceCgroup::V2 { path, .. } => {
+            let dir = File::open(path.as_path()).with_context(|| format!("cannot open {path}"))?;
+            let ids = bpf::effective(dir.as_fd()).context("cannot read its device programs")?;
+            let insns = |id: u32| bpf::prog_info(bpf::prog_by_id(id)?.as_fd()).map(|info| info.insns);
+            let programs: nix::Result<Vec<_>> = ids.into_iter().map(insns).collect();
+            let programs = programs.context("cannot read its device programs")?;
+            Ok(if programs.is_empty() { Filter::None } else { Filter::Programs(programs) })
+        }
+    }
+}
+
+impl Filter {
+    /// Whether the device may be read and written; `None` if that cannot be told.
+    #[must_use]
+    pub fn allows(&self, rule: DeviceRule) -> Option<bool> {
+        match self {
+            Self::None => Some(true),
+            Self::List(text) => Some(is_listed(text, rule)),
+            Self::Programs(programs) => {
+                let answers = programs.iter().map(|program| run(program.as_ref()?, rule).map(|answer| answer != 0));
+                let answers: Vec<_> = answers.collect();
+                if answers.contains(&Some(false)) {
+                    Some(false)
+                } else {
+                    answers.into_iter().collect::<Option<_>>().map(|_: Vec<_>| true)
+                }
+            }
+        }
+    }
+}
+
+/// Lines are `c 195:* rw`; `a *:* rwm` is everything. Read and write can be in different lines.
+fn is_listed(list: &str, rule: DeviceRule) -> bool {
+    let matches = |text: &str, number: u32| text == "*" || text.parse() == Ok(number);
+    let access = |line: &str| {
+        let mut words = line.split(' ');
+        let (kind, numbers, access) = (words.next()?, words.next()?, words.next()?);
+        let (major, minor) = numbers.split_once(':')?;
+        let fits = matches!(kind, "a" | "c") && matches(major, rule.major) && matches(minor, rule.minor);
+        fits.then(|| (access.contains('r'), access.contains('w')))
+    };
+    let found: Vec<_> = list.lines().filter_map(access).collect();
+    found.iter().any(|(read, _)| *read) && found.iter().any(|(_, write)| *write)
+}
+
+/// More instructions than a program of any runtime has; none of them loops.
+const MOST: usize = 1 << 16;
+
+/// Runs a device program as the kernel does, asked to open a character device for reading and writing. `None`: it has an
+/// instruction that programs of runtimes and of systemd do not have.
+fn run(program: &[Insn], rule: DeviceRule) -> Option<u64> {
+    const CHAR: u32 = 2;
+    const READ_WRITE: u32 = 2 | 4;
+    let context = [READ_WRITE << 16 | CHAR, rule.major, rule.minor].map(u32::to_ne_bytes).concat();
+    let mut registers: [Option<u64>; 16] = [None; 16];
+    let mut at = 0_usize;
+    for _ in 0..MOST {
+        let insn = *program.get(at)?;
+        let (dst, src) = (usize::from(insn.dst()), usize::from(insn.src()));
+        let immediate = i64::from(insn.imm).cast_unsigned();
+        let operand = || if insn.code & 8 == 0 { Some(immediate) } else { *registers.get(src)? };
+        let value = || *registers.get(dst)?;
+        at += 1;
+        match (insn.code & 7, insn.code) {
+            (_, 0x95) => return *registers.first()?,
+            // r1 is the context at the start, and the only pointer.
+            (1, code) => {
+                let width = match code {
+                    0x61 => 4,
+                    0x69 => 2,
+                    0x71 => 1,
+                    _ => return None,
+                };
+                let start = usize::try_from(insn.off).ok()?;
+                let read = context.get(start..start.checked_add(width)?)?;
+                let mut bytes = [0; 8];
+                for (to, from) in bytes.iter_mut().zip(read) {
+                    *to = *from;
+                }
+                if src != 1 || cfg!(target_endian = "big") {
+                    return None;
+                }
+                *registers.get_mut(dst)? = Some(u64::from_le_bytes(bytes));
+            }
+            (class @ (4 | 7), code) => {
+                let (narrow, operand) = (class == 4, operand()?);
+                let cut = |number: u64| if narrow { number & 0xffff_ffff } else { number };
+                let shift = u32::try_from(operand & if narrow { 31 } else { 63 }).ok()?;
+                let result = match code & 0xf0 {
+                    0x40 => value()? | operand,
+                    0x50 => value()? & operand,
+                    0x60 => cut(value()?).wrapping_shl(shift),
+                    0x70 => cut(value()?).wrapping_shr(shift),
+                    0xa0 => value()? ^ operand,
+                    0xb0 => operand,
+                    _ => return None,
+                };
+                *registers.get_mut(dst)? = Some(cut(result));
+            }
+            (class @ (5 | 6), code) => {
+                let cut = |number: u64| if class == 6 { number & 0xffff_ffff } else { number };
+                let taken = match code & 0xf0 {
+                    0x00 if class == 5 => true,
+                    0x10 => cut(value()?) == cut(operand()?),
+                    0x40 => cut(value()?) & cut(operand()?) != 0,
+                    0x50 => cut(value()?) != cut(operand()?),
+                    _ => return None,
+                };
+                if taken {
+                    at = at.checked_add_signed(insn.off.into())?;
+                }
+            }
+            _ => return None,
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::program;
+    use super::*;
+
+    const GPU: DeviceRule = DeviceRule { major: 195, minor: 0 };
+
+    #[test]
+    fn lists_of_version_1() {
+        for (list, allowed) in [
+            ("a *:* rwm\n", true),
+            ("c 195:0 rw\n", true),
+            ("c 195:* rwm\n", true),
+            ("c *:* m\nb *:* rw\n", false),
+            ("c 195:255 rw\nc 1:3 rwm\n", false),
+            ("c 195:0 r\n", false),
+            ("c 195:0 r\nc *:0 w\n", true),
+            ("", false),
+        ] {
+            assert_eq!(Filter::List(list.to_owned()).allows(GPU), Some(allowed), "{list:?}");
+        }
+    }
+
+    #[test]
+    fn programs_of_version_2() {
+        let answer = |value| vec![Insn::new(0xb7, 0, 0, 0, value), Insn::new(0x95, 0, 0, 0, 0)];
+        let ours = program::extend(&answer(0), &[GPU, DeviceRule { major: 195, minor: 255 }]).unwrap().unwrap();
+        let unknown = vec![Insn::new(0x85, 0, 0, 0, 1)];
+        let ask = |programs: &[Option<Vec<Insn>>], rule| Filter::Programs(programs.to_vec()).allows(rule);
+        let (ours, yes, no, unknown) = (Some(ours), Some(answer(1)), Some(answer(0)), Some(unknown));
+        let other = DeviceRule { major: 195, minor: 1 };
+        for (programs, gpu, others) in [
+            (&[yes.clone()][..], Some(true), Some(true)),
+            (std::slice::from_ref(&no), Some(false), Some(false)),
+            (std::slice::from_ref(&ours), Some(true), Some(false)),
+            (&[ours.clone(), yes.clone()], Some(true), Some(false)),
+            (&[ours.clone(), no.clone()], Some(false), Some(false)),
+            (&[ours.clone(), unknown.clone()], None, Some(false)),
+            (&[yes, None], None, None),
+            (&[None, no.clone()], Some(false), Some(false)),
+        ] {
+            assert_eq!((ask(programs, GPU), ask(programs, other)), (gpu, others), "{programs:?}");
+        }
+        // A program that never ends is none that the kernel would load.
+        let endless = vec![Insn::new(0x05, 0, 0, -1, 0)];
+        assert_eq!(ask(&[Some(endless)], GPU), None);
+    }
+}

@@ -1,0 +1,198 @@
+//! `doctor --container`: a process that sees an image as its root, as containers are started by hand or by a device plugin, with
+//! one thing missing or wrong at a time.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image};
+use crate::support::{HOOK, Need, run, scratch, sh};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare")];
+const V1: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::CgroupV1];
+
+pub const TESTS: &[Test] = &[
+    ("doctor_container::each_lack_has_its_finding", NEEDS, each_lack_has_its_finding),
+    ("doctor_container::nothing_of_a_container_is_opened_that_is_no_file", NEEDS, nothing_is_opened_that_is_no_file),
+    ("doctor_container::a_cgroup_that_denies", V1, a_cgroup_that_denies),
+    ("doctor_container::what_cannot_be_examined", NEEDS, what_cannot_be_examined),
+];
+
+/// The process of a container.
+struct Container(Child);
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// `before` prepares its root, as a shell script in it, after a /dev with the nodes of one GPU was mounted; `program` is the
+/// command line that starts its process there.
+fn start(dir: &Path, before: &str, program: &str) -> Container {
+    let script = format!(
+        "cd '{}'; mount --bind . .; cd \"$PWD\"; mount -t tmpfs -o nosuid dev dev; \
+         node() {{ mknod dev/$1 c $2 $3; chmod 666 dev/$1; }}; \
+         node nvidiactl 195 255; node nvidia-uvm 511 0; node nvidia0 195 0; {before}\necho ready; exec {program}",
+        dir.join("image").display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-euc", &script]).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+    assert_eq!(line, "ready\n", "{before}");
+    let container = Container(child);
+    // The shell becomes the program.
+    let end = Instant::now() + Duration::from_secs(30);
+    while std::fs::read_to_string(format!("/proc/{}/comm", container.0.id())).unwrap().trim() != "sleep" {
+        assert!(Instant::now() < end, "{program}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    container
+}
+
+const SLEEP: &str = "chroot . /bin/sleep 600";
+const AS_USER: &str = "chroot --userspec=1000:1000 --groups= . /bin/sleep 600";
+const IN_GROUP: &str = "chroot --userspec=1000:1000 --groups=44 . /bin/sleep 600";
+
+/// An image with the driver's libraries in it, as a device plugin mounts them, and a linker cache that knows them.
+fn image(dir: &Path) {
+    let image = Image::new(dir, &["--layout", "debian"]);
+    let script = format!(
+        "cd '{}'; lib=usr/lib/x86_64-linux-gnu; mkdir -p $lib dev; \
+         for name in libcuda libnvidia-ml; do echo x >$lib/$name.so.535.183.01; ln -sf $name.so.535.183.01 $lib/$name.so.1; done",
+        image.rootfs.display()
+    );
+    sh(&script).ok();
+}
+
+fn doctor(fake: &FakeDriver, arguments: &[&str]) -> (Option<i32>, Vec<Value>, String) {
+    let mut hook = Command::new(HOOK);
+    let ran = run(hook.arg("--config").arg(&fake.config).args(["doctor", "--json"]).args(arguments).env_clear());
+    (ran.code, serde_json::from_str(&ran.stdout).unwrap_or_default(), ran.stderr)
+}
+
+fn ids(outcomes: &[Value]) -> Vec<String> {
+    outcomes.iter().filter_map(|outcome| Some(outcome["id"].as_str()?.to_owned())).collect()
+}
+
+/// What is done to it before it runs, the program, and what is found then.
+const LACKS: &[(&str, &str, &[&str])] = &[
+    ("true", SLEEP, &[]),
+    ("rm usr/lib/x86_64-linux-gnu/libcuda.so*", SLEEP, &["ONH-509"]),
+    ("rm usr/lib/x86_64-linux-gnu/libcuda.so*; export NVIDIA_DRIVER_CAPABILITIES=utility", SLEEP, &[]),
+    (": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01", SLEEP, &["ONH-509"]),
+    // A link out of the image leads nowhere in it.
+    ("ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1", SLEEP, &["ONH-509"]),
+    // As GKE's plugin mounts them: without LD_LIBRARY_PATH nothing finds them there.
+    (
+        "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64",
+        SLEEP,
+        &["ONH-510"],
+    ),
+    (
+        "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64; \
+         export LD_LIBRARY_PATH=/usr/local/nvidia/lib64",
+        SLEEP,
+        &[],
+    ),
+    (
+        "cd usr/lib/x86_64-linux-gnu; mv libcuda.so.535.183.01 libcuda.so.550.54.14; ln -sf libcuda.so.550.54.14 libcuda.so.1; \
+         cd ../../..",
+        SLEEP,
+        &["ONH-511"],
+    ),
+    ("rm dev/nvidiactl", SLEEP, &["ONH-512"]),
+    ("rm dev/nvidia0", SLEEP, &["ONH-512"]),
+    ("rm dev/nvidia0; mknod -m 666 dev/nvidia0 c 195 1", SLEEP, &["ONH-512"]),
+    ("rm dev/nvidia0; : >dev/nvidia0", SLEEP, &["ONH-512"]),
+    ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", SLEEP, &[]),
+    ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", AS_USER, &["ONH-513"]),
+    ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", IN_GROUP, &[]),
+    ("mount -o remount,nodev dev", SLEEP, &["ONH-513", "ONH-513", "ONH-513"]),
+];
+
+fn each_lack_has_its_finding() {
+    let fake = FakeDriver::shared();
+    for (before, program, expected) in LACKS {
+        let dir = scratch();
+        image(dir.path());
+        let container = start(dir.path(), before, program);
+        let (code, outcomes, stderr) = doctor(fake, &["--pid", &container.0.id().to_string()]);
+        assert_eq!(ids(&outcomes), *expected, "{before}: {outcomes:#?} {stderr}");
+        assert_eq!(code, Some(i32::from(!expected.is_empty())), "{before}");
+        assert!(outcomes.iter().all(|outcome| outcome["id"].is_null() || outcome["fix"] != ""), "{outcomes:?}");
+    }
+}
+
+/// A fifo would stop root's doctor for ever, and opening a device can be all that it takes: a watchdog resets the host.
+fn nothing_is_opened_that_is_no_file() {
+    let fake = FakeDriver::shared();
+    let dir = scratch();
+    image(dir.path());
+    let before = "rm -f etc/ld.so.cache; mkfifo etc/ld.so.cache; rm usr/lib/x86_64-linux-gnu/libcuda.so.1; \
+                  mkfifo usr/lib/x86_64-linux-gnu/libcuda.so.1";
+    let container = start(dir.path(), before, SLEEP);
+    let begin = Instant::now();
+    let (code, outcomes, _) = doctor(fake, &["--pid", &container.0.id().to_string()]);
+    assert!(begin.elapsed() < Duration::from_secs(30));
+    assert_eq!((code, ids(&outcomes)), (Some(1), vec!["ONH-509".to_owned()]));
+    // A naive reader, who hangs.
+    let fifo = dir.path().join("image/etc/ld.so.cache");
+    let naive = run(Command::new("timeout").args(["1", "cat"]).arg(fifo));
+    assert_eq!(naive.code, Some(124));
+}
+
+/// Found by the id in its cgroup's name, as engines have it.
+fn a_cgroup_that_denies() {
+    let fake = FakeDriver::shared();
+    let dir = scratch();
+    image(dir.path());
+    let container = start(dir.path(), "true", SLEEP);
+    let id = format!("{:064x}", u64::from(container.0.id()) << 32 | 0xd0c);
+    let id = id.replacen("0000000000", "abcdef0123", 1);
+    let cgroup = Path::new("/sys/fs/cgroup/devices").join(format!("libpod-{id}"));
+    std::fs::create_dir(&cgroup).unwrap();
+    let write = |file: &str, text: &str| std::fs::write(cgroup.join(file), text).unwrap();
+    write("cgroup.procs", &container.0.id().to_string());
+    let asked = ["--container", &id[..30]];
+    let denied = |outcomes: &[Value]| {
+        let denied = outcomes.iter().filter(|outcome| outcome["id"] == "ONH-514");
+        denied.map(|outcome| outcome["what"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let open = doctor(fake, &asked);
+    write("devices.deny", "a");
+    write("devices.allow", "c 195:* rw");
+    let partly = doctor(fake, &asked);
+    write("devices.allow", "c 511:* rw");
+    let again = doctor(fake, &asked);
+    drop(container);
+    let end = Instant::now() + Duration::from_secs(10);
+    while std::fs::remove_dir(&cgroup).is_err() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!((open.0, denied(&open.1)), (Some(0), Vec::new()), "{open:?}");
+    assert_eq!(partly.0, Some(1));
+    assert_eq!(denied(&partly.1), ["the device cgroup denies \"/dev/nvidia-uvm\" (511:0)"]);
+    assert_eq!((again.0, denied(&again.1)), (Some(0), Vec::new()), "{again:?}");
+}
+
+fn what_cannot_be_examined() {
+    let fake = FakeDriver::shared();
+    let us = std::process::id().to_string();
+    for (arguments, says) in [
+        (&["--pid", us.as_str()][..], "is not in a container"),
+        (&["--pid", "999999999"], "cannot look at process 999999999"),
+        (&["--container", "0123456789abcdef0123456789abcdef"], "no process of a container"),
+        (&["--container", "no-such-name"], "no process of a container"),
+    ] {
+        let (code, outcomes, stderr) = doctor(fake, arguments);
+        assert!(code == Some(3) && outcomes.is_empty() && stderr.contains(says), "{arguments:?}: {stderr}");
+    }
+    assert_eq!(doctor(fake, &["--pid", "x"]).0, Some(2));
+}
