@@ -4,6 +4,7 @@ mod missing;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -16,7 +17,7 @@ use crate::edits::{Edits, build};
 use crate::error::failure;
 use crate::few;
 use crate::finding::{Finding, catalog};
-use crate::inventory::cache::{Cache, Look};
+use crate::inventory::cache::{Ask, Cache, Look};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::kept::{self, Places};
 use crate::inventory::merge;
@@ -74,7 +75,7 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
 }
 
 /// By [`Cache::get`] or [`Cache::renew`]
-type Answer<'a> = &'a dyn Fn(&Cache, &dyn Fn() -> Look, &dyn Fn() -> Result<Inventory>) -> Result<(Inventory, Look)>;
+type Way<'a> = &'a dyn Fn(&Cache, &dyn Fn() -> Look, Ask<'_>) -> Result<(Inventory, Look)>;
 
 /// The driver and the GPUs of this host.
 #[derive(Debug)]
@@ -120,7 +121,7 @@ impl Host {
         Self::find(config, &|| (), &Cache::renew)
     }
 
-    fn find(config: &Config, slow: &dyn Fn(), answer: Answer<'_>) -> Result<Self> {
+    fn find(config: &Config, slow: &dyn Fn(), way: Way<'_>) -> Result<Self> {
         let driver = DriverRoot::open(&config.driver_root)?;
         let cache = LinkerCache::read(&driver, config.ldcache.as_ref());
         let dev = match &config.dev_root {
@@ -136,11 +137,10 @@ impl Host {
         let library = locate::management_library(&search);
         let Some(library) = library else { return Err(diagnosis().unwrap_or_else(|| no_driver(&driver))) };
         let (root, path) = Question::place(&driver, &dev, &library.source)?;
-        let question =
-            Question { root, library: path, identity: identity::of(config, &dev)?, deadline: config.nvml_timeout };
+        let question = Question { root, library: path, who: identity::of(config)?, deadline: config.nvml_timeout };
         // Where the module is not loaded, that is what to say, not what NVML makes of it.
-        let ask = || {
-            child::ask(&question).map_err(|error| match module {
+        let ask = |end| {
+            child::ask(&question, end).map_err(|error| match module {
                 None => diagnosis().unwrap_or(error),
                 Some(_) => error,
             })
@@ -148,13 +148,14 @@ impl Host {
         let look = || {
             let gpus = procfs::read_gpus(&proc);
             let places = Places { library: &library.source, dev: &dev, proc: &proc, sys: &sys };
-            Look { version: version.to_owned(), state: kept::host_state(&places, version, &gpus), gpus }
+            let state = kept::host_state(&places, version, &gpus);
+            Look { version: version.to_owned(), state, gpus, uptime: kept::uptime() }
         };
         let (mut inventory, look) = match module.as_ref().and_then(|_| question.cache()) {
-            Some(cache) => answer(&cache, &look, &ask)?,
+            Some(cache) => way(&cache, &look, &ask)?,
             None => {
                 slow();
-                (ask()?, look())
+                (ask(Instant::now() + config.nvml_timeout)?.inventory, look())
             }
         };
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));

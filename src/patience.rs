@@ -13,24 +13,16 @@ pub const MODULES: Duration = Duration::from_secs(10);
 /// Opening files, mounting, and asking systemd, which has 5 seconds to answer.
 const REST: Duration = Duration::from_secs(5);
 
-/// How long a call waits for another one that asks NVML already, before it asks by itself.
-#[must_use]
-pub fn for_others(nvml_timeout: Duration) -> Duration {
-    nvml_timeout / 2
-}
-
 /// What NVML may take if it is asked again, after `spent` on asking it first and waiting for others.
 #[must_use]
 pub fn left_for_nvml(nvml_timeout: Duration, spent: Duration) -> Duration {
-    let all = for_others(nvml_timeout) + nvml_timeout;
-    // Of what is left, a third is for others again.
-    (all.saturating_sub(spent) * 2 / 3).clamp(Duration::from_secs(1), nvml_timeout)
+    nvml_timeout.saturating_sub(spent).max(Duration::from_secs(1)).min(nvml_timeout)
 }
 
-/// What a call can take at most where NVML may take this long.
+/// What a call can take at most where NVML may take this long: waiting for another call that asks NVML is part of that.
 #[must_use]
 pub fn of_call(nvml_timeout: Duration) -> Duration {
-    MODULES + for_others(nvml_timeout) + nvml_timeout + REST
+    MODULES + nvml_timeout + REST
 }
 
 #[cfg(test)]
@@ -43,8 +35,10 @@ mod tests {
         for spent in [0, 1, 10, 29, 43] {
             let spent = second * spent;
             let left = left_for_nvml(timeout, spent);
-            assert!(left >= second && spent + for_others(left) + left <= for_others(timeout) + timeout, "{spent:?}");
+            assert!(left == second || spent + left <= timeout, "{spent:?}");
         }
+        assert_eq!(left_for_nvml(timeout, second * 20), second * 10);
+        assert_eq!(left_for_nvml(second / 2, second), second / 2);
         assert_eq!(left_for_nvml(timeout, second * 60), second);
     }
 

@@ -64,7 +64,7 @@ pub struct Config {
     pub cuda_compat: bool,
     /// Whether device rules are added to the container's cgroup.
     pub edit_cgroups: bool,
-    /// Who asks NVML; by default root with the group that owns /dev/nvidiactl.
+    /// Who asks NVML; by default [`crate::nvml::identity`] decides.
     pub user: Option<UserSpec>,
     /// The log file.
     pub debug: Option<HostPath>,

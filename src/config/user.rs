@@ -5,7 +5,7 @@ use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::error::failure;
 use crate::finding::catalog;
-use crate::sys::process::Identity;
+use crate::sys::confine::Identity;
 
 /// A user and perhaps a group, each by name or number. Not looked up yet.
 #[derive(Clone, Debug, PartialEq, Eq)]

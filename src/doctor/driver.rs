@@ -210,6 +210,12 @@ pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
             let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
             let shut = nodes.clone().find(|node| !may_open(node, who.uid, |gid| gid == who.gid));
             let Some(node) = shut else {
+                if facts.driver.only_root_may_ask {
+                    let what = "only root may open the driver's device nodes, so NVML runs as root";
+                    let fix = "give the nodes a group and mode 0660: options nvidia NVreg_DeviceFileGID=… \
+                               NVreg_DeviceFileMode=0660 in /etc/modprobe.d";
+                    return vec![Outcome::of(CHECK, &catalog::NVML_AS_ROOT, what, fix)];
+                }
                 return vec![Outcome::ok(CHECK, format!("user {}, group {} may open the GPUs", who.uid, who.gid))];
             };
             let what = format!("user {}, group {} may not open {}", who.uid, who.gid, owned(node));

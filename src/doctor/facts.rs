@@ -12,7 +12,7 @@ use crate::finding::Finding;
 use crate::inventory::Inventory;
 use crate::paths::HostPath;
 use crate::request::Capability;
-use crate::sys::process::Identity;
+use crate::sys::confine::Identity;
 
 /// All that checks look at.
 #[derive(Debug)]
@@ -78,6 +78,8 @@ pub struct DriverFacts {
     pub uvm: Option<Located>,
     /// Who asks NVML, where that is known
     pub identity: Option<Result<Identity, Finding>>,
+    /// Whether that has to be root, because no one else may open the nodes or reach the library
+    pub only_root_may_ask: bool,
     /// NVML's answer, and how long it took; `None` if it was not asked, and why
     pub nvml: Option<(Result<Inventory, Finding>, Duration)>,
     /// Why it was not

@@ -20,8 +20,9 @@ use crate::finding::Finding;
 use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::nvml::child::{self, Question};
-use crate::nvml::identity;
+use crate::nvml::identity::{self, Who};
 use crate::request::{Capabilities, Capability, Omit};
+use crate::sys::confine::Identity;
 
 /// Where the firmware says whether it enforces signatures: four bytes of attributes, then 1 or 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
@@ -85,26 +86,35 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     let linked = |(major, minor): (u32, u32)| host.locate(Path::new(&format!("/dev/char/{major}:{minor}"))).is_ok();
     let without = found.filter(|node| node.kind == FileType::CharacterDevice && !linked(node.device));
     facts.without_link = without.map(|node| node.path.display().to_string()).collect();
-    let identity = identity::of(config, dev);
-    facts.identity = identity.as_ref().map_or_else(|error| Some(Err(Finding::error(error))), |who| who.map(Ok));
-    let Some((nvml_root, library)) = library.and_then(|library| Question::place(&root, dev, &library.source).ok())
-    else {
+    let who = identity::of(config);
+    let place = library.and_then(|library| Question::place(&root, dev, &library.source).ok());
+    let (nvml_root, inside) = place.clone().unwrap_or_else(|| (dev.path(), "/".into()));
+    let chosen = who.as_ref().ok().map(|who| identity::choose(*who, &nvml_root, &inside));
+    facts.identity = match (&who, &chosen) {
+        (Err(error), _) | (_, Some(Err(error))) => Some(Err(Finding::error(error))),
+        (Ok(_), Some(Ok(identity))) => identity.map(Ok),
+        (Ok(_), None) => None,
+    };
+    let is_root = matches!(facts.identity, Some(Ok(Identity { uid: 0, .. })));
+    facts.only_root_may_ask = is_root && who.as_ref().is_ok_and(|who| *who == Who::Fewest);
+    let Some((nvml_root, library)) = place else {
         "libnvidia-ml is not there".clone_into(&mut facts.not_asked);
         return facts;
     };
-    let Ok(identity) = identity else {
+    let Ok(who) = who else {
         "the user in config.toml is unknown".clone_into(&mut facts.not_asked);
         return facts;
     };
-    if identity.is_none() && nvml_root.as_path() != Path::new("/") {
+    if who == Who::Unchanged && nvml_root.as_path() != Path::new("/") {
         "asking NVML below another driver root takes root".clone_into(&mut facts.not_asked);
         return facts;
     }
     let start = Instant::now();
-    let question = Question { root: nvml_root, library, identity, deadline: config.nvml_timeout };
-    let answer = child::ask(&question).map_err(|error| Finding::error(&error));
+    let question = Question { root: nvml_root, library, who, deadline: config.nvml_timeout };
+    let answer = child::ask(&question, start + config.nvml_timeout).map_err(|error| Finding::error(&error));
     let took = start.elapsed();
-    let answer = answer.map(|mut inventory| {
+    let answer = answer.map(|answer| {
+        let mut inventory = answer.inventory;
         let node_exists = |minor| facts.nodes.iter().any(|node| node.minor == minor && node.found.is_some());
         merge::complete(&mut inventory, &gpus, node_exists);
         inventory

@@ -111,6 +111,7 @@ kinds! {
     NOT_TOLD "ONH-305" Note "systemd could not be told about the devices", "\"systemctl daemon-reload\" takes them away from the container";
     NO_GLIBC "ONH-306" Warning "the image has no glibc", "nvidia-smi and CUDA do not run in the container";
     CRUN "ONH-310" Warning "crun has left the device rules to systemd", "a hook cannot add to them";
+    NVML_AS_ROOT "ONH-314" Note "NVML runs as root", "the driver's library gets more rights than it needs";
     NOT_LISTED "ONH-315" Note "the image's ldconfig does not look where the driver's libraries are", "when ldconfig runs in the container, as package managers have it do, programs no longer find the libraries";
     UNKNOWN_CDI_HOOK "ONH-316" Warning "a CDI spec names a hook that is not known", "it is passed over, and what it was to do is missing in the container";
 

@@ -28,10 +28,18 @@ pub struct Places<'a> {
     pub sys: &'a DriverRoot,
 }
 
-/// One text of all of it; two that differ are two hosts. `None` if an answer of NVML may not be kept: something cannot be
-/// looked at, a GPU does not say who it is, is off the bus or has no node, or there are MIG devices.
+/// The host, as far as NVML's answer depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostState {
+    /// One text of all of it; two that differ are two hosts
+    pub text: String,
+    /// Whether each GPU says who it is, is on the bus and has its node
+    pub is_whole: bool,
+}
+
+/// Looks. `None` if an answer of NVML may not be kept at all: something cannot be looked at, or there are MIG devices.
 #[must_use]
-pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Option<String> {
+pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Option<HostState> {
     let mut text = format!("module {version} {}\n", module_load());
     let boot = proc_file::read_text("/proc/sys/kernel/random/boot_id").ok()?;
     let library = rustix::fs::stat(places.library.as_path()).ok()?;
@@ -42,26 +50,32 @@ pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Opt
     let dev = places.dev.open_dir(Path::new("/dev")).ok()?;
     let node = |name: &str, minor| dev.stat(name).filter(|stat| is_node(stat, minor)).map(|stat| access(&stat));
     writeln!(text, "nvidiactl {}", node("nvidiactl", CTL_MINOR)?).ok()?;
+    let mut is_whole = true;
     for gpu in gpus {
         if gpu.excluded {
             // NVML does not count it; its node may be missing, and it never gets a UUID.
             writeln!(text, "{} excluded", gpu.bus_id).ok()?;
             continue;
         }
-        let (uuid, minor) = (gpu.uuid.as_deref()?, gpu.minor?);
-        if !is_on_the_bus(places.sys, gpu.bus_id) {
-            return None;
-        }
-        let node = node(&format!("nvidia{minor}"), minor)?;
-        writeln!(text, "{} {minor} {uuid} {node}", gpu.bus_id).ok()?;
+        let is_there = is_on_the_bus(places.sys, gpu.bus_id);
+        let node = gpu.minor.and_then(|minor| node(&format!("nvidia{minor}"), minor));
+        is_whole &= is_there && node.is_some() && gpu.uuid.is_some();
+        let (minor, uuid) = (gpu.minor.unwrap_or(u32::MAX), gpu.uuid.as_deref().unwrap_or("?"));
+        writeln!(text, "{} {minor} {uuid} {} {is_there}", gpu.bus_id, node.as_deref().unwrap_or("?")).ok()?;
     }
-    Some(text)
+    Some(HostState { text, is_whole })
 }
 
 /// Whether the answer is one that the kernel confirms: the same GPUs, by bus id, UUID and minor, all of them well, and none
 /// that could be split.
 #[must_use]
 pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
+    inventory.failed.is_empty() && is_confirmed_in_part(inventory, version, kernel)
+}
+
+/// The same for those GPUs that have answered, with each of the others known by its index.
+#[must_use]
+pub fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
     let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
     let confirmed = |gpu: &super::Gpu| {
         let is_it = |kernel: &&&KernelGpu| {
@@ -70,12 +84,23 @@ pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) 
         };
         !gpu.mig_enabled && gpu.mig_devices.is_empty() && kernel.iter().filter(is_it).count() == 1
     };
-    inventory.failed.is_empty()
-        && inventory.driver_version == version
-        && inventory.gpus.len() == kernel.len()
+    let failed = inventory.failed.iter().filter_map(|failed| failed.index);
+    let mut indices: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.index).chain(failed).collect();
+    indices.sort_unstable();
+    inventory.driver_version == version
+        && inventory.gpus.len() + inventory.failed.len() == kernel.len()
         && !kernel.is_empty()
         && inventory.gpus.iter().all(confirmed)
-        && (0..).zip(&inventory.gpus).all(|(index, gpu)| index == gpu.index)
+        && inventory.gpus.is_sorted_by_key(|gpu| gpu.index)
+        && (0..).zip(&indices).all(|(index, known)| index == *known)
+        && indices.len() == kernel.len()
+}
+
+/// Seconds since the host was started, also those that it slept: a clock that nobody sets.
+#[must_use]
+pub fn uptime() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u64::try_from(now.tv_sec).unwrap_or_default()
 }
 
 /// A module that was unloaded and loaded again has another number: sysfs gives each directory its own, and does not use one
@@ -170,7 +195,15 @@ mod tests {
             let (mut inventory, mut kernel) = (whole(), kernel());
             change(&mut inventory, &mut kernel);
             assert!(!is_confirmed(&inventory, "535.1", &kernel), "{what}");
+            assert!(!is_confirmed_in_part(&inventory, "535.1", &kernel), "{what}");
         }
+        // One that hangs is known by its index, and the others are confirmed.
+        let mut inventory = whole();
+        inventory.gpus.remove(1);
+        inventory.failed.push(super::super::FailedGpu { index: Some(1), ..super::super::FailedGpu::default() });
+        assert!(is_confirmed_in_part(&inventory, "535.1", &kernel()) && !is_confirmed(&inventory, "535.1", &kernel()));
+        inventory.failed[0].index = None;
+        assert!(!is_confirmed_in_part(&inventory, "535.1", &kernel()));
         assert!(!is_confirmed(&whole(), "570", &kernel()), "another driver");
     }
 

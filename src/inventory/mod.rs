@@ -2,6 +2,7 @@
 
 pub mod cache;
 pub mod caps;
+pub mod gather;
 pub mod kept;
 pub mod limits;
 pub mod merge;

@@ -1,6 +1,8 @@
-//! The inventory as NVML tells it. A GPU that fails is noted; the others go on.
+//! What NVML reports, GPU by GPU. One that fails is noted; the others go on.
 
-use super::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
+use serde::{Deserialize, Serialize};
+
+use super::{BusId, FailedGpu, Gpu, MigDevice};
 use crate::nvml::api::{Api, Code, Device, Failed};
 
 /// More GPUs than one machine ever had; beyond it the library's count is not believed.
@@ -8,24 +10,51 @@ const MAX_GPUS: u32 = 256;
 /// The same for one GPU's MIG devices; today's have 7.
 const MAX_MIG: u32 = 64;
 
-/// Asks for everything that the hook needs.
+/// What NVML reports before its GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Driver {
+    /// `535.183.01`
+    pub version: String,
+    /// `12.2`; empty if it did not say
+    pub cuda: String,
+    /// How many GPUs it counts
+    pub count: u32,
+}
+
+/// One report. Each is passed on before the next call, which may never return.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// NVML runs
+    Driver(Driver),
+    /// The GPU of this index is asked next
+    Next(u32),
+    /// It has answered
+    Gpu(Gpu),
+    /// It has not
+    Failed(FailedGpu),
+}
+
+/// Asks for everything that the hook needs, but leaves out the GPUs of these indices.
 ///
 /// # Errors
 /// If NVML cannot start or does not know its own driver.
-pub fn take(api: &impl Api) -> Result<Inventory, Failed> {
+pub fn take(api: &impl Api, leave_out: &[u32], report: &mut dyn FnMut(Report)) -> Result<(), Failed> {
     api.init()?;
-    let mut inventory = Inventory {
-        driver_version: api.driver_version()?,
-        cuda_version: api.cuda_driver_version().map(|v| format!("{}.{}", v / 1000, v % 100 / 10)).unwrap_or_default(),
-        ..Inventory::default()
+    let driver = Driver {
+        version: api.driver_version()?,
+        cuda: api.cuda_driver_version().map(|v| format!("{}.{}", v / 1000, v % 100 / 10)).unwrap_or_default(),
+        count: api.device_count()?.min(MAX_GPUS),
     };
-    for index in 0..api.device_count()?.min(MAX_GPUS) {
-        match take_gpu(api, index) {
-            Ok(gpu) => inventory.gpus.push(gpu),
-            Err(failed) => inventory.failed.push(failed),
-        }
+    let indices = (0..driver.count).filter(|index| !leave_out.contains(index));
+    report(Report::Driver(driver.clone()));
+    for index in indices {
+        report(Report::Next(index));
+        report(match take_gpu(api, index) {
+            Ok(gpu) => Report::Gpu(gpu),
+            Err(failed) => Report::Failed(failed),
+        });
     }
-    Ok(inventory)
+    Ok(())
 }
 
 fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
@@ -104,6 +133,7 @@ const fn brand_name(brand: u32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inventory::Inventory;
 
     /// Answers like a healthy library, but for the call and device named in `failing`.
     struct Scripted {
@@ -124,7 +154,25 @@ mod tests {
     }
 
     fn index(device: Device) -> u32 {
-        u32::try_from(device.0).unwrap()
+        u32::try_from(device.raw()).unwrap()
+    }
+
+    fn handle(number: u32) -> Device {
+        Device::new(usize::try_from(number).unwrap())
+    }
+
+    /// Of all GPUs.
+    fn take(api: &Scripted) -> Result<Inventory, Failed> {
+        let mut inventory = Inventory::default();
+        super::take(api, &[], &mut |report| match report {
+            Report::Driver(driver) => {
+                (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
+            }
+            Report::Next(_) => {}
+            Report::Gpu(gpu) => inventory.gpus.push(gpu),
+            Report::Failed(failed) => inventory.failed.push(failed),
+        })?;
+        Ok(inventory)
     }
 
     impl Api for Scripted {
@@ -141,7 +189,7 @@ mod tests {
             Ok(self.count)
         }
         fn device(&self, index: u32) -> Result<Device, Failed> {
-            self.answer("device", index, Device(usize::try_from(index).unwrap()))
+            self.answer("device", index, handle(index))
         }
         fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
             self.answer("pci", index(device), (0, index(device) + 1, 0))
@@ -172,7 +220,7 @@ mod tests {
             if index == 1 {
                 return Err(Failed { call: String::new(), code: Code::NOT_FOUND, text: String::new() });
             }
-            Ok(Device(100 + gpu.0 * 10 + usize::try_from(index).unwrap()))
+            Ok(handle(100 + self::index(gpu) * 10 + index))
         }
         fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {
             Ok(index(device) % 10 + 5)
@@ -220,6 +268,22 @@ mod tests {
         let inventory =
             take(&Scripted { count: 1, failing: Some(("mig", 0, Code::NOT_SUPPORTED)), mig: true }).unwrap();
         assert!(!inventory.gpus[0].mig_enabled);
+    }
+
+    #[test]
+    fn each_gpu_is_announced_before_it_is_asked() {
+        let mut seen = Vec::new();
+        let api = Scripted { count: 4, failing: Some(("uuid", 3, Code(15))), mig: false };
+        super::take(&api, &[0, 2], &mut |report| {
+            seen.push(match report {
+                Report::Driver(driver) => format!("{} GPUs", driver.count),
+                Report::Next(index) => format!("next {index}"),
+                Report::Gpu(gpu) => format!("GPU {}", gpu.index),
+                Report::Failed(failed) => format!("failed {:?}", failed.index),
+            });
+        })
+        .unwrap();
+        assert_eq!(seen, ["4 GPUs", "next 1", "GPU 1", "next 3", "failed Some(3)"]);
     }
 
     #[test]

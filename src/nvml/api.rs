@@ -41,8 +41,31 @@ impl fmt::Display for Failed {
 }
 
 /// An `nvmlDevice_t`: an opaque pointer of the library, valid until it is shut down.
+///
+/// Only this module and its tests make one: the library dereferences it.
 #[derive(Clone, Copy, Debug)]
-pub struct Device(pub usize);
+pub struct Device(usize);
+
+impl Device {
+    pub(super) const fn of(raw: usize) -> Self {
+        Self(raw)
+    }
+
+    pub(super) const fn get(self) -> usize {
+        self.0
+    }
+}
+
+#[cfg(test)]
+impl Device {
+    pub(crate) const fn new(number: usize) -> Self {
+        Self(number)
+    }
+
+    pub(crate) const fn raw(self) -> usize {
+        self.0
+    }
+}
 
 /// NVML, as far as we need it.
 pub trait Api {

@@ -1,26 +1,30 @@
-//! NVML in a forked child with the configured identity, no kernel caps, no environment and a deadline.
+//! NVML in a forked child with few rights ([`crate::sys::confine`]) and a deadline.
 //!
 //! The library belongs to the driver vendor: 3 MB of code that opens devices, may hang for minutes on a sick GPU,
 //! and starts a set-uid helper if it can. It gets the rights of a user who may open `/dev/nvidia*`, and no more.
+//! It reports GPU by GPU, so that after a hang or a crash it is known which one to leave out.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::api::{Code, Failed};
 use super::ffi::Library;
+use super::identity::{self, Who};
 use crate::driver::DriverRoot;
 use crate::error::{Failure, failure};
 use crate::finding::catalog;
+use crate::inventory;
 use crate::inventory::cache::Cache;
-use crate::inventory::{self, Inventory};
+use crate::inventory::gather::{Answer, Gathered, WORTH_ASKING};
+use crate::inventory::nvml::Report;
 use crate::paths::HostPath;
-use crate::patience;
-use crate::sys::process::{self, Identity, NoAnswer};
+use crate::sys::child::{self, Child, NoAnswer};
+use crate::sys::confine::{Identity, confine};
 
 /// How to ask.
 #[derive(Clone, Debug)]
@@ -29,9 +33,9 @@ pub struct Question {
     pub root: HostPath,
     /// libnvidia-ml.so.1 inside of it.
     pub library: PathBuf,
-    /// Who the child is; `None` leaves the user as it is (a plain user, or a user namespace).
-    pub identity: Option<Identity>,
-    /// How long it may take.
+    /// Who the child is.
+    pub who: Who,
+    /// How long it may take, with all the waiting for others who ask.
     pub deadline: Duration,
 }
 
@@ -52,14 +56,16 @@ impl Question {
     #[must_use]
     pub fn cache(&self) -> Option<Cache> {
         let root = self.root.as_path().to_str()?;
-        let Self { library, identity, .. } = self;
-        Cache::open(root, format!("{root:?} {library:?} {identity:?}"), patience::for_others(self.deadline))
+        let Self { library, who, .. } = self;
+        Cache::open(root, format!("{root:?} {library:?} {who:?}"), self.deadline)
     }
 }
 
+/// A line from the child.
 #[derive(Serialize, Deserialize)]
-enum Answer {
-    Inventory(Inventory),
+enum Line {
+    Report(Report),
+    Done,
     Nvml(Failed),
     Load(String),
     Confine(String),
@@ -69,72 +75,116 @@ enum Answer {
 /// than the one already in this process, so ours are loaded before the root changes.
 const PRELOAD: [&str; 5] = ["libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"];
 
-/// Asks NVML for the inventory.
+/// More processes than this are not started for one question, whatever happens to them.
+const MAX_PROCESSES: usize = 64;
+
+/// Asks NVML for the inventory, until `end`. A GPU that hangs or crashes the process is named among those that failed, and
+/// another process asks for the ones behind it.
 ///
 /// # Errors
-/// If the library cannot be loaded, fails as a whole, or does not answer in time. Never because of one GPU.
-pub fn ask(question: &Question) -> Result<Inventory> {
-    let bytes = process::ask_child(question.deadline, |pipe| respond(question, pipe))
-        .map_err(|error| no_answer(error, question))?;
-    let answer = serde_json::from_slice(&bytes)
-        .map_err(|error| anyhow::Error::new(error).context("cannot read the answer of the NVML process"))?;
-    match answer {
-        Answer::Inventory(inventory) => Ok(inventory),
-        Answer::Nvml(failed) => Err(explain(&failed, question)),
-        Answer::Load(text) => Err(failure(
-            &catalog::NVML_LOAD,
-            format!("cannot load the driver's library {:?} below {}: {text}", question.library, question.root),
-            "install the driver's libraries again, and run \"ldconfig\"",
-        )),
-        Answer::Confine(text) => Err(failure(
-            &catalog::NVML_PROCESS,
-            format!("cannot prepare the process that asks NVML: {text}"),
-            "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
-        )),
+/// If the library cannot be loaded, fails as a whole, or does not answer in time. Not because of one GPU, while there is time.
+pub fn ask(question: &Question, end: Instant) -> Result<Answer> {
+    let identity = identity::choose(question.who, &question.root, &question.library)?;
+    let mut gathered = Gathered::default();
+    for _ in 0..MAX_PROCESSES {
+        if end.saturating_duration_since(Instant::now()) < WORTH_ASKING {
+            break;
+        }
+        let leave_out = gathered.indices();
+        let mut process = child::spawn(|pipe| respond(question, identity, &leave_out, pipe))
+            .map_err(|error| no_answer(NoAnswer::System(error), question, &gathered))?;
+        match listen(&mut process, &mut gathered, end) {
+            Heard::All => return Ok(gathered.answer()),
+            Heard::Changed => gathered = Gathered::default(),
+            Heard::Error(line) => return Err(explain(line, question, identity)),
+            Heard::Nothing(why) if !gathered.give_up(&why) => return Err(no_answer(why, question, &gathered)),
+            Heard::Nothing(_) if gathered.is_whole() => return Ok(gathered.answer()),
+            Heard::Nothing(_) => {}
+        }
+    }
+    Err(no_answer(NoAnswer::Timeout, question, &gathered))
+}
+
+/// How one process ended.
+enum Heard {
+    All,
+    /// The GPUs are not those of the process before.
+    Changed,
+    Error(Line),
+    Nothing(NoAnswer),
+}
+
+fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant) -> Heard {
+    loop {
+        let line = match process.line(gathered.limit(end)) {
+            Ok(line) => line,
+            Err(why) => return Heard::Nothing(why),
+        };
+        match serde_json::from_slice(&line) {
+            Ok(Line::Report(report)) => {
+                if !gathered.take(report, Instant::now()) {
+                    return Heard::Changed;
+                }
+            }
+            Ok(Line::Done) if gathered.is_whole() => return Heard::All,
+            Ok(Line::Done) => return Heard::Nothing(NoAnswer::Died(None)),
+            Ok(error) => return Heard::Error(error),
+            Err(error) => return Heard::Nothing(NoAnswer::System(error.into())),
+        }
     }
 }
 
-fn respond(question: &Question, pipe: &mut File) {
-    let answer = take_inventory(question);
-    let bytes = serde_json::to_vec(&answer).unwrap_or_default();
-    process::answer(pipe, &bytes);
-}
-
-fn take_inventory(question: &Question) -> Answer {
+fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
     let root = question.root.as_path();
     let preloaded: Vec<_> = if root == Path::new("/") {
         Vec::new()
     } else {
         PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
     };
-    if let Err(error) = process::confine(root, question.identity) {
-        return Answer::Confine(crate::error::line(&error.into()));
-    }
-    let answer = match Library::load(question.library.as_os_str()) {
-        Ok(library) => match inventory::nvml::take(&library) {
-            Ok(inventory) => Answer::Inventory(inventory),
-            Err(failed) => Answer::Nvml(failed),
-        },
-        // What dlerror(3) says is the cause of the error, not its text.
-        Err(error) => Answer::Load(crate::error::line(&error.into())),
+    let confined = confine(root, identity, pipe);
+    let mut tell = |line: &Line| {
+        let mut bytes = serde_json::to_vec(line).unwrap_or_default();
+        bytes.push(b'\n');
+        child::report(pipe, &bytes);
     };
+    let last = match confined {
+        Ok(()) => take_inventory(&question.library, leave_out, &mut tell),
+        Err(error) => Line::Confine(crate::error::line(&error.into())),
+    };
+    tell(&last);
     drop(preloaded);
-    answer
 }
 
-fn no_answer(error: NoAnswer, question: &Question) -> anyhow::Error {
+/// Returns the last line.
+fn take_inventory(library: &Path, leave_out: &[u32], tell: &mut dyn FnMut(&Line)) -> Line {
+    match Library::load(library.as_os_str()) {
+        Ok(library) => match inventory::nvml::take(&library, leave_out, &mut |report| tell(&Line::Report(report))) {
+            Ok(()) => Line::Done,
+            Err(failed) => Line::Nvml(failed),
+        },
+        // What dlerror(3) says is the cause of the error, not its text.
+        Err(error) => Line::Load(crate::error::line(&error.into())),
+    }
+}
+
+fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyhow::Error {
+    let suspects: Vec<String> = gathered.given_up().iter().map(u32::to_string).collect();
+    let suspects = match suspects.as_slice() {
+        [] => String::new(),
+        gpus => format!("; before, GPU {} did not answer", gpus.join(", ")),
+    };
     match error {
         NoAnswer::System(error) => anyhow::Error::new(error).context("cannot start the process that asks NVML"),
         NoAnswer::Timeout => failure(
             &catalog::NVML_TIMEOUT,
-            format!("NVML did not answer within {} s", question.deadline.as_secs_f32()),
+            format!("NVML did not answer within {} s{suspects}", question.deadline.as_secs_f32()),
             "if \"nvidia-smi\" on the host is slow too, enable persistence mode (\"nvidia-smi -pm 1\"); or raise \
              nvml-timeout in the [oci-nvidia-hook] table of config.toml",
         ),
         NoAnswer::Died(signal) => failure(
             &catalog::NVML_DIED,
             match signal {
-                Some(signal) => format!("the process that asks NVML was ended by {signal}"),
+                Some(signal) => format!("the process that asks NVML was ended by {signal}{suspects}"),
                 None => "the process that asks NVML ended without an answer".to_owned(),
             },
             "run \"nvidia-smi\" on the host",
@@ -142,7 +192,24 @@ fn no_answer(error: NoAnswer, question: &Question) -> anyhow::Error {
     }
 }
 
-fn explain(failed: &Failed, question: &Question) -> anyhow::Error {
+fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyhow::Error {
+    match line {
+        Line::Nvml(failed) => explain_nvml(&failed, question, identity),
+        Line::Load(text) => failure(
+            &catalog::NVML_LOAD,
+            format!("cannot load the driver's library {:?} below {}: {text}", question.library, question.root),
+            "install the driver's libraries again, and run \"ldconfig\"",
+        ),
+        Line::Confine(text) => failure(
+            &catalog::NVML_PROCESS,
+            format!("cannot prepare the process that asks NVML: {text}"),
+            "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
+        ),
+        Line::Report(_) | Line::Done => no_answer(NoAnswer::Died(None), question, &Gathered::default()),
+    }
+}
+
+fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {
     let (kind, what, hint) = match failed.code {
         Code::DRIVER_NOT_LOADED => (
             &catalog::NOT_LOADED,
@@ -152,7 +219,7 @@ fn explain(failed: &Failed, question: &Question) -> anyhow::Error {
         ),
         Code::NO_PERMISSION => (
             &catalog::NVML_PERMISSION,
-            match question.identity {
+            match identity {
                 Some(Identity { uid, gid }) => format!("user {uid}, group {gid} may not open the GPUs"),
                 None => "this user may not open the GPUs".to_owned(),
             },

@@ -40,10 +40,14 @@ impl Library {
         Ok(Self { handle })
     }
 
-    /// A function of type `F`, which must be the type that nvml.h gives it.
-    fn symbol<F>(&self, name: &'static CStr) -> Result<Symbol<F>, Failed> {
-        // SAFETY: every caller below names a function together with its type from nvml.h, which NVIDIA keeps for a
-        // given symbol name (new types get a new _vN name). The symbol does not outlive `self.handle`.
+    /// A function of type `F`.
+    ///
+    /// # Safety
+    ///
+    /// `F` is the type that nvml.h gives the function of this name (NVIDIA keeps it for a given name: a new type gets a new
+    /// `_vN` name), and the symbol is not used after `self` is dropped.
+    unsafe fn symbol<F>(&self, name: &'static CStr) -> Result<Symbol<F>, Failed> {
+        // SAFETY: both are the caller's promise.
         let found = unsafe { self.handle.get::<F>(name.to_bytes_with_nul()) };
         found.map_err(|_| Failed {
             call: text_of(name),
@@ -60,7 +64,9 @@ impl Library {
     }
 
     fn error_string(&self, code: Return) -> String {
-        let Ok(function) = self.symbol::<unsafe extern "C" fn(Return) -> *const c_char>(c"nvmlErrorString") else {
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(Return) -> *const c_char>(c"nvmlErrorString") };
+        let Ok(function) = function else {
             return "unknown error".into();
         };
         // SAFETY: nvmlErrorString takes any code, needs no init, and returns a static string or NULL.
@@ -74,22 +80,32 @@ impl Library {
     }
 
     /// A function that fills a text buffer: `f(device, buffer, length)`.
-    fn device_text(&self, name: &'static CStr, device: Device) -> Result<String, Failed> {
-        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_char, c_uint) -> Return>(name)?;
+    ///
+    /// # Safety
+    ///
+    /// nvml.h gives the function of this name these parameters.
+    unsafe fn device_text(&self, name: &'static CStr, device: Device) -> Result<String, Failed> {
+        // SAFETY: the type is the caller's promise, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_char, c_uint) -> Return>(name) }?;
         let mut buffer = [0 as c_char; TEXT as usize];
         // SAFETY: the library writes at most TEXT bytes, NUL included, to `buffer`, which has as many; `device` is a
         // handle that it gave us (Device is made in `device()` only).
-        let code = unsafe { function(device.0 as RawDevice, buffer.as_mut_ptr(), TEXT) };
+        let code = unsafe { function(device.get() as RawDevice, buffer.as_mut_ptr(), TEXT) };
         self.check(name, code)?;
         Ok(until_nul(&buffer))
     }
 
     /// A function that fills one number: `f(device, &value)`.
-    fn device_number(&self, name: &'static CStr, device: Device) -> Result<u32, Failed> {
-        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint) -> Return>(name)?;
+    ///
+    /// # Safety
+    ///
+    /// nvml.h gives the function of this name these parameters.
+    unsafe fn device_number(&self, name: &'static CStr, device: Device) -> Result<u32, Failed> {
+        // SAFETY: the type is the caller's promise, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint) -> Return>(name) }?;
         let mut value = 0;
         // SAFETY: the library writes one unsigned int to `value`; `device` is a handle that it gave us.
-        let code = unsafe { function(device.0 as RawDevice, &raw mut value) };
+        let code = unsafe { function(device.get() as RawDevice, &raw mut value) };
         self.check(name, code)?;
         Ok(value)
     }
@@ -108,7 +124,8 @@ fn until_nul(buffer: &[c_char]) -> String {
 impl Api for Library {
     fn init(&self) -> Result<(), Failed> {
         const NAME: &CStr = c"nvmlInit_v2";
-        let function = self.symbol::<unsafe extern "C" fn() -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn() -> Return>(NAME) }?;
         // SAFETY: nvmlInit_v2 takes nothing and may be called at any time, any number of times.
         let code = unsafe { function() };
         self.check(NAME, code)
@@ -116,7 +133,8 @@ impl Api for Library {
 
     fn driver_version(&self) -> Result<String, Failed> {
         const NAME: &CStr = c"nvmlSystemGetDriverVersion";
-        let function = self.symbol::<unsafe extern "C" fn(*mut c_char, c_uint) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(*mut c_char, c_uint) -> Return>(NAME) }?;
         let mut buffer = [0 as c_char; TEXT as usize];
         // SAFETY: the library writes at most TEXT bytes, NUL included, to `buffer`, which has as many.
         let code = unsafe { function(buffer.as_mut_ptr(), TEXT) };
@@ -126,7 +144,8 @@ impl Api for Library {
 
     fn cuda_driver_version(&self) -> Result<u32, Failed> {
         const NAME: &CStr = c"nvmlSystemGetCudaDriverVersion";
-        let function = self.symbol::<unsafe extern "C" fn(*mut c_int) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(*mut c_int) -> Return>(NAME) }?;
         let mut version: c_int = 0;
         // SAFETY: the library writes one int to `version`.
         let code = unsafe { function(&raw mut version) };
@@ -136,7 +155,8 @@ impl Api for Library {
 
     fn device_count(&self) -> Result<u32, Failed> {
         const NAME: &CStr = c"nvmlDeviceGetCount_v2";
-        let function = self.symbol::<unsafe extern "C" fn(*mut c_uint) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(*mut c_uint) -> Return>(NAME) }?;
         let mut count = 0;
         // SAFETY: the library writes one unsigned int to `count`.
         let code = unsafe { function(&raw mut count) };
@@ -146,82 +166,97 @@ impl Api for Library {
 
     fn device(&self, index: u32) -> Result<Device, Failed> {
         const NAME: &CStr = c"nvmlDeviceGetHandleByIndex_v2";
-        let function = self.symbol::<unsafe extern "C" fn(c_uint, *mut RawDevice) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(c_uint, *mut RawDevice) -> Return>(NAME) }?;
         let mut device: RawDevice = std::ptr::null_mut();
         // SAFETY: the library writes one pointer to `device`; any index is allowed and checked by it.
         let code = unsafe { function(index, &raw mut device) };
         self.check(NAME, code)?;
-        Ok(Device(device as usize))
+        Ok(Device::of(device as usize))
     }
 
     fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
         // The unversioned symbol is the oldest and still there; v3 only widens the legacy bus id text.
         const NAME: &CStr = c"nvmlDeviceGetPciInfo";
-        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut PciInfo) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut PciInfo) -> Return>(NAME) }?;
         let mut info = PciInfo { bus_id_legacy: [0; 16], domain: 0, bus: 0, device: 0, rest: [0; 100] };
         // SAFETY: the library writes an nvmlPciInfo_t of its version to `info`; every version has the same first four
         // fields and is shorter than PciInfo. `device` is a handle that it gave us.
-        let code = unsafe { function(device.0 as RawDevice, &raw mut info) };
+        let code = unsafe { function(device.get() as RawDevice, &raw mut info) };
         self.check(NAME, code)?;
         Ok((info.domain, info.bus, info.device))
     }
 
     fn uuid(&self, device: Device) -> Result<String, Failed> {
-        self.device_text(c"nvmlDeviceGetUUID", device)
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_text(c"nvmlDeviceGetUUID", device) }
     }
 
     fn minor(&self, device: Device) -> Result<u32, Failed> {
-        self.device_number(c"nvmlDeviceGetMinorNumber", device)
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_number(c"nvmlDeviceGetMinorNumber", device) }
     }
 
     fn name(&self, device: Device) -> Result<String, Failed> {
-        self.device_text(c"nvmlDeviceGetName", device)
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_text(c"nvmlDeviceGetName", device) }
     }
 
     fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed> {
         const NAME: &CStr = c"nvmlDeviceGetCudaComputeCapability";
-        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_int, *mut c_int) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function =
+            unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_int, *mut c_int) -> Return>(NAME) }?;
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: the library writes one int to each of `major` and `minor`; `device` is a handle that it gave us.
-        let code = unsafe { function(device.0 as RawDevice, &raw mut major, &raw mut minor) };
+        let code = unsafe { function(device.get() as RawDevice, &raw mut major, &raw mut minor) };
         self.check(NAME, code)?;
         Ok((u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default()))
     }
 
     fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
         const NAME: &CStr = c"nvmlDeviceGetMigMode";
-        let function = self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint, *mut c_uint) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function =
+            unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint, *mut c_uint) -> Return>(NAME) }?;
         let (mut current, mut pending) = (0, 0);
         // SAFETY: the library writes one unsigned int to each of `current` and `pending`; `device` is its own handle.
-        let code = unsafe { function(device.0 as RawDevice, &raw mut current, &raw mut pending) };
+        let code = unsafe { function(device.get() as RawDevice, &raw mut current, &raw mut pending) };
         self.check(NAME, code)?;
         Ok(current)
     }
 
     fn brand(&self, device: Device) -> Result<u32, Failed> {
-        self.device_number(c"nvmlDeviceGetBrand", device)
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_number(c"nvmlDeviceGetBrand", device) }
     }
 
     fn max_mig_device_count(&self, device: Device) -> Result<u32, Failed> {
-        self.device_number(c"nvmlDeviceGetMaxMigDeviceCount", device)
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_number(c"nvmlDeviceGetMaxMigDeviceCount", device) }
     }
 
     fn mig_device(&self, device: Device, index: u32) -> Result<Device, Failed> {
         const NAME: &CStr = c"nvmlDeviceGetMigDeviceHandleByIndex";
-        let function = self.symbol::<unsafe extern "C" fn(RawDevice, c_uint, *mut RawDevice) -> Return>(NAME)?;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function =
+            unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, c_uint, *mut RawDevice) -> Return>(NAME) }?;
         let mut mig: RawDevice = std::ptr::null_mut();
         // SAFETY: the library writes one pointer to `mig`; any index is allowed and checked by it, and `device` is a
         // handle that it gave us.
-        let code = unsafe { function(device.0 as RawDevice, index, &raw mut mig) };
+        let code = unsafe { function(device.get() as RawDevice, index, &raw mut mig) };
         self.check(NAME, code)?;
-        Ok(Device(mig as usize))
+        Ok(Device::of(mig as usize))
     }
 
     fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {
-        self.device_number(c"nvmlDeviceGetGpuInstanceId", device)
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_number(c"nvmlDeviceGetGpuInstanceId", device) }
     }
 
     fn compute_instance(&self, device: Device) -> Result<u32, Failed> {
-        self.device_number(c"nvmlDeviceGetComputeInstanceId", device)
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_number(c"nvmlDeviceGetComputeInstanceId", device) }
     }
 }

@@ -3,8 +3,11 @@
 //! Files here wrap the kernel and decide nothing. Where `rustix` or `nix` has a safe function, callers use that.
 
 pub mod bpf;
+pub mod child;
+pub mod confine;
 pub mod guarded;
 pub mod in_root;
+pub mod landlock;
 pub mod mount;
 pub mod ns;
 pub mod proc_file;

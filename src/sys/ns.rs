@@ -33,6 +33,14 @@ pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
     Ok(nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWCGROUP)?)
 }
 
+/// Children that this process forks from here on are in a PID namespace of their own; the first one is its process 1.
+///
+/// # Errors
+/// EPERM without CAP_SYS_ADMIN.
+pub fn new_pid_ns_for_children() -> io::Result<()> {
+    Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID)?)
+}
+
 /// Whether this process lives in a user namespace other than the initial one (rootless Podman).
 ///
 /// There device nodes cannot be made and device cgroups not be written, and host ids may be unmapped.

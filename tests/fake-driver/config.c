@@ -108,6 +108,8 @@ static bool gpu_line(const char *line, struct config *config)
 	gpu->memory_mib = number(line, "memory", 81559);
 	gpu->fail = number(line, "fail", 0);
 	gpu->fail_handle = number(line, "fail-handle", 0);
+	gpu->hang_handle = value(line, "hang", text, sizeof text) && !strcmp(text, "handle");
+	gpu->crash_handle = value(line, "crash", text, sizeof text) && !strcmp(text, "handle");
 	gpu->mig_enabled = strstr(line, " mig") != NULL;
 	config->gpu_count++;
 	return true;

@@ -22,6 +22,8 @@ struct gpu {
 	unsigned long long memory_mib;
 	unsigned fail;        /* what every call about it returns, but the one for its handle */
 	unsigned fail_handle; /* what that one returns */
+	bool hang_handle;     /* it never returns */
+	bool crash_handle;    /* it ends the process */
 	bool mig_enabled;
 	unsigned mig_count;
 	struct mig mig[MAX_MIG];

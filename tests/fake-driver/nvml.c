@@ -244,6 +244,10 @@ PUBLIC unsigned nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **ou
 	CHECK();
 	if (index >= device_count)
 		return INVALID_ARGUMENT;
+	while (devices[index].gpu->hang_handle)
+		sleep_ms(1000);
+	if (devices[index].gpu->crash_handle)
+		abort();
 	if (devices[index].gpu->fail_handle)
 		return devices[index].gpu->fail_handle;
 	*out = &devices[index];

@@ -14,6 +14,7 @@ pub const TESTS: &[Test] = &[
     ("cache::a_kept_answer_spares_nvml", NEEDS, a_kept_answer_spares_nvml),
     ("cache::what_changed_is_asked_for", NEEDS, what_changed_is_asked_for),
     ("cache::a_gpu_that_failed_is_told_again", NEEDS, a_gpu_that_failed_is_told_again),
+    ("cache::a_gpu_that_hangs_stops_only_its_own_containers", NEEDS, a_gpu_that_hangs_stops_only_its_own_containers),
     ("cache::mig_devices_are_not_kept", NEEDS, mig_devices_are_not_kept),
     ("cache::a_hundred_at_once_ask_once", NEEDS, a_hundred_at_once_ask_once),
 ];
@@ -47,7 +48,7 @@ fn hang(fake: &FakeDriver) {
 
 /// The file in which the answer is kept.
 fn kept(fake: &FakeDriver) -> PathBuf {
-    let list = format!("grep -l '{}' /run/oci-nvidia-hook/inventory-*", fake.root.display());
+    let list = format!("grep -l '{}' /run/oci-nvidia-hook/inventory-* | grep -v 'failed$'", fake.root.display());
     let files = sh(&list).ok();
     assert_eq!(files.lines().count(), 1, "{files}");
     files.trim().into()
@@ -155,6 +156,36 @@ fn a_gpu_that_failed_is_told_again() {
     // A node that is missing is another way to fail, also of a GPU that was well.
     fs::remove_file(fake.root.join("dev/nvidia2")).unwrap();
     assert!(explain(&fake).failed(1).is_empty());
+}
+
+/// A look-up that never returns, and one that ends the process: the other GPUs work, and the one is named.
+fn a_gpu_that_hangs_stops_only_its_own_containers() {
+    let ask = |fake: &FakeDriver, devices: &str| {
+        let spec =
+            format!(r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={devices}"]}}}}"#);
+        let mut command = Command::new(HOOK);
+        command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
+        let start = Instant::now();
+        (run_with(&mut command, spec.as_bytes()), start.elapsed())
+    };
+    for (fault, says) in [("hang", "does not answer when it is asked about it"), ("crash", "(SIGABRT)")] {
+        let fake = FakeDriver::new(&["--gpus", "3"]);
+        fake.configure("[oci-nvidia-hook]\nnvml-timeout = 8");
+        fake.set_nvml(|old| old.replace("gpu minor=1 ", &format!("gpu minor=1 {fault}=handle ")));
+        let (all, took) = ask(&fake, "all");
+        let told = all.ok();
+        assert!(told.contains("GPU 1: NVML ") && told.contains(says) && told.contains("ONH-201"), "{fault}: {told}");
+        assert_eq!(told.matches("device: GPU-").count(), 2, "{fault}: {told}");
+        assert!(took.as_secs() < 8, "{fault}: the deadline holds for all of it: {took:?}");
+        // Whether the library hangs or not: the answer is kept for a minute.
+        fake.set_nvml(|old| old + "\ninit-hang\n");
+        assert!(ask(&fake, "0").0.ok().contains("GPU-51eed000-"), "{fault}");
+        for name in ["1", "GPU-51eed001-0001-4001-8000-0000fa4e0001"] {
+            let refused = ask(&fake, name).0;
+            assert!(refused.code == Some(1) && refused.stdout.contains("ONH-033"), "{fault}: {refused:?}");
+            assert!(refused.stdout.contains(says), "{fault}: {refused:?}");
+        }
+    }
 }
 
 fn mig_devices_are_not_kept() {

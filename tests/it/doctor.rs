@@ -197,6 +197,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-019",
         Status::Error,
     ),
+    ("chmod 600 dev/nvidia*", "hook-user", "ONH-314", Status::Note),
     ("echo init-error 999 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-018", Status::Error),
     ("echo init-delay-ms 3200 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-213", Status::Warning),
     (
@@ -209,7 +210,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     (
         "echo 'nvml-timeout = 55' >>etc/nvidia-container-runtime/config.toml",
         "timeouts",
-        "ONH-108: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" ends the hook after 60 s, but with nvml-timeout = 55 it may take 97 s",
+        "ONH-108: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" ends the hook after 60 s, but with nvml-timeout = 55 it may take 70 s",
         Status::Warning,
     ),
     (

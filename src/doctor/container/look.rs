@@ -22,9 +22,9 @@ use crate::finding::catalog;
 use crate::inject::cgroup::ask;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::oci::read_file_limited;
+use crate::sys::confine::Identity;
 use crate::sys::in_root::{Root, open_regular, real_path};
 use crate::sys::proc_file;
-use crate::sys::process::Identity;
 
 /// What programs open: CUDA, and nvidia-smi.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];

@@ -14,7 +14,7 @@ use crate::driver::nodes::NVIDIA_MAJOR;
 use crate::finding::catalog;
 use crate::inject::cgroup::DeviceRule;
 use crate::inject::cgroup::ask::Filter;
-use crate::sys::process::Identity;
+use crate::sys::confine::Identity;
 
 /// A running container, as far as GPUs depend on it.
 #[derive(Debug)]

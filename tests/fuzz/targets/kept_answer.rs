@@ -27,7 +27,7 @@ fn check_file(answer: &Answer) {
     let bytes = answer.to_bytes();
     assert_eq!(Answer::parse(&bytes).as_ref(), Some(answer));
     assert_eq!(Answer::parse(&bytes[..bytes.len() - 1]), None, "half a file");
-    let nobody = Look { version: String::new(), gpus: Vec::new(), state: None };
+    let nobody = Look { version: String::new(), gpus: Vec::new(), state: None, uptime: 0 };
     assert!(!answer.is_true_of(&nobody), "a host that cannot be looked at");
 }
 

@@ -6,6 +6,7 @@
 mod engine;
 mod host_sources;
 mod ldconfig;
+mod nvml;
 mod paths;
 mod races;
 mod scene;
@@ -54,6 +55,7 @@ pub const TESTS: &[Test] = &[
         NEEDS_PODMAN_CRUN,
         host_sources::nodes_and_sockets_stay_as_they_are,
     ),
+    ("hostile::a_management_library_that_attacks", NEEDS, nvml::a_library_that_attacks),
     ("hostile::cve_2025_23359_swapped_after_the_check", NEEDS, races::cve_2025_23359),
     ("hostile::cve_2026_24260_swapped_after_resolution", NEEDS, races::cve_2026_24260),
     (
