@@ -1,6 +1,9 @@
 //! The container's ld.so.cache with the driver's libraries in it: our own `ldconfig`, without running one.
 //! (Running ldconfig on container files is CVE-2024-0135, -0136, -0137 and CVE-2025-23267.)
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
 use crate::driver::ldcache::{self, Cache, Layout, NewEntry, Pieces};
 use crate::finding::{Finding, catalog};
 use crate::lower::live::CacheEntry;
@@ -8,9 +11,14 @@ use crate::lower::live::CacheEntry;
 /// A system with 100 000 libraries has half of it.
 pub const MAX_SIZE: usize = 16 << 20;
 
-/// The new content, in pieces; `None` if the old one is good, or not ours to touch.
+/// The new content, in pieces, without entries that lead to `stale`; `None` if the old one is good, or not ours to touch.
 #[must_use]
-pub fn merge<'a>(old: Option<&'a [u8]>, entries: &[CacheEntry], findings: &mut Vec<Finding>) -> Pieces<'a> {
+pub fn merge<'a>(
+    old: Option<&'a [u8]>,
+    entries: &[CacheEntry],
+    stale: &BTreeSet<PathBuf>,
+    findings: &mut Vec<Finding>,
+) -> Pieces<'a> {
     let paths: Vec<_> = entries.iter().map(|entry| entry.path.absolute()).collect();
     let ours = entries.iter().zip(&paths).map(|(entry, path)| NewEntry { name: &entry.soname, path, arch: entry.arch });
     let ours: Vec<_> = ours.collect();
@@ -21,7 +29,7 @@ pub fn merge<'a>(old: Option<&'a [u8]>, entries: &[CacheEntry], findings: &mut V
     };
     // ldconfig makes an empty file first: to ld.so it is no cache.
     let old = old.filter(|bytes| !bytes.is_empty());
-    old.map_or_else(created, |old| ldcache::update(old, &ours)).unwrap_or_else(|error: anyhow::Error| {
+    old.map_or_else(created, |old| ldcache::update(old, &ours, stale)).unwrap_or_else(|error: anyhow::Error| {
         findings.push(left_alone(&error));
         None
     })
@@ -52,18 +60,18 @@ mod tests {
     #[test]
     fn an_image_without_a_cache_gets_one() {
         for old in [None, Some(&b""[..])] {
-            let new = merge(old, &entries(), &mut Vec::new()).unwrap().concat();
+            let new = merge(old, &entries(), &BTreeSet::new(), &mut Vec::new()).unwrap().concat();
             let cache = ldcache::parse(&new).unwrap();
             let found = cache.lookup("libcuda.so.1".as_ref(), Arch::native()).unwrap();
             assert_eq!(found.path, std::path::Path::new("/usr/lib64/libcuda.so.1"));
-            assert_eq!(merge(Some(&new), &entries(), &mut Vec::new()), None, "twice is once");
+            assert_eq!(merge(Some(&new), &entries(), &BTreeSet::new(), &mut Vec::new()), None, "twice is once");
         }
     }
 
     #[test]
     fn a_cache_that_cannot_be_read_is_left_alone_and_said() {
         let mut findings = Vec::new();
-        assert_eq!(merge(Some(b"what is this"), &entries(), &mut findings), None);
+        assert_eq!(merge(Some(b"what is this"), &entries(), &BTreeSet::new(), &mut findings), None);
         assert!(findings[0].what.contains("is left as it is"), "{findings:?}");
     }
 }

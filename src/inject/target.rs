@@ -2,6 +2,7 @@
 
 mod cdi_hook;
 mod ld_so_conf;
+mod stale;
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,6 +49,10 @@ pub struct Target {
     opened: Vec<(PathBuf, Rc<OwnedFd>)>,
     /// Whether the directories of the libraries were listed for the image's ldconfig
     listed: bool,
+    /// Whether a link to another driver's library was replaced: the container has run with that one
+    had_another: bool,
+    /// What that one left
+    stale: Vec<Created>,
     findings: Vec<Finding>,
 }
 
@@ -116,6 +121,10 @@ impl Take for Target {
 
     fn finish(&mut self) -> Result<Vec<Finding>> {
         self.layers.iter().try_for_each(|layer| read_only::seal(layer))?;
+        // Nothing can fail from here on, and what cannot be removed does no harm.
+        for left in self.stale.drain(..) {
+            left.remove().ok();
+        }
         Ok(std::mem::take(&mut self.findings))
     }
 }
@@ -136,6 +145,8 @@ impl Target {
             layers: Vec::new(),
             opened: Vec::new(),
             listed: false,
+            had_another: false,
+            stale: Vec::new(),
             findings: Vec::new(),
         }
     }
@@ -305,6 +316,7 @@ impl Target {
             Present::Link(old) => {
                 let dir = self.writable(dir, link)?;
                 replace_link(&dir, Path::new(name), text)?;
+                self.had_another |= stale::is_library_of_a_driver(&old);
                 self.done.push(Done::Replaced { dir, name: name.into(), text: old });
             }
             Present::Nothing => bail!("somebody removed it meanwhile"),
@@ -429,6 +441,7 @@ impl Target {
         if !self.listed {
             self.remove_list();
         }
+        let stale = if self.had_another { self.find_stale(entries) } else { std::collections::BTreeSet::new() };
         let old = match self.read_linker_cache() {
             Ok(old) => old,
             Err(error) => {
@@ -436,7 +449,7 @@ impl Target {
                 return Ok(());
             }
         };
-        let Some(new) = linker_cache::merge(old.as_deref(), entries, &mut self.findings) else { return Ok(()) };
+        let Some(new) = linker_cache::merge(old.as_deref(), entries, &stale, &mut self.findings) else { return Ok(()) };
         if !is_read_only(&etc) {
             return write_beside(&etc, Path::new(name), &new).context("write it");
         }

@@ -12,7 +12,7 @@ use crate::cdi::{cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, run_with, scratch, snapshot};
+use crate::support::{HOOK, run_with, scratch, sh, snapshot};
 
 pub const TESTS: &[Test] = &[
     ("ldconfig::directories_of_the_host_in_cdi", NEEDS, directories_of_the_host_in_cdi),
@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     ("ldconfig::nothing_is_written_without_need", NEEDS, nothing_is_written_without_need),
     ("ldconfig::a_list_that_is_out_of_date_goes", NEEDS, a_list_that_is_out_of_date_goes),
     ("ldconfig::volumes_are_left_alone", NEEDS, volumes_are_left_alone),
+    ("ldconfig::a_container_that_ran_with_another_driver", NEEDS, a_container_that_ran_with_another_driver),
     ("ldconfig::podman_installs_a_package", engine::NEEDS, || podman_installs_a_package(Cgroup::AsMounted)),
     ("ldconfig::podman_installs_a_package_with_crun", engine::NEEDS_CRUN, || {
         podman_installs_a_package(Cgroup::WithCrun);
@@ -241,6 +242,64 @@ fn volumes_are_left_alone() {
         };
         assert_eq!(is_conf(&after), is_conf(&before), "{point}");
     }
+}
+
+/// After an update of the driver, `podman start` of an old container: what the old driver left is taken away, and nothing else.
+fn a_container_that_ran_with_another_driver() {
+    let dir = scratch();
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let libdir = image.rootfs.join("usr/lib/x86_64-linux-gnu");
+    // Of the image: an empty file of another kind, a library of another driver that is not empty, a link of its own.
+    std::fs::write(libdir.join("libmine.so.1.2"), "").unwrap();
+    std::fs::write(libdir.join("libnvidia-fbc.so.470.1"), "the image's").unwrap();
+    symlink("libmine.so.1.2", libdir.join("libmine.so.1")).unwrap();
+    for name in ["upper", "work", "merged", "merged/dev"] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    let overlay = format!(
+        "umount $rootfs/dev; cd '{}'; mount -t overlay -o lowerdir=image,upperdir=upper,workdir=work none merged; \
+         mount -t tmpfs dev merged/dev",
+        dir.path().display()
+    );
+    let start = || {
+        let container =
+            Waiting::start(dir.path(), &dir.path().join("merged"), &["NVIDIA_VISIBLE_DEVICES=all"], &overlay);
+        container.hook(&fake.config).ok();
+        container
+    };
+    let names = "cd /usr/lib/x86_64-linux-gnu; for file in *.so.*; do test -s $file || echo $file; done; \
+                 ldconfig -p | grep libnvidia-opencl; true";
+    let old = start();
+    old.exec("probe-dlopen libnvidia-opencl.so.1").ok();
+    drop(old);
+    // The naive way: the name that the new driver lacks leads to an empty file.
+    fake.rebuild(&["--gpus", "1", "--version", "550.54.14"]);
+    fake.configure("");
+    sh(&format!("cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .", fake.root.display())).ok();
+    let naive = Waiting::start(dir.path(), &dir.path().join("merged"), &[], &overlay);
+    let said = naive.exec("probe-dlopen libnvidia-opencl.so.1");
+    assert!(said.stdout.contains("file too short"), "{said:?}");
+    drop(naive);
+    for _ in 0..2 {
+        let new = start();
+        new.exec("nvidia-smi -L; probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
+        let said = new.exec("probe-dlopen libnvidia-opencl.so.1");
+        assert!(said.code == Some(1) && !said.stdout.contains("file too short"), "{said:?}");
+        assert_eq!(new.exec(names).ok(), "libmine.so.1\nlibmine.so.1.2\n");
+        new.exec(
+            "test -L /usr/lib/x86_64-linux-gnu/libmine.so.1; cat /usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.470.1",
+        )
+        .ok();
+    }
+    // A rootfs that may be another container's too is not touched.
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let empty = image.rootfs.join("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01");
+    std::fs::write(&empty, "").unwrap();
+    symlink("libcuda.so.535.183.01", empty.with_file_name("libcuda.so.1")).unwrap();
+    Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "").hook(&fake.config).ok();
+    assert!(empty.exists());
 }
 
 /// With CDI on a host like openSUSE, in an image like Debian; and at the hook's own stages.

@@ -13,10 +13,11 @@ mod splice;
 mod write;
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, c_char};
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 pub use parse::parse;
@@ -277,15 +278,18 @@ fn sorted<'a>(ours: &[NewEntry<'a>]) -> Vec<Entry<'a>> {
     ours
 }
 
-/// The file with `ours` in it, see [`Cache::merge`]; `None` if it has them already.
+/// The file with `ours` in it, see [`Cache::merge`], and without what leads to `stale`; `None` if it has them already.
 ///
 /// # Errors
 /// If it is no cache, or becomes too large.
-pub fn update<'a>(old: &'a [u8], ours: &[NewEntry<'_>]) -> Result<Pieces<'a>> {
-    if let Some(spliced) = splice::splice(old, ours) {
+pub fn update<'a>(old: &'a [u8], ours: &[NewEntry<'_>], stale: &BTreeSet<PathBuf>) -> Result<Pieces<'a>> {
+    if stale.is_empty()
+        && let Some(spliced) = splice::splice(old, ours)
+    {
         return Ok(spliced);
     }
     let mut cache = parse(old)?;
+    cache.entries.retain(|entry| !stale.contains(entry.path));
     cache.merge(ours);
     let new = cache.to_bytes()?;
     Ok((new != old).then(|| vec![new.into()]))

@@ -1,4 +1,5 @@
 use super::*;
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
@@ -469,7 +470,7 @@ proptest! {
             let at = usize::from(at) % bytes.len();
             bytes[at] = byte;
         }
-        if let Ok(Some(pieces)) = update(&bytes, &borrow(&ours)) {
+        if let Ok(Some(pieces)) = update(&bytes, &borrow(&ours), &BTreeSet::new()) {
             let new = pieces.concat();
             for new_entry in borrow(&ours) {
                 // What stands in order is found.

@@ -1,0 +1,112 @@
+//! What an earlier driver left in a container that is started again: empty files, on which its libraries were mounted, and
+//! links to them. A program that asks for one that the new driver lacks would read "file too short".
+//!
+//! Only on overlayfs, where the directory that containers see is one container's alone: to remove a file on which another
+//! container's library is mounted takes that mount away (`detach_mounts` in the kernel). And only an empty regular file with a library's name of the driver's, of a version, is taken away, and a link beside it that
+//! leads to it: an image has no use for either.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use rustix::fs::{AtFlags, FileType, OFlags};
+
+use super::Target;
+use crate::driver::catalog;
+use crate::inject::mountinfo::is_same_mount;
+use crate::inject::tmpfs::is_read_only;
+use crate::lower::live::CacheEntry;
+use crate::paths::ContainerPath;
+use crate::sys::in_root::Created;
+
+const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+/// Libraries of the driver are in one or two.
+const MAX_DIRECTORIES: usize = 8;
+/// A distribution has thousands.
+const MAX_NAMES: usize = 50_000;
+
+impl Target {
+    /// Finds it in the directories of these libraries. It is removed when all else is done; these are its paths, for the
+    /// linker cache.
+    pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
+        if !rustix::fs::fstatfs(&self.rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC) {
+            return BTreeSet::new();
+        }
+        let mut dirs: Vec<ContainerPath> = Vec::new();
+        for dir in entries.iter().filter_map(|entry| entry.path.parent()) {
+            if !dirs.contains(&dir) && dirs.len() < MAX_DIRECTORIES {
+                dirs.push(dir);
+            }
+        }
+        let mut paths = BTreeSet::new();
+        for dir in dirs {
+            for name in self.find_stale_in(&dir).unwrap_or_default() {
+                paths.insert(dir.absolute().join(&name));
+            }
+        }
+        paths
+    }
+
+    fn find_stale_in(&mut self, path: &ContainerPath) -> Option<BTreeSet<OsString>> {
+        let open = || self.rootfs.open_at(path.relative(), OFlags::RDONLY | OFlags::DIRECTORY).ok();
+        let dir = Rc::new(open()?);
+        if is_read_only(&*dir) || !is_same_mount(&*dir, &self.rootfs).ok()? {
+            return None;
+        }
+        let entries = rustix::fs::Dir::new(open()?).ok()?.take(MAX_NAMES).flatten();
+        let names: Vec<_> = entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect();
+        let is_empty_file = |name: &OsString| {
+            let stat = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW);
+            stat.is_ok_and(|stat| {
+                FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                    && stat.st_size == 0
+                    && stat.st_nlink == 1
+            })
+        };
+        let mut stale: BTreeSet<_> =
+            names.iter().filter(|name| is_library_of_a_driver(name) && is_empty_file(name)).cloned().collect();
+        // libx.so.1 -> libx.so.535.1, and libx.so -> libx.so.1
+        for _ in 0..2 {
+            let leads_to_stale = |name: &&OsString| {
+                let text = rustix::fs::readlinkat(&*dir, name.as_os_str(), Vec::new());
+                text.is_ok_and(|text| stale.contains(OsStr::from_bytes(text.as_bytes())))
+            };
+            let is_of_library = |name: &&OsString| name.as_bytes().starts_with(b"lib");
+            let links: Vec<_> = names.iter().filter(is_of_library).filter(leads_to_stale).cloned().collect();
+            stale.extend(links);
+        }
+        let created = |name: &OsString| Created { dir: Rc::clone(&dir), name: name.into(), is_dir: false };
+        self.stale.extend(stale.iter().map(created));
+        Some(stale)
+    }
+}
+
+/// `libcuda.so.535.183.01`, for the libraries that the hook gives.
+pub(super) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
+    let Some(name) = name.as_ref().to_str() else { return false };
+    let Some((library, version)) = name.split_once(".so.") else { return false };
+    let is_version = version.contains('.') && version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    is_version && catalog::LIBRARIES.iter().any(|row| row.name == library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for (name, is) in [
+            ("libcuda.so.535.183.01", true),
+            ("libnvidia-ml.so.550.54", true),
+            ("libcuda.so.1", false),
+            ("libcuda.so", false),
+            ("libcuda.so.535.183.01.bak", false),
+            ("libcudart.so.12.2", false),
+            ("libc.so.6.1", false),
+        ] {
+            assert_eq!(is_library_of_a_driver(name), is, "{name}");
+        }
+    }
+}
