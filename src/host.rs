@@ -22,7 +22,7 @@ use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::kept::{self, Places};
 use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
-use crate::inventory::select::{Device, select};
+use crate::inventory::select::{Device, names_of, select};
 use crate::inventory::{Gpu, Inventory, MigDevice, limits};
 use crate::nvml::child::{self, Question};
 use crate::nvml::identity;
@@ -44,6 +44,7 @@ pub fn decide<'a>(
 ) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
     let (devices, mut findings) = select(&request.devices, &request.asked_by, inventory, &config.devices)?;
     findings.extend(limits::findings(&config.devices, inventory));
+    findings.extend(without_parts(request, &devices));
     let properties = properties(&devices, inventory);
     for requirement in &request.requirements {
         match require::check(requirement, &properties) {
@@ -55,6 +56,45 @@ pub fn decide<'a>(
         }
     }
     Ok((devices, findings))
+}
+
+/// Whether this host has no NVIDIA GPU at all: a driver that is missing or broken is another matter.
+#[must_use]
+pub fn has_no_gpu(config: &Config) -> bool {
+    let look = || -> Result<bool> {
+        let driver = DriverRoot::open(&config.driver_root)?;
+        // A GPU of an SoC is on no PCI bus, and the kernel module has it.
+        let of_module = procfs::read_gpus(&driver.owner_of(DRIVER_PROC)?);
+        Ok(of_module.is_empty() && diagnosis::pci_gpus(&driver.owner_of(PCI_DEVICES)?) == Some(0))
+    };
+    look().unwrap_or_default()
+}
+
+/// GPUs in MIG mode that are given by themselves: programs find no device that they can use. One that lays out or watches
+/// MIG devices wants the GPU alone.
+fn without_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
+    if request.mig_config.is_some() || request.mig_monitor.is_some() || !request.capabilities.has(Capability::Compute) {
+        return Vec::new();
+    }
+    let has_part =
+        |gpu: &Gpu| devices.iter().any(|device| matches!(device, Device::Mig(of, _) if of.index == gpu.index));
+    let whole = devices.iter().filter_map(|device| match device {
+        Device::Gpu(gpu) if gpu.mig_enabled && !has_part(gpu) => Some(gpu),
+        _ => None,
+    });
+    let finding = |gpu: &&Gpu| match gpu.mig_devices.first() {
+        Some(mig) => Finding::of(
+            &catalog::MIG_WHOLE,
+            format!("GPU {} is in MIG mode and is given without its MIG devices", gpu.index),
+            format!("ask for its MIG devices, as {}:{} or {}", gpu.index, mig.index, mig.uuid),
+        ),
+        None => Finding::of(
+            &catalog::MIG_WHOLE,
+            format!("GPU {} is in MIG mode and has no MIG device", gpu.index),
+            format!("nvidia-smi mig -i {0} -cgi 0 -C; or leave the mode: nvidia-smi -i {0} -mig 0", gpu.index),
+        ),
+    };
+    whole.map(finding).collect()
 }
 
 /// What requirements are checked against: each GPU once; without one, the driver alone.
@@ -179,6 +219,15 @@ impl Host {
             limits,
             inventory,
         })
+    }
+
+    /// The same request, with the UUIDs of the GPUs and MIG devices that it was given the nodes of.
+    #[must_use]
+    pub fn with_names(&self, request: &GpuRequest) -> GpuRequest {
+        let VisibleDevices::Nodes(nodes) = &request.devices else { return request.clone() };
+        let minors = self.mig_minors().map(|text| caps::parse_mig_minors(&text)).unwrap_or_default();
+        let devices = VisibleDevices::List(names_of(nodes, &self.inventory, &minors));
+        GpuRequest { devices, ..request.clone() }
     }
 
     /// What the container gets. Nothing has been done to it yet.

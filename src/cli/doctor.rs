@@ -14,6 +14,7 @@ use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
 use crate::driver::DriverRoot;
 use crate::engine::status;
 use crate::error::one_line;
+use crate::host::Host;
 use crate::log::Log;
 use crate::paths::HostPath;
 
@@ -48,6 +49,7 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
     let host = DriverRoot::open(&HostPath::new("/"))?;
     let facts = doctor::look(&host, config, caller());
     let outcomes = doctor::examine(&facts);
+    renew_kept_answer(&facts, config);
     let printed = print(&outcomes, options, terminal)?;
     if let Some(path) = &options.bundle {
         let statuses: Vec<_> = facts.engines.iter().map(|engine| status::of(engine, &facts.installed)).collect();
@@ -73,6 +75,17 @@ fn examine_container(options: &Options) -> Result<Vec<Outcome>> {
         }
     };
     Ok(container::examine(&container::look(pid, name, &config)?))
+}
+
+/// A GPU that only NVML knows to be broken is in the answer that is kept for containers, until NVML is asked again: what
+/// has been found out here ends it.
+fn renew_kept_answer(facts: &doctor::Facts, config: Option<&Path>) {
+    let Some((Ok(inventory), _)) = &facts.driver.nvml else { return };
+    if !inventory.failed.is_empty()
+        && let Ok((config, _)) = config::read(config)
+    {
+        Host::look_afresh(&config).ok();
+    }
 }
 
 fn caller() -> Caller {

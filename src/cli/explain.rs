@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::hook::{read_config, refused, set_up_by_others};
+use super::plan::{self, Verdict};
 use super::{Options, Stage, output};
 use crate::config::Config;
 use crate::error::one_line;
@@ -15,12 +15,11 @@ use crate::finding::Finding;
 use crate::host::{self, Host};
 use crate::inject::container::Container;
 use crate::inventory::report;
-use crate::lower::live::{self, RootfsFacts};
 use crate::lower::text;
 use crate::oci::{self, SpecView};
-use crate::paths::HostPath;
+use crate::paths::{ContainerPath, HostPath};
 use crate::request::asked::Asked;
-use crate::request::{self, Decision};
+use crate::request::{self, Decision, GpuRequest};
 
 /// All that there is to tell. The names are an interface.
 #[derive(Debug, Serialize)]
@@ -86,7 +85,7 @@ fn explain(options: &Options) -> Explanation {
 fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
     let (spec, pid) = read_container(options)?;
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
-    let config = read_config(&spec, options.config.as_deref())?;
+    let config = plan::read_config(&spec, options.config.as_deref())?;
     let Some((mut config, findings)) = config else {
         let nothing = request::from_spec(&spec, &Config::default())?;
         explanation.reason = if let Decision::Nothing(reason) = nothing { reason } else { String::new() };
@@ -96,46 +95,64 @@ fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
     if let Some(root) = &options.root {
         config.driver_root = HostPath::new(root);
     }
-    let request = match request::from_spec(&spec, &config)? {
-        Decision::Gpus(request) => request,
-        Decision::Nothing(reason) => {
+    let request = match plan::verdict(&spec, &config)? {
+        Verdict::Gpus(request) => request,
+        Verdict::Nothing(reason) => {
             explanation.reason = reason;
             return Ok(());
         }
-        Decision::Refused(reason) => {
-            explanation.findings.push(refused(reason.clone()));
-            explanation.reason = reason;
+        Verdict::LeftAlone(finding) => {
+            explanation.leave_alone(finding);
             return Ok(());
         }
     };
-    if let Some(finding) = set_up_by_others(&spec) {
-        explanation.reason.clone_from(&finding.what);
-        explanation.findings.push(finding);
-        return Ok(());
-    }
     explanation.outcome = Outcome::Inject;
     explanation.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
     explanation.request = Some(Asked::from(&*request));
-    match &options.inventory {
-        Some(file) => {
-            let inventory = report::read(file)?;
-            let (devices, findings) = host::decide(&request, &inventory, &config)?;
-            explanation.findings.extend(findings);
-            explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
-        }
-        None if options.request_only => {}
-        None => {
-            let host = Host::look(&config, &|| ())?;
-            let (devices, findings) = host::decide(&request, &host.inventory, &config)?;
-            explanation.findings.extend(findings);
-            explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
-            let (edits, findings) = host.edits(&request, &devices)?;
-            explanation.findings.extend(findings);
-            let facts = facts(&spec, pid);
-            explanation.findings.extend(facts.finding());
-            explanation.edits = live::lower(&edits, facts).iter().map(text::describe).collect();
-        }
+    if let Some(file) = &options.inventory {
+        let inventory = report::read(file)?;
+        let (devices, findings) = host::decide(&request, &inventory, &config)?;
+        explanation.findings.extend(findings);
+        explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+    } else if !options.request_only
+        && let Err(error) = decide(&spec, pid, &request, &config, explanation)
+    {
+        explanation.leave_alone(plan::excuse(&request, &config, error)?);
     }
+    Ok(())
+}
+
+impl Explanation {
+    fn leave_alone(&mut self, finding: Finding) {
+        self.outcome = Outcome::None;
+        self.reason.clone_from(&finding.what);
+        self.devices.clear();
+        self.findings.push(finding);
+    }
+}
+
+fn decide(
+    spec: &SpecView,
+    pid: i32,
+    request: &GpuRequest,
+    config: &Config,
+    explanation: &mut Explanation,
+) -> Result<()> {
+    let host = Host::look(config, &|| ())?;
+    let (devices, edits) = plan::edits(&host, request, config, &mut explanation.findings)?;
+    explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+    // The container if it waits at a hook; else its rootfs as the host sees it.
+    let waiting = (pid > 0).then(|| Container::open(pid, &spec.rootfs).ok()).flatten();
+    let facts =
+        waiting.as_ref().map_or_else(|| Container::facts_of(&spec.rootfs).unwrap_or_default(), Container::facts);
+    explanation.findings.extend(facts.finding());
+    let image = waiting.or_else(|| Container::here(&spec.rootfs).ok());
+    let compat = |dir: &ContainerPath, driver: &str, cuda: &str| {
+        image.map(|image| image.compat_libraries(dir, driver, cuda)).unwrap_or_default()
+    };
+    let (steps, finding) = plan::steps(&edits, facts, (request, config, &host), compat);
+    explanation.findings.extend(finding);
+    explanation.edits = steps.iter().map(text::describe).collect();
     Ok(())
 }
 
@@ -149,12 +166,6 @@ fn read_container(options: &Options) -> Result<(SpecView, i32)> {
     }
     let state = oci::state::parse(&bytes)?;
     Ok((oci::spec_view::read(&state.bundle)?, state.pid))
-}
-
-/// Of the container if it waits at a hook; else of its rootfs as the host sees it.
-fn facts(spec: &SpecView, pid: i32) -> RootfsFacts {
-    let waiting = (pid > 0).then(|| Container::open(pid, &spec.rootfs).ok()).flatten();
-    waiting.map_or_else(|| Container::facts_of(&spec.rootfs).unwrap_or_default(), |container| container.facts())
 }
 
 fn in_words(explanation: &Explanation) -> String {

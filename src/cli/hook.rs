@@ -1,6 +1,5 @@
 //! The stages at which a container is set up: the pipeline from the state on stdin to the injection.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -8,10 +7,11 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use nix::unistd::Pid;
 
+use super::plan::{self, Verdict};
 use super::prepare::{Prepared, may_prepare, prepare_host};
-use crate::config::{self, Config};
+use crate::config::Config;
+use crate::driver::DriverRoot;
 use crate::driver::prepare::Places;
-use crate::driver::{DriverRoot, compat};
 use crate::edits::Edits;
 use crate::error::{Failure, classify, line};
 use crate::finding::{Finding, catalog};
@@ -20,14 +20,13 @@ use crate::inject::cgroup::DeviceRule;
 use crate::inject::container::Container;
 use crate::inject::{self, cgroup};
 use crate::log::Log;
-use crate::lower::live;
 use crate::oci::{self, SpecView, State};
 use crate::paths::{ContainerPath, HostPath};
 use crate::patience;
 use crate::record::Outcome;
 use crate::record::store::Store;
 use crate::request::asked::Asked;
-use crate::request::{self, Capability, Decision, GpuRequest, Hint, others};
+use crate::request::{self, GpuRequest};
 use crate::sys::{ns, proc_file};
 
 /// A container has ended: its record goes, unless it failed.
@@ -98,32 +97,30 @@ pub fn read_request(
     log: &mut Log,
 ) -> Result<Option<(Box<GpuRequest>, Config)>> {
     // Most containers end here: nothing else has been read, not even config.toml.
-    let Some((config, findings)) = read_config(spec, config)? else { return Ok(None) };
+    let Some((config, findings)) = plan::read_config(spec, config)? else { return Ok(None) };
     open_log(&config, log);
-    let decision = request::from_spec(spec, &config)?;
-    if !matches!(decision, Decision::Nothing(_)) {
+    let verdict = plan::verdict(spec, &config)?;
+    if !matches!(verdict, Verdict::Nothing(_)) {
         log.keep();
     }
     findings.iter().for_each(|finding| log.finding(finding));
-    let left_alone = match decision {
-        Decision::Gpus(request) => match set_up_by_others(spec) {
-            Some(finding) => finding,
-            None => {
-                log.record().asked = Some(Asked::from(&*request));
-                log.record().request = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
-                log.step_done("request");
-                return Ok(Some((request, config)));
-            }
-        },
-        Decision::Nothing(reason) => {
-            log.note(&format!("nothing to do: {reason}"));
-            return Ok(None);
+    match verdict {
+        Verdict::Gpus(request) => {
+            log.record().asked = Some(Asked::from(&*request));
+            log.record().request = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+            log.step_done("request");
+            return Ok(Some((request, config)));
         }
-        Decision::Refused(reason) => refused(reason),
-    };
-    log.finding(&left_alone);
-    log.end(Outcome::LeftAlone, &left_alone.what);
+        Verdict::Nothing(reason) => log.note(&format!("nothing to do: {reason}")),
+        Verdict::LeftAlone(finding) => leave_alone(&finding, log),
+    }
     Ok(None)
+}
+
+/// The container starts, and the hook has done nothing.
+fn leave_alone(finding: &Finding, log: &mut Log) {
+    log.finding(finding);
+    log.end(Outcome::LeftAlone, &finding.what);
 }
 
 /// Opens the configured log. Losing it is no reason to stop a container.
@@ -136,62 +133,36 @@ pub(super) fn open_log(config: &Config, log: &mut Log) {
     }
 }
 
-/// Config.toml, if the request can depend on it.
-///
-/// # Errors
-/// If it is wrong and the container asks for GPUs. One that only may ask is not stopped by it.
-pub fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
-    match request::hint(spec) {
-        Hint::No => Ok(None),
-        Hint::Perhaps => Ok(config::read(config).ok()),
-        Hint::Yes => config::read(config).map(Some),
-    }
-}
-
-/// A request that may not be made.
-#[must_use]
-pub fn refused(reason: String) -> Finding {
-    Finding::of(
-        &catalog::REFUSED,
-        reason,
-        "start it privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in config.toml",
-    )
-}
-
-/// A container that somebody else sets up.
-#[must_use]
-pub fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
-    let is_us = |path: &Path| {
-        let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
-        file(path).is_some_and(|program| file(Path::new("/proc/self/exe")) == Some(program))
-    };
-    let by = others::set_up_by(spec, is_us)?;
-    Some(Finding::of(
-        &catalog::OTHERS,
-        format!("the container is left alone: config.json has {by}, which sets it up"),
-        "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option",
-    ))
-}
-
 fn read_state() -> Result<State> {
     let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
         .context("cannot read the container state on stdin")?;
     oci::state::parse(&bytes)
 }
 
-/// The host, and what the container gets of it; what there is to say about that is in the log.
+/// The host, and what the container gets of it; what there is to say about that is in the log. `None` if it gets nothing,
+/// and starts all the same.
 ///
 /// # Errors
 /// If there is no driver, or something is missing that the container cannot do without.
-pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Host, Edits)> {
+pub fn look(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<Option<(Host, Edits)>> {
+    match find(request, config, log) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) => {
+            leave_alone(&plan::excuse(request, config, error)?, log);
+            Ok(None)
+        }
+    }
+}
+
+fn find(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<(Host, Edits)> {
     let host = look_prepared(request, config, log)?;
     log.record().driver.clone_from(&host.inventory.driver_version);
     log.step_done("driver");
-    let (devices, findings) = host::decide(request, &host.inventory, config)?;
+    let mut findings = Vec::new();
+    let decided = plan::edits(&host, request, config, &mut findings);
     findings.iter().for_each(|finding| log.finding(finding));
+    let (devices, edits) = decided?;
     log.record().devices = devices.iter().map(ToString::to_string).collect();
-    let (edits, findings) = host.edits(request, &devices)?;
-    findings.iter().for_each(|finding| log.finding(finding));
     log.step_done("files");
     Ok((host, edits))
 }
@@ -217,10 +188,11 @@ pub fn set_up_gpus(
             (init, leave_device_cgroup(runtime).err())
         }
     };
-    let (host, edits) = look(request, config, log).map_err(|error| match kept {
+    let looked = look(request, config, log).map_err(|error| match kept {
         Some(why) => error.context(kept_inside(&why)),
         None => error,
     })?;
+    let Some((host, edits)) = looked else { return Ok(()) };
 
     let container = match place {
         Place::Outside => Container::open(pid, &spec.rootfs)?,
@@ -229,21 +201,9 @@ pub fn set_up_gpus(
     };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
-    let mut steps = match request.omit.node_mounts {
-        true => live::lower(&Edits { nodes: Vec::new(), ..edits.clone() }, facts),
-        false => live::lower(&edits, facts),
-    };
-    if config.cuda_compat
-        && request.capabilities.has(Capability::Compute)
-        && let Some(compat_dir) = ContainerPath::new(compat::DIR)
-    {
-        let inventory = &host.inventory;
-        let names = container.compat_libraries(&compat_dir, &inventory.driver_version, &inventory.cuda_version);
-        live::prefer(&mut steps, &compat_dir, |soname| names.contains(soname));
-        if !names.is_empty() {
-            log.note("the image's CUDA compatibility libraries are used");
-        }
-    }
+    let compat = |dir: &ContainerPath, driver: &str, cuda: &str| container.compat_libraries(dir, driver, cuda);
+    let (steps, finding) = plan::steps(&edits, facts, (request, config, &host), compat);
+    finding.iter().for_each(|finding| log.finding(finding));
     // All that can fail on the host's side comes before the first thing that anybody can see.
     let plan = inject::prepare(&steps, &spec.mount_label)?;
     log.step_done("container");

@@ -14,6 +14,7 @@ pub mod info;
 pub mod list;
 pub mod nvidia;
 pub mod output;
+pub mod plan;
 pub mod precreate;
 pub mod prepare;
 pub mod rootfs;

@@ -48,7 +48,7 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let (id, bundle) = name(&spec);
     log.name_container(&id, spec.pod.clone(), &bundle);
     let Some((request, config)) = hook::read_request(&spec, options.config.as_deref(), log)? else { return Ok(bytes) };
-    let (host, edits) = hook::look(&request, &config, log)?;
+    let Some((host, edits)) = hook::look(&request, &config, log)? else { return Ok(bytes) };
     let facts = host_facts(&spec, &host, &edits, options, log)?;
     let more = RootfsEdits { cuda_compat: cuda_compat(&host, &request, &config), ..RootfsEdits::default() };
     let lowered = lower::cdi::lower(&edits, &facts, more).sort();

@@ -168,8 +168,14 @@ fn visible(names: &[String]) -> VisibleDevices {
     } else if names.iter().any(|name| name.eq_ignore_ascii_case("all")) {
         VisibleDevices::All
     } else {
-        VisibleDevices::List(devices::unique(names.iter().map(String::as_str)))
+        VisibleDevices::List(devices::unique(names.iter().map(|name| unsigned(name))))
     }
+}
+
+/// nvidia-container-cli reads indices with strtoul(3), which takes a sign.
+fn unsigned(name: &str) -> &str {
+    let digits = name.strip_prefix('+').filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+    digits.filter(|digits| !digits.is_empty()).unwrap_or(name)
 }
 
 #[cfg(test)]
@@ -194,6 +200,7 @@ mod tests {
         assert_eq!(devices(&[("device", "")]), "none");
         assert_eq!(devices(&[("device", "1,0"), ("device", "GPU-x,,1")]), "1 0 GPU-x");
         assert_eq!(devices(&[("device", "0"), ("device", "ALL")]), "all");
+        assert_eq!(devices(&[("device", "+1,1,+x,+")]), "1 +x +");
         assert_eq!(devices(&[("device", "void,none")]), "void none", "which no host has");
         assert!(Selection::default().set("mig-config", Some(&"0".into())).is_err());
         assert!(!Selection::default().set("json", None).unwrap());

@@ -185,6 +185,7 @@ fn named(id: &str, name: Option<&String>) -> String {
 const fn ended(record: &Record) -> &'static str {
     match record.outcome {
         Outcome::Given => "given",
+        Outcome::Partly => "partly",
         Outcome::Nothing => "nothing",
         Outcome::LeftAlone => "left alone",
         Outcome::Failed => "failed",
@@ -220,6 +221,7 @@ pub fn in_words(record: &Record) -> String {
     }
     let outcome = match record.outcome {
         Outcome::Given => "it got what it asked for",
+        Outcome::Partly => "it got fewer GPUs than it asked for",
         Outcome::Nothing => "it asks for nothing",
         Outcome::LeftAlone => "the hook did nothing",
         Outcome::Failed => "the hook stopped it",

@@ -38,6 +38,8 @@ pub struct Config {
     pub disable_require: bool,
     /// What becomes of `NVIDIA_REQUIRE_*`, if the switch does not turn it off.
     pub require: Require,
+    /// What becomes of a container that asks for `all` on a host without a GPU.
+    pub no_gpu: NoGpu,
     /// Whether requests for IMEX channels are ignored.
     pub ignore_imex_channels: bool,
     /// Whether the node of an IMEX channel that a container asks for is made if it is missing.
@@ -91,6 +93,15 @@ pub enum Require {
     Off,
 }
 
+/// What becomes of a container that asks for `all` on a host without a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoGpu {
+    /// It does not start.
+    Error,
+    /// It starts without GPUs, and a finding says so.
+    Start,
+}
+
 /// Which GPUs containers may have: patterns of [`crate::inventory::limits`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -108,6 +119,7 @@ impl Default for Config {
             swarm_resource: Vec::new(),
             disable_require: false,
             require: Require::Enforce,
+            no_gpu: NoGpu::Error,
             ignore_imex_channels: false,
             make_imex_channels: true,
             devices: Limits::default(),
@@ -342,6 +354,8 @@ mod tests {
             ("[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]", "line 3: devices.deny has a wrong value"),
             ("[devices]\nallow = [\"H100\"]", "\"H100\" is none: write an index (0), a UUID"),
             ("[oci-nvidia-hook]\nrequire = \"maybe\"", "it must be \"enforce\", \"warn\" or \"off\""),
+            ("[oci-nvidia-hook]\nno-gpu = true", "it must be a text in quotes"),
+            ("[oci-nvidia-hook]\nno-gpu = \"ignore\"", "it must be \"error\" or \"start\""),
             ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
             ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),
         ] {

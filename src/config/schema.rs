@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Config, Require, UserSpec};
+use super::{Config, NoGpu, Require, UserSpec};
 use crate::inventory::limits;
 use crate::paths::HostPath;
 use crate::request::capabilities::Capabilities;
@@ -75,6 +75,7 @@ pub const KEYS: &[Key] = &[
     key("driver.library-dirs", Texts(|c, v| add_paths(&mut c.library_dirs, v))),
     key("driver.files", Texts(|c, v| add_paths(&mut c.driver_files, v))),
     key("oci-nvidia-hook.require", Text(require)),
+    key("oci-nvidia-hook.no-gpu", Text(no_gpu)),
     key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
 ];
 
@@ -158,6 +159,15 @@ fn require(config: &mut Config, value: &str) -> Result<(), String> {
         "warn" => Require::Warn,
         "off" => Require::Off,
         _ => return Err("\"enforce\", \"warn\" or \"off\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn no_gpu(config: &mut Config, value: &str) -> Result<(), String> {
+    config.no_gpu = match value {
+        "error" => NoGpu::Error,
+        "start" => NoGpu::Start,
+        _ => return Err("\"error\" or \"start\"".to_owned()),
     };
     Ok(())
 }

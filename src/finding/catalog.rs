@@ -83,6 +83,9 @@ kinds! {
     EXPOSED "ONH-106" Note "every pod may ask for all GPUs", "a variable in an image is enough, whatever the scheduler gave";
     LIMIT_UNMATCHED "ONH-107" Warning "an entry of [devices] matches no GPU", "a misspelt entry keeps no GPU from containers";
     TIMEOUTS "ONH-108" Warning "the engine may end the hook before it can report", "the container fails without a reason, or its start never ends";
+    OTHER_FILES "ONH-110" Warning "something else gives the container the driver's files", "done twice is done wrong: the hook leaves it alone";
+    NODES_ONLY "ONH-111" Warning "a container has GPU nodes and gets no driver files", "its config.json lists the nodes, and what belongs to them cannot be given";
+    NO_GPU_HERE "ONH-112" Warning "a container starts without GPUs: the host has none", "no-gpu = \"start\" in config.toml lets it start";
 
     GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer", "a GPU that does not answer stops only those who ask for it by name";
     STALE_CACHE "ONH-202" Warning "the linker cache lists a library that is not there", "the library cannot be given to containers";
@@ -103,6 +106,8 @@ kinds! {
     NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer, and a table has no place for it", "programs that read the table do not know of it";
     LOCAL_SOURCE "ONH-218" Warning "a daemon's socket or directory is not given to containers", "a user of the host, or a container, could have put it there";
     NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing", "X11 and Vulkan may not work in the container";
+    MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device", "CUDA programs find no device: they run on MIG devices only";
+    IMAGE_CUDA "ONH-231" Note "the image's newer libcuda comes before the host's", "it is made for forward compatibility with the host's driver";
 
     HIDDEN "ONH-301" Note "a library of the image is hidden by the driver's", "its copy could not work with the host's kernel module";
     IMAGE_CACHE "ONH-302" Warning "the image's ld.so.cache is left as it is", "its programs find the driver's libraries only where ld.so looks without a cache";

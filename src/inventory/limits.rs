@@ -3,7 +3,7 @@
 //! A deny list that is misread gives a GPU away, so an entry is either of a form that is known here or an error of
 //! config.toml; and an entry that matches nothing on the host is reported.
 
-use super::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
+use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::finding::{Finding, catalog};
 use crate::request::DeviceId;
@@ -142,7 +142,14 @@ fn matches_any(entry: &str, inventory: &Inventory) -> bool {
     let is_failed = |gpu: &FailedGpu| is_part(gpu) || matches_failed(entry, gpu).unwrap_or(true);
     let is_any_of =
         |gpu: &Gpu| matches(entry, gpu, None) || gpu.mig_devices.iter().any(|mig| matches(entry, gpu, Some(mig)));
-    inventory.gpus.iter().any(is_any_of) || inventory.failed.iter().any(is_failed)
+    let is_excluded = |gpu: &ExcludedGpu| match parse_leniently(entry) {
+        Entry::Id(id) => gpu.is_named(&id),
+        Entry::Uuid(pattern) => gpu.uuid.as_deref().is_none_or(|uuid| is_like(&pattern, uuid)),
+        Entry::Model(_) => true,
+    };
+    inventory.gpus.iter().any(is_any_of)
+        || inventory.failed.iter().any(is_failed)
+        || inventory.excluded.iter().any(is_excluded)
 }
 
 fn matches(entry: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {

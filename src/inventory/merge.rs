@@ -38,6 +38,7 @@ pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: im
         if let Some(gpu) = kernel.iter().find(|gpu| failed.bus_id == Some(gpu.bus_id)) {
             failed.uuid = failed.uuid.take().or_else(|| gpu.uuid.clone());
             failed.model = failed.model.take().or_else(|| gpu.model.clone());
+            failed.minor = failed.minor.or(gpu.minor);
         }
     }
     number(inventory);

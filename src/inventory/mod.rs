@@ -78,6 +78,9 @@ pub struct FailedGpu {
     pub uuid: Option<String>,
     /// From NVML or the kernel module, if one of them knows it.
     pub bus_id: Option<BusId>,
+    /// The N of its `/dev/nvidiaN`, from the kernel module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
     /// From the kernel module; patterns of `[devices]` are compared with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,

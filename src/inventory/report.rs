@@ -33,6 +33,7 @@ pub struct Report {
 #[serde(default)]
 struct NotUsable {
     index: Option<u32>,
+    minor: Option<u32>,
     uuid: Option<String>,
     bus_id: Option<String>,
     model: Option<String>,
@@ -123,6 +124,7 @@ impl From<&FailedGpu> for NotUsable {
     fn from(gpu: &FailedGpu) -> Self {
         Self {
             index: gpu.index,
+            minor: gpu.minor,
             uuid: gpu.uuid.clone(),
             bus_id: gpu.bus_id.map(|bus_id| bus_id.to_string()),
             model: gpu.model.clone(),
@@ -136,6 +138,7 @@ impl From<NotUsable> for FailedGpu {
     fn from(gpu: NotUsable) -> Self {
         Self {
             index: gpu.index,
+            minor: gpu.minor,
             uuid: gpu.uuid,
             bus_id: gpu.bus_id.as_deref().and_then(BusId::parse),
             model: gpu.model,
@@ -233,6 +236,7 @@ mod tests {
         inventory.gpus[2].mig_devices.remove(0);
         inventory.failed.push(FailedGpu {
             index: Some(3),
+            minor: Some(3),
             uuid: Some("GPU-x".into()),
             bus_id: Some(BusId { domain: 0, bus: 9, device: 0 }),
             model: Some("NVIDIA H100".into()),

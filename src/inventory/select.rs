@@ -1,17 +1,20 @@
 //! Request × inventory × the administrator's limits → the devices that the container gets.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use std::fmt;
 
 use anyhow::Result;
 
+use super::caps::MigCap;
 use super::limits::{permit, permit_failed};
 use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::driver::nodes::PREPARE;
 use crate::error::failure;
 use crate::finding::{Finding, catalog};
+use crate::request::nodes::Nodes;
 use crate::request::{DeviceId, VisibleDevices};
 
 /// A device that a container can be given.
@@ -75,12 +78,49 @@ pub fn select<'a>(
     match devices {
         VisibleDevices::None => Ok((Vec::new(), Vec::new())),
         VisibleDevices::All => select_all(asked_by, inventory, limits),
-        VisibleDevices::List(names) => {
-            let chosen =
-                names.iter().map(|name| find(name, asked_by, inventory, limits)).collect::<Result<Vec<_>>>()?;
-            Ok((every_device(inventory).filter(|device| chosen.contains(device)).collect(), Vec::new()))
+        VisibleDevices::List(names) => select_named(names, asked_by, inventory, limits),
+        VisibleDevices::Nodes(nodes) => {
+            select_named(&names_of(nodes, inventory, &BTreeMap::new()), asked_by, inventory, limits)
         }
     }
+}
+
+fn select_named<'a>(
+    names: &[String],
+    asked_by: &str,
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
+    let chosen = names.iter().map(|name| find(name, asked_by, inventory, limits)).collect::<Result<Vec<_>>>()?;
+    Ok((every_device(inventory).filter(|device| chosen.contains(device)).collect(), Vec::new()))
+}
+
+/// The names of the devices whose nodes these are. `minors` has the nodes of MIG capabilities: of a GPU in MIG mode the MIG
+/// devices are meant whose two nodes are there, and the GPU itself if there is none. A node of no GPU of this host keeps
+/// its path, which names nothing.
+#[must_use]
+pub fn names_of(nodes: &Nodes, inventory: &Inventory, minors: &BTreeMap<MigCap, u32>) -> Vec<String> {
+    let is_given = |cap: MigCap| minors.get(&cap).is_some_and(|minor| nodes.caps.contains(minor));
+    let mut names = Vec::new();
+    for minor in &nodes.gpus {
+        if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.minor == *minor) {
+            let parts = gpu.mig_devices.iter().filter(|mig| {
+                let (instance, compute) = (mig.gpu_instance, mig.compute_instance);
+                is_given(MigCap::GpuInstance(*minor, instance))
+                    && is_given(MigCap::ComputeInstance(*minor, instance, compute))
+            });
+            let before = names.len();
+            names.extend(parts.map(|mig| mig.uuid.clone()));
+            if names.len() == before {
+                names.push(gpu.uuid.clone());
+            }
+            continue;
+        }
+        let failed = inventory.failed.iter().find(|gpu| gpu.minor == Some(*minor));
+        let name = failed.and_then(|gpu| Some(gpu.bus_id?.to_string()));
+        names.push(name.unwrap_or_else(|| format!("/dev/nvidia{minor}")));
+    }
+    names
 }
 
 /// Every device of the inventory, in NVML's order: by GPU, the GPU itself before its parts.
@@ -377,6 +417,36 @@ pub(crate) mod tests {
         assert!(render(&chosen("3", &inventory).unwrap_err()).contains("(ONH-030)"));
         inventory.gpus.clear();
         assert!(render(&chosen("all", &inventory).unwrap_err()).contains("NVreg_ExcludedGpus"));
+    }
+
+    #[test]
+    fn a_node_is_its_gpu() {
+        let nodes = |gpus: &[u32], caps: &[u32]| Nodes {
+            gpus: gpus.iter().copied().collect(),
+            caps: caps.iter().copied().collect(),
+        };
+        let minors = [
+            (MigCap::GpuInstance(2, 5), 12),
+            (MigCap::ComputeInstance(2, 5, 0), 13),
+            (MigCap::GpuInstance(2, 7), 21),
+            (MigCap::ComputeInstance(2, 7, 0), 22),
+        ]
+        .into();
+        let mut inventory = inventory();
+        inventory.failed.push(FailedGpu { minor: Some(9), ..failed(Some(3), false) });
+        for (nodes, names) in [
+            (nodes(&[1], &[]), &["GPU-00000001"][..]),
+            (nodes(&[0, 2], &[21, 22]), &["GPU-00000000", "MIG-21"]),
+            (nodes(&[2], &[12, 22]), &["GPU-00000002"]),
+            (nodes(&[2], &[12, 13, 21, 22]), &["MIG-20", "MIG-21"]),
+            (nodes(&[9, 7], &[]), &["/dev/nvidia7", "00000000:09:00.0"]),
+        ] {
+            assert_eq!(names_of(&nodes, &inventory, &minors), names);
+        }
+        let ask = |minor| select(&VisibleDevices::Nodes(nodes(&[minor], &[])), "x", &inventory, &Limits::default());
+        assert_eq!(ask(1).unwrap().0.len(), 1);
+        assert!(render(&ask(7).unwrap_err()).contains("\"/dev/nvidia7\": this host has no such GPU"));
+        assert!(render(&ask(9).unwrap_err()).contains("it is lost (ONH-033)"));
     }
 
     #[test]

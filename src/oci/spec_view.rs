@@ -50,6 +50,9 @@ pub struct Device {
     /// In the container
     #[serde(default)]
     pub path: PathBuf,
+    /// `c`, `b`, `u` or `p`
+    #[serde(default, rename = "type")]
+    pub kind: Option<String>,
     /// Its number
     #[serde(default)]
     pub major: Option<i64>,
@@ -199,7 +202,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
 /// # Errors
 /// If it is no JSON of the expected shape, an environment entry has no `=`, or it names no rootfs.
 pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
-    parse_if(bytes, bundle, |_, _| true)
+    parse_if(bytes, bundle, |_, _, _| true)
 }
 
 /// The same for those who set containers up: of one that cannot ask for anything, only the rootfs, the environment and the
@@ -211,11 +214,7 @@ pub fn parse_if_asked(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
     parse_if(bytes, bundle, request::may_ask)
 }
 
-fn parse_if(
-    bytes: &[u8],
-    bundle: &Path,
-    is_wanted: impl FnOnce(&BTreeMap<String, String>, &str) -> bool,
-) -> Result<SpecView> {
+fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: impl FnOnce(&SpecView, &str, &str) -> bool) -> Result<SpecView> {
     let raw: Raw<'_> = super::first_json_value(bytes)?;
     let root = raw.root.map(|root| root.path).unwrap_or_default();
     ensure!(!root.as_os_str().is_empty(), "it has no \"root.path\"");
@@ -228,7 +227,7 @@ fn parse_if(
         privileged: has_sys_admin(process.capabilities)?,
         ..SpecView::default()
     };
-    if !is_wanted(&view.env, raw.mounts.map_or("", RawValue::get)) {
+    if !is_wanted(&view, raw.mounts.map_or("", RawValue::get), raw.linux.map_or("", RawValue::get)) {
         return Ok(view);
     }
     let linux: RawLinux<'_> = of_text(raw.linux)?.unwrap_or_default();
@@ -338,6 +337,20 @@ mod tests {
             let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
             assert_eq!(spec.mounts.len(), usize::from(whole), "{env} {mounts}");
             assert!(whole || request::hint(&view(&text).unwrap()) == request::Hint::No, "{env} {mounts}");
+        }
+        let gpu = r#"{"path":"/dev/nvidia0","type":"c","major": 195,"minor":0}"#;
+        let fuse = r#"{"path":"/dev/fuse","type":"c","major":10,"minor":229}"#;
+        for (process, device, whole) in [
+            ("", gpu, true),
+            ("", fuse, false),
+            (r#""env":["NVIDIA_VISIBLE_DEVICES=void"]"#, gpu, false),
+            (r#""capabilities":{"bounding":["CAP_SYS_ADMIN"]}"#, gpu, false),
+        ] {
+            let text =
+                format!(r#"{{"root":{{"path":"/r"}},"process":{{{process}}},"linux":{{"devices":[{device}]}}}}"#);
+            let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
+            assert_eq!(spec.devices.len(), usize::from(whole), "{process} {device}");
+            assert_eq!(request::hint(&view(&text).unwrap()) == request::Hint::Perhaps, whole, "{process} {device}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use crate::error::one_line;
-use crate::finding::Finding;
+use crate::finding::{Finding, catalog};
 use crate::oci::Pod;
 use crate::request::asked::Asked;
 
@@ -81,6 +81,8 @@ pub enum Outcome {
     Unfinished,
     /// The container got what it asked for.
     Given,
+    /// It got fewer GPUs than it asked for.
+    Partly,
     /// It asked for nothing.
     Nothing,
     /// It asked and may not, or somebody else sets it up.
@@ -157,9 +159,11 @@ impl Record {
         self.steps.push(Step { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
     }
 
-    /// It is over.
+    /// It is over. A container that was given GPUs while others did not answer got only some of what it asked for.
     pub fn end(&mut self, outcome: Outcome, reason: String) {
-        (self.outcome, self.reason) = (outcome, reason);
+        let fewer = self.findings.iter().any(|said| said.id == catalog::GPU_LEFT_OUT.id);
+        self.outcome = if outcome == Outcome::Given && fewer { Outcome::Partly } else { outcome };
+        self.reason = reason;
     }
 
     /// Reads one.

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use super::nodes::Nodes;
+
 /// The GPUs a container asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VisibleDevices {
@@ -12,6 +14,8 @@ pub enum VisibleDevices {
     None,
     /// A list of names as they were given, each once; see [`DeviceId::parse`].
     List(Vec<String>),
+    /// The GPUs of these device nodes.
+    Nodes(Nodes),
 }
 
 impl VisibleDevices {
@@ -22,6 +26,7 @@ impl VisibleDevices {
             Self::All => vec!["all".to_owned()],
             Self::None => vec!["none".to_owned()],
             Self::List(names) => names.clone(),
+            Self::Nodes(nodes) => nodes.names(),
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod asked;
 pub mod capabilities;
 pub mod devices;
 pub mod mounts;
+pub mod nodes;
 pub mod others;
 pub mod require;
 
@@ -80,7 +81,8 @@ pub enum Decision {
 pub enum Hint {
     /// Nothing is asked, whatever config.toml says.
     No,
-    /// Only if config.toml names one of its variables as `swarm-resource`.
+    /// Only if config.toml names one of its variables as `swarm-resource`, or by the device nodes that it was given. A
+    /// mistake in config.toml does not stop it.
     Perhaps,
     /// Something is asked.
     Yes,
@@ -92,8 +94,15 @@ pub enum Hint {
 pub fn hint(spec: &SpecView) -> Hint {
     match hint_of(&spec.env) {
         _ if spec.mounts.iter().any(mounts::is_request) => Hint::Yes,
+        Hint::No if is_silent(spec) && nodes::granted(&spec.devices).is_some() => Hint::Perhaps,
         hint => hint,
     }
+}
+
+/// Whether device nodes may speak for the container. One that sets the variable has said what it wants, and a CDI spec
+/// sets it to `void`. config.json of a privileged container lists every node of the host.
+fn is_silent(spec: &SpecView) -> bool {
+    !spec.privileged && !spec.env.contains_key(VISIBLE_DEVICES)
 }
 
 fn hint_of(env: &BTreeMap<String, String>) -> Hint {
@@ -110,11 +119,11 @@ fn hint_of(env: &BTreeMap<String, String>) -> Hint {
     }
 }
 
-/// Whether a container can ask for anything, by its environment and the JSON text of its mounts alone. Never `false` where
-/// [`hint`] is another than [`Hint::No`].
+/// Whether a container can ask for anything, by its environment, its privilege, and the JSON text of its `mounts` and
+/// `linux` alone. Never `false` where [`hint`] is another than [`Hint::No`].
 #[must_use]
-pub fn may_ask(env: &BTreeMap<String, String>, mounts: &str) -> bool {
-    hint_of(env) != Hint::No || mounts::may_request(mounts)
+pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
+    hint_of(&spec.env) != Hint::No || mounts::may_request(mounts) || (is_silent(spec) && nodes::may_be_granted(linux))
 }
 
 /// The request under the administrator's rules.
@@ -124,19 +133,14 @@ pub fn may_ask(env: &BTreeMap<String, String>, mounts: &str) -> bool {
 pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     let from_mounts = mounts::parse(&spec.mounts, config.accept_volume_mounts)?;
     let env_counts = spec.privileged || config.accept_envvar_when_unprivileged;
-    let (asked_by, devices) = if from_mounts.devices.is_empty() {
-        match visible_by_env(spec, config) {
-            Err(reason) => return Ok(Decision::Nothing(reason)),
-            Ok((asked_by, _)) if !env_counts => {
-                return Ok(Decision::Refused(format!(
-                    "{asked_by} is ignored: the container is not privileged and \
-                     accept-nvidia-visible-devices-envvar-when-unprivileged is false"
-                )));
-            }
-            Ok(asked) => asked,
-        }
-    } else {
-        (mounts::ORIGIN.to_owned(), VisibleDevices::List(from_mounts.devices))
+    let by_mounts = from_mounts.visible().map(|devices| (mounts::ORIGIN.to_owned(), devices));
+    let (asked_by, devices) = match by_mounts.map_or_else(|| asked_by_env(spec, config, env_counts), Ok) {
+        Ok(asked) => asked,
+        Err((decision, Rank::Explicit)) => return Ok(decision),
+        Err((decision, Rank::Default)) => match nodes::granted(&spec.devices).filter(|_| !spec.privileged) {
+            Some(nodes) => (nodes::ORIGIN.to_owned(), VisibleDevices::Nodes(nodes)),
+            None => return Ok(decision),
+        },
     };
     let legacy = is_legacy_image(&spec.env);
     let asked = spec.env.get(DRIVER_CAPABILITIES).map(String::as_str);
@@ -152,6 +156,34 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     })))
 }
 
+/// How much a container means that it asks for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    /// The variable says so.
+    Explicit,
+    /// Nothing that counts was said: device nodes may speak for it.
+    Default,
+}
+
+/// What the environment asks for; or what becomes of the container, if nothing else asks.
+fn asked_by_env(
+    spec: &SpecView,
+    config: &Config,
+    env_counts: bool,
+) -> Result<(String, VisibleDevices), (Decision, Rank)> {
+    let (asked_by, devices) =
+        visible_by_env(spec, config).map_err(|(reason, rank)| (Decision::Nothing(reason), rank))?;
+    if env_counts {
+        return Ok((asked_by, devices));
+    }
+    let rank = if devices == VisibleDevices::None { Rank::Explicit } else { Rank::Default };
+    let refused = Decision::Refused(format!(
+        "{asked_by} is ignored: the container is not privileged and \
+         accept-nvidia-visible-devices-envvar-when-unprivileged is false"
+    ));
+    Err((refused, rank))
+}
+
 /// An image made before NVIDIA_REQUIRE_CUDA: it asks for everything by being there.
 fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
     let is_set = |name| env.get(name).is_some_and(|value: &String| !value.is_empty());
@@ -159,14 +191,14 @@ fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
 }
 
 /// Which variable asks, and for what; or why none does.
-fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDevices), String> {
+fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
     // One that is set, even to nothing, hides NVIDIA_VISIBLE_DEVICES.
     let swarm: Vec<_> = config.swarm_resource.iter().filter(|name| spec.env.contains_key(*name)).collect();
     let (asked_by, value) = if swarm.is_empty() {
         let value = match spec.env.get(VISIBLE_DEVICES) {
             Some(value) => value.clone(),
             None if is_legacy_image(&spec.env) => return Ok((CUDA_VERSION.to_owned(), VisibleDevices::All)),
-            None => return Err(format!("{VISIBLE_DEVICES} is not set")),
+            None => return Err((format!("{VISIBLE_DEVICES} is not set"), Rank::Default)),
         };
         (VISIBLE_DEVICES.to_owned(), value)
     } else {
@@ -176,7 +208,7 @@ fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDe
     };
     match devices::parse(&value) {
         Some(devices) => Ok((asked_by, devices)),
-        None => Err(format!("{asked_by} is {value:?}")),
+        None => Err((format!("{asked_by} is {value:?}"), Rank::Explicit)),
     }
 }
 
@@ -276,6 +308,44 @@ mod tests {
         ] {
             assert_eq!(hint(&spec(env)), expected, "{env:?}");
         }
+    }
+
+    #[test]
+    fn device_nodes_speak_for_a_silent_container() {
+        let node = |minor| crate::oci::spec_view::Device {
+            path: format!("/dev/nvidia{minor}").into(),
+            kind: Some("c".into()),
+            major: Some(195),
+            minor: Some(minor),
+        };
+        let open = Config::default();
+        let locked = Config { accept_envvar_when_unprivileged: false, ..Config::default() };
+        let decide = |env: &[(&str, &str)], privileged: bool, config: &Config| {
+            let spec = SpecView { devices: vec![node(255), node(1)], privileged, ..spec(env) };
+            let decision = from_spec(&spec, config).unwrap();
+            assert!(hint(&spec) != Hint::No || matches!(decision, Decision::Nothing(_)), "{env:?}");
+            match decision {
+                Decision::Gpus(request) => request.devices.names().join(","),
+                Decision::Nothing(_) => "nothing".to_owned(),
+                Decision::Refused(_) => "refused".to_owned(),
+            }
+        };
+        let all = ("NVIDIA_VISIBLE_DEVICES", "all");
+        for (env, when_open, when_locked) in [
+            (&[][..], "/dev/nvidia1", "/dev/nvidia1"),
+            (&[all], "all", "/dev/nvidia1"),
+            (&[("CUDA_VERSION", "9.0")], "all", "/dev/nvidia1"),
+            (&[("NVIDIA_VISIBLE_DEVICES", "none")], "none", "refused"),
+            (&[("NVIDIA_VISIBLE_DEVICES", "void")], "nothing", "nothing"),
+            (&[("NVIDIA_VISIBLE_DEVICES", "")], "nothing", "nothing"),
+        ] {
+            assert_eq!(decide(env, false, &open), when_open, "{env:?}");
+            assert_eq!(decide(env, false, &locked), when_locked, "{env:?}");
+        }
+        assert_eq!(decide(&[], true, &open), "nothing", "a privileged one has every node of the host");
+        assert_eq!(decide(&[all], true, &locked), "all");
+        let swarm = Config { swarm_resource: vec!["DOCKER_RESOURCE_GPU".into()], ..Config::default() };
+        assert_eq!(decide(&[("DOCKER_RESOURCE_GPU", "")], false, &swarm), "nothing");
     }
 
     proptest! {

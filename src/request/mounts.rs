@@ -5,13 +5,14 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
-use super::devices::unique;
+use super::devices::{VisibleDevices, unique};
 use crate::error::failure;
 use crate::finding::catalog;
 use crate::oci::spec_view::Mount;
 
-/// Where such mounts are.
+/// Where such mounts are. `/var/run` is a link to `/run` in nearly every image.
 const DIR: &str = "/var/run/nvidia-container-devices";
+const DIRS: [&str; 2] = [DIR, "/run/nvidia-container-devices"];
 /// What asked, in messages.
 pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
 
@@ -24,12 +25,26 @@ pub struct MountRequest {
     pub imex: Vec<String>,
 }
 
-/// Whether it is such a mount.
+impl MountRequest {
+    /// The GPUs; `None` if no mount names one. `all` is the same word as in the variable, in any case: a mount of this name
+    /// is what NVIDIA's documentation and kind's recipes have.
+    #[must_use]
+    pub fn visible(&self) -> Option<VisibleDevices> {
+        let is_all = |name: &String| name.eq_ignore_ascii_case("all");
+        match self.devices.as_slice() {
+            [] => None,
+            names if names.iter().any(is_all) => Some(VisibleDevices::All),
+            names => Some(VisibleDevices::List(names.to_vec())),
+        }
+    }
+}
+
+/// Whether it is such a mount: by its text without `.`, `//` and `..`, or one whose name climbs out of the directory.
 #[must_use]
 pub fn is_request(mount: &Mount) -> bool {
-    clean(&mount.source).as_deref() == Some(Path::new("/dev/null"))
-        && mount.destination.starts_with(DIR)
-        && mount.destination != Path::new(DIR)
+    let is_below = |path: &Path| DIRS.iter().any(|dir| path.starts_with(dir) && path != Path::new(dir));
+    clean(&mount.source) == Path::new("/dev/null")
+        && (is_below(&clean(&mount.destination)) || is_below(&mount.destination))
 }
 
 /// Whether there can be one in this JSON text. The name of the directory stands in it as it is, unless something in the text
@@ -46,8 +61,9 @@ pub fn may_request(mounts: &str) -> bool {
 pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
     let mut request = MountRequest::default();
     for mount in mounts.iter().filter(|mount| accepted && is_request(mount)) {
-        let name = clean(&mount.destination).and_then(|path| Some(path.strip_prefix(DIR).ok()?.to_str()?.to_owned()));
-        let Some(name) = name.filter(|name| !name.is_empty()) else {
+        let destination = clean(&mount.destination);
+        let below = DIRS.iter().find_map(|dir| destination.strip_prefix(dir).ok()?.to_str());
+        let Some(name) = below.filter(|name| !name.is_empty()).map(str::to_owned) else {
             return Err(failure(
                 &catalog::BAD_REQUEST,
                 format!("the mount {:?} asks for no device: its name leaves {DIR}", mount.destination),
@@ -73,9 +89,17 @@ pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
     Ok(request)
 }
 
-/// `.` and `//` taken out; `None` if it has `..`.
-fn clean(path: &Path) -> Option<PathBuf> {
-    path.components().all(|component| component != Component::ParentDir).then(|| path.components().collect())
+/// The path without `.`, `//` and `..`, by its text alone, as NVIDIA's hook compares it. Nothing is opened by it.
+fn clean(path: &Path) -> PathBuf {
+    let mut clean = PathBuf::new();
+    for component in path.components() {
+        match component {
+            // The parent of `/` is `/`.
+            Component::ParentDir => drop(clean.pop()),
+            other => clean.push(other),
+        }
+    }
+    clean
 }
 
 #[cfg(test)]
@@ -91,16 +115,34 @@ mod tests {
         let mounts = [
             mount("/dev/null", "/var/run/nvidia-container-devices/GPU-1"),
             mount("/dev//./null", "/var/run/nvidia-container-devices/GPU-1"),
+            mount("/dev/../dev/null", "/var//run/x/../nvidia-container-devices/./GPU-4/"),
+            mount("/dev/null", "/run/nvidia-container-devices/GPU-5"),
             mount("/dev/null", "/var/run/nvidia-container-devices/imex/7"),
             mount("/dev/null", "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"),
             mount("/dev/null", "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu=1"),
             mount("/dev/null", "/var/run/nvidia-container-devicesX/GPU-2"),
             mount("/dev/zero", "/var/run/nvidia-container-devices/GPU-3"),
+            mount("/dev/../null", "/var/run/nvidia-container-devices/GPU-3"),
+            mount("/dev/null", "/var/run/nvidia-container-devices"),
         ];
         let request = parse(&mounts, true).unwrap();
-        assert_eq!(request.devices, ["GPU-1", "nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
+        assert_eq!(request.devices, ["GPU-1", "GPU-4", "GPU-5", "nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
         assert_eq!(request.imex, ["7"]);
         assert_eq!(parse(&mounts, false).unwrap(), MountRequest::default());
+    }
+
+    #[test]
+    fn all_is_a_word() {
+        let visible = |names: &[&str]| {
+            let mounts =
+                names.iter().map(|name| mount("/dev/null", &format!("/var/run/nvidia-container-devices/{name}")));
+            parse(&mounts.collect::<Vec<_>>(), true).unwrap().visible()
+        };
+        assert_eq!(visible(&["all"]), Some(VisibleDevices::All));
+        assert_eq!(visible(&["GPU-1", "ALL"]), Some(VisibleDevices::All));
+        assert_eq!(visible(&["none"]), Some(VisibleDevices::List(vec!["none".into()])), "a name that no GPU has");
+        assert_eq!(visible(&["imex/0"]), None);
+        assert_eq!(visible(&[]), None);
     }
 
     #[test]

@@ -4,17 +4,28 @@ use std::path::Path;
 
 use crate::lower::rootfs::VERB;
 use crate::oci::SpecView;
+use crate::oci::spec_view::Mount;
 
 /// NVIDIA's programs that an engine or its runtime wrapper names as hooks.
 const HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
 /// Those that CDI specs of NVIDIA's programs name.
 const CDI_HOOKS: [&str; 2] = ["nvidia-cdi-hook", "nvidia-ctk"];
-/// Every spec for GPUs mounts one of these.
+/// Every spec for GPUs mounts one of these, and gives a node of the driver with it.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
+const CONTROL_NODE: &str = "/dev/nvidiactl";
 
-/// What in config.json says that somebody else does; `is_us` tells whether a program of the host is this one, which
-/// may be installed under NVIDIA's names as well.
-pub fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<String> {
+/// Another program that sets the container up, as config.json shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Other {
+    /// A hook: this one at another stage, or NVIDIA's
+    Hook(String),
+    /// Mounts of the driver's libraries, and its control node
+    Files(String),
+}
+
+/// Which one, if there is one; `is_us` reports whether a program of the host is this one, which may be installed under
+/// NVIDIA's names as well.
+pub fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
     let hook = spec.hooks.iter().find(|hook| {
         let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
         let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -22,14 +33,22 @@ pub fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Strin
         let of_spec = CDI_HOOKS.contains(&name);
         if own_edits { is_us(&hook.path) } else { of_spec || HOOKS.contains(&name) && !is_us(&hook.path) }
     });
-    let mount = || {
-        spec.mounts.iter().find(|mount| {
-            let name = mount.destination.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            LIBRARIES.iter().any(|library| name.starts_with(library))
-        })
+    let hook = hook.map(|hook| Other::Hook(format!("the hook {:?}", hook.path)));
+    hook.or_else(|| Some(Other::Files(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?))))
+}
+
+/// A library alone shows nothing: it may be the user's own, for forward compatibility or in a monitoring program's
+/// directory. What sets GPUs up gives the control node too, since no program works without it. A privileged container
+/// has all nodes of the host, whoever sets it up.
+fn driver_files(spec: &SpecView) -> Option<&Path> {
+    let is_control = |path: &Path| path == Path::new(CONTROL_NODE);
+    let is_given = spec.mounts.iter().any(|mount| is_control(&mount.destination))
+        || (!spec.privileged && spec.devices.iter().any(|device| is_control(&device.path)));
+    let is_library = |mount: &&Mount| {
+        let name = mount.destination.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        LIBRARIES.iter().any(|library| name.starts_with(library))
     };
-    hook.map(|hook| format!("the hook {:?}", hook.path))
-        .or_else(|| mount().map(|mount| format!("the mount of {:?}", mount.destination)))
+    spec.mounts.iter().find(is_library).filter(|_| is_given).map(|mount| mount.destination.as_path())
 }
 
 #[cfg(test)]
@@ -51,13 +70,34 @@ mod tests {
             (r#""hooks":{"prestart":[{"path":"/us/nvidia-container-runtime-hook"}]}"#, ""),
             (r#""hooks":{"prestart":[{"path":"/other","args":["other","rootfs"]}]}"#, ""),
             (r#""hooks":{"prestart":[3, {"path":7}], "new":{}}"#, ""),
-            (r#""mounts":[{"source":"/a","destination":"/usr/lib64/libcuda.so.535.1"}]"#, "the mount of"),
+            (r#""mounts":[{"source":"/a","destination":"/usr/lib64/libcuda.so.535.1"}]"#, ""),
+            (r#""mounts":[{"source":"/a","destination":"/opt/mylibs/libcuda.so.1"}]"#, ""),
+            (
+                r#""mounts":[{"source":"/a","destination":"/usr/lib64/libcuda.so.535.1"}],
+                   "linux":{"devices":[{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}]}"#,
+                "the mount of \"/usr/lib64/libcuda.so.535.1\" and",
+            ),
+            (
+                r#""mounts":[{"source":"/a","destination":"/usr/lib64/libnvidia-ml.so.535.1"},
+                             {"source":"/dev/nvidiactl","destination":"/dev/nvidiactl"}]"#,
+                "the mount of",
+            ),
+            (
+                r#""process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},
+                   "mounts":[{"source":"/a","destination":"/usr/lib64/libcuda.so.535.1"}],
+                   "linux":{"devices":[{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}]}"#,
+                "",
+            ),
+            (r#""linux":{"devices":[{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}]}"#, ""),
             (r#""mounts":[{"source":"/a","destination":"/usr/lib64"}]"#, ""),
         ] {
-            let text = format!(r#"{{"root":{{"path":"/r"}},"process":{{}},{more}}}"#);
+            let process = if more.contains("process") { "" } else { r#""process":{},"# };
+            let text = format!(r#"{{"root":{{"path":"/r"}},{process}{more}}}"#);
             let spec = parse(text.as_bytes(), Path::new("/b")).unwrap();
-            let found =
-                set_up_by(&spec, |path| path.starts_with("/us") && !path.starts_with("/usr")).unwrap_or_default();
+            let found = match set_up_by(&spec, |path| path.starts_with("/us") && !path.starts_with("/usr")) {
+                Some(Other::Hook(what) | Other::Files(what)) => what,
+                None => String::new(),
+            };
             assert_eq!(found.is_empty(), says.is_empty(), "{more}: {found}");
             assert!(found.contains(says), "{more}: {found}");
         }

@@ -15,6 +15,7 @@ pub const TESTS: &[Test] = &[
     ("cache::what_changed_is_asked_for", NEEDS, what_changed_is_asked_for),
     ("cache::a_gpu_that_failed_is_told_again", NEEDS, a_gpu_that_failed_is_told_again),
     ("cache::a_gpu_that_hangs_stops_only_its_own_containers", NEEDS, a_gpu_that_hangs_stops_only_its_own_containers),
+    ("cache::doctor_and_info_end_a_kept_answer", NEEDS, doctor_and_info_end_a_kept_answer),
     ("cache::mig_devices_are_not_kept", NEEDS, mig_devices_are_not_kept),
     ("cache::a_hundred_at_once_ask_once", NEEDS, a_hundred_at_once_ask_once),
 ];
@@ -185,6 +186,21 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
             assert!(refused.code == Some(1) && refused.stdout.contains("ONH-033"), "{fault}: {refused:?}");
             assert!(refused.stdout.contains(says), "{fault}: {refused:?}");
         }
+    }
+}
+
+/// A GPU that breaks in a way that the kernel does not show is in the kept answer, until NVML is asked again.
+fn doctor_and_info_end_a_kept_answer() {
+    for command_of in ["doctor", "info"] {
+        let fake = FakeDriver::new(&["--gpus", "2"]);
+        explain(&fake).ok();
+        fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
+        let told = explain(&fake).ok();
+        assert!(told.matches("device: GPU-").count() == 2 && !told.contains("ONH-201"), "kept: {told}");
+        let ran = command(&fake, command_of);
+        assert!(ran.stdout.contains("GPU 1: nvml"), "{ran:?}");
+        let told = explain(&fake).ok();
+        assert!(told.matches("device: GPU-").count() == 1 && told.contains("ONH-201"), "{command_of}: {told}");
     }
 }
 

@@ -75,6 +75,10 @@ fn cuda_compat() {
         compat_library(&target.join(format!("libcuda.so.{version}")), note);
         symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
         let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let mut explain = Command::new(HOOK);
+        explain.arg("--config").arg(&fake.config).arg("explain").env_clear();
+        let told = run_with(&mut explain, container.state().as_bytes()).ok();
+        assert_eq!(told.contains("ONH-231"), theirs, "{version} {mode} {note}: {told}");
         container.hook(&fake.config).ok();
         let found = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
         assert_eq!(found.contains("/usr/local/cuda/compat/libcuda.so.1"), theirs, "{version} {mode} {note}: {found}");

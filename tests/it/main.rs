@@ -37,6 +37,7 @@ mod features;
 mod findings;
 mod fuzz_corpus;
 mod gpus;
+mod grants;
 mod help;
 mod hostile;
 mod hosts;
@@ -95,6 +96,7 @@ const ALL: &[&[Test]] = &[
     findings::TESTS,
     fuzz_corpus::TESTS,
     gpus::TESTS,
+    grants::TESTS,
     help::TESTS,
     hostile::TESTS,
     hosts::TESTS,

@@ -280,7 +280,6 @@ fn set_up_by_somebody_else() {
     for more in [
         serde_json::json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}}),
         serde_json::json!({"hooks": {"createContainer": [{"path": "/usr/bin/nvidia-cdi-hook", "args": ["x", "update-ldcache"]}]}}),
-        serde_json::json!({"mounts": [{"source": "/x", "destination": "/usr/lib64/libnvidia-ml.so.535.183.01"}]}),
     ] {
         container.set_spec(ALL, &more);
         let ran = container.hook(&fake.config);

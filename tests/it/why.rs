@@ -16,6 +16,7 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 
 pub const TESTS: &[Test] = &[
     ("why::a_container_that_got_its_gpus", NEEDS, a_container_that_got_its_gpus),
+    ("why::fewer_gpus_than_all", NEEDS, fewer_gpus_than_all),
     ("why::a_failure_is_kept", NEEDS, a_failure_is_kept),
     ("why::a_bug_report_has_the_last_ones", NEEDS, a_bug_report_has_the_last_ones),
     ("why::the_journal_has_it", NEEDS, the_journal_has_it),
@@ -106,6 +107,21 @@ fn a_container_that_got_its_gpus() {
     assert_eq!(json(dir, "waiting")["outcome"], "given");
     container.poststop();
     assert!(!file.exists());
+}
+
+fn fewer_gpus_than_all() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
+    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let dir = container.dir.path();
+    container.hook(&fake).ok();
+    let text = why(dir, &["waiting"]).ok();
+    assert!(text.contains("\nit got fewer GPUs than it asked for: injected ") && text.contains("ONH-201"), "{text}");
+    assert_eq!(json(dir, "waiting")["outcome"], "partly");
+    assert!(why(dir, &[]).ok().contains("  waiting       partly      injected "));
+    container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0,2"]);
+    container.hook(&fake).ok();
+    assert_eq!(json(dir, "waiting")["outcome"], "given");
 }
 
 fn a_failure_is_kept() {

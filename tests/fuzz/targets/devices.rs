@@ -56,6 +56,7 @@ fn check_chosen(devices: &VisibleDevices, chosen: &[Device<'_>], inventory: &Inv
     assert!(chosen.iter().all(|device| permitted(device, limits)), "{chosen:?} with {limits:?}");
     match devices {
         VisibleDevices::None => assert!(chosen.is_empty()),
+        VisibleDevices::Nodes(nodes) => panic!("no variable asks by {nodes:?}"),
         VisibleDevices::All => {
             let all = all(inventory).filter(|device| permitted(device, limits)).count();
             assert_eq!(chosen.len(), all, "all that it may have");

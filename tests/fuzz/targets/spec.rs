@@ -11,7 +11,7 @@ use oci_nvidia_hook::lower::oci::{Additions, OciFacts};
 use oci_nvidia_hook::lower::rootfs::RootfsEdits;
 use oci_nvidia_hook::oci::SpecView;
 use oci_nvidia_hook::oci::spec_view::parse;
-use oci_nvidia_hook::request::{Decision, GpuRequest, Hint, VisibleDevices, from_spec, hint, mounts};
+use oci_nvidia_hook::request::{Decision, GpuRequest, Hint, VisibleDevices, from_spec, hint, mounts, nodes};
 
 use super::{check_error, check_findings, sample_inventory};
 
@@ -42,7 +42,9 @@ pub fn run(data: &[u8]) {
         };
         match (hint(&spec), &decision) {
             (Hint::No, decision) => assert!(matches!(decision, Decision::Nothing(_)), "no hint, and {decision:?}"),
-            (Hint::Perhaps, decision) if config.swarm_resource.is_empty() => {
+            (Hint::Perhaps, decision)
+                if config.swarm_resource.is_empty() && nodes::granted(&spec.devices).is_none() =>
+            {
                 assert!(matches!(decision, Decision::Nothing(_)), "no swarm variable counts, and {decision:?}");
             }
             _ => {}
@@ -93,14 +95,19 @@ fn check_precreate(text: &str, spec: &SpecView) {
 }
 
 fn check_request(spec: &SpecView, config: &Config, request: &GpuRequest) {
-    let by_env = request.asked_by != mounts::ORIGIN;
+    let by_mounts = request.asked_by == mounts::ORIGIN;
+    let by_env = !by_mounts && request.asked_by != nodes::ORIGIN;
     assert!(!by_env || spec.privileged || config.accept_envvar_when_unprivileged, "it may not ask: {request:?}");
+    assert_eq!(matches!(request.devices, VisibleDevices::Nodes(_)), request.asked_by == nodes::ORIGIN);
+    if let VisibleDevices::Nodes(given) = &request.devices {
+        assert!(!spec.privileged && nodes::granted(&spec.devices).as_ref() == Some(given), "{request:?}");
+    }
     if let VisibleDevices::List(names) = &request.devices {
         check_names(names);
         assert!(!names.is_empty(), "a list of nothing");
     }
     check_names(&request.imex_channels);
-    for name in request.imex_channels.iter().filter(|_| !by_env) {
+    for name in request.imex_channels.iter().filter(|_| by_mounts) {
         assert!(Path::new(name).components().all(|part| matches!(part, Component::Normal(_))), "{name:?} climbs");
     }
     assert!(request.requirements.len() <= 32);

@@ -1,0 +1,156 @@
+//! What becomes of a container, decided and not yet done: what the hook, `precreate` and `explain` have in common.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::config::{self, Config, NoGpu};
+use crate::driver::compat;
+use crate::edits::Edits;
+use crate::error::line;
+use crate::finding::{Finding, catalog};
+use crate::host::{self, Host};
+use crate::inventory::select::Device;
+use crate::lower::live::{self, RootfsFacts, Step};
+use crate::oci::SpecView;
+use crate::paths::ContainerPath;
+use crate::request::others::{self, Other};
+use crate::request::{self, Capability, Decision, GpuRequest, Hint, VisibleDevices};
+
+/// What a container asks the hook for.
+#[derive(Debug)]
+pub enum Verdict {
+    /// Nothing, for this reason.
+    Nothing(String),
+    /// Something that it may not have, or that another program gives it.
+    LeftAlone(Finding),
+    /// These.
+    Gpus(Box<GpuRequest>),
+}
+
+/// Config.toml, if the request can depend on it.
+///
+/// # Errors
+/// If it is wrong and the container asks for GPUs. One that only may ask is not stopped by it.
+pub fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
+    match request::hint(spec) {
+        Hint::No => Ok(None),
+        Hint::Perhaps => Ok(config::read(config).ok()),
+        Hint::Yes => config::read(config).map(Some),
+    }
+}
+
+/// What it asks for, under the administrator's rules.
+///
+/// # Errors
+/// If it asks for something that does not exist, or may not be asked for.
+pub fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
+    Ok(match request::from_spec(spec, config)? {
+        Decision::Nothing(reason) => Verdict::Nothing(reason),
+        Decision::Refused(reason) => Verdict::LeftAlone(refused(reason)),
+        Decision::Gpus(request) => match set_up_by_others(spec) {
+            Some(finding) => Verdict::LeftAlone(finding),
+            None => Verdict::Gpus(request),
+        },
+    })
+}
+
+/// A request that may not be made.
+fn refused(reason: String) -> Finding {
+    Finding::of(
+        &catalog::REFUSED,
+        reason,
+        "start it privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in config.toml",
+    )
+}
+
+/// A container that another program sets up.
+fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
+    let is_us = |path: &Path| {
+        let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+        file(path).is_some_and(|program| file(Path::new("/proc/self/exe")) == Some(program))
+    };
+    let fix = "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option";
+    Some(match others::set_up_by(spec, is_us)? {
+        Other::Hook(by) => Finding::of(
+            &catalog::OTHERS,
+            format!("the container is left alone: config.json has {by}, which sets it up"),
+            fix,
+        ),
+        Other::Files(by) => Finding::of(
+            &catalog::OTHER_FILES,
+            format!("the container is left alone: config.json has {by}, which another program put there"),
+            fix,
+        ),
+    })
+}
+
+/// The devices that it gets, and what is done for them. Findings are added as they are made, also before an error.
+///
+/// # Errors
+/// If it cannot have what it asks for, or something is missing that it cannot do without.
+pub fn edits<'h>(
+    host: &'h Host,
+    request: &GpuRequest,
+    config: &Config,
+    findings: &mut Vec<Finding>,
+) -> Result<(Vec<Device<'h>>, Edits)> {
+    let request = host.with_names(request);
+    let (devices, more) = host::decide(&request, &host.inventory, config)?;
+    findings.extend(more);
+    let (edits, more) = host.edits(&request, &devices)?;
+    findings.extend(more);
+    Ok((devices, edits))
+}
+
+/// The steps that it takes in the container. `compat` looks for the image's CUDA compatibility libraries, for a driver
+/// and a CUDA version of the host.
+pub fn steps(
+    edits: &Edits,
+    facts: RootfsFacts,
+    (request, config, host): (&GpuRequest, &Config, &Host),
+    compat: impl FnOnce(&ContainerPath, &str, &str) -> BTreeSet<OsString>,
+) -> (Vec<Step>, Option<Finding>) {
+    let mut steps = match request.omit.node_mounts {
+        true => live::lower(&Edits { nodes: Vec::new(), ..edits.clone() }, facts),
+        false => live::lower(edits, facts),
+    };
+    let wanted = config.cuda_compat && request.capabilities.has(Capability::Compute);
+    let Some(dir) = ContainerPath::new(compat::DIR).filter(|_| wanted) else { return (steps, None) };
+    let names = compat(&dir, &host.inventory.driver_version, &host.inventory.cuda_version);
+    live::prefer(&mut steps, &dir, |soname| names.contains(soname));
+    let finding = (!names.is_empty()).then(|| {
+        Finding::of(
+            &catalog::IMAGE_CUDA,
+            format!("the CUDA compatibility libraries of the image in \"/{}\" are used", compat::DIR.trim_matches('/')),
+            "to use the host's, set cuda-compat-mode = \"disabled\" in config.toml",
+        )
+    });
+    (steps, finding)
+}
+
+/// Whether a container starts although it cannot be given GPUs: why so.
+///
+/// # Errors
+/// The same error, if it must not start.
+pub fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
+    // It did not ask the hook for anything, and has what its config.json describes.
+    if matches!(request.devices, VisibleDevices::Nodes(_)) {
+        return Ok(Finding::of(
+            &catalog::NODES_ONLY,
+            format!("the container gets no driver files for its GPU nodes: {}", line(&error)),
+            "oci-nvidia-hook doctor; or set NVIDIA_VISIBLE_DEVICES=void for the container, and the hook does nothing",
+        ));
+    }
+    if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
+        return Ok(Finding::of(
+            &catalog::NO_GPU_HERE,
+            format!("{} asks for \"all\", and there is no NVIDIA GPU on the PCI bus of this host", request.asked_by),
+            "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",
+        ));
+    }
+    Err(error)
+}

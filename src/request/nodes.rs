@@ -1,0 +1,95 @@
+//! A grant by device node: config.json lists nodes of GPUs in `linux.devices`. A device plugin or `--device` put them
+//! there; a pod cannot, without `hostPath` or privilege. The runtime gives the nodes, and what is missing are the driver's
+//! files for exactly these GPUs.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::Path;
+
+use crate::driver::nodes::NVIDIA_MAJOR;
+use crate::oci::spec_view::Device;
+
+/// What asked, in messages.
+pub const ORIGIN: &str = "a device node in config.json";
+/// Minors above it are nodes of the driver itself, as `/dev/nvidiactl` (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
+const LAST_GPU: u32 = 247;
+const CAPS: &str = "/dev/nvidia-caps";
+
+/// The nodes that a container was given. There is at least one of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nodes {
+    /// The N of each `/dev/nvidiaN`
+    pub gpus: BTreeSet<u32>,
+    /// The N of each `/dev/nvidia-caps/nvidia-capN`: with MIG devices, two for each
+    pub caps: BTreeSet<u32>,
+}
+
+impl Nodes {
+    /// Their paths on a host.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let gpus = self.gpus.iter().map(|minor| format!("/dev/nvidia{minor}"));
+        gpus.chain(self.caps.iter().map(|minor| format!("{CAPS}/nvidia-cap{minor}"))).collect()
+    }
+}
+
+/// Those among the nodes of config.json; `None` if none is a GPU's.
+#[must_use]
+pub fn granted(devices: &[Device]) -> Option<Nodes> {
+    let characters = || devices.iter().filter(|device| device.kind.as_deref() == Some("c"));
+    let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
+    let gpus = characters().filter(|device| number(device.major) == Some(NVIDIA_MAJOR));
+    let gpus: BTreeSet<u32> = gpus.filter_map(|gpu| number(gpu.minor)).filter(|minor| *minor <= LAST_GPU).collect();
+    // The major number of these differs from boot to boot; a path of their own is what all hosts have.
+    let is_cap =
+        |device: &&Device| device.path.parent() == Some(Path::new(CAPS)) && is_cap_name(device.path.file_name());
+    let caps = characters().filter(is_cap).filter_map(|cap| number(cap.minor)).collect();
+    (!gpus.is_empty()).then_some(Nodes { gpus, caps })
+}
+
+fn is_cap_name(name: Option<&OsStr>) -> bool {
+    name.and_then(OsStr::to_str).is_some_and(|name| name.starts_with("nvidia-cap"))
+}
+
+/// Whether there can be one in this JSON text of `linux`. Numbers have one form that [`granted`] reads, and the major number
+/// stands in it as it is.
+#[must_use]
+pub fn may_be_granted(linux: &str) -> bool {
+    linux.contains("195")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(path: &str, kind: &str, major: i64, minor: i64) -> Device {
+        Device { path: path.into(), kind: Some(kind.into()), major: Some(major), minor: Some(minor) }
+    }
+
+    #[test]
+    fn nodes_of_gpus_count() {
+        assert_eq!(NVIDIA_MAJOR, 195, "what the text is searched for");
+        let ctl = device("/dev/nvidiactl", "c", 195, 255);
+        let modeset = device("/dev/nvidia-modeset", "c", 195, 254);
+        let uvm = device("/dev/nvidia-uvm", "c", 511, 0);
+        assert_eq!(granted(&[ctl.clone(), modeset, uvm, device("/dev/nvidia0", "b", 195, 0)]), None);
+        let mut devices = vec![ctl, device("/dev/x", "c", 195, 3), device("/dev/nvidia0", "c", 195, 0)];
+        devices.push(device("/dev/nvidia-caps/nvidia-cap12", "c", 510, 12));
+        devices.push(device("/dev/nvidia-caps-imex-channels/channel0", "c", 509, 0));
+        devices.push(device("/dev/nvidia1", "c", 195, -1));
+        let nodes = granted(&devices).unwrap();
+        assert_eq!(nodes.names(), ["/dev/nvidia0", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12"]);
+    }
+
+    proptest::proptest! {
+        /// The cheap look never misses what the whole one finds.
+        #[test]
+        fn nothing_is_missed(major in "195|1950|0195|1\\.95e2|19|null|\"195\"", minor in "0|1|255|null", space in " {0,2}") {
+            let text = format!("{{\"devices\":[{{\"path\":\"/dev/x\",\"type\":\"c\",\"major\":{space}{major},\"minor\":{minor}}}]}}");
+            if let Ok(value) = serde_json::from_str::<serde_json::Value>(&text) {
+                let devices: Vec<Device> = serde_json::from_value(value["devices"].clone()).unwrap_or_default();
+                proptest::prop_assert!(may_be_granted(&text) || granted(&devices).is_none());
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Who asks without NVIDIA's variable, or beside it: device nodes in config.json, mounts, other programs' files; and hosts
+//! that have no GPU to give.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::cdi::GPU_1;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, Need, Ran, run_with, scratch};
+
+const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
+
+pub const TESTS: &[Test] = &[
+    ("grants::device_nodes_bring_the_files", NEEDS, device_nodes_bring_the_files),
+    ("grants::device_nodes_of_mig_devices", NEEDS_DRIVER, device_nodes_of_mig_devices),
+    ("grants::device_nodes_that_mean_nothing", NEEDS, device_nodes_that_mean_nothing),
+    ("grants::device_nodes_stop_no_container", NEEDS, device_nodes_stop_no_container),
+    ("grants::podmans_device_option", engine::NEEDS, podmans_device_option),
+    ("grants::a_mount_that_asks_for_all", NEEDS, a_mount_that_asks_for_all),
+    ("grants::a_library_alone_sets_nothing_up", NEEDS, a_library_alone_sets_nothing_up),
+    ("grants::hosts_without_a_gpu", NEEDS_DRIVER, hosts_without_a_gpu),
+    ("grants::a_gpu_in_mig_mode_alone", NEEDS_DRIVER, a_gpu_in_mig_mode_alone),
+];
+
+const LOCKED: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
+
+/// The keys of no table come first in config.toml.
+fn configure_first(fake: &FakeDriver, lines: &str) {
+    fake.configure("");
+    let text = fs::read_to_string(&fake.config).unwrap();
+    fs::write(&fake.config, format!("{lines}{text}")).unwrap();
+}
+
+fn node(name: &str, major: u32, minor: u32) -> Value {
+    json!({"path": format!("/dev/{name}"), "type": "c", "major": major, "minor": minor, "fileMode": 438})
+}
+
+/// As a kubelet writes it for a device plugin that passes GPU 1.
+fn gpu_1() -> Value {
+    json!({"linux": {"devices": [node("nvidiactl", 195, 255), node("nvidia-uvm", 511, 0), node("nvidia1", 195, 1)]}})
+}
+
+fn with(mut spec: Value, env: &[&str], bounding: &[&str]) -> String {
+    spec["root"] = json!({"path": "/nowhere"});
+    spec["process"] = json!({"env": env, "capabilities": {"bounding": bounding}});
+    spec.to_string()
+}
+
+fn explain(fake: &FakeDriver, spec: &str) -> Ran {
+    let mut command = Command::new(HOOK);
+    command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
+    run_with(&mut command, spec.as_bytes())
+}
+
+fn device_nodes_bring_the_files() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    for (locked, env) in [("", &[][..]), (LOCKED, &[]), (LOCKED, &["NVIDIA_VISIBLE_DEVICES=all"])] {
+        configure_first(&fake, locked);
+        let dir = scratch();
+        let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+        container.set_spec(env, &gpu_1());
+        assert_eq!(container.hook(&fake.config).ok(), "", "{locked}{env:?}");
+        let listed = container.exec("nvidia-smi -L").ok();
+        assert!(listed.lines().count() == 1 && listed.contains(GPU_1), "{locked}{env:?}: {listed}");
+        container.exec("probe-dlopen libcuda.so.1").ok();
+        // The same is explained, and written at precreate.
+        let spec = with(gpu_1(), env, &[]);
+        assert!(explain(&fake, &spec).ok().contains(&format!("device: {GPU_1}\n")));
+        let mut precreate = Command::new(HOOK);
+        precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
+        let edited: Value = serde_json::from_str(&run_with(&mut precreate, spec.as_bytes()).ok()).unwrap();
+        let mounts = edited["mounts"].to_string();
+        assert!(mounts.contains("libcuda.so.535") && mounts.contains("nvidia-smi"), "{mounts}");
+        let devices = edited["linux"]["devices"].as_array().unwrap();
+        let gpus: Vec<_> =
+            devices.iter().filter(|node| node["path"].as_str().unwrap().starts_with("/dev/nvidia")).collect();
+        assert!(!edited["linux"]["devices"].to_string().contains("nvidia0"), "{gpus:?}");
+    }
+    // The capabilities are the image's to choose.
+    configure_first(&fake, "");
+    let spec = with(gpu_1(), &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]);
+    let told = explain(&fake, &spec).ok();
+    assert!(told.contains("driver capabilities: utility\n") && !told.contains("libcuda"), "{told}");
+    assert!(told.contains("a device node in config.json asks for /dev/nvidia1"), "{told}");
+}
+
+fn device_nodes_of_mig_devices() {
+    let fake = FakeDriver::new(&["--gpus", "1", "--mig"]);
+    let nodes = |caps: &[u32]| {
+        let caps = caps.iter().map(|cap| node(&format!("nvidia-caps/nvidia-cap{cap}"), 510, *cap));
+        let devices: Vec<_> = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)].into_iter().chain(caps).collect();
+        with(json!({"linux": {"devices": devices}}), &[], &[])
+    };
+    let told = explain(&fake, &nodes(&[21, 22])).ok();
+    assert!(told.contains("device: MIG-51eed000-0002") && !told.contains("MIG-51eed000-0001"), "{told}");
+    assert!(!told.contains("device: GPU-") && !told.contains("ONH-230"), "{told}");
+    let told = explain(&fake, &nodes(&[])).ok();
+    assert!(told.contains("device: GPU-") && told.contains("ONH-230"), "{told}");
+}
+
+fn device_nodes_that_mean_nothing() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let before = container.mountinfo();
+    for env in ["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES="] {
+        container.set_spec(&[env], &gpu_1());
+        assert_eq!(container.hook(&fake.config).ok(), "", "{env}");
+        assert_eq!(container.mountinfo(), before, "{env}");
+    }
+    // A privileged container has every node of the host in its config.json.
+    let told = explain(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
+    assert!(told.starts_with("the hook does nothing"), "{told}");
+    for devices in
+        [json!([node("nvidiactl", 195, 255), node("nvidia-modeset", 195, 254)]), json!([node("fuse", 10, 229)])]
+    {
+        let told = explain(fake, &with(json!({"linux": {"devices": devices}}), &[], &[])).ok();
+        assert!(told.starts_with("the hook does nothing"), "{told}");
+    }
+}
+
+/// The container did not ask the hook, and starts as its config.json describes it.
+fn device_nodes_stop_no_container() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let before = container.mountinfo();
+    let gpu_7 = json!({"linux": {"devices": [node("nvidia7", 195, 7)]}});
+    let left_alone = |spec: &Value, says: &str| {
+        container.set_spec(&[], spec);
+        let ran = container.hook(&fake.config);
+        assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-111)\nhint: "), "{ran:?}");
+        ran.ok();
+        assert_eq!(container.mountinfo(), before);
+        let told = explain(&fake, &with(spec.clone(), &[], &[])).ok();
+        assert!(told.starts_with("the hook does nothing") && told.contains("ONH-111"), "{told}");
+    };
+    left_alone(&gpu_7, "\"/dev/nvidia7\": this host has no such GPU");
+    fake.configure("[devices]\ndeny = [\"1\"]");
+    left_alone(&gpu_1(), "which containers may not have");
+    fake.configure("");
+    fake.set_nvml(|old| old + "\ninit-error 999\n");
+    fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
+    left_alone(&gpu_1(), "NVML");
+    // A mistake in config.toml is for those that ask.
+    fs::write(&fake.config, "nonsense = ").unwrap();
+    container.set_spec(&[], &gpu_1());
+    assert_eq!(container.hook(&fake.config).ok(), "");
+}
+
+/// At the three stages for which there is a hook file or a test.
+fn podmans_device_option() {
+    let root = FakeDriver::shared().root.display().to_string();
+    let device = |name: &str| format!("--device={root}/dev/{name}:/dev/{name}");
+    let (ctl, gpu) = (device("nvidiactl"), device("nvidia1"));
+    let script = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia1; ls /dev";
+    let see = |podman: &Podman, cgroup: Cgroup, stage: &str| {
+        let text = podman.run(cgroup, &[&ctl, &gpu, IMAGE, "sh", "-euc", script]).ok();
+        assert!(text.matches("GPU-51eed").count() == 1 && text.contains(GPU_1), "{stage}: {text}");
+        assert!(!text.lines().any(|line| line == "nvidia0"), "{stage}: {text}");
+    };
+    see(Podman::shared(), Cgroup::AsMounted, "prestart");
+    let podman = Podman::with_image();
+    podman.install_stage("createContainer", &FakeDriver::shared().config);
+    see(&podman, Cgroup::AsMounted, "createContainer");
+    podman.remove_hook();
+    podman.install_precreate(&FakeDriver::shared().config);
+    see(&podman, Cgroup::AsMounted, "precreate");
+    let text = podman.run(
+        Cgroup::AsMounted,
+        &[&ctl, &gpu, "-e", "NVIDIA_VISIBLE_DEVICES=void", IMAGE, "sh", "-c", "nvidia-smi || true"],
+    );
+    assert!(!text.ok().contains("NVIDIA-SMI"), "void is nothing");
+}
+
+fn a_mount_that_asks_for_all() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    configure_first(&fake, "accept-nvidia-visible-devices-as-volume-mounts = true\n");
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    for (source, destination) in [
+        ("/dev/null", "/var/run/nvidia-container-devices/all"),
+        ("/dev/null", "/run/nvidia-container-devices/All"),
+        ("/dev/../dev/null", "/var//run/./nvidia-container-devices//all"),
+    ] {
+        let dir = scratch();
+        let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+        container.set_spec(&[], &json!({"mounts": [{"source": source, "destination": destination}]}));
+        container.hook(&fake.config).ok();
+        assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia1", "{destination}");
+    }
+}
+
+fn a_library_alone_sets_nothing_up() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let env = &["NVIDIA_VISIBLE_DEVICES=all"];
+    let library = json!({"source": "/lib/libcuda.so.1", "destination": "/opt/mylibs/libcuda.so.1"});
+    container.set_spec(env, &json!({"mounts": [library], "linux": {"devices": [node("nvidiactl", 195, 255)]}}));
+    let before = container.mountinfo();
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("warning: the container is left alone") && ran.stderr.contains("ONH-110"), "{ran:?}");
+    assert_eq!((ran.ok(), container.mountinfo()), (String::new(), before));
+    container.set_spec(env, &json!({"mounts": [library]}));
+    assert_eq!(container.hook(&fake.config).stderr, "");
+    assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 2);
+}
+
+fn hosts_without_a_gpu() {
+    let fake = FakeDriver::new(&["--gpus", "0", "--no-dev"]);
+    let root = &fake.root;
+    // No driver either, as on a node that has the package and no GPU.
+    fs::remove_dir_all(root.join("proc")).unwrap();
+    fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
+    fs::create_dir_all(root.join("proc/driver/nvidia")).unwrap();
+    let asks = |asked: &str| with(json!({}), &[&format!("NVIDIA_VISIBLE_DEVICES={asked}")], &[]);
+    assert!(explain(&fake, &asks("all")).stdout.contains("ONH-010"), "the default is an error");
+    fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
+    let told = explain(&fake, &asks("all")).ok();
+    assert!(told.starts_with("the hook does nothing: ") && told.contains("ONH-112"), "{told}");
+    let mut precreate = Command::new(HOOK);
+    precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
+    let ran = run_with(&mut precreate, asks("all").as_bytes());
+    assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
+    assert_eq!(ran.ok(), asks("all"), "config.json as it was");
+    for asked in ["0", GPU_1, "none"] {
+        assert_eq!(explain(&fake, &asks(asked)).code, Some(1), "{asked}");
+    }
+    // A GPU, and a driver that is not loaded: that is another matter.
+    let device = root.join("sys/bus/pci/devices/0000:01:00.0");
+    fs::create_dir(&device).unwrap();
+    fs::write(device.join("vendor"), "0x10de\n").unwrap();
+    fs::write(device.join("class"), "0x030200\n").unwrap();
+    let told = explain(&fake, &asks("all"));
+    assert!(told.code == Some(1) && told.stdout.contains("ONH-011"), "{told:?}");
+    fs::remove_dir_all(&device).unwrap();
+    // One of an SoC is on no PCI bus.
+    fs::create_dir_all(root.join("proc/driver/nvidia/gpus/0000:01:00.0")).unwrap();
+    assert_eq!(explain(&fake, &asks("all")).code, Some(1));
+}
+
+fn a_gpu_in_mig_mode_alone() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
+    let told = |asked: &str, more: &[&str], bounding: &[&str]| {
+        let asked = format!("NVIDIA_VISIBLE_DEVICES={asked}");
+        let env: Vec<_> = std::iter::once(asked.as_str()).chain(more.iter().copied()).collect();
+        explain(&fake, &with(json!({}), &env, bounding)).ok()
+    };
+    let alone = told("0", &[], &[]);
+    assert!(alone.contains("GPU 0 is in MIG mode and is given without its MIG devices"), "{alone}");
+    assert!(
+        alone.contains("ONH-230") && alone.contains("hint: ask for its MIG devices, as 0:0 or MIG-51eed000"),
+        "{alone}"
+    );
+    for (asked, more, bounding) in [
+        ("all", &[][..], &[][..]),
+        ("0:0", &[], &[]),
+        ("0,0:1", &[], &[]),
+        ("1", &[], &[]),
+        ("0", &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]),
+        ("0", &["NVIDIA_MIG_CONFIG_DEVICES=all"], &["CAP_SYS_ADMIN"]),
+    ] {
+        assert!(!told(asked, more, bounding).contains("ONH-230"), "{asked} {more:?}");
+    }
+    fake.set_nvml(|old| {
+        old.lines().filter(|line| !line.starts_with("mig ")).map(|line| line.to_owned() + "\n").collect()
+    });
+    assert!(told("all", &[], &[]).contains("GPU 0 is in MIG mode and has no MIG device"));
+}
