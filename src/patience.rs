@@ -13,6 +13,14 @@ pub const MODULES: Duration = Duration::from_secs(10);
 /// Opening files, mounting, and asking systemd, which has 5 seconds to answer.
 const REST: Duration = Duration::from_secs(5);
 
+/// What the file systems of a container may take to answer, which is milliseconds, where the driver took `spent` before.
+#[must_use]
+pub fn for_container(spent: Duration) -> Duration {
+    const USUAL: Duration = Duration::from_secs(20);
+    // Less than the engine waits, or it ends the hook before the hook can say why.
+    HOOK.saturating_sub(spent + Duration::from_secs(3)).clamp(REST, USUAL)
+}
+
 /// What NVML may take if it is asked again, after `spent` on asking it first and waiting for others.
 #[must_use]
 pub fn left_for_nvml(nvml_timeout: Duration, spent: Duration) -> Duration {
@@ -40,6 +48,14 @@ mod tests {
         assert_eq!(left_for_nvml(timeout, second * 20), second * 10);
         assert_eq!(left_for_nvml(second / 2, second), second / 2);
         assert_eq!(left_for_nvml(timeout, second * 60), second);
+    }
+
+    #[test]
+    fn a_container_is_waited_for_until_the_engine_loses_patience() {
+        for (spent, patience) in [(0, 20), (30, 20), (45, 12), (52, 5), (600, 5)] {
+            let spent = Duration::from_secs(spent);
+            assert_eq!(for_container(spent), Duration::from_secs(patience), "{spent:?}");
+        }
     }
 
     #[test]

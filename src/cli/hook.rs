@@ -17,7 +17,7 @@ use crate::error::{Failure, classify, line};
 use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
 use crate::inject::cgroup::DeviceRule;
-use crate::inject::container::Container;
+use crate::inject::container::{self, Container};
 use crate::inject::{self, cgroup};
 use crate::log::Log;
 use crate::oci::{self, SpecView, State};
@@ -179,6 +179,7 @@ pub fn set_up_gpus(
     config: &Config,
     log: &mut Log,
 ) -> Result<()> {
+    let start = Instant::now();
     // What we create in a container is for all its users, whatever mask the engine runs with.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let (pid, kept) = match place {
@@ -194,6 +195,7 @@ pub fn set_up_gpus(
     })?;
     let Some((host, edits)) = looked else { return Ok(()) };
 
+    container::set_deadline(start)?;
     let container = match place {
         Place::Outside => Container::open(pid, &spec.rootfs)?,
         Place::Inside => Container::inside(&spec.rootfs)?,
@@ -215,7 +217,7 @@ pub fn set_up_gpus(
         outcome.findings.iter().for_each(|finding| log.finding(finding));
         log.step_done("cgroup");
     }
-    let findings = inject::carry_out(plan, container)?;
+    let findings = inject::carry_out(plan, container, &spec.mounts)?;
     findings.iter().for_each(|finding| log.finding(finding));
     log.step_done("mounts");
     let given = format!("injected {}", in_words(&edits, &host, request));
@@ -301,8 +303,8 @@ fn rules_to_add(edits: &Edits, spec: &SpecView) -> Vec<DeviceRule> {
 /// namespace of /proc, which is still the host's.
 fn above() -> Result<(i32, i32)> {
     let parent = |pid: &str| {
-        let number = proc_file::read_text(format!("/proc/{pid}/status")).ok().and_then(|text| parent_of(&text));
-        number.with_context(|| format!("\"/proc/{pid}/status\" names no parent: the stage is not createContainer"))
+        proc_file::parent(pid)
+            .with_context(|| format!("\"/proc/{pid}/status\" names no parent: the stage is not createContainer"))
     };
     let init = parent("self")?;
     Ok((init, parent(&init.to_string())?))
@@ -329,21 +331,3 @@ fn unread_inside() -> Failure {
 }
 
 const OTHER_STAGES: &str = "have it called at another stage: precreate (Podman), createRuntime or prestart";
-
-/// `PPid:` of /proc/PID/status; see proc_pid_status(5).
-fn parent_of(status: &str) -> Option<i32> {
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
-    (parent > 0).then_some(parent)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_parent_in_another_pid_namespace_is_none() {
-        assert_eq!(parent_of("Name:\tx\nPid:\t7\nPPid:\t3\nTracerPid:\t0\n"), Some(3));
-        assert_eq!(parent_of("Name:\tx\nPPid:\t0\n"), None);
-        assert_eq!(parent_of(""), None);
-    }
-}

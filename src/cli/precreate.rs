@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -10,7 +11,7 @@ use super::{Options, cdi, hook, output};
 use crate::config::Config;
 use crate::edits::Edits;
 use crate::host::Host;
-use crate::inject::container::Container;
+use crate::inject::container::{self, Container};
 use crate::inject::hosts_dev::HostsDev;
 use crate::log::Log;
 use crate::lower;
@@ -40,6 +41,7 @@ pub fn run(options: &Options) -> ExitCode {
 
 /// The bytes that were read, where there is nothing to do.
 fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
+    let start = Instant::now();
     let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
         .map_err(Into::into)
@@ -49,6 +51,7 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     log.name_container(&id, spec.pod.clone(), &bundle);
     let Some((request, config)) = hook::read_request(&spec, options.config.as_deref(), log)? else { return Ok(bytes) };
     let Some((host, edits)) = hook::look(&request, &config, log)? else { return Ok(bytes) };
+    container::set_deadline(start)?;
     let facts = host_facts(&spec, &host, &edits, options, log)?;
     let more = RootfsEdits { cuda_compat: cuda_compat(&host, &request, &config), ..RootfsEdits::default() };
     let lowered = lower::cdi::lower(&edits, &facts, more).sort();

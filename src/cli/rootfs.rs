@@ -3,12 +3,16 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
 use crate::driver::{DriverRoot, compat};
 use crate::edits::build;
-use crate::inject::{self, container::Container};
+use crate::inject::{
+    self,
+    container::{self, Container},
+};
 use crate::inventory::procfs;
 use crate::log::Log;
 use crate::lower::live;
@@ -39,6 +43,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     log.connect();
+    container::set_deadline(Instant::now())?;
     let container = match edits.outside {
         true => Container::open(state.init()?, &spec.rootfs)?,
         false => Container::inside(&spec.rootfs)?,
@@ -50,7 +55,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
         let names = container.compat_libraries(&dir, driver, cuda);
         live::prefer(&mut steps, &dir, |soname| names.contains(soname));
     }
-    let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container)?;
+    let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &spec.mounts)?;
     findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }

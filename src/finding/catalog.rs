@@ -68,6 +68,8 @@ kinds! {
     NO_PROC "ONH-045" Error "the container's /proc is none", "which GPUs it sees there could not be limited";
     IN_THE_WAY "ONH-046" Error "something of the image or of a volume is in the way", "the container would lack something that it cannot do without";
     HOSTS_DEV "ONH-047" Error "a device node would leave something in the host's /dev", "it would be in the way of the driver, there and for every container";
+    VOLUME "ONH-048" Error "the driver's files would have to be created on a volume", "what is created there stays when the container is gone, and it may be the host's";
+    TOO_LONG "ONH-049" Error "the container was not set up in time", "a file system of the container does not answer, or the host is overloaded";
     SPEC_FILE "ONH-050" Error "the CDI spec cannot be written", "the one that was there is unchanged";
     SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec", "engines refuse a spec without devices";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read", "there are no GPUs to explain with";
@@ -115,6 +117,7 @@ kinds! {
     CGROUP_ABOVE "ONH-304" Warning "a cgroup above the container's has device rules of its own", "it may keep the GPUs from the container";
     NOT_TOLD "ONH-305" Note "systemd could not be told about the devices", "\"systemctl daemon-reload\" takes them away from the container";
     NO_GLIBC "ONH-306" Warning "the image has no glibc", "nvidia-smi and CUDA do not run in the container";
+    COVERED "ONH-307" Warning "a directory of a volume is read-only in the container", "the hook creates nothing on volumes: a read-only layer with the driver's files covers the directory";
     CRUN "ONH-310" Warning "crun has left the device rules to systemd", "a hook cannot add to them";
     NVML_AS_ROOT "ONH-314" Note "NVML runs as root", "the driver's library gets more rights than it needs";
     NOT_LISTED "ONH-315" Note "the image's ldconfig does not look where the driver's libraries are", "when ldconfig runs in the container, as package managers have it do, programs no longer find the libraries";

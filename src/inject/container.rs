@@ -7,22 +7,43 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
 use crate::driver::ldcache::Arch;
 use crate::driver::{compat, elf};
-use crate::error::{Failure, failure};
+use crate::error::{Failure, failure, render};
 use crate::few;
 use crate::finding::catalog;
 use crate::lower::live::{Loader, RootfsFacts};
 use crate::paths::ContainerPath;
-use crate::sys::in_root::{Root, open_regular};
-use crate::sys::ns::MountNs;
+use crate::patience;
+use crate::sys::deadline;
+use crate::sys::ids::Ids;
+use crate::sys::in_root::Root;
+use crate::sys::ns::{self, MountNs};
 
 /// NVIDIA's directory has a dozen files.
 const MAX_COMPAT: usize = 1000;
+
+/// Ends this process if a container's files do not answer in time. To be called before the first of them is looked at; `start`
+/// is when the hook began.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn set_deadline(start: Instant) -> Result<()> {
+    let patience = patience::for_container(start.elapsed());
+    let error = failure(
+        &catalog::TOO_LONG,
+        format!("the container was not set up within {} seconds", patience.as_secs()),
+        "run \"findmnt\" on the host, and check that the servers of its FUSE and network file systems answer, which the image or \
+         a volume may lie on",
+    );
+    let text = format!("{}: {}", crate::log::NAME, render(&error));
+    deadline::set(patience, text).context("cannot set a timer")
+}
 
 /// A container before pivot_root, seen from the host's side.
 #[derive(Debug)]
@@ -32,6 +53,17 @@ pub struct Container {
     mount_ns: Option<MountNs>,
     /// Who owns files that are made in it: its root user on the host.
     owner: (u32, u32),
+    /// The ids of its user namespace, if that is not ours
+    ids: Option<Ids>,
+}
+
+/// A container whose mount namespace we are in.
+#[derive(Debug)]
+pub struct Inside {
+    /// Its rootfs
+    pub rootfs: Root,
+    /// The ids of its user namespace, if that is not ours
+    pub ids: Option<Ids>,
 }
 
 impl Container {
@@ -41,14 +73,21 @@ impl Container {
     /// `/proc` and volumes are mounted below it; this is the only time that its path is used.
     ///
     /// # Errors
-    /// If the process is gone, or the rootfs is not there.
+    /// If the process is gone, the rootfs is not there, or the process is in a mount namespace of the host's, where mounts
+    /// would stay when the container is gone.
     pub fn open(pid: i32, rootfs: &Path) -> Result<Self> {
         let open = || -> Result<Self> {
             ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
             let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process is gone")?;
+            let owner = (owner.uid(), owner.gid());
+            let mount_ns = MountNs::of(pid)?;
+            if [ns::mount_ns_of("self"), ns::mount_ns_of("1")].contains(&Some(mount_ns.id()?)) {
+                return Err(no_mount_namespace());
+            }
             let host = Root::open(Path::new(&format!("/proc/{pid}/root")))?;
             let rootfs = host.open_root(rootfs).with_context(|| format!("open its rootfs {rootfs:?}"))?;
-            Ok(Self { rootfs, mount_ns: Some(MountNs::of(pid)?), owner: (owner.uid(), owner.gid()) })
+            let ids = if owner == us() { None } else { Some(Ids::of(pid)?) };
+            Ok(Self { rootfs, mount_ns: Some(mount_ns), owner, ids })
         };
         open().with_context(|| {
             Failure::new(
@@ -64,9 +103,12 @@ impl Container {
     /// `/proc`: an entry of a spec that is called at another stage would mount for the host.
     ///
     /// # Errors
-    /// If none of them is mounted, or the rootfs is not there.
+    /// If none of them is mounted, the rootfs is not there, or we are in a mount namespace of the host's.
     pub fn inside(rootfs: &Path) -> Result<Self> {
         let container = Self::here(rootfs)?;
+        if ns::in_mount_ns_of_runtime() {
+            return Err(no_mount_namespace());
+        }
         let device =
             |path| Some(rustix::fs::fstat(container.rootfs.open_at(Path::new(path), OFlags::PATH).ok()?).ok()?.st_dev);
         let own = device("/");
@@ -88,8 +130,7 @@ impl Container {
     pub fn here(rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "the container's rootfs is \"/\"");
         let rootfs = Root::open(rootfs).with_context(|| format!("cannot open the container's rootfs {rootfs:?}"))?;
-        let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Ok(Self { rootfs, mount_ns: None, owner: us })
+        Ok(Self { rootfs, mount_ns: None, owner: us(), ids: None })
     }
 
     /// What lowering must know.
@@ -115,7 +156,7 @@ impl Container {
     pub fn library(&self, path: &ContainerPath) -> Option<(Arch, OsString)> {
         let is_library = |name: &OsStr| name.as_bytes().starts_with(b"lib") && name.to_string_lossy().contains(".so");
         let file = self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::NOFOLLOW).ok();
-        let mut file = open_regular(file.filter(|_| is_library(path.file_name()))?).ok()?;
+        let mut file = self.rootfs.open_stored(file.filter(|_| is_library(path.file_name()))?).ok()?;
         let mut header = [0; elf::HEADER];
         file.read_exact(&mut header).ok()?;
         let native = Arch::native();
@@ -132,14 +173,15 @@ impl Container {
             Some(few::set(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())))
         };
         let usable = || {
-            let dir = self.rootfs.open_at(dir.relative(), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+            let dir = self.rootfs.open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?;
+            let dir = self.rootfs.open_stored_dir(dir).ok()?;
             let library = dir.try_clone().ok()?;
             let names = names(dir)?;
             let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
             // By the fd of the directory that was listed; a link, a fifo or a device there is no library.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = rustix::fs::openat(library, format!("libcuda.so.{version}"), flags, Mode::empty()).ok()?;
-            let note = open_regular(file).ok().and_then(compat::read_note);
+            let note = self.rootfs.open_stored(file).ok().and_then(compat::read_note);
             compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
         };
         usable().unwrap_or_default()
@@ -149,8 +191,8 @@ impl Container {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn enter(self) -> Result<Root> {
-        let owner_is_us = self.owner == (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    pub fn enter(self) -> Result<Inside> {
+        let owner_is_us = self.owner == us();
         if let Some(mount_ns) = self.mount_ns {
             mount_ns.enter().context("cannot enter the container's mount namespace")?;
         }
@@ -159,8 +201,20 @@ impl Container {
             crate::sys::process::create_files_as(uid, gid)
                 .with_context(|| format!("cannot create files as the container's root user {uid}:{gid}"))?;
         }
-        Ok(self.rootfs)
+        Ok(Inside { rootfs: self.rootfs, ids: self.ids })
     }
+}
+
+fn us() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+fn no_mount_namespace() -> anyhow::Error {
+    failure(
+        &catalog::CONTAINER,
+        "the container has no mount namespace of its own: what is mounted for it would stay on the host",
+        "have config.json list a new \"mount\" namespace in \"linux.namespaces\"",
+    )
 }
 
 /// Where glibc's loader is, by an ABI that every distribution keeps; see ld.so(8).

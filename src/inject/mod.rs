@@ -10,8 +10,8 @@ mod directory;
 pub mod hosts_dev;
 pub mod linker_cache;
 mod mountinfo;
+mod mounts;
 pub mod prepare;
-mod propagation;
 mod read_only;
 mod source;
 pub mod target;
@@ -25,6 +25,7 @@ use crate::edits::Need;
 use crate::error::classify;
 use crate::finding::{Finding, catalog};
 use crate::lower::live::Step;
+use crate::oci::spec_view::Mount;
 use crate::sys::mount::{self, Label};
 use container::Container;
 use hosts_dev::HostsDev;
@@ -60,13 +61,14 @@ pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
     Ok(plan)
 }
 
-/// Takes the steps, all or none. There is no way back from the container's mount namespace.
+/// Takes the steps, all or none. There is no way back from the container's mount namespace. `mounts` are those of config.json.
 ///
 /// # Errors
 /// If one fails; then those before it are undone.
-pub fn carry_out(plan: Plan<'_>, container: Container) -> Result<Vec<Finding>> {
+pub fn carry_out(plan: Plan<'_>, container: Container, mounts: &[Mount]) -> Result<Vec<Finding>> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
-    findings.extend(take_all(Target::new(container.enter()?, api, hosts_dev, label), steps)?);
+    let has_own_dev = mounts::has_own_dev(mounts);
+    findings.extend(take_all(Target::new(container.enter()?, api, hosts_dev, label, has_own_dev), steps)?);
     Ok(findings)
 }
 
@@ -76,7 +78,7 @@ const LOOK: &str = "look at that path in the image, and at what is mounted there
 /// Who takes steps.
 trait Take {
     /// Takes one step, or takes back what it got done of it.
-    fn take(&mut self, step: Prepared<'_>) -> Result<()>;
+    fn take(&mut self, step: Prepared<'_>, need: Need) -> Result<()>;
     /// Adds to what there is to say about the container.
     fn note(&mut self, finding: Finding);
     /// Takes back all steps, as far as it goes: the container will not start anyway.
@@ -98,7 +100,7 @@ impl fmt::Display for StillMounted {
 
 fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Vec<Finding>> {
     for (step, prepared) in steps {
-        match target.take(prepared).with_context(|| format!("cannot {step}")) {
+        match target.take(prepared, step.need()).with_context(|| format!("cannot {step}")) {
             Ok(()) => {}
             Err(error) if step.need() == Need::Optional && error.downcast_ref::<StillMounted>().is_none() => {
                 target.note(left_out(&error));
@@ -161,7 +163,7 @@ mod tests {
     }
 
     impl Take for Recording {
-        fn take(&mut self, step: Prepared<'_>) -> Result<()> {
+        fn take(&mut self, step: Prepared<'_>, _need: Need) -> Result<()> {
             match step {
                 Prepared::Link { link, .. } => self.step(format!("link {link}")),
                 Prepared::UpdateLinkerCache(_) => self.step("cache".to_owned()),

@@ -1,13 +1,10 @@
 //! What must be known of the mounts around a mount point. Parses /proc/self/mountinfo, see proc_pid_mountinfo(5).
 
 use std::collections::BTreeSet;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::few;
-use crate::sys::proc_file;
 
 /// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
 #[must_use]
@@ -29,19 +26,23 @@ pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
     mountinfo.split(|byte| *byte == b'\n').any(point)
 }
 
-/// The mount id in the text of /proc/self/fdinfo/N.
+/// The numbers of the file systems, as `st_dev` has them, of mounts that `is_counted` by their mount point.
 #[must_use]
-pub(super) fn mount_id(fdinfo: &str) -> Option<u64> {
-    fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> BTreeSet<u64> {
+    let device = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ').skip(2);
+        let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
+        let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+        is_counted(fields.nth(1)?).then_some(device)
+    };
+    few::set(mountinfo.split(|byte| *byte == b'\n').filter_map(device))
 }
 
-/// Whether two open files lie on the same mount. For a directory of a rootfs and the rootfs itself: whether it is no volume.
-pub(super) fn is_same_mount(a: impl AsFd, b: impl AsFd) -> io::Result<bool> {
-    let id = |file: &dyn AsFd| -> io::Result<Option<u64>> {
-        Ok(mount_id(&proc_file::read_text(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?))
-    };
-    let (a, b) = (id(&a)?, id(&b)?);
-    Ok(a.is_some() && a == b)
+/// The numbers of the file systems that are mounted elsewhere than in the directory `dir`, at it or below it.
+#[must_use]
+pub(super) fn devices_outside(mountinfo: &[u8], dir: &Path) -> BTreeSet<u64> {
+    let dir = escaped(dir);
+    devices(mountinfo, |point| point.strip_prefix(&*dir).is_none_or(|rest| !matches!(rest.first(), None | Some(b'/'))))
 }
 
 /// As the kernel writes paths there (`seq_path`).
@@ -77,8 +78,17 @@ mod tests {
     }
 
     #[test]
-    fn mount_ids() {
-        assert_eq!(mount_id("pos:\t0\nflags:\t012000000\nmnt_id:\t29\nino:\t5\n"), Some(29));
-        assert_eq!(mount_id("pos:\t0\n"), None);
+    fn file_systems() {
+        let numbers =
+            |minors: &[u32]| minors.iter().map(|minor| rustix::fs::makedev(0, *minor)).collect::<BTreeSet<_>>();
+        let disk = BTreeSet::from([rustix::fs::makedev(8, 1)]);
+        assert_eq!(devices(TEXT, |_| true), &disk | &numbers(&[5, 6]));
+        assert_eq!(devices(TEXT, |point| point == b"/dev"), numbers(&[5]));
+        for (dir, outside) in [("/dev", &[6][..]), ("/a b", &[5, 6]), ("/de", &[5, 6]), ("/x", &[5, 6])] {
+            assert_eq!(devices_outside(TEXT, Path::new(dir)), &disk | &numbers(outside), "{dir}");
+        }
+        let twice = b"1 0 0:7 / /m/rootfs rw - overlay o rw\n2 1 0:8 / /m/rootfs/dev rw - tmpfs t rw\n3 0 0:9 / /m rw - a b c\n";
+        assert_eq!(devices_outside(twice, Path::new("/m/rootfs")), numbers(&[9]));
+        assert_eq!(devices(b"what\nis 1 x:y / /this\n", |_| true), BTreeSet::new());
     }
 }

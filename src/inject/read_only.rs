@@ -1,7 +1,7 @@
-//! A rootfs that nothing can be created in: a layer of ours over those of its directories that need a new name.
+//! A directory that nothing can be created in, or where nothing is to be: a layer of ours over it, if it needs a new name.
 //!
-//! The layer is an overlay whose upper directory is a tmpfs, so the image is not touched. Nothing of it is writable
-//! to the container either: [`seal`] makes it read-only, like what is below it.
+//! The layer is an overlay whose upper directory is a tmpfs, so the image or the volume is not touched. Nothing of it is
+//! writable to the container either: [`seal`] makes it read-only.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -11,86 +11,187 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 
-use anyhow::{Context, Result};
-use rustix::fs::{Mode, OFlags};
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{FsWord, Mode, OFlags};
 
+use super::mounts::{TMPFS_MAGIC, read_table};
 use super::source::open_in;
 use super::{StillMounted, mountinfo};
 use crate::error::{Failure, failure};
-use crate::finding::catalog;
+use crate::finding::{Finding, catalog};
 use crate::sys::in_root::{Root, real_path};
 use crate::sys::mount::{self, Label, MountAttrs, in_place};
-use crate::sys::proc_file;
+
+const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 
 /// A directory of a rootfs, and a tmpfs of ours that is mounted on it.
 struct Scratch {
-    below: OwnedFd,
     tmpfs: OwnedFd,
-    /// The directory that `below` lies in, and its name there
-    place: (OwnedFd, OsString),
+    place: Place,
+    /// All mounts before it
+    table: Vec<u8>,
+}
+
+/// Where what is mounted on a directory can be opened: the directory that it lies in, and its name there.
+///
+/// The way to a mount ends at its top, so an open file of what is below does not lead to it. A path would, but its links belong
+/// to the image, and can change meanwhile.
+struct Place {
+    dir: OwnedFd,
+    name: OsString,
+}
+
+impl Place {
+    fn of(below: &OwnedFd) -> Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(below, c"..", flags, Mode::empty())?;
+        // One name in an open directory: if it is another file's by now, `open_new` finds no new file system there.
+        let name = real_path(below.as_fd())?.file_name().unwrap_or_default().to_owned();
+        Ok(Self { dir, name })
+    }
+
+    /// Opens what was mounted on it last: a file system of this kind that was mounted nowhere before. Only such a one is ours
+    /// to create names in.
+    fn open_new(&self, kind: FsWord, table: &[u8]) -> Result<OwnedFd> {
+        let new = open_in(&self.dir, &self.name)?;
+        let device = rustix::fs::fstat(&new)?.st_dev;
+        let is_new =
+            rustix::fs::fstatfs(&new)?.f_type == kind && !mountinfo::devices(table, |_| true).contains(&device);
+        ensure!(is_new, "the directory was replaced meanwhile");
+        Ok(new)
+    }
+
+    /// Takes away what is mounted there, of which there is no fd; the error says if that failed too.
+    fn take_away(&self, error: anyhow::Error) -> anyhow::Error {
+        match in_place::take_back(&self.dir, Path::new(&self.name)) {
+            Ok(()) => error,
+            Err(_) => error.context(StillMounted),
+        }
+    }
 }
 
 impl Scratch {
-    fn mount(rootfs: &Root, path: &Path, options: &str, label: Option<&Label>) -> Result<Self> {
-        let open = |path| rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
-        let below = open(path)?;
-        let place = (open(path.parent().unwrap_or(path))?, path.file_name().unwrap_or_default().to_owned());
-        in_place::mount_tmpfs(&below, options, label).context("mount a tmpfs")?;
-        match open(path) {
-            Ok(tmpfs) => Ok(Self { below, tmpfs, place }),
-            Err(error) => Err(take_away(&place, error.into())),
+    fn mount(below: &OwnedFd, table: Vec<u8>, options: &str, label: Option<&Label>) -> Result<Self> {
+        let place = Place::of(below)?;
+        in_place::mount_tmpfs(below, options, label).context("mount a tmpfs")?;
+        match place.open_new(TMPFS_MAGIC, &table) {
+            Ok(tmpfs) => Ok(Self { tmpfs, place, table }),
+            Err(error) => Err(place.take_away(error)),
         }
     }
 
     /// Unmounts it, with what is mounted on it.
     fn unmount(&self) -> Result<()> {
         mount::detach(self.tmpfs.as_fd())
-            .or_else(|error| in_place::take_back(&self.place.0, Path::new(&self.place.1)).map_err(|_| error))?;
+            .or_else(|error| in_place::take_back(&self.place.dir, Path::new(&self.place.name)).map_err(|_| error))?;
         Ok(())
     }
 }
 
-/// By its name, where there is no fd of it; the error says if that failed too.
-fn take_away((dir, name): &(OwnedFd, OsString), error: anyhow::Error) -> anyhow::Error {
-    match in_place::take_back(dir, Path::new(name)) {
-        Ok(()) => error,
-        Err(_) => error.context(StillMounted),
+/// Why a directory gets a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Nothing can be created in it
+    ReadOnly,
+    /// It lies on a volume, where nothing is created
+    Volume,
+    /// The container's user namespace does not know its owner
+    Owner,
+}
+
+impl Why {
+    fn failure(self, what: &str, path: &Path, hint: &'static str) -> Failure {
+        let path = Path::new("/").join(path);
+        match self {
+            Self::ReadOnly => {
+                Failure::new(&catalog::READ_ONLY, format!("{what} the read-only directory {path:?}"), hint)
+            }
+            Self::Volume => Failure::new(
+                &catalog::VOLUME,
+                format!("{what} {path:?}, which lies on a volume, where the hook creates nothing"),
+                hint,
+            ),
+            Self::Owner => Failure::new(
+                &catalog::READ_ONLY,
+                format!("{what} {path:?}, whose owner the container's user namespace does not know"),
+                hint,
+            ),
+        }
+    }
+
+    const fn otherwise(self) -> &'static str {
+        match self {
+            Self::ReadOnly | Self::Owner => {
+                "start the container from an image that can be written, or mount them elsewhere"
+            }
+            Self::Volume => {
+                "mount the volume at another path, or have it contain an empty file for each file of the driver"
+            }
+        }
+    }
+
+    const fn without_overlay(self) -> &'static str {
+        match self {
+            Self::ReadOnly | Self::Owner => {
+                "start the container from an image that can be written, or load the kernel module \"overlay\""
+            }
+            Self::Volume => "mount the volume at another path, or load the kernel module \"overlay\"",
+        }
     }
 }
 
-/// Puts a layer over the directory `path` of a rootfs. The mounts are pushed to `done`; the last is the layer.
+/// Puts a layer over `below`, the directory `path` of a rootfs. The mounts are pushed to `done`; the last is the layer.
 ///
 /// # Errors
 /// If something else is mounted below it, which the layer would hide, or the kernel refuses.
-pub(super) fn cover(rootfs: &Root, path: &Path, label: Option<&Label>, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
-    let open = || rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY);
+pub(super) fn cover(
+    rootfs: &Root,
+    path: &Path,
+    below: &OwnedFd,
+    why: Why,
+    label: Option<&Label>,
+    done: &mut Vec<Rc<OwnedFd>>,
+) -> Result<()> {
     // Compared with mount points only, and what it may lead to is a refusal.
-    let place = real_path(open()?.as_fd())?;
-    let mountinfo = proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")?;
-    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(&mountinfo, &place) {
-        return Err(failure(
-            &catalog::READ_ONLY,
-            format!("other files are mounted in the read-only directory {:?}", Path::new("/").join(path)),
-            "start the container from an image that can be written, or mount them elsewhere",
-        ));
+    let place = real_path(below.as_fd())?;
+    let table = read_table()?;
+    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(&table, &place) {
+        return Err(why.failure("other files are mounted in", path, why.otherwise()).into());
     }
-    let Scratch { below, tmpfs, .. } = Scratch::mount(rootfs, path, "mode=0755,size=1m", label)?;
+    let Scratch { tmpfs, place, table } = Scratch::mount(below, table, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
-    in_place::mount_overlay(&tmpfs, &below, &tmpfs, label).with_context(|| {
-        Failure::new(
-            &catalog::READ_ONLY,
-            format!("cannot mount an overlay over the read-only directory {:?}", Path::new("/").join(path)),
-            "start the container from an image that can be written, or load the kernel module \"overlay\"",
-        )
-    })?;
-    // What is on top goes first, by the fd of what is below it: the way to a mount ends at its top.
-    let layer = open().inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
+    in_place::mount_overlay(&tmpfs, below, &tmpfs, label)
+        .with_context(|| why.failure("cannot mount an overlay over", path, why.without_overlay()))?;
+    // What is on top goes first, by the fd of what is below it.
+    let layer = place.open_new(OVERLAYFS_MAGIC, &table).inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
     done.push(layer.into());
     Ok(())
+}
+
+/// A volume that the container may write stays as it is.
+pub(super) fn not_covered(path: &Path) -> anyhow::Error {
+    failure(
+        &catalog::VOLUME,
+        format!("{:?} lies on a volume, where the hook creates nothing", Path::new("/").join(path)),
+        "mount the volume at another path",
+    )
+}
+
+/// A volume that the container may write, but for this directory.
+#[must_use]
+pub(super) fn covered(path: &Path) -> Finding {
+    Finding::of(
+        &catalog::COVERED,
+        format!(
+            "{:?} lies on a volume: a read-only layer with the driver's files covers it",
+            Path::new("/").join(path)
+        ),
+        "mount the volume at another path if the container has to write there",
+    )
 }
 
 /// Makes a layer read-only.
@@ -101,21 +202,20 @@ pub(super) fn seal(layer: &OwnedFd) -> Result<()> {
     in_place::restrict(layer, MountAttrs::LAYER).context("remount a layer read-only")
 }
 
-/// Hides the file `name` in the directory `path` of a rootfs behind one of ours with this content; returns its mount.
+/// Hides the file `name` in the directory `dir` of a rootfs behind one of ours with this content; returns its mount.
 ///
 /// A tmpfs is on that directory for as long as it takes to mount a file of it: what is mounted keeps it.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub(super) fn hide_file(
-    rootfs: &Root,
-    path: &Path,
+    dir: &OwnedFd,
     name: &OsStr,
     point: &OwnedFd,
     content: &[Cow<'_, [u8]>],
     label: Option<&Label>,
 ) -> Result<OwnedFd> {
-    let scratch = Scratch::mount(rootfs, path, "mode=0755,size=32m", label)?;
+    let scratch = Scratch::mount(dir, read_table()?, "mode=0755,size=32m", label)?;
     let bind = || -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&scratch.tmpfs, name, flags, Mode::from_raw_mode(0o644))?;
@@ -126,12 +226,14 @@ pub(super) fn hide_file(
     let bound = bind();
     let unmounted = scratch.unmount().context(StillMounted);
     bound.context("mount a file of ours")?;
-    let place = (scratch.below, name.to_owned());
     let restrict = || -> Result<OwnedFd> {
         unmounted?;
-        let mounted = open_in(&place.0, name)?;
+        let mounted = open_in(dir, name)?;
         in_place::restrict(&mounted, MountAttrs::PROC_FILE).context("remount it restricted")?;
         Ok(mounted)
     };
-    restrict().map_err(|error| take_away(&place, error))
+    restrict().map_err(|error| match in_place::take_back(dir, Path::new(name)) {
+        Ok(()) => error,
+        Err(_) => error.context(StillMounted),
+    })
 }

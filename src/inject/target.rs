@@ -1,7 +1,9 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
 mod cdi_hook;
+mod ld_so_cache;
 mod ld_so_conf;
+mod names;
 mod stale;
 
 use std::ffi::OsStr;
@@ -11,38 +13,45 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
-use rustix::io::Errno;
 
-use super::container::is_missing;
+use super::container::{Inside, is_missing};
 use super::directory::{Present, make_file, present, replace_link, write_beside};
 use super::hosts_dev::HostsDev;
+use super::mounts::Mounts;
 use super::prepare::Prepared;
-use super::propagation::Propagation;
+
 use super::source::Source;
-use super::tmpfs::{Directory, is_ours, is_read_only};
-use super::{Take, hosts_dev, linker_cache, read_only};
+use super::tmpfs::{Directory, is_ours};
+use super::{Take, read_only};
+use crate::edits::Need;
 use crate::error::Failure;
 use crate::finding::{Finding, catalog};
-use crate::lower::live::CacheEntry;
+
 use crate::paths::ContainerPath;
-use crate::sys::in_root::{Created, Root, open_regular};
+use crate::sys::ids::Ids;
+use crate::sys::in_root::{Created, Root};
 use crate::sys::mount::{self, Api, Label, MountAttrs};
 
 /// A container whose mount namespace we are in, and what we did to it.
 #[derive(Debug)]
 pub struct Target {
     rootfs: Root,
+    /// The ids of its user namespace, if it has one that we are not in
+    ids: Option<Ids>,
     api: Api,
     hosts_dev: HostsDev,
-    /// Directories of /dev of which it is known that they are not the host's
-    own_dev: Vec<Rc<OwnedFd>>,
     /// Of file systems of ours
     label: Option<Label>,
-    propagation: Propagation,
+    /// Where names may be created, and what others see
+    known: Mounts,
+    /// Directories in which they may be
+    own: Vec<Rc<OwnedFd>>,
     done: Vec<Done>,
     /// Files mounted so far
     mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
-    /// Over directories of a read-only rootfs
+    /// Of the step that is taken
+    need: Need,
+    /// Over read-only directories, and those of volumes
     layers: Vec<Rc<OwnedFd>>,
     /// Directories that were opened, by their paths: most files go to a few of them, and none is found a second way.
     /// Forgotten when something is mounted on a directory.
@@ -86,8 +95,10 @@ enum Existing {
 }
 
 impl Take for Target {
-    fn take(&mut self, step: Prepared<'_>) -> Result<()> {
-        let before = self.done.len();
+    fn take(&mut self, step: Prepared<'_>, need: Need) -> Result<()> {
+        self.need = need;
+        let (done, layers, mounts) = (self.done.len(), self.layers.len(), self.mounts.len());
+        let findings = self.findings.len();
         let result = match step {
             Prepared::Mount { source, target, device } => self.mount(source, target, device),
             Prepared::MountDirectory { source, target } => self.mount_directory(source, target),
@@ -100,7 +111,14 @@ impl Take for Target {
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
         };
         if result.is_err() {
-            take_back(self.done.split_off(before));
+            // What is taken back is not there for the next step: a layer that is detached could not be sealed, and names in
+            // it would be lost.
+            self.layers.truncate(layers);
+            self.mounts.truncate(mounts);
+            self.findings.truncate(findings);
+            self.forget_directories();
+            self.known.forget_layers(layers);
+            take_back(self.done.split_off(done));
         }
         result
     }
@@ -114,8 +132,8 @@ impl Take for Target {
         drop(self.mounts);
         drop(self.layers);
         drop(self.opened);
-        drop(self.propagation);
-        drop(self.own_dev);
+        drop(self.known);
+        drop(self.own);
         take_back(self.done);
     }
 
@@ -130,18 +148,21 @@ impl Take for Target {
 }
 
 impl Target {
-    /// `rootfs` must have been opened in the mount namespace that we are in now.
+    /// The rootfs must have been opened in the mount namespace that we are in now. `has_own_dev`: config.json has the runtime
+    /// mount a tmpfs at /dev.
     #[must_use]
-    pub const fn new(rootfs: Root, api: Api, hosts_dev: HostsDev, label: Option<Label>) -> Self {
+    pub fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, has_own_dev: bool) -> Self {
         Self {
-            rootfs,
+            rootfs: inside.rootfs,
+            ids: inside.ids,
             api,
             hosts_dev,
-            own_dev: Vec::new(),
             label,
-            propagation: Propagation::new(),
+            known: Mounts::new(has_own_dev),
+            own: Vec::new(),
             done: Vec::new(),
             mounts: Vec::new(),
+            need: Need::Required,
             layers: Vec::new(),
             opened: Vec::new(),
             listed: false,
@@ -151,122 +172,21 @@ impl Target {
         }
     }
 
-    /// The open directory of this path, made if necessary.
-    fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
-        if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
-            return Ok(Rc::clone(dir));
-        }
-        if path.starts_with("dev") && path.components().count() > 1 {
-            let part = self.rootfs.existing_part(path);
-            if part != path && self.hosts_dev.has(self.rootfs.open_at(part, OFlags::PATH)?)? {
-                return Err(hosts_dev::refusal());
-            }
-        }
-        let mut created = Vec::new();
-        let mut opened = self.rootfs.create_dir_all(path, &mut created);
-        if opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem) {
-            self.cover(self.rootfs.existing_part(path))?;
-            opened = self.rootfs.create_dir_all(path, &mut created);
-        }
-        self.done.extend(created.into_iter().map(Done::Created));
-        let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
-        self.opened.push((path.to_owned(), Rc::clone(&dir)));
-        Ok(dir)
-    }
-
-    /// Something is mounted on one: its path leads elsewhere now.
-    fn forget_directories(&mut self) {
-        self.opened.clear();
-    }
-
-    /// The open directory in which `path` lies, made if necessary.
-    fn parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
-        self.directory(parent_path(path))
-    }
-
-    /// Whether the directory is the host's: nothing may be made in it.
-    fn is_hosts_dev(&mut self, dir: &Rc<OwnedFd>, path: &ContainerPath) -> Result<bool> {
-        if !path.relative().starts_with("dev") || self.own_dev.iter().any(|known| Rc::ptr_eq(known, dir)) {
-            return Ok(false);
-        }
-        let is_hosts = self.hosts_dev.has(&**dir)?;
-        if !is_hosts {
-            self.own_dev.push(Rc::clone(dir));
-        }
-        Ok(is_hosts)
-    }
-
-    /// The same directory again, where a name can be replaced.
-    fn writable(&mut self, dir: Rc<OwnedFd>, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
-        if self.is_hosts_dev(&dir, path)? {
-            return Err(hosts_dev::refusal());
-        }
-        if !is_read_only(&*dir) {
-            return Ok(dir);
-        }
-        self.covered_parent(path)
-    }
-
-    fn covered_parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
-        self.cover(parent_path(path))?;
-        self.parent(path)
-    }
-
-    /// Makes something new, in a layer of ours if its directory is read-only; returns the directory, too. `None` if the
-    /// name is taken: whether it is, is asked by making it, which no look beforehand can be sure of.
-    fn make<T>(
-        &mut self,
-        path: &ContainerPath,
-        is_dir: bool,
-        make: impl Fn(&OwnedFd, &OsStr) -> rustix::io::Result<T>,
-    ) -> Result<Option<(Rc<OwnedFd>, T)>> {
-        let mut dir = self.parent(path)?;
-        let name = path.file_name();
-        if self.is_hosts_dev(&dir, path)? {
-            return match present(&dir, name)? {
-                Present::Nothing => Err(hosts_dev::refusal()),
-                _ => Ok(None),
-            };
-        }
-        let mut made = make(&dir, name);
-        if matches!(made, Err(Errno::ROFS)) {
-            dir = self.covered_parent(path)?;
-            made = make(&dir, name);
-        }
-        match made {
-            Ok(made) => {
-                self.done.push(Done::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
-                Ok(Some((dir, made)))
-            }
-            Err(Errno::EXIST) => Ok(None),
-            Err(errno) => Err(anyhow::Error::new(errno).context("make it")),
-        }
-    }
-
-    fn cover(&mut self, path: &Path) -> Result<()> {
-        self.forget_directories();
-        let mut mounts = Vec::new();
-        let covered = read_only::cover(&self.rootfs, path, self.label.as_ref(), &mut mounts);
-        self.layers.extend(mounts.last().filter(|_| covered.is_ok()).cloned());
-        self.done.extend(mounts.into_iter().map(Done::Mounted));
-        covered
-    }
-
     fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
         let name = Path::new(target.file_name());
         let mounted = match self.make(target, false, make_file)? {
             Some((dir, ())) => {
-                self.propagation.refuse_shared_dir(&dir)?;
+                self.known.refuse_shared_dir(&dir)?;
                 source.attach_at(&dir, name)?
             }
             None => match self.existing_point(&source, target, device)? {
                 Existing::Asked => return Ok(()),
                 Existing::Replaced(dir) => {
-                    self.propagation.refuse_shared_dir(&dir)?;
+                    self.known.refuse_shared_dir(&dir)?;
                     source.attach_at(&dir, name)?
                 }
                 Existing::Point(dir, point) => {
-                    self.propagation.refuse_shared(&point)?;
+                    self.known.refuse_shared(&point)?;
                     source.attach(&dir, name, point)?
                 }
             },
@@ -354,7 +274,7 @@ impl Target {
         if copy.is(stat) || !is_file {
             return Ok(());
         }
-        self.propagation.refuse_shared(&point)?;
+        self.known.refuse_shared(&point)?;
         self.done.push(Done::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
         self.findings.push(Finding::of(
             &catalog::HIDDEN,
@@ -405,7 +325,7 @@ impl Target {
         if source.is(&rustix::fs::fstat(&point)?) {
             return Ok(());
         }
-        self.propagation.refuse_shared(&point)?;
+        self.known.refuse_shared(&point)?;
         self.forget_directories();
         self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
@@ -423,58 +343,12 @@ impl Target {
     }
 
     fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
-        self.propagation.refuse_shared(&point)?;
+        self.known.refuse_shared(&point)?;
         self.forget_directories();
         let mut mounts = Vec::new();
         let attached = directory.attach(dir, name, point, &mut mounts);
         self.done.extend(mounts.into_iter().map(Done::Mounted));
         attached
-    }
-
-    fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
-        let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
-        let etc = match self.rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(etc) => etc,
-            Err(error) if is_missing(&error) => return Ok(()), // ld.so has its built-in directories
-            Err(error) => return Err(error.into()),
-        };
-        if !self.listed {
-            self.remove_list();
-        }
-        let stale = if self.had_another { self.find_stale(entries) } else { std::collections::BTreeSet::new() };
-        let old = match self.read_linker_cache() {
-            Ok(old) => old,
-            Err(error) => {
-                self.findings.push(linker_cache::left_alone(&error));
-                return Ok(());
-            }
-        };
-        let Some(new) = linker_cache::merge(old.as_deref(), entries, &stale, &mut self.findings) else { return Ok(()) };
-        if !is_read_only(&etc) {
-            return write_beside(&etc, Path::new(name), &new).context("write it");
-        }
-        match present(&etc, name)? {
-            Present::Other(point, _) => {
-                self.propagation.refuse_shared(&point)?;
-                let hidden = read_only::hide_file(&self.rootfs, path, name, &point, &new, self.label.as_ref())?;
-                self.done.push(Done::Mounted(hidden.into()));
-            }
-            _ => {
-                let error = anyhow::anyhow!("the image's file system is read-only and has no such file");
-                self.findings.push(linker_cache::left_alone(&error));
-            }
-        }
-        Ok(())
-    }
-
-    /// Its bytes; `None` if there is none. Read where it leads to, also if the image made it a link.
-    fn read_linker_cache(&self) -> Result<Option<Vec<u8>>> {
-        let file = match self.rootfs.open_at(Path::new("etc/ld.so.cache"), OFlags::PATH) {
-            Ok(path) => open_regular(path)?,
-            Err(error) if is_missing(&error) => return Ok(None),
-            Err(error) => return Err(anyhow::Error::new(error).context("read it")),
-        };
-        crate::oci::read_file_limited(&file, linker_cache::MAX_SIZE).map(Some)
     }
 }
 

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 
+use super::mounts::TMPFS_MAGIC;
 use super::source::{Source, open_in, same_file};
 use crate::sys::mount::{self, Api, Label, MountAttrs, in_place};
 
@@ -130,7 +131,6 @@ fn make_dirs(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
 /// Whether a directory is a tmpfs that nobody can write: what we mounted there in a run before this one. An image cannot
 /// mount, and runtimes mask paths after the hooks.
 pub(super) fn is_ours(point: impl AsFd) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
     is_read_only(&point) && rustix::fs::fstatfs(&point).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
 }
 

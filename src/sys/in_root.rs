@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 /// How often a resolution is tried again when a rename or a mount elsewhere disturbed it (EAGAIN).
@@ -85,11 +85,17 @@ impl Root {
         Ok(Self { fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)? })
     }
 
-    /// `mkdir -p`, mode 0755, and the open directory. Each one made is pushed to `created`.
+    /// `mkdir -p`, mode 0755, and the open directory. Each one made is pushed to `created`; before, `may_create` is asked
+    /// about the directory that it is made in.
     ///
     /// The longest existing part is resolved by the kernel, in one step; from there on every directory is made
     /// and opened by its parent's fd, and a symlink that appears there meanwhile is refused.
-    pub fn create_dir_all(&self, path: &Path, created: &mut Vec<Created>) -> io::Result<Rc<OwnedFd>> {
+    pub fn create_dir_all(
+        &self,
+        path: &Path,
+        created: &mut Vec<Created>,
+        mut may_create: impl FnMut(&Rc<OwnedFd>) -> io::Result<()>,
+    ) -> io::Result<Rc<OwnedFd>> {
         let mut missing: Vec<&OsStr> = Vec::new();
         let mut existing = path;
         let mut dir = loop {
@@ -106,6 +112,7 @@ impl Root {
             }
         };
         for name in missing.into_iter().rev() {
+            may_create(&dir)?;
             let made = Created { dir: Rc::clone(&dir), name: name.into(), is_dir: true };
             match rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => created.push(made),
@@ -116,6 +123,30 @@ impl Root {
             dir = rustix::fs::openat(&*dir, name, flags, Mode::empty())?.into();
         }
         Ok(dir)
+    }
+
+    /// Opens for reading what was opened below this root with `O_PATH`, if it is a regular file that is stored somewhere. An
+    /// image can have a link to /proc/kmsg in its place: that is a regular file by its mode, and who reads it waits for the
+    /// kernel's next message, and takes it away from syslog.
+    ///
+    /// The file system of the root itself may be any: the engine put the image there, with FUSE as well (fuse-overlayfs).
+    pub fn open_stored(&self, file: OwnedFd) -> io::Result<File> {
+        let stat = regular(&file)?;
+        self.check_stored(&file, &stat)?;
+        reopen(&file, OFlags::NONBLOCK | OFlags::NOCTTY)
+    }
+
+    /// The same of a directory, for its names.
+    pub fn open_stored_dir(&self, dir: OwnedFd) -> io::Result<OwnedFd> {
+        self.check_stored(&dir, &rustix::fs::fstat(&dir)?)?;
+        reopen(&dir, OFlags::DIRECTORY).map(Into::into)
+    }
+
+    fn check_stored(&self, file: &OwnedFd, stat: &Stat) -> io::Result<()> {
+        if keeps_files(file)? || rustix::fs::fstat(&self.fd)?.st_dev == stat.st_dev {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "it lies on a file system that stores no files"))
     }
 
     /// The longest part of `path` that is a directory; at worst the root.
@@ -151,12 +182,35 @@ pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
 /// Opens for reading what `path` was opened as with `O_PATH`, if it is a regular file. An image may have a device node
 /// there, and opening one can be all that it takes: a watchdog resets the host.
 pub fn open_regular(path: OwnedFd) -> io::Result<File> {
-    let stat = rustix::fs::fstat(&path)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    regular(&path)?;
+    reopen(&path, OFlags::NONBLOCK | OFlags::NOCTTY)
+}
+
+/// What a regular file is, opened with `O_PATH`.
+fn regular(path: &OwnedFd) -> io::Result<Stat> {
+    let stat = rustix::fs::fstat(path)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(stat),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
     }
-    // The magic link means the open file, not its name.
-    File::open(fd_path(path.as_fd()))
+}
+
+/// By the magic link, which means the open file and not its name.
+fn reopen(path: &OwnedFd, flags: OFlags) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | flags;
+    Ok(rustix::fs::openat(CWD, fd_path(path.as_fd()), flags, Mode::empty())?.into())
+}
+
+/// Whether a file system keeps what is written to it. Those by which the kernel shows itself (proc, sysfs, cgroups, debugfs,
+/// …) make their files up when they are read: some wait for an event, and to read some changes something. All of those
+/// answer statfs(2) by the kernel's `simple_statfs`, which counts no blocks, as a tmpfs without a limit does.
+///
+/// A file of FUSE is made up by a process, which may keep a reader waiting for as long as it likes.
+fn keeps_files(file: &OwnedFd) -> io::Result<bool> {
+    const TMPFS: FsWord = 0x0102_1994;
+    const FUSE: FsWord = 0x6573_5546;
+    let fs = rustix::fs::fstatfs(file)?;
+    Ok(fs.f_type == TMPFS || (fs.f_blocks > 0 && fs.f_type != FUSE))
 }
 
 /// Opens a regular file of the host's for reading, where nobody else can put anything. A fifo there must not stop the
@@ -272,10 +326,10 @@ mod tests {
     fn directories_are_made_below_what_exists() {
         let (dir, root) = tree();
         let mut created = Vec::new();
-        root.create_dir_all(Path::new("lib/x/y"), &mut created).unwrap();
+        root.create_dir_all(Path::new("lib/x/y"), &mut created, |_| Ok(())).unwrap();
         assert!(dir.path().join("usr/lib/x/y").is_dir());
         assert_eq!(created.len(), 2);
-        root.create_dir_all(Path::new("lib/x/y"), &mut created).unwrap();
+        root.create_dir_all(Path::new("lib/x/y"), &mut created, |_| Ok(())).unwrap();
         assert_eq!(created.len(), 2);
         for made in created.iter().rev() {
             made.remove().unwrap();
@@ -284,11 +338,46 @@ mod tests {
     }
 
     #[test]
+    fn directories_are_made_only_where_they_may_be() {
+        let (dir, root) = tree();
+        let (mut created, mut asked) = (Vec::new(), Vec::new());
+        let error = root.create_dir_all(Path::new("lib/x/y"), &mut created, |dir| {
+            asked.push(real_path(dir.as_fd()).unwrap());
+            if asked.len() == 2 { Err(Errno::ROFS.into()) } else { Ok(()) }
+        });
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
+        let lib = dir.path().join("usr/lib");
+        assert_eq!(asked, [lib.clone(), lib.join("x")]);
+        assert!(lib.join("x").is_dir() && !lib.join("x/y").try_exists().unwrap());
+        assert_eq!(created.len(), 1);
+        root.create_dir_all(Path::new("lib/x"), &mut created, |_| panic!("it exists")).unwrap();
+    }
+
+    #[test]
+    fn what_stores_nothing_is_not_read() {
+        let root = Root::open(Path::new("/")).unwrap();
+        let open = |path: &str| root.open_stored(root.open_at(Path::new(path), OFlags::PATH).unwrap());
+        // A regular file by its mode; reading it waits for the kernel's next message, and takes it from syslog.
+        for path in ["/proc/kmsg", "/proc/version", "/sys/kernel/notes"] {
+            assert!(open(path).unwrap_err().to_string().contains("stores no files"), "{path}");
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        open(file.path().to_str().unwrap()).unwrap();
+        assert!(open("/usr").is_err() && open("/dev/null").is_err());
+        // Where the rootfs lies itself, whatever that is.
+        let proc = Root::open(Path::new("/proc")).unwrap();
+        proc.open_stored(proc.open_at(Path::new("version"), OFlags::PATH).unwrap()).unwrap();
+    }
+
+    #[test]
     fn a_dangling_symlink_in_the_way_is_refused() {
         let (dir, root) = tree();
         symlink("/nowhere", dir.path().join("usr/lib64")).unwrap();
-        assert!(root.create_dir_all(Path::new("usr/lib64/x"), &mut Vec::new()).is_err());
+        assert!(root.create_dir_all(Path::new("usr/lib64/x"), &mut Vec::new(), |_| Ok(())).is_err());
         assert!(!dir.path().join("nowhere").try_exists().unwrap());
-        assert!(root.create_dir_all(Path::new("usr/lib/a/x"), &mut Vec::new()).is_err(), "a file in the way");
+        assert!(
+            root.create_dir_all(Path::new("usr/lib/a/x"), &mut Vec::new(), |_| Ok(())).is_err(),
+            "a file in the way"
+        );
     }
 }

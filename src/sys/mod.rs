@@ -5,7 +5,9 @@
 pub mod bpf;
 pub mod child;
 pub mod confine;
+pub mod deadline;
 pub mod guarded;
+pub mod ids;
 pub mod in_root;
 pub mod landlock;
 pub mod mount;

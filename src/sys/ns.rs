@@ -17,6 +17,12 @@ impl MountNs {
         Ok(Self(File::open(format!("/proc/{pid}/ns/mnt"))?.into()))
     }
 
+    /// Which one it is: the number of its file.
+    pub fn id(&self) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::fstat(&self.0)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
     /// Enters it, for good: the hook never comes back, so no host path can be used by mistake afterwards.
     ///
     /// The kernel refuses (EINVAL) while a second thread shares our working directory and root; see setns(2).
@@ -24,6 +30,21 @@ impl MountNs {
     pub fn enter(self) -> io::Result<()> {
         Ok(nix::sched::setns(self.0, nix::sched::CloneFlags::CLONE_NEWNS)?)
     }
+}
+
+/// Which mount namespace a process is in; `None` if that is not to be known, as of the host's processes in a user namespace.
+pub fn mount_ns_of(pid: &str) -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat(format!("/proc/{pid}/ns/mnt")).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// Whether a hook at the createContainer stage shares the mount namespace of the runtime, which is the parent of the
+/// container's first process, or of the host's first process.
+pub fn in_mount_ns_of_runtime() -> bool {
+    let runtime = proc_file::parent("self").and_then(|init| proc_file::parent(&init.to_string()));
+    let others = runtime.map(|pid| pid.to_string()).into_iter().chain(["1".to_owned()]);
+    let own = mount_ns_of("self");
+    own.is_some() && others.into_iter().any(|pid| mount_ns_of(&pid) == own)
 }
 
 /// Enters the cgroup namespace of the process `pid`: paths of cgroups then mean what they mean there.

@@ -19,6 +19,17 @@ pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&read(path)?).into_owned())
 }
 
+/// The parent of a process, in the pid namespace of /proc; `None` if it is in another one, or not to be known.
+pub fn parent(pid: &str) -> Option<i32> {
+    parent_of(&read_text(format!("/proc/{pid}/status")).ok()?)
+}
+
+/// `PPid:` of /proc/PID/status; see proc_pid_status(5).
+fn parent_of(status: &str) -> Option<i32> {
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
+    (parent > 0).then_some(parent)
+}
+
 /// All of it, which is probably of this size. What is short is read to the stack first: to get and give back large blocks of
 /// memory takes longer than to copy a few hundred bytes.
 pub fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8>> {
@@ -54,6 +65,13 @@ mod tests {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             self.0.by_ref().take(1000).read(buffer)
         }
+    }
+
+    #[test]
+    fn a_parent_in_another_pid_namespace_is_none() {
+        assert_eq!(parent_of("Name:\tx\nPid:\t7\nPPid:\t3\nTracerPid:\t0\n"), Some(3));
+        assert_eq!(parent_of("Name:\tx\nPPid:\t0\n"), None);
+        assert_eq!(parent_of(""), None);
     }
 
     #[test]

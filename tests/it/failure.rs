@@ -36,7 +36,8 @@ const CHANGING: &[&str] = &[
 const READING: &[&str] = &["openat", "openat2", "readlinkat", "getdents64"];
 
 /// What makes the layers of a read-only rootfs.
-const LAYERING: &[&str] = &["mount", "mkdirat", "symlinkat", "write", "umount2", "openat2", "move_mount"];
+const LAYERING: &[&str] =
+    &["mount", "mkdirat", "mknodat", "symlinkat", "write", "umount2", "openat2", "move_mount", "statx"];
 
 /// Done to the rootfs at last.
 const WRITABLE: &str = "true";

@@ -5,6 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -13,7 +14,10 @@ use crate::cli::{USAGE, output};
 use crate::driver::compat;
 use crate::error::failure;
 use crate::finding::{Finding, catalog};
-use crate::inject::{self, container::Container};
+use crate::inject::{
+    self,
+    container::{self, Container},
+};
 use crate::log::Log;
 use crate::lower::live::{self, Step};
 use crate::lower::rootfs::RootfsEdits;
@@ -224,9 +228,10 @@ fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
     let spec = oci::spec_view::read(&state.bundle)?;
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     log.connect();
+    container::set_deadline(Instant::now())?;
     let container = Container::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
-    let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container)?;
+    let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &spec.mounts)?;
     findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }

@@ -51,7 +51,13 @@ mod tests {
 
     #[test]
     fn the_line_is_mountinfos() {
-        let of = |magic, root: &str| Facts { is_shared: false, is_read_only: false, magic, root: root.to_owned() };
+        let of = |magic, root: &str| Facts {
+            is_shared: false,
+            is_read_only: false,
+            magic,
+            root: root.to_owned(),
+            parent: 0,
+        };
         let cgroup = "5:devices:/a/b\n0::/a/c\n";
         let v2 = line_of(UNIFIED, &of(V2, "/a")).unwrap();
         let path = |path: &str| HostPath::new(path);

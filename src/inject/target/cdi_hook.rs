@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -11,7 +12,6 @@ use super::{Done, Target};
 use crate::edits::build;
 use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, present};
-use crate::inject::mountinfo::is_same_mount;
 use crate::inject::read_only;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::{fd_path, open_regular};
@@ -33,10 +33,11 @@ impl Target {
         let Present::Other(point, _) = present(&open, name)? else { return Ok(()) };
         let text = crate::oci::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
         let Some(masked) = build::mask_params(&String::from_utf8_lossy(&text)) else { return Ok(()) };
-        self.propagation.refuse_shared(&point)?;
+        self.known.refuse_shared(&open)?;
+        self.known.refuse_shared(&point)?;
         self.forget_directories();
         let content = [masked.into_bytes().into()];
-        let hidden = read_only::hide_file(&self.rootfs, dir, name, &point, &content, self.label.as_ref())?;
+        let hidden = read_only::hide_file(&open, name, &point, &content, self.label.as_ref())?;
         self.done.push(Done::Mounted(hidden.into()));
         Ok(())
     }
@@ -52,17 +53,10 @@ impl Target {
         let stat = rustix::fs::fstat(&file)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         ensure!(matches!(kind, FileType::Directory | FileType::RegularFile), "it is neither a directory nor a file");
-        let mut is_own = is_same_mount(&file, &self.rootfs)?;
-        if !is_own && let Ok(dev) = self.rootfs.open_at(Path::new("dev"), OFlags::PATH | OFlags::DIRECTORY) {
-            is_own = is_same_mount(&file, &dev)? && !self.hosts_dev.has(&dev)? && is_tmpfs(&dev);
-        }
+        let file = Rc::new(file);
+        let is_own = self.may_create(&file, target.relative())?;
         ensure!(is_own, "it is on a volume, and so the host's");
         // The magic link means the open file, not its name; fchmod(2) takes no descriptor of O_PATH.
         rustix::fs::chmod(fd_path(file.as_fd()), Mode::from_raw_mode(mode)).context("change it")
     }
-}
-
-fn is_tmpfs(dir: impl AsFd) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    rustix::fs::fstatfs(&dir).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
 }

@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::OFlags;
@@ -18,10 +19,9 @@ use crate::driver::ldconf::{self, Directive};
 use crate::finding::{Finding, catalog};
 use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, present};
-use crate::inject::mountinfo::is_same_mount;
 use crate::inject::tmpfs::is_read_only;
 use crate::paths::ContainerPath;
-use crate::sys::in_root::{Created, Root, open_regular};
+use crate::sys::in_root::{Created, Root};
 
 const MAIN: &str = "ld.so.conf";
 /// Without one, nothing in the container writes the cache anew.
@@ -37,10 +37,10 @@ impl Target {
     /// Has ldconfig look in these directories, in `first` before all others.
     pub(super) fn list_directories(&mut self, first: &[ContainerPath], others: &[ContainerPath]) -> Result<()> {
         self.listed = true;
-        let Some(etc) = self.etc()? else { return Ok(()) };
+        let Some(etc) = self.etc()?.map(Rc::new) else { return Ok(()) };
         // Nothing can write the cache anew there: it is beside this directory.
         let can_run = || LDCONFIG.iter().any(|path| self.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
-        if is_read_only(&etc) || !can_run() {
+        if is_read_only(&*etc) || !can_run() {
             return Ok(());
         }
         let configured = Configured::read(&self.rootfs);
@@ -60,7 +60,7 @@ impl Target {
             return Ok(());
         }
         let text = ldconf::drop_in(wanted.iter().map(PathBuf::as_path));
-        if !is_same_mount(&etc, &self.rootfs)? {
+        if !self.may_create(&etc, Path::new("etc"))? {
             self.findings.push(not_listed(&wanted, "\"/etc\" is on a volume"));
             return Ok(());
         }
@@ -68,12 +68,12 @@ impl Target {
             self.make_main(etc)?;
         }
         let dir = self.directory(Path::new(ldconf::DROP_INS))?;
-        if !is_same_mount(&*dir, &self.rootfs)? {
+        if !self.may_create(&dir, Path::new(ldconf::DROP_INS))? {
             self.findings.push(not_listed(&wanted, "\"/etc/ld.so.conf.d\" is on a volume"));
             return Ok(());
         }
         let name = Path::new(ldconf::DROP_IN);
-        let done = match old_list(&dir)? {
+        let done = match old_list(&self.rootfs, &dir)? {
             Old::Nothing => Done::Created(Created { dir: dir.clone(), name: name.into(), is_dir: false }),
             Old::Ours(old) if old == text => return Ok(()),
             Old::Ours(old) => Done::Rewritten { dir: dir.clone(), name: name.into(), old },
@@ -92,14 +92,15 @@ impl Target {
         if self.rootfs.open_at(&path(), OFlags::PATH | OFlags::NOFOLLOW).is_err() {
             return;
         }
-        let Ok(dir) = self.rootfs.open_at(Path::new(ldconf::DROP_INS), flags) else { return };
-        if is_read_only(&dir) || !is_same_mount(&dir, &self.rootfs).unwrap_or_default() {
+        let drop_ins = Path::new(ldconf::DROP_INS);
+        let Ok(dir) = self.rootfs.open_at(drop_ins, flags).map(Rc::new) else { return };
+        if is_read_only(&*dir) || !self.may_create(&dir, drop_ins).unwrap_or_default() {
             return;
         }
-        let Ok(Old::Ours(old)) = old_list(&dir) else { return };
+        let Ok(Old::Ours(old)) = old_list(&self.rootfs, &dir) else { return };
         let name = PathBuf::from(ldconf::DROP_IN);
-        if rustix::fs::unlinkat(&dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
-            self.done.push(Done::Rewritten { dir: dir.into(), name, old });
+        if rustix::fs::unlinkat(&*dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
+            self.done.push(Done::Rewritten { dir, name, old });
         }
     }
 
@@ -112,10 +113,10 @@ impl Target {
     }
 
     /// As every distribution has it: what is installed later may rely on it.
-    fn make_main(&mut self, etc: OwnedFd) -> Result<()> {
+    fn make_main(&mut self, etc: Rc<OwnedFd>) -> Result<()> {
         // A link that leads nowhere is the image's.
         let Present::Nothing = present(&etc, OsStr::new(MAIN))? else { bail!("\"/etc/ld.so.conf\" leads nowhere") };
-        let created = Created { dir: etc.into(), name: MAIN.into(), is_dir: false };
+        let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
         write_beside(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
             .context("write \"/etc/ld.so.conf\"")?;
         self.done.push(Done::Created(created));
@@ -134,12 +135,13 @@ enum Old {
     Theirs,
 }
 
-fn old_list(dir: &OwnedFd) -> Result<Old> {
+fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
     Ok(match present(dir, OsStr::new(ldconf::DROP_IN))? {
         Present::Nothing => Old::Nothing,
         Present::Link(_) => Old::Theirs,
         Present::Other(file, _) => {
-            let text = open_regular(file).ok().and_then(|file| crate::oci::read_file_limited(&file, MAX_FILE).ok());
+            let text =
+                rootfs.open_stored(file).ok().and_then(|file| crate::oci::read_file_limited(&file, MAX_FILE).ok());
             text.filter(|text| ldconf::is_ours(text)).map_or(Old::Theirs, Old::Ours)
         }
     })
@@ -183,7 +185,7 @@ impl Configured {
             return;
         }
         let read = || -> Result<Vec<u8>> {
-            crate::oci::read_file_limited(&open_regular(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
+            crate::oci::read_file_limited(&rootfs.open_stored(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
         };
         let text = read();
         // One that cannot be read is there all the same: it is not ours to replace.
@@ -220,7 +222,10 @@ fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
 
 /// The files that an include means, but for ours.
 fn names(rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<std::ffi::OsString> {
-    let open = || rustix::fs::Dir::new(rootfs.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY).ok()?).ok();
+    let open = || {
+        let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?;
+        rustix::fs::Dir::new(rootfs.open_stored_dir(dir).ok()?).ok()
+    };
     let Some(entries) = open() else { return Vec::new() };
     let names = entries.take(MAX_NAMES).flatten().map(|entry| entry.file_name().to_bytes().to_vec());
     let names = names.filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());

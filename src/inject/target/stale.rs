@@ -15,7 +15,6 @@ use rustix::fs::{AtFlags, FileType, OFlags};
 
 use super::Target;
 use crate::driver::catalog;
-use crate::inject::mountinfo::is_same_mount;
 use crate::inject::tmpfs::is_read_only;
 use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
@@ -50,12 +49,12 @@ impl Target {
     }
 
     fn find_stale_in(&mut self, path: &ContainerPath) -> Option<BTreeSet<OsString>> {
-        let open = || self.rootfs.open_at(path.relative(), OFlags::RDONLY | OFlags::DIRECTORY).ok();
-        let dir = Rc::new(open()?);
-        if is_read_only(&*dir) || !is_same_mount(&*dir, &self.rootfs).ok()? {
+        let dir = Rc::new(self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?);
+        if is_read_only(&*dir) || !self.may_create(&dir, path.relative()).ok()? {
             return None;
         }
-        let entries = rustix::fs::Dir::new(open()?).ok()?.take(MAX_NAMES).flatten();
+        let listed = self.rootfs.open_stored_dir(dir.try_clone().ok()?).ok()?;
+        let entries = rustix::fs::Dir::new(listed).ok()?.take(MAX_NAMES).flatten();
         let names: Vec<_> = entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect();
         let is_empty_file = |name: &OsString| {
             let stat = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW);

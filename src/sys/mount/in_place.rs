@@ -26,12 +26,14 @@ pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> i
     Ok(rustix::mount::mount("tmpfs", fd_path(target.as_fd()), "tmpfs", flags, options.as_c_str())?)
 }
 
-/// `mount -t overlay TARGET`: `lower` and, over it, the directories `upper` and `work` of `layer`.
+/// `mount -t overlay TARGET`: `lower` and, over it, the directories `upper` and `work` of `layer`. What may not be done with
+/// files of `lower`, as to run them, may not be done with those of the overlay; it can be written until it is restricted.
 pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label: Option<&Label>) -> io::Result<()> {
+    let kept = kept_flags(rustix::fs::fstatvfs(&lower)?.f_flag).difference(MountFlags::RDONLY);
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | kept;
     let (lower, layer) = (fd_path(lower.as_fd()), fd_path(layer.as_fd()));
     let options = format!("lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work");
     let options = std::ffi::CString::new(Label::after(label, &options))?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV;
     Ok(rustix::mount::mount("overlay", fd_path(target.as_fd()), "overlay", flags, options.as_c_str())?)
 }
 

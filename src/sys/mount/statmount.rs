@@ -3,10 +3,12 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use nix::libc;
 use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::sys::proc_file;
 
 /// `STATX_MNT_ID_UNIQUE`: a number that no other mount gets before the next boot.
 const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -30,15 +32,58 @@ pub struct Facts {
     pub magic: u64,
     /// Which directory of its file system it shows; empty if that is no text
     pub root: String,
+    /// The mount that it is mounted on, as [`Id::Unique`] has it
+    pub parent: u64,
+}
+
+/// A mount. Ids of one process are comparable: the kernel reports all of them in the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Id {
+    /// No other mount gets it before the next boot. statmount(2) knows a mount by it.
+    Unique(u64),
+    /// As in /proc/PID/mountinfo: used again once the mount is gone, which none is that has an open file.
+    Reused(u64),
+}
+
+/// The mount that `file` lies on: statx(2) since Linux 5.8, and /proc/self/fdinfo before, or where a seccomp filter refuses
+/// statx.
+///
+/// # Errors
+/// If neither reports it.
+pub fn id(file: impl AsFd) -> io::Result<Id> {
+    let asked = MNT_ID_UNIQUE | StatxFlags::MNT_ID;
+    if let Ok(stat) = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, asked) {
+        let has = |flag: StatxFlags| stat.stx_mask & flag.bits() != 0;
+        match () {
+            () if has(MNT_ID_UNIQUE) => return Ok(Id::Unique(stat.stx_mnt_id)),
+            () if has(StatxFlags::MNT_ID) => return Ok(Id::Reused(stat.stx_mnt_id)),
+            () => {}
+        }
+    }
+    reused_id(file).map(Id::Reused)
+}
+
+/// The number that the mount of `file` has in /proc/PID/mountinfo.
+///
+/// # Errors
+/// If the kernel does not report it.
+pub fn reused_id(file: impl AsFd) -> io::Result<u64> {
+    let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel does not report the mount of an open file"))
 }
 
 /// The mount that `file` lies on; `None` if this kernel, or a seccomp filter, does not tell.
 pub fn facts(file: impl AsFd) -> Option<Facts> {
-    let stat = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, MNT_ID_UNIQUE).ok()?;
-    if stat.stx_mask & MNT_ID_UNIQUE.bits() == 0 {
-        return None;
+    facts_of(id(file).ok()?)
+}
+
+/// The same of a mount whose id is known.
+pub fn facts_of(mount: Id) -> Option<Facts> {
+    match mount {
+        Id::Unique(mount) => parse(&ask(mount).ok()?),
+        Id::Reused(_) => None,
     }
-    parse(&ask(stat.stx_mnt_id).ok()?)
 }
 
 fn ask(mount: u64) -> io::Result<[u64; ANSWER]> {
@@ -51,7 +96,7 @@ fn ask(mount: u64) -> io::Result<[u64; ANSWER]> {
     if result == 0 { Ok(answer) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Of `struct statmount` the words `mask`, `sb_magic`, `mnt_attr`, `mnt_propagation`, and at the half word `mnt_root` where
+/// Of `struct statmount` the words `mask`, `sb_magic`, `mnt_parent_id`, `mnt_attr`, `mnt_propagation`, and at the half word `mnt_root` where
 /// in the text behind it the root begins.
 fn parse(answer: &[u64]) -> Option<Facts> {
     let word = |at: usize| answer.get(at).copied();
@@ -67,6 +112,7 @@ fn parse(answer: &[u64]) -> Option<Facts> {
         is_read_only: word(8)? & libc::MOUNT_ATTR_RDONLY != 0,
         magic: word(3)?,
         root: root.to_str().unwrap_or_default().to_owned(),
+        parent: word(6)?,
     })
 }
 
@@ -82,10 +128,12 @@ mod tests {
         assert_eq!(parse(&answer), None, "not told");
         answer[1] = ASKED;
         answer[3] = 0x6367_7270;
+        answer[6] = 7;
         (answer[8], answer[9]) = (libc::MOUNT_ATTR_RDONLY, libc::MS_SHARED | libc::MS_SLAVE);
         answer[13] = u64::from_ne_bytes(*b"\x02\0\0\0\0\0\0\0"); // mnt_root and mnt_point
         answer[64] = u64::from_ne_bytes(*b"x\0/a b\0y");
-        let facts = Facts { is_shared: true, is_read_only: true, magic: 0x6367_7270, root: "/a b".to_owned() };
+        let facts =
+            Facts { is_shared: true, is_read_only: true, magic: 0x6367_7270, root: "/a b".to_owned(), parent: 7 };
         assert_eq!(parse(&answer), Some(facts));
         answer[13] = u64::MAX;
         assert_eq!(parse(&answer), None, "behind the end");
@@ -113,5 +161,18 @@ mod tests {
             "{line}"
         );
         assert_eq!(facts.magic, 0x9fa0, "proc");
+        let point = std::path::Path::new(line.split(' ').nth(4).unwrap());
+        let parent = super::id(std::fs::File::open(point.parent().unwrap()).unwrap()).unwrap();
+        assert_eq!(parent, Id::Unique(facts.parent), "{line}");
+    }
+
+    #[test]
+    fn ids_tell_mounts_apart() {
+        let open = |path| std::fs::File::open(path).unwrap();
+        let (status, stat, null) = (open("/proc/self/status"), open("/proc/self/stat"), open("/dev/null"));
+        assert_eq!(id(&status).unwrap(), id(&stat).unwrap());
+        assert_ne!(id(&status).unwrap(), id(&null).unwrap());
+        assert_eq!(reused_id(&status).unwrap(), reused_id(&stat).unwrap());
+        assert_ne!(reused_id(&status).unwrap(), reused_id(&null).unwrap());
     }
 }

@@ -3,6 +3,7 @@
 //! Each test has two halves. A naive program, written as the vulnerable code was, falls for the image, in a mount namespace
 //! of its own: the exploit is real, here and today. Then the hook gets the same image.
 
+mod blocking;
 mod engine;
 mod host_sources;
 mod ldconfig;
@@ -10,6 +11,7 @@ mod nvml;
 mod paths;
 mod races;
 mod scene;
+mod volumes;
 
 use crate::Test;
 use crate::support::Need;
@@ -30,6 +32,8 @@ const NEEDS_PODMAN_CRUN: &[Need] = &[
     Need::Program("cc"),
     Need::CgroupV2,
 ];
+const NEEDS_FUSE: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Device("/dev/fuse")];
 
 pub const TESTS: &[Test] = &[
     ("hostile::cve_2021_1056_other_gpus_by_mknod", NEEDS_PODMAN, engine::cve_2021_1056_nodes),
@@ -63,4 +67,16 @@ pub const TESTS: &[Test] = &[
         NEEDS,
         races::swapping_directories_while_500_injections_run,
     ),
+    ("hostile::volumes_nothing_is_created_on_them", NEEDS, volumes::nothing_is_created_on_volumes),
+    ("hostile::volumes_are_left_alone_by_what_fails", NEEDS, volumes::what_fails_leaves_volumes_alone),
+    ("hostile::volumes_with_others_inside_are_refused", NEEDS, volumes::volumes_with_others_inside_are_refused),
+    ("hostile::volumes_elsewhere_change_nothing", NEEDS, volumes::volumes_elsewhere_change_nothing),
+    ("hostile::volumes_keep_their_flags_below_layers", NEEDS, volumes::layers_keep_the_flags_of_volumes),
+    ("hostile::volumes_with_shared_propagation_get_no_layers", NEEDS, volumes::layers_do_not_reach_the_host),
+    ("hostile::volumes_with_the_hosts_etc", NEEDS_PODMAN_CRUN, volumes::the_hosts_etc_as_a_volume),
+    ("hostile::volumes_with_the_hosts_dev", NEEDS_PODMAN_CRUN, volumes::the_hosts_dev_through_links),
+    ("hostile::files_of_others_in_a_user_namespace", NEEDS_PODMAN, volumes::files_of_others_in_a_user_namespace),
+    ("hostile::no_mount_namespace_is_refused", NEEDS, volumes::no_mount_namespace_is_refused),
+    ("hostile::blocking_files_of_the_kernel_are_not_read", NEEDS, blocking::kernel_files),
+    ("hostile::blocking_file_systems_end_at_the_deadline", NEEDS_FUSE, blocking::fuse),
 ];

@@ -1,0 +1,235 @@
+//! What must be known of a mount of the container before something is done on it: whether it is the container's own, and
+//! whether others see what is mounted on it.
+//!
+//! A name that is created on a volume stays there when the container is gone, and whoever owns the volume did not ask for it:
+//! it may be the host's /etc. The image decides by its links which volume a path leads to. So names are created on these
+//! mounts alone:
+//!
+//! - the rootfs itself, by the id of its mount. (By the number of its file system a rootfs and a volume on the same disk could
+//!   not be told apart.)
+//! - layers that we mounted.
+//! - a tmpfs that the runtime made for this container: /dev, and what is asked for by `--tmpfs` or comes with `--read-only`.
+//!   No other place shows it. Sources of volumes are paths in the mount namespace of the runtime, so their file systems are
+//!   mounted there, and at this stage, before pivot_root(2), the container's namespace still has all of those mounts: outside
+//!   of the rootfs.
+
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use anyhow::{Context, Result};
+use rustix::fs::FsWord;
+
+use super::mountinfo;
+use crate::error::Failure;
+use crate::finding::catalog;
+use crate::oci::spec_view::Mount;
+use crate::sys::in_root::{Root, real_path};
+use crate::sys::mount::statmount::{self, Facts, Id};
+use crate::sys::proc_file;
+
+pub(super) const TMPFS_MAGIC: FsWord = 0x0102_1994;
+
+/// What is known of mounts in the mount namespace that we are in.
+#[derive(Debug)]
+pub(super) struct Mounts {
+    /// config.json has a tmpfs at /dev
+    has_own_dev: bool,
+    /// Of the rootfs
+    rootfs: OnceCell<Id>,
+    /// On which names may be created: a tmpfs of this container
+    own: Vec<Id>,
+    /// The same, mounted by us
+    layers: Vec<Id>,
+    /// On which they may not
+    foreign: Vec<Id>,
+    /// Others see what is mounted on it
+    shared: Vec<(Id, bool)>,
+    /// Directories that were looked at
+    directories: Vec<(Rc<OwnedFd>, Id)>,
+    /// /proc/self/mountinfo, where the kernel does not report on a single mount. Of what we mount since nothing is asked.
+    table: OnceCell<Vec<u8>>,
+}
+
+impl Mounts {
+    pub(super) const fn new(has_own_dev: bool) -> Self {
+        Self {
+            has_own_dev,
+            rootfs: OnceCell::new(),
+            own: Vec::new(),
+            layers: Vec::new(),
+            foreign: Vec::new(),
+            shared: Vec::new(),
+            directories: Vec::new(),
+            table: OnceCell::new(),
+        }
+    }
+
+    /// Whether names may be created in this directory, which `path` led to.
+    pub(super) fn is_own(&mut self, rootfs: &Root, dir: &Rc<OwnedFd>, path: &std::path::Path) -> Result<bool> {
+        let mount = self.mount_of(dir)?;
+        if mount == self.rootfs(rootfs)? || self.own.contains(&mount) || self.layers.contains(&mount) {
+            return Ok(true);
+        }
+        if self.foreign.contains(&mount) {
+            return Ok(false);
+        }
+        let is_own = self.is_own_tmpfs(rootfs, dir, mount, path)?;
+        if is_own {
+            self.own.push(mount)
+        } else {
+            self.foreign.push(mount)
+        }
+        Ok(is_own)
+    }
+
+    /// Remembers a layer of ours; its files are the container's own.
+    pub(super) fn add_layer(&mut self, layer: &OwnedFd) -> Result<()> {
+        self.layers.push(statmount::id(layer)?);
+        Ok(())
+    }
+
+    /// All but the first `count` are gone; what is mounted next may get their ids.
+    pub(super) fn forget_layers(&mut self, count: usize) {
+        self.layers.truncate(count);
+        self.shared.clear();
+    }
+
+    /// Refuses to mount on `point` if others would see it.
+    pub(super) fn refuse_shared(&mut self, point: &OwnedFd) -> Result<()> {
+        let mount = statmount::id(point)?;
+        self.refuse(mount, point)
+    }
+
+    /// The same for what is made in a directory.
+    pub(super) fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
+        let mount = self.mount_of(dir)?;
+        self.refuse(mount, dir)
+    }
+
+    /// Closes the directories.
+    pub(super) fn forget_directories(&mut self) {
+        self.directories.clear();
+    }
+
+    fn refuse(&mut self, mount: Id, point: &OwnedFd) -> Result<()> {
+        let known = self.shared.iter().find(|(known, _)| *known == mount).map(|(_, is_shared)| *is_shared);
+        let is_shared = match known {
+            Some(is_shared) => is_shared,
+            None => {
+                let is_shared = match statmount::facts_of(mount) {
+                    Some(facts) => facts.is_shared,
+                    None => self.is_listed_as_shared(point)?,
+                };
+                self.shared.push((mount, is_shared));
+                is_shared
+            }
+        };
+        if is_shared {
+            return Err(anyhow::Error::new(Failure::new(
+                &catalog::SHARED,
+                "it lies in a volume with shared propagation, so the host would see the mount too",
+                "mount that volume with rslave or rprivate propagation",
+            )));
+        }
+        Ok(())
+    }
+
+    fn mount_of(&mut self, dir: &Rc<OwnedFd>) -> Result<Id> {
+        if let Some((_, mount)) = self.directories.iter().find(|(known, _)| Rc::ptr_eq(known, dir)) {
+            return Ok(*mount);
+        }
+        let mount = statmount::id(&**dir)?;
+        self.directories.push((Rc::clone(dir), mount));
+        Ok(mount)
+    }
+
+    fn rootfs(&self, rootfs: &Root) -> Result<Id> {
+        if let Some(mount) = self.rootfs.get() {
+            return Ok(*mount);
+        }
+        let mount = statmount::id(rootfs)?;
+        Ok(*self.rootfs.get_or_init(|| mount))
+    }
+
+    fn is_own_tmpfs(&self, rootfs: &Root, dir: &OwnedFd, mount: Id, path: &std::path::Path) -> Result<bool> {
+        if rustix::fs::fstatfs(dir)?.f_type != TMPFS_MAGIC {
+            return Ok(false);
+        }
+        // The table of mounts is long on a node with many containers. All of them have a tmpfs at /dev, so that is looked at
+        // alone, where the kernel reports on single mounts: it is mounted on the rootfs directly, and the runtime has mounted
+        // one there. A volume that a link of the image leads there lies on top of that one, or below it.
+        if self.has_own_dev
+            && path == std::path::Path::new("dev")
+            && let (Some(facts), Id::Unique(below)) = (statmount::facts_of(mount), self.rootfs(rootfs)?)
+            && is_first_on(&facts, below)
+        {
+            return Ok(true);
+        }
+        let device = rustix::fs::fstat(dir)?.st_dev;
+        let place = real_path(rootfs.as_fd())?;
+        Ok(!mountinfo::devices_outside(self.table()?, &place).contains(&device))
+    }
+
+    fn is_listed_as_shared(&self, point: &OwnedFd) -> Result<bool> {
+        let shared: BTreeSet<u64> = mountinfo::shared(self.table()?);
+        Ok(!shared.is_empty() && shared.contains(&statmount::reused_id(point)?))
+    }
+
+    fn table(&self) -> Result<&[u8]> {
+        if self.table.get().is_none() {
+            let table = read_table()?;
+            self.table.set(table).ok();
+        }
+        Ok(self.table.get().map(Vec::as_slice).unwrap_or_default())
+    }
+}
+
+/// The mounts that there are now.
+pub(super) fn read_table() -> Result<Vec<u8>> {
+    proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")
+}
+
+/// Whether config.json has the runtime mount a tmpfs at /dev.
+#[must_use]
+pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
+    let is_own = |mount: &Mount| {
+        mount.destination == std::path::Path::new("/dev") && mount.kind.as_deref() == Some("tmpfs") && !mount.is_bind()
+    };
+    mounts.iter().any(is_own)
+}
+
+/// A whole tmpfs that is mounted on the mount `below` itself, and on nothing that was mounted there before.
+fn is_first_on(facts: &Facts, below: u64) -> bool {
+    facts.parent == below && facts.root == "/" && u64::try_from(TMPFS_MAGIC).is_ok_and(|tmpfs| facts.magic == tmpfs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_dev_it_is() {
+        let mount = |destination: &str, kind: &str, options: &[&str]| Mount {
+            destination: destination.into(),
+            kind: Some(kind.to_owned()),
+            options: Some(options.iter().map(|&option| option.to_owned()).collect()),
+            ..Mount::default()
+        };
+        assert!(has_own_dev(&[mount("/proc", "proc", &[]), mount("/dev", "tmpfs", &["nosuid"])]));
+        assert!(!has_own_dev(&[mount("/dev", "bind", &["rbind"]), mount("/dev/shm", "tmpfs", &[])]));
+        assert!(!has_own_dev(&[mount("/dev", "tmpfs", &["bind"])]));
+        assert!(!has_own_dev(&[]));
+
+        let tmpfs = Facts { is_shared: false, is_read_only: false, magic: 0x0102_1994, root: "/".into(), parent: 7 };
+        assert!(is_first_on(&tmpfs, 7));
+        for other in [
+            Facts { parent: 8, ..tmpfs.clone() },
+            Facts { magic: 0xef53, ..tmpfs.clone() },
+            Facts { root: "/sub".into(), ..tmpfs },
+        ] {
+            assert!(!is_first_on(&other, 7), "{other:?}");
+        }
+    }
+}

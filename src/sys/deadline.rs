@@ -1,0 +1,128 @@
+//! An end for a process that waits for a file system: of FUSE or of a network, whose server need not answer.
+#![allow(unsafe_code, reason = "neither nix nor rustix has timers of a process with these features")]
+
+use std::io;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use nix::libc;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+/// What is printed then.
+static TEXT: OnceLock<String> = OnceLock::new();
+
+/// So much later the process is killed, if it could not end by itself.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Ends this process, with exit status 1 and `text` on stderr, if it still runs after this time.
+///
+/// A signal with a handler does not wake a process that waits for a FUSE or NFS server: that one can only be killed, which happens
+/// a little later, without a word. Nothing ends a process that waits for a FUSE server which has taken its request, before
+/// somebody ends the server. Children inherit neither timer.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn set(after: Duration, text: String) -> io::Result<()> {
+    if TEXT.set(format!("{text}\n")).is_err() {
+        return Ok(());
+    }
+    let action = SigAction::new(SigHandler::Handler(end), SaFlags::empty(), SigSet::empty());
+    // SAFETY: sigaction(2) is unsafe for what a handler may do: this one calls what signal-safety(7) allows, and nothing else.
+    unsafe { sigaction(Signal::SIGALRM, &action) }?;
+    nix::unistd::alarm::set(u32::try_from(after.as_secs()).unwrap_or(u32::MAX));
+    kill(after + GRACE)
+}
+
+/// By a timer of its own: the one above has a signal that is handled. As system calls, because glibc before 2.34 has them in
+/// another library.
+fn kill(after: Duration) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid value of the struct: integers, and a null pointer.
+    let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+    event.sigev_notify = libc::SIGEV_SIGNAL;
+    event.sigev_signo = libc::SIGKILL;
+    let mut id: libc::c_int = 0;
+    // SAFETY: timer_create(2) reads the sigevent and writes the id of the timer, an int in the kernel, to `id`. Both are alive,
+    // and the kernel keeps neither pointer.
+    let made = unsafe { libc::syscall(libc::SYS_timer_create, libc::CLOCK_MONOTONIC, &raw const event, &raw mut id) };
+    if made != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let once = libc::itimerspec { it_interval: none, it_value: libc::timespec { tv_sec: seconds(after), ..none } };
+    let null = std::ptr::null_mut::<libc::itimerspec>();
+    // SAFETY: timer_settime(2) reads the itimerspec, which is alive, and keeps no pointer; null is an old value that is not
+    // wanted.
+    match unsafe { libc::syscall(libc::SYS_timer_settime, id, 0, &raw const once, null) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn seconds(time: Duration) -> libc::time_t {
+    libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX)
+}
+
+extern "C" fn end(_signal: libc::c_int) {
+    if let Some(text) = TEXT.get() {
+        // SAFETY: write(2) reads the bytes of a String that is never changed or freed. It is safe in a signal handler, and so is
+        // the read of an atomic by `get`.
+        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    }
+    // SAFETY: _exit(2) does not return, and runs nothing of the interrupted program.
+    unsafe { libc::_exit(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use nix::sys::wait::WaitStatus;
+    use nix::unistd::ForkResult;
+
+    use super::*;
+
+    fn forked(body: impl FnOnce()) -> WaitStatus {
+        // SAFETY: the child calls what is safe after fork(2) in a process with threads, and ends by _exit(2).
+        match unsafe { nix::unistd::fork() }.unwrap() {
+            ForkResult::Child => {
+                body();
+                // SAFETY: it takes any status and does not return.
+                unsafe { libc::_exit(7) }
+            }
+            ForkResult::Parent { child } => nix::sys::wait::waitpid(child, None).unwrap(),
+        }
+    }
+
+    fn wait() {
+        std::thread::sleep(Duration::from_secs(30));
+    }
+
+    #[test]
+    fn it_ends_with_its_text() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let status = forked(|| {
+            rustix::stdio::dup2_stderr(write.as_fd()).unwrap();
+            set(Duration::from_secs(1), "too long".to_owned()).unwrap();
+            wait();
+        });
+        drop(write);
+        assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
+        assert_eq!(std::io::read_to_string(std::fs::File::from(read)).unwrap(), "too long\n");
+    }
+
+    /// What waits for a FUSE or NFS server handles no signal.
+    #[test]
+    fn it_is_killed_where_the_signal_is_not_handled() {
+        let status = forked(|| {
+            kill(Duration::from_secs(1)).unwrap();
+            wait();
+        });
+        assert!(matches!(status, WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGKILL, _)), "{status:?}");
+    }
+
+    #[test]
+    fn who_is_in_time_is_left_alone() {
+        let status = forked(|| set(Duration::from_secs(60), String::new()).unwrap());
+        assert!(matches!(status, WaitStatus::Exited(_, 7)), "{status:?}");
+    }
+}

@@ -1,0 +1,61 @@
+//! The ids that a user namespace knows; see user_namespaces(7).
+
+use std::io;
+
+use super::proc_file;
+
+/// Of one user namespace, as they are here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ids {
+    users: Vec<(u32, u32)>,
+    groups: Vec<(u32, u32)>,
+}
+
+impl Ids {
+    /// Of the process `pid`.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        let read = |name: &str| Ok::<_, io::Error>(ranges(&proc_file::read_text(format!("/proc/{pid}/{name}"))?));
+        Ok(Self { users: read("uid_map")?, groups: read("gid_map")? })
+    }
+
+    /// Whether the owner and the group of a file are known there. Then the capabilities of its root user are good for the file.
+    #[must_use]
+    pub fn has(&self, uid: u32, gid: u32) -> bool {
+        let has = |ranges: &[(u32, u32)], id: u32| ranges.iter().any(|(first, count)| id.wrapping_sub(*first) < *count);
+        has(&self.users, uid) && has(&self.groups, gid)
+    }
+}
+
+/// The first id outside and how many there are, of lines with the first one inside, the first one outside, and the number.
+fn ranges(map: &str) -> Vec<(u32, u32)> {
+    let range = |line: &str| {
+        let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse::<u32>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    };
+    map.lines().filter_map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_known() {
+        let users = ranges("         0       1000          1\n         1     100000      65536\n");
+        let ids = Ids { users, groups: ranges("0 0 4294967295\n") };
+        for (uid, is) in
+            [(0, false), (999, false), (1000, true), (1001, false), (100_000, true), (165_535, true), (165_536, false)]
+        {
+            assert_eq!(ids.has(uid, 7), is, "{uid}");
+        }
+        assert!(!Ids { users: ranges("0 0 10"), groups: ranges("nonsense\n1") }.has(1, 1));
+        assert!(
+            Ids::of(std::process::id().try_into().unwrap())
+                .unwrap()
+                .has(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+        );
+    }
+}

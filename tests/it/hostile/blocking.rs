@@ -1,0 +1,71 @@
+//! Files that wait: the kernel's own, and those of file systems whose server does not answer.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::scene::Scene;
+use crate::driver::FakeDriver;
+use crate::support::{HOOK, run, source};
+
+/// A regular file by its mode, in procfs: a read waits for the kernel's next message, and takes it from syslog.
+pub fn kernel_files() {
+    let proc = "mount --bind /proc $rootfs/proc";
+    for (name, image, says) in [
+        ("a link", "ln -sfn /proc/kmsg $rootfs/etc/ld.so.cache", "ONH-302"),
+        ("a climbing link", "ln -sfn ../../proc/kmsg $rootfs/etc/ld.so.cache", "ONH-302"),
+        ("a link to text", "ln -sfn /proc/self/mounts $rootfs/etc/ld.so.cache", "ONH-302"),
+        (
+            "a directory of CUDA compatibility libraries",
+            "mkdir -p $rootfs/usr/local/cuda; ln -s /proc $rootfs/usr/local/cuda/compat",
+            "",
+        ),
+    ] {
+        let scene = Scene::new("debian", image);
+        if image.contains("kmsg") {
+            // It waits for a message, or takes one away.
+            let naive = "code=0; timeout 1 chroot $rootfs head -c 1 /etc/ld.so.cache >$canary/read || code=$?; \
+                         test $code = 124 || test -s $canary/read";
+            scene.naive(&format!("{proc}\n{naive}")).ok();
+        }
+        let container = scene.start(proc);
+        let trace = scene.dir().join("trace");
+        let mut strace = Command::new("strace");
+        strace.args(["-y", "-e", "trace=read,openat,getdents64", "-o"]).arg(&trace).arg(HOOK);
+        let start = Instant::now();
+        let ran = container.call(&mut strace, &FakeDriver::shared().config);
+        assert!(start.elapsed() < Duration::from_secs(10), "{name}: {ran:?}");
+        assert!(ran.code == Some(0) && ran.stderr.contains(says), "{name}: {ran:?}");
+        let trace = std::fs::read_to_string(trace).unwrap();
+        let inside = format!("{}/proc", scene.rootfs.display());
+        let read = trace.lines().find(|line| !line.contains("O_PATH") && line.contains(&inside));
+        assert_eq!(read, None, "{name}");
+        container.exec("nvidia-smi -L").ok();
+    }
+}
+
+/// A FUSE file system whose server hangs.
+pub fn fuse() {
+    let probe = Path::new(env!("CARGO_TARGET_TMPDIR")).join("silent-fuse");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&probe).arg(source("tests/probes/silent-fuse.c"));
+    run(&mut cc).ok();
+    let scene = Scene::new("debian", "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache");
+    let mount = format!(
+        "mkfifo $canary/mounted; '{}' $rootfs/volume >$canary/mounted & read line <$canary/mounted",
+        probe.display()
+    );
+    let naive = scene.naive(&format!("{mount}\ncode=0; timeout 2 cat $rootfs/volume/x || code=$?; test $code = 124"));
+    naive.ok();
+    let scene = Scene::new("debian", "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache");
+    let container = scene.start(&mount);
+    let mut hook = Command::new("timeout");
+    hook.args(["--signal=KILL", "100", HOOK]);
+    let start = Instant::now();
+    let ran = container.call(&mut hook, &FakeDriver::shared().config);
+    let took = start.elapsed();
+    // The hook's own deadlines, and some more on a busy machine; the one of its JSON file is 60 seconds.
+    assert!(took > Duration::from_secs(15) && took < Duration::from_secs(50), "{took:?}, {ran:?}");
+    // The kernel only lets it be killed, and then it cannot print anything.
+    assert!(ran.code.is_none() || ran.stderr.contains("(ONH-049)\nhint: "), "{ran:?}");
+}
