@@ -74,8 +74,12 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
     };
     let name = group(gid);
     let Some(user) = &facts.user else {
-        let what = format!("the device nodes are for the group {name}: users of rootless Podman have to be in it");
-        return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, format!("usermod -aG {name} USER"))];
+        let what = format!(
+            "the device nodes are for the group {name}: users of rootless Podman have to be in it, and so do processes of \
+             containers and pods that are not root, unless the hook, CDI or a device plugin creates nodes for them"
+        );
+        let fix = format!("usermod -aG {name} USER; --group-add {gid}; in a pod supplementalGroups: [{gid}]");
+        return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, fix)];
     };
     if let Some(node) = nodes().find(|node| !may_open(node, user.uid, |gid| facts.groups.contains(&gid))) {
         let what = format!("user {} may not open {}", user.name, owned(node));

@@ -46,7 +46,7 @@ kinds! {
     NVML_TIMEOUT "ONH-016" Error "NVML does not answer in time", "a GPU that hangs must not hang the engine";
     NVML_DIED "ONH-017" Error "NVML crashed", "without its answer nobody knows which GPU is which";
     NVML "ONH-018" Error "NVML reports an error", "without its answer nobody knows which GPU is which";
-    NVML_PERMISSION "ONH-019" Error "the hook's user may not open the GPUs", "the device nodes belong to a group, and user in config.toml is not in it";
+    NVML_PERMISSION "ONH-019" Error "the hook's user may not open the GPUs", "the device nodes belong to a group that it is not in";
     NVML_PROCESS "ONH-020" Error "the process that asks NVML cannot be prepared", "the driver's library is not run with more rights than it needs";
     NODE_MISSING "ONH-021" Error "a device node is missing", "the container would start with fewer GPUs than it asked for";
     NODE_WRONG "ONH-022" Error "a device node is not the driver's", "the container would get another device";
@@ -100,9 +100,9 @@ kinds! {
     SEVERAL_VERSIONS "ONH-209" Note "there are libraries of several drivers", "only those of the loaded module work; programs on the host may take others";
     LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed", "containers that ask for it do not start";
     NODE_ACCESS "ONH-211" Warning "a user may not open the device nodes", "rootless containers of that user get no GPU";
-    GROUP_NODES "ONH-212" Note "the device nodes are for a group", "processes in rootless containers are not in it by themselves";
+    GROUP_NODES "ONH-212" Note "the device nodes are for a group", "processes of containers that are not root are not in it by themselves";
     SLOW_NVML "ONH-213" Warning "NVML is slow", "every container waits for it: the driver starts GPUs anew that nobody uses";
-    NO_PERSISTENCE "ONH-214" Note "nvidia-persistenced does not run", "the driver starts a GPU anew for its first user, which takes seconds";
+    NO_PERSISTENCE "ONH-214" Note "nvidia-persistenced does not run", "unless persistence mode is on, the driver starts a GPU anew for its first user, which takes seconds";
     NO_FABRIC_MANAGER "ONH-215" Warning "the fabric manager does not run", "CUDA on a board with NVSwitches says \"system not yet initialized\" (802)";
     MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device", "there is nothing of it to give to containers";
     NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer, and a table has no place for it", "programs that read the table do not know of it";

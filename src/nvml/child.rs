@@ -209,6 +209,16 @@ fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyho
     }
 }
 
+/// `user` in config.toml is for a hook of root's: for anybody else their own groups decide.
+fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
+    let node = question.root.as_path().join("dev/nvidiactl");
+    let node = node.display();
+    match identity {
+        Some(_) => format!("compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"),
+        None => format!("add the user to the group of {node} (SUSE: \"usermod -aG video USER\"), and log in again"),
+    }
+}
+
 fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {
     let (kind, what, hint) = match failed.code {
         Code::DRIVER_NOT_LOADED => (
@@ -223,10 +233,7 @@ fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>
                 Some(Identity { uid, gid }) => format!("user {uid}, group {gid} may not open the GPUs"),
                 None => "this user may not open the GPUs".to_owned(),
             },
-            format!(
-                "compare \"ls -l {}\" with user in the [nvidia-container-cli] table of config.toml",
-                question.root.as_path().join("dev/nvidiactl").display()
-            ),
+            permission_hint(question, identity),
         ),
         Code::LIB_RM_VERSION_MISMATCH => (
             &catalog::MISMATCH,

@@ -13,6 +13,7 @@ use oci_nvidia_hook::cli::{doctor as words, status as status_words};
 use oci_nvidia_hook::doctor::{self, Caller, Outcome, Status};
 use oci_nvidia_hook::driver::DriverRoot;
 use oci_nvidia_hook::engine::{User, hooks, look, status};
+use oci_nvidia_hook::finding::{Finding, catalog};
 use oci_nvidia_hook::paths::HostPath;
 
 use crate::Test;
@@ -387,6 +388,15 @@ fn a_user_sees_less() {
     let mut engines =
         outside.iter().filter(|outcome| outcome.check == "hook" && outcome.what.contains("Podman of tux"));
     assert_eq!(engines.next().unwrap().status, Status::Ok);
+    // One fault is reported once: as a warning, with the group.
+    let mut facts = doctor::look(&DriverRoot::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
+    let refused = Finding::of(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
+    for (user, status) in [(facts.user.clone(), Status::Skipped), (None, Status::Error)] {
+        facts.user = user;
+        facts.driver.nvml = Some((Err(refused.clone()), std::time::Duration::ZERO));
+        let nvml = find(&doctor::examine(&facts), "nvml");
+        assert_eq!(nvml.status, status, "{nvml:?}");
+    }
     // As a real user, NVML below another driver root is not asked, and that is said.
     sh(&format!("chmod 755 '{}'; chmod -R go+rX '{}'", dir.path().display(), dir.path().display())).ok();
     let parent = tempfile::tempdir_in("/var/tmp").unwrap();
