@@ -210,11 +210,19 @@ pub fn set_up_gpus(
     let plan = inject::prepare(&steps, &spec.mount_label)?;
     log.step_done("container");
     // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
-    if config.edit_cgroups && !ns::in_user_namespace()? {
-        let rules = rules_to_add(&edits, spec);
-        let outcome = cgroup::allow(Pid::from_raw(pid), &state.id, &rules)
-            .map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?;
-        outcome.findings.iter().for_each(|finding| log.finding(finding));
+    if !ns::in_user_namespace()? {
+        let (pid, rules) = (Pid::from_raw(pid), rules_to_add(&edits, spec));
+        let findings = if config.edit_cgroups {
+            // Without a bundle the process was named on the command line.
+            let cgroups_path = (!state.bundle.as_os_str().is_empty()).then_some(spec.cgroups_path.as_str());
+            let member = cgroup::Member { pid, id: &state.id, cgroups_path };
+            cgroup::allow(member, &rules)
+                .map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?
+                .findings
+        } else {
+            cgroup::forbidden(pid, &rules).into_iter().collect()
+        };
+        findings.iter().for_each(|finding| log.finding(finding));
         log.step_done("cgroup");
     }
     let findings = inject::carry_out(plan, container, &spec.mounts)?;

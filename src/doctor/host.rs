@@ -12,8 +12,22 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
         Ok((_, findings)) if findings.is_empty() && !facts.has_config => {
             vec![Outcome::ok(CHECK, "there is no config.toml: the defaults hold")]
         }
-        Ok((_, findings)) if findings.is_empty() => vec![Outcome::ok(CHECK, "config.toml is read without a complaint")],
-        Ok((_, findings)) => findings.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect(),
+        Ok((config, findings)) => {
+            let mut outcomes: Vec<_> = findings.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect();
+            if !config.edit_cgroups && facts.user.is_none() {
+                outcomes.push(Outcome::of(
+                    CHECK,
+                    &catalog::NO_CGROUPS,
+                    "no-cgroups = true in config.toml: containers of rootful engines cannot open the GPUs, unless their \
+                     config.json lists them (CDI, precreate)",
+                    "remove no-cgroups from config.toml: rootless containers do not need it",
+                ));
+            }
+            if outcomes.is_empty() {
+                outcomes.push(Outcome::ok(CHECK, "config.toml is read without a complaint"));
+            }
+            outcomes
+        }
     }
 }
 

@@ -119,6 +119,9 @@ kinds! {
     NO_GLIBC "ONH-306" Warning "the image has no glibc", "nvidia-smi and CUDA do not run in the container";
     COVERED "ONH-307" Warning "a directory of a volume is read-only in the container", "the hook creates nothing on volumes: a read-only layer with the driver's files covers the directory";
     CRUN "ONH-310" Warning "crun has left the device rules to systemd", "a hook cannot add to them";
+    SHARED_CGROUP "ONH-311" Warning "the container has no cgroup of its own", "device rules that are added there hold for all processes of a service, and stay";
+    DENIED_BY_PROGRAM "ONH-312" Warning "a device program of the container's cgroup denies the GPUs", "it was attached to deny them, and is left in force: the container cannot open them";
+    NO_CGROUPS "ONH-313" Warning "no-cgroups in config.toml keeps the GPUs from containers", "the device nodes are there, and opening them fails";
     NVML_AS_ROOT "ONH-314" Note "NVML runs as root", "the driver's library gets more rights than it needs";
     NOT_LISTED "ONH-315" Note "the image's ldconfig does not look where the driver's libraries are", "when ldconfig runs in the container, as package managers have it do, programs no longer find the libraries";
     UNKNOWN_CDI_HOOK "ONH-316" Warning "a CDI spec names a hook that is not known", "it is passed over, and what it was to do is missing in the container";

@@ -36,6 +36,8 @@ pub struct SpecView {
     pub user_namespace: bool,
     /// `linux.gidMappings`
     pub gid_mappings: Vec<IdMapping>,
+    /// `linux.cgroupsPath`; empty if there is none.
+    pub cgroups_path: String,
     /// `linux.mountLabel`: the SELinux label of file systems that are mounted for it; empty if there is none.
     pub mount_label: String,
     /// `process.user.additionalGids`
@@ -161,6 +163,8 @@ struct RawLinux<'a> {
     namespaces: Option<&'a RawValue>,
     #[serde(default, rename = "gidMappings", borrow)]
     gid_mappings: Option<&'a RawValue>,
+    #[serde(default, rename = "cgroupsPath", borrow)]
+    cgroups_path: Option<&'a RawValue>,
     #[serde(default, rename = "mountLabel", borrow)]
     mount_label: Option<&'a RawValue>,
 }
@@ -245,13 +249,16 @@ fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: impl FnOnce(&SpecView, &str,
         gid_mappings: lists::of_known_form(linux.gid_mappings)?,
         additional_gids: lists::of_known_form(user.additional_gids)?,
         pod: Pod::of(raw.annotations)?,
-        mount_label: linux
-            .mount_label
-            .map(|text| lists::value(text.get()))
-            .and_then(|label| Some(label.as_str()?.to_owned()))
-            .unwrap_or_default(),
+        cgroups_path: text_of(linux.cgroups_path),
+        mount_label: text_of(linux.mount_label),
         ..view
     })
+}
+
+/// A text, or nothing if it is something else.
+fn text_of(value: Option<&RawValue>) -> String {
+    let value = value.map(|text| lists::value(text.get()));
+    value.and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
 }
 
 fn of_text<'a, T: Deserialize<'a>>(text: Option<&'a RawValue>) -> Result<Option<T>> {

@@ -74,6 +74,8 @@ pub struct Attached {
     pub flags: u32,
     /// Their ids.
     pub ids: Vec<u32>,
+    /// Of the list; another one after each change. KERNEL(6.17): 0 before.
+    pub revision: u64,
 }
 
 /// A loaded program, as far as the kernel shows it.
@@ -154,7 +156,7 @@ fn query(cgroup: BorrowedFd<'_>, query_flags: u32) -> nix::Result<Attached> {
         match answer {
             Ok(_) => {
                 ids.truncate(usize::try_from(attr.prog_cnt).unwrap_or(usize::MAX));
-                return Ok(Attached { flags: attr.attach_flags, ids });
+                return Ok(Attached { flags: attr.attach_flags, ids, revision: attr.revision });
             }
             Err(Errno::ENOSPC) if room < 1 << 16 => room *= 2,
             Err(errno) => return Err(errno),
@@ -344,6 +346,8 @@ struct AttachAttr {
     attach_type: u32,
     attach_flags: u32,
     replace_bpf_fd: u32,
+    relative_fd: u32,
+    expected_revision: u64,
 }
 
 /// Attaches a device program. `flags` must be those of the programs there are ([`attached`]); in place of `replace`
@@ -363,12 +367,26 @@ pub fn attach(
         attach_bpf_fd: raw(prog)?,
         attach_type: BPF_CGROUP_DEVICE,
         attach_flags: flags,
-        replace_bpf_fd: 0,
+        ..AttachAttr::default()
     };
     if let Some(old) = replace {
         attr.attach_flags |= BPF_F_REPLACE;
         attr.replace_bpf_fd = raw(old)?;
     }
+    // SAFETY: AttachAttr is the attach member of `union bpf_attr` and holds no pointer.
+    unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
+}
+
+/// The same, if the programs are still those of this [`Attached::revision`], else ESTALE; 0 for any.
+pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revision: u64) -> nix::Result<()> {
+    let mut attr = AttachAttr {
+        target_fd: raw(cgroup)?,
+        attach_bpf_fd: raw(prog)?,
+        attach_type: BPF_CGROUP_DEVICE,
+        attach_flags: flags,
+        expected_revision: revision,
+        ..AttachAttr::default()
+    };
     // SAFETY: AttachAttr is the attach member of `union bpf_attr` and holds no pointer.
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
@@ -421,7 +439,8 @@ mod tests {
         assert_eq!(std::mem::offset_of!(RawInfo, name), 64);
         assert_eq!(size_of::<LoadAttr>(), 72);
         assert_eq!(std::mem::offset_of!(LoadAttr, prog_name), 48);
-        assert_eq!(size_of::<AttachAttr>(), 20);
+        assert_eq!(size_of::<AttachAttr>(), 32);
+        assert_eq!(std::mem::offset_of!(AttachAttr, expected_revision), 24);
     }
 
     #[test]

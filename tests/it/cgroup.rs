@@ -10,20 +10,28 @@ use std::time::{Duration, Instant};
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::Pid;
-use oci_nvidia_hook::inject::cgroup::{Access, DeviceRule, Outcome, allow};
+use oci_nvidia_hook::inject::cgroup::{self, Access, DeviceRule, Member, Outcome};
 use oci_nvidia_hook::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 use serde_json::json;
 
 use crate::Test;
+use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::Need;
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
+const V1_DRIVER: &[Need] =
+    &[Need::Root, Need::CgroupV1, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
 const V2: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare")];
 const RUNC: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare"), Need::Program("runc")];
 
 pub const TESTS: &[Test] = &[
     ("cgroup::v1_devices_allow", V1, v1_devices_allow),
     ("cgroup::v1_below_a_cgroup_that_lacks_the_device", V1, v1_below_a_cgroup_that_lacks_the_device),
+    ("cgroup::v1_a_cgroup_of_others_is_left_alone", V1, v1_a_cgroup_of_others_is_left_alone),
+    ("cgroup::v1_no_cgroups_is_reported", V1_DRIVER, v1_no_cgroups_is_reported),
+    ("cgroup::v2_a_cgroup_of_others_is_left_alone", V2, v2_a_cgroup_of_others_is_left_alone),
+    ("cgroup::v2_a_program_that_denies_is_left_in_force", V2, v2_a_program_that_denies_is_left_in_force),
+    ("cgroup::v2_a_program_that_came_meanwhile_is_not_lost", V2, v2_a_program_that_came_meanwhile_is_not_lost),
     ("cgroup::v2_extends_what_is_attached", V2, v2_extends_what_is_attached),
     ("cgroup::v2_all_of_several_programs", V2, v2_all_of_several_programs),
     ("cgroup::v2_many_rules_are_known_again", V2, v2_many_rules_are_known_again),
@@ -129,8 +137,14 @@ impl Group {
         bpf::attached(self.directory(up).as_fd()).unwrap().ids
     }
 
+    /// For a container whose config.json names this cgroup, if the name does not carry its id.
+    fn member<'a>(&'a self, id: &'a str) -> Member<'a> {
+        let named = if id == "x" { self.path.to_str().unwrap().strip_prefix("/sys/fs/cgroup/") } else { None };
+        Member { pid: self.pid(), id, cgroups_path: Some(named.unwrap_or_default().trim_start_matches("devices/")) }
+    }
+
     fn allow(&self, id: &str, rules: &[DeviceRule]) -> Outcome {
-        allow(self.pid(), id, rules).unwrap_or_else(|error| panic!("{error:?}"))
+        cgroup::allow(self.member(id), rules).unwrap_or_else(|error| panic!("{error:?}"))
     }
 }
 
@@ -184,6 +198,18 @@ fn only_null() -> Vec<Insn> {
     ]
 }
 
+/// Allows all devices but those of major 195, as a policy agent does.
+fn all_but_nvidia() -> Vec<Insn> {
+    vec![
+        Insn::new(0x61, 2, 1, 4, 0),
+        Insn::new(0x55, 2, 0, 2, 195),
+        Insn::new(0xb7, 0, 0, 0, 0),
+        Insn::new(0x95, 0, 0, 0, 0),
+        Insn::new(0xb7, 0, 0, 0, 1),
+        Insn::new(0x95, 0, 0, 0, 0),
+    ]
+}
+
 fn v1_devices_allow() {
     const HIERARCHY: &str = "/sys/fs/cgroup/devices";
     let group = Group::new(HIERARCHY, "v1", "");
@@ -203,9 +229,118 @@ fn v1_below_a_cgroup_that_lacks_the_device() {
     const HIERARCHY: &str = "/sys/fs/cgroup/devices";
     let group = Group::new(HIERARCHY, "v1-below", "inner");
     fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
-    let text = oci_nvidia_hook::error::render(&allow(group.pid(), "x", &[FIRST]).unwrap_err());
+    let text = oci_nvidia_hook::error::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
     assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-test-"), "{text}");
     assert!(text.contains("inner/devices.allow\": not allowed (EPERM) (ONH-041)\nhint: "), "{text}");
+}
+
+/// crun with `--cgroups=disabled`: the container runs in the cgroup of the service that started it.
+fn v1_a_cgroup_of_others_is_left_alone() {
+    let group = Group::new("/sys/fs/cgroup/devices", "v1-service", "web.service");
+    let of_others = Member { pid: group.pid(), id: "0a", cgroups_path: Some("/libpod_parent/libpod-0a") };
+    let open = cgroup::allow(of_others, &[FIRST]).unwrap();
+    assert_eq!(open, Outcome { access: Access::Unfiltered, findings: vec![] });
+    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
+    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::NotOurs, "ONH-311"));
+    assert!(outcome.findings[0].what.contains("web.service"), "{outcome:?}");
+    assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "");
+    assert_eq!(group.open(FIRST), Denied);
+    // What an edit does to the service: it holds for its other processes.
+    fs::write(group.path.join("devices.allow"), FIRST.to_string()).unwrap();
+    assert_eq!(group.open(FIRST), Allowed);
+    let listed = cgroup::allow(of_others, &[FIRST]).unwrap();
+    assert_eq!(listed, Outcome { access: Access::Unfiltered, findings: vec![] });
+}
+
+fn v2_a_cgroup_of_others_is_left_alone() {
+    if !in_v2_view("cgroup::v2_a_cgroup_of_others_is_left_alone") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "service", "web.service");
+    let of_others = Member { pid: group.pid(), id: "0a", cgroups_path: Some("") };
+    assert_eq!(cgroup::allow(of_others, &[FIRST]).unwrap().access, Access::Unfiltered);
+    group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
+    let before = group.attached(0);
+    let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
+    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::NotOurs, "ONH-311"));
+    assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
+    let null = DeviceRule { major: 1, minor: 3 };
+    let allowed = cgroup::allow(of_others, &[null]).unwrap();
+    assert_eq!(allowed, Outcome { access: Access::Unfiltered, findings: vec![] }, "the filter has nothing against it");
+}
+
+/// The key of NVIDIA's guide for rootless containers, left over where containers of root have a filter.
+fn v1_no_cgroups_is_reported() {
+    let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    fake.configure("no-cgroups = true");
+    assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
+    let group = Group::new("/sys/fs/cgroup/devices", "no-cgroups", "");
+    fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
+    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("no-cgroups = true in config.toml leaves it as it is (ONH-313)"), "{ran:?}");
+    ran.ok();
+    // config.json allows them: the engine's rules are not the hook's business.
+    let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
+    container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
+    assert_eq!(container.hook(&fake.config).stderr, "");
+    assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "");
+    // Without the key the cgroup is looked at; this one is not the container's.
+    fake.configure("");
+    container.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    assert!(container.hook(&fake.config).stderr.contains("(ONH-311)"));
+}
+
+/// A policy agent's program beside the runtime's.
+fn v2_a_program_that_denies_is_left_in_force() {
+    if !in_v2_view("cgroup::v2_a_program_that_denies_is_left_in_force") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "denied", "");
+    group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
+    group.attach(0, BPF_F_ALLOW_MULTI, &all_but_nvidia());
+    let agents = *group.attached(0).last().unwrap();
+    let outcome = group.allow("x", &[FIRST]);
+    assert_eq!((outcome.access, outcome.findings.len()), (Access::Added, 1));
+    assert_eq!(outcome.findings[0].kind.id, "ONH-312");
+    assert!(outcome.findings[0].what.contains(&format!("device program {agents} ")), "{outcome:?}");
+    assert_eq!(group.open(FIRST), Denied);
+    assert!(group.attached(0).contains(&agents), "it is still there");
+    // Devices that it does not single out are added to the runtime's.
+    let other = DeviceRule { major: 511, minor: 0 };
+    assert_eq!(group.allow("x", &[other]), Outcome { access: Access::Added, findings: vec![] });
+    assert_eq!(group.open(other), Allowed);
+    // What it was before: a block at the start of both programs.
+    let naive = Group::new("/sys/fs/cgroup", "denied-naive", "");
+    for program in [only_null(), all_but_nvidia()] {
+        naive.attach(0, BPF_F_ALLOW_MULTI, &cgroup::extend(&program, &[FIRST]).unwrap().unwrap());
+    }
+    assert_eq!(naive.open(FIRST), Allowed);
+}
+
+/// With one program per cgroup, attaching replaces whatever is there by then.
+fn v2_a_program_that_came_meanwhile_is_not_lost() {
+    if !in_v2_view("cgroup::v2_a_program_that_came_meanwhile_is_not_lost") {
+        return;
+    }
+    let group = Group::new("/sys/fs/cgroup", "meanwhile", "");
+    group.attach(0, 0, &only_null());
+    let before = bpf::attached(group.directory(0).as_fd()).unwrap();
+    group.attach(0, 0, &deny_all());
+    let (meanwhile, dir) = (group.attached(0), group.directory(0));
+    let ours = bpf::load_device_program("onh_test", &only_null()).unwrap();
+    if before.revision > 0 {
+        let stale = bpf::attach_at(dir.as_fd(), ours.as_fd(), 0, before.revision);
+        assert_eq!((stale, group.attached(0)), (Err(nix::errno::Errno::ESTALE), meanwhile));
+        let now = bpf::attached(dir.as_fd()).unwrap().revision;
+        bpf::attach_at(dir.as_fd(), ours.as_fd(), 0, now).unwrap();
+    } else {
+        bpf::attach_at(dir.as_fd(), ours.as_fd(), 0, 0).unwrap();
+        assert_ne!(group.attached(0), meanwhile);
+    }
 }
 
 fn v2_extends_what_is_attached() {
@@ -346,6 +481,19 @@ fn v2_replace_wants_the_old_one() {
     assert_eq!(refused.to_string(), "permission denied (EACCES), the verifier says \"R0 !read_ok\"");
 }
 
+/// Attaches an allow list to the scope, as crun does, and calls the hook for the process in it.
+pub fn attach_as_crun(scope: &str) {
+    let procs = fs::read_to_string(format!("{scope}/cgroup.procs")).unwrap();
+    let pid = Pid::from_raw(procs.lines().next().unwrap().parse().unwrap());
+    let other = DeviceRule { major: 240, minor: 7 };
+    let allow_list = cgroup::extend(&only_null(), &[other]).unwrap().unwrap();
+    let program = bpf::load_device_program("onh_test", &allow_list).unwrap();
+    bpf::attach(File::open(scope).unwrap().as_fd(), program.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
+    let member = Member { pid, id: "plain", cgroups_path: Some("system.slice:onh:plain") };
+    let outcome = cgroup::allow(member, &[FIRST]).unwrap();
+    assert_eq!(outcome, Outcome { access: Access::Added, findings: vec![] });
+}
+
 fn v2_runc_container() {
     if in_v2_view("cgroup::v2_runc_container") {
         container("runc");
@@ -416,8 +564,9 @@ fn container(runtime: &str) {
 
     let pid = Pid::from_raw(fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap());
     let rules = [FIRST, DeviceRule { major: 511, minor: 3 }];
-    let first = allow(pid, &id, &rules);
-    let second = allow(pid, &id, &rules);
+    let member = Member { pid, id: &id, cgroups_path: Some("") };
+    let first = cgroup::allow(member, &rules);
+    let second = cgroup::allow(member, &rules);
     let started = run(&["start"]);
     let until = Instant::now() + Duration::from_secs(10);
     while !text().contains("done") && Instant::now() < until {

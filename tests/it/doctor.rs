@@ -184,6 +184,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-005",
         Status::Error,
     ),
+    (
+        "sed -i '/container-cli/a no-cgroups = true' etc/nvidia-container-runtime/config.toml",
+        "config",
+        "ONH-313",
+        Status::Warning,
+    ),
     ("chmod 666 etc/nvidia-container-runtime/config.toml", "config", "ONH-004", Status::Error),
     ("echo 'x = 1' >>etc/nvidia-container-runtime/config.toml", "config", "ONH-101", Status::Warning),
     (

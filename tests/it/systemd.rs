@@ -3,9 +3,11 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Test;
+use crate::cgroup;
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
@@ -19,7 +21,17 @@ const NEEDS: &[Need] = &[
     Need::CgroupV2,
 ];
 
-pub const TESTS: &[Test] = &[("systemd::gpus_survive_a_daemon_reload", NEEDS, gpus_survive_a_daemon_reload)];
+pub const TESTS: &[Test] = &[
+    ("systemd::gpus_survive_a_daemon_reload", NEEDS, gpus_survive_a_daemon_reload),
+    (
+        "systemd::other_devices_survive_in_a_scope_without_a_policy",
+        NEEDS,
+        other_devices_survive_in_a_scope_without_a_policy,
+    ),
+];
+
+/// How many were started: each has a cgroup of its own.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
 
 /// Everything of it is in namespaces that end with its first process, but for its cgroup.
 struct Systemd {
@@ -33,7 +45,8 @@ struct Systemd {
 impl Systemd {
     fn start() -> Self {
         let dir = scratch();
-        let cgroup = format!("onh-{}", std::process::id());
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let cgroup = format!("onh-{}-{number}", std::process::id());
         let first = dir.path().join("first");
         // systemd sets a host up: it makes and removes files in many places. All of them lie in a layer over the host's that
         // goes away, but for the tests' own directories.
@@ -182,6 +195,47 @@ fn gpus_survive_a_daemon_reload() {
         assert!(!allowed.contains("195:0 "), "the other GPU: {allowed}");
         systemd.service(&format!("runc delete --force {id}")).ok();
     }
+}
+
+/// crun before 1.18 makes a scope without a device policy and attaches a program of its own. An entry in systemd's empty list
+/// makes systemd deny all other devices.
+fn other_devices_survive_in_a_scope_without_a_policy() {
+    const INSIDE: &str = "ONH_TEST_SCOPE";
+    if std::env::var_os(INSIDE).is_some() {
+        // Beside that systemd: what crun does, and then the hook.
+        cgroup::attach_as_crun("/sys/fs/cgroup/system.slice/onh-plain.scope");
+        return;
+    }
+    let systemd = Systemd::start();
+    let scope = "/sys/fs/cgroup/system.slice/onh-plain.scope";
+    let nodes = "mknod /dev/other c 240 7; mknod /dev/nvidia0 c 195 0";
+    systemd.enter(nodes).ok();
+    let start = "systemd-run --quiet --scope --unit=onh-plain.scope --slice=system.slice -p DefaultDependencies=no \
+                 -p Delegate=yes sleep 600 >/dev/null 2>&1 & \
+                 for n in $(seq 100); do [ -e SCOPE/cgroup.procs ] && exit 0; sleep 0.1; done; exit 1";
+    systemd.enter(&start.replace("SCOPE", scope)).ok();
+    let opens = |node: &str| {
+        let script = format!("sh -c 'echo $$ >{scope}/cgroup.procs; : <>/dev/{node}' 2>&1 || true");
+        systemd.enter(&script).ok()
+    };
+    assert!(opens("other").contains("No such device or address"), "{}", opens("other"));
+    let test = std::env::current_exe().unwrap();
+    let inside = format!(
+        "{INSIDE}=1 CI=true {} --exact systemd::other_devices_survive_in_a_scope_without_a_policy --nocapture",
+        test.display()
+    );
+    systemd.enter(&inside).ok();
+    for when in ["after the hook", "after a daemon-reload"] {
+        for node in ["other", "nvidia0"] {
+            assert!(opens(node).contains("No such device or address"), "{when}: {node}: {}", opens(node));
+        }
+        let shown = systemd.enter("systemctl show onh-plain.scope -p DevicePolicy -p DeviceAllow").ok();
+        assert_eq!(shown.trim(), "DevicePolicy=auto", "{when}");
+        systemd.enter("systemctl daemon-reload").ok();
+    }
+    // What it was before: the list is no longer empty.
+    systemd.enter("systemctl set-property --runtime onh-plain.scope 'DeviceAllow=/dev/nvidia0 rw'").ok();
+    assert!(opens("other").contains("not permitted"), "{}", opens("other"));
 }
 
 /// What runc makes of nothing, in a scope of systemd's, with the hook.

@@ -1,4 +1,4 @@
-//! Whether a device cgroup lets a process open a device, asked without opening it: for `doctor`.
+//! Whether a device cgroup lets a process open a device, asked without opening it.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
-use super::{DeviceCgroup, DeviceRule, locate, mounts, read};
+use super::{DeviceCgroup, DeviceRule, judge, located, mounts};
 use crate::sys::bpf::{self, Insn};
 
 /// What decides.
@@ -25,8 +25,12 @@ pub enum Filter {
 /// # Errors
 /// If it cannot be found or read, as without root on version 2.
 pub fn filter(pid: Pid) -> Result<Filter> {
-    let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
-    match locate(&mounts()?, &cgroup)? {
+    filter_of(&located(&mounts()?, &format!("/proc/{pid}/cgroup"))?)
+}
+
+/// The same, of a cgroup.
+pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
+    match cgroup {
         DeviceCgroup::None => Ok(Filter::None),
         DeviceCgroup::V1(path) => {
             let path = path.as_path().join("devices.list");
@@ -45,6 +49,15 @@ pub fn filter(pid: Pid) -> Result<Filter> {
 }
 
 impl Filter {
+    /// Whether it keeps a process from one of the devices; `None` if that cannot be told.
+    pub(super) fn keeps_out(&self, rules: &[DeviceRule]) -> Option<bool> {
+        let answers: Vec<_> = rules.iter().map(|rule| self.allows(*rule)).collect();
+        if answers.contains(&Some(false)) {
+            return Some(true);
+        }
+        if answers.contains(&None) { None } else { Some(false) }
+    }
+
     /// Whether the device may be read and written; `None` if that cannot be told.
     #[must_use]
     pub fn allows(&self, rule: DeviceRule) -> Option<bool> {
@@ -78,77 +91,9 @@ fn is_listed(list: &str, rule: DeviceRule) -> bool {
     found.iter().any(|(read, _)| *read) && found.iter().any(|(_, write)| *write)
 }
 
-/// More instructions than a program of any runtime has; none of them loops.
-const MOST: usize = 1 << 16;
-
-/// Runs a device program as the kernel does, asked to open a character device for reading and writing. `None`: it has an
-/// instruction that programs of runtimes and of systemd do not have.
+/// What a device program answers to an open for reading and writing.
 fn run(program: &[Insn], rule: DeviceRule) -> Option<u64> {
-    const CHAR: u32 = 2;
-    const READ_WRITE: u32 = 2 | 4;
-    let context = [READ_WRITE << 16 | CHAR, rule.major, rule.minor].map(u32::to_ne_bytes).concat();
-    let mut registers: [Option<u64>; 16] = [None; 16];
-    let mut at = 0_usize;
-    for _ in 0..MOST {
-        let insn = *program.get(at)?;
-        let (dst, src) = (usize::from(insn.dst()), usize::from(insn.src()));
-        let immediate = i64::from(insn.imm).cast_unsigned();
-        let operand = || if insn.code & 8 == 0 { Some(immediate) } else { *registers.get(src)? };
-        let value = || *registers.get(dst)?;
-        at += 1;
-        match (insn.code & 7, insn.code) {
-            (_, 0x95) => return *registers.first()?,
-            // r1 is the context at the start, and the only pointer.
-            (1, code) => {
-                let width = match code {
-                    0x61 => 4,
-                    0x69 => 2,
-                    0x71 => 1,
-                    _ => return None,
-                };
-                let start = usize::try_from(insn.off).ok()?;
-                let read = context.get(start..start.checked_add(width)?)?;
-                let mut bytes = [0; 8];
-                for (to, from) in bytes.iter_mut().zip(read) {
-                    *to = *from;
-                }
-                if src != 1 || cfg!(target_endian = "big") {
-                    return None;
-                }
-                *registers.get_mut(dst)? = Some(u64::from_le_bytes(bytes));
-            }
-            (class @ (4 | 7), code) => {
-                let (narrow, operand) = (class == 4, operand()?);
-                let cut = |number: u64| if narrow { number & 0xffff_ffff } else { number };
-                let shift = u32::try_from(operand & if narrow { 31 } else { 63 }).ok()?;
-                let result = match code & 0xf0 {
-                    0x40 => value()? | operand,
-                    0x50 => value()? & operand,
-                    0x60 => cut(value()?).wrapping_shl(shift),
-                    0x70 => cut(value()?).wrapping_shr(shift),
-                    0xa0 => value()? ^ operand,
-                    0xb0 => operand,
-                    _ => return None,
-                };
-                *registers.get_mut(dst)? = Some(cut(result));
-            }
-            (class @ (5 | 6), code) => {
-                let cut = |number: u64| if class == 6 { number & 0xffff_ffff } else { number };
-                let taken = match code & 0xf0 {
-                    0x00 if class == 5 => true,
-                    0x10 => cut(value()?) == cut(operand()?),
-                    0x40 => cut(value()?) & cut(operand()?) != 0,
-                    0x50 => cut(value()?) != cut(operand()?),
-                    _ => return None,
-                };
-                if taken {
-                    at = at.checked_add_signed(insn.off.into())?;
-                }
-            }
-            _ => return None,
-        }
-    }
-    None
+    judge::run(program, [judge::BOTH, rule.major, rule.minor])
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! As much of D-Bus as one call takes: a method call to systemd, and its answer. Pure.
+//! As much of D-Bus as two calls take: method calls to systemd, and their answers. Pure.
 //!
-//! A D-Bus library brings a bus and an executor; this is one message of a fixed form, over systemd's own socket.
+//! A D-Bus library brings a bus and an executor; these are messages of a fixed form, over systemd's own socket.
 //! The wire format: <https://dbus.freedesktop.org/doc/dbus-specification.html#message-protocol>
 
 use super::DeviceRule;
@@ -13,16 +13,13 @@ const MAX_MESSAGE: usize = 64 * 1024;
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
-/// Of our only call.
-const SERIAL: u32 = 1;
-
 /// What a message is to us.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// A signal, or an answer to somebody else: read on.
     Other,
-    /// Done.
-    Done,
+    /// Done; the values that it returns.
+    Done(Body),
     /// The name of an error, such as `org.freedesktop.systemd1.NoSuchUnit`.
     Refused(String),
 }
@@ -74,7 +71,7 @@ fn length(length: usize) -> u32 {
 
 /// `SetUnitProperties(unit, runtime, DeviceAllow=…)`, which adds to the list that the unit has.
 /// <https://www.freedesktop.org/software/systemd/man/latest/org.freedesktop.systemd1.html>
-pub(super) fn set_device_allow(unit: &str, rules: &[DeviceRule]) -> Vec<u8> {
+pub(super) fn set_device_allow(serial: u32, unit: &str, rules: &[DeviceRule]) -> Vec<u8> {
     let mut body = Writer::default();
     body.string(unit);
     body.u32(1); // for as long as the unit is there
@@ -90,16 +87,40 @@ pub(super) fn set_device_allow(unit: &str, rules: &[DeviceRule]) -> Vec<u8> {
             }
         });
     });
+    let manager = ["/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", "SetUnitProperties"];
+    call(serial, manager, "sba(sv)", &body.0)
+}
+
+/// `Get(interface, property)` of a scope.
+pub(super) fn get_property(serial: u32, unit: &str, property: &str) -> Vec<u8> {
+    let mut body = Writer::default();
+    body.string("org.freedesktop.systemd1.Scope");
+    body.string(property);
+    let path = format!("/org/freedesktop/systemd1/unit/{}", escape(unit));
+    call(serial, [&path, "org.freedesktop.DBus.Properties", "Get"], "ss", &body.0)
+}
+
+/// A unit's name as a part of an object path: systemd writes all but letters and digits, and a digit at the start, as `_xx`.
+fn escape(unit: &str) -> String {
+    let mut escaped = String::new();
+    for (at, byte) in unit.bytes().enumerate() {
+        if byte.is_ascii_alphabetic() || byte.is_ascii_digit() && at > 0 {
+            escaped.push(byte.into());
+        } else {
+            escaped.push_str(&format!("_{byte:02x}"));
+        }
+    }
+    escaped
+}
+
+/// A method call: object path, interface, method; the signature of its parameters, and those.
+fn call(serial: u32, [path, interface, method]: [&str; 3], signature: &str, body: &[u8]) -> Vec<u8> {
     let mut message = Writer(vec![b'l', METHOD_CALL, 0, 1]);
-    message.u32(length(body.0.len()));
-    message.u32(SERIAL);
+    message.u32(length(body.len()));
+    message.u32(serial);
     message.array(|fields| {
-        for (code, kind, value) in [
-            (1, "o", "/org/freedesktop/systemd1"),
-            (2, "s", "org.freedesktop.systemd1.Manager"),
-            (3, "s", "SetUnitProperties"),
-            (6, "s", "org.freedesktop.systemd1"),
-        ] {
+        let texts = [(1, "o", path), (2, "s", interface), (3, "s", method), (6, "s", "org.freedesktop.systemd1")];
+        for (code, kind, value) in texts {
             fields.align(8);
             fields.0.push(code);
             fields.signature(kind);
@@ -108,11 +129,41 @@ pub(super) fn set_device_allow(unit: &str, rules: &[DeviceRule]) -> Vec<u8> {
         fields.align(8);
         fields.0.push(8);
         fields.signature("g");
-        fields.signature("sba(sv)");
+        fields.signature(signature);
     });
     message.align(8);
-    message.0.extend(body.0);
+    message.0.extend(body);
     message.0
+}
+
+/// The text in the body of an answer to [`get_property`], in the byte order that the message named.
+pub(super) fn text_property(body: &Body) -> Option<String> {
+    let at = body.after_signature("s")?.next_multiple_of(4);
+    let length = read_u32(&body.bytes, at, body.big)?;
+    let text = body.bytes.get(at + 4..at.checked_add(4)?.checked_add(length)?)?;
+    Some(String::from_utf8_lossy(text).into_owned())
+}
+
+/// Whether the list in such a body has no entry.
+pub(super) fn is_empty_list(body: &Body, signature: &str) -> Option<bool> {
+    let at = body.after_signature(signature)?.next_multiple_of(4);
+    Some(read_u32(&body.bytes, at, body.big)? == 0)
+}
+
+/// The values that an answer returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Body {
+    bytes: Vec<u8>,
+    big: bool,
+}
+
+impl Body {
+    /// Where the value of a variant of this type begins, before its padding.
+    fn after_signature(&self, signature: &str) -> Option<usize> {
+        let length = usize::from(*self.bytes.first()?);
+        let end = length.checked_add(1)?;
+        (self.bytes.get(1..end)? == signature.as_bytes()).then_some(end + 1)
+    }
 }
 
 /// How long the message is that begins so; `None` if it is none, or absurdly long.
@@ -126,8 +177,8 @@ pub(super) fn message_length(head: &[u8; HEAD]) -> Option<usize> {
     (length <= MAX_MESSAGE).then_some(length)
 }
 
-/// What a whole message says about our call.
-pub(super) fn answer(message: &[u8]) -> Option<Answer> {
+/// What a whole message says about the call of this serial number.
+pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
     let big = message.first() == Some(&b'B');
     let kind = *message.get(1)?;
     if !matches!(kind, METHOD_RETURN | ERROR) {
@@ -142,7 +193,7 @@ pub(super) fn answer(message: &[u8]) -> Option<Answer> {
         at += 4; // code, and a signature of one letter
         match kind {
             b'u' => {
-                ours |= code == 5 && read_u32(message, at, big)? == SERIAL as usize;
+                ours |= code == 5 && Some(read_u32(message, at, big)?) == usize::try_from(serial).ok();
                 at += 4;
             }
             b's' | b'o' => {
@@ -160,7 +211,10 @@ pub(super) fn answer(message: &[u8]) -> Option<Answer> {
     Some(match kind {
         _ if !ours => Answer::Other,
         ERROR => Answer::Refused(name),
-        _ => Answer::Done,
+        _ => {
+            let bytes = message.get(end.checked_next_multiple_of(8)?..).unwrap_or_default().to_vec();
+            Answer::Done(Body { bytes, big })
+        }
     })
 }
 
@@ -183,10 +237,14 @@ mod tests {
     fn a_call_says_its_length() {
         for count in 0..20 {
             let rules: Vec<_> = (0..count).map(|minor| DeviceRule { major: 195, minor }).collect();
-            let call = set_device_allow("libpod-0a.scope", &rules);
+            let call = set_device_allow(3, "libpod-0a.scope", &rules);
             assert_eq!(message_length(&head(&call)), Some(call.len()));
-            assert_eq!(answer(&call), Some(Answer::Other), "it is a call");
+            assert_eq!(answer(&call, 3), Some(Answer::Other), "it is a call");
         }
+        let call = get_property(1, "libpod-0a.scope", "DevicePolicy");
+        assert_eq!(message_length(&head(&call)), Some(call.len()));
+        assert!(call.windows(45).any(|part| part == b"/org/freedesktop/systemd1/unit/libpod_2d0a_2e"));
+        assert_eq!(escape("0a.scope"), "_30a_2escope");
     }
 
     /// As systemd sent them; the socket's own test is `systemd::…` in tests/it.
@@ -208,17 +266,34 @@ mod tests {
             fields.align(8);
             fields.0
         };
-        assert_eq!(answer(&message(METHOD_RETURN, 7, "org.freedesktop.systemd1", 1)), Some(Answer::Done));
-        assert_eq!(answer(&message(METHOD_RETURN, 7, "x", 2)), Some(Answer::Other));
-        assert_eq!(answer(&message(4, 7, "x", 1)), Some(Answer::Other), "a signal");
-        let refused = answer(&message(ERROR, 4, "org.freedesktop.systemd1.NoSuchUnit", 1));
+        let empty = Body { bytes: Vec::new(), big: false };
+        let done = answer(&message(METHOD_RETURN, 7, "org.freedesktop.systemd1", 1), 1);
+        assert_eq!(done, Some(Answer::Done(empty.clone())));
+        assert_eq!((text_property(&empty), is_empty_list(&empty, "a(ss)")), (None, None));
+        assert_eq!(answer(&message(METHOD_RETURN, 7, "x", 2), 1), Some(Answer::Other));
+        assert_eq!(answer(&message(4, 7, "x", 1), 1), Some(Answer::Other), "a signal");
+        let refused = answer(&message(ERROR, 4, "org.freedesktop.systemd1.NoSuchUnit", 1), 1);
         assert_eq!(refused, Some(Answer::Refused("org.freedesktop.systemd1.NoSuchUnit".to_owned())));
+    }
+
+    #[test]
+    fn properties() {
+        let body = |bytes: &[u8]| Body { bytes: bytes.to_vec(), big: false };
+        let policy = body(b"\x01s\0\0\x04\0\0\0auto\0");
+        assert_eq!(text_property(&policy).as_deref(), Some("auto"));
+        assert_eq!(is_empty_list(&policy, "a(ss)"), None);
+        let list = |length: u8| body(&[b"\x05a(ss)\0\0".as_slice(), &[length, 0, 0, 0]].concat());
+        assert_eq!(is_empty_list(&list(0), "a(ss)"), Some(true));
+        assert_eq!(is_empty_list(&list(24), "a(ss)"), Some(false));
     }
 
     proptest! {
         #[test]
         fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            answer(&bytes);
+            if let Some(Answer::Done(body)) = answer(&bytes, 1) {
+                text_property(&body);
+                is_empty_list(&body, "a(ss)");
+            }
             if let Some(head) = bytes.first_chunk() {
                 message_length(head);
             }

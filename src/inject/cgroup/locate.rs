@@ -31,6 +31,17 @@ pub enum DeviceCgroup {
     None,
 }
 
+impl DeviceCgroup {
+    /// Where its hierarchy is mounted, as far as that matters, and the cgroup in it; `None` if there is none.
+    pub(super) fn place(&self) -> Option<(&Path, &Path)> {
+        match self {
+            Self::None => None,
+            Self::V1(path) => Some((path.as_path().ancestors().last()?, path.as_path())),
+            Self::V2 { mount, path } => Some((mount.as_path(), path.as_path())),
+        }
+    }
+}
+
 /// The device cgroup of the process that `cgroup` (`/proc/<pid>/cgroup`) is about, as `mountinfo` shows it.
 ///
 /// A mounted v1 `devices` hierarchy wins over cgroup2 (hybrid layouts), unless cgroup2 is at `/sys/fs/cgroup`: runc

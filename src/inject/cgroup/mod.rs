@@ -6,8 +6,10 @@
 
 pub mod ask;
 mod dbus;
+mod judge;
 mod listed;
 mod locate;
+mod own;
 mod program;
 mod systemd;
 mod usual;
@@ -15,6 +17,7 @@ mod v1;
 mod v2;
 
 use std::fmt;
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
@@ -50,7 +53,7 @@ pub enum Access {
     Present,
     /// We opened the filter.
     Added,
-    /// The filter is another's, who would put it back: nothing was tried.
+    /// The filter is another's: one that would put it back, or one of a cgroup that others share. Nothing was tried.
     NotOurs,
 }
 
@@ -69,21 +72,78 @@ impl Outcome {
     }
 }
 
-/// Lets the container read and write the devices. `pid` is its init, `id` its OCI id. Can be repeated.
+/// The container whose device cgroup it is about.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// Its init
+    pub pid: Pid,
+    /// Its OCI id
+    pub id: &'a str,
+    /// `linux.cgroupsPath` of config.json; `None` if there is no config.json, and the caller vouches for the cgroup.
+    pub cgroups_path: Option<&'a str>,
+}
+
+/// Lets the container read and write the devices, if it has a cgroup of its own. Can be repeated.
 ///
 /// Must run in the runtime's mount namespace: there the cgroup is seen as the runtime sees it.
-pub fn allow(pid: Pid, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Outcome> {
     if rules.is_empty() {
         return Ok(Outcome::plain(Access::Present));
     }
-    let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
-    let located = locate(&mounts()?, &cgroup).with_context(|| format!("cannot find the cgroup of process {pid}"))?;
-    match located {
-        DeviceCgroup::None => Ok(Outcome::plain(Access::Unfiltered)),
-        DeviceCgroup::V1(path) => v1::allow(&path, rules),
-        DeviceCgroup::V2 { mount, path } => v2::allow(&mount, &path, id, rules),
+    let pid = member.pid;
+    let mounts = mounts()?;
+    let located = located(&mounts, &format!("/proc/{pid}/cgroup"))
+        .with_context(|| format!("cannot find the cgroup of process {pid}"))?;
+    let Some((mount, path)) = located.place() else { return Ok(Outcome::plain(Access::Unfiltered)) };
+    let caller = self::located(&mounts, "/proc/self/cgroup").ok();
+    let caller = caller.as_ref().and_then(DeviceCgroup::place).map(|(_, path)| path);
+    let marks = own::Marks { id: member.id, cgroups_path: member.cgroups_path, caller };
+    let own = marks.own(mount, path);
+    if own.is_empty() {
+        return Ok(match keeps_out(&located, rules) {
+            Some(false) => Outcome::plain(Access::Unfiltered),
+            _ => Outcome { access: Access::NotOurs, findings: vec![shared_finding(path)] },
+        });
+    }
+    match &located {
+        DeviceCgroup::V1(path) => v1::allow(path, rules),
+        _ => v2::allow(mount, &own, member.id, rules),
     }
     .context("cannot give the container access to its devices")
+}
+
+/// What is left to say where config.toml forbids to change the cgroup (`no-cgroups`): a finding, if the devices cannot be
+/// opened then. Nothing is changed.
+#[must_use]
+pub fn forbidden(pid: Pid, rules: &[DeviceRule]) -> Option<Finding> {
+    if rules.is_empty() {
+        return None;
+    }
+    let located = located(&mounts().ok()?, &format!("/proc/{pid}/cgroup")).ok()?;
+    (keeps_out(&located, rules) == Some(true)).then(|| {
+        Finding::of(
+            &catalog::NO_CGROUPS,
+            "the container's cgroup denies the devices, and no-cgroups = true in config.toml leaves it as it is",
+            format!("remove no-cgroups from config.toml: rootless containers do not need it; or {LISTED_HINT}"),
+        )
+    })
+}
+
+fn located(mounts: &str, cgroup: &str) -> Result<DeviceCgroup> {
+    locate(mounts, &read(cgroup)?)
+}
+
+/// Whether the cgroup, with those above it, keeps a process from one of the devices; `None` if that cannot be seen.
+fn keeps_out(located: &DeviceCgroup, rules: &[DeviceRule]) -> Option<bool> {
+    ask::filter_of(located).ok()?.keeps_out(rules)
+}
+
+fn shared_finding(path: &Path) -> Finding {
+    Finding::of(
+        &catalog::SHARED_CGROUP,
+        format!("the container has no cgroup of its own: it runs in {path:?}, whose device rules hold for others too"),
+        "start it without \"--cgroups=disabled\", or allow the devices to that service: \"DeviceAllow=\" of its systemd unit",
+    )
 }
 
 /// Moves this process to where `pid` is, so that the same devices can be opened.

@@ -8,28 +8,29 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 
+use super::judge::{Verdict, judge};
+use super::own::carries_id;
 use super::program::{UNBLIND_HINT, extend};
 use super::{Access, DeviceRule, LISTED_HINT, Outcome, systemd, systemd_finding};
 use crate::error::{Failure, failure};
 use crate::finding::{Finding, catalog};
-use crate::paths::HostPath;
-use crate::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
+use crate::sys::bpf::{self, Attached, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 
 /// As `bpftool prog` shows it.
 const NAME: &str = "onh_devices";
 
-/// Lets the container's own programs allow the rules, and says so if programs further up have a say.
+/// Lets the container's own programs allow the rules, and says so if others have a say. `own` are the cgroups that are the
+/// container's alone, its init's first.
 ///
 /// systemd and the runtime can change programs under our hands (a daemon-reload); what was read is then read again.
-pub(super) fn allow(mount: &HostPath, path: &HostPath, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
-    let own = own_cgroups(mount.as_path(), path.as_path(), id);
-    if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount.as_path(), cgroup)) {
+pub(super) fn allow(mount: &Path, own: &[PathBuf], id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+    if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount, cgroup)) {
         return Ok(Outcome { access: Access::NotOurs, findings: vec![systemds_finding(unit)] });
     }
     // First: it exchanges its own program, which has to be read after that.
-    let unit = unit(&own, id);
+    let unit = unit(own, id);
     let told = unit.as_deref().map(|unit| systemd::allow(unit, rules));
-    let mut outcome = extend_programs(mount, path, id, rules)?;
+    let mut outcome = extend_programs(own, rules)?;
     if let (Access::Added, Some(unit), Some(Err(error))) = (outcome.access, unit, told) {
         outcome.findings.push(systemd_finding(&unit, Some(&error)));
     }
@@ -38,39 +39,51 @@ pub(super) fn allow(mount: &HostPath, path: &HostPath, id: &str, rules: &[Device
 
 /// The container's own scope, if systemd has made one for it; never a slice or service that others are in, too.
 fn unit(own: &[PathBuf], id: &str) -> Option<String> {
-    let mut names = own.iter().filter_map(|cgroup| cgroup.file_name()?.to_str());
-    names.rfind(|name| name.ends_with(".scope") && carries_id(name, id)).map(str::to_owned)
+    let mut scopes = own.iter().filter(|cgroup| cgroup.extension().is_some_and(|kind| kind == "scope"));
+    // One that only config.json's cgroupsPath names is the container's as well.
+    let named = scopes.clone().rfind(|cgroup| carries_id(cgroup, id));
+    Some(named.or_else(|| scopes.next_back())?.file_name()?.to_str()?.to_owned())
 }
 
-fn extend_programs(mount: &HostPath, path: &HostPath, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+fn extend_programs(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
     let mut tries = 3;
     loop {
         tries -= 1;
-        match try_allow(mount.as_path(), path.as_path(), id, rules) {
-            Err(error) if tries > 0 && error.root_cause().downcast_ref() == Some(&Errno::ENOENT) => {}
+        match try_allow(own, rules) {
+            Err(error)
+                if tries > 0 && matches!(error.root_cause().downcast_ref(), Some(&Errno::ENOENT | &Errno::ESTALE)) => {}
             other => return other,
         }
     }
 }
 
-fn try_allow(mount: &Path, path: &Path, id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
     let mut own_ids = BTreeSet::new();
     let mut work = Vec::new();
     let mut findings = Vec::new();
-    let own: Vec<Cgroup> = own_cgroups(mount, path, id).into_iter().map(Cgroup::open).collect::<Result<_>>()?;
+    let own: Vec<Cgroup> = own.iter().cloned().map(Cgroup::open).collect::<Result<_>>()?;
     for cgroup in &own {
         let attached = bpf::attached(cgroup.dir.as_fd()).map_err(|errno| refused(errno, &cgroup.path))?;
-        for id in attached.ids {
+        for id in attached.ids.iter().copied() {
             own_ids.insert(id);
             let (old, insns) = read_program(id).with_context(|| cgroup.cannot_extend(id))?;
-            if let Some(longer) = extend(&insns, rules).with_context(|| cgroup.cannot_extend(id))? {
-                work.push(Rewrite { cgroup, flags: attached.flags, id, old, longer });
+            match judge(&insns, rules) {
+                Verdict::Allows => {}
+                Verdict::Denies => findings.push(deny_finding(cgroup, id)),
+                Verdict::AllowList => {
+                    if let Some(longer) = extend(&insns, rules).with_context(|| cgroup.cannot_extend(id))? {
+                        work.push(Rewrite { cgroup, attached: attached.clone(), id, old, longer });
+                    }
+                }
             }
         }
     }
     let effective = own.first().map_or(Ok(Vec::new()), |cgroup| bpf::effective(cgroup.dir.as_fd()))?;
-    if effective.iter().any(|id| !own_ids.contains(id)) {
-        findings.push(foreign_finding(path));
+    let denies = |id: &u32| {
+        !own_ids.contains(id) && read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows)
+    };
+    if let (true, Some(cgroup)) = (effective.iter().any(denies), own.first()) {
+        findings.push(foreign_finding(&cgroup.path));
     }
     if own_ids.is_empty() {
         return Ok(Outcome { access: Access::Unfiltered, findings });
@@ -89,29 +102,6 @@ fn try_allow(mount: &Path, path: &Path, id: &str, rules: &[DeviceRule]) -> Resul
         rewrite.attach(new).with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))?;
     }
     Ok(Outcome { access: Access::Added, findings })
-}
-
-/// The cgroups whose programs are the container's: its init's, and those above it up to the one that carries its id.
-///
-/// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), while systemd's program, and crun's, can sit on
-/// the scope; both have to allow. Further up are slices and services that others share: widening them would widen more
-/// than this container. Engines name the container's cgroup `<id>`, `<engine>-<id>` or `<engine>-<id>.scope`
-/// (`libpod-`, `crio-`, `docker-`, `cri-containerd-`, `runc-`); a name that only contains the id is not enough, as
-/// runtimes accept an id like "machine". Without such a name only init's own cgroup counts.
-fn own_cgroups(mount: &Path, path: &Path, id: &str) -> Vec<PathBuf> {
-    let carries_id =
-        |cgroup: &Path| cgroup.file_name().and_then(|name| name.to_str()).is_some_and(|name| carries_id(name, id));
-    let inside: Vec<&Path> = path.ancestors().take_while(|cgroup| *cgroup != mount).collect();
-    let count = inside.iter().position(|cgroup| carries_id(cgroup)).map_or(1, |last| last + 1);
-    if inside.is_empty() {
-        return vec![path.to_owned()];
-    }
-    inside.into_iter().take(count).map(Path::to_owned).collect()
-}
-
-fn carries_id(name: &str, id: &str) -> bool {
-    let name = name.strip_suffix(".scope").unwrap_or(name);
-    name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
 }
 
 /// Where crun since 1.23 keeps the programs that it has systemd attach (`BPFProgram=` in systemd.resource-control(5)). What
@@ -157,7 +147,8 @@ impl Cgroup {
 /// A program and what is to take its place.
 struct Rewrite<'a> {
     cgroup: &'a Cgroup,
-    flags: u32,
+    /// What was attached when the program was read
+    attached: Attached,
     id: u32,
     old: OwnedFd,
     longer: Vec<Insn>,
@@ -167,9 +158,8 @@ impl Rewrite<'_> {
     /// `bpftool cgroup attach CGROUP device …` in the same way as the old program was attached, in one step.
     fn attach(&self, new: &OwnedFd) -> Result<()> {
         let dir = self.cgroup.dir.as_fd();
-        if self.flags & BPF_F_ALLOW_MULTI == 0 {
-            // one program per cgroup: attaching is replacing
-            return Ok(bpf::attach(dir, new.as_fd(), self.flags & BPF_F_ALLOW_OVERRIDE, None)?);
+        if self.attached.flags & BPF_F_ALLOW_MULTI == 0 {
+            return self.attach_alone(new);
         }
         match bpf::attach(dir, new.as_fd(), BPF_F_ALLOW_MULTI, Some(self.old.as_fd())) {
             // KERNEL(5.6): no replacing before. All must allow, so that until the old one is off nothing is open
@@ -185,6 +175,21 @@ impl Rewrite<'_> {
             ))),
             other => Ok(other?),
         }
+    }
+}
+
+impl Rewrite<'_> {
+    /// One program per cgroup: attaching is replacing, whatever is there by then. BPF_F_REPLACE is for several programs only.
+    /// KERNEL(6.17): a revision can be asked for, and ESTALE is the answer if it has passed. Before, what is attached is looked
+    /// at once more: nobody but the runtime, which waits for this hook, attaches a program in this way to the container's own
+    /// cgroup (systemd has used BPF_F_ALLOW_MULTI since 239), and a cgroup that it is attached to takes no other kind.
+    fn attach_alone(&self, new: &OwnedFd) -> Result<()> {
+        let dir = self.cgroup.dir.as_fd();
+        let now = bpf::attached(dir)?;
+        if now != self.attached {
+            return Err(Errno::ESTALE.into());
+        }
+        Ok(bpf::attach_at(dir, new.as_fd(), self.attached.flags & BPF_F_ALLOW_OVERRIDE, self.attached.revision)?)
     }
 }
 
@@ -212,6 +217,14 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
     }
 }
 
+fn deny_finding(cgroup: &Cgroup, id: u32) -> Finding {
+    Finding::of(
+        &catalog::DENIED_BY_PROGRAM,
+        format!("device program {id} of cgroup {:?} denies the devices and allows others", cgroup.path),
+        format!("see what it is with \"bpftool prog show id {id}\", and allow the devices there"),
+    )
+}
+
 fn foreign_finding(path: &Path) -> Finding {
     Finding::of(
         &catalog::CGROUP_ABOVE,
@@ -236,39 +249,11 @@ mod tests {
     }
 
     #[test]
-    fn own_cgroups_end_where_the_id_is() {
-        let all = |mount: &str, path: &str, id: &str| {
-            own_cgroups(Path::new(mount), Path::new(path), id)
-                .into_iter()
-                .map(|path| path.to_str().unwrap().to_owned())
-                .collect::<Vec<_>>()
-        };
-        let m = "/sys/fs/cgroup";
-        assert_eq!(
-            all(m, "/sys/fs/cgroup/machine.slice/libpod-0a.scope/container", "0a"),
-            ["/sys/fs/cgroup/machine.slice/libpod-0a.scope/container", "/sys/fs/cgroup/machine.slice/libpod-0a.scope"]
-        );
-        for (path, id) in [
-            ("/sys/fs/cgroup/kubepods.slice/crio-0a.scope", "0a"),
-            ("/sys/fs/cgroup/libpod_parent/libpod-0a", "0a"),
-            ("/sys/fs/cgroup/0a", "0a"),
-            // no id anywhere: only init's own
-            ("/sys/fs/cgroup/system.slice/foo.service", "0a"),
-            // an id that is part of a name above
-            ("/sys/fs/cgroup/machine.slice/machine", "machine"),
-            ("/sys/fs/cgroup/machine.slice/x/y", "machine"),
-            ("/sys/fs/cgroup/x/y", "cgroup"),
-            ("/sys/fs/cgroup", "cgroup"),
-        ] {
-            assert_eq!(all(m, path, id), [path], "{id}");
-        }
-        let unit_of = |path: &str| unit(&own_cgroups(Path::new(m), Path::new(path), "0a"), "0a");
-        for path in ["/sys/fs/cgroup/machine.slice/libpod-0a.scope/container", "/sys/fs/cgroup/a.slice/libpod-0a.scope"]
-        {
-            assert_eq!(unit_of(path).as_deref(), Some("libpod-0a.scope"));
-        }
-        for path in ["/sys/fs/cgroup/libpod_parent/libpod-0a", "/sys/fs/cgroup/user.slice/session-1.scope"] {
-            assert_eq!(unit_of(path), None, "{path}");
-        }
+    fn the_scope_is_the_units() {
+        let unit_of = |own: &[&str], id| unit(&own.iter().map(PathBuf::from).collect::<Vec<_>>(), id);
+        let m = "/sys/fs/cgroup/machine.slice/libpod-0a.scope";
+        assert_eq!(unit_of(&[&format!("{m}/container"), m], "0a").as_deref(), Some("libpod-0a.scope"));
+        assert_eq!(unit_of(&["/sys/fs/cgroup/system.slice/onh-box.scope"], "0a").as_deref(), Some("onh-box.scope"));
+        assert_eq!(unit_of(&["/sys/fs/cgroup/libpod_parent/libpod-0a"], "0a"), None);
     }
 }

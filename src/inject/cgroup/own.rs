@@ -1,0 +1,135 @@
+//! Whose cgroup it is. Pure.
+//!
+//! A container may run in the cgroup of the service that started it: crun with `--cgroups=disabled`, or a runtime without the
+//! right to make one. Device rules that are added there hold for the whole service, and stay when the container has ended.
+
+use std::path::{Path, PathBuf};
+
+/// How a cgroup of the container's own is recognised.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Marks<'a> {
+    /// The container's OCI id
+    pub(super) id: &'a str,
+    /// `linux.cgroupsPath` of config.json; empty if it has none. `None`: the caller has named the process, and vouches for
+    /// its cgroup.
+    pub(super) cgroups_path: Option<&'a str>,
+    /// The cgroup of this process, which is the runtime's
+    pub(super) caller: Option<&'a Path>,
+}
+
+impl Marks<'_> {
+    /// Of the cgroups from `path` up to `mount`, those whose device rules concern this container alone: its init's, and those
+    /// above it up to the one that has its name. Empty if init's is shared with others.
+    ///
+    /// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), while systemd's program, and crun's, can sit on
+    /// the scope; both have to allow. Further up are slices and services that others share.
+    #[must_use]
+    pub(super) fn own(&self, mount: &Path, path: &Path) -> Vec<PathBuf> {
+        let inside: Vec<&Path> = path.ancestors().take_while(|cgroup| *cgroup != mount).collect();
+        let named = inside.iter().position(|cgroup| self.name(mount, cgroup));
+        let count = match (named, self.cgroups_path) {
+            (Some(last), _) => last + 1,
+            (None, None) => 1,
+            (None, Some(_)) => 0,
+        };
+        let is_callers = |cgroup: &Path| self.caller.is_some_and(|caller| caller.starts_with(cgroup));
+        let is_shared = |cgroup: &&Path| self.cgroups_path.is_none() || !is_callers(cgroup);
+        inside.into_iter().take(count).take_while(is_shared).map(Path::to_owned).collect()
+    }
+
+    fn name(&self, mount: &Path, cgroup: &Path) -> bool {
+        carries_id(cgroup, self.id) || self.cgroups_path.is_some_and(|path| is_at(mount, cgroup, path))
+    }
+}
+
+/// Engines name the container's cgroup `<id>`, `<engine>-<id>` or `<engine>-<id>.scope` (`libpod-`, `libpod-payload-`, `crio-`,
+/// `docker-`, `cri-containerd-`, `runc-`); a name that only contains the id is not enough, as runtimes accept an id like
+/// "machine".
+pub(super) fn carries_id(cgroup: &Path, id: &str) -> bool {
+    let name = cgroup.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    !id.is_empty() && name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
+}
+
+/// Whether `cgroup` is the one that `linux.cgroupsPath` names: a path, or `slice:prefix:name` for systemd.
+fn is_at(mount: &Path, cgroup: &Path, cgroups_path: &str) -> bool {
+    let below = cgroup.strip_prefix(mount).unwrap_or(cgroup);
+    if let [_slice, prefix, name] = cgroups_path.split(':').collect::<Vec<_>>().as_slice() {
+        let unit = match (prefix.is_empty(), name.ends_with(".slice")) {
+            (_, true) => (*name).to_owned(),
+            (true, false) => format!("{name}.scope"),
+            (false, false) => format!("{prefix}-{name}.scope"),
+        };
+        return !name.is_empty() && below.file_name().is_some_and(|last| last == unit.as_str());
+    }
+    let asked = Path::new(cgroups_path.trim_start_matches('/'));
+    !asked.as_os_str().is_empty() && below.ends_with(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNT: &str = "/sys/fs/cgroup";
+
+    fn own(path: &str, id: &str, cgroups_path: Option<&str>, caller: &str) -> Vec<String> {
+        let caller = format!("{MOUNT}{caller}");
+        let marks = Marks { id, cgroups_path, caller: Some(Path::new(&caller)) };
+        let found = marks.own(Path::new(MOUNT), Path::new(&format!("{MOUNT}{path}")));
+        found.into_iter().map(|path| path.to_str().unwrap()[MOUNT.len()..].to_owned()).collect()
+    }
+
+    #[test]
+    fn own_cgroups_end_where_the_name_is() {
+        let podman = "/machine.slice/libpod-0a.scope/container";
+        assert_eq!(own(podman, "0a", Some(""), "/x"), [podman, "/machine.slice/libpod-0a.scope"]);
+        for (path, id, cgroups_path) in [
+            ("/kubepods.slice/crio-0a.scope", "0a", "kubepods.slice:crio:0a"),
+            ("/libpod_parent/libpod-0a", "0a", "/libpod_parent/libpod-0a"),
+            ("/user.slice/x.service/libpod-payload-0a", "0a", "/user.slice/x.service/libpod-payload-0a"),
+            ("/docker/0a", "0a", "/docker/0a"),
+            ("/0a", "0a", ""),
+            // names that only config.json explains
+            ("/foo/bar", "0a", "/foo/bar"),
+            ("/nested/foo/bar", "0a", "foo/bar"),
+            ("/system.slice/onh-box.scope", "0a", "system.slice:onh:box"),
+            ("/system.slice/box.scope", "0a", "system.slice::box"),
+            ("/system.slice/box.slice", "0a", "system.slice:x:box.slice"),
+        ] {
+            assert_eq!(own(path, id, Some(cgroups_path), "/x.service"), [path], "{cgroups_path}");
+        }
+        assert_eq!(own("/foo/container", "0a", Some("/foo"), "/x"), ["/foo/container", "/foo"]);
+    }
+
+    #[test]
+    fn a_cgroup_of_others_is_not_the_containers() {
+        for (what, path, id, cgroups_path, caller) in [
+            ("crun without cgroups", "/system.slice/web.service", "0a", "", "/system.slice/web.service"),
+            (
+                "and with a path that is not used",
+                "/system.slice/web.service",
+                "0a",
+                "/libpod-0a",
+                "/system.slice/web.service",
+            ),
+            ("below the caller's", "/system.slice/web.service/sub", "0a", "", "/system.slice/web.service"),
+            ("another's", "/machine.slice/libpod-0b.scope", "0a", "machine.slice:libpod:0a", "/x"),
+            ("the name is in the middle", "/machine.slice/libpod-0a-old.scope", "0a", "", "/x"),
+            ("a service that is called like it", "/system.slice/0a", "0a", "", "/system.slice/0a"),
+            (
+                "a path that is the caller's",
+                "/system.slice/web.service",
+                "0a",
+                "/system.slice/web.service",
+                "/system.slice/web.service",
+            ),
+            ("the root", "", "0a", "", "/x"),
+        ] {
+            assert!(own(path, id, Some(cgroups_path), caller).is_empty(), "{what}");
+        }
+        // The one above may be the caller's: then it ends there.
+        assert_eq!(own("/a-0a/inner-0a", "0a", Some(""), "/a-0a/x"), ["/a-0a/inner-0a"]);
+        // Who names the process answers for it.
+        assert_eq!(own("/system.slice/lxc", "process 7", None, "/system.slice/lxc"), ["/system.slice/lxc"]);
+    }
+}
