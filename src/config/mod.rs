@@ -278,6 +278,12 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_path_is_no_path() {
+        let text = "[nvidia-container-cli]\nroot = \"\"\nldcache = \"\"\ndebug = \"\"\n[driver]\ndev-root = \"\"\n";
+        assert_eq!(parsed(text).unwrap().0, Config::default());
+    }
+
+    #[test]
     fn the_shipped_file_is_the_default() {
         assert_eq!(parsed(SHIPPED).unwrap(), (Config::default(), Vec::new()));
     }

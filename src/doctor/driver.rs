@@ -2,10 +2,11 @@
 
 use rustix::fs::FileType;
 
-use super::facts::{Distribution, Node};
+use super::facts::Node;
 use super::{Facts, Outcome};
 use crate::driver::Located;
 use crate::driver::nodes::NVIDIA_MAJOR;
+use crate::driver::packages::Distribution;
 use crate::finding::catalog;
 use crate::request::Capability;
 
@@ -86,36 +87,18 @@ pub(super) fn capabilities(facts: &Facts) -> Vec<Outcome> {
     if driver.module.is_none() || driver.diagnosis.is_some() {
         return vec![Outcome::skipped(CHECK, "there is no complete driver")];
     }
-    if driver.lacking.is_empty() {
-        return vec![Outcome::ok(CHECK, "the libraries of every driver capability are there")];
+    let parts = [&driver.not_installed, &driver.unknown];
+    let notes = parts.into_iter().flatten().map(|finding| Outcome::found(CHECK, finding.clone()));
+    if driver.lacking.is_empty() && driver.not_installed.is_none() {
+        let ok = Outcome::ok(CHECK, "the libraries of every driver capability are installed");
+        return std::iter::once(ok).chain(notes).collect();
     }
     let outcome = |(capability, finding): &(Capability, _)| {
         let finding: &crate::finding::Finding = finding;
-        let fix = package(facts.distribution, *capability).map_or_else(|| finding.fix.clone(), str::to_owned);
+        let fix = facts.distribution.package(*capability).map_or_else(|| finding.fix.clone(), str::to_owned);
         Outcome::of(CHECK, &catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
     };
-    driver.lacking.iter().map(outcome).collect()
-}
-
-/// The command that installs the libraries of a capability.
-const fn package(distribution: Distribution, capability: Capability) -> Option<&'static str> {
-    match (distribution, capability) {
-        (Distribution::Suse, Capability::Utility) => Some("zypper install nvidia-compute-utils-G06"),
-        (Distribution::Suse, Capability::Compute) => Some("zypper install nvidia-compute-G06"),
-        (Distribution::Suse, Capability::Graphics | Capability::Display) => Some("zypper install nvidia-gl-G06"),
-        (Distribution::Suse, Capability::Video) => Some("zypper install nvidia-video-G06"),
-        (Distribution::Debian, Capability::Utility) => Some("apt install nvidia-smi"),
-        (Distribution::Debian, Capability::Compute) => Some("apt install libcuda1"),
-        (Distribution::Debian, Capability::Graphics | Capability::Display) => Some("apt install nvidia-driver-libs"),
-        (Distribution::Debian, Capability::Video) => Some("apt install libnvcuvid1 libnvidia-encode1"),
-        (Distribution::Ubuntu, Capability::Compute) => {
-            Some("apt install libnvidia-compute-SERIES, with the driver's series")
-        }
-        (Distribution::Fedora, Capability::Compute | Capability::Utility) => {
-            Some("dnf install xorg-x11-drv-nvidia-cuda (RPM Fusion), or nvidia-driver-cuda (NVIDIA)")
-        }
-        _ => None,
-    }
+    driver.lacking.iter().map(outcome).chain(notes).collect()
 }
 
 /// What containers reach of the driver's daemons.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::cdi::check::Verdict;
 use crate::config::Config;
 use crate::driver::Located;
+use crate::driver::packages::Distribution;
 use crate::engine::{Engine, User};
 use crate::finding::Finding;
 use crate::inventory::Inventory;
@@ -70,6 +71,10 @@ pub struct DriverFacts {
     pub on_disk: BTreeSet<String>,
     /// Driver capabilities whose libraries are not there, and which
     pub lacking: Vec<(Capability, Finding)>,
+    /// The same for those that containers can do without, all in one
+    pub not_installed: Option<Finding>,
+    /// Libraries of the driver that are in no row of the catalogue
+    pub unknown: Option<Finding>,
     /// The sockets and directories of daemons that containers get, and those that they do not
     pub daemons: (Vec<HostPath>, Vec<Finding>),
     /// Device nodes that every GPU needs, and those of each GPU
@@ -112,21 +117,6 @@ pub struct Node {
     pub minor: u32,
     /// What is there
     pub found: Option<Located>,
-}
-
-/// Whose packages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distribution {
-    /// openSUSE, SLE
-    Suse,
-    /// Debian
-    Debian,
-    /// Ubuntu
-    Ubuntu,
-    /// Fedora, RHEL
-    Fedora,
-    /// Another one
-    Other,
 }
 
 /// SELinux, if the kernel has it.

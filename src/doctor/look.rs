@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::facts::{CdiView, Distribution, DriverFacts, Facts, Selinux};
+use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::look_driver::driver;
 use crate::cdi::check::{self, Now};
 use crate::cdi::registry::{self, Found};
 use crate::cdi::stamp::Stamp;
 use crate::config::{self, Config};
-use crate::driver::DriverRoot;
+use crate::driver::{DriverRoot, packages};
 use crate::engine::cdi::{self, View};
 use crate::engine::{Engine, User, hooks, runtime};
 use crate::error::line;
@@ -49,9 +49,7 @@ pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
     let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
     let nvidias = NVIDIAS.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
     Facts {
-        distribution: distribution(
-            &text(host, "/etc/os-release").or_else(|| text(host, "/usr/lib/os-release")).unwrap_or_default(),
-        ),
+        distribution: packages::distribution_of(host),
         log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log))),
         journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
         cdi: look_at_cdi(host, &settings, &engines, &driver),
@@ -90,24 +88,6 @@ fn read_config(host: &DriverRoot, path: Option<&Path>) -> Result<(Config, Vec<Fi
         config.dev_root = config.dev_root.as_ref().map(moved);
     }
     Ok((config, findings))
-}
-
-fn distribution(os_release: &str) -> Distribution {
-    let words = |key: &str| {
-        let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.unwrap_or_default().trim_matches('"').to_owned()
-    };
-    let all = format!("{} {}", words("ID"), words("ID_LIKE"));
-    for word in all.split_whitespace() {
-        match word {
-            "ubuntu" => return Distribution::Ubuntu,
-            "debian" => return Distribution::Debian,
-            "fedora" | "rhel" | "centos" => return Distribution::Fedora,
-            _ if word.contains("suse") || word.starts_with("sle") => return Distribution::Suse,
-            _ => {}
-        }
-    }
-    Distribution::Other
 }
 
 /// Whether the log can be written, without writing it.

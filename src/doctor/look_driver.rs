@@ -15,8 +15,8 @@ use crate::config::Config;
 use crate::driver::diagnosis::{self, PCI_DEVICES};
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::CTL_MINOR;
-use crate::driver::{DriverRoot, ipc, locate};
-use crate::finding::Finding;
+use crate::driver::{DriverRoot, ipc, locate, packages};
+use crate::finding::{Finding, catalog};
 use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::nvml::child::{self, Question};
@@ -73,7 +73,8 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
         "the kernel module is not loaded".clone_into(&mut facts.not_asked);
         return facts;
     }
-    facts.lacking = lacking(&search);
+    (facts.lacking, facts.not_installed) = lacking(&search);
+    facts.unknown = locate::unknown(&search);
     let gpus = procfs::read_gpus(proc);
     let minors =
         gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| Some((format!("nvidia{}", gpu.minor?), gpu.minor?)));
@@ -154,12 +155,25 @@ fn versions(search: &Search<'_>) -> BTreeSet<String> {
     found
 }
 
-fn lacking(search: &Search<'_>) -> Vec<(Capability, Finding)> {
-    let missing = |capability: &Capability| {
-        let error = locate::locate(search, Capabilities::of(&[*capability]), &[]).err()?;
-        Some((*capability, Finding::error(&error)))
+/// Capabilities whose containers do not start, and what is missing of the others.
+fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>) {
+    let (mut errors, mut lacking) = (Vec::new(), Vec::new());
+    // Hardly a server has 32-bit libraries, and hardly a container asks for them.
+    for capability in Capability::ALL.into_iter().filter(|capability| *capability != Capability::Compat32) {
+        match locate::locate(search, Capabilities::of(&[capability]), &[]) {
+            Err(error) => errors.push((capability, Finding::error(&error))),
+            Ok((files, _)) => {
+                let names = locate::lacking_libraries(capability, &files.present());
+                lacking.extend((!names.is_empty()).then_some((capability, names)));
+            }
+        }
+    }
+    let finding = |lacking: &[(Capability, Vec<String>)]| {
+        let fix = packages::distribution_of(search.root).commands(lacking.iter().map(|(capability, _)| *capability));
+        Finding::of(&catalog::NOT_INSTALLED, packages::lacking_in_words(search.root, lacking), fix)
     };
-    Capability::ALL.iter().filter_map(missing).collect()
+    let finding = (!lacking.is_empty()).then(|| finding(&lacking));
+    (errors, finding)
 }
 
 /// What the kernel said last of a module of NVIDIA's that it refused, and of an error of a GPU; nothing if its log may

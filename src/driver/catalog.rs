@@ -5,7 +5,7 @@
 //! A library's name here is what stands before `.so`.
 
 use crate::request::Capability;
-use crate::request::Capability::{Compute, Display, Graphics, Ngx, Utility, Video};
+use crate::request::Capability::{Compat32, Compute, Display, Graphics, Ngx, Utility, Video};
 
 /// A library or a program.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +25,8 @@ pub enum Kind {
     Plain,
     /// A container that asked for the *first* of its capabilities cannot do anything without it.
     Required,
-    /// It has a version of its own.
-    OwnVersion,
+    /// It has a version of its own, and this one in its SONAME.
+    OwnVersion(&'static str),
     /// It is opened by path in this directory beside the libraries.
     Below(&'static str),
 }
@@ -41,6 +41,8 @@ const fn kind(name: &'static str, kind: Kind, capabilities: &'static [Capability
 
 /// OpenGL, Vulkan and OptiX, with a screen or without.
 const GL: &[Capability] = &[Graphics, Display];
+/// CUDA, with which the video libraries work.
+const CUDA: &[Capability] = &[Compute, Video];
 
 /// Shared libraries.
 pub const LIBRARIES: &[Row] = &[
@@ -49,19 +51,19 @@ pub const LIBRARIES: &[Row] = &[
     row("libnvidia-nscq", &[Utility]), // NVSwitch queries
     row("libnvsdm", &[Utility]),       // NVLink fabric
     row("libnvidia-sandboxutils", &[Utility]),
-    kind("libcuda", Kind::Required, &[Compute, Video]),
-    row("libcudadebugger", &[Compute]),
-    row("libnvidia-opencl", &[Compute]),
+    kind("libcuda", Kind::Required, CUDA),
+    row("libcudadebugger", CUDA),
+    row("libnvidia-opencl", CUDA),
     row("libnvidia-gpucomp", &[Compute, Video, Graphics, Display]),
-    row("libnvidia-ptxjitcompiler", &[Compute, Video]),
-    row("libnvidia-fatbinaryloader", &[Compute, Video]),
+    row("libnvidia-ptxjitcompiler", CUDA),
+    row("libnvidia-fatbinaryloader", CUDA),
     row("libnvidia-allocator", &[Compute, Video, Graphics, Display]),
-    row("libnvidia-compiler", &[Compute]),
-    row("libnvidia-pkcs11", &[Compute]), // confidential computing
-    row("libnvidia-pkcs11-openssl3", &[Compute]),
-    row("libnvidia-nvvm", &[Compute]),
-    kind("libnvidia-nvvm70", Kind::OwnVersion, &[Compute]),
-    row("libnvidia-tileiras", &[Compute]),
+    row("libnvidia-compiler", CUDA),
+    row("libnvidia-pkcs11", CUDA), // confidential computing
+    row("libnvidia-pkcs11-openssl3", CUDA),
+    row("libnvidia-nvvm", CUDA),
+    kind("libnvidia-nvvm70", Kind::OwnVersion("4"), CUDA),
+    row("libnvidia-tileiras", CUDA),
     kind("libvdpau_nvidia", Kind::Below("vdpau"), &[Video]),
     row("libnvidia-encode", &[Video]),
     row("libnvidia-opticalflow", &[Video]),
@@ -82,12 +84,13 @@ pub const LIBRARIES: &[Row] = &[
     row("libnvidia-cbl", GL),
     row("libnvidia-vulkan-producer", GL),
     row("libnvidia-present", GL),
-    kind("libnvidia-api", Kind::OwnVersion, GL),
-    kind("libnvidia-egl-gbm", Kind::OwnVersion, GL),
-    kind("libnvidia-egl-wayland", Kind::OwnVersion, GL),
-    kind("libnvidia-egl-wayland2", Kind::OwnVersion, GL),
-    kind("libnvidia-egl-xcb", Kind::OwnVersion, GL),
-    kind("libnvidia-egl-xlib", Kind::OwnVersion, GL),
+    row("libnvidia-vksc-core", GL), // Vulkan SC
+    kind("libnvidia-api", Kind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-gbm", Kind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-wayland", Kind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-wayland2", Kind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-xcb", Kind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-xlib", Kind::OwnVersion("1"), GL),
     row("libnvidia-wayland-client", &[Display]),
     row("libnvidia-ngx", &[Ngx]),
 ];
@@ -147,7 +150,7 @@ pub const DEV_LINKS: &[(&str, &str, &str)] = &[
 /// A file that says where something of the driver is: Vulkan and EGL vendors, OpenCL drivers.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
-    /// Below one of `search`
+    /// Below one of `search`; `$V` in it is the driver's version.
     pub path: &'static str,
     /// Directories, in order
     pub search: &'static [&'static str],
@@ -155,6 +158,8 @@ pub struct Description {
     pub dir: &'static str,
     /// One of these must be asked for.
     pub capabilities: &'static [Capability],
+    /// And this one.
+    pub and: Option<Capability>,
 }
 
 const fn description(path: &'static str, dir: &'static str, capabilities: &'static [Capability]) -> Description {
@@ -163,12 +168,13 @@ const fn description(path: &'static str, dir: &'static str, capabilities: &'stat
         search: &["/etc", "/usr/local/share", "/usr/share", "/share", "/", "/run/opengl-driver/share"],
         dir,
         capabilities,
+        and: None,
     }
 }
 
 /// All of them.
 pub const DESCRIPTIONS: &[Description] = &[
-    description("OpenCL/vendors/nvidia.icd", "etc", &[Compute]),
+    description("OpenCL/vendors/nvidia.icd", "etc", CUDA),
     description("glvnd/egl_vendor.d/10_nvidia.json", "usr/share", GL),
     description("egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share", GL),
     description("egl/egl_external_platform.d/10_nvidia_wayland.json", "usr/share", GL),
@@ -178,9 +184,13 @@ pub const DESCRIPTIONS: &[Description] = &[
     description("vulkan/icd.d/nvidia_icd.json", "etc", GL),
     description("vulkan/icd.d/nvidia_icd.x86_64.json", "etc", GL),
     description("vulkan/icd.d/nvidia_icd.aarch64.json", "etc", GL),
+    // Beside the other one, loaders of either kind would find each GPU twice.
+    Description { and: Some(Compat32), ..description("vulkan/icd.d/nvidia_icd.i686.json", "etc", GL) },
     description("vulkan/icd.d/nvidia_layers.json", "etc", GL),
     description("vulkan/implicit_layer.d/nvidia_layers.json", "etc", GL),
+    description("vulkansc/icd.d/nvidia_icd_vksc.json", "etc", GL),
     description("nvidia/nvoptix.bin", "usr/share", GL),
+    description("nvidia/nvidia-application-profiles-$V-rc", "usr/share", GL),
     description("X11/xorg.conf.d/10-nvidia.conf", "usr/share", &[Display]),
     description("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "usr/share", &[Display]),
 ];
@@ -195,6 +205,32 @@ pub const MPS_DIRECTORY: (&str, Capability) = ("/tmp/nvidia-mps", Compute);
 /// Where the kernel looks for firmware; the GPU's own (GSP) is below `nvidia/<version>` there.
 pub const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];
 
+/// Where the kernel looks for firmware first, if the administrator has named a directory.
+pub const FIRMWARE_DIR_PARAMETER: &str = "/sys/module/firmware_class/parameters/path";
+
+/// DLSS for Windows programs, in this directory below the libraries. Proton looks for it beside libGLX_nvidia.
+pub const WINE_DIR: &str = "nvidia/wine";
+/// Its files.
+pub const WINE_FILES: &[&str] = &["nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"];
+
+/// Libraries of the driver's version that are of use on the host only: the settings program's.
+pub const HOST_ONLY: &[&str] = &["libnvidia-gtk2", "libnvidia-gtk3"];
+
+/// What a capability is about: without one library of each group, a container gets nothing of it, or half of it.
+#[must_use]
+pub const fn characteristic(capability: Capability) -> &'static [&'static [&'static str]] {
+    match capability {
+        Utility => &[&["libnvidia-ml"]],
+        Compute => &[&["libcuda"]],
+        // Whatever the others are about, for another architecture.
+        Compat32 => &[],
+        Graphics => &[&["libnvidia-glcore", "libnvidia-eglcore"]],
+        Display => &[&["libnvidia-glcore"]],
+        Ngx => &[&["libnvidia-ngx"]],
+        Video => &[&["libnvcuvid"], &["libnvidia-encode"]],
+    }
+}
+
 /// Where the X server's modules of the driver are.
 pub const XORG_DIRS: &[&str] = &[
     "/usr/lib/xorg/modules/drivers",
@@ -205,6 +241,8 @@ pub const XORG_DIRS: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu/nvidia/xorg",
     "/usr/lib/x86_64-linux-gnu/nvidia/current/xorg",
     "/usr/lib64/nvidia/xorg",
+    "/usr/lib/nvidia/nvidia", // Debian's alternatives; nvidia-drm-outputclass.conf names it
+    "/usr/lib/nvidia/current",
 ];
 
 #[cfg(test)]

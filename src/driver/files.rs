@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::fs::FileType;
 
-use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIRS, XORG_DIRS};
+use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS};
 use super::root::{DriverRoot, Located};
 use crate::paths::{ContainerPath, HostPath};
 use crate::request::Capabilities;
@@ -50,12 +50,15 @@ fn regular(root: &DriverRoot, path: &Path) -> Option<Located> {
 
 /// The Vulkan, EGL and OpenCL descriptions for these capabilities.
 #[must_use]
-pub fn descriptions(root: &DriverRoot, capabilities: Capabilities) -> Vec<PlacedFile> {
-    let wanted = DESCRIPTIONS.iter().filter(|description| capabilities.any(description.capabilities));
+pub fn descriptions(root: &DriverRoot, version: &str, capabilities: Capabilities) -> Vec<PlacedFile> {
+    let wanted = DESCRIPTIONS.iter().filter(|description| {
+        capabilities.any(description.capabilities) && description.and.is_none_or(|and| capabilities.has(and))
+    });
     let found = wanted.filter_map(|description| {
-        let places = description.search.iter().map(|dir| Path::new(dir).join(description.path));
+        let path = description.path.replace("$V", version);
+        let places = description.search.iter().map(|dir| Path::new(dir).join(&path));
         let located = places.filter_map(|place| regular(root, &place)).next()?;
-        let target = ContainerPath::new(description.dir)?.join(description.path)?;
+        let target = ContainerPath::new(description.dir)?.join(&path)?;
         Some(PlacedFile { source: located.host, target })
     });
     found.collect()
@@ -64,8 +67,11 @@ pub fn descriptions(root: &DriverRoot, capabilities: Capabilities) -> Vec<Placed
 /// The firmware of the GPU's own processor, which the driver in the container reads when it starts a GPU.
 #[must_use]
 pub fn firmware(root: &DriverRoot, version: &str) -> Vec<PlacedFile> {
-    let dirs = FIRMWARE_DIRS.iter().map(|dir| Path::new(dir).join("nvidia").join(version));
-    for dir in dirs {
+    let parameter = root.read(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
+    let parameter = String::from_utf8_lossy(&parameter);
+    let configured = Some(parameter.trim_end()).filter(|dir| dir.starts_with('/'));
+    for dir in configured.into_iter().chain(FIRMWARE_DIRS.iter().copied()) {
+        let dir = Path::new(dir).join("nvidia").join(version);
         let names = root
             .names(&dir)
             .into_iter()
@@ -87,8 +93,9 @@ pub fn firmware(root: &DriverRoot, version: &str) -> Vec<PlacedFile> {
 /// The X server's modules of the driver, at the same path: an X server in the container has its own list of paths.
 #[must_use]
 pub fn xorg_modules(root: &DriverRoot, version: &str) -> Vec<PlacedFile> {
-    let names = ["nvidia_drv.so".to_owned(), format!("libglxserver_nvidia.so.{version}")];
-    let find = |name: &String| {
+    // The X server opens its modules by names without a version.
+    let names = ["nvidia_drv.so", "libglxserver_nvidia.so", &format!("libglxserver_nvidia.so.{version}")];
+    let find = |name: &&str| {
         let places = XORG_DIRS.iter().map(|dir| Path::new(dir).join(name));
         let found = places.filter_map(|place| Some((regular(root, &place)?, ContainerPath::new(&place)?))).next()?;
         Some(PlacedFile { source: found.0.host, target: found.1 })
@@ -100,4 +107,35 @@ pub fn xorg_modules(root: &DriverRoot, version: &str) -> Vec<PlacedFile> {
 #[must_use]
 pub fn at(root: &DriverRoot, path: &Path) -> Option<PlacedFile> {
     Some(PlacedFile { source: regular(root, path)?.host, target: ContainerPath::new(path)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn firmware_is_where_the_kernel_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let found = || {
+            let root = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+            let files = firmware(&root, "535.1");
+            files.iter().map(|file| file.target.absolute().display().to_string()).collect::<Vec<_>>()
+        };
+        put("lib/firmware/nvidia/535.1/gsp_ga10x.bin", "");
+        assert_eq!(found(), ["/lib/firmware/nvidia/535.1/gsp_ga10x.bin"]);
+        for (parameter, expected) in [
+            ("/var/lib/firmware\n", "/var/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
+            ("\n", "/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
+            ("relative\n", "/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
+        ] {
+            put("var/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "");
+            put("sys/module/firmware_class/parameters/path", parameter);
+            assert_eq!(found(), [expected], "{parameter:?}");
+        }
+    }
 }

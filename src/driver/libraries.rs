@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-use super::catalog::{Kind, LIBRARIES, LIBRARY_DIRS, Row};
+use super::catalog::{HOST_ONLY, Kind, LIBRARIES, LIBRARY_DIRS, Row};
 use super::elf;
 use super::ldcache::{self, Arch, Cache};
 use super::root::{DriverRoot, Located};
@@ -28,6 +28,19 @@ pub struct Library {
     pub file_name: OsString,
     /// The names by which ld.so finds it, `libcuda.so.1`; its file name among them if that is its SONAME
     pub sonames: BTreeSet<OsString>,
+}
+
+/// An entry of the linker cache that was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassedOver {
+    /// The row in the catalogue
+    pub name: &'static str,
+    /// What programs ask for
+    pub soname: OsString,
+    /// What they would get; the real file, if there is one
+    pub path: PathBuf,
+    /// Whether a file is there: of another version
+    pub exists: bool,
 }
 
 /// What the host's linker cache says of the driver's libraries.
@@ -84,6 +97,18 @@ fn is_of_version(file_name: &OsStr, version: &str) -> bool {
     file_name.to_str().and_then(|name| name.strip_suffix(version)).is_some_and(|rest| rest.ends_with('.'))
 }
 
+/// Whether it is named like a library of the driver.
+fn is_library_of(file_name: &OsStr, version: &str) -> bool {
+    let stem = file_name.to_str().and_then(|name| name.strip_suffix(version)?.strip_suffix(".so."));
+    stem.is_some_and(|stem| stem.starts_with("lib"))
+}
+
+/// Whether the catalogue has it, or knows that it is not for containers.
+fn is_known(file_name: &OsStr) -> bool {
+    let mut names = LIBRARIES.iter().map(|row| row.name).chain(HOST_ONLY.iter().copied());
+    names.any(|name| is_named(file_name, name)) || is_named(file_name, "libglxserver_nvidia")
+}
+
 /// Looks for libraries of one driver version below a driver root.
 #[derive(Debug)]
 pub struct Search<'a> {
@@ -100,9 +125,9 @@ pub struct Search<'a> {
 impl Search<'_> {
     /// The libraries of these rows, in their order, and what is wrong with those that were passed over.
     #[must_use]
-    pub fn find(&self, arch: Arch, rows: &[&'static Row]) -> (Vec<Library>, Vec<Finding>) {
-        let mut findings = Vec::new();
-        let by_cache: Vec<_> = rows.iter().map(|row| self.in_cache(arch, row, &mut findings)).collect();
+    pub fn find(&self, arch: Arch, rows: &[&'static Row]) -> (Vec<Library>, Vec<PassedOver>) {
+        let mut passed = Vec::new();
+        let by_cache: Vec<_> = rows.iter().map(|row| self.in_cache(arch, row, &mut passed)).collect();
         let mut dirs = self.dirs_of(by_cache.iter().flatten());
         dirs.extend_from_slice(self.dirs);
         if dirs.len() == self.dirs.len() {
@@ -112,26 +137,79 @@ impl Search<'_> {
             .iter()
             .zip(by_cache)
             .filter_map(|(row, library)| library.or_else(|| dirs.iter().find_map(|dir| self.in_dir(arch, row, dir))));
-        (found.collect(), findings)
+        (found.collect(), passed)
     }
 
-    fn in_cache(&self, arch: Arch, row: &'static Row, findings: &mut Vec<Finding>) -> Option<Library> {
+    /// What there is to report about entries that were not taken: a finding for all that are stale, and one for all of another
+    /// version. Packages of an old driver leave dozens of them.
+    #[must_use]
+    pub fn findings(&self, passed: &[PassedOver]) -> Vec<Finding> {
+        const NAMED: usize = 3;
+        let of = |exists: bool| passed.iter().filter(move |passed| passed.exists == exists);
+        let more = |count: usize| match count.saturating_sub(NAMED) {
+            0 => String::new(),
+            rest => format!(" and {rest} more"),
+        };
+        let mut findings = Vec::new();
+        let stale: Vec<_> = of(false).map(|passed| format!("{:?} at {:?}", passed.soname, passed.path)).collect();
+        if let Some(named) = stale.get(..stale.len().min(NAMED)).filter(|named| !named.is_empty()) {
+            let what =
+                format!("{:?} lists {}{}, where no such file is", self.cache.path, named.join(", "), more(stale.len()));
+            findings.push(Finding::of(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
+        }
+        let other = few::set(of(true).map(|passed| format!("{:?}", passed.path)));
+        if !other.is_empty() {
+            let named: Vec<_> = other.iter().take(NAMED).map(String::as_str).collect();
+            let what = format!(
+                "libraries of another version than the loaded driver {} are left out: {}{}",
+                self.version,
+                named.join(", "),
+                more(other.len())
+            );
+            findings.push(Finding::of(
+                &catalog::OTHER_VERSION,
+                what,
+                "reboot the host if the driver was just updated; else remove the packages of the other version",
+            ));
+        }
+        findings
+    }
+
+    /// The driver's libraries that no row of the catalogue has: of its version, beside those that were found.
+    #[must_use]
+    pub fn unknown(&self, found: &[Library]) -> Vec<Library> {
+        if self.version.is_empty() {
+            return Vec::new();
+        }
+        let mut unknown = Vec::new();
+        for arch in std::iter::once(Arch::native()).chain(Arch::native().compat32()) {
+            for dir in self.dirs_of(found.iter().filter(|library| library.arch == arch)) {
+                let names = self.root.names(&dir);
+                let names = names.iter().filter(|name| is_library_of(name, self.version) && !is_known(name));
+                unknown.extend(names.filter_map(|name| self.at(arch, &dir.join(name))));
+            }
+        }
+        // A directory that is a link to another one has the same files.
+        let mut seen = std::collections::BTreeSet::new();
+        unknown.retain(|library| {
+            !found.iter().any(|known| known.source == library.source)
+                && seen.insert(library.source.as_path().to_owned())
+        });
+        unknown
+    }
+
+    fn in_cache(&self, arch: Arch, row: &'static Row, passed: &mut Vec<PassedOver>) -> Option<Library> {
         let mut found: Option<Library> = None;
         for (soname, path) in self.cache.of(arch, row) {
+            let mut pass = |path: &Path, exists| {
+                passed.push(PassedOver { name: row.name, soname: soname.to_owned(), path: path.to_owned(), exists });
+            };
             let Some((located, file_name)) = self.regular_file(path) else {
-                findings.push(Finding::of(
-                    &catalog::STALE_CACHE,
-                    format!("{:?} lists {soname:?} at {path:?}, where no such file is", self.cache.path),
-                    "run \"ldconfig\" as root on the host",
-                ));
+                pass(path, false);
                 continue;
             };
             if !self.fits(row, &file_name) {
-                findings.push(Finding::of(
-                    &catalog::OTHER_VERSION,
-                    format!("{:?} is not of the loaded driver {} and is left out", located.path, self.version),
-                    "if the driver was just updated, reboot the host",
-                ));
+                pass(&located.path, true);
                 continue;
             }
             // The first file of a name is the one that ld.so takes; further names of the same file are its links.
@@ -150,7 +228,7 @@ impl Search<'_> {
     }
 
     fn fits(&self, row: &Row, file_name: &OsStr) -> bool {
-        self.version.is_empty() || row.kind == Kind::OwnVersion || is_of_version(file_name, self.version)
+        self.version.is_empty() || matches!(row.kind, Kind::OwnVersion(_)) || is_of_version(file_name, self.version)
     }
 
     fn regular_file(&self, path: &Path) -> Option<(Located, OsString)> {
@@ -166,12 +244,18 @@ impl Search<'_> {
         if !self.root.header(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
             return None;
         }
-        let soname = self.root.open_file(&located.path).ok().and_then(elf::soname)?;
-        Some(Library { name: "", arch, source: located.host, file_name, sonames: few::set([soname]) })
+        let sonames = few::set([self.soname(&located, &file_name)]);
+        Some(Library { name: "", arch, source: located.host, file_name, sonames })
+    }
+
+    /// The name by which ld.so finds it. ldconfig lists a library without a SONAME by its file name.
+    fn soname(&self, located: &Located, file_name: &OsStr) -> OsString {
+        let soname = self.root.open_file(&located.path).ok().and_then(elf::soname);
+        soname.unwrap_or_else(|| file_name.to_owned())
     }
 
     /// Where the libraries are that were found: what the cache does not list is beside them.
-    fn dirs_of<'l>(&self, found: impl Iterator<Item = &'l Library>) -> Vec<PathBuf> {
+    pub fn dirs_of<'l>(&self, found: impl Iterator<Item = &'l Library>) -> Vec<PathBuf> {
         let prefix = self.root.path();
         let mut dirs = Vec::new();
         for library in found {
@@ -196,18 +280,22 @@ impl Search<'_> {
 
     /// `dir/libX.so.<version>`, or where the version is not known or its own, what `dir/libX.so.1` leads to.
     fn in_dir(&self, arch: Arch, row: &'static Row, dir: &Path) -> Option<Library> {
-        let dir = match row.kind {
-            Kind::Below(below) if !dir.ends_with(below) => dir.join(below),
-            _ => dir.to_owned(),
+        let suffix = match row.kind {
+            Kind::OwnVersion(soname) => soname,
+            _ if self.version.is_empty() => "1",
+            _ => self.version,
         };
-        let by_version = || self.regular_file(&dir.join(format!("{}.so.{}", row.name, self.version)));
-        let by_link = || self.regular_file(&dir.join(format!("{}.so.1", row.name)));
-        let (located, file_name) =
-            if row.kind == Kind::OwnVersion || self.version.is_empty() { by_link()? } else { by_version()? };
+        let name = format!("{}.so.{suffix}", row.name);
+        let below = match row.kind {
+            Kind::Below(below) if !dir.ends_with(below) => self.regular_file(&dir.join(below).join(&name)),
+            _ => None,
+        };
+        // Debian has all of them in one directory, and links where programs look.
+        let (located, file_name) = below.or_else(|| self.regular_file(&dir.join(name)))?;
         if !self.root.header(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
             return None;
         }
-        let sonames = few::set(self.root.open_file(&located.path).ok().and_then(elf::soname));
+        let sonames = few::set([self.soname(&located, &file_name)]);
         Some(Library { name: row.name, arch, source: located.host, file_name, sonames })
     }
 }
@@ -227,6 +315,22 @@ mod tests {
         ] {
             assert_eq!(is_named(OsStr::new(soname), name), is, "{soname}");
         }
+    }
+
+    #[test]
+    fn libraries_of_the_driver_that_are_not_in_the_catalogue() {
+        for (file, is) in [
+            ("libnvidia-new.so.535.183.01", true),
+            ("libnew.so.535.183.01", true),
+            ("libnvidia-new.so.1", false),
+            ("libnvidia-new.so.1535.183.01", false),
+            ("libnvidia-new-535.183.01", false),
+            ("new.so.535.183.01", false),
+        ] {
+            assert_eq!(is_library_of(OsStr::new(file), "535.183.01"), is, "{file}");
+        }
+        assert!(is_known(OsStr::new("libcuda.so.535.183.01")) && is_known(OsStr::new("libnvidia-gtk3.so.535.183.01")));
+        assert!(!is_known(OsStr::new("libnvidia-new.so.535.183.01")));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod libraries;
 pub mod locate;
 pub mod make_node;
 pub mod nodes;
+pub mod packages;
 pub mod prepare;
 pub mod root;
 

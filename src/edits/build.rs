@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, NodeLink, Placement, ProcMask};
-use crate::driver::catalog::{DEV_LINKS, Kind, LIBRARIES};
+use crate::driver::catalog::{DEV_LINKS, Kind, LIBRARIES, WINE_DIR, WINE_FILES};
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
 use crate::driver::locate::DriverFiles;
@@ -60,15 +60,28 @@ fn library(library: &Library) -> HostFile {
         source: library.source.clone(),
         placement: match row.map(|row| row.kind) {
             Some(Kind::Below(below)) => Placement::LibraryBelow(library.arch, below),
+            None if WINE_FILES.contains(&library.name) => Placement::LibraryBelow(library.arch, WINE_DIR),
             _ => Placement::Library(library.arch),
         },
         name: library.file_name.clone(),
-        sonames: library.sonames.clone(),
+        sonames: sonames(library),
         need: match row.map(|row| row.kind) {
             Some(Kind::Required) if native => Need::Required,
             _ => Need::Optional,
         },
     }
+}
+
+/// The names by which ld.so finds it: also those of links that it gets in the container and the host's linker cache may
+/// lack. A name that is not in the cache is looked for in directories, and could lead to another copy than the SONAME does:
+/// the image's newer libcuda under one name, and the host's under the other.
+fn sonames(library: &Library) -> BTreeSet<OsString> {
+    let mut sonames = library.sonames.clone();
+    let links = DEV_LINKS.iter().filter(|(name, link, target)| {
+        *name == library.name && !link.contains('/') && library.sonames.contains(OsStr::new(target))
+    });
+    sonames.extend(links.map(|(_, link, _)| OsString::from(link)));
+    sonames
 }
 
 /// What one device adds: its nodes, and what of the host's /proc/driver/nvidia speaks of it.
@@ -140,6 +153,8 @@ mod tests {
         let edits = common(&files, vec![], vec![], None);
         let needs: Vec<_> = edits.files.iter().map(|file| file.need).collect();
         assert_eq!(needs, [Need::Required, Need::Required, Need::Optional]);
+        assert!(edits.files[0].sonames.contains(OsStr::new("libcuda.so")), "the linker cache has it too");
+        assert_eq!(edits.files[1].sonames.len(), 1);
         assert_eq!(edits.links, [DevLink { name: "libcuda.so".into(), target: "libcuda.so.1".into() }]);
     }
 

@@ -98,7 +98,7 @@ kinds! {
     NO_FILE "ONH-207" Warning "a file of the driver's files list is not there", "config.toml names it for containers";
     UNREADABLE "ONH-208" Warning "a place of the driver's cannot be looked at", "what is there is missing in the container";
     SEVERAL_VERSIONS "ONH-209" Note "there are libraries of several drivers", "only those of the loaded module work; programs on the host may take others";
-    LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed", "containers that ask for it do not start";
+    LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed", "containers that ask for it lack them, or do not start";
     NODE_ACCESS "ONH-211" Warning "a user may not open the device nodes", "rootless containers of that user get no GPU";
     GROUP_NODES "ONH-212" Note "the device nodes are for a group", "processes of containers that are not root are not in it by themselves";
     SLOW_NVML "ONH-213" Warning "NVML is slow", "every container waits for it: the driver starts GPUs anew that nobody uses";
@@ -108,6 +108,8 @@ kinds! {
     NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer, and a table has no place for it", "programs that read the table do not know of it";
     LOCAL_SOURCE "ONH-218" Warning "a daemon's socket or directory is not given to containers", "a user of the host, or a container, could have put it there";
     NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing", "X11 and Vulkan may not work in the container";
+    NOT_INSTALLED "ONH-224" Note "parts of the driver are not installed", "containers that ask for them by capability get nothing of them";
+    UNKNOWN_LIBRARIES "ONH-225" Note "libraries of the driver are not in the catalogue", "containers get them with NVIDIA_DRIVER_CAPABILITIES=all only";
     MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device", "CUDA programs find no device: they run on MIG devices only";
     IMAGE_CUDA "ONH-231" Note "the image's newer libcuda comes before the host's", "it is made for forward compatibility with the host's driver";
 

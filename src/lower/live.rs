@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
 
+use crate::driver::catalog::DEV_LINKS;
 use crate::driver::ldcache::Arch;
 use crate::edits::{Channel, DevLink, Edits, Need, Placement, ProcMask};
 use crate::finding::{Finding, catalog};
@@ -284,8 +285,12 @@ pub fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&OsStr) -
     let mut is_preferred = false;
     for step in &mut *steps {
         let Step::UpdateLinkerCache(entries) = step else { continue };
-        for entry in entries.iter_mut().filter(|entry| entry.arch == Arch::native() && has(&entry.soname)) {
-            if let Some(path) = dir.join(&entry.soname) {
+        for entry in entries.iter_mut().filter(|entry| entry.arch == Arch::native()) {
+            let link = DEV_LINKS.iter().find(|(_, link, _)| entry.soname == *link);
+            // The image may lack the link for development. The host's must not lead to another libcuda then.
+            let target = link.map_or_else(|| entry.soname.clone(), |(.., target)| OsString::from(target));
+            let name = [&entry.soname, &target].into_iter().find(|name| has(name));
+            if let Some(path) = name.and_then(|name| dir.join(name)) {
                 entry.path = path;
                 is_preferred = true;
             }

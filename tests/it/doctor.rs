@@ -60,6 +60,8 @@ fn good_host() -> &'static FakeDriver {
             for link in 195:255 195:254 511:0 511:1 195:0 195:1 195:2 195:3 195:4 195:5 195:6 195:7; do
                 ln -s ../null dev/char/$link; done
             touch dev/null
+            for name in nvcuvid nvidia-encode nvidia-glcore nvidia-ngx; do
+                cp usr/lib/x86_64-linux-gnu/libnvidia-cfg.so.535.183.01 usr/lib/x86_64-linux-gnu/lib$name.so.535.183.01; done
             echo 1 >sys/fs/selinux/enforce; echo '1 1' >sys/fs/selinux/booleans/container_use_devices
             echo '0 0' >sys/fs/selinux/booleans/container_use_xserver_devices
             printf 'ID="opensuse-leap"\nID_LIKE="suse opensuse"\n' >etc/os-release
@@ -328,6 +330,19 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     ),
     ("sed -i '/^accept.*= false/d' etc/nvidia-container-runtime/config.toml", "exposed", "ONH-106", Status::Note),
     ("chmod 660 dev/nvidia*; chgrp video dev/nvidia*", "groups", "ONH-212", Status::Note),
+    (
+        "rm usr/lib/x86_64-linux-gnu/libnvidia-glcore* usr/lib/x86_64-linux-gnu/libnvcuvid*",
+        "capabilities",
+        "ONH-224: the libraries of the driver capabilities \"display\", \"graphics\", \"video\" are missing below \"/\": \
+         libnvcuvid.so, libnvidia-glcore.so",
+        Status::Note,
+    ),
+    (
+        "cd usr/lib/x86_64-linux-gnu; cp libnvidia-cfg.so.535.183.01 libnvidia-later.so.535.183.01",
+        "capabilities",
+        "ONH-225: libraries of the driver are not in the catalogue: \"libnvidia-later.so.535.183.01\"",
+        Status::Note,
+    ),
 ];
 
 fn each_fault_has_its_finding() {

@@ -17,7 +17,8 @@ use crate::support::{Need, run, scratch, source};
 
 pub const TESTS: &[Test] = &[("hosts::what_is_found_on_each", &[Need::Program("cc")], what_is_found_on_each)];
 
-const CAPABILITIES: [&str; 7] = ["compute", "utility", "video", "graphics", "display", "ngx", "compat32"];
+/// The last one is what only a request for all of it gets.
+const CAPABILITIES: [&str; 8] = ["compute", "utility", "video", "graphics", "display", "ngx", "compat32", "all"];
 
 fn what_is_found_on_each() {
     let mut seen = 0;
@@ -111,7 +112,7 @@ impl Host {
         let cache = LinkerCache::read(&root, None);
         let search = Search { root: &root, cache: &cache, version: &self.version, dirs: &[] };
         let mut text = String::new();
-        let mut said = std::collections::BTreeSet::new();
+        let (mut said, mut seen) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
         for capability in CAPABILITIES {
             // 32-bit libraries are those of the other capabilities.
             let asked = if capability == "compat32" { "compat32,compute,utility,video,graphics" } else { capability };
@@ -120,7 +121,9 @@ impl Host {
                 Ok((files, findings)) => {
                     let all = lines(&files);
                     let kept = all.into_iter().filter(|line| capability != "compat32" || line.starts_with("I386"));
-                    kept.for_each(|line| writeln!(text, "{line}").unwrap());
+                    let kept: Vec<_> = kept.filter(|line| capability != "all" || !seen.contains(line)).collect();
+                    kept.iter().for_each(|line| writeln!(text, "{line}").unwrap());
+                    seen.extend(kept);
                     said.extend(findings.into_iter().map(|finding| format!("{} {}", finding.kind.id, finding.what)));
                 }
                 Err(error) => writeln!(text, "error: {error}").unwrap(),
