@@ -333,8 +333,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     (
         "rm usr/lib/x86_64-linux-gnu/libnvidia-glcore* usr/lib/x86_64-linux-gnu/libnvcuvid*",
         "capabilities",
-        "ONH-224: the libraries of the driver capabilities \"display\", \"graphics\", \"video\" are missing below \"/\": \
-         libnvcuvid.so, libnvidia-glcore.so",
+        "ONH-224: the libraries of the driver capabilities \"display\", \"graphics\", \"video\" are missing below ",
         Status::Note,
     ),
     (
