@@ -95,9 +95,15 @@ pub fn one_line(text: &str) -> String {
             out.push('…');
             break;
         }
-        if c.is_control() || turns_text(c) { out.extend(c.escape_default()) } else { out.push(c) }
+        if moves_text(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
+}
+
+/// Whether a character moves the cursor of a terminal, ends a line, or turns the direction of text.
+#[must_use]
+pub fn moves_text(c: char) -> bool {
+    c.is_control() || turns_text(c)
 }
 
 /// Line and paragraph separators, and the characters of Unicode's bidirectional algorithm (CVE-2021-42574).

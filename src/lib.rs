@@ -38,6 +38,7 @@ pub mod finding;
 pub mod host;
 pub mod inject;
 pub mod inventory;
+pub mod json;
 pub mod log;
 pub mod lower;
 pub mod nearest;

@@ -53,7 +53,7 @@ impl Format {
     pub fn print(self, spec: &Spec) -> Result<String> {
         let value = serde_json::to_value(spec)?;
         Ok(match self {
-            Self::Json => serde_json::to_string_pretty(&value)? + "\n",
+            Self::Json => crate::json::pretty(&value)? + "\n",
             Self::Yaml => yaml::print(&value),
         })
     }

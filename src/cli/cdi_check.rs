@@ -47,7 +47,7 @@ fn places(options: &Options) -> Vec<View> {
 pub fn list(options: &Options) -> Result<ExitCode> {
     let names = names_of(options);
     if options.json {
-        return Ok(output::print(&(serde_json::to_string_pretty(&names)? + "\n")));
+        return Ok(output::print(&(crate::json::pretty(&names)? + "\n")));
     }
     Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
 }
@@ -89,7 +89,7 @@ pub fn check(options: &Options) -> Result<ExitCode> {
         text += &in_words(&verdicts, &dirs, &readers);
         data.push(json!({"engines": engines, "spec_dirs": dirs, "verdicts": verdicts}));
     }
-    let text = if options.json { serde_json::to_string_pretty(&data)? + "\n" } else { text };
+    let text = if options.json { crate::json::pretty(&data)? + "\n" } else { text };
     let printed = output::print(&text);
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }

@@ -60,7 +60,7 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
 
 /// Whether it was printed.
 fn print(outcomes: &[Outcome], options: &Options, terminal: Terminal) -> Result<bool> {
-    let text = if options.json { serde_json::to_string_pretty(outcomes)? + "\n" } else { text(outcomes, terminal) };
+    let text = if options.json { crate::json::pretty(&outcomes)? + "\n" } else { text(outcomes, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 

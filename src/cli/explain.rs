@@ -15,6 +15,7 @@ use crate::finding::Finding;
 use crate::host::{self, Host};
 use crate::inject::container::Container;
 use crate::inventory::report;
+use crate::json;
 use crate::lower::text;
 use crate::oci::{self, SpecView};
 use crate::paths::{ContainerPath, HostPath};
@@ -52,11 +53,8 @@ struct Subject {
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
     let explanation = explain(options);
-    let text = if options.json {
-        serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"
-    } else {
-        in_words(&explanation)
-    };
+    let text =
+        if options.json { json::pretty(&explanation).unwrap_or_default() + "\n" } else { in_words(&explanation) };
     let printed = output::print(&text);
     if explanation.outcome == Outcome::Error { ExitCode::FAILURE } else { printed }
 }

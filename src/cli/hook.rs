@@ -32,7 +32,8 @@ use crate::sys::{ns, proc_file};
 /// A container has ended: its record goes, unless it failed.
 #[must_use]
 pub fn forget() -> ExitCode {
-    if let (Ok(state), Ok(Some(store))) = (read_state(), Store::existing()) {
+    let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
+    if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
         store.forget(&state.id);
     }
     ExitCode::SUCCESS
@@ -74,10 +75,16 @@ pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
 }
 
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
-    let state = read_state()?;
-    let spec = oci::spec_view::read_if_asked(&state.bundle).map_err(|error| match place {
-        Place::Inside if ns::in_user_namespace().unwrap_or_default() => error.context(unread_inside()),
-        _ => error,
+    let bytes = read_stdin()?;
+    let state = oci::state::parse(&bytes)?;
+    let spec = oci::spec_view::read_if_asked(&state.bundle).map_err(|error| {
+        // crun up to 1.28 names "/" as the bundle of a container with a user namespace and devices: the state is all that
+        // is known of it, and the record all that is left of its start.
+        log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
+        match place {
+            Place::Inside if ns::in_user_namespace().unwrap_or_default() => error.context(unread_inside()),
+            _ => error,
+        }
     })?;
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     if debug {
@@ -133,10 +140,8 @@ pub(super) fn open_log(config: &Config, log: &mut Log) {
     }
 }
 
-fn read_state() -> Result<State> {
-    let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
-        .context("cannot read the container state on stdin")?;
-    oci::state::parse(&bytes)
+fn read_stdin() -> Result<Vec<u8>> {
+    oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")
 }
 
 /// The host, and what the container gets of it; what there is to say about that is in the log. `None` if it gets nothing,

@@ -52,7 +52,7 @@ pub(super) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String>
             inventory.failed.iter().for_each(|failed| log.finding(&not_usable(failed)));
             table(&inventory)
         }
-        Form::Json => serde_json::to_string_pretty(&Report::from(&inventory))? + "\n",
+        Form::Json => crate::json::pretty(&Report::from(&inventory))? + "\n",
     })
 }
 

@@ -91,7 +91,7 @@ pub(super) fn text(selection: &Selection, config: &Config, json: bool, log: &mut
             .iter()
             .map(|Item { path, source, kind }| json!({"path": path, "source": source, "kind": kind.name()}))
             .collect();
-        return Ok(serde_json::to_string_pretty(&data)? + "\n");
+        return Ok(crate::json::pretty(&data)? + "\n");
     }
     let lines = items.iter().filter(|item| !item.kind.is_ours_alone());
     Ok(lines.map(|item| format!("{}\n", item.path.display())).collect())

@@ -22,6 +22,7 @@ pub mod select;
 pub mod status;
 pub mod terminal;
 pub mod why;
+mod why_list;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

@@ -15,7 +15,7 @@ use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
 use crate::inventory::select::Device;
 use crate::lower::live::{self, RootfsFacts, Step};
-use crate::oci::SpecView;
+use crate::oci::{Pod, SpecView};
 use crate::paths::ContainerPath;
 use crate::request::others::{self, Other};
 use crate::request::{self, Capability, Decision, GpuRequest, Hint, VisibleDevices};
@@ -50,7 +50,7 @@ pub fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Con
 pub fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
     Ok(match request::from_spec(spec, config)? {
         Decision::Nothing(reason) => Verdict::Nothing(reason),
-        Decision::Refused(reason) => Verdict::LeftAlone(refused(reason)),
+        Decision::Refused(reason) => Verdict::LeftAlone(refused(reason, &spec.pod)),
         Decision::Gpus(request) => match set_up_by_others(spec) {
             Some(finding) => Verdict::LeftAlone(finding),
             None => Verdict::Gpus(request),
@@ -58,13 +58,15 @@ pub fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
     })
 }
 
-/// A request that may not be made.
-fn refused(reason: String) -> Finding {
-    Finding::of(
-        &catalog::REFUSED,
-        reason,
-        "start it privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in config.toml",
-    )
+/// A request that may not be made. The author of a pod reads the hint: what gives a pod a GPU is a request to the scheduler.
+fn refused(reason: String, pod: &Pod) -> Finding {
+    let hint = match pod.name.is_empty() {
+        true => {
+            "start it privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in config.toml"
+        }
+        false => "have the scheduler give it one: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod",
+    };
+    Finding::of(&catalog::REFUSED, reason, hint)
 }
 
 /// A container that another program sets up.

@@ -7,8 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use crate::driver::nodes::{MODESET_MINOR, NVIDIA_MAJOR};
 use crate::driver::{DriverRoot, compat};
 use crate::edits::build;
+use crate::error::one_line;
 use crate::inject::{
     self,
     container::{self, Container},
@@ -17,6 +19,7 @@ use crate::inventory::procfs;
 use crate::log::Log;
 use crate::lower::live;
 use crate::lower::rootfs::RootfsEdits;
+use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
 use crate::paths::{ContainerPath, HostPath};
 
@@ -38,11 +41,14 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
         .context("cannot read the container state on stdin")?;
     let state = oci::state::parse(&bytes)?;
+    log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
     let edits = with_entries(edits, &spec);
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
-    log.connect();
+    log.keep();
+    log.record().request = "the engine has set it up, from a CDI spec or at precreate".to_owned();
+    log.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     container::set_deadline(Instant::now())?;
     let container = match edits.outside {
         true => Container::open(state.init()?, &spec.rootfs)?,
@@ -57,7 +63,16 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     }
     let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &spec.mounts)?;
     findings.iter().for_each(|finding| log.finding(finding));
+    log.step_done("rootfs");
+    log.end_of_rest(&format!("finished what the engine began, with {} steps", steps.len()));
     Ok(())
+}
+
+/// The node of a GPU, by its path in the container.
+fn gpu_node(device: &Device) -> Option<String> {
+    let is_gpu =
+        device.major == Some(NVIDIA_MAJOR.into()) && device.minor.is_some_and(|minor| minor < MODESET_MINOR.into());
+    is_gpu.then(|| one_line(&device.path.display().to_string()))
 }
 
 /// Each device of a spec brings an entry of its own, but there is one mask for all of them, and it cannot be changed

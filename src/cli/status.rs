@@ -20,8 +20,7 @@ use crate::paths::HostPath;
 pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
     let printed = statuses().and_then(|statuses| {
         let all_active = statuses.iter().all(|status| status.active || !status.installed);
-        let text =
-            if options.json { serde_json::to_string_pretty(&statuses)? + "\n" } else { text(&statuses, terminal) };
+        let text = if options.json { crate::json::pretty(&statuses)? + "\n" } else { text(&statuses, terminal) };
         let printed = output::print(&text);
         Ok(if all_active { printed } else { ExitCode::FAILURE })
     });

@@ -7,17 +7,19 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::{Options, output};
+use super::{Options, output, why_list};
 use crate::config;
 use crate::error::{failure, one_line};
 use crate::few;
-use crate::finding::catalog;
+use crate::finding::{Finding, catalog};
+use crate::json;
 use crate::log::Log;
 use crate::oci;
 use crate::record::storage::{self, Listed};
-use crate::record::store::Store;
+use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};
 use crate::request::{self, Decision};
+use crate::sys::{ns, run_dir};
 
 /// A container that engines have.
 struct Known {
@@ -28,8 +30,8 @@ struct Known {
 /// Which container is meant.
 #[derive(Debug, PartialEq, Eq)]
 enum Meant {
-    /// The record of this place in the list
-    Record(usize),
+    /// The records of these places in the list
+    Records(Vec<usize>),
     /// The container of this place in the list: it has no record
     Known(usize),
     /// These ids begin so
@@ -54,23 +56,31 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 fn tell_all(options: &Options) -> Result<String> {
-    let records = records()?;
+    let mut records = records()?;
     if options.json {
-        return Ok(serde_json::to_string_pretty(&records)? + "\n");
+        return Ok(json::pretty(&records)? + "\n");
     }
+    let roots = roots_records();
     if records.is_empty() {
-        return Ok("no container has asked for GPUs\n".to_owned());
+        return Ok(match roots {
+            Some(hint) => format!("no container of this user has asked for GPUs\n{hint}\n"),
+            None => "no container has asked for GPUs\n".to_owned(),
+        });
     }
-    let line = |record: &Record| {
-        format!(
-            "{}  {:<12}  {:<10}  {}\n",
-            record.started,
-            record.container.short(),
-            ended(record),
-            one_line(&record.reason)
-        )
-    };
-    Ok(records.iter().map(line).collect())
+    let known = known_containers(&records);
+    name_all(&mut records, &known);
+    Ok(why_list::lines(&records) + &roots.map(|hint| hint + "\n").unwrap_or_default())
+}
+
+/// Where to look for containers of root's engines, for a user who cannot read their records.
+fn roots_records() -> Option<String> {
+    let is_root = rustix::process::geteuid().is_root() && !ns::in_user_namespace().unwrap_or_default();
+    let is_there = run_dir::path_of_root().symlink_metadata().is_ok();
+    (!is_root && is_there).then(|| {
+        "the records of root's containers (Kubernetes, \"sudo podman\") are readable for root only: \
+         run \"sudo oci-nvidia-hook why\""
+            .to_owned()
+    })
 }
 
 fn tell(name: &str, options: &Options) -> Result<String> {
@@ -78,11 +88,14 @@ fn tell(name: &str, options: &Options) -> Result<String> {
     let known = known_containers(&records);
     name_all(&mut records, &known);
     match find(name, &records, &known) {
-        Meant::Record(at) => match records.get(at) {
-            Some(record) if options.json => Ok(serde_json::to_string_pretty(record)? + "\n"),
-            Some(record) => Ok(in_words(record)),
-            None => Ok(String::new()),
-        },
+        Meant::Records(places) => {
+            let meant: Vec<_> = places.iter().filter_map(|at| records.get(*at)).collect();
+            match meant.as_slice() {
+                [record] if options.json => Ok(json::pretty(record)? + "\n"),
+                records if options.json => Ok(json::pretty(&records)? + "\n"),
+                records => Ok(records.iter().map(|record| in_words(record)).collect::<Vec<_>>().join("\n")),
+            }
+        }
         Meant::Known(at) => known.get(at).map_or_else(|| Ok(String::new()), |known| without_record(known, options)),
         Meant::Several(ids) => Err(failure(
             &catalog::NO_RECORD,
@@ -91,13 +104,12 @@ fn tell(name: &str, options: &Options) -> Result<String> {
         )),
         Meant::Nothing => Err(failure(
             &catalog::NO_RECORD,
-            format!("nothing is known of a container {name:?}"),
-            if rustix::process::geteuid().is_root() {
-                "\"oci-nvidia-hook why\" lists those that asked for GPUs; \"oci-nvidia-hook status\" tells whether engines \
-                 call the hook"
-            } else {
-                "for a container of root's: \"sudo oci-nvidia-hook why …\""
-            },
+            format!("nothing is known of a container or pod {name:?}"),
+            roots_records().unwrap_or_else(|| {
+                "\"oci-nvidia-hook why\" lists those that asked for GPUs, with pods and names; \"oci-nvidia-hook status\" \
+                 shows whether engines call the hook"
+                    .to_owned()
+            }),
         )),
     }
 }
@@ -108,14 +120,29 @@ pub(super) fn id_of(name: &str) -> Option<String> {
     let known = known_containers(&records);
     name_all(&mut records, &known);
     match find(name, &records, &known) {
-        Meant::Record(at) => records.get(at).map(|record| record.container.id.clone()),
+        // A pod of several containers is no container.
+        Meant::Records(places) => match places.as_slice() {
+            [at] => records.get(*at).map(|record| record.container.id.clone()),
+            _ => None,
+        },
         Meant::Known(at) => known.get(at).map(|known| known.listed.id.clone()),
         Meant::Several(_) | Meant::Nothing => None,
     }
 }
 
+/// A file that is no record is reported, and the others are read.
 fn records() -> Result<Vec<Record>> {
-    Ok(Store::existing()?.map(|store| store.all()).transpose()?.unwrap_or_default())
+    let found = Store::existing()?.map(|store| store.all()).transpose()?.unwrap_or_default();
+    let dir = run_dir::path()?.join(store::DIR);
+    for (name, why) in &found.broken {
+        let path = dir.join(name);
+        Log::default().finding(&Finding::of(
+            &catalog::BROKEN_RECORD,
+            format!("cannot read the record {path:?}: {why}"),
+            format!("rm {}", path.display()),
+        ));
+    }
+    Ok(found.records)
 }
 
 /// Of the user who asks, and where these records are from.
@@ -139,13 +166,19 @@ fn name_all(records: &mut [Record], known: &[Known]) {
     }
 }
 
-/// An id, a name, or the beginning of one id; in this order. `records` are the newest first.
+/// An id, a name, a pod, or the beginning of one id; in this order. `records` are the newest first.
 fn find(name: &str, records: &[Record], known: &[Known]) -> Meant {
     let id_of_name = known.iter().find(|known| known.listed.names.iter().any(|other| other == name));
     let id = id_of_name.map_or(name, |known| &known.listed.id);
     let is = |record: &Record| !name.is_empty() && (record.container.id == id || record.container.name == name);
     if let Some(at) = records.iter().position(is) {
-        return Meant::Record(at);
+        return Meant::Records(vec![at]);
+    }
+    let of_pod: Vec<_> = (0..records.len())
+        .filter(|at| records.get(*at).is_some_and(|record| why_list::is_pod(&record.container, name)))
+        .collect();
+    if !of_pod.is_empty() {
+        return Meant::Records(why_list::newest_of_each(records, &of_pod));
     }
     if let Some(at) = known.iter().position(|known| known.listed.id == id) {
         return Meant::Known(at);
@@ -182,7 +215,7 @@ fn named(id: &str, name: Option<&String>) -> String {
     name.filter(|name| !name.is_empty()).map_or_else(|| id.clone(), |name| format!("{id} ({})", one_line(name)))
 }
 
-const fn ended(record: &Record) -> &'static str {
+pub(super) const fn ended(record: &Record) -> &'static str {
     match record.outcome {
         Outcome::Given => "given",
         Outcome::Partly => "partly",
@@ -218,6 +251,8 @@ pub fn in_words(record: &Record) -> String {
         for requirement in &asked.requirements {
             writeln!(text, "requires: {}", one_line(requirement)).ok();
         }
+    } else if !record.request.is_empty() {
+        writeln!(text, "{}", one_line(&record.request)).ok();
     }
     let outcome = match record.outcome {
         Outcome::Given => "it got what it asked for",
@@ -275,12 +310,12 @@ mod tests {
         let records = [record("aa1", "web"), record("aa2", "web"), record("ab3", ""), record("cc4", "")];
         let known = [known("cc4", "db"), known("dd5", "cache"), known("aa1", "now")];
         for (name, meant) in [
-            ("aa1", Meant::Record(0)),
-            ("now", Meant::Record(0)),
-            ("web", Meant::Record(0)),
-            ("db", Meant::Record(3)),
-            ("c", Meant::Record(3)),
-            ("ab", Meant::Record(2)),
+            ("aa1", Meant::Records(vec![0])),
+            ("now", Meant::Records(vec![0])),
+            ("web", Meant::Records(vec![0])),
+            ("db", Meant::Records(vec![3])),
+            ("c", Meant::Records(vec![3])),
+            ("ab", Meant::Records(vec![2])),
             ("cache", Meant::Known(1)),
             ("d", Meant::Known(1)),
             ("a", Meant::Several(vec!["aa1".into(), "aa2".into(), "ab3".into()])),
@@ -288,6 +323,26 @@ mod tests {
             ("", Meant::Nothing),
         ] {
             assert_eq!(find(name, &records, &known), meant, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_is_each_of_its_containers() {
+        let of = |id: &str, container: &str| {
+            let mut record = record(id, "");
+            record.container.pod = Pod { name: "p".into(), namespace: "n".into(), container: container.into() };
+            record
+        };
+        let records = [of("a1", "main"), of("b2", "init"), of("c3", "main"), record("p9", "")];
+        for (name, meant) in [
+            ("p", vec![0, 1]),
+            ("n/p", vec![0, 1]),
+            ("n/p/main", vec![0]),
+            ("n/p/init", vec![1]),
+            ("c3", vec![2]),
+            ("p9", vec![3]),
+        ] {
+            assert_eq!(find(name, &records, &[]), Meant::Records(meant), "{name:?}");
         }
     }
 

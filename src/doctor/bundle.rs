@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::json as value;
 
 use super::look::CONFIG;
 use super::{Facts, Outcome, gzip, tar};
@@ -20,6 +20,7 @@ use crate::few;
 use crate::finding::catalog;
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::report::Report;
+use crate::json;
 use crate::record::Record;
 use crate::record::store::Store;
 
@@ -43,12 +44,12 @@ pub fn collect(
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {
     let mut members = vec![
-        ("doctor.json".to_owned(), serde_json::to_vec_pretty(outcomes)?),
-        ("status.json".to_owned(), serde_json::to_vec_pretty(statuses)?),
-        ("engines.json".to_owned(), serde_json::to_vec_pretty(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
+        ("doctor.json".to_owned(), bytes(outcomes)?),
+        ("status.json".to_owned(), bytes(statuses)?),
+        ("engines.json".to_owned(), bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
     ];
     if let Some((Ok(inventory), _)) = &facts.driver.nvml {
-        members.push(("info.json".to_owned(), serde_json::to_vec_pretty(&Report::from(inventory))?));
+        members.push(("info.json".to_owned(), bytes(&Report::from(inventory))?));
     }
     let config = config.unwrap_or_else(|| Path::new(CONFIG));
     let mut paths = vec![config.to_owned()];
@@ -82,6 +83,10 @@ pub fn collect(
     Ok(members)
 }
 
+fn bytes(value: &(impl serde::Serialize + ?Sized)) -> serde_json::Result<Vec<u8>> {
+    json::pretty(&value).map(String::into_bytes)
+}
+
 fn below(host: &DriverRoot, dir: &Path) -> Vec<std::path::PathBuf> {
     host.names(dir).into_iter().map(|name| dir.join(name)).collect()
 }
@@ -91,20 +96,20 @@ fn end_of(bytes: &[u8]) -> &[u8] {
 }
 
 fn engine(engine: &Engine) -> serde_json::Value {
-    let refused = |(file, why): &(std::path::PathBuf, String)| json!({"file": file, "why": why});
-    json!({
+    let refused = |(file, why): &(std::path::PathBuf, String)| value!({"file": file, "why": why});
+    value!({
         "engine": engine.kind.to_string(),
         "program": engine.program,
         "version": engine.version.map(|version| version.to_string()),
         "files": engine.files,
         "hooks_dirs": engine.settings.hooks_dirs,
-        "hooks": engine.hooks.entries.iter().map(|entry| json!({
+        "hooks": engine.hooks.entries.iter().map(|entry| value!({
             "file": entry.file, "path": entry.hook.path, "program": entry.program, "stages": entry.hook.stages,
         })).collect::<Vec<_>>(),
         "refused": engine.hooks.refused.iter().chain(&engine.settings.refused).map(refused).collect::<Vec<_>>(),
         "cdi_spec_dirs": engine.settings.cdi_dirs,
         "cgroup_manager": engine.settings.cgroup_manager,
-        "runtime": engine.runtime.as_ref().map(|runtime| json!({
+        "runtime": engine.runtime.as_ref().map(|runtime| value!({
             "name": runtime.name,
             "program": runtime.program,
             "version": runtime.version.map(|version| version.to_string()),
@@ -115,10 +120,8 @@ fn engine(engine: &Engine) -> serde_json::Value {
 /// What the hook did for the last containers.
 fn records() -> Vec<Member> {
     let store = Store::existing().ok().flatten();
-    let newest_first = store.and_then(|store| store.all().ok()).unwrap_or_default();
-    let member = |record: &Record| {
-        Some((format!("records/{}.json", record.container.id), serde_json::to_vec_pretty(record).ok()?))
-    };
+    let newest_first = store.and_then(|store| store.all().ok()).unwrap_or_default().records;
+    let member = |record: &Record| Some((format!("records/{}.json", record.container.id), bytes(record).ok()?));
     newest_first.iter().take(MOST_RECORDS).filter_map(member).collect()
 }
 

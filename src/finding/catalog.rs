@@ -85,6 +85,7 @@ kinds! {
     EXPOSED "ONH-106" Note "every pod may ask for all GPUs", "a variable in an image is enough, whatever the scheduler gave";
     LIMIT_UNMATCHED "ONH-107" Warning "an entry of [devices] matches no GPU", "a misspelt entry keeps no GPU from containers";
     TIMEOUTS "ONH-108" Warning "the engine may end the hook before it can report", "the container fails without a reason, or its start never ends";
+    BROKEN_RECORD "ONH-109" Warning "a record cannot be read", "what the hook did for that container is not known";
     OTHER_FILES "ONH-110" Warning "something else gives the container the driver's files", "done twice is done wrong: the hook leaves it alone";
     NODES_ONLY "ONH-111" Warning "a container has GPU nodes and gets no driver files", "its config.json lists the nodes, and what belongs to them cannot be given";
     NO_GPU_HERE "ONH-112" Warning "a container starts without GPUs: the host has none", "no-gpu = \"start\" in config.toml lets it start";

@@ -68,7 +68,12 @@ pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
 pub fn carry_out(plan: Plan<'_>, container: Container, mounts: &[Mount]) -> Result<Vec<Finding>> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let has_own_dev = mounts::has_own_dev(mounts);
-    findings.extend(take_all(Target::new(container.enter()?, api, hosts_dev, label, has_own_dev), steps)?);
+    let taken =
+        container.enter().and_then(|root| take_all(Target::new(root, api, hosts_dev, label, has_own_dev), steps));
+    // In a container with a user namespace its root user owned what was made. What is written from here on is the host's:
+    // the record, which is only read if root alone can have written it.
+    crate::sys::process::create_files_as_ourselves();
+    findings.extend(taken?);
     Ok(findings)
 }
 

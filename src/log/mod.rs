@@ -57,6 +57,8 @@ impl Log {
         if self.store.is_none() {
             // Without a place for records (a user without /run/user) there is the rest.
             self.store = Store::open().ok();
+            // Here, where paths of bundles are still those of the host.
+            self.store.iter().for_each(Store::prune);
         }
     }
 
@@ -114,10 +116,17 @@ impl Log {
         self.record.end(outcome, one_line(reason));
         if let Some(store) = &self.store {
             // What the stage before did is more to tell than that this one did nothing.
-            if outcome != Outcome::LeftAlone || !store.has(&self.record.container.id) {
+            if outcome != Outcome::LeftAlone || store.stage_of(&self.record.container.id).is_none() {
                 store.write(&self.record);
             }
-            store.prune();
+        }
+    }
+
+    /// Records the end of a call that finished what the engine began, unless an earlier stage has a record of more.
+    pub fn end_of_rest(&mut self, reason: &str) {
+        let earlier = self.store.as_ref().and_then(|store| store.stage_of(&self.record.container.id));
+        if earlier.is_none_or(|stage| stage == self.record.stage) {
+            self.end(Outcome::Given, reason);
         }
     }
 

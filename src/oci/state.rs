@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
+use super::Pod;
 use crate::error::failure;
 use crate::finding::catalog;
 
@@ -48,6 +50,18 @@ pub fn parse(bytes: &[u8]) -> Result<State> {
         return Err(failure(&catalog::STATE, "the container state on stdin has no \"bundle\"", HINT));
     }
     Ok(State { id: raw.id, pid: raw.pid.max(0), bundle })
+}
+
+/// What Kubernetes calls the container, from the annotations of a state: for one whose config.json cannot be read.
+#[must_use]
+pub fn pod(bytes: &[u8]) -> Pod {
+    #[derive(Deserialize)]
+    struct Annotated<'a> {
+        #[serde(borrow, default)]
+        annotations: Option<&'a RawValue>,
+    }
+    let annotated = super::first_json_value::<Annotated<'_>>(bytes);
+    annotated.and_then(|state| Pod::of(state.annotations)).unwrap_or_default()
 }
 
 impl State {
@@ -109,6 +123,16 @@ mod tests {
         for text in [r#"{"id":"c","bundle":"/b"}"#, r#"{"id":"c","bundle":"/b","pid":-1}"#] {
             let error = parse(text.as_bytes()).unwrap().init().unwrap_err();
             assert!(crate::error::render(&error).contains("has no \"pid\""));
+        }
+    }
+
+    #[test]
+    fn a_pod_is_named_by_annotations() {
+        let text =
+            r#"{"id":"c","annotations":{"io.kubernetes.pod.name":"p","io.kubernetes.pod.namespace":"n","x":"y"}}"#;
+        assert_eq!(pod(text.as_bytes()), Pod { name: "p".into(), namespace: "n".into(), container: String::new() });
+        for text in ["", "{}", r#"{"annotations":3}"#, r#"{"annotations":{"io.kubernetes.pod.name":3}}"#] {
+            assert_eq!(pod(text.as_bytes()), Pod::default(), "{text}");
         }
     }
 

@@ -1,6 +1,8 @@
 //! The record of one call: what was asked, decided and done for a container, and how long each step took. It is what
 //! `why` tells, long after the engine has dropped what was on stderr.
 
+mod bound;
+mod prune;
 pub mod storage;
 pub mod store;
 
@@ -16,7 +18,7 @@ use crate::request::asked::Asked;
 
 /// The form of records. One of another form is not read.
 const VERSION: u32 = 1;
-/// What is kept of a call at most: a container must not fill `/run`.
+/// Findings that are collected at most; [`bound`] limits what is written.
 const MAX_ENTRIES: usize = 64;
 
 /// It. The names are an interface.

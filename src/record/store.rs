@@ -1,21 +1,32 @@
-//! Where records are: `containers/<id>.json` in the run directory; bounded in number.
+//! Where records are: `containers/<id>.json` in the run directory; bounded in number and size.
 
 use std::cmp::Reverse;
 use std::io;
+use std::time::Duration;
 
+use super::bound::MAX_SIZE;
+use super::prune::{Kept, MAX_RECORDS, superseded, surplus};
 use super::{Outcome, Record};
 use crate::few;
 use crate::sys::run_dir::RunDir;
 
-const DIR: &str = "containers";
-/// A record has bounded parts; a larger file is none.
-const MAX_SIZE: u64 = 1 << 20;
-/// More are pruned, to half.
-const MAX_RECORDS: usize = 200;
+/// Below the run directory.
+pub const DIR: &str = "containers";
+/// A writer that was killed leaves its temporary file. No call takes as long as this.
+const LEFT_OVER: Duration = Duration::from_secs(1200);
 
 /// The directory of records, open.
 #[derive(Debug)]
 pub struct Store(RunDir);
+
+/// All that is there.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The newest first
+    pub records: Vec<Record>,
+    /// The names of files that cannot be read, and why
+    pub broken: Vec<(String, String)>,
+}
 
 impl Store {
     /// Opens it; makes it if it is missing.
@@ -33,61 +44,84 @@ impl Store {
 
     /// Writes a record over the container's last one. A full disk stops no container.
     pub fn write(&self, record: &Record) {
-        if let (Some(name), Ok(bytes)) = (file_name(&record.container.id), serde_json::to_vec_pretty(record)) {
+        if let (Some(name), Some(bytes)) = (file_name(&record.container.id), record.to_bytes()) {
             self.0.replace(&name, &bytes).ok();
+            // Only a failure costs the look at all others.
+            if record.outcome == Outcome::Failed {
+                // As it will be read: cut.
+                let written = self.read(&name).unwrap_or_default();
+                superseded(&written, &self.readable()).iter().for_each(|name| self.remove(name));
+            }
         }
     }
 
-    /// Whether the container has a record.
+    /// The stage of the call that the container's record is of.
     #[must_use]
-    pub fn has(&self, id: &str) -> bool {
-        file_name(id).and_then(|name| self.read(&name)).is_some()
+    pub fn stage_of(&self, id: &str) -> Option<String> {
+        file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.stage)
     }
 
-    /// All records, the newest first. What cannot be read is none.
-    pub fn all(&self) -> io::Result<Vec<Record>> {
-        let names = self.0.names()?;
-        let records = names.iter().filter_map(|name| self.read(name)).collect();
-        Ok(few::sorted_by_key(records, |record: &Record| Reverse(record.started.clone())))
+    /// All records, and the files that are none.
+    pub fn all(&self) -> io::Result<Found> {
+        let mut found = Found::default();
+        for name in self.0.names()? {
+            match self.read(&name) {
+                Ok(record) => found.records.push(record),
+                Err(why) => found.broken.push((name, crate::error::line(&why))),
+            }
+        }
+        found.records = few::sorted_by_key(found.records, |record: &Record| Reverse(record.started.clone()));
+        Ok(found)
     }
 
-    /// Removes the record of a container that has ended. That of one that failed stays: somebody will ask.
+    /// Removes the record of a container that has ended. That of one that failed stays: it is what people ask for.
     pub fn forget(&self, id: &str) {
         let Some(name) = file_name(id) else { return };
-        if self.read(&name).is_some_and(|record| record.outcome != Outcome::Failed) {
-            self.0.remove(&name).ok();
-        }
-    }
-
-    /// Removes records, if there are too many.
-    pub fn prune(&self) {
-        let Ok(names) = self.0.names() else { return };
-        if names.len() <= MAX_RECORDS {
+        if self.read(&name).is_ok_and(|record| record.outcome == Outcome::Failed) {
             return;
         }
-        let (records, broken): (Vec<_>, Vec<_>) =
-            names.into_iter().map(|name| (self.read(&name), name)).partition(|(record, _)| record.is_some());
-        let records = records.into_iter().filter_map(|(record, name)| Some((name, record?))).collect();
-        let old = too_many(records, |record| record.container.bundle.is_dir());
-        for name in old.into_iter().chain(broken.into_iter().map(|(_, name)| name)) {
-            self.0.remove(&name).ok();
+        self.remove(&name);
+    }
+
+    /// Removes records if there are too many, and with them what cannot be read and what killed writers have left.
+    pub fn prune(&self) {
+        let Ok(names) = self.0.all_names() else { return };
+        if names.len() < MAX_RECORDS {
+            return;
         }
+        let mut records = Vec::new();
+        for name in names {
+            if name.starts_with('.') {
+                if self.0.age(&name).is_some_and(|age| age > LEFT_OVER) {
+                    self.remove(&name);
+                }
+                continue;
+            }
+            match self.read(&name) {
+                Ok(record) => {
+                    let is_there = record.container.bundle.is_dir();
+                    records.push(Kept { name, record, is_there });
+                }
+                Err(_) => self.remove(&name),
+            }
+        }
+        surplus(records).iter().for_each(|name| self.remove(name));
     }
 
-    fn read(&self, name: &str) -> Option<Record> {
-        Record::parse(&self.0.read(name, MAX_SIZE).ok()??).ok()
+    fn remove(&self, name: &str) {
+        self.0.remove(name).ok();
     }
-}
 
-/// Those to remove until half of [`MAX_RECORDS`] are left: first of containers that are gone, then of those that did not
-/// fail, the oldest first.
-fn too_many(records: Vec<(String, Record)>, is_there: impl Fn(&Record) -> bool) -> Vec<String> {
-    let count = records.len().saturating_sub(MAX_RECORDS / 2);
-    let records = few::sorted_by_key(records, |(_, record)| {
-        let failed = record.outcome == Outcome::Failed;
-        (failed || is_there(record), failed, record.started.clone())
-    });
-    records.into_iter().take(count).map(|(name, _)| name).collect()
+    fn readable(&self) -> Vec<(String, Record)> {
+        let names = self.0.names().unwrap_or_default();
+        names.into_iter().filter_map(|name| self.read(&name).ok().map(|record| (name, record))).collect()
+    }
+
+    fn read(&self, name: &str) -> anyhow::Result<Record> {
+        let limit = u64::try_from(MAX_SIZE).unwrap_or(u64::MAX);
+        let bytes = self.0.read(name, limit)?.ok_or_else(|| anyhow::anyhow!("it is gone"))?;
+        Record::parse(&bytes)
+    }
 }
 
 /// The id becomes a name: one that could be another path has no record.
@@ -127,9 +161,16 @@ mod tests {
         let dir = base.path().join("oci-nvidia-hook").join(DIR);
         std::fs::write(dir.join("c.json"), "nonsense").unwrap();
         std::fs::write(dir.join("d.json"), r#"{"version":99}"#).unwrap();
-        assert_eq!(store.all().unwrap(), [record("b", Outcome::Failed, "2"), record("a", Outcome::Given, "1")]);
-        ["a", "b", "c", "../b"].into_iter().for_each(|id| store.forget(id));
-        assert_eq!(store.all().unwrap(), [record("b", Outcome::Failed, "2")], "failures stay");
+        std::fs::write(dir.join("e.json"), vec![b' '; MAX_SIZE + 1]).unwrap();
+        let found = store.all().unwrap();
+        assert_eq!(found.records, [record("b", Outcome::Failed, "2"), record("a", Outcome::Given, "1")]);
+        let mut broken: Vec<_> = found.broken.iter().map(|(name, _)| name.as_str()).collect();
+        broken.sort_unstable();
+        assert_eq!(broken, ["c.json", "d.json", "e.json"]);
+        ["a", "b", "c", "d", "e", "../b"].into_iter().for_each(|id| store.forget(id));
+        let found = store.all().unwrap();
+        assert_eq!(found.records, [record("b", Outcome::Failed, "2")], "failures stay");
+        assert_eq!(found.broken, []);
     }
 
     #[test]
@@ -141,26 +182,39 @@ mod tests {
     }
 
     #[test]
-    fn their_number_is_bounded() {
-        let (_base, store) = store();
-        for number in 0..=MAX_RECORDS {
-            let outcome = if number < 10 { Outcome::Failed } else { Outcome::Given };
-            store.write(&record(&format!("c{number}"), outcome, &format!("{number:04}")));
+    fn the_directory_is_bounded() {
+        let (base, store) = store();
+        let dir = base.path().join("oci-nvidia-hook").join(DIR);
+        for number in 0..MAX_RECORDS + 20 {
+            store.prune();
+            store.write(&record(&format!("c{number}"), Outcome::Given, &format!("{number:04}")));
+            assert!(store.0.all_names().unwrap().len() <= MAX_RECORDS);
         }
+        // Those of killed writers too; one that may still be written stays.
+        let old = std::time::SystemTime::now() - LEFT_OVER - Duration::from_secs(60);
+        for number in 0..MAX_RECORDS {
+            let file = std::fs::File::create(dir.join(format!(".x{number}.json.1"))).unwrap();
+            if number > 0 {
+                file.set_modified(old).unwrap();
+            }
+        }
+        std::fs::write(dir.join("broken.json"), "x").unwrap();
         store.prune();
-        let left = store.all().unwrap();
-        assert_eq!(left.len(), MAX_RECORDS / 2);
-        let failed = left.iter().filter(|record| record.outcome == Outcome::Failed).count();
-        assert_eq!((failed, left[0].container.id.as_str()), (10, "c200"), "failures and the newest are kept");
-        store.prune();
-        assert_eq!(store.all().unwrap().len(), MAX_RECORDS / 2);
+        let names = store.0.all_names().unwrap();
+        assert!(names.len() <= MAX_RECORDS / 2 + 1, "{}", names.len());
+        assert!(names.contains(&".x0.json.1".to_owned()) && !names.contains(&"broken.json".to_owned()));
+        assert_eq!(store.all().unwrap().records[0].container.id, format!("c{}", MAX_RECORDS + 19), "the newest");
     }
 
     #[test]
-    fn those_of_containers_that_are_gone_go_first() {
-        let one = |id: &str, outcome, started| (id.to_owned(), record(id, outcome, started));
-        let mut records = vec![one("gone", Outcome::Given, "9"), one("old", Outcome::Given, "1")];
-        records.extend((0..MAX_RECORDS / 2 - 1).map(|number| one(&format!("n{number}"), Outcome::Given, "2")));
-        assert_eq!(too_many(records, |record| record.container.id != "gone"), ["gone"]);
+    fn attempts_of_one_pod_do_not_add_up() {
+        let (_base, store) = store();
+        for number in 0..20 {
+            let mut record = record(&format!("c{number}"), Outcome::Failed, &format!("{number:04}"));
+            record.container.pod = Pod { name: "p".into(), namespace: "n".into(), container: "c".into() };
+            store.write(&record);
+        }
+        let left = store.all().unwrap().records;
+        assert_eq!(left.iter().map(|record| record.container.id.as_str()).collect::<Vec<_>>(), ["c19"]);
     }
 }

@@ -142,6 +142,12 @@ pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
     }
 }
 
+/// Creates files as ourselves again. The kernel gives the caps of files back with fsuid 0; see capabilities(7).
+pub fn create_files_as_ourselves() {
+    nix::unistd::setfsuid(nix::unistd::geteuid());
+    nix::unistd::setfsgid(nix::unistd::getegid());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

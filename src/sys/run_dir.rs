@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
@@ -106,6 +106,13 @@ impl RunDir {
 
     /// The names in it that are text and do not begin with a dot, in no order.
     pub fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = self.all_names()?;
+        names.retain(|name| !name.starts_with('.'));
+        Ok(names)
+    }
+
+    /// The same with those of temporary files.
+    pub fn all_names(&self) -> io::Result<Vec<String>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(&self.fd, ".", flags, Mode::empty())?;
         let mut buffer = Vec::with_capacity(8192);
@@ -113,9 +120,18 @@ impl RunDir {
         let mut names = Vec::new();
         while let Some(entry) = entries.next() {
             let entry = entry?;
-            names.extend(entry.file_name().to_str().ok().filter(|name| !name.starts_with('.')).map(str::to_owned));
+            names
+                .extend(entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | "..")).map(str::to_owned));
         }
         Ok(names)
+    }
+
+    /// How long ago a file was written; `None` if that is not known.
+    #[must_use]
+    pub fn age(&self, name: &str) -> Option<Duration> {
+        let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
+        SystemTime::now().duration_since(written).ok()
     }
 
     /// Takes the lock of this name; `None` if somebody else holds it all the time.
@@ -135,6 +151,17 @@ impl RunDir {
             std::thread::sleep(LOCK_PAUSE);
         }
     }
+}
+
+/// Where ours is, for messages.
+pub fn path() -> io::Result<PathBuf> {
+    Ok(base()?.join(NAME))
+}
+
+/// Where root's is, which only root can read.
+#[must_use]
+pub fn path_of_root() -> PathBuf {
+    Path::new("/run").join(NAME)
 }
 
 /// Where ours is. In a user namespace, root is the user who made it: `/run` belongs to somebody else.

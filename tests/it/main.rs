@@ -56,6 +56,7 @@ mod precreate;
 mod precreate_podman;
 mod prepare;
 mod readme;
+mod records;
 mod rpm;
 mod shapes;
 mod soak;
@@ -114,6 +115,7 @@ const ALL: &[&[Test]] = &[
     precreate_podman::TESTS,
     prepare::TESTS,
     readme::TESTS,
+    records::TESTS,
     rpm::TESTS,
     shapes::TESTS,
     soak::TESTS,

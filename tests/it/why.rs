@@ -29,7 +29,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// `$HOOK` with a `/run` of its own: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
-fn isolated(dir: &Path) -> Command {
+pub fn isolated(dir: &Path) -> Command {
     for name in ["run", "journal"] {
         fs::create_dir_all(dir.join(name)).unwrap();
     }
@@ -43,7 +43,7 @@ fn isolated(dir: &Path) -> Command {
     command
 }
 
-fn why(dir: &Path, args: &[&str]) -> Ran {
+pub fn why(dir: &Path, args: &[&str]) -> Ran {
     run(isolated(dir).arg("why").args(args))
 }
 
@@ -96,7 +96,7 @@ fn a_container_that_got_its_gpus() {
     );
     assert!(record["steps"][1]["milliseconds"].as_f64().unwrap() > 0.0);
     let list = why(dir, &[]).ok();
-    assert!(list.lines().count() == 1 && list.contains("  waiting       given       injected "), "{list}");
+    assert!(list.lines().count() == 1 && list.contains("  waiting  given  -  1  injected "), "{list}");
     let file = dir.join("run/containers/waiting.json");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
 
@@ -262,7 +262,7 @@ fn a_run_directory_of_somebody_else() {
     assert!(dir.join("run/containers/waiting.json").symlink_metadata().unwrap().is_file());
     // Nor is anything of others believed.
     fs::set_permissions(dir.join("run/containers/waiting.json"), fs::Permissions::from_mode(0o666)).unwrap();
-    assert!(why(dir, &["waiting"]).failed(1).contains("nothing is known of a container \"waiting\" (ONH-053)"));
+    assert!(why(dir, &["waiting"]).failed(1).contains("nothing is known of a container or pod \"waiting\" (ONH-053)"));
 }
 
 /// In a user namespace, where root is a user of the host's: his own directory, and nothing of root's.
@@ -345,5 +345,5 @@ fn nothing_to_tell() {
     let dir = scratch();
     assert_eq!(why(dir.path(), &[]).ok(), "no container has asked for GPUs\n");
     let stderr = why(dir.path(), &["x\ny"]).failed(1);
-    assert!(stderr.contains("nothing is known of a container \"x\\ny\" (ONH-053)\nhint: "), "{stderr}");
+    assert!(stderr.contains("nothing is known of a container or pod \"x\\ny\" (ONH-053)\nhint: "), "{stderr}");
 }

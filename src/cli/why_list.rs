@@ -1,0 +1,121 @@
+//! The list of `why`: which containers there are records of, and which of them a name means.
+
+use super::why::ended;
+use crate::error::one_line;
+use crate::record::{Container, Record};
+
+/// `namespace/pod/container`, or the name that the engine's user gave; empty where neither is known.
+pub(super) fn who(container: &Container) -> String {
+    let pod = &container.pod;
+    match pod.name.is_empty() {
+        true => one_line(&container.name),
+        false => one_line(&[&pod.namespace, &pod.name, &pod.container].map(String::as_str).join("/")),
+    }
+}
+
+/// Whether a name means this container: `pod`, `namespace/pod`, or `namespace/pod/container`.
+pub(super) fn is_pod(container: &Container, name: &str) -> bool {
+    let pod = &container.pod;
+    let whole = format!("{}/{}/{}", pod.namespace, pod.name, pod.container);
+    let without_container = format!("{}/{}", pod.namespace, pod.name);
+    !pod.name.is_empty() && [&pod.name, &without_container, &whole].into_iter().any(|known| known == name)
+}
+
+/// The newest record of each container among these, which are the newest first.
+pub(super) fn newest_of_each(records: &[Record], of: &[usize]) -> Vec<usize> {
+    let mut seen = Vec::new();
+    let is_new = |at: &usize| {
+        let pod = records.get(*at).map(|record| &record.container.pod);
+        let new = !seen.contains(&pod);
+        seen.push(pod);
+        new
+    };
+    of.iter().copied().filter(is_new).collect()
+}
+
+/// `0,1` of `GPU 0: …` and `GPU 1: …`; `0:1` of `MIG 0:1 of …`; of another form its first word.
+fn gpus(devices: &[String]) -> String {
+    let index = |device: &String| {
+        let rest = device.strip_prefix("GPU ").or_else(|| device.strip_prefix("MIG ")).unwrap_or(device);
+        let word = rest.split(' ').next().unwrap_or_default();
+        word.strip_suffix(':').unwrap_or(word).trim_start_matches("/dev/").to_owned()
+    };
+    let indices: Vec<_> = devices.iter().map(index).collect();
+    if indices.is_empty() { "-".to_owned() } else { one_line(&indices.join(",")) }
+}
+
+/// A line for each, in columns: time, id, outcome, which container, its GPUs, the reason.
+pub(super) fn lines(records: &[Record]) -> String {
+    let rows = records.iter().map(|record| {
+        let who = who(&record.container);
+        [
+            one_line(&record.started),
+            one_line(record.container.short()),
+            ended(record).to_owned(),
+            if who.is_empty() { "-".to_owned() } else { who },
+            gpus(&record.devices),
+            one_line(&record.reason),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    let width =
+        |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or_default();
+    let widths = [0, 1, 2, 3, 4].map(width);
+    let line = |row: &[String; 6]| {
+        let padded = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}  "));
+        format!("{}{}\n", padded.collect::<String>(), row.last().map_or("", String::as_str))
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oci::Pod;
+    use crate::record::Outcome;
+    use std::path::Path;
+    use std::time::SystemTime;
+
+    fn record(pod: [&str; 3], name: &str, devices: &[&str]) -> Record {
+        let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
+        let [namespace, pod, container] = pod.map(str::to_owned);
+        record.name_container("aa1".to_owned(), Pod { name: pod, namespace, container }, Path::new("/b"));
+        record.container.name = name.to_owned();
+        record.devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        record.end(Outcome::Given, "because".to_owned());
+        record
+    }
+
+    #[test]
+    fn columns() {
+        let text = lines(&[
+            record(["lab", "cuda-0", "main"], "k8s_main", &["GPU 0: X (UUID: GPU-1)", "MIG 1:2 of X (UUID: MIG-1)"]),
+            record(["", "", ""], "web\n\u{202e}", &[]),
+            record(["", "", ""], "", &["/dev/nvidia3"]),
+        ]);
+        assert_eq!(
+            text,
+            "1970-01-01T00:00:00.000Z  aa1  given  lab/cuda-0/main  0,1:2    because\n\
+             1970-01-01T00:00:00.000Z  aa1  given  web\\n\\u{202e}    -        because\n\
+             1970-01-01T00:00:00.000Z  aa1  given  -                nvidia3  because\n"
+        );
+    }
+
+    #[test]
+    fn a_pod_has_three_names() {
+        let container = record(["lab", "cuda-0", "main"], "", &[]).container;
+        for (name, is) in [
+            ("cuda-0", true),
+            ("lab/cuda-0", true),
+            ("lab/cuda-0/main", true),
+            ("main", false),
+            ("lab", false),
+            ("other/cuda-0", false),
+            ("", false),
+            ("/", false),
+        ] {
+            assert_eq!(is_pod(&container, name), is, "{name}");
+        }
+        assert!(!is_pod(&record(["", "", ""], "", &[]).container, "/"), "without a pod there is none");
+    }
+}

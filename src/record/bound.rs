@@ -1,0 +1,143 @@
+//! What is kept of a call at most. A request can be as long as the container's config.json, which may have 16 MiB, and
+//! `/run` is memory: systemd and the engines stop working where it is full.
+
+use super::{Container, Record, Said, Step};
+use crate::json;
+use crate::oci::Pod;
+use crate::request::asked::Asked;
+
+/// Of the file of a record.
+pub(super) const MAX_SIZE: usize = 32 << 10;
+
+/// Entries of a list and characters of a text that are kept. The next line is for a record that is still too large; the
+/// last one fits always.
+const LIMITS: [(usize, usize); 4] = [(64, 2000), (24, 300), (8, 100), (2, 40)];
+
+impl Record {
+    /// As it is written. `None` if the path of its bundle cannot be.
+    #[must_use]
+    pub fn to_bytes(&self) -> Option<Vec<u8>> {
+        let forms =
+            LIMITS.iter().filter_map(|(items, chars)| Some(json::pretty(&self.cut(*items, *chars)).ok()?.into_bytes()));
+        forms.into_iter().find(|bytes| bytes.len() <= MAX_SIZE)
+    }
+
+    fn cut(&self, items: usize, chars: usize) -> Self {
+        let text = |text: &String| cut(text, chars);
+        let texts = |list: &[String]| {
+            let mut kept: Vec<_> = list.iter().take(items).map(text).collect();
+            kept.extend(
+                list.len().checked_sub(items).filter(|more| *more > 0).map(|more| format!("… and {more} more")),
+            );
+            kept
+        };
+        let Container { id, name, pod, bundle } = &self.container;
+        Self {
+            version: self.version,
+            hook: text(&self.hook),
+            container: Container {
+                id: id.clone(),
+                name: text(name),
+                pod: Pod { name: text(&pod.name), namespace: text(&pod.namespace), container: text(&pod.container) },
+                bundle: bundle.clone(),
+            },
+            stage: text(&self.stage),
+            started: text(&self.started),
+            outcome: self.outcome,
+            reason: text(&self.reason),
+            request: text(&self.request),
+            asked: self.asked.as_ref().map(|asked| Asked {
+                visible_devices: texts(&asked.visible_devices),
+                driver_capabilities: texts(&asked.driver_capabilities),
+                requirements: texts(&asked.requirements),
+                mig_config_devices: asked.mig_config_devices.as_ref().map(text),
+                mig_monitor_devices: asked.mig_monitor_devices.as_ref().map(text),
+                imex_channels: texts(&asked.imex_channels),
+            }),
+            driver: text(&self.driver),
+            devices: texts(&self.devices),
+            findings: self
+                .findings
+                .iter()
+                .take(items)
+                .map(|said| Said {
+                    id: text(&said.id),
+                    severity: text(&said.severity),
+                    what: text(&said.what),
+                    why: text(&said.why),
+                    fix: text(&said.fix),
+                })
+                .collect(),
+            steps: self.steps.iter().take(items).map(|step| Step { name: text(&step.name), ..*step }).collect(),
+        }
+    }
+}
+
+fn cut(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Outcome;
+    use proptest::prelude::*;
+    use std::path::Path;
+    use std::time::SystemTime;
+
+    #[test]
+    fn a_small_record_is_kept_as_it_is() {
+        let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
+        record.asked = Some(Asked { visible_devices: vec!["0".to_owned(); 64], ..Asked::default() });
+        record.end(Outcome::Given, "x".repeat(2000));
+        assert_eq!(Record::parse(&record.to_bytes().unwrap()).unwrap(), record);
+    }
+
+    #[test]
+    fn a_list_says_how_much_of_it_is_gone() {
+        let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
+        record.asked = Some(Asked { visible_devices: vec!["abcd".to_owned(); 1_000_000], ..Asked::default() });
+        let read = Record::parse(&record.to_bytes().unwrap()).unwrap();
+        assert_eq!(read.asked.unwrap().visible_devices.last().unwrap(), "… and 999936 more");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_record_is_larger(
+            text in "[a\u{1b}\u{202e}\u{10ffff}]{0,3000}",
+            items in 0..300_usize,
+            deep in 0..1000_usize,
+        ) {
+            let texts = vec![text.clone(); items];
+            let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
+            let pod = Pod { name: text.clone(), namespace: text.clone(), container: text.clone() };
+            let bundle = "/\u{1b}\u{1b}a".repeat(deep);
+            record.name_container("i".repeat(200), pod, Path::new(&bundle));
+            record.container.name.clone_from(&text);
+            record.request.clone_from(&text);
+            record.driver.clone_from(&text);
+            record.devices.clone_from(&texts);
+            record.asked = Some(Asked {
+                visible_devices: texts.clone(),
+                driver_capabilities: texts.clone(),
+                requirements: texts.clone(),
+                mig_config_devices: Some(text.clone()),
+                mig_monitor_devices: Some(text.clone()),
+                imex_channels: texts,
+            });
+            record.findings = vec![
+                Said { id: text.clone(), severity: text.clone(), what: text.clone(), why: text.clone(), fix: text.clone() };
+                items
+            ];
+            record.steps = vec![Step { name: text.clone(), milliseconds: 1.0 }; items];
+            record.end(Outcome::Failed, text);
+            let bytes = record.to_bytes().unwrap();
+            prop_assert!(bytes.len() <= MAX_SIZE, "{}", bytes.len());
+            prop_assert_eq!(Record::parse(&bytes).unwrap().container.bundle, record.container.bundle);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Records of calls: bounded whatever containers ask for, root's own whatever namespaces they have, and found by the names
+//! that people have for containers.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::Test;
+use crate::cdi::cdi;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+use crate::why::{isolated, why};
+
+pub const TESTS: &[Test] = &[
+    ("records::a_request_of_megabytes", NEEDS, a_request_of_megabytes),
+    ("records::a_pod_that_is_tried_again_and_again", &[Need::Root, Need::Program("cc")], {
+        a_pod_that_is_tried_again_and_again
+    }),
+    ("records::failures_of_one_namespace_push_out_no_other", &[Need::Root, Need::Program("cc")], {
+        failures_of_one_namespace_push_out_no_other
+    }),
+    ("records::a_container_with_a_user_namespace", engine::NEEDS, || with_a_user_namespace(Cgroup::AsMounted)),
+    ("records::a_container_with_a_user_namespace_and_crun", engine::NEEDS_CRUN, || {
+        with_a_user_namespace(Cgroup::WithCrun)
+    }),
+    ("records::a_container_of_cdi", engine::NEEDS, a_container_of_cdi),
+    ("records::a_spec_that_cannot_be_read", &[Need::Root], a_spec_that_cannot_be_read),
+    ("records::a_file_that_is_no_record", &[Need::Root], a_file_that_is_no_record),
+    ("records::a_pod_is_sent_to_the_scheduler", &[Need::Root, Need::Program("cc")], a_pod_is_sent_to_the_scheduler),
+    ("records::json_has_no_control_characters", &[Need::Root, Need::Program("cc")], json_has_no_control_characters),
+    ("records::a_user_is_sent_to_root", &[Need::Root, Need::Program("setpriv")], a_user_is_sent_to_root),
+];
+
+/// Of a record.
+const MOST: u64 = 64 << 10;
+/// Of the whole directory.
+const MOST_OF_ALL: u64 = 16 << 20;
+
+/// The hook for a container of this id in this pod, which asks for these devices.
+fn call(dir: &Path, fake: &FakeDriver, id: &str, pod: [&str; 2], devices: &str) -> Ran {
+    let bundle = dir.join("bundle");
+    fs::create_dir_all(&bundle).unwrap();
+    let [namespace, name] = pod;
+    let spec = json!({
+        "process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={devices}")]}, "root": {"path": "/nowhere"},
+        "annotations": {
+            "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": namespace,
+            "io.kubernetes.container.name": "main",
+        },
+    });
+    fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+    let state = json!({"id": id, "pid": std::process::id(), "bundle": bundle}).to_string();
+    run_with(isolated(dir).arg("--config").arg(&fake.config).arg("prestart").env_clear(), state.as_bytes())
+}
+
+fn sizes(dir: &Path) -> Vec<u64> {
+    let files = fs::read_dir(dir.join("run/containers")).unwrap().flatten();
+    files.map(|file| file.metadata().unwrap().len()).collect()
+}
+
+/// Each list of a request can be as long as config.json; it was written as it was, four times as long.
+fn a_request_of_megabytes() {
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let names = |prefix: &str| (0..400_000).map(|n| format!("{prefix}{n:05}")).collect::<Vec<_>>().join(",");
+    let waiting = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let mut many = vec![format!("NVIDIA_VISIBLE_DEVICES=0{}", ",0".repeat(500_000))];
+    many.extend((0..30).map(|number| format!("NVIDIA_REQUIRE_N{number}={}", "cuda>=1.0 ".repeat(90))));
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    for (env, outcome) in [
+        (&[&*format!("NVIDIA_VISIBLE_DEVICES={}", names("x"))][..], "failed"),
+        (&["NVIDIA_VISIBLE_DEVICES=all", &format!("NVIDIA_IMEX_CHANNELS={}", names("9"))], "failed"),
+        (&["NVIDIA_VISIBLE_DEVICES=all", &format!("NVIDIA_DRIVER_CAPABILITIES={}", names("\u{202e}"))], "failed"),
+        (&many, "given"),
+    ] {
+        waiting.set_env(env);
+        waiting.call(&mut isolated(dir.path()), &FakeDriver::shared().config);
+        let sizes = sizes(dir.path());
+        assert!(sizes.len() == 1 && sizes[0] <= MOST, "{outcome}: {sizes:?}");
+        let record: Value = serde_json::from_str(&why(dir.path(), &["--json", "waiting"]).ok()).unwrap();
+        assert_eq!(record["outcome"], outcome, "{}", record["reason"]);
+    }
+}
+
+/// kubelet starts a container that fails anew every few seconds, each time with another id.
+fn a_pod_that_is_tried_again_and_again() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    call(dir.path(), &fake, "other", ["lab", "fine"], "8").failed(1);
+    for attempt in 0..5 {
+        call(dir.path(), &fake, &format!("attempt{attempt}"), ["lab", "cuda-0"], "9").failed(1);
+    }
+    assert_eq!(sizes(dir.path()).len(), 2);
+    let list = why(dir.path(), &[]).ok();
+    let lines: Vec<_> = list.lines().collect();
+    assert!(
+        lines[0].contains("  attempt4  failed  lab/cuda-0/main  -  NVIDIA_VISIBLE_DEVICES asks for \"9\""),
+        "{list}"
+    );
+    assert!(
+        lines[1].contains("  other     failed  lab/fine/main    -  NVIDIA_VISIBLE_DEVICES asks for \"8\""),
+        "{list}"
+    );
+    // The names that the event of the pod has; its container is gone, and no command of the engine lists it.
+    for name in ["cuda-0", "lab/cuda-0", "lab/cuda-0/main"] {
+        let text = why(dir.path(), &[name]).ok();
+        assert!(text.starts_with("container attempt4\npod lab/cuda-0, container main\n"), "{text}");
+        assert!(text.contains("asks for \"9\": this host has no such GPU"), "{text}");
+    }
+    why(dir.path(), &["lab"]).failed(1);
+}
+
+fn failures_of_one_namespace_push_out_no_other() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    call(dir.path(), &fake, "victim", ["lab", "fine"], "8").failed(1);
+    let records = dir.path().join("run/containers");
+    let text = fs::read_to_string(records.join("victim.json")).unwrap();
+    let mut record: Value = serde_json::from_str(&text).unwrap();
+    // One that runs: its bundle exists.
+    record["outcome"] = "given".into();
+    record["container"]["id"] = "running".into();
+    fs::write(records.join("running.json"), record.to_string()).unwrap();
+    record["outcome"] = "failed".into();
+    for number in 0..600 {
+        let id = format!("loop{number}");
+        record["container"] = json!({"id": id, "pod": {"name": id, "namespace": "loop", "container": "main"}});
+        record["started"] = format!("2999-01-01T00:00:{number:03}Z").into();
+        fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
+    }
+    fs::write(records.join(".killed.json.1"), vec![b' '; 1 << 20]).unwrap();
+    run(std::process::Command::new("touch").args(["-d", "2 hours ago"]).arg(records.join(".killed.json.1"))).ok();
+    call(dir.path(), &fake, "last", ["loop", "last"], "9").failed(1);
+    for name in ["victim", "running", "last"] {
+        why(dir.path(), &[name]).ok();
+    }
+    let sizes = sizes(dir.path());
+    assert!(sizes.len() <= 201 && sizes.iter().sum::<u64>() < MOST_OF_ALL, "{}", sizes.len());
+    assert!(!records.join(".killed.json.1").exists());
+}
+
+/// What the container's root user owns is not believed: it was written as him.
+fn with_a_user_namespace(cgroup: Cgroup) {
+    let podman = Podman::with_image();
+    let maps = "--uidmap 0:100000:65536 --gidmap 0:100000:65536";
+    let script = format!(
+        "start='run --network=none --log-driver=none {maps}'; \
+         \"$@\" $start -d --name u1 -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; {HOOK} why u1; \
+         stat -c '%u:%g %a' /run/oci-nvidia-hook/containers/*.json; \"$@\" rm -f -t 0 u1 >/dev/null 2>&1 || true; echo ---; \
+         \"$@\" $start --rm --name u2 -v '{}':/usr/lib/x86_64-linux-gnu/libcuda.so \
+             -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true 2>/dev/null && exit 1; \
+         {HOOK} why u2",
+        podman.dir.path().join("old").display()
+    );
+    let text = podman.shell(cgroup, &script).ok();
+    let (given, failed) = text.split_once("---\n").unwrap();
+    assert!(
+        given.contains(" (u1)\nat prestart, ") && given.contains("\nit got what it asked for: injected "),
+        "{text}"
+    );
+    assert!(given.ends_with("\n0:0 600\n"), "{text}");
+    assert!(failed.contains(" (u2)\nat prestart, ") && failed.contains("the hook stopped it: "), "{text}");
+}
+
+/// The engine calls the hook for the rest, and so `why` knows of the container.
+fn a_container_of_cdi() {
+    let podman = Podman::with_image();
+    podman.remove_hook();
+    let dir = podman.dir.path();
+    let spec = dir.join("cdi/nvidia.json");
+    fs::create_dir(dir.join("cdi")).unwrap();
+    let arguments = ["generate", "--hook-path", HOOK, "--output", spec.to_str().unwrap()];
+    cdi(FakeDriver::shared(), &arguments).ok();
+    let script = format!(
+        "rm -rf /run/test-cdi; mkdir -p /var/run/cdi /etc/cdi; mount -t tmpfs cdi /etc/cdi; mount --bind '{0}/cdi' /var/run/cdi; \
+         \"$@\" run --network=none --log-driver=none -d --name web --device nvidia.com/gpu=1 {IMAGE} sleep 600 >/dev/null; \
+         {HOOK} why web; echo ---; {HOOK} why; \"$@\" rm -f -t 0 web >/dev/null 2>&1 || true",
+        dir.display()
+    );
+    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+    let (web, list) = text.split_once("---\n").unwrap();
+    assert!(
+        web.contains(" (web)\nat rootfs, ") && web.contains("\nthe engine has set it up, from a CDI spec "),
+        "{text}"
+    );
+    assert!(web.contains("\n  /dev/nvidia1\n") && !web.contains("/dev/nvidiactl"), "{text}");
+    assert!(list.lines().count() == 1 && list.contains("  given  web  nvidia1  "), "{text}");
+}
+
+/// crun 1.28 names "/" as the bundle of a container with a user namespace and devices. The state has the rest.
+fn a_spec_that_cannot_be_read() {
+    let dir = scratch();
+    let state = json!({"id": "c1", "pid": 1, "bundle": dir.path(), "annotations": {
+        "io.kubernetes.pod.name": "cuda-0", "io.kubernetes.pod.namespace": "lab", "io.kubernetes.container.name": "main",
+    }});
+    for stage in ["prestart", "rootfs"] {
+        run_with(isolated(dir.path()).arg(stage), state.to_string().as_bytes()).failed(1);
+        let text = why(dir.path(), &["lab/cuda-0"]).ok();
+        assert!(text.starts_with(&format!("container c1\npod lab/cuda-0, container main\nat {stage}, ")), "{text}");
+        assert!(text.contains("the hook stopped it: cannot read the container's spec"), "{text}");
+    }
+}
+
+fn a_file_that_is_no_record() {
+    let dir = scratch();
+    let records = dir.path().join("run/containers");
+    fs::create_dir_all(&records).unwrap();
+    fs::set_permissions(&records, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    fs::set_permissions(dir.path().join("run"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    // As the program wrote them once.
+    fs::write(records.join("large.json"), vec![b' '; 13 << 20]).unwrap();
+    let ran = why(dir.path(), &[]);
+    let says = "warning: cannot read the record \"/run/oci-nvidia-hook/containers/large.json\": ";
+    assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-109)\nhint: rm /run/oci-nvidia-hook/"), "{ran:?}");
+    ran.ok();
+    let state = json!({"id": "large", "pid": 1, "bundle": "/"}).to_string();
+    run_with(isolated(dir.path()).arg("poststop"), state.as_bytes()).ok();
+    assert!(!records.join("large.json").exists(), "the container has ended");
+}
+
+fn a_user_is_sent_to_root() {
+    let dir = scratch();
+    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let hook = dir.path().join("oci-nvidia-hook");
+    fs::copy(HOOK, &hook).unwrap();
+    assert_eq!(hook.metadata().unwrap().uid(), 0);
+    let script = format!(
+        "mount -t tmpfs run /run; mkdir -m 700 /run/oci-nvidia-hook; mkdir -p -m 755 /run/user; \
+         mkdir -m 700 /run/user/7777; chown 7777 /run/user/7777; mount --bind '{}' /mnt; \
+         setpriv --reuid 7777 --regid 7777 --clear-groups sh -c '/mnt/oci-nvidia-hook why; /mnt/oci-nvidia-hook why web' 2>&1 || \
+         echo failed",
+        dir.path().display()
+    );
+    let text = run(std::process::Command::new("unshare").args(["-m", "sh", "-uc", &script])).ok();
+    assert!(text.starts_with("no container of this user has asked for GPUs\n"), "{text}");
+    assert_eq!(text.matches("run \"sudo oci-nvidia-hook why\"\n").count(), 2, "{text}");
+    assert!(
+        text.contains("container or pod \"web\" (ONH-053)\nhint: the records of root's") && text.ends_with("failed\n"),
+        "{text}"
+    );
+}
+
+/// The author of a pod cannot make it privileged, and should not.
+fn a_pod_is_sent_to_the_scheduler() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let text = fs::read_to_string(&fake.config).unwrap();
+    let locked = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
+    fs::write(&fake.config, format!("{locked}{text}")).unwrap();
+    for (pod, says) in [
+        (["lab", "cuda-0"], "resources: {limits: {nvidia.com/gpu: 1}}"),
+        (["", ""], "hint: start it privileged, or set accept-"),
+    ] {
+        let ran = call(dir.path(), &fake, "c", pod, "all");
+        assert!(ran.stderr.contains("(ONH-103)\nhint: ") && ran.stderr.contains(says), "{pod:?}: {}", ran.stderr);
+        assert_eq!(ran.stderr.contains("privileged, or"), pod[0].is_empty(), "{}", ran.stderr);
+    }
+}
+
+/// JSON itself escapes C0 only. A terminal obeys U+009B as it obeys ESC [, and U+202E turns what follows.
+fn json_has_no_control_characters() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let evil = "x\u{9b}2J\u{202e}\u{7f}\u{2066}";
+    call(dir.path(), &fake, "c", ["lab", evil], &format!("{evil},0")).failed(1);
+    let record = why(dir.path(), &["--json", "c"]).ok();
+    let spec = json!({"process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={evil}")]}, "root": {"path": "/x"}});
+    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    let state = json!({"id": "c", "bundle": dir.path()}).to_string();
+    let mut explain = std::process::Command::new(HOOK);
+    let explained =
+        run_with(explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear(), state.as_bytes());
+    for text in [record, explained.stdout] {
+        assert!(text.contains("\\u009b2J\\u202e\\u007f\\u2066"), "{text:?}");
+        assert!(
+            !text.contains(|c: char| c != '\n' && c.is_control() || matches!(c, '\u{202a}'..='\u{2069}')),
+            "{text:?}"
+        );
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let asked = &value.get("asked").or_else(|| value.get("request")).unwrap()["visible_devices"][0];
+        assert_eq!(asked, evil, "it is read as it was");
+    }
+}
