@@ -2,6 +2,7 @@
 //! of ours. What each key means is in [`schema`]; who `user` is, in [`user`].
 
 mod files;
+mod misplaced;
 pub mod schema;
 pub mod user;
 
@@ -198,7 +199,10 @@ impl Reader<'_> {
             match (schema::find(&key), value.get_ref()) {
                 (Some(found), value) => self.key(found, value, name.span().start)?,
                 (None, DeValue::Table(below)) if schema::is_table(&key) => self.table(&key, below)?,
-                (None, _) => self.unknown.push((key, name.span().start)),
+                (None, value) => match misplaced::place_of(prefix, name.get_ref(), value) {
+                    Some(place) => return Err(misplaced::error(self.text, self.path, &key, place, name.span().start)),
+                    None => self.unknown.push((key, name.span().start)),
+                },
             }
         }
         Ok(())
@@ -257,12 +261,10 @@ impl Reader<'_> {
     }
 }
 
-/// The known key that was probably meant: the same name in another table, or one or two letters off.
+/// The known key that was probably meant: one or two letters off.
 fn nearest(key: &str) -> Option<&'static str> {
     let name = key.rsplit('.').next().unwrap_or(key);
-    let known = || KEYS.iter().map(|key| key.name);
-    let moved = known().find(|known| known.rsplit('.').next() == Some(name));
-    moved.or_else(|| nearest_by(name, known(), |known| known.rsplit('.').next().unwrap_or(known)))
+    nearest_by(name, KEYS.iter().map(|key| key.name), |known| known.rsplit('.').next().unwrap_or(known))
 }
 
 #[cfg(test)]
@@ -390,7 +392,6 @@ mod tests {
                 "line 2: unknown key \"nvidia-container-cli.no-cgroup\"",
                 "no-cgroups?",
             ),
-            ("no-cgroups = true", "line 1: unknown key \"no-cgroups\"", "nvidia-container-cli.no-cgroups?"),
             ("[elsewhere]\nx = 1", "unknown key \"elsewhere\"", "remove it"),
         ] {
             let (config, findings) = parsed(text).unwrap();

@@ -1,13 +1,14 @@
 //! What a bug report needs, in one file: no environment of any container, no engine's configuration as it is (it can
 //! have passwords of proxies in it), no serial number of a GPU.
 
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use serde_json::json as value;
 
 use super::look::CONFIG;
@@ -15,7 +16,7 @@ use super::{Facts, Outcome, gzip, tar};
 use crate::driver::DriverRoot;
 use crate::engine::Engine;
 use crate::engine::status::Status;
-use crate::error::Failure;
+use crate::error::{Failure, line, one_line};
 use crate::few;
 use crate::finding::catalog;
 use crate::inventory::procfs::DRIVER_PROC;
@@ -66,14 +67,19 @@ pub fn collect(
     let gpus = driver.names(&proc.join("gpus")).into_iter();
     paths.extend(gpus.map(|gpu| proc.join("gpus").join(gpu).join("information")));
     paths.extend(["/etc/os-release", "/proc/version", "/proc/modules"].map(Into::into));
-    if let Some((log, _)) = &facts.log {
-        paths.push(log.clone());
-    }
     for path in few::set(paths) {
         let root = if path.starts_with(proc) { driver } else { host };
         if let Ok(bytes) = root.read(&path) {
             members.push((format!("files{}", path.display()), end_of(&bytes).to_vec()));
         }
+    }
+    if let Some((log, _)) = &facts.log {
+        members.push(match end_of_log(log) {
+            Ok(bytes) => (format!("files{}", log.display()), bytes),
+            Err(why) => {
+                ("left-out.txt".to_owned(), one_line(&format!("{}: {}", log.display(), line(&why))).into_bytes())
+            }
+        });
     }
     let devices = host.read(Path::new("/proc/devices")).unwrap_or_default();
     let devices = String::from_utf8_lossy(&devices).into_owned();
@@ -89,6 +95,24 @@ fn bytes(value: &(impl serde::Serialize + ?Sized)) -> serde_json::Result<Vec<u8>
 
 fn below(host: &DriverRoot, dir: &Path) -> Vec<std::path::PathBuf> {
     host.names(dir).into_iter().map(|name| dir.join(name)).collect()
+}
+
+/// The log may lie in a directory that others can write: what they have put in its place is not packed. The bundle is made
+/// to be published, and a link there can lead to any file that root can read.
+fn end_of_log(path: &Path) -> Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
+    let stat = rustix::fs::fstat(&file)?;
+    let us = rustix::process::geteuid().as_raw();
+    anyhow::ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "it is not a regular file");
+    anyhow::ensure!(stat.st_uid == us || stat.st_uid == 0, "it belongs to another user, {}", stat.st_uid);
+    anyhow::ensure!(stat.st_nlink == 1, "it has other names");
+    let size = u64::try_from(stat.st_size).unwrap_or_default();
+    let most = u64::try_from(MOST).unwrap_or(u64::MAX);
+    file.seek(SeekFrom::Start(size.saturating_sub(most)))?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn end_of(bytes: &[u8]) -> &[u8] {

@@ -294,7 +294,8 @@ pub(super) fn exposed(facts: &Facts) -> Vec<Outcome> {
         CHECK,
         &catalog::EXPOSED,
         "every pod may ask for all GPUs by NVIDIA_VISIBLE_DEVICES",
-        "set accept-nvidia-visible-devices-envvar-when-unprivileged = false and \
-         accept-nvidia-visible-devices-as-volume-mounts = true in config.toml",
+        "write accept-nvidia-visible-devices-envvar-when-unprivileged = false and \
+         accept-nvidia-visible-devices-as-volume-mounts = true, a line each, into \
+         /etc/nvidia-container-runtime/config.toml.d/50-locked.toml",
     )]
 }

@@ -117,6 +117,10 @@ fn bad_config() {
         ("\n\naccept-nvidia-visible-devices-envvar-when-unprivileged = 1\n", &["3", "unprivileged", "true or false"]),
         ("[oci-nvidia-hook]\nnvml-timeout = -3\n", &["2", "nvml-timeout"]),
         ("supported-driver-capabilities = \"compute,typo\"\n", &["supported-driver-capabilities", "\"typo\""]),
+        (
+            "[oci-nvidia-hook]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
+            &["line 2: accept-", "means nothing in the table [oci-nvidia-hook], it belongs above the first table"],
+        ),
     ] {
         std::fs::write(&path, text).unwrap();
         one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), says);

@@ -36,6 +36,7 @@ pub const TESTS: &[Test] = &[
     ("doctor::a_driver_root_with_files_only", NEEDS, a_driver_root_with_files_only),
     ("doctor::nothing_is_changed", NEEDS, nothing_is_changed),
     ("doctor::bundle", &[Need::Program("tar")], bundle),
+    ("doctor::a_link_in_the_place_of_the_log", &[Need::Root, Need::Program("tar")], a_link_in_the_place_of_the_log),
     ("doctor::this_host", &[], this_host),
 ];
 
@@ -499,6 +500,39 @@ fn bundle() {
     }
     assert!(std::fs::read(&path).unwrap() == content && link.symlink_metadata().unwrap().is_symlink());
     assert!(std::fs::metadata(dir.path().join("elsewhere")).is_err());
+}
+
+/// The bundle is for a public tracker, and the log can lie where every user can write.
+fn a_link_in_the_place_of_the_log() {
+    let dir = scratch();
+    let (log, secret, config) = (dir.path().join("onh.log"), dir.path().join("secret"), dir.path().join("config.toml"));
+    std::fs::write(&secret, "root:secret").unwrap();
+    std::fs::write(&config, format!("[nvidia-container-cli]\ndebug = {log:?}\n")).unwrap();
+    let packed = |name: &str| {
+        let path = dir.path().join(name);
+        run(Command::new(HOOK).arg("--config").arg(&config).args(["doctor", "--bundle"]).arg(&path));
+        let content = run(Command::new("tar").args(["-xzOf"]).arg(&path)).ok();
+        let list = run(Command::new("tar").arg("-tzf").arg(&path)).ok();
+        (content, list.lines().any(|line| line.ends_with("/left-out.txt")))
+    };
+    // As the bundle was made once: by path.
+    std::os::unix::fs::symlink(&secret, &log).unwrap();
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "root:secret");
+    let (content, left_out) = packed("link.tar.gz");
+    assert!(!content.contains("root:secret") && left_out, "{content}");
+    std::fs::remove_file(&log).unwrap();
+    std::fs::hard_link(&secret, &log).unwrap();
+    let (content, left_out) = packed("hard.tar.gz");
+    assert!(!content.contains("root:secret") && left_out && content.contains("it has other names"), "{content}");
+    std::fs::remove_file(&log).unwrap();
+    std::fs::write(&log, "of a user").unwrap();
+    std::os::unix::fs::chown(&log, Some(7777), None).unwrap();
+    let (content, left_out) = packed("user.tar.gz");
+    assert!(!content.contains("of a user") && left_out && content.contains("another user, 7777"), "{content}");
+    std::fs::remove_file(&log).unwrap();
+    std::fs::write(&log, format!("{}the last line", "x".repeat(300 << 10))).unwrap();
+    let (content, left_out) = packed("log.tar.gz");
+    assert!(content.contains("the last line") && !left_out);
 }
 
 /// The real thing: the words, the JSON and the exit status say the same.
