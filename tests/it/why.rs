@@ -118,7 +118,7 @@ fn fewer_gpus_than_all() {
     let text = why(dir, &["waiting"]).ok();
     assert!(text.contains("\nit got fewer GPUs than it asked for: injected ") && text.contains("ONH-201"), "{text}");
     assert_eq!(json(dir, "waiting")["outcome"], "partly");
-    assert!(why(dir, &[]).ok().contains("  waiting       partly      injected "));
+    assert!(why(dir, &[]).ok().contains("  waiting  partly  -  0,2  injected "));
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0,2"]);
     container.hook(&fake).ok();
     assert_eq!(json(dir, "waiting")["outcome"], "given");
