@@ -235,11 +235,11 @@ fn unknown_gpu() {
 fn missing_node() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     std::fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
-    one_error(with_fake(&fake, "all"), &["\"all\"", "\"/dev/nvidia1\"", "is missing (ONH-021)"]);
+    one_error(with_fake(&fake, "all"), &["\"all\"", "\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
     // Also where NVML counts the GPU all the same.
     fake.set_nvml(|old| old + "\ncount-all\n");
-    one_error(with_fake(&fake, "all"), &["\"/dev/nvidia1\"", "is missing (ONH-021)"]);
-    one_error(with_fake(&fake, "1"), &["\"/dev/nvidia1\"", "is missing (ONH-021)"]);
+    one_error(with_fake(&fake, "all"), &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
+    one_error(with_fake(&fake, "1"), &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
 }
 
 /// Values that no image has by accident.
