@@ -100,45 +100,52 @@ pub(super) enum Why {
 }
 
 impl Why {
-    fn failure(self, what: &str, path: &Path, hint: &'static str) -> Failure {
+    /// A layer would hide what is mounted inside.
+    fn has_others_inside(self, path: &Path) -> Failure {
+        const ELSEWHERE: &str = "start the container from an image that can be written, or mount them elsewhere";
         let path = Path::new("/").join(path);
         match self {
-            Self::ReadOnly => {
-                Failure::new(&catalog::READ_ONLY, format!("{what} the read-only directory {path:?}"), hint)
+            Self::ReadOnly => Failure::new(
+                &catalog::READ_ONLY,
+                format!("other files are mounted in the read-only directory {path:?}"),
+                ELSEWHERE,
+            ),
+            Self::Owner => {
+                Failure::new(&catalog::READ_ONLY, format!("other files are mounted in {path:?}, {OUTSIDE}"), ELSEWHERE)
             }
             Self::Volume => Failure::new(
                 &catalog::VOLUME,
-                format!("{what} {path:?}, which lies on a volume, where the hook creates nothing"),
-                hint,
+                format!("other files are mounted in {path:?}, which lies on a volume, where the hook creates nothing"),
+                "mount the volume at another path, or have it contain an empty file for each file of the driver",
             ),
-            Self::Owner => Failure::new(
+        }
+    }
+
+    fn without_overlay(self, path: &Path) -> Failure {
+        const MODULE: &str =
+            "start the container from an image that can be written, or load the kernel module \"overlay\"";
+        let path = Path::new("/").join(path);
+        match self {
+            Self::ReadOnly => Failure::new(
                 &catalog::READ_ONLY,
-                format!("{what} {path:?}, whose owner the container's user namespace does not know"),
-                hint,
+                format!("cannot mount an overlay over the read-only directory {path:?}"),
+                MODULE,
             ),
-        }
-    }
-
-    const fn otherwise(self) -> &'static str {
-        match self {
-            Self::ReadOnly | Self::Owner => {
-                "start the container from an image that can be written, or mount them elsewhere"
+            Self::Owner => {
+                Failure::new(&catalog::READ_ONLY, format!("cannot mount an overlay over {path:?}, {OUTSIDE}"), MODULE)
             }
-            Self::Volume => {
-                "mount the volume at another path, or have it contain an empty file for each file of the driver"
-            }
-        }
-    }
-
-    const fn without_overlay(self) -> &'static str {
-        match self {
-            Self::ReadOnly | Self::Owner => {
-                "start the container from an image that can be written, or load the kernel module \"overlay\""
-            }
-            Self::Volume => "mount the volume at another path, or load the kernel module \"overlay\"",
+            Self::Volume => Failure::new(
+                &catalog::VOLUME,
+                format!(
+                    "cannot mount an overlay over {path:?}, which lies on a volume, where the hook creates nothing"
+                ),
+                "mount the volume at another path, or load the kernel module \"overlay\"",
+            ),
         }
     }
 }
+
+const OUTSIDE: &str = "whose owner the container's user namespace does not know";
 
 /// Puts a layer over `below`, the directory `path` of a rootfs. The mounts are pushed to `done`; the last is the layer.
 ///
@@ -156,7 +163,7 @@ pub(super) fn cover(
     let place = real_path(below.as_fd())?;
     let table = read_table()?;
     if place == real_path(rootfs.as_fd())? || mountinfo::any_below(&table, &place) {
-        return Err(why.failure("other files are mounted in", path, why.otherwise()).into());
+        return Err(why.has_others_inside(path).into());
     }
     let Scratch { tmpfs, place, table } = Scratch::mount(below, table, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
@@ -164,8 +171,7 @@ pub(super) fn cover(
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
-    in_place::mount_overlay(&tmpfs, below, &tmpfs, label)
-        .with_context(|| why.failure("cannot mount an overlay over", path, why.without_overlay()))?;
+    in_place::mount_overlay(&tmpfs, below, &tmpfs, label).with_context(|| why.without_overlay(path))?;
     // What is on top goes first, by the fd of what is below it.
     let layer = place.open_new(OVERLAYFS_MAGIC, &table).inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
     done.push(layer.into());
