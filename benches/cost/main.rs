@@ -60,7 +60,7 @@ fn main() {
     at_once(&scene, &fake, starts / 6, &mut rows);
     podman(&fake, runs, &mut rows);
     let size = std::fs::metadata(HOOK).unwrap().len();
-    rows.push(Row("binary, as it was built here", "1.5 MB", format!("{:.3} MB", size as f64 / 1e6), size <= 1_500_000));
+    rows.push(Row("binary, as it was built here", "2 MB", format!("{:.3} MB", size as f64 / 1e6), size <= 2_000_000));
 
     println!("| | reach | reached | ok? |\n|---|---|---|---|");
     for Row(what, reach, reached, ok) in &rows {

@@ -346,7 +346,11 @@ mod tests {
                     grammar::Completes::Words(words) => words.split(' ').next().unwrap(),
                     _ => "0",
                 };
-                let value = if matches!(option.long(), "vendor" | "class") { "a" } else { value };
+                let value = match option.long() {
+                    "vendor" | "class" => "a",
+                    "pid" => "1",
+                    _ => value,
+                };
                 Options::default().set(option.long(), value.into()).unwrap();
             }
         }

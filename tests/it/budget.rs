@@ -27,7 +27,7 @@ pub const TESTS: &[Test] = &[
 
 /// A tenth above what was counted when it was written down (x86-64, Rust 1.95, valgrind 3.19, which does not know openat2).
 mod most {
-    pub const BYTES: u64 = 1_450_000;
+    pub const BYTES: u64 = 2_000_000;
     pub const NOTHING_ASKED: u64 = 24_000;
     /// For a million bytes of mounts.
     pub const LARGE_CONFIG: u64 = 19_000_000;
