@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     ("docs::quoted_texts_are_ours", &[], quoted_texts_are_ours),
     ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
     ("docs::every_key_is_told_of", &[], every_key_is_told_of),
+    ("docs::manifests_are_yaml", &[], manifests_are_yaml),
 ];
 
 /// The files below a directory with this extension, and their texts.
@@ -53,6 +54,20 @@ pub fn pages() -> Vec<(PathBuf, String)> {
 pub fn blocks<'a>(text: &'a str, kind: &str) -> Vec<&'a str> {
     let start = format!("\n```{kind}\n");
     text.split(&start).skip(1).map(|rest| rest.split("\n```").next().unwrap()).collect()
+}
+
+/// A comma or a colon without quotes makes another document of a manifest, or none.
+fn manifests_are_yaml() {
+    let parse = |text: &str| saphyr_parser::Parser::new_from_str(text).find_map(Result::err);
+    assert!(parse("a: {b: x ? y : z: 1}").is_some() && parse("expression: a ? b : c").is_some());
+    let mut seen = 0;
+    for (path, text) in pages() {
+        for block in blocks(&text, "yaml") {
+            assert_eq!(parse(block), None, "{}: {block}", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen >= 4, "{seen} blocks");
 }
 
 /// The command lines of `sh` blocks, without comments.
