@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use rustix::fs::FileType;
 
 use super::status::this_user;
 use super::{cdi_check, info, output};
@@ -330,13 +329,7 @@ pub(super) fn program(options: &Options) -> Result<HostPath> {
 pub(super) fn nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, NodeFacts> {
     let look = |node: &DeviceNode| {
         let stat = rustix::fs::lstat(node.source.as_path()).ok()?;
-        let facts = NodeFacts {
-            is_char: FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice,
-            mode: stat.st_mode & 0o7777,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-        };
-        Some((node.source.clone(), facts))
+        Some((node.source.clone(), NodeFacts::of(&stat)))
     };
     few::map(edits.flat_map(|edits| &edits.nodes).filter_map(look))
 }

@@ -148,8 +148,9 @@ fn decide(
     let compat = |dir: &ContainerPath, driver: &str, cuda: &str| {
         image.map(|image| image.compat_libraries(dir, driver, cuda)).unwrap_or_default()
     };
-    let (steps, finding) = plan::steps(&edits, facts, (request, config, &host), compat);
+    let (mut steps, finding) = plan::steps(&edits, facts, (request, config, &host), compat);
     explanation.findings.extend(finding);
+    explanation.findings.extend(plan::access(&mut steps, &edits, spec, config)?);
     explanation.edits = steps.iter().map(text::describe).collect();
     Ok(())
 }

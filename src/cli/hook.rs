@@ -209,8 +209,9 @@ pub fn set_up_gpus(
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let compat = |dir: &ContainerPath, driver: &str, cuda: &str| container.compat_libraries(dir, driver, cuda);
-    let (steps, finding) = plan::steps(&edits, facts, (request, config, &host), compat);
+    let (mut steps, finding) = plan::steps(&edits, facts, (request, config, &host), compat);
     finding.iter().for_each(|finding| log.finding(finding));
+    plan::access(&mut steps, &edits, spec, config)?.iter().for_each(|finding| log.finding(finding));
     // All that can fail on the host's side comes before the first thing that anybody can see.
     let plan = inject::prepare(&steps, &spec.mount_label)?;
     log.step_done("container");

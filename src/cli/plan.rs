@@ -7,18 +7,21 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::cdi::nodes;
 use crate::config::{self, Config, NoGpu};
 use crate::driver::compat;
-use crate::edits::Edits;
+use crate::edits::{DeviceNode, Edits};
 use crate::error::line;
 use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
 use crate::inventory::select::Device;
+use crate::lower::access::{self, Process};
 use crate::lower::live::{self, RootfsFacts, Step};
 use crate::oci::{Pod, SpecView};
 use crate::paths::ContainerPath;
 use crate::request::others::{self, Other};
 use crate::request::{self, Capability, Decision, GpuRequest, Hint, VisibleDevices};
+use crate::sys::ns;
 
 /// What a container asks the hook for.
 #[derive(Debug)]
@@ -132,6 +135,26 @@ pub fn steps(
         )
     });
     (steps, finding)
+}
+
+/// Has device nodes created that the container's process could not open as they are on the host; what there is to say where
+/// that cannot be done: a user namespace of ours may not create any, and without cgroups nothing else would limit their use.
+///
+/// # Errors
+/// If our user namespace cannot be read.
+pub fn access(steps: &mut [Step], edits: &Edits, spec: &SpecView, config: &Config) -> Result<Option<Finding>> {
+    let is_rootless = ns::in_user_namespace()?;
+    let process = Process::of(spec, is_rootless);
+    let mut nodes = nodes(std::iter::once(edits));
+    // The runtime creates these, for this container.
+    let is_given = |node: &&DeviceNode| spec.devices.iter().any(|device| device.path == node.path.absolute());
+    for node in edits.nodes.iter().filter(is_given) {
+        nodes.remove(&node.source);
+    }
+    if config.edit_cgroups && !is_rootless {
+        access::create_own(steps, &process, &nodes);
+    }
+    Ok(process.finding(access::inaccessible(steps, &process, &nodes)))
 }
 
 /// Whether a container starts although it cannot be given GPUs: why so.

@@ -8,16 +8,19 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use super::{Options, cdi, hook, output};
+use crate::cdi::spec::ContainerEdits;
 use crate::config::Config;
 use crate::edits::Edits;
+use crate::finding::Finding;
 use crate::host::Host;
 use crate::inject::container::{self, Container};
 use crate::inject::hosts_dev::HostsDev;
 use crate::log::Log;
 use crate::lower;
+use crate::lower::access::Process;
 use crate::lower::cdi::HostFacts;
 use crate::lower::live::RootfsFacts;
-use crate::lower::oci::{Additions, OciFacts};
+use crate::lower::oci::{Additions, OciFacts, gid_inside};
 use crate::lower::rootfs::RootfsEdits;
 use crate::oci::{self, SpecView};
 use crate::record::{Outcome, storage};
@@ -58,6 +61,7 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
     let additions = Additions::of(&lowered, &spec, facts)?;
+    shut(&edits, &lowered, &spec, facts).iter().for_each(|finding| log.finding(finding));
     let hosts_dev = HostsDev::look();
     for point in &additions.points {
         hosts_dev.refuse_missing(point).with_context(|| format!("cannot mount a device node at {point:?}"))?;
@@ -68,6 +72,17 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     log.note(&given);
     log.end(Outcome::Given, &given);
     Ok(edited.into_bytes())
+}
+
+/// Where the runtime cannot create nodes, it mounts the host's, and the process must be able to open those.
+fn shut(edits: &Edits, lowered: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Option<Finding> {
+    if !facts.in_user_namespace && !spec.user_namespace {
+        return None;
+    }
+    let groups = lowered.additional_gids.iter().copied().filter(|gid| gid_inside(*gid, spec, facts).is_some());
+    let process = Process::of(spec, facts.in_user_namespace).with_groups(groups);
+    let nodes = cdi::nodes(std::iter::once(edits));
+    process.finding(nodes.iter().filter(|(_, node)| !process.may_open(**node)).map(|(path, node)| (path, *node)))
 }
 
 /// The container's id and bundle. Where they are not to be known, the rootfs has to do.

@@ -255,6 +255,9 @@ pub fn in_words(record: &Record) -> String {
         writeln!(text, "{}", one_line(&record.request)).ok();
     }
     let outcome = match record.outcome {
+        Outcome::Given if record.findings.iter().any(|said| said.id == catalog::NO_ACCESS.id) => {
+            "it got what it asked for, but its process cannot open the device nodes"
+        }
         Outcome::Given => "it got what it asked for",
         Outcome::Partly => "it got fewer GPUs than it asked for",
         Outcome::Nothing => "it asks for nothing",

@@ -108,6 +108,7 @@ kinds! {
     MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device", "there is nothing of it to give to containers";
     NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer, and a table has no place for it", "programs that read the table do not know of it";
     LOCAL_SOURCE "ONH-218" Warning "a daemon's socket or directory is not given to containers", "a user of the host, or a container, could have put it there";
+    NO_ACCESS "ONH-219" Warning "the container's process cannot open its device nodes", "NVML reports \"Insufficient Permissions\", and CUDA finds no device";
     NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing", "X11 and Vulkan may not work in the container";
     NOT_INSTALLED "ONH-224" Note "parts of the driver are not installed", "containers that ask for them by capability get nothing of them";
     UNKNOWN_LIBRARIES "ONH-225" Note "libraries of the driver are not in the catalogue", "containers get them with NVIDIA_DRIVER_CAPABILITIES=all only";

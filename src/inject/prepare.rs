@@ -9,6 +9,7 @@ use super::source::Source;
 use super::tmpfs::Directory;
 use crate::driver::ipc::Expected;
 use crate::edits::{Channel, ProcMask};
+use crate::lower::access::Process;
 use crate::lower::live::{CacheEntry, Step};
 use crate::paths::{ContainerPath, HostPath};
 use crate::sys::mount::{Api, Label, MountAttrs};
@@ -22,8 +23,17 @@ pub enum Prepared<'a> {
         source: Source,
         /// where it goes
         target: &'a ContainerPath,
-        /// for a device node, its numbers
-        device: Option<(u32, u32)>,
+    },
+    /// A device node.
+    MountNode {
+        /// the host's
+        source: Source,
+        /// where it goes
+        target: &'a ContainerPath,
+        /// its numbers
+        device: (u32, u32),
+        /// the process for which one of the container's own is created
+        own: Option<&'a Process>,
     },
     /// A directory of the host's.
     MountDirectory {
@@ -76,12 +86,11 @@ pub enum Prepared<'a> {
 /// If a source is missing or not what it is said to be, or cannot be mounted.
 pub fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
     Ok(match step {
-        Step::MountFile { source, target, .. } => {
-            Prepared::Mount { source: open_file(source, api)?, target, device: None }
-        }
+        Step::MountFile { source, target, .. } => Prepared::Mount { source: open_file(source, api)?, target },
         Step::MountIpc { channel, target, .. } => prepare_ipc(channel, target, api)?,
-        Step::MountNode { source, target, device } => {
-            Prepared::Mount { source: open_node(source, *device, api)?, target, device: Some(*device) }
+        Step::MountNode { source, target, device, own } => {
+            let source = open_node(source, *device, api)?;
+            Prepared::MountNode { source, target, device: *device, own: own.as_ref() }
         }
         Step::Link { link, text, file, .. } => Prepared::Link { link, text: Path::new(text), file },
         Step::MountFiles { target, files } => {
@@ -116,9 +125,7 @@ fn prepare_ipc<'a>(channel: &Channel, target: &'a ContainerPath, api: Api) -> Re
     let opened = channel.open()?;
     let path = HostPath::new(channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path)));
     Ok(match channel.expected {
-        Expected::Socket => {
-            Prepared::Mount { source: Source::of(opened.fd, path, MountAttrs::SOCKET, api)?, target, device: None }
-        }
+        Expected::Socket => Prepared::Mount { source: Source::of(opened.fd, path, MountAttrs::SOCKET, api)?, target },
         Expected::Directory | Expected::NamedDirectory => {
             Prepared::MountDirectory { source: Source::of(opened.fd, path, MountAttrs::SHARED_DIRECTORY, api)?, target }
         }

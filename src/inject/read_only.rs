@@ -12,7 +12,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{FsWord, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags};
 
 use super::mounts::{TMPFS_MAGIC, read_table};
 use super::source::open_in;
@@ -25,7 +25,7 @@ use crate::sys::mount::{self, Label, MountAttrs, in_place};
 const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 
 /// A directory of a rootfs, and a tmpfs of ours that is mounted on it.
-struct Scratch {
+pub(super) struct Scratch {
     tmpfs: OwnedFd,
     place: Place,
     /// All mounts before it
@@ -72,8 +72,26 @@ impl Place {
 
 impl Scratch {
     fn mount(below: &OwnedFd, table: Vec<u8>, options: &str, label: Option<&Label>) -> Result<Self> {
+        Self::mount_by(below, table, || in_place::mount_tmpfs(below, options, label))
+    }
+
+    /// One on which device nodes work. The user that files are created as may not be the one that mounts it.
+    pub(super) fn for_nodes(below: &OwnedFd, label: Option<&Label>) -> Result<Self> {
+        Self::mount_by(below, read_table()?, || in_place::mount_tmpfs_for_nodes(below, "mode=0777,size=64k", label))
+    }
+
+    /// A node that everybody may open, as runtimes create them.
+    pub(super) fn create_node(&self, (major, minor): (u32, u32)) -> rustix::io::Result<OwnedFd> {
+        let (name, mode) = (OsStr::new("node"), Mode::from_raw_mode(0o666));
+        rustix::fs::mknodat(&self.tmpfs, name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
+        // Not what the umask leaves of it.
+        rustix::fs::chmodat(&self.tmpfs, name, mode, AtFlags::empty())?;
+        open_in(&self.tmpfs, name)
+    }
+
+    fn mount_by(below: &OwnedFd, table: Vec<u8>, mount: impl FnOnce() -> std::io::Result<()>) -> Result<Self> {
         let place = Place::of(below)?;
-        in_place::mount_tmpfs(below, options, label).context("mount a tmpfs")?;
+        mount().context("mount a tmpfs")?;
         match place.open_new(TMPFS_MAGIC, &table) {
             Ok(tmpfs) => Ok(Self { tmpfs, place, table }),
             Err(error) => Err(place.take_away(error)),
@@ -81,7 +99,7 @@ impl Scratch {
     }
 
     /// Unmounts it, with what is mounted on it.
-    fn unmount(&self) -> Result<()> {
+    pub(super) fn unmount(&self) -> Result<()> {
         mount::detach(self.tmpfs.as_fd())
             .or_else(|error| in_place::take_back(&self.place.dir, Path::new(&self.place.name)).map_err(|_| error))?;
         Ok(())

@@ -94,6 +94,12 @@ impl Source {
         Ok(Self { tree, stat, attrs })
     }
 
+    /// What was opened.
+    #[must_use]
+    pub const fn stat(&self) -> &Stat {
+        &self.stat
+    }
+
     /// Whether this is the file that is mounted.
     #[must_use]
     pub const fn is(&self, stat: &Stat) -> bool {

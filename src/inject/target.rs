@@ -4,6 +4,7 @@ mod cdi_hook;
 mod ld_so_cache;
 mod ld_so_conf;
 mod names;
+mod own_node;
 mod stale;
 
 use std::ffi::OsStr;
@@ -84,12 +85,12 @@ enum Done {
     },
 }
 
-/// What is at a name that is taken.
+/// What is at a name.
 enum Existing {
     /// What is asked for
     Asked,
-    /// A new file of ours in this directory, in place of a link
-    Replaced(Rc<OwnedFd>),
+    /// A new file of ours in this directory
+    New(Rc<OwnedFd>),
     /// Something to mount on, in this directory
     Point(Rc<OwnedFd>, OwnedFd),
 }
@@ -100,7 +101,8 @@ impl Take for Target {
         let (done, layers, mounts) = (self.done.len(), self.layers.len(), self.mounts.len());
         let findings = self.findings.len();
         let result = match step {
-            Prepared::Mount { source, target, device } => self.mount(source, target, device),
+            Prepared::Mount { source, target } => self.mount(source, target),
+            Prepared::MountNode { source, target, device, own } => self.mount_node(source, target, device, own),
             Prepared::MountDirectory { source, target } => self.mount_directory(source, target),
             Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
             Prepared::Link { link, text, file } => self.link(link, text, file),
@@ -172,24 +174,31 @@ impl Target {
         }
     }
 
-    fn mount(&mut self, source: Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<()> {
+    fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
+        let place = self.place(&source, target, None)?;
+        self.put(source, target, place)
+    }
+
+    /// Where to mount it: on a new file, or on what is there.
+    fn place(&mut self, source: &Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<Existing> {
+        match self.make(target, false, make_file)? {
+            Some((dir, ())) => Ok(Existing::New(dir)),
+            None => self.existing_point(source, target, device),
+        }
+    }
+
+    fn put(&mut self, source: Source, target: &ContainerPath, place: Existing) -> Result<()> {
         let name = Path::new(target.file_name());
-        let mounted = match self.make(target, false, make_file)? {
-            Some((dir, ())) => {
+        let mounted = match place {
+            Existing::Asked => return Ok(()),
+            Existing::New(dir) => {
                 self.known.refuse_shared_dir(&dir)?;
                 source.attach_at(&dir, name)?
             }
-            None => match self.existing_point(&source, target, device)? {
-                Existing::Asked => return Ok(()),
-                Existing::Replaced(dir) => {
-                    self.known.refuse_shared_dir(&dir)?;
-                    source.attach_at(&dir, name)?
-                }
-                Existing::Point(dir, point) => {
-                    self.known.refuse_shared(&point)?;
-                    source.attach(&dir, name, point)?
-                }
-            },
+            Existing::Point(dir, point) => {
+                self.known.refuse_shared(&point)?;
+                source.attach(&dir, name, point)?
+            }
         };
         let mounted = Rc::new(mounted);
         self.done.push(Done::Mounted(Rc::clone(&mounted)));
@@ -219,7 +228,7 @@ impl Target {
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
                 self.done.push(Done::Replaced { dir, name: name.into(), text });
                 let made = self.make(target, false, make_file)?;
-                Existing::Replaced(made.context("somebody made it meanwhile")?.0)
+                Existing::New(made.context("somebody made it meanwhile")?.0)
             }
             Present::Nothing => bail!("somebody removed it meanwhile"),
         })

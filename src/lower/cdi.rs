@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FileType, Stat};
+
 use super::live::{self, Loader, RootfsFacts, Step};
 use super::rootfs::RootfsEdits;
 use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
@@ -46,6 +48,17 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
+    /// As stat(2) has them.
+    #[must_use]
+    pub fn of(stat: &Stat) -> Self {
+        Self {
+            is_char: FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        }
+    }
+
     /// The group that a process must be in to use it, if not everybody may.
     #[must_use]
     pub const fn additional_gid(self) -> Option<u32> {

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
 
+use super::access::Process;
 use crate::driver::catalog::DEV_LINKS;
 use crate::driver::ldcache::Arch;
 use crate::edits::{Channel, DevLink, Edits, Need, Placement, ProcMask};
@@ -79,6 +80,8 @@ pub enum Step {
         target: ContainerPath,
         /// major and minor, checked again on the open file
         device: (u32, u32),
+        /// the process that cannot open the host's node, if a node is to be created for the container instead
+        own: Option<Process>,
     },
     /// `ln -sfn TEXT LINK`
     Link {
@@ -148,6 +151,7 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::MountNode { target, own: Some(_), .. } => write!(f, "create {target} in the container"),
             Self::MountFile { source, target, .. }
             | Self::MountNode { source, target, .. }
             | Self::MountIpc { source, target, .. } => {
@@ -226,6 +230,7 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         source: node.source.clone(),
         target: node.path.clone(),
         device: (node.major, node.minor),
+        own: None,
     }));
     links.extend(edits.node_links.iter().map(|link| Step::Link {
         link: link.path.clone(),

@@ -1,5 +1,6 @@
 //! Lowering: edits into the words of one backend. Pure.
 
+pub mod access;
 pub mod cdi;
 pub mod live;
 pub mod oci;

@@ -167,7 +167,8 @@ fn has_hook(spec: &SpecView, hook: &Hook) -> bool {
 }
 
 /// A group of the host's by its number in the container; none if it has none there.
-fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u32> {
+#[must_use]
+pub fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u32> {
     if facts.in_user_namespace && gid == OVERFLOW_GID {
         return None;
     }

@@ -12,7 +12,10 @@ pub fn describe(step: &Step) -> Value {
         Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
             json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
         }
-        Step::MountNode { source, target, device: (major, minor) } => json!({
+        Step::MountNode { target, device: (major, minor), own: Some(_), .. } => json!({
+            "action": "create", "path": target.absolute(), "major": major, "minor": minor, "access": "rw",
+        }),
+        Step::MountNode { source, target, device: (major, minor), own: None } => json!({
             "action": "device", "source": source.as_path(), "path": target.absolute(), "major": major, "minor": minor,
             "access": "rw",
         }),
@@ -49,6 +52,7 @@ pub fn line(step: &Value) -> String {
     let path = field("path");
     match field("action") {
         "mount" | "device" => format!("mount {} at {path}", field("source")),
+        "create" => format!("create {path}"),
         "link" => format!("link {path} to {}", field("target")),
         "mask" => format!("mask {path}"),
         "mode" => format!("set the mode of {path} to {}", field("mode")),
@@ -66,8 +70,12 @@ mod tests {
     #[test]
     fn a_step_is_told_twice() {
         let path = |path| ContainerPath::new(path).unwrap();
-        let step =
-            Step::MountNode { source: HostPath::new("/d/dev/nvidia0"), target: path("/dev/nvidia0"), device: (195, 0) };
+        let step = Step::MountNode {
+            source: HostPath::new("/d/dev/nvidia0"),
+            target: path("/dev/nvidia0"),
+            device: (195, 0),
+            own: None,
+        };
         let told = describe(&step);
         assert_eq!(told["major"], 195);
         assert_eq!(line(&told), "mount /d/dev/nvidia0 at /dev/nvidia0");

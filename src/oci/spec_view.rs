@@ -34,14 +34,20 @@ pub struct SpecView {
     pub devices: Vec<Device>,
     /// Whether `linux.namespaces` has a user namespace.
     pub user_namespace: bool,
+    /// `linux.uidMappings`
+    pub uid_mappings: Vec<IdMapping>,
     /// `linux.gidMappings`
     pub gid_mappings: Vec<IdMapping>,
     /// `linux.cgroupsPath`; empty if there is none.
     pub cgroups_path: String,
     /// `linux.mountLabel`: the SELinux label of file systems that are mounted for it; empty if there is none.
     pub mount_label: String,
+    /// `process.user.uid` and `gid`
+    pub user: (u32, u32),
     /// `process.user.additionalGids`
     pub additional_gids: Vec<u32>,
+    /// Whether crun leaves the process in the groups of the user who started the engine.
+    pub keeps_groups: bool,
     /// What Kubernetes calls it, from `annotations`.
     pub pod: Pod,
 }
@@ -114,6 +120,9 @@ pub struct Hook {
     pub args: Vec<String>,
 }
 
+/// The annotation of `--group-add keep-groups`; see crun(1).
+const KEEP_GROUPS: &str = "run.oci.keep_original_groups";
+
 /// What is long in it stays text until it is known to matter.
 #[derive(Deserialize)]
 struct Raw<'a> {
@@ -143,6 +152,10 @@ struct RawProcess<'a> {
 
 #[derive(Default, Deserialize)]
 struct RawUser<'a> {
+    #[serde(default, borrow)]
+    uid: Option<&'a RawValue>,
+    #[serde(default, borrow)]
+    gid: Option<&'a RawValue>,
     #[serde(default, rename = "additionalGids", borrow)]
     additional_gids: Option<&'a RawValue>,
 }
@@ -161,6 +174,8 @@ struct RawLinux<'a> {
     devices: Option<&'a RawValue>,
     #[serde(default, borrow)]
     namespaces: Option<&'a RawValue>,
+    #[serde(default, rename = "uidMappings", borrow)]
+    uid_mappings: Option<&'a RawValue>,
     #[serde(default, rename = "gidMappings", borrow)]
     gid_mappings: Option<&'a RawValue>,
     #[serde(default, rename = "cgroupsPath", borrow)]
@@ -246,8 +261,11 @@ fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: impl FnOnce(&SpecView, &str,
         device_rules: lists::of_known_form(linux.resources.and_then(|resources| resources.devices))?,
         devices: lists::of_known_form(linux.devices)?,
         user_namespace,
+        uid_mappings: lists::of_known_form(linux.uid_mappings)?,
         gid_mappings: lists::of_known_form(linux.gid_mappings)?,
+        user: (id(user.uid), id(user.gid)),
         additional_gids: lists::of_known_form(user.additional_gids)?,
+        keeps_groups: lists::members(raw.annotations, &[KEEP_GROUPS])?.get(KEEP_GROUPS).is_some_and(|on| on == "1"),
         pod: Pod::of(raw.annotations)?,
         cgroups_path: text_of(linux.cgroups_path),
         mount_label: text_of(linux.mount_label),
@@ -259,6 +277,11 @@ fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: impl FnOnce(&SpecView, &str,
 fn text_of(value: Option<&RawValue>) -> String {
     let value = value.map(|text| lists::value(text.get()));
     value.and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
+}
+
+/// Root where it is missing, as for runtimes.
+fn id(number: Option<&RawValue>) -> u32 {
+    number.and_then(|text| text.get().parse().ok()).unwrap_or_default()
 }
 
 fn of_text<'a, T: Deserialize<'a>>(text: Option<&'a RawValue>) -> Result<Option<T>> {

@@ -13,6 +13,7 @@ pub const TESTS: &[Test] = &[
     ("failure::every_call_that_changes_something", NEEDS, || every_call(CHANGING, WRITABLE)),
     ("failure::every_call_that_opens_or_reads", NEEDS, || every_call(READING, WRITABLE)),
     ("failure::every_call_on_a_read_only_rootfs", NEEDS, || every_call(LAYERING, READ_ONLY)),
+    ("failure::every_call_that_creates_a_node", NEEDS, every_call_that_creates_a_node),
 ];
 
 const CHANGING: &[&str] = &[
@@ -47,13 +48,15 @@ const READ_ONLY: &str = "mount -o remount,bind,ro merged";
 struct Layers {
     dir: tempfile::TempDir,
     image: Image,
+    /// Of the container's process
+    user: u32,
 }
 
 impl Layers {
     fn new() -> Self {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        Self { dir, image }
+        Self { dir, image, user: 0 }
     }
 
     fn start(&self, last: &str) -> (Waiting, std::path::PathBuf) {
@@ -72,7 +75,11 @@ impl Layers {
             self.dir.path().display(),
             self.image.rootfs.display()
         );
-        (Waiting::start(self.dir.path(), &merged, &["NVIDIA_VISIBLE_DEVICES=0"], &before), upper)
+        let env = ["NVIDIA_VISIBLE_DEVICES=0"];
+        let container = Waiting::start(self.dir.path(), &merged, &env, &before);
+        let process = serde_json::json!({"args": ["sh"], "env": env, "user": {"uid": self.user, "gid": self.user}});
+        container.set_spec(&env, &serde_json::json!({"process": process}));
+        (container, upper)
     }
 }
 
@@ -83,8 +90,17 @@ fn left_in(upper: &Path) -> String {
 }
 
 fn every_call(calls: &[&str], last: &str) {
-    let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
-    let layers = Layers::new();
+    fails_at(&FakeDriver::new(&["--gpus", "2", "--drm"]), &Layers::new(), calls, last);
+}
+
+/// For a user who may not open the host's nodes.
+fn every_call_that_creates_a_node() {
+    let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
+    let layers = Layers { user: 1000, ..Layers::new() };
+    fails_at(&fake, &layers, &["mount", "umount2", "mknodat", "fchmodat", "open_tree", "move_mount"], WRITABLE);
+}
+
+fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
     let (mut container, mut upper) = layers.start(last);
     let mut clean_mounts = container.mountinfo();
     let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

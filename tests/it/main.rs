@@ -48,6 +48,7 @@ mod limits;
 mod live;
 mod nvidia_cli;
 mod nvidia_ctk;
+mod own_nodes;
 mod packaging;
 mod peers;
 mod podman;
@@ -107,6 +108,7 @@ const ALL: &[&[Test]] = &[
     live::TESTS,
     nvidia_cli::TESTS,
     nvidia_ctk::TESTS,
+    own_nodes::TESTS,
     packaging::TESTS,
     peers::TESTS,
     podman::TESTS,

@@ -21,7 +21,16 @@ pub fn bind(source: impl AsFd, target: impl AsFd) -> io::Result<()> {
 
 /// `mount -t tmpfs TARGET`, as [`super::new_tmpfs`].
 pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount_tmpfs_with(target, MountFlags::NODEV, options, label)
+}
+
+/// The same, for device nodes that are mounted elsewhere: a bind mount of one inherits `nodev`.
+pub fn mount_tmpfs_for_nodes(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
+    mount_tmpfs_with(target, MountFlags::empty(), options, label)
+}
+
+fn mount_tmpfs_with(target: impl AsFd, more: MountFlags, options: &str, label: Option<&Label>) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC | more;
     let options = std::ffi::CString::new(Label::after(label, options))?;
     Ok(rustix::mount::mount("tmpfs", fd_path(target.as_fd()), "tmpfs", flags, options.as_c_str())?)
 }

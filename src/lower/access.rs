@@ -1,0 +1,205 @@
+//! Whether the process of a container can open the host's device nodes: by their mode and owner, as the kernel decides it.
+//!
+//! On SUSE the nodes are root:video 0660, and most published images run as a user of their own. The device cgroup lets such a
+//! process pass, and the mode does not: NVML then says "Insufficient Permissions". A runtime that creates device nodes makes
+//! them for the container; so does the hook where it may.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use super::cdi::NodeFacts;
+use super::live::Step;
+use crate::finding::{Finding, catalog};
+use crate::oci::SpecView;
+use crate::oci::spec_view::IdMapping;
+use crate::paths::HostPath;
+
+/// What ids are seen as that a user namespace does not map.
+const OVERFLOW_ID: u32 = 65534;
+
+/// Who the container's process is on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number in the container, for people
+    named: u32,
+    /// `None` for one that nobody is on the host
+    uid: Option<u32>,
+    groups: Vec<u32>,
+    /// Root with the capabilities of the host's
+    is_root: bool,
+    /// crun leaves it in the groups of the user who started the engine
+    keeps_groups: bool,
+    /// Whether ids are those of a user namespace that we are in ourselves (rootless engines)
+    is_rootless: bool,
+}
+
+impl Process {
+    /// By config.json.
+    #[must_use]
+    pub fn of(spec: &SpecView, is_rootless: bool) -> Self {
+        let (uid, gid) = spec.user;
+        let outside = |mappings: &[IdMapping], id| if spec.user_namespace { map(mappings, id) } else { Some(id) };
+        let groups = std::iter::once(gid).chain(spec.additional_gids.iter().copied());
+        Self {
+            named: uid,
+            uid: outside(&spec.uid_mappings, uid),
+            groups: groups.filter_map(|gid| outside(&spec.gid_mappings, gid)).collect(),
+            is_root: uid == 0 && !spec.user_namespace && !is_rootless,
+            keeps_groups: spec.keeps_groups,
+            is_rootless,
+        }
+    }
+
+    /// The same process, in these groups of the host's too.
+    #[must_use]
+    pub fn with_groups(mut self, more: impl IntoIterator<Item = u32>) -> Self {
+        self.groups.extend(more);
+        self
+    }
+
+    /// Whether it may open a node with these facts.
+    #[must_use]
+    pub fn may_open(&self, node: NodeFacts) -> bool {
+        // Nodes of MIG capabilities are opened for reading; nobody may write to them.
+        let wanted = if node.mode & 0o222 == 0 { 0o4 } else { 0o6 };
+        let allows = |shift: u32| node.mode >> shift & wanted == wanted;
+        let is_known = |id: u32| !(self.is_rootless && id == OVERFLOW_ID);
+        if self.is_root {
+            return true;
+        }
+        if self.uid == Some(node.uid) && is_known(node.uid) {
+            return allows(6);
+        }
+        if self.groups.contains(&node.gid) && is_known(node.gid) {
+            return allows(3);
+        }
+        allows(0) || self.keeps_groups && allows(3)
+    }
+
+    /// What there is to say of nodes that it cannot open; `None` if there are none.
+    #[must_use]
+    pub fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, NodeFacts)>) -> Option<Finding> {
+        let (first, facts) = nodes.next()?;
+        let more = match nodes.count() {
+            0 => String::new(),
+            count => format!(" and {count} other device nodes"),
+        };
+        let what = format!(
+            "user {} of the container cannot open {first}{more}: owner {}:{}, mode {:04o}",
+            self.named, facts.uid, facts.gid, facts.mode
+        );
+        let groups = match (self.is_rootless, facts.gid) {
+            (true, _) => "use crun and \"--group-add keep-groups\"".to_owned(),
+            (false, gid) => format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])"),
+        };
+        let fix = format!(
+            "{groups}, have the engine create the nodes (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give \
+             the host's nodes mode 0666"
+        );
+        Some(Finding::of(&catalog::NO_ACCESS, what, fix))
+    }
+}
+
+/// Has the hook create nodes for the container in place of those of a group that the process is not in. A node that is for
+/// root alone stays so: the driver makes the one that repartitions GPUs that way.
+pub fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap<HostPath, NodeFacts>) {
+    for step in steps {
+        if let Step::MountNode { source, own, .. } = step
+            && let Some(facts) = nodes.get(source)
+            && facts.additional_gid().is_some()
+            && !process.may_open(*facts)
+        {
+            *own = Some(process.clone());
+        }
+    }
+}
+
+/// Those of the steps' nodes that stay the host's and that the process cannot open.
+pub fn inaccessible<'a>(
+    steps: &'a [Step],
+    process: &'a Process,
+    nodes: &'a BTreeMap<HostPath, NodeFacts>,
+) -> impl Iterator<Item = (&'a HostPath, NodeFacts)> {
+    steps.iter().filter_map(|step| match step {
+        Step::MountNode { source, own: None, .. } => {
+            nodes.get(source).filter(|facts| !process.may_open(**facts)).map(|facts| (source, *facts))
+        }
+        _ => None,
+    })
+}
+
+/// An id of the container's as the runtime's namespace has it.
+fn map(mappings: &[IdMapping], id: u32) -> Option<u32> {
+    mappings.iter().find_map(|mapping| {
+        let offset = id.checked_sub(mapping.container_id).filter(|offset| *offset < mapping.size)?;
+        mapping.host_id.checked_add(offset)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(uid: u32, gid: u32, groups: &[u32]) -> SpecView {
+        SpecView { user: (uid, gid), additional_gids: groups.to_vec(), ..SpecView::default() }
+    }
+
+    #[test]
+    fn as_the_kernel_decides_it() {
+        let node = |mode, uid, gid| NodeFacts { is_char: true, mode, uid, gid };
+        let (suse, open) = (node(0o660, 0, 44), node(0o666, 0, 0));
+        let (cap, root_only) = (node(0o444, 0, 0), node(0o400, 0, 0));
+        for (uid, gid, groups, node, may) in [
+            (0, 0, &[][..], suse, true),
+            (1000, 1000, &[], suse, false),
+            (1000, 44, &[], suse, true),
+            (1000, 1000, &[7, 44], suse, true),
+            (1000, 1000, &[], open, true),
+            (1000, 1000, &[], cap, true),
+            (1000, 1000, &[], root_only, false),
+            (1000, 44, &[], self::NodeFacts { mode: 0o606, ..suse }, false),
+        ] {
+            assert_eq!(
+                Process::of(&spec(uid, gid, groups), false).may_open(node),
+                may,
+                "{uid} {gid} {groups:?} {node:?}"
+            );
+        }
+        let mapping = |host_id| vec![IdMapping { container_id: 0, host_id, size: 65536 }];
+        let mapped = |host| SpecView {
+            user_namespace: true,
+            uid_mappings: mapping(host),
+            gid_mappings: mapping(host),
+            ..spec(0, 0, &[44])
+        };
+        assert!(!Process::of(&mapped(100_000), false).may_open(suse), "another user on the host");
+        assert!(Process::of(&mapped(0), false).may_open(suse), "the same one");
+        assert!(Process::of(&mapped(100_000), false).may_open(open));
+        // Rootless: the nodes belong to ids that have no number here, and so do other things.
+        let unmapped = node(0o660, OVERFLOW_ID, OVERFLOW_ID);
+        assert!(!Process::of(&spec(0, 0, &[OVERFLOW_ID]), true).may_open(unmapped));
+        let keeps = SpecView { keeps_groups: true, ..spec(0, 0, &[]) };
+        assert!(Process::of(&keeps, true).may_open(unmapped));
+    }
+
+    #[test]
+    fn nodes_of_a_group_are_created_and_others_are_named() {
+        let step = |name: &str| Step::MountNode {
+            source: HostPath::new(format!("/dev/{name}")),
+            target: crate::paths::ContainerPath::new(format!("/dev/{name}")).unwrap(),
+            device: (195, 0),
+            own: None,
+        };
+        let facts = |mode, gid| NodeFacts { is_char: true, mode, uid: 0, gid };
+        let nodes = [("nvidia0", facts(0o660, 44)), ("cap1", facts(0o400, 0)), ("cap2", facts(0o444, 0))];
+        let nodes = nodes.map(|(name, facts)| (HostPath::new(format!("/dev/{name}")), facts)).into();
+        let mut steps = ["nvidia0", "cap1", "cap2"].map(step);
+        let process = Process::of(&spec(1000, 1000, &[]), false);
+        assert_eq!(inaccessible(&steps, &process, &nodes).count(), 2);
+        create_own(&mut steps, &process, &nodes);
+        let own = |step: &Step| matches!(step, Step::MountNode { own: Some(_), .. });
+        assert_eq!(steps.each_ref().map(own), [true, false, false]);
+        let finding = process.finding(inaccessible(&steps, &process, &nodes)).unwrap();
+        assert_eq!(finding.what, "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400");
+    }
+}

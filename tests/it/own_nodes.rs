@@ -1,0 +1,218 @@
+//! Device nodes of a group (`root:video` 0660, as on SUSE) for processes that are not in it, with the hook's usual stages.
+
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::kernels;
+use crate::precreate::video;
+use crate::support::{HOOK, Need, Ran, fingerprint, run, run_with, scratch};
+
+const NEEDS_CRUN: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("crun"),
+    Need::Program("cc"),
+    Need::CgroupV2,
+];
+
+pub const TESTS: &[Test] = &[
+    ("own_nodes::a_user_opens_them", NEEDS, a_user_opens_them),
+    ("own_nodes::who_can_open_the_hosts_gets_the_hosts", NEEDS, who_can_open_the_hosts_gets_the_hosts),
+    ("own_nodes::where_none_can_be_created", NEEDS, where_none_can_be_created),
+    ("own_nodes::the_hosts_dev_is_left_alone", NEEDS, the_hosts_dev_is_left_alone),
+    ("own_nodes::podman", NEEDS_CRUN, podman),
+    ("own_nodes::podman_with_a_user_namespace", engine::NEEDS, podman_with_a_user_namespace),
+];
+
+/// As on SUSE.
+fn suse() -> FakeDriver {
+    FakeDriver::new(&["--gpus", "2", "--drm", "--dev-mode", "0660", "--dev-group", "video"])
+}
+
+const ENV: &[&str] = &["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=all"];
+const NODES: &str = "/dev/nvidia1 /dev/nvidiactl /dev/nvidia-uvm /dev/dri/card2";
+const OPEN: &str = "/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n/dev/nvidia-uvm: ENXIO\n/dev/dri/card2: ENXIO\n";
+
+fn start(dir: &std::path::Path, image: &Image, user: &serde_json::Value, before: &str) -> Waiting {
+    let container = Waiting::start(dir, &image.rootfs, ENV, before);
+    container.set_spec(ENV, &json!({"process": {"args": ["sh"], "env": ENV, "user": user}}));
+    container
+}
+
+/// Runs a program as a user and in groups of the container's.
+fn exec_as(container: &Waiting, user: &str, groups: &str, script: &str) -> Ran {
+    let mut enter = Command::new("nsenter");
+    enter.args(["-m", "-t", &container.pid().to_string(), "chroot", &format!("--userspec={user}")]);
+    enter.arg(format!("--groups={groups}")).arg(&container.rootfs).args(["/bin/sh", "-c", script]);
+    run(&mut enter)
+}
+
+/// On new kernels and old ones, twice, and in a rootfs that is read-only.
+fn a_user_opens_them() {
+    let fake = suse();
+    let before = fingerprint(&fake.root.join("dev"), "");
+    let read_only = "mkdir -p $rootfs/run/nvidia-persistenced; mount -o remount,bind,ro $rootfs";
+    for (kernel, script) in [
+        (None, MASKABLE_PROC),
+        (None, read_only),
+        (Some(kernels::OLD[0]), MASKABLE_PROC),
+        (Some(kernels::OLD[0]), read_only),
+        (Some(kernels::OLD[1]), MASKABLE_PROC),
+    ] {
+        kernels::set(kernel);
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), script);
+        let ran = container.hook(&fake.config);
+        assert!(ran.code == Some(0) && !ran.stderr.contains("ONH-219"), "{ran:?}");
+        let opened = exec_as(&container, "1000:1000", "", &format!("nvidia-smi -L; probe-open {NODES}")).ok();
+        assert!(opened.starts_with("GPU 0: ") && opened.ends_with(OPEN), "{kernel:?} {script}: {opened}");
+        for node in NODES.split(' ') {
+            let options = container.mount_options(node);
+            assert!(options.starts_with("ro,nosuid,noexec"), "{node}: {options}");
+            let seen = container.exec(&format!("stat -c '%F %a %u:%g' {node}")).ok();
+            assert_eq!(seen, "character special file 666 0:0\n", "{node}");
+        }
+        let defaced = container.exec(&format!("probe-deface {NODES}")).ok();
+        assert_eq!(defaced.matches("chmod EROFS").count(), 8, "{defaced}");
+        // Nothing but the nodes stays of what they were created on, and a second run finds them.
+        let dev = format!("{}/dev", image.rootfs.display());
+        let once = container.mountinfo();
+        let tmpfs = once.lines().filter(|line| line.split(' ').nth(4) == Some(&dev)).count();
+        assert_eq!(tmpfs, 1, "{once}");
+        container.hook(&fake.config).ok();
+        assert_eq!(container.mountinfo(), once);
+    }
+    kernels::set(None);
+    assert_eq!(fingerprint(&fake.root.join("dev"), ""), before, "the host's nodes");
+}
+
+/// Root, and users in the group, get the host's nodes as they are. A node for root alone stays one.
+fn who_can_open_the_hosts_gets_the_hosts() {
+    let fake = suse();
+    let group = video();
+    for (user, groups) in [
+        (json!({"uid": 0, "gid": 0}), String::new()),
+        (json!({"uid": 1000, "gid": group}), String::new()),
+        (json!({"uid": 1000, "gid": 1000, "additionalGids": [group]}), group.to_string()),
+    ] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let container = start(dir.path(), &image, &user, "");
+        container.hook(&fake.config).ok();
+        let userspec = format!("{}:{}", user["uid"], user["gid"]);
+        assert_eq!(exec_as(&container, &userspec, &groups, &format!("probe-open {NODES}")).ok(), OPEN, "{user}");
+        assert_eq!(container.exec("stat -c '%a %G' /dev/nvidia1").ok(), "660 video\n", "{user}");
+    }
+    for node in ["nvidia1", "nvidiactl"] {
+        let path = fake.root.join("dev").join(node);
+        run(Command::new("chown").arg("0:0").arg(&path)).ok();
+        run(Command::new("chmod").arg("600").arg(&path)).ok();
+    }
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
+    let ran = container.hook(&fake.config);
+    let says = "user 1000 of the container cannot open \"";
+    assert!(ran.code == Some(0) && ran.stderr.contains(says) && ran.stderr.contains("ONH-219"), "{ran:?}");
+    let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
+    assert!(opened.starts_with("/dev/nvidia1: EACCES\n/dev/nvidiactl: EACCES\n/dev/nvidia-uvm: ENXIO\n"), "{opened}");
+}
+
+/// Without a device cgroup of the container's, or without CAP_MKNOD: the host's, and a finding.
+fn where_none_can_be_created() {
+    let fake = suse();
+    let user = json!({"uid": 1000, "gid": 1000});
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    for (config, hook) in [("no-cgroups = true", vec![HOOK]), ("", vec!["setpriv", "--bounding-set=-mknod", HOOK])] {
+        fake.configure(config);
+        let container = start(dir.path(), &image, &user, "");
+        let mut command = Command::new(hook[0]);
+        let ran = container.call(command.args(&hook[1..]), &fake.config);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert_eq!(ran.stderr.matches("ONH-219").count(), 1, "{ran:?}");
+        assert!(ran.stderr.contains(&format!("--group-add {}", video())), "{ran:?}");
+        let mut explain = Command::new(HOOK);
+        explain.arg("--config").arg(&fake.config).arg("explain").env_clear();
+        let explained = run_with(&mut explain, container.state().as_bytes()).ok();
+        let is_created = explained.contains("edit: create /dev/nvidia1\n");
+        assert_eq!((is_created, explained.contains("ONH-219")), (config.is_empty(), !config.is_empty()), "{explained}");
+        assert_eq!(container.exec("stat -c '%a %G' /dev/nvidia1").ok(), "660 video\n");
+        let why = run(Command::new(HOOK).args(["why", "waiting"]).env_clear()).ok();
+        assert!(why.contains("but its process cannot open the device nodes: injected"), "{why}");
+    }
+}
+
+/// A volume of the host's /dev has its nodes already: they stay, and nothing is created there.
+fn the_hosts_dev_is_left_alone() {
+    let fake = suse();
+    let host = fake.root.join("dev");
+    let before = fingerprint(&host, "");
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let volume = format!("mount --bind '{}' $rootfs/dev", host.display());
+    let container = Waiting::start(dir.path(), &image.rootfs, ENV, &volume);
+    // Without "graphics", which brings links in /dev/dri along.
+    let process = json!({"args": ["sh"], "env": [ENV[0]], "user": {"uid": 1000, "gid": 1000}});
+    container.set_spec(ENV, &json!({"process": process}));
+    let ran = container.hook(&fake.config);
+    assert!(ran.code == Some(0) && ran.stderr.matches("ONH-219").count() == 1, "{ran:?}");
+    assert_eq!(fingerprint(&host, ""), before);
+    let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
+    assert_eq!(opened.matches(": EACCES").count(), 4, "{opened}");
+}
+
+const SEE: &str = "id -u; nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl; cd /tmp; mknod n0 c 195 0 2>/dev/null && \
+                   probe-open n0 || echo no mknod";
+
+/// The device cgroup stays the fence: of the GPUs that were not asked for nothing can be opened.
+fn podman() {
+    let fake = suse();
+    let podman = Podman::with_image();
+    let asks = ["-e", "NVIDIA_VISIBLE_DEVICES=1"];
+    for stage in ["prestart", "createContainer"] {
+        podman.install_stage(stage, &fake.config);
+        for cgroup in [Cgroup::AsMounted, Cgroup::V2, Cgroup::WithCrun] {
+            for more in [&["--user=1000"][..], &["--user=1000:1000", "--read-only"], &["--user=1000", "--cap-drop=all"]]
+            {
+                let words = [&asks[..], more, &[IMAGE, "sh", "-uc", SEE]].concat();
+                let text = podman.run(cgroup, &words).ok();
+                assert!(text.starts_with("1000\nGPU 0: "), "{stage} {cgroup:?} {more:?}: {text}");
+                assert!(
+                    text.contains("/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n"),
+                    "{stage} {cgroup:?} {more:?}: {text}"
+                );
+            }
+        }
+    }
+    // A process of the container that may make nodes gets no further by that.
+    podman.install_stage("prestart", &fake.config);
+    let words = [&asks[..], &["--user=1000", "--cap-add=MKNOD", IMAGE, "sh", "-uc", SEE]].concat();
+    for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
+        let text = podman.run(cgroup, &words).ok();
+        assert!(text.ends_with("n0: EPERM\n") || text.ends_with("no mknod\n"), "{text}");
+    }
+}
+
+/// Root of a user namespace, and a user in it, are strangers on the host. What a runtime mounts there has no device nodes that
+/// work; what the hook mounts has.
+fn podman_with_a_user_namespace() {
+    let fake = suse();
+    // A storage of its own, as other tests with user namespaces have it.
+    let podman = Podman::with_image();
+    podman.install_stage("prestart", &fake.config);
+    for more in [&[][..], &["--user=1000"], &["--read-only"]] {
+        let mapped = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536", "-e", "NVIDIA_VISIBLE_DEVICES=1"];
+        let words =
+            [&mapped[..], more, &[IMAGE, "sh", "-euc", "nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl"]];
+        let text = podman.run(Cgroup::AsMounted, &words.concat()).ok();
+        assert!(text.starts_with("GPU 0: "), "{more:?}: {text}");
+        assert!(text.ends_with("/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n"), "{more:?}: {text}");
+    }
+}
