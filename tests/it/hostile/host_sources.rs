@@ -292,10 +292,17 @@ pub fn a_daemon_that_swaps_its_socket() {
     std::fs::rename(dir.join("socket"), dir.join("good")).unwrap();
     symlink("/", dir.join("link")).unwrap();
     std::fs::create_dir(dir.join("dir")).unwrap();
-    symlink(fake.root.join("run/nvidia-fabricmanager/socket"), dir.join("other")).unwrap();
+    symlink("../nvidia-fabricmanager/socket", dir.join("other")).unwrap();
     for name in [".", "good", "dir"] {
         chown(dir.join(name), Some(65533), None).unwrap();
     }
+    // A check by path, and the mount by the same path after the swap.
+    let naive = format!(
+        "cd '{}'; mv good socket; test -S socket; test ! -L socket; mv socket good; mv link socket; mkdir point; \
+         mount --bind socket point; test -d point/proc; umount point; rmdir point; mv socket link",
+        dir.display()
+    );
+    run(Command::new("unshare").args(["-m", "sh", "-euc", &naive])).ok();
     let stop = AtomicBool::new(false);
     let (mut given, mut refused) = (0, 0);
     std::thread::scope(|scope| {
