@@ -73,7 +73,7 @@ pub struct Look {
     pub gpus: Vec<KernelGpu>,
     /// [`super::kept::host_state`]
     pub state: Option<HostState>,
-    /// Seconds since the host was started
+    /// Seconds since the host was started; 0 if that is unknown
     pub uptime: u64,
 }
 
@@ -113,7 +113,8 @@ impl Answer {
         let is_confirmed = match self.until {
             None => state.is_whole && is_confirmed(&self.inventory, &look.version, &look.gpus),
             Some(until) => {
-                (until.saturating_sub(BRIEFLY)..until).contains(&look.uptime)
+                look.uptime > 0
+                    && (until.saturating_sub(BRIEFLY)..until).contains(&look.uptime)
                     && is_confirmed_in_part(&self.inventory, &look.version, &look.gpus)
             }
         };
