@@ -344,7 +344,7 @@ mod tests {
                 }
                 let value = match option.completes {
                     grammar::Completes::Words(words) => words.split(' ').next().unwrap(),
-                    _ => "0",
+                    _ => "1",
                 };
                 let value = match option.long() {
                     "vendor" | "class" => "a",
