@@ -347,8 +347,7 @@ mod tests {
                     _ => "1",
                 };
                 let value = match option.long() {
-                    "vendor" | "class" => "a",
-                    "pid" => "1",
+                    "vendor" | "class" => "ab",
                     _ => value,
                 };
                 Options::default().set(option.long(), value.into()).unwrap();

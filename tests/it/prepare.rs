@@ -152,7 +152,10 @@ fn one_number_and_one_command() {
     host.remove("nvidia1");
     for request in ["all", "0000:02:00.0"] {
         let stderr = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={request}")], "").0.failed(1);
-        assert!(stderr.contains("\"/dev/nvidia1\" is missing (ONH-021)"), "{request}: {stderr}");
+        assert!(
+            stderr.contains("\"/dev/nvidia1\" of the GPU at 00000000:02:00.0 is missing (ONH-021)"),
+            "{request}: {stderr}"
+        );
         assert!(
             stderr.contains("\nhint: run \"oci-nvidia-hook prepare\" as root on the host\n"),
             "{request}: {stderr}"
