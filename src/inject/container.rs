@@ -106,9 +106,6 @@ impl Container {
     /// If none of them is mounted, the rootfs is not there, or we are in a mount namespace of the host's.
     pub fn inside(rootfs: &Path) -> Result<Self> {
         let container = Self::here(rootfs)?;
-        if ns::in_mount_ns_of_runtime() {
-            return Err(no_mount_namespace());
-        }
         let device =
             |path| Some(rustix::fs::fstat(container.rootfs.open_at(Path::new(path), OFlags::PATH).ok()?).ok()?.st_dev);
         let own = device("/");
@@ -118,6 +115,10 @@ impl Container {
                 format!("nothing of the container is mounted in its rootfs {rootfs:?} here: this is the host's side"),
                 "have the hook called at the createContainer stage, or write a CDI spec anew with \"oci-nvidia-hook cdi generate\"",
             ));
+        }
+        // After the check above, whose reason is the more likely one at the wrong stage.
+        if ns::in_mount_ns_of_runtime() {
+            return Err(no_mount_namespace());
         }
         Ok(container)
     }
