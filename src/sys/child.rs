@@ -55,7 +55,7 @@ pub struct Child {
     pending: Vec<u8>,
     read: usize,
     /// Children of this process that were there before
-    others: BTreeSet<i32>,
+    others: Option<BTreeSet<i32>>,
     reaped: bool,
 }
 
@@ -234,7 +234,12 @@ impl Drop for Child {
         }
         let until = Instant::now() + REAP;
         loop {
-            let orphans: Vec<i32> = children().difference(&self.others).copied().collect();
+            let Some(now) = children() else {
+                reap_all(until);
+                break;
+            };
+            let before = self.others.iter().flatten().copied().collect();
+            let orphans: Vec<i32> = now.difference(&before).copied().collect();
             if orphans.is_empty() || Instant::now() >= until {
                 break;
             }
@@ -250,14 +255,27 @@ impl Drop for Child {
     }
 }
 
-/// The children of this process, as its first thread has them; orphans go to that thread as well. Empty on a kernel without
+/// Waits for all children: the warden has ended, and its end ended those that it left. A zombie that the hook leaves goes to
+/// process 1 of its PID namespace. At the createContainer stage that is crun, which waits for the hook and loses its SIGCHLD to
+/// that of the zombie: it then reports a timeout of the hook.
+fn reap_all(until: Instant) {
+    while Instant::now() < until {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) => std::thread::sleep(Duration::from_micros(100)),
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(_) => break,
+        }
+    }
+}
+
+/// The children of this process, as its first thread has them; orphans go to that thread as well. `None` on a kernel without
 /// `CONFIG_PROC_CHILDREN`, and where /proc is that of another PID namespace, whose numbers are not ours to signal.
-fn children() -> BTreeSet<i32> {
+fn children() -> Option<BTreeSet<i32>> {
     let pid = nix::unistd::getpid();
     let is_ours = std::fs::read_link("/proc/self").is_ok_and(|to| to.as_os_str() == pid.to_string().as_str());
     let path = format!("/proc/self/task/{pid}/children");
-    let text = if is_ours { proc_file::read_text(path).unwrap_or_default() } else { String::new() };
-    text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    let text = if is_ours { proc_file::read_text(path).ok()? } else { return None };
+    Some(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
 /// Writes all of `bytes`; an error means that the reader is gone.
