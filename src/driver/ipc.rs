@@ -71,7 +71,7 @@ impl Channel {
             kind: FileType::from_raw_mode(stat.st_mode),
             is_trusted: guarded::is_trusted(stat.st_uid),
             uid: stat.st_uid,
-            names: stat.st_nlink,
+            has_other_names: stat.st_nlink > 1,
             chooser: &found.chooser,
         };
         match judge(self.expected, &seen) {
@@ -99,7 +99,7 @@ struct Seen<'a> {
     kind: FileType,
     is_trusted: bool,
     uid: u32,
-    names: u64,
+    has_other_names: bool,
     chooser: &'a Chooser,
 }
 
@@ -111,7 +111,7 @@ fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
             .or_else(|| Some(format!("other users can write to its directory {dir:?}"))),
         // A daemon's user could link a socket of another daemon into its directory (fs.protected_hardlinks = 0).
         (Expected::Socket, Chooser::NoOther | Chooser::Owner(..)) => is_kind(FileType::Socket, "socket")
-            .or_else(|| (seen.names > 1).then(|| "it is a hard link".to_owned()))
+            .or_else(|| seen.has_other_names.then(|| "it is a hard link".to_owned()))
             .or_else(|| (!owner_is_known(seen)).then(|| format!("it belongs to user {}", seen.uid))),
         (Expected::NamedDirectory, _) => is_kind(FileType::Directory, "directory"),
         (Expected::Directory, chooser) => is_kind(FileType::Directory, "directory")
@@ -210,7 +210,7 @@ mod tests {
             (Expected::NamedDirectory, FileType::Directory, 7, 2, &others, None),
             (Expected::NamedDirectory, FileType::RegularFile, 0, 1, &none, Some("it is not a directory")),
         ] {
-            let seen = Seen { kind, is_trusted: uid == 0, uid, names, chooser };
+            let seen = Seen { kind, is_trusted: uid == 0, uid, has_other_names: names > 1, chooser };
             assert_eq!(judge(expected, &seen).as_deref(), why, "{expected:?} {kind:?} {uid} {names} {chooser:?}");
         }
     }
