@@ -12,7 +12,7 @@ pub const TESTS: &[Test] = &[
     ("limits::an_entry_of_no_form_is_an_error", NEEDS, an_entry_of_no_form_is_an_error),
     ("limits::each_form_denies", NEEDS, each_form_denies),
     ("limits::an_entry_that_matches_nothing", NEEDS, an_entry_that_matches_nothing),
-    ("limits::a_gpu_without_a_name", &[Need::Program("cc")], a_gpu_without_a_name),
+    ("limits::a_gpu_without_a_name", &[Need::Root, Need::Program("cc")], a_gpu_without_a_name),
     ("limits::capabilities_of_a_denied_mig_device", NEEDS, capabilities_of_a_denied_mig_device),
     ("limits::hints_have_no_ids_of_other_gpus", NEEDS, hints_have_no_ids_of_other_gpus),
 ];
