@@ -360,7 +360,7 @@ mod tests {
             ("[devices]\nallow = \"0\"", "it must be a list of texts in quotes"),
             ("[devices]\ndeny = [0]", "it must be a list of texts in quotes"),
             ("[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]", "line 3: devices.deny has a wrong value"),
-            ("[devices]\nallow = [\"H100\"]", "\"H100\" is none: write an index (0), a UUID"),
+            ("[devices]\nallow = [\"H100\"]", "\"H100\" does not name one: write an index (0), a UUID"),
             ("[oci-nvidia-hook]\nrequire = \"maybe\"", "it must be \"enforce\", \"warn\" or \"off\""),
             ("[oci-nvidia-hook]\nno-gpu = true", "it must be a text in quotes"),
             ("[oci-nvidia-hook]\nno-gpu = \"ignore\"", "it must be \"error\" or \"start\""),

@@ -110,7 +110,7 @@ fn path(value: &str) -> Result<Option<HostPath>, String> {
 /// A list of a drop-in adds to the one before.
 fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
     if let Some((entry, why)) = more.iter().find_map(|entry| Some((entry, limits::check(entry).err()?))) {
-        return Err(format!("a list of GPUs, and {entry:?} is none: write {why}"));
+        return Err(format!("a list of GPUs, and {entry:?} does not name one: write {why}"));
     }
     list.extend(more);
     Ok(())
