@@ -55,7 +55,7 @@ fn an_entry_of_no_form_is_an_error() {
         let line = config.lines().position(|line| line.starts_with("deny")).unwrap() + 1;
         assert!(
             stderr.contains(&format!("{:?} line {line}: devices.deny has a wrong value", fake.config))
-                && stderr.contains(&format!("{entry:?} is none"))
+                && stderr.contains(&format!("{entry:?} does not name one"))
                 && stderr.contains("(ONH-005)"),
             "{entry:?}: {stderr}"
         );
