@@ -12,7 +12,7 @@ use crate::config::{Config, Limits, Require};
 use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{self, CTL_MINOR, DeviceNode, IMEX_CHANNELS, PREPARE};
-use crate::driver::{DriverRoot, diagnosis, ipc, locate};
+use crate::driver::{DriverRoot, cap_files, diagnosis, ipc, locate};
 use crate::edits::{Edits, build};
 use crate::error::failure;
 use crate::few;
@@ -22,7 +22,7 @@ use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::kept::{self, Places};
 use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
-use crate::inventory::select::{Device, names_of, select};
+use crate::inventory::select::{Device, mig_nodes_missing, names_of, select};
 use crate::inventory::{Gpu, Inventory, MigDevice, limits};
 use crate::nvml::child::{self, Question};
 use crate::nvml::identity;
@@ -87,6 +87,11 @@ fn without_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
             &catalog::MIG_WHOLE,
             format!("GPU {} is in MIG mode and is given without its MIG devices", gpu.index),
             format!("ask for its MIG devices, as {}:{} or {}", gpu.index, mig.index, mig.uuid),
+        ),
+        None if !gpu.missing_mig_nodes.is_empty() => Finding::of(
+            &catalog::MIG_WHOLE,
+            format!("GPU {} is given without its MIG devices, because {}", gpu.index, mig_nodes_missing(gpu)),
+            PREPARE,
         ),
         None => Finding::of(
             &catalog::MIG_WHOLE,
@@ -200,6 +205,9 @@ impl Host {
         };
         let node_exists = |minor| matches!(nodes::optional(&dev, &format!("nvidia{minor}")), Ok(Some(_)));
         merge::complete(&mut inventory, &look.gpus, node_exists);
+        if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) && proc.locate(Path::new(MIG_MINORS)).is_ok() {
+            cap_files::note_missing_nodes(&mut inventory, &cap_files::existing(&proc), &dev);
+        }
         let (library_dirs, more_files) = (config.library_dirs.clone(), config.driver_files.clone());
         let mps_directory = config.mps_directory.clone();
         let proc_dir = proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);

@@ -128,8 +128,9 @@ static COMMANDS: &[Command] = &[
         operand: None,
         redirections: "",
         summary: "look for what is wrong with this host, and tell what mends it",
-        about: "It changes nothing and needs no root: what it could not see, it says. The exit status is 0 if there is nothing \
-                to mend, 1 with warnings, 3 with errors.",
+        about: "It needs no root, and reports what it could not examine. It asks NVML, and changes nothing on the host except \
+                that it ends the answer of NVML that is kept for containers if NVML now contradicts it. The exit status is 0 \
+                if nothing has to be fixed, 1 with warnings, 3 with errors.",
         options: &[&JSON, &BUNDLE, &CONTAINER, &PID],
         examples: &[
             ("why a running container has no GPU, as root", "oci-nvidia-hook doctor --container NAME"),

@@ -14,7 +14,7 @@ use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
 use crate::driver::DriverRoot;
 use crate::engine::status;
 use crate::error::one_line;
-use crate::host::Host;
+use crate::finding::{Finding, catalog};
 use crate::log::Log;
 use crate::paths::HostPath;
 
@@ -49,7 +49,7 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
     let host = DriverRoot::open(&HostPath::new("/"))?;
     let facts = doctor::look(&host, config, caller());
     let outcomes = doctor::examine(&facts);
-    renew_kept_answer(&facts, config);
+    end_kept_answer(&facts);
     let printed = print(&outcomes, options, terminal)?;
     if let Some(path) = &options.bundle {
         let statuses: Vec<_> = facts.engines.iter().map(|engine| status::of(engine, &facts.installed)).collect();
@@ -77,15 +77,24 @@ fn examine_container(options: &Options) -> Result<Vec<Outcome>> {
     Ok(container::examine(&container::look(pid, name, &config)?))
 }
 
-/// A GPU that only NVML knows to be broken is in the answer that is kept for containers, until NVML is asked again: what
-/// has been found out here ends it.
-fn renew_kept_answer(facts: &doctor::Facts, config: Option<&Path>) {
-    let Some((Ok(inventory), _)) = &facts.driver.nvml else { return };
-    if !inventory.failed.is_empty()
-        && let Ok((config, _)) = config::read(config)
+/// Ends the answer that is kept for containers if NVML has just contradicted it: the kernel does not show everything that
+/// NVML notices, so the kept answer may name a GPU that no longer works. The next container asks anew.
+fn end_kept_answer(facts: &doctor::Facts) {
+    let (Some((answer, _)), Some(question)) = (&facts.driver.nvml, &facts.driver.question) else { return };
+    if let Err(finding) = answer
+        && says_nothing_of_the_gpus(finding)
     {
-        Host::look_afresh(&config).ok();
+        return;
     }
+    if let Some(cache) = question.existing_cache() {
+        cache.end_unless(answer.as_ref().ok());
+    }
+}
+
+/// Whether NVML was not asked in earnest, because this process lacks a right or a resource: the hook may have it.
+fn says_nothing_of_the_gpus(finding: &Finding) -> bool {
+    let of_this_process = [&catalog::NVML_PERMISSION, &catalog::NVML_PROCESS, &catalog::SYSTEM];
+    of_this_process.iter().any(|kind| kind.id == finding.kind.id)
 }
 
 fn caller() -> Caller {

@@ -5,6 +5,7 @@ use rustix::fs::FileType;
 use super::facts::Node;
 use super::{Facts, Outcome};
 use crate::driver::Located;
+use crate::driver::group::GIVE_A_GROUP;
 use crate::driver::nodes::NVIDIA_MAJOR;
 use crate::driver::packages::Distribution;
 use crate::finding::catalog;
@@ -121,27 +122,47 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::skipped(CHECK, NO_MODULE)];
     }
     let wrong = |node: &Node| match &node.found {
-        None => Some(Outcome::of(
-            CHECK,
-            &catalog::NODE_MISSING,
-            format!("the device node \"/dev/{}\" is missing", node.name),
-            "oci-nvidia-hook prepare",
-        )),
-        Some(found) if found.kind != FileType::CharacterDevice || found.device != (NVIDIA_MAJOR, node.minor) => {
-            Some(Outcome::of(
-                CHECK,
-                &catalog::NODE_WRONG,
-                format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor),
-                format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display()),
-            ))
-        }
-        Some(_) => None,
+        None => Some(Outcome::of(CHECK, &catalog::NODE_MISSING, missing(&node.name), prepare(facts))),
+        Some(found) => is_another(CHECK, node, found),
     };
     let wrong: Vec<_> = facts.driver.nodes.iter().filter_map(wrong).collect();
     if wrong.is_empty() {
         return vec![Outcome::ok(CHECK, format!("{} device nodes are there", facts.driver.nodes.len()))];
     }
     wrong
+}
+
+fn missing(name: &str) -> String {
+    format!("the device node \"/dev/{name}\" is missing")
+}
+
+/// The command that makes missing nodes.
+pub(super) fn prepare(facts: &Facts) -> &'static str {
+    if facts.user.is_some() { "as root: oci-nvidia-hook prepare" } else { "oci-nvidia-hook prepare" }
+}
+
+/// A node that is another device than its name means.
+fn is_another(check: &'static str, node: &Node, found: &Located) -> Option<Outcome> {
+    if found.kind == FileType::CharacterDevice && found.device == (NVIDIA_MAJOR, node.minor) {
+        return None;
+    }
+    Some(Outcome::of(
+        check,
+        &catalog::NODE_WRONG,
+        format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor),
+        format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display()),
+    ))
+}
+
+/// Without a display, nothing on the host opens this node, so nothing has created it.
+pub(super) fn modeset(facts: &Facts) -> Vec<Outcome> {
+    const CHECK: &str = "modeset";
+    let Some(node) = &facts.driver.modeset else { return vec![Outcome::skipped(CHECK, NO_MODULE)] };
+    let Some(found) = &node.found else {
+        return vec![Outcome::of(CHECK, &catalog::NO_MODESET, missing(&node.name), prepare(facts))];
+    };
+    let ok = || Outcome::ok(CHECK, "the device node \"/dev/nvidia-modeset\" exists");
+    vec![is_another(CHECK, node, found).unwrap_or_else(ok)]
 }
 
 pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
@@ -195,9 +216,7 @@ pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
             let Some(node) = shut else {
                 if facts.driver.only_root_may_ask {
                     let what = "only root may open the driver's device nodes, so NVML runs as root";
-                    let fix = "give the nodes a group and mode 0660: options nvidia NVreg_DeviceFileGID=… \
-                               NVreg_DeviceFileMode=0660 in /etc/modprobe.d";
-                    return vec![Outcome::of(CHECK, &catalog::NVML_AS_ROOT, what, fix)];
+                    return vec![Outcome::of(CHECK, &catalog::NVML_AS_ROOT, what, GIVE_A_GROUP)];
                 }
                 return vec![Outcome::ok(CHECK, format!("user {}, group {} may open the GPUs", who.uid, who.gid))];
             };
@@ -222,6 +241,5 @@ fn user(uid: u32) -> String {
 }
 
 pub(super) fn group(gid: u32) -> String {
-    let entry = nix::unistd::Group::from_gid(gid.into()).ok().flatten();
-    entry.map_or_else(|| gid.to_string(), |group| group.name)
+    crate::driver::group::name(gid).unwrap_or_else(|| gid.to_string())
 }

@@ -7,10 +7,12 @@ use std::time::Duration;
 use crate::cdi::check::Verdict;
 use crate::config::Config;
 use crate::driver::Located;
+use crate::driver::cap_files::CapFile;
 use crate::driver::packages::Distribution;
 use crate::engine::{Engine, User};
 use crate::finding::Finding;
 use crate::inventory::Inventory;
+use crate::nvml::child::Question;
 use crate::paths::HostPath;
 use crate::request::Capability;
 use crate::sys::confine::Identity;
@@ -81,6 +83,10 @@ pub struct DriverFacts {
     pub nodes: Vec<Node>,
     /// `/dev/nvidia-uvm`
     pub uvm: Option<Located>,
+    /// `/dev/nvidia-modeset`, if the kernel module is loaded
+    pub modeset: Option<Node>,
+    /// The MIG capabilities that the kernel module lists
+    pub mig_caps: Vec<CapFile>,
     /// Who asks NVML, where that is known
     pub identity: Option<Result<Identity, Finding>>,
     /// Whether that has to be root, because no one else may open the nodes or reach the library
@@ -89,6 +95,8 @@ pub struct DriverFacts {
     pub nvml: Option<(Result<Inventory, Finding>, Duration)>,
     /// Why it was not
     pub not_asked: String,
+    /// How it was asked
+    pub question: Option<Question>,
     /// Whether nvidia-persistenced runs
     pub persistenced: bool,
     /// Whether the fabric manager runs

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use super::driver::prepare;
 use super::facts::PciDevice;
 use super::{Facts, Outcome};
 use crate::config::Limits;
 use crate::finding::catalog;
-use crate::inventory::Inventory;
-use crate::inventory::select::{Device, every_device, permitted_devices};
+use crate::inventory::caps::MigCap;
+use crate::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
+use crate::inventory::{Gpu, Inventory};
 
 /// Longer than NVML takes for eight GPUs whose driver state is kept.
 const SLOW: Duration = Duration::from_secs(3);
@@ -153,24 +155,50 @@ pub(super) fn mig(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::skipped(CHECK, "NVML did not answer")];
     };
     let split: Vec<_> = inventory.gpus.iter().filter(|gpu| gpu.mig_enabled).collect();
-    let empty: Vec<_> = split.iter().filter(|gpu| gpu.mig_devices.is_empty()).collect();
     if split.is_empty() {
         return vec![Outcome::ok(CHECK, "no GPU is in MIG mode")];
     }
-    if empty.is_empty() {
+    let wrong: Vec<_> = split.iter().filter_map(|gpu| mig_of(facts, gpu)).collect();
+    if wrong.is_empty() {
         let devices: usize = split.iter().map(|gpu| gpu.mig_devices.len()).sum();
         return vec![Outcome::ok(
             CHECK,
             format!("{} in MIG mode, {}", count(split.len(), "GPU"), count(devices, "MIG device")),
         )];
     }
-    let outcome = |gpu: &&&crate::inventory::Gpu| {
-        Outcome::of(
-            CHECK,
-            &catalog::MIG_EMPTY,
-            format!("GPU {} is in MIG mode and has no MIG device", gpu.index),
-            format!("nvidia-smi mig -i {0} -cgi 0 -C; or leave the mode: nvidia-smi -i {0} -mig 0", gpu.index),
+    wrong
+}
+
+/// What keeps a GPU in MIG mode from having MIG devices. Partitioning it again would end the work of containers that use
+/// the existing instances, so that is advised only if the driver lists none.
+fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Outcome> {
+    const CHECK: &str = "mig";
+    if !gpu.missing_mig_nodes.is_empty() {
+        return Some(Outcome::of(CHECK, &catalog::NODE_MISSING, mig_nodes_missing(gpu), prepare(facts)));
+    }
+    if !gpu.mig_devices.is_empty() {
+        return None;
+    }
+    let lists = |is: fn(&MigCap) -> bool| {
+        facts.driver.mig_caps.iter().any(|file| file.cap.gpu() == Some(gpu.minor) && is(&file.cap))
+    };
+    let index = gpu.index;
+    let (what, fix) = if lists(|cap| matches!(cap, MigCap::ComputeInstance(..))) {
+        (
+            format!("NVML lists no MIG device of GPU {index}, although the driver has some and their nodes exist"),
+            "compare \"ls -l /dev/nvidia-caps\" with user in config.toml; \"nvidia-smi -L\" as root lists them"
+                .to_owned(),
+        )
+    } else if lists(|cap| matches!(cap, MigCap::GpuInstance(..))) {
+        (
+            format!("GPU {index} has GPU instances without a compute instance, so it has no MIG device"),
+            format!("nvidia-smi mig -i {index} -cci"),
+        )
+    } else {
+        (
+            format!("GPU {index} is in MIG mode and has no MIG device"),
+            format!("nvidia-smi mig -i {index} -cgi 0 -C; or leave the mode: nvidia-smi -i {index} -mig 0"),
         )
     };
-    empty.iter().map(outcome).collect()
+    Some(Outcome::of(CHECK, &catalog::MIG_EMPTY, what, fix))
 }

@@ -2,6 +2,7 @@
 
 use super::driver::{group, may_open, owned};
 use super::{Facts, Outcome};
+use crate::driver::group::{GIVE_A_GROUP, join};
 use crate::engine::Kind;
 use crate::finding::catalog;
 
@@ -83,21 +84,28 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::skipped(CHECK, "there are no device nodes")];
     }
     let only_for_a_group = nodes().filter(|node| node.mode & 0o006 != 0o006);
-    let Some(gid) = only_for_a_group.map(|node| node.gid).min() else {
+    let Some((gid, mode)) = only_for_a_group.map(|node| (node.gid, node.mode)).min() else {
         return vec![Outcome::ok(CHECK, "every user may open the device nodes")];
     };
     let name = group(gid);
     let Some(user) = &facts.user else {
+        // What that means for NVML is reported by the check of the hook's user.
+        if join("USER", gid, mode) == GIVE_A_GROUP {
+            let what = "only root may open the device nodes: containers need nodes of their own, which the hook, CDI or a \
+                        device plugin creates for them; rootless Podman has no access";
+            return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, GIVE_A_GROUP)];
+        }
         let what = format!(
             "the device nodes are for the group {name}: users of rootless Podman have to be in it, and so do processes of \
              containers and pods that are not root, unless the hook, CDI or a device plugin creates nodes for them"
         );
-        let fix = format!("usermod -aG {name} USER; --group-add {gid}; in a pod supplementalGroups: [{gid}]");
+        let join = join("USER", gid, mode);
+        let fix = format!("{join}; --group-add {gid}; in a pod supplementalGroups: [{gid}]");
         return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, fix)];
     };
     if let Some(node) = nodes().find(|node| !may_open(node, user.uid, |gid| facts.groups.contains(&gid))) {
         let what = format!("user {} may not open {}", user.name, owned(node));
-        let fix = format!("usermod -aG {name} {}, and log in again", user.name);
+        let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
         return vec![Outcome::of(CHECK, &catalog::NODE_ACCESS, what, fix)];
     }
     let podman = facts.engines.iter().find(|engine| matches!(engine.kind, Kind::PodmanOf(_)));

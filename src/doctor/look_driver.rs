@@ -14,9 +14,10 @@ use super::look::text;
 use crate::config::Config;
 use crate::driver::diagnosis::{self, PCI_DEVICES};
 use crate::driver::libraries::{LinkerCache, Search};
-use crate::driver::nodes::CTL_MINOR;
-use crate::driver::{DriverRoot, ipc, locate, packages};
+use crate::driver::nodes::{CTL_MINOR, MODESET_MINOR};
+use crate::driver::{DriverRoot, cap_files, ipc, locate, packages};
 use crate::finding::{Finding, catalog};
+use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::merge;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::nvml::child::{self, Question};
@@ -82,6 +83,10 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     let node =
         |(name, minor): (String, u32)| Node { found: dev.locate(&Path::new("/dev").join(&name)).ok(), name, minor };
     facts.nodes = all.map(node).collect();
+    facts.modeset = Some(node(("nvidia-modeset".to_owned(), MODESET_MINOR)));
+    if proc.locate(Path::new(MIG_MINORS)).is_ok() {
+        facts.mig_caps = cap_files::existing(proc);
+    }
     facts.uvm = dev.locate(Path::new("/dev/nvidia-uvm")).ok();
     let found = facts.nodes.iter().filter_map(|node| node.found.as_ref()).chain(&facts.uvm);
     let linked = |(major, minor): (u32, u32)| host.locate(Path::new(&format!("/dev/char/{major}:{minor}"))).is_ok();
@@ -118,9 +123,11 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
         let mut inventory = answer.inventory;
         let node_exists = |minor| facts.nodes.iter().any(|node| node.minor == minor && node.found.is_some());
         merge::complete(&mut inventory, &gpus, node_exists);
+        cap_files::note_missing_nodes(&mut inventory, &facts.mig_caps, dev);
         inventory
     });
     facts.nvml = Some((answer, took));
+    facts.question = Some(question);
     facts
 }
 

@@ -1,7 +1,7 @@
 //! `doctor`: what is wrong with a host, in the order in which things depend on each other.
 //!
 //! [`look`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
-//! [`Outcome`]s. Nothing is changed. What cannot be seen without root is said, not guessed.
+//! [`Outcome`]s. Nothing is changed here. What cannot be seen without root is said, not guessed.
 
 pub mod bundle;
 pub mod container;
@@ -113,6 +113,7 @@ const CHECKS: &[fn(&Facts) -> Vec<Outcome>] = &[
     driver::capabilities,
     driver::nodes,
     driver::uvm,
+    driver::modeset,
     host::config,
     host::log,
     driver::hooks_user,

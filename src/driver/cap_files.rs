@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::prepare::{NodePolicy, field, parse_policy};
 use super::root::DriverRoot;
+use crate::inventory::Inventory;
 use crate::inventory::caps::MigCap;
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::request::devices::parse_decimal;
@@ -25,6 +26,12 @@ impl CapFile {
     #[must_use]
     pub fn node_name(&self) -> String {
         format!("nvidia-caps/nvidia-cap{}", self.minor)
+    }
+
+    /// Whether this root lacks the node.
+    #[must_use]
+    pub fn is_missing_below(&self, dev: &DriverRoot) -> bool {
+        dev.locate(&Path::new("/dev").join(self.node_name())).is_err()
     }
 }
 
@@ -61,6 +68,18 @@ pub fn existing(proc: &DriverRoot) -> Vec<CapFile> {
     }
     let read = |cap: MigCap| parse(cap, &String::from_utf8_lossy(&proc.read(&cap.proc_path()).ok()?));
     caps.into_iter().filter_map(read).collect()
+}
+
+/// Notes for each GPU in MIG mode which nodes of its MIG devices are missing.
+///
+/// NVML lists a MIG device only if it can open both of its nodes, while the kernel module lists its capabilities in any
+/// case. So a GPU without MIG devices in NVML's answer may have been partitioned all the same.
+pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapFile], dev: &DriverRoot) {
+    for gpu in inventory.gpus.iter_mut().filter(|gpu| gpu.mig_enabled) {
+        let caps = caps.iter().filter(|file| file.cap.gpu() == Some(gpu.minor));
+        let missing = caps.filter(|file| file.is_missing_below(dev));
+        gpu.missing_mig_nodes = missing.map(CapFile::node_name).collect();
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ pub mod compat;
 pub mod diagnosis;
 pub mod elf;
 pub mod files;
+pub mod group;
 pub mod ipc;
 mod label;
 pub mod ldcache;

@@ -1,7 +1,5 @@
 //! Which device nodes a request needs that the host could have and lacks: what the hook makes before it looks again.
 
-use std::path::Path;
-
 use super::{Host, imex_channel};
 use crate::config::Config;
 use crate::driver::cap_files;
@@ -34,9 +32,7 @@ impl Host {
             || self.inventory.gpus.iter().any(|gpu| gpu.mig_enabled);
         concerned
             && self.mig_minors().is_some()
-            && cap_files::existing(&self.proc)
-                .iter()
-                .any(|cap| self.dev.locate(&Path::new("/dev").join(cap.node_name())).is_err())
+            && cap_files::existing(&self.proc).iter().any(|cap| cap.is_missing_below(&self.dev))
     }
 }
 

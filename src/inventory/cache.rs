@@ -63,6 +63,8 @@ const MAX_SIZE: u64 = 1 << 20;
 const HEADER: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), " inventory 2 ");
 /// For how many seconds an answer is kept that lacks a GPU which hangs.
 const BRIEFLY: u64 = 60;
+/// How long a command waits for the lock that may as well do without.
+const SHORTLY: Duration = Duration::from_secs(1);
 
 /// What the kernel says now.
 #[derive(Clone, Debug)]
@@ -160,6 +162,15 @@ fn checksum(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
+fn has_same_gpus(kept: &Inventory, newer: &Inventory) -> bool {
+    let of = |inventory: &Inventory| -> Vec<String> {
+        let mut uuids: Vec<_> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        uuids.sort_unstable();
+        uuids
+    };
+    of(kept) == of(newer)
+}
+
 /// Where the answer to one question is kept.
 #[derive(Debug)]
 pub struct Cache {
@@ -171,13 +182,9 @@ pub struct Cache {
 
 impl Cache {
     /// In our run-time directory. `root` is the driver root, `question` what is asked and by whom; `patience` is how long it
-    /// may take to wait for the lock and to ask. `None` if there is no such directory: then nothing is kept.
+    /// may take to wait for the lock and to ask.
     #[must_use]
-    pub fn open(root: &str, question: String, patience: Duration) -> Option<Self> {
-        Some(Self::at(RunDir::open().ok()?, root, question, patience))
-    }
-
-    fn at(dir: RunDir, root: &str, question: String, patience: Duration) -> Self {
+    pub fn at(dir: RunDir, root: &str, question: String, patience: Duration) -> Self {
         let name = match root {
             "/" => "inventory".to_owned(),
             root => format!("inventory-{:016x}", checksum(root.as_bytes())),
@@ -227,8 +234,24 @@ impl Cache {
         }
     }
 
+    /// Ends the kept answer unless it has the GPUs of this newer one, no more and no fewer. Without a newer one NVML has
+    /// failed as a whole, and nothing it answered before can be relied on.
+    pub fn end_unless(&self, newer: Option<&Inventory>) {
+        // Whoever holds the lock asks anew at this moment. What that gives is lost if this comes later: one more question.
+        let _lock = self.dir.lock(&self.lock_name(), SHORTLY);
+        let Some(mut kept) = self.read() else { return };
+        if kept.state.is_some() && newer.is_none_or(|newer| !has_same_gpus(&kept.inventory, newer)) {
+            kept.state = None;
+            self.dir.replace(&self.name, &kept.to_bytes()).ok();
+        }
+    }
+
+    fn lock_name(&self) -> String {
+        format!("{}.lock", self.name)
+    }
+
     fn lock(&self) -> std::io::Result<Option<crate::sys::run_dir::Lock>> {
-        self.dir.lock(&format!("{}.lock", self.name), self.patience)
+        self.dir.lock(&self.lock_name(), self.patience)
     }
 
     /// Under the lock.

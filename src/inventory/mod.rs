@@ -54,6 +54,10 @@ pub struct Gpu {
     pub mig_enabled: bool,
     /// Its MIG devices, in NVML's order.
     pub mig_devices: Vec<MigDevice>,
+    /// Device nodes of its MIG devices that are missing, below /dev: NVML does not list these MIG devices. The driver's
+    /// files show it anew each time, so it is no part of what is kept or printed.
+    #[serde(skip)]
+    pub missing_mig_nodes: Vec<String>,
 }
 
 /// A part of a GPU that works like a GPU of its own.

@@ -233,12 +233,28 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         DeviceId::Uuid(uuid) if uuid.starts_with("MIG-") => "MIG device",
         _ => "GPU",
     };
+    let split = inventory.gpus.iter().filter(|gpu| permit(limits, gpu, None) && !gpu.missing_mig_nodes.is_empty());
+    let may_be_its = |gpu: &&Gpu| match id {
+        DeviceId::Mig { gpu: index, .. } => gpu.index == *index,
+        _ => kind == "MIG device",
+    };
+    if let Some(gpu) = split.into_iter().find(may_be_its) {
+        let what = format!("{asked_by} asks for {name:?}, and {}", mig_nodes_missing(gpu));
+        return failure(&catalog::NODE_MISSING, what, PREPARE);
+    }
     let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");
     // It may be one that does not work and has not reported what it was asked for by.
     for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
         write!(what, "; {failed}").ok();
     }
     failure(&catalog::UNKNOWN_DEVICE, what, format!("ask for one of {}", known(inventory, limits)))
+}
+
+/// `device nodes of MIG devices of GPU 0 are missing: "/dev/nvidia-caps/nvidia-cap12"`
+#[must_use]
+pub fn mig_nodes_missing(gpu: &Gpu) -> String {
+    let nodes: Vec<_> = gpu.missing_mig_nodes.iter().map(|name| format!("\"/dev/{name}\"")).collect();
+    format!("device nodes of MIG devices of GPU {} are missing: {}", gpu.index, nodes.join(", "))
 }
 
 fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
@@ -291,6 +307,7 @@ pub(crate) mod tests {
             brand: "Tesla".to_owned(),
             mig_enabled: false,
             mig_devices: Vec::new(),
+            missing_mig_nodes: Vec::new(),
         };
         let mut inventory = Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() };
         inventory.gpus[2].mig_enabled = true;

@@ -15,16 +15,18 @@ use serde::{Deserialize, Serialize};
 use super::api::{Code, Failed};
 use super::ffi::Library;
 use super::identity::{self, Who};
-use crate::driver::DriverRoot;
+use crate::driver::{DriverRoot, group, prepare};
 use crate::error::{Failure, failure};
 use crate::finding::catalog;
 use crate::inventory;
 use crate::inventory::cache::Cache;
 use crate::inventory::gather::{Answer, Gathered, WORTH_ASKING};
 use crate::inventory::nvml::Report;
+use crate::inventory::procfs::DRIVER_PROC;
 use crate::paths::HostPath;
 use crate::sys::child::{self, Child, NoAnswer};
 use crate::sys::confine::{Identity, confine};
+use crate::sys::run_dir::RunDir;
 
 /// How to ask.
 #[derive(Clone, Debug)]
@@ -55,9 +57,19 @@ impl Question {
     /// Where the answer is kept; `None` if it is not. How long it may take makes no other question of it.
     #[must_use]
     pub fn cache(&self) -> Option<Cache> {
+        self.cache_in(RunDir::open().ok()?)
+    }
+
+    /// The same, if something may have been kept before.
+    #[must_use]
+    pub fn existing_cache(&self) -> Option<Cache> {
+        self.cache_in(RunDir::existing().ok()??)
+    }
+
+    fn cache_in(&self, dir: RunDir) -> Option<Cache> {
         let root = self.root.as_path().to_str()?;
         let Self { library, who, .. } = self;
-        Cache::open(root, format!("{root:?} {library:?} {who:?}"), self.deadline)
+        Some(Cache::at(dir, root, format!("{root:?} {library:?} {who:?}"), self.deadline))
     }
 }
 
@@ -215,8 +227,30 @@ fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
     let node = node.display();
     match identity {
         Some(_) => format!("compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"),
-        None => format!("add the user to the group of {node} (SUSE: \"usermod -aG video USER\"), and log in again"),
+        None => match group_of_the_nodes(&question.root) {
+            Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
+            None => format!("add the user to the group that \"ls -l {node}\" shows on the host, and log in again"),
+        },
     }
+}
+
+/// The group and mode of the nodes below this root. In a user namespace every group that is not mapped has the number of
+/// nobody's: what the kernel module gives its nodes is in its parameters.
+fn group_of_the_nodes(root: &HostPath) -> Option<(u32, u32)> {
+    let root = DriverRoot::open(root).ok()?;
+    let node = root.locate(Path::new("/dev/nvidiactl")).ok()?;
+    if node.gid != identity::NOBODY {
+        return Some((node.gid, node.mode));
+    }
+    let params = root.read(&Path::new(DRIVER_PROC).join("params")).ok()?;
+    Some((prepare::field(&String::from_utf8_lossy(&params), "DeviceFileGID")?, node.mode))
+}
+
+/// In a user namespace, root is somebody else outside of it.
+fn this_user() -> String {
+    let user = rustix::process::geteuid();
+    let entry = (!user.is_root()).then(|| nix::unistd::User::from_uid(user.as_raw().into()).ok().flatten());
+    entry.flatten().map_or_else(|| "USER".to_owned(), |entry| entry.name)
 }
 
 fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {

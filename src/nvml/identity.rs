@@ -14,7 +14,7 @@ use crate::sys::ns;
 
 /// `nobody` and its group on every distribution that the driver runs on. Names are not looked up: the driver root may have
 /// none.
-const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 
 /// As far as it is decided before the driver's nodes are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

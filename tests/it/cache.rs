@@ -16,6 +16,7 @@ pub const TESTS: &[Test] = &[
     ("cache::a_gpu_that_failed_is_told_again", NEEDS, a_gpu_that_failed_is_told_again),
     ("cache::a_gpu_that_hangs_stops_only_its_own_containers", NEEDS, a_gpu_that_hangs_stops_only_its_own_containers),
     ("cache::doctor_and_info_end_a_kept_answer", NEEDS, doctor_and_info_end_a_kept_answer),
+    ("cache::a_doctor_without_an_answer_ends_it_too", NEEDS, a_doctor_without_an_answer_ends_it_too),
     ("cache::mig_devices_are_not_kept", NEEDS, mig_devices_are_not_kept),
     ("cache::a_hundred_at_once_ask_once", NEEDS, a_hundred_at_once_ask_once),
 ];
@@ -202,6 +203,32 @@ fn doctor_and_info_end_a_kept_answer() {
         let told = explain(&fake).ok();
         assert!(told.matches("device: GPU-").count() == 1 && told.contains("ONH-201"), "{command_of}: {told}");
     }
+}
+
+/// NVML that fails as a whole ends it, too: what it answered before is no longer known to be true. A doctor that lacks a
+/// right has learnt nothing about the GPUs.
+fn a_doctor_without_an_answer_ends_it_too() {
+    for (fault, is_ended) in
+        [("init-hang", true), ("init-crash", true), ("init-error 999", true), ("init-error 4", false)]
+    {
+        let fake = FakeDriver::new(&["--gpus", "2"]);
+        fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
+        explain(&fake).ok();
+        fake.set_nvml(|old| format!("{old}\n{fault}\n"));
+        assert_eq!(explain(&fake).ok().matches("device: GPU-").count(), 2, "{fault}: it is kept");
+        assert_eq!(command(&fake, "doctor").code, Some(3), "{fault}");
+        assert_eq!(explain(&fake).code == Some(0), !is_ended, "{fault}");
+    }
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    explain(&fake).ok();
+    hang(&fake);
+    let mut doctor = Command::new("setpriv");
+    doctor.args(["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot", HOOK, "--config"]).arg(&fake.config);
+    let ran = run(doctor.arg("doctor"));
+    assert!(ran.stdout.contains("(ONH-020)"), "{ran:?}");
+    assert!(!asks(&fake), "root without the right to change its root directory");
+    command(&fake, "doctor");
+    assert!(asks(&fake), "root");
 }
 
 fn mig_devices_are_not_kept() {

@@ -243,7 +243,33 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-215",
         Status::Warning,
     ),
-    ("sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf", "mig", "ONH-216: GPU 3", Status::Warning),
+    (
+        "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf",
+        "mig",
+        "ONH-216: GPU 3 is in MIG mode and has no MIG device",
+        Status::Warning,
+    ),
+    (
+        "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
+         touch proc/driver/nvidia-caps/mig-minors; mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0; \
+         echo DeviceFileMinor: 12 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/access; \
+         echo DeviceFileMinor: 13 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0/access; \
+         mkdir -p dev/nvidia-caps; mknod dev/nvidia-caps/nvidia-cap12 c 510 12",
+        "mig",
+        "ONH-021: device nodes of MIG devices of GPU 3 are missing: \"/dev/nvidia-caps/nvidia-cap13\"",
+        Status::Error,
+    ),
+    (
+        "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
+         touch proc/driver/nvidia-caps/mig-minors; mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1; \
+         echo DeviceFileMinor: 12 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/access; \
+         mkdir -p dev/nvidia-caps; mknod dev/nvidia-caps/nvidia-cap12 c 510 12",
+        "mig",
+        "ONH-216: GPU 3 has GPU instances without a compute instance",
+        Status::Warning,
+    ),
+    ("rm dev/nvidia-modeset", "modeset", "ONH-223: the device node \"/dev/nvidia-modeset\" is missing", Status::Note),
+    ("rm dev/nvidia-modeset; mknod dev/nvidia-modeset c 195 5", "modeset", "ONH-022", Status::Error),
     (
         "rm etc/containers/containers.conf.d/*; rm usr/share/containers/oci/hooks.d/*",
         "hook",
@@ -366,6 +392,16 @@ fn each_fault_has_its_finding() {
     // One fault is told of once.
     let outcomes = examine(changed("rm dev/nvidia3").path(), Caller::default());
     assert_eq!(outcomes.iter().filter(|outcome| outcome.status > Status::Skipped).count(), 1, "{outcomes:?}");
+    // MIG devices that the driver has are not to be made anew: that ends what runs on them.
+    let mut hosts_with_mig = FAULTS.iter().filter(|(script, check, ..)| *check == "mig" && script.contains("gi1"));
+    let fixes: Vec<_> = hosts_with_mig
+        .by_ref()
+        .map(|(script, ..)| {
+            let outcomes = examine(changed(script).path(), Caller::default());
+            outcomes.iter().find(|outcome| outcome.check == "mig").unwrap().fix.clone()
+        })
+        .collect();
+    assert_eq!(fixes, ["oci-nvidia-hook prepare", "nvidia-smi mig -i 3 -cci"]);
     // Whatever doctor alone says, something here causes it.
     let caused: BTreeSet<_> = FAULTS.iter().map(|(_, _, expected, _)| &expected[..7]).collect();
     let (mut seen, code) = (0, std::fs::read_dir(source("src/doctor")).unwrap());
@@ -399,7 +435,7 @@ fn a_user_sees_less() {
     let groups = find(&outside, "groups");
     assert_eq!(groups.kind.unwrap().id, "ONH-211");
     assert_eq!(groups.what, "user tux may not open \"/dev/nvidiactl\" (root:484 0660)");
-    assert_eq!(groups.fix, "usermod -aG 484 tux, and log in again");
+    assert_eq!(groups.fix, "as root: groupadd -g 484 gpu484 && usermod -aG gpu484 tux, and log in again");
     let uvm = find(&outside, "uvm");
     assert!(uvm.what.contains("rootless containers cannot load it") && uvm.fix.starts_with("as root"), "{uvm:?}");
     let inside = find(&examine(dir.path(), tux(&[484, 1000])), "groups");

@@ -120,6 +120,19 @@ fn what_a_request_needs_is_made() {
         assert_eq!(ran.ok(), "", "{request}");
         assert_eq!(listed.lines().count(), lines, "{request}: {listed}");
     }
+    // Where the hook may not make them, it says what does; never to make the MIG devices anew.
+    host.remove("nvidia-caps").fake.configure("load-kmods = false\n");
+    let (ran, _) = host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true");
+    let warned = ran.stderr;
+    assert!(warned.contains("because device nodes of MIG devices of GPU 0 are missing: "), "{warned}");
+    assert!(warned.contains("(ONH-230)") && !warned.contains("-cgi"), "{warned}");
+    for name in ["0:0", "MIG-51eed000-0001-4000-8000-0000fa4e0001"] {
+        let stderr = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")], "").0.failed(1);
+        assert!(stderr.contains("\"/dev/nvidia-caps/nvidia-cap12\", ") && stderr.contains("(ONH-021)"), "{stderr}");
+        assert!(stderr.contains("\nhint: run \"oci-nvidia-hook prepare\" as root on the host\n"), "{stderr}");
+    }
+    host.fake.configure("");
+    host.container(&["NVIDIA_VISIBLE_DEVICES=all"], "").0.ok();
     assert_eq!(mode(&host.dev("nvidia-caps")), "755 root:root 0:0");
     for (minor, expected) in [(1, "400"), (2, "444"), (12, "444"), (22, "444")] {
         let made = mode(&host.dev(&format!("nvidia-caps/nvidia-cap{minor}")));

@@ -1,0 +1,51 @@
+//! How a user gets into the group that may open the driver's device nodes. Its name differs between distributions and
+//! sites ("video", "render", a number without a name), so it is that of the node at hand.
+
+use nix::unistd::{Gid, Group};
+
+/// What gives the nodes a group, where only root may open them. The module reads these options when it is loaded.
+pub const GIVE_A_GROUP: &str = "give the nodes a group and mode 0660: options nvidia NVreg_DeviceFileGID=… \
+                                NVreg_DeviceFileMode=0660 in /etc/modprobe.d";
+
+/// The name of a group, if it has one here.
+#[must_use]
+pub fn name(gid: u32) -> Option<String> {
+    Group::from_gid(Gid::from_raw(gid)).ok().flatten().map(|group| group.name)
+}
+
+/// The commands, for root, after which `user` may open a node of this group and mode.
+#[must_use]
+pub fn join(user: &str, gid: u32, mode: u32) -> String {
+    commands(user, gid, mode, name(gid).as_deref())
+}
+
+fn commands(user: &str, gid: u32, mode: u32, name: Option<&str>) -> String {
+    // Members of the group root can read and write more of the host than its GPUs.
+    if gid == 0 || mode & 0o060 != 0o060 {
+        return GIVE_A_GROUP.to_owned();
+    }
+    match name {
+        Some(name) => format!("usermod -aG {name} {user}, and log in again"),
+        // usermod(8) takes the number of an existing group only.
+        None => format!("groupadd -g {gid} gpu{gid} && usermod -aG gpu{gid} {user}, and log in again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_is_that_of_the_node() {
+        for (gid, mode, name, expected) in [
+            (44, 0o660, Some("video"), "usermod -aG video tux, and log in again"),
+            (105, 0o660, Some("render"), "usermod -aG render tux, and log in again"),
+            (4321, 0o660, None, "groupadd -g 4321 gpu4321 && usermod -aG gpu4321 tux, and log in again"),
+            (0, 0o660, Some("root"), GIVE_A_GROUP),
+            (44, 0o600, Some("video"), GIVE_A_GROUP),
+            (44, 0o640, Some("video"), GIVE_A_GROUP),
+        ] {
+            assert_eq!(commands("tux", gid, mode, name), expected, "{gid} {mode:o}");
+        }
+    }
+}
