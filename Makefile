@@ -4,7 +4,7 @@
 CARGO ?= $(CURDIR)/tests/cargo
 export CARGO
 
-.PHONY: all help build demo test engines vm lint fuzz bench dist rpm release-checks reproducible deny advisories aarch64 sbom clean
+.PHONY: all help build demo test engines vm lint fuzz bench dist rpm deb release-checks reproducible deny advisories aarch64 sbom clean
 
 all: build
 
@@ -65,6 +65,11 @@ dist:
 rpm:
 	@tests/install-tools rpm
 	@packaging/build-rpm
+
+## Builds the Debian packages in target/deb from the same tarballs, on Debian or Ubuntu. Installs debhelper if it is missing (as root).
+deb:
+	@tests/install-tools deb
+	@packaging/build-deb
 
 ## Runs reproducible, deny and aarch64, as CI does.
 release-checks: reproducible deny aarch64

@@ -4,15 +4,15 @@
 //! From each count that of `--version` is taken, which does nothing: what is left is the hook's own, whatever the loader does.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
 
 use crate::Test;
+use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{Need, run, run_with, scratch, sh, source};
+use crate::support::{Need, run, run_with, scratch, sh};
 
-const NEEDS_CARGO: &[Need] = &[Need::Cargo, Need::Program("cc")];
+const NEEDS_CARGO: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("strip")];
 const NEEDS_VALGRIND: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("valgrind")];
 const NEEDS_DRIVER: &[Need] =
     &[Need::Root, Need::Cargo, Need::Program("cc"), Need::Program("valgrind"), Need::Program("strace")];
@@ -38,17 +38,9 @@ mod most {
     pub const MEMORY: u64 = 6 * 16 * 1024;
 }
 
-/// The program of the profile that packages use.
+/// What packages install.
 fn program() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--locked", "--profile", "dist", "--bin", "oci-nvidia-hook", "--target-dir"]);
-        run(build.arg(target).current_dir(source("")).env_remove("RUSTFLAGS")).ok();
-        target.join("dist/oci-nvidia-hook")
-    })
+    built::stripped()
 }
 
 fn instructions(dir: &Path, args: &[&str], stdin: &str) -> u64 {

@@ -174,24 +174,35 @@ fn anchor(heading: &str) -> String {
     kept.replace(' ', "-")
 }
 
+/// Follows the links of a page to files and headings, and counts them.
+fn links_of(page: &Path, text: &str) -> usize {
+    let links = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+    let mut count = 0;
+    for link in links.filter(|link| !link.starts_with("http")) {
+        let (file, place) = link.split_once('#').unwrap_or((link, ""));
+        let target = if file.is_empty() { page.to_owned() } else { page.parent().unwrap().join(file) };
+        let there = std::fs::read_to_string(&target).unwrap_or_else(|_| panic!("{}: {link}", page.display()));
+        let headings = there.lines().filter(|line| line.starts_with('#'));
+        let found = place.is_empty() || headings.map(|line| anchor(line.trim_start_matches('#'))).any(|at| at == place);
+        assert!(found, "{}: {link}", page.display());
+        count += 1;
+    }
+    count
+}
+
+/// The same for all pages of a package, in the directory where it installs them.
+pub fn follow_links(dir: &Path) {
+    let pages = texts(dir, "md");
+    assert!(pages.len() > 10, "{}: {} pages", dir.display(), pages.len());
+    let links: usize = pages.iter().map(|(page, text)| links_of(page, text)).sum();
+    assert!(links > 30, "{links} links");
+}
+
 /// Links lead to files and headings, and paths of this tree that are quoted are in it.
 fn files_and_links_are_there() {
     let (mut links, mut paths) = (0, 0);
     for (page, text) in pages() {
-        let dir = page.parent().unwrap();
-        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
-            if link.starts_with("http") {
-                continue;
-            }
-            let (file, place) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { page.clone() } else { dir.join(file) };
-            let there = std::fs::read_to_string(&target).unwrap_or_else(|_| panic!("{}: {link}", page.display()));
-            let headings = there.lines().filter(|line| line.starts_with('#'));
-            let found =
-                place.is_empty() || headings.map(|line| anchor(line.trim_start_matches('#'))).any(|at| at == place);
-            assert!(found, "{}: {link}", page.display());
-            links += 1;
-        }
+        links += links_of(&page, &text);
         let tops = ["src/", "tests/", "docs/", "packaging/", "config/", "hooks.d/", "benches/", ".ci/", ".github/"];
         for path in quoted(&text).into_iter().filter(|word| tops.iter().any(|top| word.starts_with(top))) {
             let path = path.split(['*', ' ']).next().unwrap();

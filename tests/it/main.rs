@@ -15,6 +15,7 @@
 
 mod bad_input;
 mod budget;
+mod built;
 mod cache;
 mod captures;
 mod cdi;
@@ -23,6 +24,7 @@ mod cdi_containers;
 mod cdi_schema;
 mod cgroup;
 mod conformance;
+mod deb;
 mod debian;
 mod docker;
 mod docs;
@@ -86,6 +88,7 @@ const ALL: &[&[Test]] = &[
     cdi_containers::TESTS,
     cgroup::TESTS,
     conformance::TESTS,
+    deb::TESTS,
     debian::TESTS,
     docker::TESTS,
     docs::TESTS,

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::Test;
+use crate::built;
 use crate::docs::command_lines;
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
@@ -66,6 +67,8 @@ const COMMANDS: &[(&str, Way)] = &[
     ("zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-compat-[0-9]*.rpm", Install),
     ("transactional-update pkg install --allow-unsigned-rpm ./oci-nvidia-hook-[0-9]*.rpm", Install),
     ("dnf install ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm", Install),
+    ("make deb", NotHere(is_the_script_of_the_deb_tests)),
+    ("apt install ./target/deb/oci-nvidia-hook_*.deb", NotHere(is_one_package)), // deb::podman_uses_the_installed_files
     ("reboot", NotHere(|_| ())), // what it is for is checked by rpm::scripts_take_a_read_only_system
     ("install -D target/release/oci-nvidia-hook /usr/bin/oci-nvidia-hook", Root("")),
     ("install -D -m 644 config/config.toml /etc/nvidia-container-runtime/config.toml", Root("")),
@@ -137,7 +140,8 @@ const PAGES: &[Page] = &[
             ("openSUSE and SLE", &[]),
             ("MicroOS, Leap Micro and SL Micro", &[]),
             ("Fedora", &[]),
-            ("Debian and others, by hand", &[]),
+            ("Debian and Ubuntu", &["oci-nvidia-hook"]),
+            ("Others, by hand", &[]),
             ("Engines", &["oci-nvidia-hook"]),
         ],
     },
@@ -210,6 +214,21 @@ fn is_what_runs_this(_: &str) {
 fn is_the_script_of_the_rpm_tests(_: &str) {
     let recipe = recipe("rpm");
     assert!(recipe.lines().last().is_some_and(|line| line.ends_with("packaging/build-rpm")), "{recipe}");
+}
+
+fn is_the_script_of_the_deb_tests(_: &str) {
+    let recipe = recipe("deb");
+    assert!(recipe.lines().last().is_some_and(|line| line.ends_with("packaging/build-deb")), "{recipe}");
+}
+
+/// Of those that `make deb` puts there.
+fn is_one_package(command: &str) {
+    let pattern = command.rsplit('/').next().unwrap();
+    let control = std::fs::read_to_string(source("packaging/debian/control")).unwrap();
+    let names = control.lines().filter_map(|line| line.strip_prefix("Package: "));
+    let matches =
+        |name: &&str| sh(&format!("case '{name}_1_all.deb' in {pattern}) ;; *) exit 1 ;; esac")).code == Some(0);
+    assert_eq!(names.filter(matches).collect::<Vec<_>>(), ["oci-nvidia-hook"]);
 }
 
 fn is_the_name_in_the_journal(command: &str) {
@@ -430,7 +449,7 @@ fn named_by(command: &str) -> &'static Path {
 
 fn commands_of_a_host() {
     // For those that install by hand.
-    in_tree("make build").ok();
+    built::release();
     let mut ran = 0;
     for Page { file: page, driver, hosts } in PAGES {
         let shared = Shared::new(driver);

@@ -8,6 +8,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::Test;
+use crate::built;
+use crate::docs;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::Podman;
 use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
@@ -24,6 +26,7 @@ pub const TESTS: &[Test] = &[
     ("rpm::each_distribution_has_its_macros", &[Need::Program("rpmspec")], each_distribution_has_its_macros),
     ("rpm::tarballs_are_the_same_each_time", BUILD, tarballs_are_the_same_each_time),
     ("rpm::packages_hold_what_the_lists_say", BUILD, packages_hold_what_the_lists_say),
+    ("rpm::links_of_installed_pages_lead_somewhere", BUILD, links_of_installed_pages_lead_somewhere),
     ("rpm::rpmlint_finds_no_error", LINT, rpmlint_finds_no_error),
     ("rpm::podman_takes_the_installed_files", PODMAN, podman_takes_the_installed_files),
     ("rpm::nvidias_names_work", BUILD, nvidias_names_work),
@@ -44,12 +47,13 @@ pub struct Packages {
 }
 
 impl Packages {
-    /// Built once, without a network, as `make rpm` does it. The compiled crates are kept for the next run.
+    /// Built once, without a network, as `make rpm` does it, of a program that is compiled already.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Packages> = OnceLock::new();
         SHARED.get_or_init(|| {
             let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rpm");
-            run(Command::new(source("packaging/build-rpm")).arg(&top)).ok();
+            let mut build = Command::new(source("packaging/build-rpm"));
+            run(build.arg(&top).env("CARGO", built::cargo())).ok();
             let now = top.join("now");
             std::fs::remove_dir_all(&now).ok();
             std::fs::rename(top.join("RPMS"), &now).unwrap();
@@ -71,6 +75,7 @@ impl Packages {
         build.args(["-bb", "--quiet", "--nodeps", "--noprep", "--noclean"]);
         build.arg("--define").arg(format!("_topdir {}", top.display())).args(["--define", "baserelease 7"]);
         build.env("CARGO_TARGET_DIR", top.join("cargo")).env("CARGO_HOME", top.join("cargo-home"));
+        build.env("PATH", built::path());
         run(build.arg(top.join("SPECS/oci-nvidia-hook.spec"))).ok();
         below(&top.join("RPMS"))
     }
@@ -179,6 +184,13 @@ fn packages_hold_what_the_lists_say() {
 /// A line of the list without what distributions choose: where documentation goes, and how man pages are compressed.
 fn as_everywhere(line: &str) -> String {
     line.replace(concat!("-", env!("CARGO_PKG_VERSION")), "").replace("/doc/packages/", "/doc/").replace(".gz ", " ")
+}
+
+fn links_of_installed_pages_lead_somewhere() {
+    let dir = scratch();
+    rpm(dir.path(), &["-i", "--noscripts"], &[find(&Packages::shared().now, MAIN)]).ok();
+    let found = sh(&format!("find '{}/usr/share/doc' -name README.md", dir.path().display())).ok();
+    docs::follow_links(Path::new(found.trim()).parent().unwrap());
 }
 
 fn rpmlint_finds_no_error() {

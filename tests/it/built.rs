@@ -1,0 +1,68 @@
+//! The program as packages have it. It is compiled once, in `target/release`, where `make build` and `make demo` compile it
+//! too: with link-time optimization that takes minutes, and the tests of sizes, documents and packages all need it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::support::{run, source};
+
+/// What `make build` builds.
+pub fn release() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--locked", "--release", "--target-dir"]).arg(source("target"));
+        run(build.current_dir(source("")).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
+        source("target/release/oci-nvidia-hook")
+    })
+}
+
+/// The same without symbols.
+pub fn stripped() -> &'static Path {
+    static STRIPPED: OnceLock<PathBuf> = OnceLock::new();
+    STRIPPED.get_or_init(|| {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stripped/oci-nvidia-hook");
+        std::fs::create_dir_all(program.parent().unwrap()).unwrap();
+        // A new file: a running program could not be written to.
+        std::fs::remove_file(&program).ok();
+        run(Command::new("strip").arg("-o").arg(&program).arg(release())).ok();
+        program
+    })
+}
+
+/// A cargo for builds of packages: it takes the one command line that builds them, checks that the vendored crates of the
+/// tree in which it is called are complete, and hands over the program that is compiled already. The builds of
+/// `zypper.rs` and `packaging/reproducible` compile from the same tarballs.
+pub fn cargo() -> &'static Path {
+    static CARGO: OnceLock<PathBuf> = OnceLock::new();
+    CARGO.get_or_init(|| {
+        let cargo = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cargo-that-built/cargo");
+        let script = format!(
+            "#!/bin/sh\n\
+             set -eu\n\
+             case \"$*\" in\n\
+             vendor\\ * | metadata\\ *) exec '{real}' \"$@\" ;;\n\
+             'build --release --locked --offline') ;;\n\
+             *) echo \"unexpected: cargo $*\" >&2; exit 1 ;;\n\
+             esac\n\
+             test -d vendor\n\
+             '{real}' fetch --locked --offline\n\
+             dir=${{CARGO_TARGET_DIR:-target}}/release\n\
+             mkdir -p \"$dir\"\n\
+             cp '{built}' \"$dir/oci-nvidia-hook\"\n",
+            real = env!("CARGO"),
+            built = release().display()
+        );
+        std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();
+        std::fs::write(&cargo, script).unwrap();
+        std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
+        cargo
+    })
+}
+
+/// PATH with that cargo in front.
+pub fn path() -> String {
+    format!("{}:{}", cargo().parent().unwrap().display(), std::env::var("PATH").unwrap())
+}

@@ -1,0 +1,255 @@
+//! The packages of `make deb`: what is in them, what lintian reports, and what a Debian host has while they are installed and
+//! after they are purged. The lists of files are in `tests/fixtures/deb`; to update them after an intended change, run
+//! `UPDATE_GOLDEN=1 cargo test --test it deb`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::Test;
+use crate::built;
+use crate::docs;
+use crate::driver::{FakeDriver, Image};
+use crate::engine::Podman;
+use crate::support::{Need, Ran, run, scratch, sh, source};
+
+const BUILD: &[Need] = &[Need::Root, Need::Program("dpkg-buildpackage"), Need::Program("dh"), Need::Program("cc")];
+const LINT: &[Need] = &[
+    Need::Root,
+    Need::Program("dpkg-buildpackage"),
+    Need::Program("dh"),
+    Need::Program("cc"),
+    Need::Program("lintian"),
+];
+const PODMAN: &[Need] = &[
+    Need::Root,
+    Need::Program("dpkg-buildpackage"),
+    Need::Program("dh"),
+    Need::Program("cc"),
+    Need::Program("podman"),
+    Need::Program("runc"),
+];
+
+pub const TESTS: &[Test] = &[
+    ("deb::the_files_agree_with_the_program", &[], the_files_agree_with_the_program),
+    ("deb::packages_hold_what_the_lists_say", BUILD, packages_hold_what_the_lists_say),
+    ("deb::two_builds_are_the_same", BUILD, two_builds_are_the_same),
+    ("deb::lintian_reports_nothing", LINT, lintian_reports_nothing),
+    ("deb::podman_uses_the_installed_files", PODMAN, podman_uses_the_installed_files),
+    ("deb::purge_leaves_nothing", BUILD, purge_leaves_nothing),
+    ("deb::an_existing_config_stays", BUILD, an_existing_config_stays),
+    ("deb::links_of_installed_pages_lead_somewhere", BUILD, links_of_installed_pages_lead_somewhere),
+];
+
+const MAIN: &str = "oci-nvidia-hook";
+const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
+
+/// Built once, without a network, as `make deb` does it.
+pub fn packages() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("deb"), "022"))
+}
+
+fn build(top: &Path, umask: &str) -> PathBuf {
+    let script = format!("umask {umask}; exec \"$@\"");
+    let mut build = Command::new("sh");
+    build.args(["-euc", &script, "sh"]).arg(source("packaging/build-deb")).arg(top);
+    run(build.env("CARGO", built::cargo()).env("PATH", built::path())).ok();
+    top.to_owned()
+}
+
+fn package(name: &str) -> PathBuf {
+    let found = sh(&format!("ls '{}/{name}_'*.deb", packages().display())).ok();
+    assert_eq!(found.lines().count(), 1, "{found}");
+    PathBuf::from(found.trim())
+}
+
+fn field(package: &Path, name: &str) -> String {
+    run(Command::new("dpkg-deb").arg("--field").arg(package).arg(name)).ok().trim().to_owned()
+}
+
+fn the_files_agree_with_the_program() {
+    let read = |name: &str| std::fs::read_to_string(source("packaging/debian").join(name)).unwrap();
+    assert!(read("changelog").starts_with(concat!("oci-nvidia-hook (", env!("CARGO_PKG_VERSION"), "-")));
+    let control = read("control");
+    let rust = env!("CARGO_PKG_RUST_VERSION");
+    for tool in ["cargo-web", "cargo", "rustc-web", "rustc"] {
+        assert!(control.contains(&format!("{tool} (>= {rust})")), "{tool}");
+    }
+    // The same packages as those of the spec.
+    let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
+    let subpackages =
+        spec.lines().filter_map(|line| line.strip_prefix("%package ")).map(|name| format!("{MAIN}-{name}"));
+    let mut expected: Vec<_> = subpackages.chain([MAIN.to_owned()]).collect();
+    let mut binaries: Vec<_> = control.lines().filter_map(|line| line.strip_prefix("Package: ")).collect();
+    expected.sort();
+    binaries.sort_unstable();
+    assert_eq!(binaries, expected);
+    // And the same conflicts.
+    let conflicts = spec.lines().filter_map(|line| line.strip_prefix("Conflicts:")).map(str::trim);
+    let (fields, _) = control.split_once("Description: NVIDIA's program names").unwrap();
+    for name in conflicts {
+        assert_eq!(fields.matches(&format!(" {name},\n")).count(), 2, "Conflicts and Replaces: {name}");
+    }
+}
+
+fn packages_hold_what_the_lists_say() {
+    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat"] {
+        let contents = run(Command::new("dpkg-deb").arg("--contents").arg(package(name))).ok();
+        let line = |line: &str| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            // Debian 13 has units and rules below /usr/lib, Debian 12 below /lib.
+            let path = words[5..].join(" ").replacen("./lib/", "./usr/lib/", 1);
+            format!("{} {} {path}\n", words[0], words[1])
+        };
+        let mut lines: Vec<_> = contents.lines().map(line).filter(|line| !is_parent(line)).collect();
+        lines.sort();
+        let found: String = lines.concat();
+        let golden = source(&format!("tests/fixtures/deb/{name}.files"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::create_dir_all(golden.parent().unwrap()).unwrap();
+            std::fs::write(&golden, &found).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&golden).unwrap_or_default(), found, "{}", golden.display());
+    }
+    let main = package(MAIN);
+    let depends = field(&main, "Depends");
+    assert!(depends.contains("libc6 (>= 2.") && !depends.contains("nvidia"), "{depends}");
+    assert_eq!(field(&main, "Recommends"), "podman | cri-o");
+    let conffiles = run(Command::new("dpkg-deb").args(["--info"]).arg(&main).arg("conffiles")).ok();
+    assert_eq!(conffiles.trim(), format!("/{CONFIG}"));
+    let scripts: String = ["preinst", "postinst", "prerm", "postrm"]
+        .iter()
+        .map(|script| run(Command::new("dpkg-deb").arg("--info").arg(&main).arg(script)).stdout)
+        .collect();
+    // Units that an administrator has enabled keep running while the package is replaced.
+    assert!(!scripts.contains("invoke start") && !scripts.contains("= upgrade"), "{scripts}");
+    // dpkg unpacks in the order of the archive and removes in the reverse order. An engine that finds a hook file without its
+    // program starts containers without GPUs, and prints nothing.
+    let contents = run(Command::new("dpkg-deb").arg("--contents").arg(&main)).ok();
+    let at = |end: &str| contents.lines().position(|line| line.ends_with(end)).unwrap();
+    assert!(at("./usr/bin/oci-nvidia-hook") < at("hooks.d/oci-nvidia-hook.json"), "{contents}");
+}
+
+/// Only the directories that are for administrators matter: which others a package lists depends on the Debian release.
+fn is_parent(line: &str) -> bool {
+    line.starts_with('d') && !line.contains("/etc/nvidia-container-runtime/")
+}
+
+/// At another path, with another umask.
+fn two_builds_are_the_same() {
+    let again = scratch();
+    let other = build(&again.path().join("a-longer-name"), "077");
+    let sums = |dir: &Path| sh(&format!("cd '{}'; sha256sum *.deb", dir.display())).ok();
+    let (one, two) = (sums(packages()), sums(&other));
+    assert_eq!(one, two);
+    assert!(one.lines().count() >= 3, "{one}");
+}
+
+fn lintian_reports_nothing() {
+    let changes = sh(&format!("ls '{}'/build/*.changes", packages().display())).ok();
+    assert_eq!(changes.lines().count(), 1, "{changes}");
+    let mut lint = Command::new("lintian");
+    // Only a package of the Debian archive closes the bug that asked for it.
+    lint.args(["--allow-root", "--fail-on", "error,warning", "--suppress-tags", "initial-upload-closes-no-bugs"]);
+    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat"] {
+        lint.arg(package(name));
+    }
+    let ran = run(&mut lint);
+    assert!(ran.code == Some(0) && !ran.stdout.contains("W: ") && !ran.stdout.contains("E: "), "{ran:?}");
+}
+
+/// This machine as a Debian host of its own: `script` runs with layers over `/usr`, `/etc` and `/var`, which are below `/mnt`,
+/// dpkg's database among them. `$1`, `$2` and `$3` are the packages; `files` lists what differs from the machine.
+fn on_host(script: &str, root: &Path) -> Ran {
+    let start = "mount -t tmpfs layers /mnt\n\
+         for dir in usr etc var; do\n\
+           mkdir /mnt/$dir /mnt/$dir.work\n\
+           mount -t overlay -o \"lowerdir=/$dir,upperdir=/mnt/$dir,workdir=/mnt/$dir.work\" overlay /$dir\n\
+         done\n\
+         mount -t tmpfs -o mode=755 run /run; mkdir -p /run/lock\n\
+         export DEBIAN_FRONTEND=noninteractive LC_ALL=C\n\
+         files() {\n\
+           (cd /mnt; find usr etc var ! -type d | grep -v -e ^var/lib/dpkg/ -e ^var/log/ -e ^var/cache/ | sort)\n\
+           find /run -type f\n\
+         }\n\
+         install() { dpkg --no-triggers \"$@\" </dev/null >/mnt/log 2>&1 || { cat /mnt/log >&2; exit 1; }; }\n";
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--propagation", "private", "sh", "-euc", &format!("{start}{script}"), "sh"]);
+    unshare.args([package(MAIN), package("oci-nvidia-hook-podman"), package("oci-nvidia-hook-compat")]);
+    run(unshare.env("ROOT", root).env("SYSTEMD_OFFLINE", "1"))
+}
+
+/// What the user does: install it, run a CUDA image.
+fn podman_uses_the_installed_files() {
+    let (host, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--dev-group", "video"]));
+    let podman = Podman::new();
+    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+    podman.import_with(&image.rootfs, "localhost/cuda", "--change 'ENV NVIDIA_VISIBLE_DEVICES=all'");
+    let smi = ["localhost/cuda", "nvidia-smi", "-L"];
+    let empty = host.path().join("empty");
+    assert_ne!(podman.run_installed(&empty, &smi).code, Some(0), "a hook is installed on this machine");
+
+    let run_with = |packages: &str| {
+        let root = host.path().join(packages.replace(['"', '$', ' '], "-"));
+        let script = format!("install -i {packages}; mkdir \"$ROOT\"; cp -a /mnt/usr /mnt/etc \"$ROOT\"");
+        on_host(&script, &root).ok();
+        let drop_in = root.join(CONFIG).with_file_name("config.toml.d").join("root.toml");
+        std::fs::write(&drop_in, format!("[nvidia-container-cli]\nroot = \"{}\"\n", fake.root.display())).unwrap();
+        assert_eq!(podman.run_installed(&root, &smi).ok(), fake.on_host("nvidia-smi -L"), "{packages}");
+        root
+    };
+    let root = run_with("\"$1\"");
+    let version = run(Command::new(root.join("usr/bin/oci-nvidia-hook")).arg("--version")).ok();
+    assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+    let root = run_with("\"$1\" \"$2\" \"$3\"");
+    let ctk = run(Command::new(root.join("usr/bin/nvidia-ctk")).arg("--version")).ok();
+    assert!(!ctk.is_empty());
+    // Without the hook file of all engines, Podman has the one of its own stage.
+    std::fs::remove_file(root.join("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json")).unwrap();
+    assert_eq!(podman.run_installed(&root, &smi).ok(), fake.on_host("nvidia-smi -L"));
+}
+
+fn purge_leaves_nothing() {
+    let all = "oci-nvidia-hook oci-nvidia-hook-podman oci-nvidia-hook-compat";
+    let script = format!(
+        "files >/mnt/before\n\
+         install -i \"$@\"\n\
+         test -x /usr/bin/oci-nvidia-hook; test -L /usr/bin/nvidia-ctk\n\
+         dpkg --verify {all}\n\
+         for unit in oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path; do\n\
+           test \"$(systemctl --root=/ is-enabled $unit)\" = disabled\n\
+         done\n\
+         systemctl --root=/ enable oci-nvidia-hook-cdi.service 2>/dev/null\n\
+         mkdir -p /run/oci-nvidia-hook/containers /run/cdi\n\
+         echo {{}} >/run/oci-nvidia-hook/containers/c.json\n\
+         echo path: /usr/bin/oci-nvidia-hook >/run/cdi/nvidia.yaml\n\
+         echo path: /usr/bin/nvidia-ctk >/run/cdi/other.yaml\n\
+         echo disable-require = true >>/{CONFIG}\n\
+         install -r {all}\n\
+         grep -q disable-require /{CONFIG}\n\
+         test ! -e /run/oci-nvidia-hook; test ! -e /run/cdi/nvidia.yaml; test ! -e /usr/bin/oci-nvidia-hook\n\
+         install -P {all}\n\
+         files >/mnt/after\n\
+         diff /mnt/before /mnt/after || true\n\
+         test ! -e /etc/nvidia-container-runtime"
+    );
+    assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), "0a1\n> /run/cdi/other.yaml\n");
+}
+
+/// NVIDIA's toolkit creates the file when it is installed; no package owns it then. apt asks about it, as about every file that
+/// an administrator changed.
+fn an_existing_config_stays() {
+    let script = format!(
+        "mkdir -p /etc/nvidia-container-runtime; echo disable-require = true >/{CONFIG}\n\
+         install --force-confold -i \"$1\"\n\
+         cat /{CONFIG}; test -e /{CONFIG}.dpkg-dist"
+    );
+    assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), "disable-require = true\n");
+}
+
+fn links_of_installed_pages_lead_somewhere() {
+    let dir = scratch();
+    run(Command::new("dpkg-deb").arg("--extract").arg(package(MAIN)).arg(dir.path())).ok();
+    docs::follow_links(&dir.path().join("usr/share/doc/oci-nvidia-hook"));
+}
