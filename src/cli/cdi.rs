@@ -178,12 +178,29 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
         Some(path) => {
             file::write(&path, &text)?;
             let mut log = Log::default();
+            log.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
             cdi_check::doubts(&path, options).iter().for_each(|doubt| log.finding(doubt));
             Ok(ExitCode::SUCCESS)
         }
         None => Ok(output::print(&text)),
     }
 }
+
+/// The names that people type: those by UUID only where there are no others.
+fn summary(spec: &Spec) -> String {
+    let is_uuid = |name: &&str| name.starts_with("GPU-") || name.starts_with("MIG-");
+    let (uuids, short): (Vec<_>, Vec<_>) = spec.devices.iter().map(|device| device.name.as_str()).partition(is_uuid);
+    let names = if short.iter().all(|name| *name == ALL) { [uuids, short].concat() } else { short };
+    let shown: Vec<_> = names.iter().take(MAX_SHOWN).map(|name| format!("{}={name}", spec.kind)).collect();
+    let more = names.len().saturating_sub(shown.len());
+    let rest = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{rest}", shown.join(", "))
+}
+
+/// The device that is all of the others.
+const ALL: &str = "all";
+/// Names of devices in a line: nodes have at most eight GPUs, or many MIG devices.
+const MAX_SHOWN: usize = 9;
 
 /// A host without GPUs, and one whose spec still fits, is left as it is, and nothing is said: this runs at boot, and
 /// whenever something may have changed. Without --create a host that has no spec gets none: two files with the same devices

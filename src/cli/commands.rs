@@ -21,11 +21,11 @@ pub static PROGRAM: Program = Program {
     ],
     options_anywhere: true,
     commands: COMMANDS,
-    exit_status: "0 done or nothing to do, 1 failed: the container must not start, 2 wrong command line; of doctor and \
-                  status see their help",
+    exit_status: "0 done or nothing to do, 1 failed: the container must not start, 2 wrong command line; see the help of doctor \
+                  and status for theirs",
     examples: &[
         ("with the hook's JSON file installed", "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi"),
-        ("what a container would get", "oci-nvidia-hook explain --stage precreate < config.json"),
+        ("what a container would get", "oci-nvidia-hook explain < config.json"),
         (
             "with CDI, and no hook installed",
             "oci-nvidia-hook cdi generate\npodman run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi",
@@ -35,9 +35,9 @@ pub static PROGRAM: Program = Program {
 
 /// What a script reads.
 static JSON: Opt = switch("--json\tprint JSON");
-static ROOT: Opt = option("--root DIR\tthe directory that is / for the driver", Directories);
+static ROOT: Opt = option("--root DIR\tthe root directory of the driver (/)", Directories);
 static SPEC_DIR: Opt =
-    option("--spec-dir DIR\tlook there for specs; the last counts most (/etc/cdi, /var/run/cdi)", Directories);
+    option("--spec-dir DIR\tlook for specs there; the last one has priority (/etc/cdi, /var/run/cdi)", Directories);
 static OUTPUT: Opt = option("--output FILE\twrite the spec there, - for stdout (/var/run/cdi/nvidia.yaml)", Files);
 static FORMAT: Opt = option("--format FORMAT\tjson or yaml (what the file's name says)", Words("json yaml"));
 static NAME_STRATEGY: Opt =
@@ -47,18 +47,18 @@ static CLASS: Opt = option("--class CLASS\tof the devices' names (gpu)", Nothing
 static ADDITIONAL_GIDS: Opt = switch(
     "--additional-gids\tput containers into the groups of device nodes (only if all engines of this host read that: Podman 5.1, CRI-O 1.30)",
 );
-static NO_ADDITIONAL_GIDS: Opt = switch("--no-additional-gids\tdo not");
-static CREATE: Opt = switch("--create\twrite the spec also if there is none yet");
+static NO_ADDITIONAL_GIDS: Opt = switch("--no-additional-gids\tdo not put containers into these groups");
+static CREATE: Opt = switch("--create\twrite the spec even if there is none yet");
 static HOOK_PATH: Opt = option("--hook-path FILE\tthe program that containers' runtimes start (this one)", Files);
 static REQUEST: Opt = switch("--request\texplain only what the container asks for, not the driver");
 static INVENTORY: Opt = option("--inventory FILE\texplain with the GPUs of this file, made by info --json", Files);
 static STAGE: Opt = option(
-    "--stage STAGE\texplain for this stage; at precreate stdin is config.json",
+    "--stage STAGE\ttake stdin for what this stage gets: config.json at precreate, else the container state",
     Words("precreate prestart createRuntime createContainer"),
 );
-static BUNDLE: Opt = option("--bundle FILE\twrite what a bug report needs to this new file", Files);
+static BUNDLE: Opt = option("--bundle FILE\talso write what a bug report needs to this new file (.tar.gz)", Files);
 static CONTAINER: Opt =
-    option("--container NAME\texamine this running container, an id or a name, and not the host", Nothing);
+    option("--container NAME\texamine this running container (an id or a name) instead of the host", Nothing);
 static PID: Opt = option("--pid PID\texamine the container of this process", Nothing);
 static CSV: Opt =
     switch("--csv\tprint comma-separated values: a table of the driver, a blank line, a table of the GPUs");
@@ -79,7 +79,7 @@ static COMMANDS: &[Command] = &[
     stage(
         "createRuntime",
         Verb::Inject(hook::Place::Outside),
-        "the same: its newer name",
+        "the same, by its newer name",
         "CRI-O and Podman call it where a hook's JSON file says prestart.",
     ),
     stage(
@@ -102,24 +102,23 @@ static COMMANDS: &[Command] = &[
     stage(
         "poststop",
         Verb::Forget,
-        "drop the record that why reads",
+        "remove the record that why reads",
         "Nothing else is left on the host when a container ends. The record of one that failed stays for a while.",
     ),
     Command {
         name: "explain",
         verb: Verb::Explain,
-        operand: None,
-        redirections: " < state.json",
-        summary: "tell what the hook would do for a container",
-        about: "It goes the hook's way and changes nothing: which GPUs, which files, or why none. Stdin is the container's \
-                state, or with --stage precreate its config.json. The exit status is the hook's.",
+        operand: Some(Operand { usage: "[CONTAINER]", completes: Nothing }),
+        redirections: " [< config.json]",
+        summary: "show what the hook would do for a container",
+        about: "Follows the hook's decisions and changes nothing: which GPUs, which files, or why none. CONTAINER is an id, \
+                the start of one, a name, or a pod, as for why. Without one, stdin is the container's OCI spec \
+                (config.json), or the container state that engines pass to hooks. The exit status is the hook's.",
         options: &[&JSON, &REQUEST, &STAGE, &INVENTORY, &ROOT],
         examples: &[
-            ("a container's OCI spec", "oci-nvidia-hook explain --stage precreate < config.json"),
-            (
-                "with the GPUs of another machine",
-                "oci-nvidia-hook explain --stage precreate --inventory gpus.json < config.json",
-            ),
+            ("a container that an engine has", "oci-nvidia-hook explain NAME"),
+            ("an OCI spec", "oci-nvidia-hook explain < config.json"),
+            ("with the GPUs of another machine", "oci-nvidia-hook explain --inventory gpus.json < config.json"),
         ],
     },
     Command {
@@ -127,14 +126,14 @@ static COMMANDS: &[Command] = &[
         verb: Verb::Doctor,
         operand: None,
         redirections: "",
-        summary: "look for what is wrong with this host, and tell what mends it",
-        about: "It needs no root, and reports what it could not examine. It asks NVML, and changes nothing on the host except \
-                that it ends the answer of NVML that is kept for containers if NVML now contradicts it. The exit status is 0 \
-                if nothing has to be fixed, 1 with warnings, 3 with errors.",
+        summary: "find what is wrong with this host, and how to fix it",
+        about: "It does not need root, and reports what it could not examine. It asks NVML, and changes nothing on the host \
+                except that it ends the answer of NVML that is kept for containers if NVML now contradicts it. The exit \
+                status is 0 if there is nothing to fix, 1 with warnings, 3 with errors.",
         options: &[&JSON, &BUNDLE, &CONTAINER, &PID],
         examples: &[
             ("why a running container has no GPU, as root", "oci-nvidia-hook doctor --container NAME"),
-            ("in order, with the command that mends it", "oci-nvidia-hook doctor"),
+            ("all checks, each problem with the command that fixes it", "oci-nvidia-hook doctor"),
             ("for a bug report; no secrets, no serial numbers", "oci-nvidia-hook doctor --bundle report.tar.gz"),
         ],
     },
@@ -143,7 +142,7 @@ static COMMANDS: &[Command] = &[
         verb: Verb::Status,
         operand: None,
         redirections: "",
-        summary: "tell for each engine whether it starts this hook, and by which file",
+        summary: "show for each engine whether it starts this hook, and by which file",
         about: "The exit status is 1 if an installed engine does not start it.",
         options: &[&JSON],
         examples: &[],
@@ -153,17 +152,23 @@ static COMMANDS: &[Command] = &[
         verb: Verb::Why,
         operand: Some(Operand { usage: "[CONTAINER]", completes: Nothing }),
         redirections: "",
-        summary: "tell what the hook did for a container, and why",
-        about: "CONTAINER is an id, the start of one, or a name. Without one, the last containers that asked for GPUs are listed.",
+        summary: "show what the hook did for a container, and why",
+        about: "CONTAINER is an id, the start of one, a name, or a pod (POD, NAMESPACE/POD or NAMESPACE/POD/CONTAINER). \
+                Without one, the last containers that asked for GPUs are listed: when, which, and their GPUs. Records of \
+                root's containers can be read by root only.",
         options: &[&JSON],
-        examples: &[("the last containers", "oci-nvidia-hook why"), ("one container", "oci-nvidia-hook why NAME")],
+        examples: &[
+            ("the last containers", "oci-nvidia-hook why"),
+            ("one container", "oci-nvidia-hook why NAME"),
+            ("a container of a pod", "oci-nvidia-hook why NAMESPACE/POD/CONTAINER"),
+        ],
     },
     Command {
         name: "info",
         verb: Verb::Info,
         operand: None,
         redirections: "",
-        summary: "tell what driver and GPUs there are",
+        summary: "show the driver and the GPUs",
         about: "The labels and their order are those of nvidia-container-cli info.",
         options: &[&JSON, &CSV, &ROOT],
         examples: &[
@@ -242,9 +247,9 @@ static COMMANDS: &[Command] = &[
         verb: Verb::Cdi(cdi::Verb::Refresh),
         operand: None,
         redirections: "",
-        summary: "write the spec anew if it no longer fits the host",
-        about: "Without --create it does nothing where there is no spec. For boot, udev and package scripts: it says nothing, and asks the driver only if something changed or there \
-                are MIG devices. The kernel does not report that MIG devices change: run it after nvidia-smi mig.",
+        summary: "rewrite the CDI spec if it no longer fits the host",
+        about: "Without --create it does nothing where there is no spec. Made for boot, udev and package scripts: it prints nothing, and asks the driver only if something changed or there are \
+                MIG devices. The kernel does not report that MIG devices change: run it after nvidia-smi mig.",
         options: &[
             &CREATE,
             &OUTPUT,
@@ -274,7 +279,7 @@ static COMMANDS: &[Command] = &[
         verb: Verb::Cdi(cdi::Verb::Check),
         operand: Some(Operand { usage: "[NAME...]", completes: CdiDevices }),
         redirections: "",
-        summary: "tell of each CDI device whether engines can use it, and why not",
+        summary: "show for each CDI device whether engines can use it, and why not",
         about: "",
         options: &[&SPEC_DIR, &JSON, &ROOT],
         examples: &[("one of them", "oci-nvidia-hook cdi check nvidia.com/gpu=0")],

@@ -53,7 +53,9 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
     let printed = print(&outcomes, options, terminal)?;
     if let Some(path) = &options.bundle {
         let statuses: Vec<_> = facts.engines.iter().map(|engine| status::of(engine, &facts.installed)).collect();
-        bundle::write(path, &bundle::collect(&host, &facts, &outcomes, &statuses, config)?)?;
+        let files = bundle::collect(&host, &facts, &outcomes, &statuses, config)?;
+        bundle::write(path, &files)?;
+        Log::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));
     }
     Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) })
 }

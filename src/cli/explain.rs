@@ -1,6 +1,8 @@
 //! `explain`: what the hook would do for a container, and why. It changes nothing.
 
 use std::fmt::Write;
+use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -8,14 +10,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::plan::{self, Verdict};
-use super::{Options, Stage, output};
+use super::{Options, Stage, USAGE, output};
 use crate::config::Config;
-use crate::error::one_line;
-use crate::finding::Finding;
+use crate::error::{failure, one_line};
+use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
 use crate::inject::container::Container;
 use crate::inventory::report;
 use crate::json;
+use crate::log::Log;
 use crate::lower::text;
 use crate::oci::{self, SpecView};
 use crate::paths::{ContainerPath, HostPath};
@@ -49,17 +52,24 @@ struct Subject {
     privileged: bool,
 }
 
-/// Explains the container whose state is on stdin. The exit code is the hook's.
+/// Explains the container that is named, or whose state or config.json is on stdin. The exit code is the hook's.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
-    let explanation = explain(options);
+    let input = match read_input(options) {
+        Ok(input) => input,
+        Err((error, code)) => {
+            Log::default().error(&error);
+            return code;
+        }
+    };
+    let explanation = explain(input, options);
     let text =
         if options.json { json::pretty(&explanation).unwrap_or_default() + "\n" } else { in_words(&explanation) };
     let printed = output::print(&text);
     if explanation.outcome == Outcome::Error { ExitCode::FAILURE } else { printed }
 }
 
-fn explain(options: &Options) -> Explanation {
+fn explain(input: Input, options: &Options) -> Explanation {
     let mut explanation = Explanation {
         outcome: Outcome::None,
         reason: String::new(),
@@ -69,7 +79,7 @@ fn explain(options: &Options) -> Explanation {
         edits: Vec::new(),
         findings: Vec::new(),
     };
-    if let Err(error) = follow(options, &mut explanation) {
+    if let Err(error) = follow(input, options, &mut explanation) {
         let finding = Finding::error(&error);
         explanation.outcome = Outcome::Error;
         explanation.reason.clone_from(&finding.what);
@@ -80,13 +90,14 @@ fn explain(options: &Options) -> Explanation {
 }
 
 /// The hook's own way, as far as it goes without a container.
-fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
-    let (spec, pid) = read_container(options)?;
+fn follow(input: Input, options: &Options, explanation: &mut Explanation) -> Result<()> {
+    let (spec, pid) = read_container(input, options)?;
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
     let config = plan::read_config(&spec, options.config.as_deref())?;
     let Some((mut config, findings)) = config else {
         let nothing = request::from_spec(&spec, &Config::default())?;
-        explanation.reason = if let Decision::Nothing(reason) = nothing { reason } else { String::new() };
+        explanation.reason =
+            if let Decision::Nothing(reason) = nothing { plan::nothing(reason, &spec) } else { String::new() };
         return Ok(());
     };
     explanation.findings = findings;
@@ -96,7 +107,7 @@ fn follow(options: &Options, explanation: &mut Explanation) -> Result<()> {
     let request = match plan::verdict(&spec, &config)? {
         Verdict::Gpus(request) => request,
         Verdict::Nothing(reason) => {
-            explanation.reason = reason;
+            explanation.reason = plan::nothing(reason, &spec);
             return Ok(());
         }
         Verdict::LeftAlone(finding) => {
@@ -155,15 +166,50 @@ fn decide(
     Ok(())
 }
 
-fn read_container(options: &Options) -> Result<(SpecView, i32)> {
-    let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
-    if options.stage == Some(Stage::Precreate) {
+/// Where the container is described.
+enum Input {
+    /// In the bundle of a container that an engine has.
+    Bundle(PathBuf),
+    /// On stdin.
+    Text(Vec<u8>),
+}
+
+const HINT: &str = "oci-nvidia-hook explain CONTAINER, or oci-nvidia-hook explain < config.json";
+
+/// # Errors
+/// If there is no such container, or nothing on stdin: then there is nothing to explain. With the exit status.
+fn read_input(options: &Options) -> Result<Input, (anyhow::Error, ExitCode)> {
+    let failed = |error| (error, ExitCode::FAILURE);
+    if let Some(name) = &options.container {
+        return super::why::bundle_of(name).map(Input::Bundle).map_err(failed);
+    }
+    let stdin = std::io::stdin();
+    let bytes = match stdin.is_terminal() {
+        true => Vec::new(),
+        false => oci::read_limited(stdin.lock(), oci::MAX_JSON).context("cannot read stdin").map_err(failed)?,
+    };
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        let what = "no container is named, and there is no config.json on stdin";
+        return Err((failure(&catalog::COMMAND_LINE, what, HINT), ExitCode::from(USAGE)));
+    }
+    Ok(Input::Text(bytes))
+}
+
+fn read_container(input: Input, options: &Options) -> Result<(SpecView, i32)> {
+    let bytes = match input {
+        Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, 0)),
+        Input::Text(bytes) => bytes,
+    };
+    if options.stage.map_or_else(|| oci::is_spec(&bytes), |stage| stage == Stage::Precreate) {
         // The bundle is the working directory, and there is no process yet.
         let here = crate::sys::in_root::working_directory()?;
         let spec = oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec on stdin")?;
         return Ok((spec, 0));
     }
-    let state = oci::state::parse(&bytes)?;
+    let state = oci::state::parse(&bytes).map_err(|error| {
+        let what = format!("stdin is neither config.json nor the state of a container: {}", error.root_cause());
+        if options.stage.is_none() { failure(&catalog::STATE, what, HINT) } else { error }
+    })?;
     Ok((oci::spec_view::read(&state.bundle)?, state.pid))
 }
 
@@ -175,7 +221,13 @@ fn in_words(explanation: &Explanation) -> String {
         Outcome::None => "the hook does nothing",
         Outcome::Error => "the hook stops the container",
     };
-    writeln!(text, "{outcome}: {}", one_line(reason)).ok();
+    // The finding that decided is the reason.
+    let decisive = findings.last().filter(|finding| !reason.is_empty() && finding.what == *reason);
+    let number = decisive.map(|finding| format!(" ({})", finding.kind.id)).unwrap_or_default();
+    writeln!(text, "{outcome}: {}{number}", one_line(reason)).ok();
+    if let Some(finding) = decisive.filter(|finding| !finding.fix.is_empty()) {
+        writeln!(text, "  hint: {}", one_line(&finding.fix)).ok();
+    }
     if !container.rootfs.is_empty() {
         let privileged = if container.privileged { "privileged" } else { "not privileged" };
         writeln!(text, "container: {}, {privileged}", one_line(&container.rootfs)).ok();
@@ -192,8 +244,9 @@ fn in_words(explanation: &Explanation) -> String {
     for edit in edits {
         writeln!(text, "edit: {}", text::line(edit)).ok();
     }
-    for finding in findings {
-        writeln!(text, "{} {:?}: {}", finding.kind.id, finding.kind.severity, one_line(&finding.what)).ok();
+    let others = findings.len().saturating_sub(usize::from(decisive.is_some()));
+    for finding in findings.iter().take(others) {
+        writeln!(text, "{} {}: {}", finding.kind.id, finding.kind.severity.name(), one_line(&finding.what)).ok();
         if !finding.fix.is_empty() {
             writeln!(text, "  hint: {}", one_line(&finding.fix)).ok();
         }

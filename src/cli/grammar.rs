@@ -174,7 +174,7 @@ pub fn parse(program: &'static Program, args: Vec<OsString>) -> Result<Asked> {
         };
         given.push((found, value));
     }
-    let Some(command) = command else { return Err(wrong(program, None, "it names no stage and no command")) };
+    let Some(command) = command else { return Err(wrong(program, None, "no command is given")) };
     check_operands(program, command, &operands)?;
     Ok(Asked::Run(Line { command, given, operands }))
 }
@@ -192,16 +192,12 @@ fn find_command(
     let group: Vec<_> = program.group(text).collect();
     let Some(first) = group.first() else {
         let names = program.commands.iter().map(|command| command.name.split(' ').next().unwrap_or_default());
-        return Err(unknown(
-            program,
-            &format!("{word:?} is no stage this hook serves and no command"),
-            nearest(text, names),
-        ));
+        return Err(unknown(program, "", &format!("{word:?} is not a command"), nearest(text, names)));
     };
     let names = || group.iter().filter_map(|command| command.name.split(' ').nth(1));
     let Some(second) = next() else {
-        let what = format!("it names no command of {text} ({})", names().collect::<Vec<_>>().join(", "));
-        return Err(wrong(program, None, &what));
+        let what = format!("{text} needs one of {}", names().collect::<Vec<_>>().join(", "));
+        return Err(unknown(program, text, &what, None));
     };
     if second == "--help" || second == "-h" {
         return Ok(Err(Asked::Help(first.name.split(' ').next())));
@@ -209,8 +205,8 @@ fn find_command(
     let second = second.to_str().unwrap_or_default();
     let found = group.iter().find(|command| command.name.split(' ').nth(1) == Some(second));
     found.map(|found| Ok(*found)).ok_or_else(|| {
-        let what = format!("{second:?} is no command of {text} ({})", names().collect::<Vec<_>>().join(", "));
-        unknown(program, &what, nearest(second, names()))
+        let what = format!("{second:?} is not a command of {text} ({})", names().collect::<Vec<_>>().join(", "));
+        unknown(program, text, &what, nearest(second, names()))
     })
 }
 
@@ -232,10 +228,7 @@ fn unknown_option(program: &'static Program, command: Option<&'static Command>, 
     let meant = nearest(name, known).map(|meant| format!("--{meant}"));
     let of = command.map_or_else(String::new, |command| format!(" of {}", command.name));
     let what = format!("unknown option \"--{name}\"{of}");
-    match meant {
-        Some(_) => unknown(program, &what, meant.as_deref()),
-        None => wrong(program, command, &what),
-    }
+    unknown(program, command.map_or("", |command| command.name), &what, meant.as_deref())
 }
 
 /// The word behind an option that needs a value. An option there means that the value was forgotten: taken for a value it
@@ -276,15 +269,12 @@ pub fn wrong(program: &Program, command: Option<&Command>, what: &str) -> anyhow
     )
 }
 
-fn unknown(program: &Program, what: &str, meant: Option<&str>) -> anyhow::Error {
-    match meant {
-        None => wrong(program, None, what),
-        Some(meant) => failure(
-            &catalog::COMMAND_LINE,
-            format!("wrong command line: {what}"),
-            format!("did you mean {meant}? See \"{} --help\"", program.name),
-        ),
-    }
+/// The same, with the word that may have been meant. `of` is the command, or the group, whose help lists the words there are.
+fn unknown(program: &Program, of: &str, what: &str, meant: Option<&str>) -> anyhow::Error {
+    let blank = if of.is_empty() { "" } else { " " };
+    let help = format!("\"{} {of}{blank}--help\"", program.name);
+    let hint = meant.map_or_else(|| format!("run {help}"), |meant| format!("did you mean {meant}? See {help}"));
+    failure(&catalog::COMMAND_LINE, format!("wrong command line: {what}"), hint)
 }
 
 impl Program {

@@ -23,16 +23,27 @@ pub(super) fn of_program(program: &'static Program) -> String {
     options(&mut text, program.options.iter());
     text.push('\n');
     paragraph(&mut text, &format!("exit status: {}", program.exit_status));
-    writeln!(text, "\n\"{} COMMAND --help\" tells more of a command.", program.name).ok();
+    writeln!(text, "\n\"{} COMMAND --help\" shows more about a command.", program.name).ok();
     examples(&mut text, program.examples);
     text
 }
 
-/// A command, or each of a group; `None` if there is none of this name.
+/// A command, or a group by its first word; `None` if there is none of this name.
 pub(super) fn of_command(program: &'static Program, name: &str) -> Option<String> {
-    let is_it = |command: &&Command| command.name == name || command.name.split(' ').next() == Some(name);
-    let texts: Vec<_> = program.commands.iter().filter(is_it).map(|command| command_text(program, command)).collect();
-    (!texts.is_empty()).then(|| texts.join("\n"))
+    if let Some(command) = program.commands.iter().find(|command| command.name == name) {
+        return Some(command_text(program, command));
+    }
+    let group: Vec<_> = program.group(name).collect();
+    (!group.is_empty()).then(|| group_text(program, name, &group))
+}
+
+/// A line for each command of a group: their options are many, and many are the same.
+fn group_text(program: &Program, name: &str, group: &[&Command]) -> String {
+    let mut text = format!("usage: {} {name} COMMAND [options]\n", program.name);
+    let second = |command: &Command| command.name.split(' ').nth(1).unwrap_or_default().to_owned();
+    rows_under(&mut text, "commands", group.iter().map(|command| (second(command), command.summary)).collect());
+    writeln!(text, "\n\"{} {name} COMMAND --help\" shows the options of a command.", program.name).ok();
+    text
 }
 
 fn command_text(program: &Program, command: &Command) -> String {

@@ -186,11 +186,11 @@ fn print_help(command: Option<&str>) -> ExitCode {
         Some(name) => match help::of_command(&PROGRAM, name) {
             Some(text) => output::print(&text),
             None => {
-                let what = format!("wrong command line: {name:?} is no stage this hook serves and no command");
+                let what = format!("wrong command line: {name:?} is not a command");
                 usage_error(&failure(
                     &catalog::COMMAND_LINE,
                     what,
-                    "run \"oci-nvidia-hook --help\" for those there are",
+                    "run \"oci-nvidia-hook --help\" for the list of commands",
                 ))
             }
         },
@@ -204,7 +204,7 @@ fn options(line: &Line) -> Result<Options> {
     }
     let mut names = line.operands.iter().map(|name| name.to_string_lossy().into_owned());
     match line.command.verb {
-        Verb::Why => options.container = names.next(),
+        Verb::Why | Verb::Explain => options.container = names.next(),
         Verb::Cdi(_) => options.cdi.names = names.collect(),
         _ => {}
     }
@@ -242,7 +242,7 @@ fn parse_stage(word: &OsString) -> Result<Stage> {
     Ok(match word.to_str() {
         Some("precreate") => Stage::Precreate,
         Some("prestart" | "createRuntime" | "createContainer" | "startContainer") => Stage::WithState,
-        _ => bail!("{word:?} is no stage (precreate, prestart, createRuntime, createContainer, startContainer)"),
+        _ => bail!("{word:?} is not a stage (precreate, prestart, createRuntime, createContainer, startContainer)"),
     })
 }
 

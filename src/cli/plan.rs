@@ -19,6 +19,7 @@ use crate::lower::access::{self, Process};
 use crate::lower::live::{self, RootfsFacts, Step};
 use crate::oci::{Pod, SpecView};
 use crate::paths::ContainerPath;
+use crate::request::given;
 use crate::request::others::{self, Other};
 use crate::request::{self, Capability, Decision, GpuRequest, Hint, VisibleDevices};
 use crate::sys::ns;
@@ -59,6 +60,15 @@ pub fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
             None => Verdict::Gpus(request),
         },
     })
+}
+
+/// Why the hook does nothing. A container that asks it for nothing may have its GPUs from the engine.
+#[must_use]
+pub fn nothing(reason: String, spec: &SpecView) -> String {
+    match given::of(spec) {
+        Some(given) => format!("{reason}, and {given}"),
+        None => reason,
+    }
 }
 
 /// A request that may not be made. The author of a pod reads the hint: what gives a pod a GPU is a request to the scheduler.

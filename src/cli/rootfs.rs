@@ -22,6 +22,7 @@ use crate::lower::rootfs::RootfsEdits;
 use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
 use crate::paths::{ContainerPath, HostPath};
+use crate::request::VISIBLE_DEVICES;
 
 /// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
 #[must_use]
@@ -47,7 +48,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     log.keep();
-    log.record().request = "the engine has set it up, from a CDI spec or at precreate".to_owned();
+    log.record().request = set_up_by(&spec);
     log.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     container::set_deadline(Instant::now())?;
     let container = match edits.outside {
@@ -66,6 +67,19 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     log.step_done("rootfs");
     log.end_of_rest(&format!("finished what the engine began, with {} steps", steps.len()));
     Ok(())
+}
+
+/// CDI specs set NVIDIA_VISIBLE_DEVICES to this, so that no hook sets the container up as well; precreate leaves it as it is.
+const BY_CDI: &str = "void";
+
+/// What the engine did before this call.
+fn set_up_by(spec: &SpecView) -> String {
+    let is_cdi = spec.env.get(VISIBLE_DEVICES).is_some_and(|value| value == BY_CDI);
+    match (is_cdi, spec.cdi_devices.is_empty()) {
+        (true, true) => "the engine set it up from a CDI spec".to_owned(),
+        (true, false) => format!("the engine set it up from a CDI spec, with {}", spec.cdi_devices.join(", ")),
+        (false, _) => "the engine set it up, from a CDI spec or at precreate".to_owned(),
+    }
 }
 
 /// The node of a GPU, by its path in the container.

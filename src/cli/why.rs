@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use super::plan::{self, Verdict};
 use super::{Options, output, why_list};
 use crate::config;
 use crate::error::{failure, one_line};
@@ -18,7 +19,7 @@ use crate::oci;
 use crate::record::storage::{self, Listed};
 use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};
-use crate::request::{self, Decision};
+use crate::request::given;
 use crate::sys::{ns, run_dir};
 
 /// A container that engines have.
@@ -56,19 +57,19 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 fn tell_all(options: &Options) -> Result<String> {
-    let mut records = records()?;
+    let (records, _) = records_and_known()?;
+    let roots = roots_records();
     if options.json {
+        // Stdout is for the records alone.
+        roots.iter().for_each(|hint| Log::default().report(hint));
         return Ok(json::pretty(&records)? + "\n");
     }
-    let roots = roots_records();
     if records.is_empty() {
         return Ok(match roots {
             Some(hint) => format!("no container of this user has asked for GPUs\n{hint}\n"),
             None => "no container has asked for GPUs\n".to_owned(),
         });
     }
-    let known = known_containers(&records);
-    name_all(&mut records, &known);
     Ok(why_list::lines(&records) + &roots.map(|hint| hint + "\n").unwrap_or_default())
 }
 
@@ -77,16 +78,14 @@ fn roots_records() -> Option<String> {
     let is_root = rustix::process::geteuid().is_root() && !ns::in_user_namespace().unwrap_or_default();
     let is_there = run_dir::path_of_root().symlink_metadata().is_ok();
     (!is_root && is_there).then(|| {
-        "the records of root's containers (Kubernetes, \"sudo podman\") are readable for root only: \
+        "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
          run \"sudo oci-nvidia-hook why\""
             .to_owned()
     })
 }
 
 fn tell(name: &str, options: &Options) -> Result<String> {
-    let mut records = records()?;
-    let known = known_containers(&records);
-    name_all(&mut records, &known);
+    let (records, known) = records_and_known()?;
     match find(name, &records, &known) {
         Meant::Records(places) => {
             let meant: Vec<_> = places.iter().filter_map(|at| records.get(*at)).collect();
@@ -97,28 +96,65 @@ fn tell(name: &str, options: &Options) -> Result<String> {
             }
         }
         Meant::Known(at) => known.get(at).map_or_else(|| Ok(String::new()), |known| without_record(known, options)),
-        Meant::Several(ids) => Err(failure(
+        Meant::Several(ids) => Err(ambiguous(name, &ids)),
+        Meant::Nothing => Err(unknown(name)),
+    }
+}
+
+fn ambiguous(name: &str, ids: &[String]) -> anyhow::Error {
+    failure(&catalog::NO_RECORD, format!("several ids begin with {name:?}: {}", ids.join(", ")), "give more of the id")
+}
+
+fn unknown(name: &str) -> anyhow::Error {
+    failure(
+        &catalog::NO_RECORD,
+        format!("no container or pod {name:?} is known"),
+        roots_records().unwrap_or_else(|| {
+            "\"oci-nvidia-hook why\" lists the containers that asked for GPUs; \"oci-nvidia-hook status\" shows whether \
+             engines call the hook"
+                .to_owned()
+        }),
+    )
+}
+
+/// The directory that has config.json of the container that this name means.
+///
+/// # Errors
+/// If no container has it, several have it, or the one that had it was removed.
+pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
+    let (records, known) = records_and_known()?;
+    let bundle = match find(name, &records, &known) {
+        Meant::Records(places) => {
+            match places.iter().filter_map(|at| records.get(*at)).collect::<Vec<_>>().as_slice() {
+                [record] => record.container.bundle.clone(),
+                several => {
+                    let names: Vec<_> = several.iter().map(|record| why_list::who(&record.container)).collect();
+                    return Err(failure(
+                        &catalog::NO_RECORD,
+                        format!("pod {name:?} has several containers"),
+                        format!("name one of {}", names.join(", ")),
+                    ));
+                }
+            }
+        }
+        Meant::Known(at) => known.get(at).map(|known| known.bundle.clone()).unwrap_or_default(),
+        Meant::Several(ids) => return Err(ambiguous(name, &ids)),
+        Meant::Nothing => return Err(unknown(name)),
+    };
+    match bundle.join("config.json").try_exists() {
+        Ok(false) => Err(failure(
             &catalog::NO_RECORD,
-            format!("{name:?} is the beginning of {}", ids.join(", ")),
-            "give more of the id",
+            format!("container {name:?} has no config.json any more: its engine removed it"),
+            format!("oci-nvidia-hook why {name}"),
         )),
-        Meant::Nothing => Err(failure(
-            &catalog::NO_RECORD,
-            format!("nothing is known of a container or pod {name:?}"),
-            roots_records().unwrap_or_else(|| {
-                "\"oci-nvidia-hook why\" lists those that asked for GPUs, with pods and names; \"oci-nvidia-hook status\" \
-                 shows whether engines call the hook"
-                    .to_owned()
-            }),
-        )),
+        // What is in the way is reported by the one who reads it.
+        Ok(true) | Err(_) => Ok(bundle),
     }
 }
 
 /// The id of the container that this name or beginning of an id means, if it is known.
 pub(super) fn id_of(name: &str) -> Option<String> {
-    let mut records = records().unwrap_or_default();
-    let known = known_containers(&records);
-    name_all(&mut records, &known);
+    let (records, known) = records_and_known().ok()?;
     match find(name, &records, &known) {
         // A pod of several containers is no container.
         Meant::Records(places) => match places.as_slice() {
@@ -128,6 +164,14 @@ pub(super) fn id_of(name: &str) -> Option<String> {
         Meant::Known(at) => known.get(at).map(|known| known.listed.id.clone()),
         Meant::Several(_) | Meant::Nothing => None,
     }
+}
+
+/// The records, with names, and the containers that engines have.
+fn records_and_known() -> Result<(Vec<Record>, Vec<Known>)> {
+    let mut records = records()?;
+    let known = known_containers(&records);
+    name_all(&mut records, &known);
+    Ok((records, known))
 }
 
 /// A file that is no record is reported, and the others are read.
@@ -197,16 +241,22 @@ fn find(name: &str, records: &[Record], known: &[Known]) -> Meant {
 fn without_record(known: &Known, options: &Options) -> Result<String> {
     let spec = oci::spec_view::read(&known.bundle)?;
     let (config, _) = config::read(options.config.as_deref())?;
-    let why = match request::from_spec(&spec, &config)? {
-        Decision::Nothing(reason) => format!("it asks for no GPU: {reason}"),
-        Decision::Refused(reason) => format!("it gets no GPU: {reason}"),
-        Decision::Gpus(request) => format!(
-            "{} asks for {}, and the hook was not called for it, or before the last boot\n\
-             hint: \"oci-nvidia-hook status\" tells whether engines call the hook",
+    let why = match plan::verdict(&spec, &config)? {
+        Verdict::Nothing(reason) => match given::of(&spec) {
+            Some(given) => format!("it asks the hook for nothing: {reason}\n{given}"),
+            None => format!("it asks for no GPU: {reason}"),
+        },
+        Verdict::LeftAlone(finding) => {
+            format!("the hook does nothing: {} ({})\nhint: {}", finding.what, finding.kind.id, finding.fix)
+        }
+        Verdict::Gpus(request) => format!(
+            "{} asks for {}, and there is no record that the hook was called for it since the last boot\n\
+             hint: \"oci-nvidia-hook status\" shows whether engines call the hook",
             request.asked_by,
             request.devices.names().join(",")
         ),
     };
+    let why = why.lines().map(one_line).collect::<Vec<_>>().join("\n");
     Ok(format!("container {}\n{why}\n", named(&known.listed.id, known.listed.names.first())))
 }
 

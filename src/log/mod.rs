@@ -165,6 +165,11 @@ impl Log {
         self.record.found(finding);
     }
 
+    /// What the user of a command should know although it is not part of the answer: on stderr only.
+    pub fn report(&self, what: &str) {
+        say(&format!("{NAME}: {}", one_line(what)));
+    }
+
     /// What was done, for the logs only.
     pub fn note(&mut self, what: &str) {
         let what = one_line(what);

@@ -55,7 +55,18 @@ pub(super) fn of_known_form<T: DeserializeOwned>(list: Option<&RawValue>) -> Res
 /// # Errors
 /// If it is no object.
 pub(super) fn members(object: Option<&RawValue>, names: &[&str]) -> Result<BTreeMap<String, Value>> {
-    struct Members<'n>(&'n [&'n str]);
+    members_that(object, &|name| names.contains(&name))
+}
+
+/// The same of those whose names `is_wanted`.
+///
+/// # Errors
+/// If it is no object.
+pub(super) fn members_that(
+    object: Option<&RawValue>,
+    is_wanted: &dyn Fn(&str) -> bool,
+) -> Result<BTreeMap<String, Value>> {
+    struct Members<'n>(&'n dyn Fn(&str) -> bool);
     impl<'de> Visitor<'de> for Members<'_> {
         type Value = BTreeMap<String, Value>;
 
@@ -66,7 +77,7 @@ pub(super) fn members(object: Option<&RawValue>, names: &[&str]) -> Result<BTree
         fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
             let mut members = BTreeMap::new();
             while let Some((name, text)) = object.next_entry::<String, &RawValue>()? {
-                if self.0.contains(&name.as_str()) {
+                if (self.0)(&name) {
                     members.insert(name, value(text.get()));
                 }
             }
@@ -74,7 +85,7 @@ pub(super) fn members(object: Option<&RawValue>, names: &[&str]) -> Result<BTree
         }
     }
     let Some(object) = object else { return Ok(BTreeMap::new()) };
-    Ok(serde_json::Deserializer::from_str(object.get()).deserialize_map(Members(names))?)
+    Ok(serde_json::Deserializer::from_str(object.get()).deserialize_map(Members(is_wanted))?)
 }
 
 /// `process.env`.

@@ -50,6 +50,8 @@ pub struct SpecView {
     pub keeps_groups: bool,
     /// What Kubernetes calls it, from `annotations`.
     pub pod: Pod,
+    /// CDI devices that `annotations` name, as Kubernetes' device manager writes them: for people to read.
+    pub cdi_devices: Vec<String>,
 }
 
 /// What we look at of a device node.
@@ -267,6 +269,7 @@ fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: impl FnOnce(&SpecView, &str,
         additional_gids: lists::of_known_form(user.additional_gids)?,
         keeps_groups: lists::members(raw.annotations, &[KEEP_GROUPS])?.get(KEEP_GROUPS).is_some_and(|on| on == "1"),
         pod: Pod::of(raw.annotations)?,
+        cdi_devices: super::annotated::cdi_devices(raw.annotations)?,
         cgroups_path: text_of(linux.cgroups_path),
         mount_label: text_of(linux.mount_label),
         ..view

@@ -5,6 +5,7 @@
 pub mod asked;
 pub mod capabilities;
 pub mod devices;
+pub mod given;
 pub mod mounts;
 pub mod nodes;
 pub mod others;

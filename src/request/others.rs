@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::lower::rootfs::VERB;
+use crate::lower::rootfs::{PROGRAM, VERB};
 use crate::oci::SpecView;
 use crate::oci::spec_view::Mount;
 
@@ -35,6 +35,17 @@ pub fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other
     });
     let hook = hook.map(|hook| Other::Hook(format!("the hook {:?}", hook.path)));
     hook.or_else(|| Some(Other::Files(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?))))
+}
+
+/// What a CDI spec for GPUs left in config.json: its hook entry, or its mounts.
+pub(super) fn of_cdi_spec(spec: &SpecView) -> Option<String> {
+    let hook = spec.hooks.iter().find(|hook| {
+        let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let own = hook.args.iter().take(2).map(String::as_str).eq([PROGRAM, VERB]);
+        own || CDI_HOOKS.contains(&name)
+    });
+    hook.map(|hook| format!("the hook {:?}", hook.path))
+        .or_else(|| Some(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?)))
 }
 
 /// A library alone shows nothing: it may be the user's own, for forward compatibility or in a monitoring program's

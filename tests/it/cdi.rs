@@ -492,7 +492,9 @@ fn check_says_why() {
     let (code, text) = check(&[]);
     assert!(code == 1 && text.starts_with("there are no CDI devices"), "{text}");
     let path = run_dir.join("nvidia.yaml");
-    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let ran = cdi(&fake, &["generate", "--output", path.to_str().unwrap()]);
+    let report = format!("oci-nvidia-hook: wrote {}: nvidia.com/gpu=0, ", path.display());
+    assert!(ran.stderr.starts_with(&report) && ran.ok().is_empty());
     let (code, text) = check(&[]);
     assert!(code == 0 && text.matches(": yes").count() == 3, "{text}");
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0);

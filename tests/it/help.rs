@@ -12,6 +12,7 @@ use crate::support::{HOOK, Need, run, scratch, source};
 
 pub const TESTS: &[Test] = &[
     ("help::each_command_has_its_own", &[], each_command_has_its_own),
+    ("help::hints_lead_to_the_right_help", &[], hints_lead_to_the_right_help),
     ("help::bash_completes", &[Need::Program("bash")], bash_completes),
     ("help::bash_completes_cdi_devices", &[Need::Root, Need::Program("bash"), Need::Program("cc")], cdi_devices),
     ("help::zsh_reads_its_script", &[Need::Program("zsh")], zsh_reads_its_script),
@@ -41,7 +42,15 @@ fn each_command_has_its_own() {
             assert!(lines.lines().all(|line| text.contains(&format!("    {line}\n"))), "{text}");
         }
     }
-    assert_eq!(hook(&["help", "cdi"]).matches("\nusage: ").count(), 4);
+    // A group is one page, with a line for each of its commands.
+    let group = hook(&["cdi", "--help"]);
+    assert_eq!((hook(&["help", "cdi"]), hook(&["cdi", "-h"])), (group.clone(), group.clone()));
+    assert!(group.starts_with("usage: oci-nvidia-hook cdi COMMAND [options]\n"), "{group}");
+    assert!(group.ends_with("\n\"oci-nvidia-hook cdi COMMAND --help\" shows the options of a command.\n"), "{group}");
+    assert_eq!(group.matches("usage: ").count(), 1, "{group}");
+    for word in ["generate", "refresh", "list", "check"] {
+        assert_eq!(group.lines().filter(|line| line.starts_with(&format!("  {word} "))).count(), 1, "{group}");
+    }
     let stderr = run(Command::new(HOOK).args(["help", "nonsense"])).failed(2);
     assert!(stderr.contains("\"nonsense\"") && stderr.contains("hint: "), "{stderr}");
     let stderr = run(Command::new(HOOK).args(["lsit"])).failed(2);
@@ -234,4 +243,20 @@ fn man_pages_have_no_mistakes() {
         seen += 1;
     }
     assert_eq!(seen, 2);
+}
+
+/// The help that a wrong command line leads to lists what there is.
+fn hints_lead_to_the_right_help() {
+    for (arguments, hint) in [
+        (&["list", "--libarys"][..], "did you mean --libraries? See \"oci-nvidia-hook list --help\""),
+        (&["why", "--frobnicate"], "run \"oci-nvidia-hook why --help\""),
+        (&["cdi"], "run \"oci-nvidia-hook cdi --help\""),
+        (&["cdi", "nonsense"], "run \"oci-nvidia-hook cdi --help\""),
+        (&["cdi", "genrate"], "did you mean generate? See \"oci-nvidia-hook cdi --help\""),
+        (&["doctr"], "did you mean doctor? See \"oci-nvidia-hook --help\""),
+        (&[], "run \"oci-nvidia-hook --help\""),
+    ] {
+        let stderr = run(Command::new(HOOK).args(arguments)).failed(2);
+        assert!(stderr.ends_with(&format!(" (ONH-002)\nhint: {hint}\n")), "{arguments:?}: {stderr}");
+    }
 }

@@ -34,6 +34,7 @@ mod driver;
 mod driver_roots;
 mod engine;
 mod engine_texts;
+mod explain;
 mod failure;
 mod features;
 mod findings;
@@ -96,6 +97,7 @@ const ALL: &[&[Test]] = &[
     doctor_container::TESTS,
     driver_roots::TESTS,
     engine_texts::TESTS,
+    explain::TESTS,
     failure::TESTS,
     features::TESTS,
     findings::TESTS,

@@ -283,7 +283,7 @@ fn errors() {
         (&["configure", "--require=cuda>=99", "--pid=1", "/x"], "cuda>=99"),
         (&["configure", "--mig-config=0", "/x"], "is not \"all\""),
         (&["--user=nobody-here", "info"], "unknown user \"nobody-here\""),
-        (&["frobnicate"], "\"frobnicate\" is no stage"),
+        (&["frobnicate"], "\"frobnicate\" is not a command"),
     ] {
         let stderr = cli(&fake.root, arguments).failed(1);
         assert!(stderr.contains(says) && stderr.lines().count() == 2, "{arguments:?}: {stderr}");

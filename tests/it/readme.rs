@@ -14,6 +14,7 @@ use crate::docs::command_lines;
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
 use crate::support::{Need, Ran, run, sh, source};
+use crate::zypper::CUDA_IMAGE;
 
 const TREE: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 const HOSTS: &[Need] = &[
@@ -53,6 +54,9 @@ enum Way {
 
 use Way::{Judges, NotHere, Packages as Install, Root, Tree, Tux};
 
+/// The image of the first command after installing.
+const CUDA: &str = "docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04";
+
 /// A container that asks, and a name for it.
 const WEB: &str =
     "podman container exists web || podman run -d --name web -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap sleep 600";
@@ -75,6 +79,7 @@ const COMMANDS: &[(&str, Way)] = &[
     ("install -D -m 644 hooks.d/oci-nvidia-hook.json /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
     ("rm /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
     ("rm /usr/bin/oci-nvidia-hook", Root("")),
+    ("podman run --rm docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04 nvidia-smi", Root("| NVIDIA-SMI ")),
     ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
     ("usermod -aG video tux", Root("")),
     (
@@ -99,7 +104,11 @@ const COMMANDS: &[(&str, Way)] = &[
     ("oci-nvidia-hook info", Root("GPU-51eed000-0000-")),
     ("oci-nvidia-hook list", Root("libcuda.so.")),
     ("oci-nvidia-hook prepare", Root("")),
-    ("oci-nvidia-hook explain --stage precreate < config.json", Root("NVIDIA_VISIBLE_DEVICES")),
+    ("oci-nvidia-hook explain web", Root("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for all")),
+    (
+        "oci-nvidia-hook explain < config.json",
+        Root("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for all"),
+    ),
     (
         "install -D -m 644 packaging/podman/oci-nvidia-hook-precreate.json \
          /usr/share/containers/oci/hooks.podman.d/oci-nvidia-hook-precreate.json",
@@ -148,7 +157,11 @@ const PAGES: &[Page] = &[
     Page {
         file: "docs/ways.md",
         driver: &["--gpus", "2"],
-        hosts: &[("precreate", &["oci-nvidia-hook"]), ("CDI", &["oci-nvidia-hook"])],
+        hosts: &[
+            ("Ways to set a container up", &["oci-nvidia-hook"]),
+            ("precreate", &["oci-nvidia-hook"]),
+            ("CDI", &["oci-nvidia-hook"]),
+        ],
     },
     Page { file: "docs/mig.md", driver: &["--gpus", "2", "--mig"], hosts: &[("Asking for one", &["oci-nvidia-hook"])] },
 ];
@@ -339,6 +352,8 @@ impl<'a> Host<'a> {
         assert_eq!(line, "ready\n");
         if !shared.path("storage").exists() {
             host.root(&format!("podman import '{dir}/image.tar' localhost/opensuse/leap")).ok();
+            // The image of NVIDIA's, for podman: nothing is pulled that is here.
+            host.root(&format!("podman import {CUDA_IMAGE} '{dir}/image.tar' {CUDA}")).ok();
         }
         host.install(&installed.iter().map(|name| package(name)).collect::<Vec<_>>());
         host
@@ -382,7 +397,7 @@ impl<'a> Host<'a> {
     fn run(&self, page: &str, command: &str) {
         let (ran, prints, codes) = match way(page, command) {
             Root(prints) => {
-                if command.contains(" why") {
+                if command.ends_with(" why") || command.ends_with(" web") {
                     self.root(WEB).ok();
                 }
                 (self.root(command), prints, &[0][..])

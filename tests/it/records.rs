@@ -174,18 +174,22 @@ fn a_container_of_cdi() {
     cdi(FakeDriver::shared(), &arguments).ok();
     let script = format!(
         "rm -rf /run/test-cdi; mkdir -p /var/run/cdi /etc/cdi; mount -t tmpfs cdi /etc/cdi; mount --bind '{0}/cdi' /var/run/cdi; \
-         \"$@\" run --network=none --log-driver=none -d --name web --device nvidia.com/gpu=1 {IMAGE} sleep 600 >/dev/null; \
-         {HOOK} why web; echo ---; {HOOK} why; \"$@\" rm -f -t 0 web >/dev/null 2>&1 || true",
+         start=\"$* run --network=none --log-driver=none -d --name\"; \
+         $start web --device nvidia.com/gpu=1 {IMAGE} sleep 600 >/dev/null; \
+         {HOOK} why web; echo ---; {HOOK} why; echo ---; \
+         rm /run/oci-nvidia-hook/containers/*; $start other --device nvidia.com/gpu=0 {IMAGE} true >/dev/null; \
+         {HOOK} why web; {HOOK} explain web; \"$@\" rm -f -t 0 web other >/dev/null 2>&1 || true",
         dir.display()
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
-    let (web, list) = text.split_once("---\n").unwrap();
-    assert!(
-        web.contains(" (web)\nat rootfs, ") && web.contains("\nthe engine has set it up, from a CDI spec "),
-        "{text}"
-    );
+    let parts: Vec<_> = text.split("---\n").collect();
+    let [web, list, without_record] = parts[..] else { panic!("{text}") };
+    assert!(web.contains(" (web)\nat rootfs, ") && web.contains("\nthe engine set it up from a CDI spec\n"), "{text}");
     assert!(web.contains("\n  /dev/nvidia1\n") && !web.contains("/dev/nvidiactl"), "{text}");
     assert!(list.lines().count() == 1 && list.contains("  given  web  nvidia1  "), "{text}");
+    let by_cdi = format!("the engine gave the container /dev/nvidia1 by CDI: config.json has the hook \"{HOOK}\"\n");
+    assert_eq!(without_record.matches(&by_cdi).count(), 2, "{without_record}");
+    assert!(!without_record.contains("asks for no GPU"), "{without_record}");
 }
 
 /// crun 1.28 names "/" as the bundle of a container with a user namespace and devices. The state has the rest.
@@ -236,7 +240,8 @@ fn a_user_is_sent_to_root() {
     assert!(text.starts_with("no container of this user has asked for GPUs\n"), "{text}");
     assert_eq!(text.matches("run \"sudo oci-nvidia-hook why\"\n").count(), 2, "{text}");
     assert!(
-        text.contains("container or pod \"web\" (ONH-053)\nhint: the records of root's") && text.ends_with("failed\n"),
+        text.contains("container or pod \"web\" is known (ONH-053)\nhint: only root can read the records of root's")
+            && text.ends_with("failed\n"),
         "{text}"
     );
 }

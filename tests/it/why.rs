@@ -262,7 +262,7 @@ fn a_run_directory_of_somebody_else() {
     assert!(dir.join("run/containers/waiting.json").symlink_metadata().unwrap().is_file());
     // Nor is anything of others believed.
     fs::set_permissions(dir.join("run/containers/waiting.json"), fs::Permissions::from_mode(0o666)).unwrap();
-    assert!(why(dir, &["waiting"]).failed(1).contains("nothing is known of a container or pod \"waiting\" (ONH-053)"));
+    assert!(why(dir, &["waiting"]).failed(1).contains("no container or pod \"waiting\" is known (ONH-053)"));
 }
 
 /// In a user namespace, where root is a user of the host's: his own directory, and nothing of root's.
@@ -345,5 +345,5 @@ fn nothing_to_tell() {
     let dir = scratch();
     assert_eq!(why(dir.path(), &[]).ok(), "no container has asked for GPUs\n");
     let stderr = why(dir.path(), &["x\ny"]).failed(1);
-    assert!(stderr.contains("nothing is known of a container or pod \"x\\ny\" (ONH-053)\nhint: "), "{stderr}");
+    assert!(stderr.contains("no container or pod \"x\\ny\" is known (ONH-053)\nhint: "), "{stderr}");
 }

@@ -23,7 +23,7 @@ const NEEDS: &[Need] = &[
 pub const TESTS: &[Test] = &[("zypper::build_install_run_remove", NEEDS, build_install_run_remove)];
 
 /// The environment of NVIDIA's CUDA images.
-const CUDA_IMAGE: &str = "--change 'ENV NVIDIA_VISIBLE_DEVICES=all' \
+pub const CUDA_IMAGE: &str = "--change 'ENV NVIDIA_VISIBLE_DEVICES=all' \
      --change 'ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility' \
      --change 'ENV NVIDIA_REQUIRE_CUDA=cuda>=12.2 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535,driver<536'";
 

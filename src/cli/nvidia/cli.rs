@@ -357,7 +357,7 @@ mod tests {
             (&["configure", "/a", "/b"], "unexpected argument \"/b\""),
             (&["configure", "-p0", "/a"], "--pid \"0\" is no number of a process"),
             (&["list", "--mig-config=0"], "is not \"all\""),
-            (&[], "names no stage and no command"),
+            (&[], "no command is given"),
         ] {
             let text = crate::error::render(&options(args).unwrap_err());
             assert!(text.contains(says), "{args:?}: {text}");

@@ -1,0 +1,36 @@
+//! CDI devices in annotations: engines read them from there before the CRI had a field for them, and device plugins still
+//! write them. <https://github.com/cncf-tags/container-device-interface#kubernetes-with-annotations>
+
+use anyhow::Result;
+use serde_json::value::RawValue;
+
+use super::lists;
+use crate::error::one_line;
+
+/// What the names of these annotations begin with; what follows names the plugin.
+const PREFIX: &str = "cdi.k8s.io/";
+
+/// By name. The author of a pod may have written them: they are for people to read.
+///
+/// # Errors
+/// If the annotations are not an object.
+pub(super) fn cdi_devices(annotations: Option<&RawValue>) -> Result<Vec<String>> {
+    let known = lists::members_that(annotations, &|name| name.starts_with(PREFIX))?;
+    let lists = known.values().filter_map(|value| value.as_str());
+    Ok(lists.flat_map(|list| list.split(',')).filter(|name| !name.is_empty()).map(one_line).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices() {
+        let of = |text: &str| cdi_devices(Some(serde_json::from_str(text).unwrap()));
+        let text =
+            r#"{"cdi.k8s.io/a_b":"nvidia.com/gpu=0,nvidia.com/gpu=1","cdi.k8s.io/x":"","cdi.k8s.io/y":3,"cdi":"z"}"#;
+        assert_eq!(of(text).unwrap(), ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
+        assert!(of("[]").is_err());
+        assert!(cdi_devices(None).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+//! GPUs that a container has although it asks the hook for none: the engine gave them, by CDI or by `--device`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::{nodes, others};
+use crate::error::one_line;
+use crate::oci::SpecView;
+
+/// What config.json shows of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    /// Their nodes, by path in the container. None where only annotations name devices.
+    pub nodes: BTreeSet<PathBuf>,
+    /// CDI devices by name. Kubernetes writes them into annotations, Podman writes them nowhere.
+    pub names: Vec<String>,
+    /// What a CDI spec left in config.json besides nodes
+    pub trace: Option<String>,
+}
+
+/// None of it is a request: what it says is for people to read.
+#[must_use]
+pub fn of(spec: &SpecView) -> Option<Given> {
+    let trace = others::of_cdi_spec(spec);
+    // config.json of a privileged container lists every node of the host, whoever set it up.
+    let counts = !spec.privileged || trace.is_some() || !spec.cdi_devices.is_empty();
+    let nodes: BTreeSet<_> = gpu_nodes(spec).filter(|_| counts).collect();
+    let names = &spec.cdi_devices;
+    // Devices of another vendor say nothing about GPUs.
+    let is_named = names.iter().any(|name| name.starts_with("nvidia.com/"));
+    (!nodes.is_empty() || is_named).then(|| Given { nodes, names: names.clone(), trace })
+}
+
+/// Rootless engines bind-mount a node, all others have the runtime create it.
+fn gpu_nodes(spec: &SpecView) -> impl Iterator<Item = PathBuf> {
+    let created = spec.devices.iter().filter(|device| nodes::granted(std::slice::from_ref(*device)).is_some());
+    let mounted = spec.mounts.iter().filter(|mount| mount.is_bind() && is_gpu(&mount.destination));
+    created.map(|device| &device.path).chain(mounted.map(|mount| &mount.destination)).cloned()
+}
+
+/// `/dev/nvidiaN`
+fn is_gpu(path: &Path) -> bool {
+    let number = path.to_str().and_then(|path| path.strip_prefix("/dev/nvidia")).unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+impl fmt::Display for Given {
+    /// `the engine gave the container /dev/nvidia0 by CDI (nvidia.com/gpu=0)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes: Vec<_> = self.nodes.iter().map(|path| one_line(&path.display().to_string())).collect();
+        let names = self.names.join(", ");
+        if nodes.is_empty() {
+            return write!(f, "its annotations name the CDI devices {names}");
+        }
+        write!(f, "the engine gave the container {}", nodes.join(", "))?;
+        match (names.is_empty(), &self.trace) {
+            (false, _) => write!(f, " by CDI ({names})"),
+            (true, Some(trace)) => write!(f, " by CDI: config.json has {trace}"),
+            (true, None) => write!(f, ", and no driver files with it"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oci::spec_view::parse;
+
+    #[test]
+    fn config_json_shows_it() {
+        let node = r#"{"path":"/dev/nvidia0","type":"c","major":195,"minor":0},{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}"#;
+        let library = r#"{"type":"bind","source":"/l","destination":"/usr/lib/libcuda.so.5"}"#;
+        let own = r#""hooks":{"createRuntime":[{"path":"/h","args":["oci-nvidia-hook","rootfs","--outside"]}]}"#;
+        let annotations = r#""annotations":{"cdi.k8s.io/plugin":"nvidia.com/gpu=0,nvidia.com/gpu=1","other":"x"}"#;
+        let net = r#""annotations":{"cdi.k8s.io/n":"example.com/net=eth0"}"#;
+        let linux = |nodes: &str| format!(r#""linux":{{"devices":[{nodes}]}}"#);
+        let gives = "the engine gave the container /dev/nvidia0";
+        for (parts, says) in [
+            (vec![], String::new()),
+            (vec![linux(node)], format!("{gives}, and no driver files with it")),
+            (vec![linux(node), own.to_owned()], format!("{gives} by CDI: config.json has the hook \"/h\"")),
+            (
+                vec![linux(node), r#""hooks":{"createContainer":[{"path":"/usr/bin/nvidia-cdi-hook"}]}"#.to_owned()],
+                format!("{gives} by CDI: config.json has the hook \"/usr/bin/nvidia-cdi-hook\""),
+            ),
+            (
+                vec![linux(node), format!(r#""mounts":[{library}]"#)],
+                format!(
+                    "{gives} by CDI: config.json has the mount of \"/usr/lib/libcuda.so.5\" and \"/dev/nvidiactl\""
+                ),
+            ),
+            (vec![linux(node), annotations.to_owned()], format!("{gives} by CDI (nvidia.com/gpu=0, nvidia.com/gpu=1)")),
+            (
+                vec![annotations.to_owned()],
+                "its annotations name the CDI devices nvidia.com/gpu=0, nvidia.com/gpu=1".to_owned(),
+            ),
+            (vec![net.to_owned()], String::new()),
+            (vec![own.to_owned()], String::new()),
+            (
+                vec![
+                    own.to_owned(),
+                    r#""mounts":[{"type":"bind","source":"/dev/nvidia1","destination":"/dev/nvidia1"}]"#.to_owned(),
+                ],
+                "the engine gave the container /dev/nvidia1 by CDI: config.json has the hook \"/h\"".to_owned(),
+            ),
+            (
+                vec![linux(node), r#""process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}}"#.to_owned()],
+                String::new(),
+            ),
+        ] {
+            let process = r#""process":{"env":["NVIDIA_VISIBLE_DEVICES=void"]}"#.to_owned();
+            let process = (!parts.iter().any(|part| part.contains("process"))).then_some(process);
+            let parts: Vec<_> = parts.into_iter().chain(process).collect();
+            let text = format!(r#"{{"root":{{"path":"/r"}},{}}}"#, parts.join(","));
+            let spec = parse(text.as_bytes(), Path::new("/b")).unwrap();
+            assert_eq!(of(&spec).map(|given| given.to_string()).unwrap_or_default(), says, "{text}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! `explain` as people call it: with config.json on stdin, or with the name of a container.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::Test;
+use crate::driver::{FakeDriver, NEEDS};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+use crate::why::isolated;
+
+pub const TESTS: &[Test] = &[
+    ("explain::stdin_is_config_json_or_a_state", NEEDS, stdin_is_config_json_or_a_state),
+    ("explain::nothing_to_explain", &[], nothing_to_explain),
+    ("explain::a_container_by_its_name", &[Need::Root], a_container_by_its_name),
+    ("explain::gpus_by_cdi", &[], gpus_by_cdi),
+];
+
+fn explain(arguments: &[&str], stdin: &str) -> Ran {
+    run_with(Command::new(HOOK).arg("explain").args(arguments).env_clear(), stdin.as_bytes())
+}
+
+fn stdin_is_config_json_or_a_state() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let rootfs = dir.path().join("rootfs");
+    fs::create_dir(&rootfs).unwrap();
+    let spec = json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": rootfs}}).to_string();
+    fs::write(dir.path().join("config.json"), &spec).unwrap();
+    let state = json!({"ociVersion": "1.0.2", "id": "c", "status": "creating", "pid": 0, "bundle": dir.path()});
+    let config = fake.config.to_str().unwrap();
+    let ways = [
+        explain(&["--config", config], &spec),
+        explain(&["--config", config, "--stage", "precreate"], &spec),
+        explain(&["--config", config], &state.to_string()),
+        explain(&["--config", config, "--stage", "prestart"], &state.to_string()),
+    ];
+    let texts = ways.map(Ran::ok);
+    assert!(texts[0].starts_with("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for 1\n"), "{texts:?}");
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:#?}");
+    // Who names the stage gets what the hook would say at it.
+    let ran = explain(&["--config", config, "--stage", "prestart"], &spec);
+    assert!(ran.stdout.contains("the container state on stdin has no \"bundle\" (ONH-003)\n"), "{ran:?}");
+}
+
+fn nothing_to_explain() {
+    for stdin in ["", " \n"] {
+        let stderr = explain(&[], stdin).failed(2);
+        assert!(stderr.contains("no container is named, and there is no config.json on stdin (ONH-002)\n"), "{stderr}");
+        assert!(stderr.contains("\nhint: oci-nvidia-hook explain CONTAINER, or "), "{stderr}");
+    }
+    for stdin in ["hello", "3", "{}", r#"{"id":"c"}"#, r#"{"process":"#] {
+        let ran = explain(&[], stdin);
+        let text = &ran.stdout;
+        assert!(text.contains("stdin is neither config.json nor the state of a container: "), "{stdin}: {ran:?}");
+        assert!(
+            text.contains("(ONH-003)\n  hint: oci-nvidia-hook explain CONTAINER") && ran.code == Some(1),
+            "{ran:?}"
+        );
+        assert_eq!(text.matches("stdin is neither").count(), 1, "once: {text}");
+    }
+}
+
+/// By the record of a container, and by its pod; the bundle has config.json.
+fn a_container_by_its_name() {
+    let dir = scratch();
+    for id in ["c1-main", "c2"] {
+        let spec = json!({
+            "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=nonsense"]},
+            "root": {"path": "r"},
+            "annotations": {"io.kubernetes.pod.name": "p", "io.kubernetes.pod.namespace": "n",
+                            "io.kubernetes.container.name": id},
+        });
+        let bundle = dir.path().join(id);
+        fs::create_dir(&bundle).unwrap();
+        fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+        let state = json!({"id": id, "pid": 1, "bundle": bundle}).to_string();
+        run_with(isolated(dir.path()).arg("prestart"), state.as_bytes()).failed(1);
+    }
+    let explain = |name: &str| run(isolated(dir.path()).args(["explain", "--request", name]));
+    for name in ["c1-main", "c1", "c2", "n/p/c2"] {
+        let ran = explain(name);
+        assert!(
+            ran.stdout.starts_with("the hook stops the container: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""),
+            "{ran:?}"
+        );
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{name}");
+    }
+    let stderr = explain("c").failed(1);
+    assert!(stderr.contains("several ids begin with \"c\": c1-main, c2 (ONH-053)\nhint: "), "{stderr}");
+    let stderr = explain("n/p").failed(1);
+    assert!(stderr.contains("pod \"n/p\" has several containers (ONH-053)\nhint: name one of n/p/c"), "{stderr}");
+    let stderr = explain("web").failed(1);
+    assert!(stderr.contains("no container or pod \"web\" is known (ONH-053)\nhint: "), "{stderr}");
+    fs::remove_file(dir.path().join("c2/config.json")).unwrap();
+    let stderr = explain("c2").failed(1);
+    assert!(stderr.contains("\"c2\" has no config.json any more: ") && stderr.contains("hook why c2\n"), "{stderr}");
+}
+
+/// It asks the hook for nothing, and has GPUs.
+fn gpus_by_cdi() {
+    let spec = json!({
+        "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}, "root": {"path": "/r"},
+        "annotations": {"cdi.k8s.io/nvidia-device-plugin_x": "nvidia.com/gpu=0"},
+        "linux": {"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]},
+        "hooks": {"createContainer": [{"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "x"]}]},
+    });
+    let first = |spec: &serde_json::Value| explain(&[], &spec.to_string()).ok().lines().next().unwrap().to_owned();
+    let nothing = "the hook does nothing: NVIDIA_VISIBLE_DEVICES is \"void\"";
+    assert_eq!(
+        first(&spec),
+        format!("{nothing}, and the engine gave the container /dev/nvidia0 by CDI (nvidia.com/gpu=0)")
+    );
+    let mut unnamed = spec.clone();
+    unnamed["annotations"] = json!({});
+    let by = "by CDI: config.json has the hook \"/usr/bin/nvidia-cdi-hook\"";
+    assert_eq!(first(&unnamed), format!("{nothing}, and the engine gave the container /dev/nvidia0 {by}"));
+    let mut none = unnamed;
+    none["linux"] = json!({});
+    assert_eq!(first(&none), nothing);
+}
