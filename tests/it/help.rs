@@ -248,7 +248,7 @@ fn man_pages_have_no_mistakes() {
 /// The help that a wrong command line leads to lists what there is.
 fn hints_lead_to_the_right_help() {
     for (arguments, hint) in [
-        (&["list", "--libarys"][..], "did you mean --libraries? See \"oci-nvidia-hook list --help\""),
+        (&["list", "--librarie"][..], "did you mean --libraries? See \"oci-nvidia-hook list --help\""),
         (&["why", "--frobnicate"], "run \"oci-nvidia-hook why --help\""),
         (&["cdi"], "run \"oci-nvidia-hook cdi --help\""),
         (&["cdi", "nonsense"], "run \"oci-nvidia-hook cdi --help\""),
