@@ -102,8 +102,8 @@ static COMMANDS: &[Command] = &[
     stage(
         "poststop",
         Verb::Forget,
-        "remove the record that why reads",
-        "Nothing else is left on the host when a container ends. The record of one that failed stays for a while.",
+        "remove what a start created, and its record",
+        "What a start created in the container is removed, if it is unchanged; the record of one that failed stays for a while.",
     ),
     Command {
         name: "explain",

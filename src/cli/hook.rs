@@ -18,25 +18,42 @@ use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
 use crate::inject::cgroup::DeviceRule;
 use crate::inject::container::{self, Container};
-use crate::inject::{self, cgroup};
+use crate::inject::{self, cgroup, leftovers};
 use crate::log::Log;
 use crate::oci::{self, SpecView, State};
 use crate::paths::{ContainerPath, HostPath};
 use crate::patience;
 use crate::record::Outcome;
+use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 use crate::request::asked::Asked;
 use crate::request::{self, GpuRequest};
+use crate::sys::in_root::Root;
 use crate::sys::{ns, proc_file};
 
-/// A container has ended: its record goes, unless it failed.
+/// A container has ended: what its start created in its file system goes, and its record, unless it failed.
 #[must_use]
 pub fn forget() -> ExitCode {
     let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
     if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
+        let created = store.created_in(&state.id);
         store.forget(&state.id);
+        // Engines may have unmounted the root file system, and what stays does no harm.
+        if let Some(created) = created {
+            remove_created(&state, &created).ok();
+        }
     }
     ExitCode::SUCCESS
+}
+
+fn remove_created(state: &State, created: &[Entry]) -> Result<()> {
+    let spec = oci::spec_view::read(&state.bundle)?;
+    container::set_deadline(Instant::now())?;
+    let rootfs = Root::open(&spec.rootfs)?;
+    if spec.rootfs != Path::new("/") && leftovers::is_own(&rootfs, state, &spec) {
+        leftovers::remove(&rootfs, &created::merge(created.to_vec(), leftovers::mount_points(&rootfs, &spec)));
+    }
+    Ok(())
 }
 
 /// From where the hook sees the container.
@@ -231,8 +248,9 @@ pub fn set_up_gpus(
         findings.iter().for_each(|finding| log.finding(finding));
         log.step_done("cgroup");
     }
-    let findings = inject::carry_out(plan, container, &spec.mounts)?;
-    findings.iter().for_each(|finding| log.finding(finding));
+    let finished = inject::carry_out(plan, container, state, spec)?;
+    finished.findings.iter().for_each(|finding| log.finding(finding));
+    log.created(finished.created);
     log.step_done("mounts");
     let given = format!("injected {}", in_words(&edits, &host, request));
     log.note(&given);

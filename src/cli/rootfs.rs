@@ -62,8 +62,9 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
         let names = container.compat_libraries(&dir, driver, cuda);
         live::prefer(&mut steps, &dir, |soname| names.contains(soname));
     }
-    let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &spec.mounts)?;
-    findings.iter().for_each(|finding| log.finding(finding));
+    let finished = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &state, &spec)?;
+    finished.findings.iter().for_each(|finding| log.finding(finding));
+    log.created(finished.created);
     log.step_done("rootfs");
     log.end_of_rest(&format!("finished what the engine began, with {} steps", steps.len()));
     Ok(())

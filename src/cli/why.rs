@@ -355,7 +355,10 @@ mod tests {
     }
 
     fn known(id: &str, name: &str) -> Known {
-        Known { listed: Listed { id: id.to_owned(), names: vec![name.to_owned()] }, bundle: PathBuf::new() }
+        Known {
+            listed: Listed { id: id.to_owned(), names: vec![name.to_owned()], layer: String::new() },
+            bundle: PathBuf::new(),
+        }
     }
 
     #[test]

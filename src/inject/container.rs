@@ -134,6 +134,12 @@ impl Container {
         Ok(Self { rootfs, mount_ns: None, owner: us(), ids: None })
     }
 
+    /// Its root file system.
+    #[must_use]
+    pub const fn rootfs(&self) -> &Root {
+        &self.rootfs
+    }
+
     /// What lowering must know.
     #[must_use]
     pub fn facts(&self) -> RootfsFacts {

@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod container;
 mod directory;
 pub mod hosts_dev;
+pub mod leftovers;
 pub mod linker_cache;
 mod mountinfo;
 mod mounts;
@@ -25,12 +26,13 @@ use crate::edits::Need;
 use crate::error::classify;
 use crate::finding::{Finding, catalog};
 use crate::lower::live::Step;
-use crate::oci::spec_view::Mount;
+use crate::oci::{SpecView, State};
+use crate::record::created::Entry;
 use crate::sys::mount::{self, Label};
 use container::Container;
 use hosts_dev::HostsDev;
 use prepare::Prepared;
-use target::Target;
+use target::{Facts, Target};
 
 /// Steps with all that they need of the host: nothing has been done to the container yet.
 #[derive(Debug)]
@@ -61,20 +63,32 @@ pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
     Ok(plan)
 }
 
-/// Takes the steps, all or none. There is no way back from the container's mount namespace. `mounts` are those of config.json.
+/// What came of the steps.
+#[derive(Debug, Default)]
+pub struct Finished {
+    /// What there is to say
+    pub findings: Vec<Finding>,
+    /// Names that were created in the container
+    pub created: Vec<Entry>,
+}
+
+/// Takes the steps, all or none. There is no way back from the container's mount namespace.
 ///
 /// # Errors
 /// If one fails; then those before it are undone.
-pub fn carry_out(plan: Plan<'_>, container: Container, mounts: &[Mount]) -> Result<Vec<Finding>> {
+pub fn carry_out(plan: Plan<'_>, container: Container, state: &State, spec: &SpecView) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
-    let has_own_dev = mounts::has_own_dev(mounts);
-    let taken =
-        container.enter().and_then(|root| take_all(Target::new(root, api, hosts_dev, label, has_own_dev), steps));
+    let facts = Facts {
+        has_own_dev: mounts::has_own_dev(&spec.mounts),
+        is_alone: leftovers::is_own(container.rootfs(), state, spec),
+    };
+    let taken = container.enter().and_then(|root| take_all(Target::new(root, api, hosts_dev, label, facts), steps));
     // In a container with a user namespace its root user owned what was made. What is written from here on is the host's:
     // the record, which is only read if root alone can have written it.
     crate::sys::process::create_files_as_ourselves();
-    findings.extend(taken?);
-    Ok(findings)
+    let taken = taken?;
+    findings.extend(taken.findings);
+    Ok(Finished { findings, ..taken })
 }
 
 /// The mend for what we cannot know better.
@@ -89,7 +103,7 @@ trait Take {
     /// Takes back all steps, as far as it goes: the container will not start anyway.
     fn undo(self);
     /// After the last step; says what there is to say.
-    fn finish(&mut self) -> Result<Vec<Finding>>;
+    fn finish(&mut self) -> Result<Finished>;
 }
 
 /// In an error: a mount of ours hides something of the image, and could not be taken away. A step that the container can
@@ -103,7 +117,7 @@ impl fmt::Display for StillMounted {
     }
 }
 
-fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Vec<Finding>> {
+fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Finished> {
     for (step, prepared) in steps {
         match target.take(prepared, step.need()).with_context(|| format!("cannot {step}")) {
             Ok(()) => {}
@@ -181,8 +195,8 @@ mod tests {
         fn undo(self) {
             self.said.borrow_mut().push("undo".to_owned());
         }
-        fn finish(&mut self) -> Result<Vec<Finding>> {
-            self.step("finish".to_owned()).map(|()| Vec::new())
+        fn finish(&mut self) -> Result<Finished> {
+            self.step("finish".to_owned()).map(|()| Finished::default())
         }
     }
 

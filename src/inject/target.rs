@@ -1,11 +1,14 @@
 //! The container's side of each step. From here on there are only fds of the rootfs and names below it.
 
 mod cdi_hook;
+mod created;
 mod ld_so_cache;
 mod ld_so_conf;
 mod names;
 mod own_node;
 mod stale;
+
+pub(super) use stale::is_library_of_a_driver;
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,12 +26,13 @@ use super::prepare::Prepared;
 
 use super::source::Source;
 use super::tmpfs::{Directory, is_ours};
-use super::{Take, read_only};
+use super::{Finished, Take, read_only};
 use crate::edits::Need;
 use crate::error::Failure;
 use crate::finding::{Finding, catalog};
 
 use crate::paths::ContainerPath;
+use crate::record::created::Entry;
 use crate::sys::ids::Ids;
 use crate::sys::in_root::{Created, Root};
 use crate::sys::mount::{self, Api, Label, MountAttrs};
@@ -63,7 +67,20 @@ pub struct Target {
     had_another: bool,
     /// What that one left
     stale: Vec<Created>,
+    /// Whether the root file system is this container's alone
+    is_alone: bool,
+    /// What was created, for poststop
+    created: Vec<Entry>,
     findings: Vec<Finding>,
+}
+
+/// What is known of a container before its mount namespace is entered.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// config.json has the runtime mount a tmpfs at /dev
+    pub has_own_dev: bool,
+    /// No other container has its root file system
+    pub is_alone: bool,
 }
 
 /// What undoing has to take back, newest last.
@@ -139,28 +156,28 @@ impl Take for Target {
         take_back(self.done);
     }
 
-    fn finish(&mut self) -> Result<Vec<Finding>> {
+    fn finish(&mut self) -> Result<Finished> {
         self.layers.iter().try_for_each(|layer| read_only::seal(layer))?;
         // Nothing can fail from here on, and what cannot be removed does no harm.
         for left in self.stale.drain(..) {
             left.remove().ok();
         }
-        Ok(std::mem::take(&mut self.findings))
+        let created = std::mem::take(&mut self.created);
+        Ok(Finished { findings: std::mem::take(&mut self.findings), created })
     }
 }
 
 impl Target {
-    /// The rootfs must have been opened in the mount namespace that we are in now. `has_own_dev`: config.json has the runtime
-    /// mount a tmpfs at /dev.
+    /// The rootfs must have been opened in the mount namespace that we are in now.
     #[must_use]
-    pub fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, has_own_dev: bool) -> Self {
+    pub fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, facts: Facts) -> Self {
         Self {
             rootfs: inside.rootfs,
             ids: inside.ids,
             api,
             hosts_dev,
             label,
-            known: Mounts::new(has_own_dev),
+            known: Mounts::new(facts.has_own_dev),
             own: Vec::new(),
             done: Vec::new(),
             mounts: Vec::new(),
@@ -170,6 +187,8 @@ impl Target {
             listed: false,
             had_another: false,
             stale: Vec::new(),
+            is_alone: facts.is_alone,
+            created: Vec::new(),
             findings: Vec::new(),
         }
     }
@@ -221,6 +240,7 @@ impl Target {
             Present::Other(_, stat) if source.is(&stat) => Existing::Asked,         // a second run
             Present::Other(point, stat) => {
                 ensure!(!is_directory(&stat), "the image has a directory in its place");
+                self.note_left(target, &stat);
                 Existing::Point(dir, point)
             }
             Present::Link(text) => {

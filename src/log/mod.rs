@@ -15,6 +15,7 @@ use crate::error::{Told, one_line, render};
 use crate::finding::{Finding, Severity};
 use crate::oci::Pod;
 use crate::paths::HostPath;
+use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 use crate::record::{Outcome, Record};
 use journal::{Journal, priority};
@@ -127,7 +128,18 @@ impl Log {
         let earlier = self.store.as_ref().and_then(|store| store.stage_of(&self.record.container.id));
         if earlier.is_none_or(|stage| stage == self.record.stage) {
             self.end(Outcome::Given, reason);
+        } else if let Some(store) = &self.store
+            && !self.record.created.is_empty()
+        {
+            store.set_created(&self.record.container.id, std::mem::take(&mut self.record.created));
         }
+    }
+
+    /// What was created in the container, with what earlier calls created there.
+    pub fn created(&mut self, created: Vec<Entry>) {
+        let store = self.store.as_ref();
+        let earlier = store.and_then(|store| store.created_in(&self.record.container.id)).unwrap_or_default();
+        self.record.created = created::merge(earlier, created);
     }
 
     /// What stops the container.

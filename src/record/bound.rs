@@ -69,6 +69,8 @@ impl Record {
                 })
                 .collect(),
             steps: self.steps.iter().take(items).map(|step| Step { name: text(&step.name), ..*step }).collect(),
+            // All of them or none: their number does not depend on what is asked for.
+            created: if items == LIMITS[0].0 { self.created.clone() } else { Vec::new() },
         }
     }
 }

@@ -2,6 +2,7 @@
 //! `why` tells, long after the engine has dropped what was on stderr.
 
 mod bound;
+pub mod created;
 mod prune;
 pub mod storage;
 pub mod store;
@@ -49,6 +50,9 @@ pub struct Record {
     pub findings: Vec<Said>,
     /// What was done, in order
     pub steps: Vec<Step>,
+    /// What was created in the container's file system, for `poststop`: inode numbers and paths
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub created: Vec<created::Entry>,
 }
 
 /// Which container.

@@ -19,6 +19,9 @@ pub struct Listed {
     /// Podman gives it one, CRI-O one of many parts
     #[serde(default)]
     pub names: Vec<String>,
+    /// Of its file system
+    #[serde(default)]
+    pub layer: String,
 }
 
 /// The name of the container `id` whose bundle is `<dir>/<id>/userdata`.
@@ -26,6 +29,15 @@ pub struct Listed {
 pub fn name_of(id: &str, bundle: &Path) -> Option<String> {
     let listed = read(dir_of(bundle)?);
     listed.into_iter().find(|listed| listed.id == id)?.names.into_iter().next()
+}
+
+/// Whether `rootfs` is the layer that is listed for the container `id` whose bundle is `<dir>/<id>/userdata`. Each container has
+/// a layer of its own; one that was started with `--rootfs` may share that directory with another.
+#[must_use]
+pub fn has_layer(id: &str, bundle: &Path, rootfs: &Path) -> bool {
+    let listed = dir_of(bundle).map(read).unwrap_or_default();
+    let layer = listed.into_iter().find(|listed| listed.id == id).map(|listed| listed.layer).unwrap_or_default();
+    !layer.is_empty() && rootfs.components().any(|part| part.as_os_str() == layer.as_str())
 }
 
 /// The containers in a directory of this form, and in the one of those that end with the boot.
@@ -102,6 +114,9 @@ mod tests {
         assert_eq!(name_of("0a", &bundle).as_deref(), Some("mine"));
         assert_eq!(name_of("2c", &bundle), None);
         assert_eq!(name_of("0a", dir.path()), None, "no such bundle");
+        let layer = |id: &str, rootfs: &str| has_layer(id, &dir.path().join(id).join("userdata"), Path::new(rootfs));
+        assert!(layer("1b", "/storage/vfs/dir/x") && !layer("1b", "/storage/vfs/dir/y") && !layer("1b", "/xx"));
+        assert!(!layer("0a", "/storage/vfs/dir/x") && !layer("3d", "/storage/vfs/dir/x"));
         std::fs::write(dir.path().join("containers.json"), "nonsense").unwrap();
         assert_eq!(name_of("0a", &bundle).as_deref(), Some("mine"));
     }

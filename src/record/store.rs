@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::bound::MAX_SIZE;
 use super::prune::{Kept, MAX_RECORDS, superseded, surplus};
-use super::{Outcome, Record};
+use super::{Outcome, Record, created::Entry};
 use crate::few;
 use crate::sys::run_dir::RunDir;
 
@@ -59,6 +59,20 @@ impl Store {
     #[must_use]
     pub fn stage_of(&self, id: &str) -> Option<String> {
         file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.stage)
+    }
+
+    /// What calls for this container have created in it; `None` if it has no record.
+    #[must_use]
+    pub fn created_in(&self, id: &str) -> Option<Vec<Entry>> {
+        file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.created)
+    }
+
+    /// Replaces that in the container's record.
+    pub fn set_created(&self, id: &str, created: Vec<Entry>) {
+        let record = file_name(id).and_then(|name| self.read(&name).ok());
+        if let Some(record) = record {
+            self.write(&Record { created, ..record });
+        }
     }
 
     /// All records, and the files that are none.

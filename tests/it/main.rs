@@ -56,6 +56,7 @@ mod packaging;
 mod peers;
 mod podman;
 mod podman_shapes;
+mod poststop;
 mod precreate;
 mod precreate_podman;
 mod prepare;
@@ -118,6 +119,7 @@ const ALL: &[&[Test]] = &[
     peers::TESTS,
     podman::TESTS,
     podman_shapes::TESTS,
+    poststop::TESTS,
     precreate::TESTS,
     precreate_podman::TESTS,
     prepare::TESTS,

@@ -231,8 +231,8 @@ fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
     container::set_deadline(Instant::now())?;
     let container = Container::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
-    let findings = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &spec.mounts)?;
-    findings.iter().for_each(|finding| log.finding(finding));
+    let finished = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &state, &spec)?;
+    finished.findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }
 

@@ -80,6 +80,7 @@ impl Target {
             Old::Theirs => bail!("the image has a file of its own in the place of {:?}", Path::new("/").join(path())),
         };
         write_beside(&dir, name, &[text.into()]).context("write it")?;
+        self.note_created(&path(), &dir);
         self.done.push(done);
         Ok(())
     }

@@ -32,6 +32,7 @@ impl Target {
             self.cover(self.rootfs.existing_part(path))?;
             opened = self.create_dir_all(path, &mut created);
         }
+        self.note_directories(path, &created);
         self.done.extend(created.into_iter().map(Done::Created));
         let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
         self.opened.push((path.to_owned(), Rc::clone(&dir)));
@@ -108,6 +109,7 @@ impl Target {
         }
         match made {
             Ok(made) => {
+                self.note_created(path.relative(), &dir);
                 self.done.push(Done::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
                 Ok(Some((dir, made)))
             }

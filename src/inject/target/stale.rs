@@ -1,9 +1,9 @@
 //! What an earlier driver left in a container that is started again: empty files, on which its libraries were mounted, and
 //! links to them. A program that asks for one that the new driver lacks would read "file too short".
 //!
-//! Only on overlayfs, where the directory that containers see is one container's alone: to remove a file on which another
-//! container's library is mounted takes that mount away (`detach_mounts` in the kernel). And only an empty regular file with a library's name of the driver's, of a version, is taken away, and a link beside it that
-//! leads to it: an image has no use for either.
+//! Only where the root file system is one container's alone: to remove a file on which another container's library is
+//! mounted takes that mount away (`detach_mounts` in the kernel). And only an empty regular file with a library's name of the
+//! driver's, of a version, is removed, and a link beside it that leads to it: an image has no use for either.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,6 @@ use crate::lower::live::CacheEntry;
 use crate::paths::ContainerPath;
 use crate::sys::in_root::Created;
 
-const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 /// Libraries of the driver are in one or two.
 const MAX_DIRECTORIES: usize = 8;
 /// A distribution has thousands.
@@ -30,7 +29,7 @@ impl Target {
     /// Finds it in the directories of these libraries. It is removed when all else is done; these are its paths, for the
     /// linker cache.
     pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
-        if !rustix::fs::fstatfs(&self.rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC) {
+        if !self.is_alone {
             return BTreeSet::new();
         }
         let mut dirs: Vec<ContainerPath> = Vec::new();
@@ -83,7 +82,7 @@ impl Target {
 }
 
 /// `libcuda.so.535.183.01`, for the libraries that the hook gives.
-pub(super) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
+pub(crate) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
     let Some(name) = name.as_ref().to_str() else { return false };
     let Some((library, version)) = name.split_once(".so.") else { return false };
     let is_version = version.contains('.') && version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');

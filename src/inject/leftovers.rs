@@ -1,0 +1,186 @@
+//! What a start leaves in the container's file system: empty files on which the driver's files were mounted, links to them,
+//! and directories. A container that is committed takes them into its image. What a start created is recorded, and removed when
+//! the container has ended, if the engine calls the program at poststop.
+//!
+//! The container has run since, and may have put something else in any place. A name is removed only if it is in the
+//! container's own file system and is still what was created: the same inode, a link or an empty file. Another container's mount on a
+//! file ends when the file's name is removed, in whatever mount namespace it is (`detach_mounts` in the kernel). So nothing
+//! is removed from a root file system that several containers may share.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, OFlags, Stat};
+
+use super::directory::write_beside;
+use super::linker_cache;
+use super::source::open_in;
+use super::target::is_library_of_a_driver;
+use crate::driver::{ldcache, ldconf};
+use crate::oci::{State, spec_view::SpecView};
+use crate::paths::ContainerPath;
+use crate::record::created::Entry;
+use crate::record::storage;
+use crate::sys::in_root::Root;
+
+const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+
+/// Whether the file system of this root is one container's alone: on overlayfs its upper layer is, and elsewhere the layer that
+/// containers/storage lists for this container.
+#[must_use]
+pub fn is_own(rootfs: &Root, state: &State, spec: &SpecView) -> bool {
+    rustix::fs::fstatfs(rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC)
+        || storage::has_layer(&state.id, &state.bundle, &spec.rootfs)
+}
+
+/// What was created under this name; `None` if that cannot be written down.
+pub(super) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
+    path.to_str()?;
+    Some(Entry { path, inode: stat.st_ino })
+}
+
+/// What the runtime made to mount the driver's files on, where config.json has it do that: empty files, now that nothing is
+/// mounted on them. An image has no use for an empty file in such a place.
+#[must_use]
+pub fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
+    let Ok(root) = rustix::fs::fstat(rootfs) else { return Vec::new() };
+    let look = |path: &ContainerPath| {
+        let dir = open_own_dir(rootfs, &root, path.relative().parent()?)?;
+        let stat = rustix::fs::fstat(open_in(&dir, path.file_name()).ok()?).ok()?;
+        let is_empty = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
+        if is_empty { entry(path.absolute(), &stat) } else { None }
+    };
+    let mounts = spec.mounts.iter().filter(|mount| mount.is_bind());
+    let paths = mounts.filter_map(|mount| ContainerPath::new(&mount.destination));
+    let is_of_a_driver = |path: &ContainerPath| {
+        is_library_of_a_driver(path.file_name()) || path.relative().to_str().is_some_and(|text| text.contains("nvidia"))
+    };
+    paths.filter(is_of_a_driver).filter_map(|path| look(&path)).collect()
+}
+
+/// Removes what is still as it was created, and the linker cache's entries of it.
+pub fn remove(rootfs: &Root, created: &[Entry]) {
+    let Ok(root) = rustix::fs::fstat(rootfs) else { return };
+    // Names come after the directory that was made for them.
+    let removed = created.iter().rev().filter(|entry| remove_one(rootfs, &root, entry).is_some());
+    let removed: BTreeSet<_> = removed.map(|entry| entry.path.clone()).collect();
+    if !removed.is_empty() {
+        clean_linker_cache(rootfs, &removed);
+    }
+}
+
+fn remove_one(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<()> {
+    let path = ContainerPath::new(&entry.path)?;
+    let dir = open_own_dir(rootfs, root, path.relative().parent()?)?;
+    let stat = rustix::fs::fstat(open_in(&dir, path.file_name()).ok()?).ok()?;
+    if stat.st_ino != entry.inode {
+        return None;
+    }
+    let flags = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => AtFlags::REMOVEDIR,
+        FileType::Symlink => AtFlags::empty(),
+        FileType::RegularFile if stat.st_nlink == 1 && (stat.st_size == 0 || is_list(&path)) => AtFlags::empty(),
+        _ => return None,
+    };
+    rustix::fs::unlinkat(&dir, path.file_name(), flags).ok()
+}
+
+/// The file of ours that has content.
+fn is_list(path: &ContainerPath) -> bool {
+    path.relative() == Path::new(ldconf::DROP_INS).join(ldconf::DROP_IN)
+}
+
+/// A directory of the root file system itself, and of nothing that is mounted in it.
+fn open_own_dir(rootfs: &Root, root: &Stat, path: &Path) -> Option<OwnedFd> {
+    let dir = rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY).ok()?;
+    (rustix::fs::fstat(&dir).ok()?.st_dev == root.st_dev).then_some(dir)
+}
+
+/// The loader passes over an entry of a file that does not exist. But a program that lists the cache would name it.
+fn clean_linker_cache(rootfs: &Root, removed: &BTreeSet<PathBuf>) -> Option<()> {
+    let root = rustix::fs::fstat(rootfs).ok()?;
+    let etc = open_own_dir(rootfs, &root, Path::new("etc"))?;
+    let name = Path::new("ld.so.cache");
+    let found = open_in(&etc, name.as_os_str()).ok()?;
+    let stat = rustix::fs::fstat(&found).ok()?;
+    // The file that replaces it belongs to us: in a container with a user namespace that is another user.
+    if stat.st_dev != root.st_dev || stat.st_uid != rustix::process::geteuid().as_raw() {
+        return None;
+    }
+    let old = crate::oci::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE).ok()?;
+    let new = ldcache::update(&old, &[], removed).ok()??;
+    write_beside(&etc, name, &new).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn created(root: &Path, name: &str) -> Entry {
+        let stat = rustix::fs::lstat(root.join(name)).unwrap();
+        entry(Path::new("/").join(name), &stat).unwrap()
+    }
+
+    #[test]
+    fn only_what_is_still_the_same_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(path("usr/lib")).unwrap();
+        std::fs::create_dir_all(path("ours/kept")).unwrap();
+        std::fs::create_dir_all(path("ours/gone")).unwrap();
+        for name in ["empty", "filled", "replaced", "linked"] {
+            std::fs::write(path("usr/lib").join(name), "").unwrap();
+        }
+        symlink("empty", path("usr/lib/link")).unwrap();
+        symlink("empty", path("usr/lib/changed")).unwrap();
+        let names = ["ours", "ours/kept", "ours/gone"].into_iter().chain(
+            ["empty", "filled", "replaced", "linked", "link", "changed"].map(|name| match name {
+                "empty" => "usr/lib/empty",
+                "filled" => "usr/lib/filled",
+                "replaced" => "usr/lib/replaced",
+                "linked" => "usr/lib/linked",
+                "link" => "usr/lib/link",
+                _ => "usr/lib/changed",
+            }),
+        );
+        let entries: Vec<_> = names.map(|name| created(dir.path(), name)).collect();
+        std::fs::write(path("usr/lib/filled"), "x").unwrap();
+        std::fs::write(path("usr/lib/new"), "").unwrap();
+        std::fs::rename(path("usr/lib/new"), path("usr/lib/replaced")).unwrap();
+        std::fs::hard_link(path("usr/lib/linked"), path("usr/lib/other")).unwrap();
+        // The old inode stays in use: a new link could have its number otherwise.
+        std::fs::rename(path("usr/lib/changed"), path("usr/lib/aside")).unwrap();
+        symlink("other", path("usr/lib/changed")).unwrap();
+        std::fs::write(path("ours/kept/file"), "").unwrap();
+        remove(&Root::open(dir.path()).unwrap(), &entries);
+        let listed = |name: &str| {
+            let mut names: Vec<_> = std::fs::read_dir(path(name))
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        assert_eq!(listed("usr/lib"), ["aside", "changed", "filled", "linked", "other", "replaced"]);
+        assert_eq!(listed("ours"), ["kept"]);
+    }
+
+    /// The container's processes can put links in the place of directories before they end.
+    #[test]
+    fn a_link_leads_nowhere_outside() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(outside.path().join("libcuda.so.1"), "").unwrap();
+        std::fs::create_dir(dir.path().join("lib")).unwrap();
+        std::fs::hard_link(outside.path().join("libcuda.so.1"), dir.path().join("lib/libcuda.so.1")).unwrap();
+        let entry = created(dir.path(), "lib/libcuda.so.1");
+        std::fs::remove_dir_all(dir.path().join("lib")).unwrap();
+        symlink(outside.path(), dir.path().join("lib")).unwrap();
+        // The naive way follows it.
+        assert!(dir.path().join(entry.path.strip_prefix("/").unwrap()).metadata().is_ok());
+        let root = Root::open(dir.path()).unwrap();
+        remove(&root, &[entry.clone(), Entry { path: "/../libcuda.so.1".into(), ..entry }]);
+        assert!(outside.path().join("libcuda.so.1").metadata().is_ok());
+    }
+}
