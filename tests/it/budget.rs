@@ -33,7 +33,7 @@ mod most {
     pub const LARGE_CONFIG: u64 = 19_000_000;
     pub const EIGHT_GPUS: u64 = 1_810_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
-    pub const EIGHT_GPUS_CALLS: usize = 590;
+    pub const EIGHT_GPUS_CALLS: usize = 670;
     /// Of address space, for a config.json of 16 MiB; in KiB.
     pub const MEMORY: u64 = 6 * 16 * 1024;
 }

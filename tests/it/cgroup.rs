@@ -16,12 +16,17 @@ use serde_json::json;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::Need;
+use crate::engine::{Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, Need, scratch};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
 const V1_DRIVER: &[Need] =
     &[Need::Root, Need::CgroupV1, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
 const V2: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare")];
+const V2_DRIVER: &[Need] =
+    &[Need::Root, Need::CgroupV2, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+const PODMAN_CRUN_V1: &[Need] =
+    &[Need::Root, Need::CgroupV1, Need::Program("podman"), Need::Program("crun"), Need::Program("cc")];
 const RUNC: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare"), Need::Program("runc")];
 
 pub const TESTS: &[Test] = &[
@@ -29,6 +34,8 @@ pub const TESTS: &[Test] = &[
     ("cgroup::v1_below_a_cgroup_that_lacks_the_device", V1, v1_below_a_cgroup_that_lacks_the_device),
     ("cgroup::v1_a_cgroup_of_others_is_left_alone", V1, v1_a_cgroup_of_others_is_left_alone),
     ("cgroup::v1_no_cgroups_is_reported", V1_DRIVER, v1_no_cgroups_is_reported),
+    ("cgroup::v2_no_cgroups_is_reported", V2_DRIVER, v2_no_cgroups_is_reported),
+    ("cgroup::podman_without_a_cgroup", PODMAN_CRUN_V1, podman_without_a_cgroup),
     ("cgroup::v2_a_cgroup_of_others_is_left_alone", V2, v2_a_cgroup_of_others_is_left_alone),
     ("cgroup::v2_a_program_that_denies_is_left_in_force", V2, v2_a_program_that_denies_is_left_in_force),
     ("cgroup::v2_a_program_that_came_meanwhile_is_not_lost", V2, v2_a_program_that_came_meanwhile_is_not_lost),
@@ -292,6 +299,65 @@ fn v1_no_cgroups_is_reported() {
     fake.configure("");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
     assert!(container.hook(&fake.config).stderr.contains("(ONH-311)"));
+}
+
+fn v2_no_cgroups_is_reported() {
+    if !in_v2_view("cgroup::v2_no_cgroups_is_reported") {
+        return;
+    }
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    fake.configure("no-cgroups = true");
+    assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
+    let group = Group::new("/sys/fs/cgroup", "no-cgroups", "");
+    fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
+    group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
+    let before = group.attached(0);
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("no-cgroups = true in config.toml leaves it as it is (ONH-313)"), "{ran:?}");
+    ran.ok();
+    assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before.clone()));
+    // config.json allows them: the engine's rules are not the hook's business.
+    let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
+    container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
+    assert_eq!(container.hook(&fake.config).stderr, "");
+    // Without the key the program is extended, if the cgroup is the container's.
+    fake.configure("");
+    let named = json!({"linux": {"cgroupsPath": group.path.strip_prefix("/sys/fs/cgroup").unwrap()}});
+    container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &named);
+    assert_eq!(container.hook(&fake.config).stderr, "");
+    assert_eq!(group.open(FIRST), Allowed);
+    assert_ne!(group.attached(0), before);
+}
+
+/// `--cgroups=disabled`, which Podman knows with crun: the container runs in the cgroup of the service that started it, whose
+/// other processes must not get the GPUs.
+fn podman_without_a_cgroup() {
+    let group = Group::new("/sys/fs/cgroup/devices", "disabled", "backup.service");
+    fs::write(group.path.join("devices.deny"), "a").unwrap();
+    for rule in ["c *:* m", "b *:* m", "c 1:* rwm", "c 5:* rwm", "c 136:* rwm"] {
+        fs::write(group.path.join("devices.allow"), rule).unwrap();
+    }
+    let list = || fs::read_to_string(group.path.join("devices.list")).unwrap();
+    let before = list();
+    let run = |options: &str| {
+        // Outside of it first: in it nobody can ask NVML, and the hook has what it said before.
+        let script = format!(
+            "\"$@\" run --rm --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=0 {IMAGE} true\n\
+             echo $$ >'{}/cgroup.procs'\n\
+             \"$@\" run {options} --name disabled --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=0 {IMAGE} \
+               sh -c 'nvidia-smi -L; probe-open /dev/nvidia0 || true' || code=$?\n\
+             {HOOK} why disabled; \"$@\" rm -f disabled >/dev/null",
+            group.path.display()
+        );
+        Podman::shared().shell(Cgroup::WithCrun, &script).ok()
+    };
+    let text = run("--cgroups=disabled");
+    assert!(text.contains("/dev/nvidia0: EPERM\n"), "{text}");
+    assert!(text.contains("ONH-311 warning: ") && text.contains("backup.service"), "{text}");
+    assert_eq!(list(), before);
+    assert_eq!(group.open(FIRST), Denied);
 }
 
 /// A policy agent's program beside the runtime's.
