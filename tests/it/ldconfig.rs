@@ -34,7 +34,7 @@ pub const TESTS: &[Test] = &[
 pub const LIST: &str = "/etc/ld.so.conf.d/00-oci-nvidia-hook.conf";
 /// What the maintainer scripts and triggers of dpkg, rpm and zypper run.
 const RUN: [&str; 2] = ["ldconfig", "/sbin/ldconfig -X"];
-const LOOK: &str = "probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
+pub const LOOK: &str = "probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
 
 /// A host whose libraries are where an image like Debian does not look.
 fn suse() -> FakeDriver {
@@ -54,7 +54,7 @@ fn assert_the_same_after_ldconfig(container: &Waiting) {
     }
 }
 
-fn cdi_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting {
+pub fn cdi_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting {
     let edits = generate(fake, &["--hook-path", HOOK]).container_edits;
     let container = with_mounts(dir, rootfs, &edits);
     container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
@@ -77,7 +77,11 @@ fn directories_of_the_host_in_cdi() {
 fn directories_of_the_host_at_precreate() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let empty = dir.path().join("empty");
+    assert_the_same_after_ldconfig(&precreate_container(dir.path(), &fake, &image.rootfs));
+}
+
+pub fn precreate_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting {
+    let empty = dir.join("empty");
     std::fs::create_dir(&empty).unwrap();
     let env = ["NVIDIA_VISIBLE_DEVICES=all"];
     let spec = json!({"ociVersion": "1.0.2", "root": {"path": empty}, "process": {"env": env, "args": ["sh"]}});
@@ -89,12 +93,12 @@ fn directories_of_the_host_at_precreate() {
         let (from, to) = (mount["source"].as_str().unwrap(), mount["destination"].as_str().unwrap());
         before += &format!("mkdir -p $rootfs$(dirname {to}); touch $rootfs{to}; mount --bind {from} $rootfs{to}\n");
     }
-    let container = Waiting::start(dir.path(), &image.rootfs, &env, &before);
+    let container = Waiting::start(dir, rootfs, &env, &before);
     let entry = &edited["hooks"]["createRuntime"];
     container.set_hooks("createRuntime", entry);
     let args: Vec<String> = serde_json::from_value(entry[0]["args"].clone()).unwrap();
     container.create_runtime_hook(&args[1..]).ok();
-    assert_the_same_after_ldconfig(&container);
+    container
 }
 
 /// An image with a newer libcuda of its own.

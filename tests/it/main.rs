@@ -52,6 +52,7 @@ mod live;
 mod nvidia_cli;
 mod nvidia_ctk;
 mod own_nodes;
+mod packages;
 mod packaging;
 mod peers;
 mod podman;
@@ -115,6 +116,7 @@ const ALL: &[&[Test]] = &[
     nvidia_cli::TESTS,
     nvidia_ctk::TESTS,
     own_nodes::TESTS,
+    packages::TESTS,
     packaging::TESTS,
     peers::TESTS,
     podman::TESTS,

@@ -1,0 +1,103 @@
+//! Real package managers in a container with a driver whose libraries are where the image's ldconfig does not look: the
+//! triggers and scriptlets of the distributions run ldconfig, and the libraries must be found afterwards.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::driver::{FakeDriver, Image, Waiting};
+use crate::ldconfig::{LIST, LOOK, cdi_container, precreate_container};
+use crate::support::{Need, run, scratch, sh};
+
+const DPKG: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("dpkg"),
+    Need::Program("dpkg-deb"),
+    Need::File("/var/lib/dpkg/info/libc-bin.triggers"),
+];
+const RPM: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("rpm"), Need::Program("rpmbuild")];
+
+pub const TESTS: &[Test] = &[
+    ("packages::dpkg_with_cdi", DPKG, || installs(cdi_container, Manager::Dpkg)),
+    ("packages::dpkg_at_precreate", DPKG, || installs(precreate_container, Manager::Dpkg)),
+    ("packages::rpm_with_cdi", RPM, || installs(cdi_container, Manager::Rpm)),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Manager {
+    Dpkg,
+    Rpm,
+}
+
+/// The image with this host's dpkg, and with libc-bin as dpkg knows it: its trigger runs ldconfig.
+const DPKG_ROOT: &str = r#"
+for program in dpkg dpkg-deb dpkg-split dpkg-query dpkg-trigger tar rm diff start-stop-daemon; do
+    for file in $(command -v $program) $(ldd $(command -v $program) | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p'); do
+        mkdir -p "$root$(dirname $file)"; [ -e "$root$file" ] || cp -L $file "$root$file"
+    done
+done
+info=$root/var/lib/dpkg/info
+mkdir -p $info $root/var/lib/dpkg/updates $root/var/lib/dpkg/triggers $root/var/log
+dpkg -s libc-bin | grep -E '^(Package|Status|Architecture|Version|Maintainer|Description):' >$root/var/lib/dpkg/status
+cp /var/lib/dpkg/info/libc-bin.postinst /var/lib/dpkg/info/libc-bin.triggers $info
+echo /. >$info/libc-bin.list
+echo libc-bin >$root/var/lib/dpkg/triggers/ldconfig
+: >$root/var/lib/dpkg/triggers/File
+"#;
+
+/// A library with the trigger that debhelper writes for libraries; `$n` is its number.
+const DEB: &str = r#"
+mkdir -p $top/$n/DEBIAN $top/$n/usr/lib
+cp "$top/libmine.so.1" $top/$n/usr/lib/libmine$n.so.1
+printf "Package: libmine$n\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b.c>\nDescription: x\n" >$top/$n/DEBIAN/control
+echo 'activate-noawait ldconfig' >$top/$n/DEBIAN/triggers
+dpkg-deb --build $top/$n $root/libmine$n.deb
+"#;
+
+/// The same with the scriptlet of openSUSE's library packages.
+const RPM_SPEC: &str = r#"
+printf "Name: libmine$n\nVersion: 1\nRelease: 1\nSummary: x\nLicense: MIT\nBuildArch: noarch\nAutoReqProv: no\n" >$top/spec
+printf "%%define _binaries_in_noarch_packages_terminate_build 0\n" >>$top/spec
+printf "%%description\nx\n%%install\ninstall -D $top/libmine.so.1 %%{buildroot}/usr/lib/libmine$n.so.1\n" >>$top/spec
+printf "%%post -p /sbin/ldconfig\n%%files\n/usr/lib/libmine$n.so.1\n" >>$top/spec
+rpmbuild -bb --quiet --define "_topdir $top/rpm" --define "__strip /bin/true" $top/spec
+"#;
+
+fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let words = format!("root='{}'; top='{}'\n", image.rootfs.display(), dir.path().display());
+    sh(&format!("{words} echo 'int mine;' | cc -shared -o $top/libmine.so.1 -Wl,-soname,libmine.so.1 -x c -")).ok();
+    for number in [1, 2] {
+        match manager {
+            Manager::Dpkg if number == 1 => sh(&format!("{words} n=1\n{DPKG_ROOT}{DEB}")).ok(),
+            Manager::Dpkg => sh(&format!("{words} n={number}\n{DEB}")).ok(),
+            Manager::Rpm => sh(&format!("{words} n={number}\n{RPM_SPEC}")).ok(),
+        };
+    }
+    let container = make(dir.path(), &fake, &image.rootfs);
+    let install = |number: u32| match manager {
+        Manager::Dpkg => {
+            let said = container.exec(&format!("dpkg -i /libmine{number}.deb")).ok();
+            assert!(said.contains("Processing triggers for libc-bin"), "{said}");
+        }
+        // Of the host, which enters the container's root for the scriptlet.
+        Manager::Rpm => {
+            let package = format!("{}/rpm/RPMS/noarch/libmine{number}-1-1.noarch.rpm", dir.path().display());
+            let mut rpm = Command::new("nsenter");
+            rpm.args(["-m", "-t", &container.pid().to_string(), "rpm", "--root"]).arg(&container.rootfs);
+            let ran = run(rpm.args(["--dbpath", "/var/lib/rpm", "--nodeps", "-i", &package]));
+            assert!(!ran.stderr.contains("scriptlet"), "{ran:?}");
+            ran.ok();
+        }
+    };
+    let before = container.exec(LOOK).ok();
+    install(1);
+    container.exec("ldconfig -p | grep libmine.so.1").ok();
+    assert_eq!(container.exec(LOOK).ok(), before, "{manager:?}");
+    // Without the list in ld.so.conf.d the next package takes the driver away.
+    container.exec(&format!("rm {LIST}")).ok();
+    install(2);
+    container.exec("probe-dlopen libcuda.so.1").failed(1);
+}
