@@ -181,11 +181,14 @@ pub fn in_the_way(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
 pub fn unknown(name: &str, known: &[Verdict]) -> Verdict {
     let ends = |known: &&Verdict| {
         let device = known.subject.split_once('=').map_or("", |(_, device)| device);
-        device == name || format!("gpu{device}") == name.rsplit('=').next().unwrap_or_default()
+        let asked = name.rsplit('=').next().unwrap_or_default();
+        // "gpu=0" is a short form that engines do not know; a name with a vendor means that vendor.
+        let is_short = !name.contains('/') && device == asked;
+        is_short || format!("gpu{device}") == asked
     };
     let same_kind = |known: &&Verdict| known.subject.split('=').next() == name.split('=').next();
     let names: Vec<_> = known.iter().filter(same_kind).map(|known| known.subject.as_str()).collect();
-    let is_nvidias = name.starts_with("nvidia.com/") || !name.contains('=');
+    let is_nvidias = name.starts_with("nvidia.com/") || !name.contains('/');
     let hint = match known.iter().find(ends) {
         Some(known) => format!("did you mean {}?", known.subject),
         None if names.is_empty() && is_nvidias => REFRESH.to_owned(),
@@ -322,6 +325,8 @@ mod tests {
         for (name, hint) in [
             ("nvidia.com/gpu=gpu0", "did you mean nvidia.com/gpu=0?"),
             ("all", "did you mean nvidia.com/gpu=all?"),
+            ("gpu=0", "did you mean nvidia.com/gpu=0?"),
+            ("gpu=7", "run \"oci-nvidia-hook cdi generate\""),
             ("nvidia.com/gpu=7", "ask for one of nvidia.com/gpu=0, nvidia.com/gpu=all"),
             ("nvidia.com/x=7", "run \"oci-nvidia-hook cdi generate\""),
             ("amd.com/gpu=7", "specs of another vendor are written by that vendor's program"),

@@ -49,6 +49,11 @@ pub fn list(options: &Options) -> Result<ExitCode> {
     if options.json {
         return Ok(output::print(&(crate::json::pretty(&names)? + "\n")));
     }
+    if names.is_empty() {
+        // A script that reads names reads none; a person sees why.
+        Log::default()
+            .report("there are no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs");
+    }
     Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
 }
 

@@ -492,6 +492,9 @@ fn check_says_why() {
     };
     let (code, text) = check(&[]);
     assert!(code == 1 && text.starts_with("there are no CDI devices"), "{text}");
+    let empty = cdi(&fake, &["list", "--spec-dir", etc.to_str().unwrap()]);
+    assert!(empty.stderr.contains("there are no CDI devices; \"oci-nvidia-hook cdi generate\""), "{empty:?}");
+    assert_eq!(empty.ok(), "");
     let path = run_dir.join("nvidia.yaml");
     let ran = cdi(&fake, &["generate", "--output", path.to_str().unwrap()]);
     let report = format!("oci-nvidia-hook: wrote {}: nvidia.com/gpu=0, ", path.display());
