@@ -113,7 +113,8 @@ static COMMANDS: &[Command] = &[
         summary: "show what the hook would do for a container",
         about: "Follows the hook's decisions and changes nothing: which GPUs, which files, or why none. CONTAINER is an id, \
                 the start of one, a name, or a pod, as for why. Without one, stdin is the container's OCI spec \
-                (config.json), or the container state that engines pass to hooks. The exit status is the hook's.",
+                (config.json), or the container state that engines pass to hooks. The edits are the steps of the hook at \
+                prestart; with --stage precreate, what precreate adds to config.json. The exit status is the hook's.",
         options: &[&JSON, &REQUEST, &STAGE, &INVENTORY, &ROOT],
         examples: &[
             ("a container that an engine has", "oci-nvidia-hook explain NAME"),

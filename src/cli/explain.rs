@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::plan::{self, Verdict};
-use super::{Options, Stage, USAGE, output};
+use super::{Options, Stage, USAGE, output, precreate};
 use crate::config::Config;
+use crate::edits::Edits;
 use crate::error::{failure, one_line};
 use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
@@ -91,7 +92,8 @@ fn explain(input: Input, options: &Options) -> Explanation {
 
 /// The hook's own way, as far as it goes without a container.
 fn follow(input: Input, options: &Options, explanation: &mut Explanation) -> Result<()> {
-    let (spec, pid) = read_container(input, options)?;
+    let (spec, called) = read_container(input, options)?;
+    let pid = if let Called::WithState(pid) = called { pid } else { 0 };
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
     let config = plan::read_config(&spec, options.config.as_deref())?;
     let Some((mut config, findings)) = config else {
@@ -124,7 +126,7 @@ fn follow(input: Input, options: &Options, explanation: &mut Explanation) -> Res
         explanation.findings.extend(findings);
         explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
     } else if !options.request_only
-        && let Err(error) = decide(&spec, pid, &request, &config, explanation)
+        && let Err(error) = decide(&spec, called, (&request, &config, options), explanation)
     {
         explanation.leave_alone(plan::excuse(&request, &config, error)?);
     }
@@ -142,14 +144,25 @@ impl Explanation {
 
 fn decide(
     spec: &SpecView,
-    pid: i32,
-    request: &GpuRequest,
-    config: &Config,
+    called: Called,
+    (request, config, options): (&GpuRequest, &Config, &Options),
     explanation: &mut Explanation,
 ) -> Result<()> {
     let host = Host::look(config, &|| ())?;
     let (devices, edits) = plan::edits(&host, request, config, &mut explanation.findings)?;
     explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+    let pid = match called {
+        Called::WithState(pid) => pid,
+        Called::Precreate(text) => {
+            let details = (request, config, options);
+            let additions = precreate::plan(spec, &host, &edits, details, &mut explanation.findings)?;
+            additions.apply(text)?;
+            explanation.edits = text::describe_additions(&additions);
+            // The hook entry does that when there is a rootfs.
+            explanation.findings.extend(newer_libcuda(spec, &edits, (request, config, &host)));
+            return Ok(());
+        }
+    };
     // The container if it waits at a hook; else its rootfs as the host sees it.
     let waiting = (pid > 0).then(|| Container::open(pid, &spec.rootfs).ok()).flatten();
     let facts =
@@ -164,6 +177,22 @@ fn decide(
     explanation.findings.extend(plan::access(&mut steps, &edits, spec, config)?);
     explanation.edits = steps.iter().map(text::describe).collect();
     Ok(())
+}
+
+/// How the hook would be called.
+enum Called {
+    /// With the state of a container, which has this process if it is above 0
+    WithState(i32),
+    /// With this text of config.json
+    Precreate(String),
+}
+
+fn newer_libcuda(spec: &SpecView, edits: &Edits, of: (&GpuRequest, &Config, &Host)) -> Option<Finding> {
+    let image = Container::here(&spec.rootfs).ok();
+    let compat = |dir: &ContainerPath, driver: &str, cuda: &str| {
+        image.map(|image| image.compat_libraries(dir, driver, cuda)).unwrap_or_default()
+    };
+    plan::steps(edits, Container::facts_of(&spec.rootfs).unwrap_or_default(), of, compat).1
 }
 
 /// Where the container is described.
@@ -195,22 +224,31 @@ fn read_input(options: &Options) -> Result<Input, (anyhow::Error, ExitCode)> {
     Ok(Input::Text(bytes))
 }
 
-fn read_container(input: Input, options: &Options) -> Result<(SpecView, i32)> {
-    let bytes = match input {
-        Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, 0)),
-        Input::Text(bytes) => bytes,
+fn read_container(input: Input, options: &Options) -> Result<(SpecView, Called)> {
+    let is_precreate = options.stage == Some(Stage::Precreate);
+    let (bytes, here) = match input {
+        Input::Bundle(bundle) if is_precreate => {
+            let path = bundle.join("config.json");
+            let file = std::fs::File::open(&path).with_context(|| format!("cannot open {path:?}"))?;
+            (oci::read_limited(file, oci::MAX_JSON).with_context(|| format!("cannot read {path:?}"))?, bundle)
+        }
+        Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, Called::WithState(0))),
+        // The bundle is the working directory.
+        Input::Text(bytes) => (bytes, crate::sys::in_root::working_directory()?),
     };
-    if options.stage.map_or_else(|| oci::is_spec(&bytes), |stage| stage == Stage::Precreate) {
-        // The bundle is the working directory, and there is no process yet.
-        let here = crate::sys::in_root::working_directory()?;
-        let spec = oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec on stdin")?;
-        return Ok((spec, 0));
+    if is_precreate || (options.stage.is_none() && oci::is_spec(&bytes)) {
+        let spec = oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec")?;
+        if !is_precreate {
+            return Ok((spec, Called::WithState(0)));
+        }
+        let text = String::from_utf8(bytes).context("the container's spec is not UTF-8")?;
+        return Ok((spec, Called::Precreate(text)));
     }
     let state = oci::state::parse(&bytes).map_err(|error| {
         let what = format!("stdin is neither config.json nor the state of a container: {}", error.root_cause());
         if options.stage.is_none() { failure(&catalog::STATE, what, HINT) } else { error }
     })?;
-    Ok((oci::spec_view::read(&state.bundle)?, state.pid))
+    Ok((oci::spec_view::read(&state.bundle)?, Called::WithState(state.pid)))
 }
 
 fn in_words(explanation: &Explanation) -> String {

@@ -55,23 +55,42 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let Some((request, config)) = hook::read_request(&spec, options.config.as_deref(), log)? else { return Ok(bytes) };
     let Some((host, edits)) = hook::look(&request, &config, log)? else { return Ok(bytes) };
     container::set_deadline(start)?;
-    let facts = host_facts(&spec, &host, &edits, options, log)?;
-    let more = RootfsEdits { cuda_compat: cuda_compat(&host, &request, &config), ..RootfsEdits::default() };
-    let lowered = lower::cdi::lower(&edits, &facts, more).sort();
+    let mut findings = Vec::new();
+    let additions = plan(&spec, &host, &edits, (&request, &config, options), &mut findings);
+    findings.iter().for_each(|finding| log.finding(finding));
+    let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
-    let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
-    let additions = Additions::of(&lowered, &spec, facts)?;
-    shut(&edits, &lowered, &spec, facts).iter().for_each(|finding| log.finding(finding));
-    let hosts_dev = HostsDev::look();
-    for point in &additions.points {
-        hosts_dev.refuse_missing(point).with_context(|| format!("cannot mount a device node at {point:?}"))?;
-    }
     let edited = additions.apply(text)?;
     let given = format!("config.json has {} now", hook::in_words(&edits, &host, &request));
     log.step_done("config.json");
     log.note(&given);
     log.end(Outcome::Given, &given);
     Ok(edited.into_bytes())
+}
+
+/// What is added to config.json. Findings are added as they are made, also before an error. It changes nothing, so that
+/// `explain` can show it.
+///
+/// # Errors
+/// If the container cannot have these edits.
+pub(super) fn plan(
+    spec: &SpecView,
+    host: &Host,
+    edits: &Edits,
+    (request, config, options): (&GpuRequest, &Config, &Options),
+    findings: &mut Vec<Finding>,
+) -> Result<Additions> {
+    let facts = host_facts(spec, host, edits, options, findings)?;
+    let more = RootfsEdits { cuda_compat: cuda_compat(host, request, config), ..RootfsEdits::default() };
+    let lowered = lower::cdi::lower(edits, &facts, more).sort();
+    let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
+    let additions = Additions::of(&lowered, spec, facts)?;
+    findings.extend(shut(edits, &lowered, spec, facts));
+    let hosts_dev = HostsDev::look();
+    for point in &additions.points {
+        hosts_dev.refuse_missing(point).with_context(|| format!("cannot mount a device node at {point:?}"))?;
+    }
+    Ok(additions)
 }
 
 /// Where the runtime cannot create nodes, it mounts the host's, and the process must be able to open those.
@@ -94,9 +113,15 @@ fn name(spec: &SpecView) -> (String, PathBuf) {
 
 /// Of the image we look at names only: its rootfs is mounted, and nobody is in it. If it cannot be seen, files go where the
 /// host has them, as with CDI.
-fn host_facts(spec: &SpecView, host: &Host, edits: &Edits, options: &Options, log: &mut Log) -> Result<HostFacts> {
+fn host_facts(
+    spec: &SpecView,
+    host: &Host,
+    edits: &Edits,
+    options: &Options,
+    findings: &mut Vec<Finding>,
+) -> Result<HostFacts> {
     let image = Container::facts_of(&spec.rootfs);
-    image.and_then(RootfsFacts::finding).iter().for_each(|finding| log.finding(finding));
+    findings.extend(image.and_then(RootfsFacts::finding));
     Ok(HostFacts {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),

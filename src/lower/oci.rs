@@ -110,19 +110,24 @@ impl Additions {
         Ok(())
     }
 
-    /// The text of config.json with these in it; every byte of it is kept but for null in the place of an array.
-    ///
-    /// # Errors
-    /// If it is no config.json.
-    pub fn apply(&self, mut config: String) -> Result<String> {
-        let arrays: [(&[&str], &[Value]); 5] = [
+    /// The arrays of config.json, and what each of them gets.
+    #[must_use]
+    pub fn arrays(&self) -> [(&'static [&'static str], &[Value]); 5] {
+        [
             (&["process", "user", "additionalGids"], &self.additional_gids),
             (&["mounts"], &self.mounts),
             (&["hooks", super::cdi::STAGE], &self.hooks),
             (&["linux", "devices"], &self.devices),
             (&["linux", "resources", "devices"], &self.device_rules),
-        ];
-        arrays.iter().try_for_each(|(path, items)| append(&mut config, path, items))?;
+        ]
+    }
+
+    /// The text of config.json with these in it; every byte of it is kept but for null in the place of an array.
+    ///
+    /// # Errors
+    /// If it is no config.json.
+    pub fn apply(&self, mut config: String) -> Result<String> {
+        self.arrays().iter().try_for_each(|(path, items)| append(&mut config, path, items))?;
         Ok(config)
     }
 }

@@ -1,8 +1,9 @@
-//! Steps as text: for `explain`.
+//! Steps, and additions to config.json, as text: for `explain`.
 
 use serde_json::{Value, json};
 
 use super::live::Step;
+use super::oci::Additions;
 use crate::paths::ContainerPath;
 
 /// A step as data.
@@ -45,12 +46,44 @@ pub fn describe(step: &Step) -> Value {
     }
 }
 
+/// What precreate adds to config.json as data: the array by its keys, and the item.
+#[must_use]
+pub fn describe_additions(additions: &Additions) -> Vec<Value> {
+    let of = |(array, items): &(&'static [&'static str], &[Value])| -> Vec<Value> {
+        items.iter().map(|item| json!({"action": "add", "array": array, "item": item})).collect()
+    };
+    additions.arrays().iter().flat_map(of).collect()
+}
+
+/// The same on one line.
+fn addition(array: &Value, item: &Value) -> String {
+    let keys: Vec<_> = array.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let word = |name: &str| match item.get(name) {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        None => String::new(),
+    };
+    let device = || format!("c {}:{}", word("major"), word("minor"));
+    let item = match keys.as_slice() {
+        ["mounts"] => format!("{} at {}", word("source"), word("destination")),
+        ["linux", "devices"] => format!("{} {}", word("path"), device()),
+        ["linux", "resources", "devices"] => format!("allow {} {}", device(), word("access")),
+        ["hooks", ..] => {
+            let args = item.get("args").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+            format!("{} {}", word("path"), args.skip(1).collect::<Vec<_>>().join(" "))
+        }
+        _ => item.to_string(),
+    };
+    format!("add to {} of config.json: {item}", keys.join("."))
+}
+
 /// The same on one line.
 #[must_use]
 pub fn line(step: &Value) -> String {
     let field = |name: &str| step.get(name).and_then(Value::as_str).unwrap_or_default();
     let path = field("path");
     match field("action") {
+        "add" => addition(&step["array"], &step["item"]),
         "mount" | "device" => format!("mount {} at {path}", field("source")),
         "create" => format!("create {path}"),
         "link" => format!("link {path} to {}", field("target")),
@@ -79,6 +112,23 @@ mod tests {
         let told = describe(&step);
         assert_eq!(told["major"], 195);
         assert_eq!(line(&told), "mount /d/dev/nvidia0 at /dev/nvidia0");
+        let additions = Additions {
+            devices: vec![json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0})],
+            device_rules: vec![json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"})],
+            additional_gids: vec![json!(44)],
+            mounts: vec![json!({"source": "/d/x", "destination": "/x"})],
+            hooks: vec![json!({"path": "/usr/bin/p", "args": ["p", "rootfs", "--outside"]})],
+            ..Additions::default()
+        };
+        let lines: Vec<_> = describe_additions(&additions).iter().map(line).collect();
+        let expected = [
+            "process.user.additionalGids of config.json: 44",
+            "mounts of config.json: /d/x at /x",
+            "hooks.createRuntime of config.json: /usr/bin/p rootfs --outside",
+            "linux.devices of config.json: /dev/nvidia0 c 195:0",
+            "linux.resources.devices of config.json: allow c 195:0 rw",
+        ];
+        assert_eq!(lines, expected.map(|line| format!("add to {line}")));
         let link = Step::Link { link: path("/a/x"), text: "y".into(), file: path("/a/y"), need: Need::Optional };
         assert_eq!(line(&describe(&link)), "link /a/x to y");
     }

@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     ("precreate::no_request_is_the_same_bytes", &[], no_request_is_the_same_bytes),
     ("precreate::nothing_is_printed_on_an_error", NEEDS_DRIVER, nothing_is_printed_on_an_error),
     ("precreate::the_hook_does_what_it_adds", NEEDS_DRIVER, the_hook_does_what_it_adds),
+    ("precreate::explained_as_it_is_done", NEEDS_DRIVER, explained_as_it_is_done),
     ("precreate::a_rootfs_that_is_not_there_yet", NEEDS_DRIVER, a_rootfs_that_is_not_there_yet),
     ("precreate::what_is_not_ours_stays", NEEDS_DRIVER, what_is_not_ours_stays),
 ];
@@ -76,13 +77,68 @@ fn nothing_is_printed_on_an_error() {
     }
 }
 
+fn explain(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
+    let mut explain = Command::new(HOOK);
+    explain.arg("--config").arg(&fake.config).arg("explain").args(more).env_clear();
+    run_with(&mut explain, stdin.as_bytes())
+}
+
+/// What `explain` lists, added to config.json by hand, is what precreate prints; what stops the one stops the other.
+fn explained_as_it_is_done() {
+    let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let of = |rootfs: &Path, ask: &str| {
+        spec(rootfs, &[&format!("NVIDIA_VISIBLE_DEVICES={ask}"), "NVIDIA_DRIVER_CAPABILITIES=all"])
+    };
+    let own_node = of(&image.rootfs, "1").replace(
+        "\"linux\":{",
+        "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":195,\"minor\":1}],",
+    );
+    for spec in [of(&image.rootfs, "all"), of(&image.rootfs, "0:1"), of(Path::new("/nowhere"), "1"), own_node] {
+        let done: Value = serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0")).unwrap();
+        let told = explain(&fake, &["--stage", "precreate", "--json"], &spec).ok();
+        let told: Value = serde_json::from_str(&told).unwrap();
+        let mut by_hand: Value = serde_json::from_str(&spec.replace("1e400", "0")).unwrap();
+        for edit in told["edits"].as_array().unwrap() {
+            assert_eq!(edit["action"], "add", "{edit}");
+            let keys = edit["array"].as_array().unwrap().iter();
+            let array = keys.fold(&mut by_hand, |value, key| &mut value[key.as_str().unwrap()]);
+            if array.is_null() {
+                *array = json!([]);
+            }
+            array.as_array_mut().unwrap().push(edit["item"].clone());
+        }
+        assert_eq!(by_hand, done);
+        let words = explain(&fake, &["--stage", "precreate"], &spec).ok();
+        for line in [
+            "edit: add to linux.resources.devices of config.json: allow c 195:255 rw\n",
+            "edit: add to hooks.createRuntime of config.json: ",
+            &format!("edit: add to process.user.additionalGids of config.json: {}\n", video()),
+        ] {
+            assert!(words.contains(line), "{line:?} is not in\n{words}");
+        }
+    }
+    let no_array = of(&image.rootfs, "1").replace("\"later\"", "\"createRuntime\":{},\"later\"");
+    let another = of(&image.rootfs, "1").replace(
+        "\"linux\":{",
+        "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
+    );
+    for (spec, says) in [(no_array, "it is no array"), (another, "(ONH-044)")] {
+        assert!(precreate(&fake.config, &spec).failed(1).contains(says), "{says}");
+        let told = explain(&fake, &["--stage", "precreate"], &spec);
+        assert_eq!(told.code, Some(1), "{told:?}");
+        assert!(told.stdout.contains(says.trim_matches(['(', ')'])) && !told.stdout.contains("edit: "), "{told:?}");
+    }
+}
+
 /// The strings of these fields, of each of the items.
 fn words(items: &Value, fields: [&str; 3]) -> BTreeSet<String> {
     let word = |item: &Value| fields.map(|field| item[field].to_string()).join(" ");
     items.as_array().into_iter().flatten().map(word).collect()
 }
 
-/// `explain` tells the hook's steps for the same container.
+/// `explain` for a container's state lists the hook's steps for the same container.
 fn the_hook_does_what_it_adds() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig"]);
     for (layout, ask) in [("debian", "all"), ("lib64", "all"), ("lib64", "1"), ("debian", "0:1"), ("musl", "0:0,1")] {
@@ -98,9 +154,10 @@ fn the_hook_does_what_it_adds() {
         let spec = spec(&image.rootfs, &env);
         let edited: Value = serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0")).unwrap();
         assert_eq!(snapshot(&image.rootfs), before, "the image is looked at only");
-        let mut explain = Command::new(HOOK);
-        explain.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate", "--json"]);
-        let told: Value = serde_json::from_str(&run_with(&mut explain, spec.as_bytes()).ok()).unwrap();
+        fs::write(dir.path().join("config.json"), &spec).unwrap();
+        let state = json!({"id": "c", "bundle": dir.path()}).to_string();
+        let told = explain(&fake, &["--json"], &state);
+        let told: Value = serde_json::from_str(&told.ok()).unwrap();
         let of = |action: &str| -> Value {
             told["edits"].as_array().unwrap().iter().filter(|edit| edit["action"] == action).cloned().collect()
         };
