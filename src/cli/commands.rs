@@ -185,7 +185,8 @@ static COMMANDS: &[Command] = &[
         summary: "list the driver's files and devices that containers can get",
         about: "A path on each line, without the driver's root, in the order of nvidia-container-cli list. Without an option \
                 that chooses, everything: all devices, and the 32-bit libraries too. Only where devices are listed, the \
-                driver is asked for its GPUs.",
+                driver is asked for its GPUs. Libraries that this program does not know are named on stderr; containers get \
+                them with NVIDIA_DRIVER_CAPABILITIES=all only.",
         options: &[
             &super::select::DEVICE,
             &super::select::LIBRARIES,

@@ -5,18 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::select::Selection;
 use super::{Options, info, output};
 use crate::config::Config;
 use crate::driver::ldcache::Arch;
-use crate::driver::libraries::{LinkerCache, Search};
-use crate::driver::locate::{DriverFiles, locate};
+use crate::driver::libraries::{Library, LinkerCache, Search};
+use crate::driver::locate::{DriverFiles, locate, unknown, unknown_finding};
 use crate::driver::{DriverRoot, diagnosis, ipc};
 use crate::edits::Ipc;
 use crate::error::failure;
-use crate::finding::catalog;
+use crate::finding::{Finding, catalog};
 use crate::host::{self, Host};
 use crate::inventory::caps::{MigCap, parse_line};
 use crate::inventory::procfs::{self, DRIVER_PROC};
@@ -32,6 +32,8 @@ struct Item {
     path: PathBuf,
     source: PathBuf,
     kind: Kind,
+    /// Whether it is a library that no row of the catalogue has
+    is_unknown: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,32 +77,44 @@ impl Kind {
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
     let mut log = Log::default();
-    let text =
-        info::configuration(options).and_then(|config| text(&options.selection, &config, options.json, &mut log));
+    let text = info::configuration(options).and_then(|config| {
+        let (items, unknown) = items(&options.selection, &config, &mut log)?;
+        // On stderr: programs read a path on each line of stdout.
+        unknown.iter().for_each(|finding| log.remark(finding));
+        if options.json { json(&items) } else { Ok(text_of(&items)) }
+    });
     output::print_or_fail(text, &mut log)
 }
 
-/// What `list` prints: a path on each line, or JSON, which has more of them.
+/// What nvidia-container-cli's `list` prints: a path on each line.
 ///
 /// # Errors
 /// If there is no driver, or a device that was chosen is none of this host.
-pub(super) fn text(selection: &Selection, config: &Config, json: bool, log: &mut Log) -> Result<String> {
-    let items = items(selection, config, log)?;
-    if json {
-        let data: Vec<Value> = items
-            .iter()
-            .map(|Item { path, source, kind }| json!({"path": path, "source": source, "kind": kind.name()}))
-            .collect();
-        return Ok(crate::json::pretty(&data)? + "\n");
-    }
-    let lines = items.iter().filter(|item| !item.kind.is_ours_alone());
-    Ok(lines.map(|item| format!("{}\n", item.path.display())).collect())
+pub(super) fn text(selection: &Selection, config: &Config, log: &mut Log) -> Result<String> {
+    Ok(text_of(&items(selection, config, log)?.0))
 }
 
-fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
+fn text_of(items: &[Item]) -> String {
+    let lines = items.iter().filter(|item| !item.kind.is_ours_alone());
+    lines.map(|item| format!("{}\n", item.path.display())).collect()
+}
+
+fn json(items: &[Item]) -> Result<String> {
+    let data = |Item { path, source, kind, is_unknown }: &Item| {
+        let mut data = json!({"path": path, "source": source, "kind": kind.name()});
+        if let (true, Some(fields)) = (*is_unknown, data.as_object_mut()) {
+            fields.insert("catalogued".to_owned(), false.into());
+        }
+        data
+    };
+    Ok(crate::json::pretty(&items.iter().map(data).collect::<Vec<_>>())? + "\n")
+}
+
+/// With them, the libraries among them that the catalogue lacks.
+fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Option<Finding>)> {
     let everything = selection.is_everything();
     let chosen = selection.clone().completed();
-    let mut items = Vec::new();
+    let (mut items, mut finding) = (Vec::new(), None);
     if chosen.devices.is_some()
         || chosen.mig_config.is_some()
         || chosen.mig_monitor.is_some()
@@ -110,14 +124,16 @@ fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<Vec<It
     }
     let Selection { libraries, compat32, binaries, ipcs, firmwares, .. } = chosen;
     if [libraries, compat32, binaries, ipcs, firmwares].contains(&true) {
-        let (root, mut files) = find(config, log)?;
+        let (root, mut files, unknown) = find(config, log)?;
         files.leave_out(chosen.omit);
         let ipc = if ipcs { daemons(&root, chosen.omit, config, log) } else { Vec::new() };
         items.extend(paths(&files, &ipc, &chosen, everything).into_iter().filter_map(|(kind, source)| {
-            Some(Item { path: root.inside(source).ok()?, source: source.as_path().to_owned(), kind })
+            let is_unknown = unknown.iter().any(|library| library.source == *source);
+            Some(Item { is_unknown, ..item(root.inside(source).ok()?, source.as_path(), kind) })
         }));
+        finding = unknown_finding(&unknown).filter(|_| libraries || compat32);
     }
-    Ok(items)
+    Ok((items, finding))
 }
 
 fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
@@ -165,7 +181,7 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
 }
 
 fn item(path: PathBuf, source: &Path, kind: Kind) -> Item {
-    Item { path, source: source.to_owned(), kind }
+    Item { path, source: source.to_owned(), kind, is_unknown: false }
 }
 
 /// What it takes to lay out or watch the MIG devices of these GPUs: every node that could be, also of instances that are not
@@ -194,8 +210,8 @@ fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item>
     paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()
 }
 
-/// Of the loaded driver; where none is loaded, of the one whose libraries are there. NVML is not asked.
-fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles)> {
+/// The driver's files, and the libraries of it that the catalogue lacks. Of the loaded driver; where none is loaded, of the one whose libraries are there. NVML is not asked.
+fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles, Vec<Library>)> {
     let root = DriverRoot::open(&config.driver_root)?;
     let cache = LinkerCache::read(&root, config.ldcache.as_ref());
     let module = procfs::read_version(&root.owner_of(DRIVER_PROC)?);
@@ -210,7 +226,8 @@ fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles)> {
     let search = Search { version: &version, ..any };
     let (files, findings) = locate(&search, Capabilities::of(&Capability::ALL), &config.driver_files)?;
     findings.iter().for_each(|finding| log.finding(finding));
-    Ok((root, files))
+    let unknown = unknown(&search);
+    Ok((root, files, unknown))
 }
 
 /// The sockets and directories of daemons that containers get.

@@ -75,7 +75,7 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
         return facts;
     }
     (facts.lacking, facts.not_installed) = lacking(&search);
-    facts.unknown = locate::unknown(&search);
+    facts.unknown = locate::unknown_finding(&locate::unknown(&search));
     let gpus = procfs::read_gpus(proc);
     let minors =
         gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| Some((format!("nvidia{}", gpu.minor?), gpu.minor?)));

@@ -141,6 +141,11 @@ pub const DEV_LINKS: &[(&str, &str, &str)] = &[
     // dlopen("libcuda.so") is what much software does instead of the SONAME
     ("libcuda", "libcuda.so", "libcuda.so.1"),
     ("libnvidia-opticalflow", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    // The driver's own links for development
+    ("libnvidia-encode", "libnvidia-encode.so", "libnvidia-encode.so.1"),
+    ("libnvidia-fbc", "libnvidia-fbc.so", "libnvidia-fbc.so.1"),
+    ("libnvidia-ml", "libnvidia-ml.so", "libnvidia-ml.so.1"),
+    ("libnvidia-ngx", "libnvidia-ngx.so", "libnvidia-ngx.so.1"),
     // GLVND's libGLX asks for the vendor by this name when the X server is remote
     ("libGLX_nvidia", "libGLX_indirect.so.0", "libGLX_nvidia.so.0"),
     // libgbm opens its backend by the DRM driver's name

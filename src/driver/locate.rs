@@ -1,5 +1,6 @@
 //! Catalogue × driver root → the files that are there.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -106,10 +107,18 @@ pub fn management_library(search: &Search<'_>) -> Option<Library> {
 
 /// Libraries of the driver that no row of the catalogue has: only containers that ask for `all` get these.
 #[must_use]
-pub fn unknown(search: &Search<'_>) -> Option<Finding> {
+pub fn unknown(search: &Search<'_>) -> Vec<Library> {
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
-    let unknown = search.unknown(&search.find(Arch::native(), &rows).0);
-    let names: Vec<_> = unknown.iter().map(|library| format!("{:?}", library.file_name)).collect();
+    let archs = std::iter::once(Arch::native()).chain(Arch::native().compat32());
+    let known: Vec<_> = archs.flat_map(|arch| search.find(arch, &rows).0).collect();
+    search.unknown(&known)
+}
+
+/// The finding that names them.
+#[must_use]
+pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
+    let names: BTreeSet<_> = unknown.iter().map(|library| format!("{:?}", library.file_name)).collect();
+    let names: Vec<_> = names.into_iter().collect();
     (!names.is_empty()).then(|| {
         let what = format!("libraries of the driver are not in the catalogue: {}", names.join(", "));
         Finding::of(&catalog::UNKNOWN_LIBRARIES, what, "ask for NVIDIA_DRIVER_CAPABILITIES=all where they are needed")
@@ -117,7 +126,8 @@ pub fn unknown(search: &Search<'_>) -> Option<Finding> {
 }
 
 /// Whether all of the driver is asked for: then libraries are given too that no row of the catalogue has. Each branch of the
-/// driver brings some, and its other libraries open them by name.
+/// driver brings some, and its other libraries open them by name. Nothing shows which capability they belong to, so where
+/// `supported-driver-capabilities` withholds one, they are withheld, too: they could be part of it.
 fn is_everything(capabilities: Capabilities) -> bool {
     Capability::ALL.iter().all(|capability| *capability == Capability::Compat32 || capabilities.has(*capability))
 }

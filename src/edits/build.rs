@@ -137,7 +137,7 @@ mod tests {
     use crate::driver::files::Binary;
 
     #[test]
-    fn libcuda_brings_its_dev_link() {
+    fn libraries_bring_their_dev_links() {
         let library = |name: &'static str, soname: &str| Library {
             name,
             arch: Arch::native(),
@@ -154,8 +154,8 @@ mod tests {
         let needs: Vec<_> = edits.files.iter().map(|file| file.need).collect();
         assert_eq!(needs, [Need::Required, Need::Required, Need::Optional]);
         assert!(edits.files[0].sonames.contains(OsStr::new("libcuda.so")), "the linker cache has it too");
-        assert_eq!(edits.files[1].sonames.len(), 1);
-        assert_eq!(edits.links, [DevLink { name: "libcuda.so".into(), target: "libcuda.so.1".into() }]);
+        let link = |name: &str| DevLink { name: format!("{name}.so").into(), target: format!("{name}.so.1").into() };
+        assert_eq!(edits.links, [link("libcuda"), link("libnvidia-ml")]);
     }
 
     #[test]

@@ -182,6 +182,12 @@ impl Log {
         say(&format!("{NAME}: {}", one_line(what)));
     }
 
+    /// What the person at the terminal should know, beside what is printed.
+    pub fn remark(&self, finding: &Finding) {
+        let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
+        say(&format!("{NAME}: note: {what} ({})\nhint: {fix}", finding.kind.id));
+    }
+
     /// What was done, for the logs only.
     pub fn note(&mut self, what: &str) {
         let what = one_line(what);

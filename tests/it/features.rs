@@ -6,12 +6,14 @@ use std::process::Command;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, run_with, scratch, sh};
+use crate::support::{HOOK, run, run_with, scratch, sh};
 
 pub const TESTS: &[Test] = &[
     ("features::prepare_makes_nodes", NEEDS, prepare_makes_nodes),
     ("features::cuda_compat", NEEDS, cuda_compat),
     ("features::files_of_the_administrator", NEEDS, files_of_the_administrator),
+    ("features::links_for_development", NEEDS, links_for_development),
+    ("features::unknown_libraries_are_for_all", NEEDS, unknown_libraries_are_for_all),
     ("features::one_mig_device", NEEDS, one_mig_device),
     ("features::mig_management_is_for_privileged_containers", NEEDS, mig_management),
     ("features::limits_and_requirements", NEEDS, limits_and_requirements),
@@ -99,6 +101,59 @@ fn cuda_compat() {
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     container.hook(&fake.config).ok();
     assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
+}
+
+/// Programs open them by these names, whether or not the host's packages for development are installed. By the hook and by
+/// CDI alike.
+fn links_for_development() {
+    const NAMES: [&str; 4] = ["libnvidia-encode", "libnvidia-fbc", "libnvidia-ml", "libnvidia-ngx"];
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    for name in NAMES.iter().filter(|name| **name != "libnvidia-ml") {
+        let library = fake.root.join(&LIBDIR[1..]).join(format!("{name}.so.535.183.01"));
+        std::fs::copy(crate::hosts::stub(&format!("{name}.so.1"), false), library).unwrap();
+    }
+    sh(&format!("/sbin/ldconfig -r '{}'", fake.root.display())).ok();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
+    let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
+    container.hook(&fake.config).ok();
+    let mut generate = Command::new(HOOK);
+    let spec =
+        run(generate.arg("--config").arg(&fake.config).args(["cdi", "generate", "--output", "-"]).env_clear()).ok();
+    for name in NAMES {
+        assert_eq!(container.exec(&format!("readlink {LIBDIR}/{name}.so")).ok(), format!("{name}.so.1\n"));
+        container.exec(&format!("probe-dlopen {name}.so")).ok();
+        let link = format!("{name}.so.1::{LIBDIR}/{name}.so");
+        assert!(spec.lines().any(|line| line.contains(&link)), "{link} is not in\n{spec}");
+    }
+}
+
+/// Nothing shows which capability an unknown library belongs to, so it is given only if no capability is withheld.
+fn unknown_libraries_are_for_all() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let libdir = fake.root.join(&LIBDIR[1..]);
+    std::fs::copy(libdir.join("libnvidia-cfg.so.535.183.01"), libdir.join("libnvidia-later.so.535.183.01")).unwrap();
+    let shipped = std::fs::read_to_string(&fake.config).unwrap();
+    for (supported, asked, given) in [
+        ("", "all", true),
+        ("compute,display,graphics,ngx,utility,video", "all", true),
+        ("compute,utility", "all", false),
+        ("", "compute,utility", false),
+    ] {
+        let lock = if supported.is_empty() {
+            String::new()
+        } else {
+            format!("supported-driver-capabilities = \"{supported}\"\n")
+        };
+        std::fs::write(&fake.config, lock + &shipped).unwrap();
+        let spec = format!(
+            r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES=all","NVIDIA_DRIVER_CAPABILITIES={asked}"]}}}}"#
+        );
+        let mut explain = Command::new(HOOK);
+        explain.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
+        let told = run_with(&mut explain, spec.as_bytes()).ok();
+        assert_eq!(told.contains("libnvidia-later"), given, "{supported:?} {asked}: {told}");
+    }
 }
 
 /// A drop-in names a library and a file that the catalogue does not know.

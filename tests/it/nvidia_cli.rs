@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     ("nvidia_cli::list_as_documented", HOST, list_as_documented),
     ("nvidia_cli::list_of_a_mig_host", HOST, list_of_a_mig_host),
     ("nvidia_cli::list_says_what_is_what", HOST, list_says_what_is_what),
+    ("nvidia_cli::list_names_what_it_does_not_know", HOST, list_names_what_it_does_not_know),
     ("nvidia_cli::a_broken_gpu", HOST, a_broken_gpu),
     ("nvidia_cli::a_plain_user", HOST, a_plain_user),
     ("nvidia_cli::modules_first", HOST, modules_first),
@@ -167,6 +168,40 @@ fn list_of_a_mig_host() {
     }
     let stderr = cli(&fake.root, &["list", "-d", "0:1", "--mig-config=all"]).failed(1);
     assert!(stderr.contains("cannot go with chosen MIG devices"), "{stderr}");
+}
+
+/// Libraries of a driver that is newer than this program, of both architectures: they are listed, and a person sees which.
+fn list_names_what_it_does_not_know() {
+    let fake = host();
+    let root = fake.root.display();
+    sh(&format!(
+        "cd '{root}'; for dir in usr/lib usr/lib64; do cp $dir/libcuda.so.535.183.01 $dir/libnvidia-later.so.535.183.01; done"
+    ))
+    .ok();
+    let ours = |options: &[&str]| {
+        let mut list = Command::new(HOOK);
+        run(list.arg("list").args(options).arg("--root").arg(&fake.root).env_clear())
+    };
+    let note = "oci-nvidia-hook: note: libraries of the driver are not in the catalogue: \
+                \"libnvidia-later.so.535.183.01\" (ONH-225)\nhint: ";
+    for options in [&[][..], &["--libraries"], &["--compat32"]] {
+        let ran = ours(options);
+        assert!(ran.code == Some(0) && ran.stderr.starts_with(note), "{options:?}: {ran:?}");
+        assert!(ran.stdout.lines().all(|line| line.starts_with('/')), "{ran:?}");
+        assert!(ran.stdout.contains("/libnvidia-later.so.535.183.01\n"), "{ran:?}");
+    }
+    assert_eq!(ours(&["--binaries"]).stderr, "", "no libraries are listed");
+    let items: Vec<serde_json::Value> = serde_json::from_str(&ours(&["--json"]).stdout).unwrap();
+    let marked: Vec<_> = items.iter().filter(|item| item["catalogued"] == false).collect();
+    let paths: Vec<_> = marked.iter().map(|item| (item["path"].as_str().unwrap(), &item["kind"])).collect();
+    let (native, other) = (&"library".into(), &"library-32".into());
+    assert_eq!(
+        paths,
+        [("/usr/lib64/libnvidia-later.so.535.183.01", native), ("/usr/lib/libnvidia-later.so.535.183.01", other)]
+    );
+    // What reads the other program's output expects nothing more.
+    let theirs = cli(&fake.root, &["list"]);
+    assert!(theirs.stdout.contains("libnvidia-later") && theirs.stderr.is_empty(), "{theirs:?}");
 }
 
 /// What ours has beside that: the kind of each, and kinds that the other program does not know.

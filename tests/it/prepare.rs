@@ -5,14 +5,19 @@ use std::process::Command;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
-use crate::support::{HOOK, Ran, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, run_with, scratch, sh};
 
 pub const TESTS: &[Test] = &[
     ("prepare::what_a_request_needs_is_made", NEEDS, what_a_request_needs_is_made),
     ("prepare::nothing_more_is_made", NEEDS, nothing_more_is_made),
     ("prepare::one_number_and_one_command", NEEDS, one_number_and_one_command),
     ("prepare::failures_are_reported", NEEDS, failures_are_reported),
+    ("prepare::a_plain_user_reads_what_root_has_to_do", USER_NEEDS, a_plain_user),
+    ("prepare::doctor_reports_a_node_once", NEEDS, doctor_reports_a_node_once),
 ];
+
+const USER_NEEDS: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("setpriv")];
 
 /// A host with the fake driver's nodes in its own /dev and the kernel module's reports in its own /proc. Libraries are in a
 /// driver root that has files only, as on GKE.
@@ -45,13 +50,18 @@ impl Host {
 
     /// The program in the mount namespace of that host.
     fn program(&self) -> Command {
+        self.program_by(&[HOOK])
+    }
+
+    /// The same, started by these words.
+    fn program_by(&self, words: &[&str]) -> Command {
         let script = format!(
             "mount --bind '{dir}/dev' /dev; mount -t tmpfs proc /proc/driver; cp -a '{dir}/proc/driver/.' /proc/driver; \
              mount --bind '{dir}/proc/devices' /proc/devices; exec \"$@\"",
             dir = self.kept.path().display()
         );
         let mut program = Command::new("unshare");
-        program.args(["-m", "sh", "-euc", &script, "sh", HOOK]).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        program.args(["-m", "sh", "-euc", &script, "sh"]).args(words).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         program
     }
 
@@ -214,4 +224,69 @@ fn failures_are_reported() {
         "{stderr}"
     );
     assert!(stderr.contains("\nhint: run \"mknod -m 660 /dev/nvidia0 c 195 0\" as root\n"), "{stderr}");
+}
+
+/// Of a user who is not in the nodes' group: one number, and the group by its name, or with the command that gives it one.
+fn a_plain_user() {
+    const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let host = Host::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
+    // Where the user can reach them: the program, the libraries and config.toml.
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = place.path().display();
+    sh(&format!("chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp -a '{}' '{path}/root'", host.fake.root.display()))
+        .ok();
+    let (program, config) = (format!("{path}/hook"), format!("{path}/config.toml"));
+    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n")).unwrap();
+    let call = |by: &[&str], verb: &str| {
+        let words: Vec<_> = NOBODY.iter().chain(by).copied().chain([program.as_str(), "--config", &config]).collect();
+        run_with(host.program_by(&words).arg(verb), b"")
+    };
+    let stderr = call(&[], "prepare").failed(1);
+    assert!(stderr.contains("only root of the host can make device nodes (ONH-006)\nhint: run \"sudo "), "{stderr}");
+    let named = "as root: usermod -aG video nobody, and log in again";
+    let unnamed = "as root: groupadd -g 4321 gpu4321 && usermod -aG gpu4321 nobody, and log in again";
+    for (group, hint) in [("video", named), ("4321", unnamed)] {
+        sh(&format!("chgrp {group} '{}'/nvidia*", host.dev("").display())).ok();
+        let stderr = call(&[], "info").failed(1);
+        assert!(stderr.contains("this user may not open the GPUs: "), "{stderr}");
+        assert!(stderr.contains(&format!("(ONH-019)\nhint: {hint}\n")), "{stderr}");
+        let doctor = call(&[], "doctor").stdout;
+        assert!(doctor.contains("user nobody may not open \"/dev/nvidiactl\""), "{doctor}");
+        assert!(doctor.contains(&format!("fix: {hint}\n")), "{doctor}");
+        assert!(doctor.contains("(ONH-211)") && !doctor.contains("ONH-019"), "{doctor}");
+    }
+    // In a user namespace, as rootless Podman has one, the node's group has no number: the driver's parameters have it.
+    let stderr = call(&["unshare", "-Ur"], "info").failed(1);
+    assert!(stderr.contains("(ONH-019)\nhint: as root: usermod -aG video USER, and log in again\n"), "{stderr}");
+    let doctor = call(&[], "doctor");
+    assert!(doctor.stdout.contains("fix: as root: groupadd"), "{doctor:?}");
+}
+
+/// One fault is one finding, with the command that is all it takes.
+fn doctor_reports_a_node_once() {
+    let host = Host::new(&["--gpus", "2", "--mig"]);
+    let doctor = |checks: &[&str]| -> Vec<(String, String, String)> {
+        let mut doctor = host.program();
+        let ran = run_with(doctor.arg("--config").arg(&host.fake.config).args(["doctor", "--json"]), b"");
+        let outcomes: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
+        let text = |outcome: &serde_json::Value, field: &str| outcome[field].as_str().unwrap_or_default().to_owned();
+        let mut of_driver: Vec<_> =
+            outcomes.iter().filter(|outcome| checks.contains(&&*text(outcome, "check"))).collect();
+        of_driver.retain(|outcome| outcome["id"].is_string());
+        of_driver.iter().map(|found| (text(found, "check"), text(found, "id"), text(found, "fix"))).collect()
+    };
+    let checks = ["nodes", "uvm", "modeset", "nvml", "gpus", "mig", "limits", "libraries", "hook-user"];
+    assert_eq!(doctor(&checks), []);
+    for (missing, check, id) in [
+        ("nvidia1", "nodes", "ONH-021"),
+        ("nvidia-modeset", "modeset", "ONH-223"),
+        ("nvidia-caps/nvidia-cap12", "mig", "ONH-021"),
+        ("nvidia-caps", "mig", "ONH-021"),
+    ] {
+        host.remove(missing);
+        let found = doctor(&checks);
+        assert_eq!(found, [(check.to_owned(), id.to_owned(), "oci-nvidia-hook prepare".to_owned())], "{missing}");
+        host.prepare(&[]).ok();
+        assert_eq!(doctor(&checks), [], "{missing}");
+    }
 }

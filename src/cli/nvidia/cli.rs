@@ -188,7 +188,7 @@ fn carry_out(line: &Line, log: &mut Log) -> Result<String> {
         }
         Verb::List => {
             options.prepare(&config, log)?;
-            list::text(&options.selection, &config, false, log)
+            list::text(&options.selection, &config, log)
         }
         _ => {
             let rootfs = line.operands.first().context("it names no rootfs")?;
