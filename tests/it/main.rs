@@ -51,6 +51,7 @@ mod limits;
 mod live;
 mod nvidia_cli;
 mod nvidia_ctk;
+mod obs;
 mod own_nodes;
 mod packages;
 mod packaging;
@@ -115,6 +116,7 @@ const ALL: &[&[Test]] = &[
     live::TESTS,
     nvidia_cli::TESTS,
     nvidia_ctk::TESTS,
+    obs::TESTS,
     own_nodes::TESTS,
     packages::TESTS,
     packaging::TESTS,
