@@ -34,10 +34,11 @@ test:
 engines:
 	@tests/engines/run $(SUITES)
 
-## Checks formatting and runs clippy.
+## Checks formatting, runs clippy, and checks the links in the documentation of the code.
 lint:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --quiet --no-deps --document-private-items
 	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 
 ## Looks for inputs that break a parser, SECONDS for each of TARGETS (all). The script sets RUSTC_BOOTSTRAP, because the

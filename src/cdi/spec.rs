@@ -121,7 +121,7 @@ pub struct Hook {
     pub hook_name: String,
     /// The program, absolute
     pub path: String,
-    /// With argv[0]
+    /// With `argv[0]`
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
     /// All of its environment; runc gives it the container's where this is empty

@@ -1,6 +1,6 @@
 //! `doctor`: what is wrong with a host, in the order in which things depend on each other.
 //!
-//! [`look`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
+//! [`look()`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
 //! [`Outcome`]s. Nothing is changed here. What cannot be seen without root is said, not guessed.
 
 pub mod bundle;

@@ -15,7 +15,7 @@ pub const PRECREATE: &str = "precreate";
 pub struct HookFile {
     /// The program
     pub path: PathBuf,
-    /// Its arguments, argv[0] among them
+    /// Its arguments, `argv[0]` among them
     pub args: Vec<String>,
     /// When engines have it run
     pub stages: Vec<String>,

@@ -22,7 +22,7 @@ pub struct Kind {
 macro_rules! kinds {
     ($($name:ident $id:literal $severity:ident $title:literal, $why:literal;)*) => {
         $(
-            #[doc = $title]
+            #[doc = concat!("`", $title, "`")]
             pub static $name: Kind = Kind { id: $id, severity: $severity, title: $title, why: $why };
         )*
         /// All of them, in the order of their numbers.

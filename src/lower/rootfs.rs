@@ -16,7 +16,7 @@ use crate::paths::{ContainerPath, HostPath};
 /// The verb of the hook entry.
 pub const VERB: &str = "rootfs";
 const OUTSIDE: &str = "--outside";
-/// The program's own name, argv[0] of the hook entry.
+/// The program's own name, `argv[0]` of the hook entry.
 pub const PROGRAM: &str = "oci-nvidia-hook";
 
 /// What is left to do.
@@ -64,7 +64,7 @@ impl RootfsEdits {
         }
     }
 
-    /// The arguments, argv[0] first; `None` if there is nothing to do. What is not UTF-8 cannot be written in a spec and
+    /// The arguments, `argv[0]` first; `None` if there is nothing to do. What is not UTF-8 cannot be written in a spec and
     /// is left out.
     #[must_use]
     pub fn to_args(&self) -> Option<Vec<String>> {
@@ -107,7 +107,7 @@ impl RootfsEdits {
         Some(args)
     }
 
-    /// Reads arguments, without argv[0] and the verb.
+    /// Reads arguments, without `argv[0]` and the verb.
     ///
     /// # Errors
     /// If one is unknown or wrong.

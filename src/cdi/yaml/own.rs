@@ -1,4 +1,4 @@
-//! What [`print`](super::print) printed, read back in a tenth of the time that any YAML takes: most specs that are read here
+//! What [`super::print`] printed, read back in a tenth of the time that any YAML takes: most specs that are read here
 //! are our own, at boot and whenever something may have changed.
 //!
 //! Nothing is taken on trust: what is read is printed again, and if that is not the same text, to the byte, somebody else wrote

@@ -1,6 +1,6 @@
 //! `doctor --container`: what a running container lacks, whoever set it up: files, device nodes, the right to open them.
 //!
-//! [`find`] finds its process, [`look`] reads what that sees into [`ContainerFacts`], and the checks here are pure. The container
+//! [`find`] finds its process, [`mod@look`] reads what that sees into [`ContainerFacts`], and the checks here are pure. The container
 //! is hostile: its files are opened below its root and never run, and of what is no regular file nothing is read.
 
 pub mod find;

@@ -1,7 +1,7 @@
 //! Ours put into a cache without taking it to pieces: of thousands of libraries only the few are looked at that stand next to
 //! ours, and the image's strings stay where they are.
 //!
-//! For the layout of today's ldconfig, and only if the file is as ldconfig writes it; [`parse`](super::parse) and
+//! For the layout of today's ldconfig, and only if the file is as ldconfig writes it; [`parse`](super::parse()) and
 //! [`Cache::merge`] do the same for every other.
 
 use std::borrow::Cow;

@@ -12,7 +12,7 @@ use super::{
 };
 
 impl Cache<'_> {
-    /// The file: equal caches give equal bytes, and [`parse`](super::parse) gives this cache back.
+    /// The file: equal caches give equal bytes, and [`parse`](super::parse()) gives this cache back.
     ///
     /// # Errors
     /// If a name or a path has a NUL byte, or if it has grown beyond what `parse` accepts.
