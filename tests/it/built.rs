@@ -33,7 +33,7 @@ pub fn stripped() -> &'static Path {
 }
 
 /// A cargo for builds of packages: it takes the one command line that builds them, checks that the vendored crates of the
-/// tree in which it is called are complete, and hands over the program that is compiled already. The builds of
+/// tree in which it is called are complete (all files that cargo has checksums of), and hands over the program that is compiled already. The builds of
 /// `zypper.rs` and `packaging/reproducible` compile from the same tarballs.
 pub fn cargo() -> &'static Path {
     static CARGO: OnceLock<PathBuf> = OnceLock::new();
@@ -49,6 +49,10 @@ pub fn cargo() -> &'static Path {
              esac\n\
              test -d vendor\n\
              '{real}' fetch --locked --offline\n\
+             for crate in vendor/*/; do\n\
+               (cd \"$crate\"; tr '{{,}}' '\\n' <.cargo-checksum.json | sed -n 's/^\"\\(.*\\)\":\"[0-9a-f]*\"$/\\1/p' |\n\
+                 grep -vx package | xargs -d '\\n' ls -d >/dev/null)\n\
+             done\n\
              dir=${{CARGO_TARGET_DIR:-target}}/release\n\
              mkdir -p \"$dir\"\n\
              cp '{built}' \"$dir/oci-nvidia-hook\"\n",
