@@ -26,7 +26,7 @@ demo:
 test:
 	@tests/install-tools
 	@$(MAKE) --no-print-directory lint
-	$(CARGO) test --locked
+	$(CARGO) test --locked --workspace
 	@tests/as-plain-user
 
 ## Runs the tests with the engines of other Debian releases. It makes their root file systems: docs/compatibility.md. As root, with
@@ -36,9 +36,9 @@ engines:
 
 ## Checks formatting, runs clippy, and checks the links in the documentation of the code.
 lint:
-	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --quiet --no-deps --document-private-items
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items
 	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 
 ## Looks for inputs that break a parser, SECONDS for each of TARGETS (all). The script sets RUSTC_BOOTSTRAP, because the

@@ -13,15 +13,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use oci_nvidia_hook::config::{Config, Limits};
-use oci_nvidia_hook::driver::ldcache::{self, Arch, Cache, Layout, NewEntry};
-use oci_nvidia_hook::driver::libraries::{LinkerCache, Search};
-use oci_nvidia_hook::driver::{DriverRoot, locate};
-use oci_nvidia_hook::inventory::select::select;
-use oci_nvidia_hook::inventory::{BusId, Gpu, Inventory};
+use base::paths::HostPath;
+use base::tree::Tree;
+use nvidia_host::config::{Config, Limits};
+use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::driver::ldcache::{self, Arch, Cache, Layout, NewEntry};
+use nvidia_host::driver::libraries::{LinkerCache, Search};
+use nvidia_host::driver::locate;
+use nvidia_host::inventory::select::select;
+use nvidia_host::inventory::{BusId, Gpu, Inventory};
 use oci_nvidia_hook::oci::{insertion, spec_view};
-use oci_nvidia_hook::paths::HostPath;
-use oci_nvidia_hook::request::{Decision, VisibleDevices, from_spec};
+use oci_nvidia_hook::request::{Decision, from_spec};
 
 /// Long enough for the clock, and how many of these.
 const BATCH: Duration = Duration::from_millis(5);
@@ -33,7 +35,9 @@ fn main() {
     for (name, text) in [("of a usual size", &small), ("of a megabyte", &large)] {
         let name = |what: &str| format!("config.json {name} ({} KB), {what}", text.len() / 1000);
         let here = Path::new("/bundle");
-        measure(&name("nothing asked"), || spec_view::parse_if_asked(text.as_bytes(), here).unwrap().env.len());
+        measure(&name("nothing asked"), || {
+            spec_view::parse_if(text.as_bytes(), here, oci_nvidia_hook::request::may_ask).unwrap().env.len()
+        });
         measure(&name("looked at whole"), || spec_view::parse(text.as_bytes(), here).unwrap().mounts.len());
         let items = [serde_json::json!({"destination": "/x"})];
         measure(&name("a mount added"), || {
@@ -72,7 +76,7 @@ fn main() {
     let root = dir.path().join("root");
     let made = Command::new(make).arg(&root).args(["--no-dev", "--build"]).arg(dir.path().join("build")).status();
     assert!(made.unwrap().success());
-    let root = DriverRoot::open(&HostPath::new(&root)).unwrap();
+    let root = Tree::open(&HostPath::new(&root)).unwrap();
     let asked = |capabilities: &str| {
         let env = ["NVIDIA_VISIBLE_DEVICES=all".to_owned(), format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}")];
         let text = serde_json::json!({"root": {"path": "/r"}, "process": {"env": env}}).to_string();

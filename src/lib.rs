@@ -22,30 +22,17 @@
 //! | [`driver`], [`inventory`], [`nvml`], [`host`] | what the host has |
 //! | [`edits`], [`lower`] | what the container gets |
 //! | [`cdi`] | the same as devices that engines know by name |
-//! | [`inject`], [`sys`] | doing it |
-//! | [`cli`], [`log`], [`error`], [`few`], [`finding`], [`nearest`], [`paths`] | around it |
+//! | [`inject`] | doing it |
+//! | [`cli`], [`log`], [`record`] | around it |
 
-pub mod cdi;
+pub mod cdi_check;
 pub mod cli;
-pub mod config;
 pub mod doctor;
-pub mod driver;
-pub mod edits;
 pub mod engine;
-pub mod error;
-pub mod few;
-pub mod finding;
-pub mod host;
 pub mod inject;
-pub mod inventory;
-pub mod json;
 pub mod log;
 pub mod lower;
-pub mod nearest;
-pub mod nvml;
 pub mod oci;
-pub mod paths;
-pub mod patience;
 pub mod record;
 pub mod request;
-pub mod sys;
+pub mod select;

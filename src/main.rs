@@ -4,9 +4,9 @@
 
 use std::process::ExitCode;
 
+use base::sys::process;
 use oci_nvidia_hook::cli;
 use oci_nvidia_hook::cli::terminal::Terminal;
-use oci_nvidia_hook::sys::process;
 
 /// Called by the C runtime, past what Rust's runtime does before it calls a main of its own: it reads
 /// /proc/self/maps for a message about stack overflows, which takes longer than a container without GPUs takes here.

@@ -7,29 +7,26 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use base::paths::HostPath;
+use base::report::{Finding, catalog, failure, line};
+use base::tree::Tree;
+use cdi_spec::file::Format;
+use cdi_spec::spec::Spec;
+use cdi_spec::{name, registry};
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::cdi::generate::{Named, Naming, sources, spec};
+use nvidia_host::cdi::lower::{HostFacts, NodeFacts};
+use nvidia_host::cdi::stamp::Stamp;
+use nvidia_host::config::Config;
+use nvidia_host::edits::{DeviceNode, Edits, Wanted};
+use nvidia_host::host::Host;
+use nvidia_host::inventory::Inventory;
+use nvidia_host::inventory::select::{permitted_devices, permitted_failed};
+
 use super::status::this_user;
 use super::{cdi_check, info, output};
-use crate::cdi::file::{self, Format};
-use crate::cdi::generate::{Named, Naming, sources, spec};
-use crate::cdi::name;
-use crate::cdi::registry;
-use crate::cdi::spec::Spec;
-use crate::cdi::stamp::Stamp;
-use crate::config::Config;
-use crate::driver::DriverRoot;
-use crate::edits::{DeviceNode, Edits};
 use crate::engine::look;
-use crate::error::{failure, line};
-use crate::few;
-use crate::finding::{Finding, catalog};
-use crate::host::Host;
-use crate::inventory::Inventory;
-use crate::inventory::select::{permitted_devices, permitted_failed};
 use crate::log::Log;
-use crate::lower::cdi::{HostFacts, NodeFacts};
-use crate::lower::rootfs::RootfsEdits;
-use crate::paths::HostPath;
-use crate::request::{GpuRequest, Omit, VisibleDevices};
 
 /// What to do with specs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +128,7 @@ impl Options {
         match &self.output {
             None => {
                 let format = self.format.unwrap_or_default();
-                Ok((Some(format.default_path()), format))
+                Ok((Some(nvidia_host::cdi::default_path(format)), format))
             }
             Some(path) if path == Path::new("-") => Ok((None, self.format.unwrap_or_default())),
             Some(path) => match Format::of(path) {
@@ -176,7 +173,7 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
     let text = format.print(&spec)?;
     match path {
         Some(path) => {
-            file::write(&path, &text)?;
+            nvidia_host::cdi::write(&path, &text)?;
             let mut log = Log::default();
             log.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
             cdi_check::doubts(&path, options).iter().for_each(|doubt| log.finding(doubt));
@@ -254,7 +251,7 @@ fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options)
         (stamp, None) => spec_of(config, options, stamp, &Host::look_afresh(config)?)?,
     };
     if !spec.devices.is_empty() {
-        file::write(path, &format.print(&spec)?)?;
+        nvidia_host::cdi::write(path, &format.print(&spec)?)?;
     } else if old_stamp.is_some() {
         // It speaks of GPUs that are gone. A spec of another program's is not ours to remove.
         std::fs::remove_file(path)?;
@@ -264,11 +261,11 @@ fn refresh_once(path: &Path, format: Format, config: &Config, options: &Options)
 
 /// The spec of this host. A device that cannot be given is left out, and said.
 fn spec_of(config: &Config, options: &Options, stamp: Option<Stamp>, host: &Host) -> Result<Spec> {
-    let request = request(config);
-    let (common, mut findings) = host.common_edits(&request)?;
+    let wanted = wanted(config);
+    let (common, mut findings) = host.common_edits(&wanted)?;
     let mut devices = Vec::new();
     for device in permitted_devices(&host.inventory, &config.devices) {
-        match host.device_edits(&request, device) {
+        match host.device_edits(&wanted, device) {
             Ok(edits) => devices.push(Named { names: options.naming.names(device), edits }),
             Err(error) => findings.push(left_out(line(&error))),
         }
@@ -300,17 +297,8 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<Stamp>, host: &Host
 }
 
 /// All of the driver: a spec knows no container that could ask for less.
-fn request(config: &Config) -> GpuRequest {
-    GpuRequest {
-        devices: VisibleDevices::All,
-        asked_by: "CDI".to_owned(),
-        capabilities: config.supported_driver_capabilities,
-        requirements: Vec::new(),
-        mig_config: None,
-        mig_monitor: None,
-        imex_channels: Vec::new(),
-        omit: Omit::default(),
-    }
+fn wanted(config: &Config) -> Wanted {
+    Wanted { capabilities: config.supported_driver_capabilities, gpus: true, ..Wanted::default() }
 }
 
 fn left_out(what: String) -> Finding {
@@ -323,7 +311,7 @@ fn left_out(what: String) -> Finding {
 
 /// An engine that does not know this field refuses the whole file.
 fn engines_read_gids() -> bool {
-    DriverRoot::open(&HostPath::new("/")).is_ok_and(|host| look::all_read_cdi(&host, this_user(), "0.7.0"))
+    Tree::open(&HostPath::new("/")).is_ok_and(|host| look::all_read_cdi(&host, this_user(), "0.7.0"))
 }
 
 /// This program: what engines start.
@@ -348,5 +336,5 @@ pub(super) fn nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<Host
         let stat = rustix::fs::lstat(node.source.as_path()).ok()?;
         Some((node.source.clone(), NodeFacts::of(&stat)))
     };
-    few::map(edits.flat_map(|edits| &edits.nodes).filter_map(look))
+    BTreeMap::from_iter(edits.flat_map(|edits| &edits.nodes).filter_map(look))
 }

@@ -9,24 +9,24 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::json;
 
+use base::paths::HostPath;
+use base::report::{Finding, catalog, one_line};
+use base::tree::Tree;
+use cdi_spec::registry::{self, Found, SpecFile};
+use nvidia_host::cdi::stamp::Stamp;
+use nvidia_host::config::Config;
+use nvidia_host::host::Host;
+
 use super::status::this_user;
 use super::{Options, info, output};
-use crate::cdi::check::{self, Now, Verdict};
-use crate::cdi::registry::{self, Found, SpecFile};
-use crate::cdi::stamp::Stamp;
-use crate::config::Config;
-use crate::driver::DriverRoot;
+use crate::cdi_check::{self, Now, Verdict};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
 use crate::engine::look;
-use crate::error::one_line;
-use crate::finding::{Finding, catalog};
-use crate::host::Host;
 use crate::log::Log;
-use crate::paths::HostPath;
 
 /// Where each engine looks, or all of them in the directories of the command line.
-fn views(options: &Options, look: impl Fn(&DriverRoot) -> Vec<View>) -> Vec<View> {
-    let views = DriverRoot::open(&HostPath::new("/")).map(|host| look(&host)).unwrap_or_default();
+fn views(options: &Options, look: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
+    let views = Tree::open(&HostPath::new("/")).map(|host| look(&host)).unwrap_or_default();
     let given = &options.cdi.spec_dirs;
     if given.is_empty() && !views.is_empty() {
         return views;
@@ -47,7 +47,7 @@ fn places(options: &Options) -> Vec<View> {
 pub fn list(options: &Options) -> Result<ExitCode> {
     let names = names_of(options);
     if options.json {
-        return Ok(output::print(&(crate::json::pretty(&names)? + "\n")));
+        return Ok(output::print(&(base::json::pretty(&names)? + "\n")));
     }
     if names.is_empty() {
         // A script that reads names reads none; a person sees why.
@@ -94,7 +94,7 @@ pub fn check(options: &Options) -> Result<ExitCode> {
         text += &in_words(&verdicts, &dirs, &readers);
         data.push(json!({"engines": engines, "spec_dirs": dirs, "verdicts": verdicts}));
     }
-    let text = if options.json { crate::json::pretty(&data)? + "\n" } else { text };
+    let text = if options.json { base::json::pretty(&data)? + "\n" } else { text };
     let printed = output::print(&text);
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
@@ -129,7 +129,7 @@ pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
         };
         let files = registry::read(&dirs);
         let is_ours = |file: &SpecFile| file.priority == priority && file.path.file_name() == path.file_name();
-        let other = files.iter().position(is_ours).and_then(|ours| check::in_the_way(&files, ours));
+        let other = files.iter().position(is_ours).and_then(|ours| cdi_check::in_the_way(&files, ours));
         doubts.extend(other.map(|other| {
             let what = format!("{:?} has devices of the same names", other.path);
             let fix = format!("run \"rm {}\"", other.path.display());
@@ -146,19 +146,19 @@ fn is_in(path: &Path, dir: &Path) -> bool {
 }
 
 fn judge(files: &[SpecFile], now: &Now<'_>, options: &Options) -> Vec<Verdict> {
-    let mut devices = check::devices(files, now, |path| rustix::fs::lstat(path).is_ok());
+    let mut devices = cdi_check::devices(files, now, |path| rustix::fs::lstat(path).is_ok());
     if options.cdi.names.is_empty() {
-        devices.extend(check::files(files));
+        devices.extend(cdi_check::files(files));
         return devices;
     }
     let named = |name: &String| {
         let known = devices.iter().find(|device| device.subject == *name);
-        known.cloned().unwrap_or_else(|| check::unknown(name, &devices))
+        known.cloned().unwrap_or_else(|| cdi_check::unknown(name, &devices))
     };
     let mut named: Vec<_> = options.cdi.names.iter().map(named).collect();
     if named.iter().any(|verdict| verdict.file.is_empty()) {
         // It may be in one of these.
-        named.extend(check::files(files));
+        named.extend(cdi_check::files(files));
     }
     named
 }

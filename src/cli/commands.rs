@@ -1,8 +1,9 @@
 //! The command line of `oci-nvidia-hook`, as data.
 
+use Completes::{CdiDevices, Commands, Directories, Files, Nothing, Words};
+
 use super::grammar::{Command, Completes, Operand, Opt, Program, option, switch};
 use super::{Verb, cdi, hook};
-use Completes::{CdiDevices, Commands, Directories, Files, Nothing, Words};
 
 /// What is parsed, explained and completed.
 pub static PROGRAM: Program = Program {
@@ -188,18 +189,18 @@ static COMMANDS: &[Command] = &[
                 driver is asked for its GPUs. Libraries that this program does not know are named on stderr; containers get \
                 them with NVIDIA_DRIVER_CAPABILITIES=all only.",
         options: &[
-            &super::select::DEVICE,
-            &super::select::LIBRARIES,
-            &super::select::BINARIES,
-            &super::select::IPCS,
-            &super::select::FIRMWARES,
-            &super::select::COMPAT32,
-            &super::select::MIG_CONFIG,
-            &super::select::MIG_MONITOR,
-            &super::select::IMEX_CHANNEL,
-            &super::select::NO_PERSISTENCED,
-            &super::select::NO_FABRICMANAGER,
-            &super::select::NO_GSP_FIRMWARE,
+            &super::selection::DEVICE,
+            &super::selection::LIBRARIES,
+            &super::selection::BINARIES,
+            &super::selection::IPCS,
+            &super::selection::FIRMWARES,
+            &super::selection::COMPAT32,
+            &super::selection::MIG_CONFIG,
+            &super::selection::MIG_MONITOR,
+            &super::selection::IMEX_CHANNEL,
+            &super::selection::NO_PERSISTENCED,
+            &super::selection::NO_FABRICMANAGER,
+            &super::selection::NO_GSP_FIRMWARE,
             &JSON,
             &ROOT,
         ],
@@ -217,7 +218,7 @@ static COMMANDS: &[Command] = &[
         about: "So no container has to wait for that. It prints what it did, a line each, and nothing where nothing is \
                 missing. What fails is reported on stderr, and the exit status is 1. IMEX channels are made where they \
                 are named, and channel 0 where the driver is configured to share it (NVreg_CreateImexChannel0=1).",
-        options: &[&super::select::IMEX_CHANNEL, &ROOT],
+        options: &[&super::selection::IMEX_CHANNEL, &ROOT],
         examples: &[],
     },
     Command {

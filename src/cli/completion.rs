@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use super::grammar::{Command, Completes, Opt};
-use super::{PROGRAM, cdi_check, grammar, output, usage_error};
-use crate::error::one_line;
+use base::report::one_line;
+
+use super::grammar::{self, Command, Completes, Opt};
+use super::{PROGRAM, cdi_check, output, usage_error};
 
 /// What the scripts call, with the words of the line but for the program's name. Nobody types it.
 pub(super) const VERB: &str = "__complete";

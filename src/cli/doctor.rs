@@ -6,17 +6,17 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use base::paths::HostPath;
+use base::report::{Finding, catalog, one_line};
+use base::tree::Tree;
+use nvidia_host::config;
+
 use super::status::this_user;
 use super::terminal::{Colour, Terminal};
 use super::{Options, output};
-use crate::config;
 use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
-use crate::driver::DriverRoot;
 use crate::engine::status;
-use crate::error::one_line;
-use crate::finding::{Finding, catalog};
 use crate::log::Log;
-use crate::paths::HostPath;
 
 /// The exit status for the worst outcome: a wrong command line is 2, as everywhere.
 const fn code(worst: Status) -> u8 {
@@ -46,7 +46,7 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
         let printed = print(&outcomes, options, terminal)?;
         return Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) });
     }
-    let host = DriverRoot::open(&HostPath::new("/"))?;
+    let host = Tree::open(&HostPath::new("/"))?;
     let facts = doctor::look(&host, config, caller());
     let outcomes = doctor::examine(&facts);
     end_kept_answer(&facts);
@@ -62,7 +62,7 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
 
 /// Whether it was printed.
 fn print(outcomes: &[Outcome], options: &Options, terminal: Terminal) -> Result<bool> {
-    let text = if options.json { crate::json::pretty(&outcomes)? + "\n" } else { text(outcomes, terminal) };
+    let text = if options.json { base::json::pretty(&outcomes)? + "\n" } else { text(outcomes, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 

@@ -9,22 +9,24 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::Value;
 
+use base::json;
+use base::paths::{ContainerPath, HostPath};
+use base::read::read_limited;
+use base::report::{Finding, catalog, failure, one_line};
+use nvidia_host::config::Config;
+use nvidia_host::edits::Edits;
+use nvidia_host::host::Host;
+use nvidia_host::inventory::report;
+
 use super::plan::{self, Verdict};
 use super::{Options, Stage, USAGE, output, precreate};
-use crate::config::Config;
-use crate::edits::Edits;
-use crate::error::{failure, one_line};
-use crate::finding::{Finding, catalog};
-use crate::host::{self, Host};
 use crate::inject::container::Container;
-use crate::inventory::report;
-use crate::json;
 use crate::log::Log;
 use crate::lower::text;
 use crate::oci::{self, SpecView};
-use crate::paths::{ContainerPath, HostPath};
 use crate::request::asked::Asked;
 use crate::request::{self, Decision, GpuRequest};
+use crate::select;
 
 /// All that there is to tell. The names are an interface.
 #[derive(Debug, Serialize)]
@@ -122,7 +124,7 @@ fn follow(input: Input, options: &Options, explanation: &mut Explanation) -> Res
     explanation.request = Some(Asked::from(&*request));
     if let Some(file) = &options.inventory {
         let inventory = report::read(file)?;
-        let (devices, findings) = host::decide(&request, &inventory, &config)?;
+        let (devices, findings) = select::decide(&request, &inventory, &config)?;
         explanation.findings.extend(findings);
         explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
     } else if !options.request_only
@@ -215,7 +217,7 @@ fn read_input(options: &Options) -> Result<Input, (anyhow::Error, ExitCode)> {
     let stdin = std::io::stdin();
     let bytes = match stdin.is_terminal() {
         true => Vec::new(),
-        false => oci::read_limited(stdin.lock(), oci::MAX_JSON).context("cannot read stdin").map_err(failed)?,
+        false => read_limited(stdin.lock(), oci::MAX_JSON).context("cannot read stdin").map_err(failed)?,
     };
     if bytes.iter().all(u8::is_ascii_whitespace) {
         let what = "no container is named, and there is no config.json on stdin";
@@ -230,11 +232,11 @@ fn read_container(input: Input, options: &Options) -> Result<(SpecView, Called)>
         Input::Bundle(bundle) if is_precreate => {
             let path = bundle.join("config.json");
             let file = std::fs::File::open(&path).with_context(|| format!("cannot open {path:?}"))?;
-            (oci::read_limited(file, oci::MAX_JSON).with_context(|| format!("cannot read {path:?}"))?, bundle)
+            (read_limited(file, oci::MAX_JSON).with_context(|| format!("cannot read {path:?}"))?, bundle)
         }
         Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, Called::WithState(0))),
         // The bundle is the working directory.
-        Input::Text(bytes) => (bytes, crate::sys::in_root::working_directory()?),
+        Input::Text(bytes) => (bytes, base::sys::in_root::working_directory()?),
     };
     if is_precreate || (options.stage.is_none() && oci::is_spec(&bytes)) {
         let spec = oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec")?;

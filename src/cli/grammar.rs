@@ -5,10 +5,10 @@ use std::ffi::{OsStr, OsString};
 
 use anyhow::Result;
 
+use base::nearest::nearest;
+use base::report::{catalog, failure};
+
 use super::Verb;
-use crate::error::failure;
-use crate::finding::catalog;
-use crate::nearest::nearest;
 
 /// A program, under one of the names that it is called by.
 #[derive(Debug)]

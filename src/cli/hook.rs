@@ -7,29 +7,30 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use nix::unistd::Pid;
 
+use base::paths::{ContainerPath, HostPath};
+use base::read::read_limited;
+use base::report::{Failure, Finding, catalog, classify, line};
+use base::sys::in_root::Root;
+use base::sys::{ns, proc_file};
+use nvidia_host::capability::DRIVER_CAPABILITIES;
+use nvidia_host::config::Config;
+use nvidia_host::edits::{Edits, Wanted};
+use nvidia_host::host::Host;
+use nvidia_host::prepare::Places;
+use nvidia_host::timeouts;
+
 use super::plan::{self, Verdict};
 use super::prepare::{Prepared, may_prepare, prepare_host};
-use crate::config::Config;
-use crate::driver::DriverRoot;
-use crate::driver::prepare::Places;
-use crate::edits::Edits;
-use crate::error::{Failure, classify, line};
-use crate::finding::{Finding, catalog};
-use crate::host::{self, Host};
-use crate::inject::cgroup::DeviceRule;
 use crate::inject::container::{self, Container};
 use crate::inject::{self, cgroup, leftovers};
 use crate::log::Log;
+use crate::oci::device_rules::{DeviceRule, already_allowed};
 use crate::oci::{self, SpecView, State};
-use crate::paths::{ContainerPath, HostPath};
-use crate::patience;
 use crate::record::Outcome;
 use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 use crate::request::asked::Asked;
 use crate::request::{self, GpuRequest};
-use crate::sys::in_root::Root;
-use crate::sys::{ns, proc_file};
 
 /// A container has ended: what its start created in its file system goes, and its record, unless it failed.
 #[must_use]
@@ -94,7 +95,7 @@ pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
     let bytes = read_stdin()?;
     let state = oci::state::parse(&bytes)?;
-    let spec = oci::spec_view::read_if_asked(&state.bundle).map_err(|error| {
+    let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
         // crun up to 1.28 names "/" as the bundle of a container with a user namespace and devices: the state is all that
         // is known of it, and the record all that is left of its start.
         log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
@@ -158,7 +159,7 @@ pub(super) fn open_log(config: &Config, log: &mut Log) {
 }
 
 fn read_stdin() -> Result<Vec<u8>> {
-    oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")
+    read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")
 }
 
 /// The host, and what the container gets of it; what there is to say about that is in the log. `None` if it gets nothing,
@@ -266,7 +267,7 @@ pub fn in_words(edits: &Edits, host: &Host, request: &GpuRequest) -> String {
         edits.files.len(),
         edits.nodes.len(),
         host.inventory.driver_version,
-        request::DRIVER_CAPABILITIES,
+        DRIVER_CAPABILITIES,
         request.capabilities
     )
 }
@@ -279,20 +280,21 @@ fn look_prepared(request: &GpuRequest, config: &Config, log: &mut Log) -> Result
     if !config.load_kmods {
         return look(config, log);
     }
+    let wanted = request.wanted()?;
     if is_bare(config)? {
-        prepare_for(request, config, log);
+        prepare_for(&wanted, config, log);
         return look(config, log);
     }
     let began = Instant::now();
     let host = look(config, log);
     // A GPU that was plugged in later, a MIG device that was just made: only now is it known what the request needs of them.
-    let is_complete = host.as_ref().is_ok_and(|host| !host.lacks_nodes(request));
+    let is_complete = host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
     let asking = began.elapsed();
-    if is_complete || !prepare_for(request, config, log) {
+    if is_complete || !prepare_for(&wanted, config, log) {
         return host;
     }
     // NVML is asked a second time. Both together may take as long as once.
-    look(&Config { nvml_timeout: patience::left_for_nvml(config.nvml_timeout, asking), ..config.clone() }, log)
+    look(&Config { nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, asking), ..config.clone() }, log)
 }
 
 /// Right after boot nothing may have made the driver's nodes yet, or the links by which systemd knows devices: runc before
@@ -301,21 +303,22 @@ fn is_bare(config: &Config) -> Result<bool> {
     if config.driver_root.as_path() != Path::new("/") {
         return Ok(false);
     }
-    let driver = DriverRoot::open(&config.driver_root)?;
+    let driver = nvidia_host::driver::open_root(&config.driver_root)?;
     let exists = |name: &str| driver.locate(Path::new(name)).is_ok();
     Ok(!["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(exists))
 }
 
 /// Returns whether anything was done. Nodes in a driver root of its own are a driver container's, which makes them itself.
-fn prepare_for(request: &GpuRequest, config: &Config, log: &mut Log) -> bool {
+fn prepare_for(wanted: &Wanted, config: &Config, log: &mut Log) -> bool {
     let prepare = || -> Result<_> {
-        let driver = DriverRoot::open(&config.driver_root)?;
+        let driver = nvidia_host::driver::open_root(&config.driver_root)?;
         let places = Places::of(driver, config.dev_root.as_ref())?;
         if places.dev.path().as_path() != Path::new("/") || !may_prepare()? {
             return Ok(Prepared::default());
         }
         log.record_so_far();
-        prepare_host(config, &host::channels_to_make(request, config), patience::MODULES)
+        let channels = if config.make_imex_channels { wanted.imex_channels.clone() } else { Vec::new() };
+        prepare_host(config, &channels, timeouts::MODULES)
     };
     // A failure is not reported here: the error about what is missing then is the one to read.
     let prepared = prepare().unwrap_or_default();
@@ -328,7 +331,7 @@ fn prepare_for(request: &GpuRequest, config: &Config, log: &mut Log) -> bool {
 /// runtime's, and survives what it does later.
 fn rules_to_add(edits: &Edits, spec: &SpecView) -> Vec<DeviceRule> {
     let rules = edits.nodes.iter().map(|node| DeviceRule { major: node.major, minor: node.minor });
-    rules.filter(|rule| !cgroup::already_allowed(&spec.device_rules, *rule)).collect()
+    rules.filter(|rule| !already_allowed(&spec.device_rules, *rule)).collect()
 }
 
 /// The container's first process and the runtime: at createContainer those above us. Their numbers are those of the pid

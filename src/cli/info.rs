@@ -5,14 +5,15 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use base::paths::HostPath;
+use base::report::{Finding, catalog};
+use nvidia_host::config::{self, Config};
+use nvidia_host::host::Host;
+use nvidia_host::inventory::report::Report;
+use nvidia_host::inventory::{FailedGpu, Gpu, Inventory};
+
 use super::{Options, output};
-use crate::config::{self, Config};
-use crate::finding::{Finding, catalog};
-use crate::host::Host;
-use crate::inventory::report::Report;
-use crate::inventory::{FailedGpu, Gpu, Inventory};
 use crate::log::Log;
-use crate::paths::HostPath;
 
 /// How it is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +53,7 @@ pub(super) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String>
             inventory.failed.iter().for_each(|failed| log.finding(&not_usable(failed)));
             table(&inventory)
         }
-        Form::Json => crate::json::pretty(&Report::from(&inventory))? + "\n",
+        Form::Json => base::json::pretty(&Report::from(&inventory))? + "\n",
     })
 }
 

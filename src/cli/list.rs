@@ -7,24 +7,25 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::json;
 
-use super::select::Selection;
+use base::paths::HostPath;
+use base::report::{Finding, catalog, failure};
+use base::tree::Tree;
+use nvidia_host::capability::{Capabilities, Capability, Omit};
+use nvidia_host::config::Config;
+use nvidia_host::driver::diagnosis;
+use nvidia_host::driver::ipc::{self, Ipc};
+use nvidia_host::driver::ldcache::Arch;
+use nvidia_host::driver::libraries::{Library, LinkerCache, Search};
+use nvidia_host::driver::locate::{DriverFiles, locate, unknown, unknown_finding};
+use nvidia_host::host::Host;
+use nvidia_host::inventory::caps::{MigCap, parse_line};
+use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
+use nvidia_host::inventory::select::Device;
+
+use super::selection::Selection;
 use super::{Options, info, output};
-use crate::config::Config;
-use crate::driver::ldcache::Arch;
-use crate::driver::libraries::{Library, LinkerCache, Search};
-use crate::driver::locate::{DriverFiles, locate, unknown, unknown_finding};
-use crate::driver::{DriverRoot, diagnosis, ipc};
-use crate::edits::Ipc;
-use crate::error::failure;
-use crate::finding::{Finding, catalog};
-use crate::host::{self, Host};
-use crate::inventory::caps::{MigCap, parse_line};
-use crate::inventory::procfs::{self, DRIVER_PROC};
-use crate::inventory::select::Device;
 use crate::log::Log;
-use crate::paths::HostPath;
-use crate::request::Omit;
-use crate::request::capabilities::{Capabilities, Capability};
+use crate::select;
 
 /// One of them.
 #[derive(Debug)]
@@ -107,7 +108,7 @@ fn json(items: &[Item]) -> Result<String> {
         }
         data
     };
-    Ok(crate::json::pretty(&items.iter().map(data).collect::<Vec<_>>())? + "\n")
+    Ok(base::json::pretty(&items.iter().map(data).collect::<Vec<_>>())? + "\n")
 }
 
 /// With them, the libraries among them that the catalogue lacks.
@@ -139,13 +140,14 @@ fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<(Vec<I
 fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
     let host = Host::look_afresh(config)?;
     let request = chosen.request(config.supported_driver_capabilities, config)?;
-    let (devices, mut findings) = host::decide(&request, &host.inventory, config)?;
+    let (devices, mut findings) = select::decide(&request, &host.inventory, config)?;
+    let wanted = request.wanted()?;
     let mut items = Vec::new();
     if chosen.devices.is_some() {
-        let common = host.common_nodes(&request, &mut findings)?;
+        let common = host.common_nodes(&wanted, &mut findings)?;
         let (mut gpus, mut drm, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         for device in &devices {
-            let edits = host.device_edits(&request, *device)?;
+            let edits = host.device_edits(&wanted, *device)?;
             let mounts = edits.proc_mask.unwrap_or_default().mounts;
             let access = mounts.into_iter().filter(|(path, _)| path.starts_with("capabilities"));
             parts.extend(
@@ -168,13 +170,13 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
         items.extend(common.chain(gpus).chain(parts).chain(drm));
     }
     findings.iter().for_each(|finding| log.finding(finding));
-    for channel in &request.imex_channels {
-        let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{}", host::imex_channel(channel)?));
+    for channel in &wanted.imex_channels {
+        let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
         items.push(item(path.clone(), &path, Kind::ImexChannel));
     }
-    host.mig_management(&request, &devices)?;
-    let asked = [(&request.mig_config, MigCap::Config), (&request.mig_monitor, MigCap::Monitor)];
-    for (_, cap) in asked.into_iter().filter(|(asked, _)| asked.is_some()) {
+    host.mig_management(&wanted, &devices)?;
+    let asked = [(wanted.mig_config, MigCap::Config), (wanted.mig_monitor, MigCap::Monitor)];
+    for (_, cap) in asked.into_iter().filter(|(asked, _)| *asked) {
         items.extend(mig_management(cap, &devices, &host));
     }
     Ok(items)
@@ -211,8 +213,8 @@ fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item>
 }
 
 /// The driver's files, and the libraries of it that the catalogue lacks. Of the loaded driver; where none is loaded, of the one whose libraries are there. NVML is not asked.
-fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles, Vec<Library>)> {
-    let root = DriverRoot::open(&config.driver_root)?;
+fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Library>)> {
+    let root = Tree::open(&config.driver_root)?;
     let cache = LinkerCache::read(&root, config.ldcache.as_ref());
     let module = procfs::read_version(&root.owner_of(DRIVER_PROC)?);
     let any = Search { root: &root, cache: &cache, version: "", dirs: &config.library_dirs };
@@ -231,7 +233,7 @@ fn find(config: &Config, log: &mut Log) -> Result<(DriverRoot, DriverFiles, Vec<
 }
 
 /// The sockets and directories of daemons that containers get.
-fn daemons(root: &DriverRoot, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> {
+fn daemons(root: &Tree, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> {
     let all = Capabilities::of(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
     refused.iter().for_each(|finding| log.finding(finding));

@@ -18,7 +18,7 @@ pub mod plan;
 pub mod precreate;
 pub mod prepare;
 pub mod rootfs;
-pub mod select;
+pub mod selection;
 pub mod status;
 pub mod terminal;
 pub mod why;
@@ -30,13 +30,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::error::failure;
-use crate::finding::catalog;
+use base::report::{catalog, failure};
+
 use crate::log::Log;
-use crate::lower::rootfs::{self as rootfs_edits, RootfsEdits};
 pub use commands::PROGRAM;
 use grammar::{Asked, Line};
-use select::Selection;
+use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
+use selection::Selection;
 use terminal::Terminal;
 
 /// What to do.
@@ -379,7 +379,7 @@ mod tests {
             &["completion"],
             &["why", "a", "b"],
         ] {
-            let text = crate::error::render(&parsed(args).unwrap_err());
+            let text = base::report::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains("--help"), "{text}");
         }
     }
@@ -404,7 +404,7 @@ mod tests {
             (&["--config", "-x", "prestart"], "--config FILE needs a value, and \"-x\" looks"),
             (&["cdi", "generate", "--output", "-x"], "--output FILE needs a value, and \"-x\" looks"),
         ] {
-            let text = crate::error::render(&parsed(args).unwrap_err());
+            let text = base::report::render(&parsed(args).unwrap_err());
             assert!(text.starts_with("wrong command line: ") && text.contains(says), "{text}");
             assert!(
                 text.contains("looks like an option: \"=\" joins them (ONH-002)\nhint: run \"oci-nvidia-hook "),
@@ -423,7 +423,7 @@ mod tests {
             (&["list", "--librarie"], "did you mean --libraries?"),
             (&["info", "--jsn"], "did you mean --json?"),
         ] {
-            let text = crate::error::render(&parsed(args).unwrap_err());
+            let text = base::report::render(&parsed(args).unwrap_err());
             assert!(text.contains(meant), "{text}");
         }
     }

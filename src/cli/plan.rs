@@ -7,22 +7,25 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use base::paths::ContainerPath;
+use base::report::{Finding, catalog, line};
+use base::sys::ns;
+use nvidia_host::capability::Capability;
+use nvidia_host::config::{self, Config, NoGpu};
+use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::driver::compat;
+use nvidia_host::edits::placement::RootfsFacts;
+use nvidia_host::edits::{DeviceNode, Edits};
+use nvidia_host::host::{self, Host};
+use nvidia_host::inventory::select::Device;
+
 use super::cdi::nodes;
-use crate::config::{self, Config, NoGpu};
-use crate::driver::compat;
-use crate::edits::{DeviceNode, Edits};
-use crate::error::line;
-use crate::finding::{Finding, catalog};
-use crate::host::{self, Host};
-use crate::inventory::select::Device;
 use crate::lower::access::{self, Process};
-use crate::lower::live::{self, RootfsFacts, Step};
+use crate::lower::live::{self, Step};
 use crate::oci::{Pod, SpecView};
-use crate::paths::ContainerPath;
-use crate::request::given;
 use crate::request::others::{self, Other};
-use crate::request::{self, Capability, Decision, GpuRequest, Hint, VisibleDevices};
-use crate::sys::ns;
+use crate::request::{self, Decision, GpuRequest, Hint, given};
+use crate::select;
 
 /// What a container asks the hook for.
 #[derive(Debug)]
@@ -113,12 +116,18 @@ pub fn edits<'h>(
     config: &Config,
     findings: &mut Vec<Finding>,
 ) -> Result<(Vec<Device<'h>>, Edits)> {
-    let request = host.with_names(request);
-    let (devices, more) = host::decide(&request, &host.inventory, config)?;
+    let request = with_names(request, host);
+    let (devices, more) = select::decide(&request, &host.inventory, config)?;
     findings.extend(more);
-    let (edits, more) = host.edits(&request, &devices)?;
+    let (edits, more) = host.edits(&request.wanted()?, &devices)?;
     findings.extend(more);
     Ok((devices, edits))
+}
+
+/// The same request, with the UUIDs of the GPUs and MIG devices that it was given the nodes of.
+fn with_names(request: &GpuRequest, host: &Host) -> GpuRequest {
+    let VisibleDevices::Nodes(nodes) = &request.devices else { return request.clone() };
+    GpuRequest { devices: VisibleDevices::List(host.names_of(nodes)), ..request.clone() }
 }
 
 /// The steps that it takes in the container. `compat` looks for the image's CUDA compatibility libraries, for a driver

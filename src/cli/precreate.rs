@@ -7,26 +7,28 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use base::read::read_limited;
+use base::report::Finding;
+use base::sys::in_root::working_directory;
+use base::sys::ns;
+use cdi_spec::spec::ContainerEdits;
+use nvidia_host::capability::Capability;
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::cdi::lower::{HostFacts, lower};
+use nvidia_host::config::Config;
+use nvidia_host::edits::Edits;
+use nvidia_host::edits::placement::RootfsFacts;
+use nvidia_host::host::Host;
+
 use super::{Options, cdi, hook, output};
-use crate::cdi::spec::ContainerEdits;
-use crate::config::Config;
-use crate::edits::Edits;
-use crate::finding::Finding;
-use crate::host::Host;
 use crate::inject::container::{self, Container};
 use crate::inject::hosts_dev::HostsDev;
 use crate::log::Log;
-use crate::lower;
 use crate::lower::access::Process;
-use crate::lower::cdi::HostFacts;
-use crate::lower::live::RootfsFacts;
 use crate::lower::oci::{Additions, OciFacts, gid_inside};
-use crate::lower::rootfs::RootfsEdits;
 use crate::oci::{self, SpecView};
 use crate::record::{Outcome, storage};
-use crate::request::{Capability, GpuRequest};
-use crate::sys::in_root::working_directory;
-use crate::sys::ns;
+use crate::request::{self, GpuRequest};
 
 /// Prints the config.json of the container; nothing and 1 if it must not start. Podman does not show what is said here.
 #[must_use]
@@ -45,10 +47,10 @@ pub fn run(options: &Options) -> ExitCode {
 /// The bytes that were read, where there is nothing to do.
 fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
     let start = Instant::now();
-    let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
+    let bytes = read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
         .map_err(Into::into)
-        .and_then(|here| oci::spec_view::parse_if_asked(&bytes, &here))
+        .and_then(|here| oci::spec_view::parse_if(&bytes, &here, request::may_ask))
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
     log.name_container(&id, spec.pod.clone(), &bundle);
@@ -82,7 +84,7 @@ pub(super) fn plan(
 ) -> Result<Additions> {
     let facts = host_facts(spec, host, edits, options, findings)?;
     let more = RootfsEdits { cuda_compat: cuda_compat(host, request, config), ..RootfsEdits::default() };
-    let lowered = lower::cdi::lower(edits, &facts, more).sort();
+    let lowered = lower(edits, &facts, more).sort();
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
     let additions = Additions::of(&lowered, spec, facts)?;
     findings.extend(shut(edits, &lowered, spec, facts));

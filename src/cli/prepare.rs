@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use base::paths::HostPath;
+use base::report::{catalog, failure};
+use base::sys::{ns, process};
+use nvidia_host::config::{self, Config};
+use nvidia_host::device_id::imex_channel;
+use nvidia_host::host::Host;
+use nvidia_host::prepare::{self, Places, make_node};
+
 use super::{Options, output};
-use crate::config::{self, Config};
-use crate::driver::prepare::{self, Places};
-use crate::driver::{DriverRoot, make_node};
-use crate::error::failure;
-use crate::finding::catalog;
-use crate::host::{self, Host};
 use crate::log::Log;
-use crate::paths::HostPath;
-use crate::sys::{ns, process};
 
 /// How long the driver's modules may take to load. A module of 100 MB from a slow disk takes seconds.
 pub const AT_BOOT: Duration = Duration::from_secs(180);
@@ -52,7 +52,7 @@ fn run_as_root(options: &Options) -> Result<Prepared> {
     if let Some(root) = &options.root {
         config.driver_root = HostPath::new(root);
     }
-    let channels = options.selection.imex_channels.iter().map(|channel| host::imex_channel(channel));
+    let channels = options.selection.imex_channels.iter().map(|channel| imex_channel(channel));
     let channels = channels.collect::<Result<Vec<_>>>()?;
     if !may_prepare()? {
         return Err(failure(
@@ -84,7 +84,7 @@ pub fn may_prepare() -> Result<bool> {
 /// # Errors
 /// If a driver root cannot be opened.
 pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Result<Prepared> {
-    let places = Places::of(DriverRoot::open(&config.driver_root)?, config.dev_root.as_ref())?;
+    let places = Places::of(nvidia_host::driver::open_root(&config.driver_root)?, config.dev_root.as_ref())?;
     let mut prepared = Prepared::default();
     // A driver root of its own is a container's that loads modules itself.
     if config.driver_root.as_path() == Path::new("/") {

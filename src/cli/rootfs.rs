@@ -7,22 +7,23 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::driver::nodes::{MODESET_MINOR, NVIDIA_MAJOR};
-use crate::driver::{DriverRoot, compat};
-use crate::edits::build;
-use crate::error::one_line;
-use crate::inject::{
-    self,
-    container::{self, Container},
-};
-use crate::inventory::procfs;
+use base::paths::{ContainerPath, HostPath};
+use base::read::read_limited;
+use base::report::one_line;
+use base::tree::Tree;
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::device_id::VISIBLE_DEVICES;
+use nvidia_host::driver::compat;
+use nvidia_host::driver::nodes::{MODESET_MINOR, NVIDIA_MAJOR};
+use nvidia_host::edits::build;
+use nvidia_host::inventory::procfs;
+
+use crate::inject;
+use crate::inject::container::{self, Container};
 use crate::log::Log;
-use crate::lower::live;
-use crate::lower::rootfs::RootfsEdits;
+use crate::lower::{live, rootfs};
 use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
-use crate::paths::{ContainerPath, HostPath};
-use crate::request::VISIBLE_DEVICES;
 
 /// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
 #[must_use]
@@ -39,8 +40,8 @@ pub fn run(edits: RootfsEdits) -> ExitCode {
 }
 
 fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
-    let bytes = oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
-        .context("cannot read the container state on stdin")?;
+    let bytes =
+        read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")?;
     let state = oci::state::parse(&bytes)?;
     log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
@@ -57,7 +58,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     };
     let facts = container.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
-    let mut steps = edits.steps(facts, files);
+    let mut steps = rootfs::steps(&edits, facts, files);
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
         let names = container.compat_libraries(&dir, driver, cuda);
         live::prefer(&mut steps, &dir, |soname| names.contains(soname));
@@ -102,7 +103,7 @@ fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
 
 /// None where the driver is gone: then the container's /proc does not have it either.
 fn mask_files(dir: &HostPath) -> Vec<(OsString, Vec<u8>)> {
-    let root = DriverRoot::open(dir);
+    let root = Tree::open(dir);
     let files = root.map(|root| procfs::read_files(&root, Path::new("/"))).unwrap_or_default();
     files.into_iter().map(build::mask_file).collect()
 }

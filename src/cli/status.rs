@@ -6,21 +6,22 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use base::paths::HostPath;
+use base::report::one_line;
+use base::tree::Tree;
+
 use super::terminal::{Colour, Terminal};
 use super::{Options, output};
-use crate::driver::DriverRoot;
 use crate::engine::status::{self, Status};
 use crate::engine::{User, hooks, look};
-use crate::error::one_line;
 use crate::log::Log;
-use crate::paths::HostPath;
 
 /// Prints it. 0 if the hook is active in every engine that is installed.
 #[must_use]
 pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
     let printed = statuses().and_then(|statuses| {
         let all_active = statuses.iter().all(|status| status.active || !status.installed);
-        let text = if options.json { crate::json::pretty(&statuses)? + "\n" } else { text(&statuses, terminal) };
+        let text = if options.json { base::json::pretty(&statuses)? + "\n" } else { text(&statuses, terminal) };
         let printed = output::print(&text);
         Ok(if all_active { printed } else { ExitCode::FAILURE })
     });
@@ -31,7 +32,7 @@ pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
 }
 
 fn statuses() -> Result<Vec<Status>> {
-    let host = DriverRoot::open(&HostPath::new("/"))?;
+    let host = Tree::open(&HostPath::new("/"))?;
     let installed = hooks::installed(&host);
     Ok(look::look(&host, this_user()).iter().map(|engine| status::of(engine, &installed)).collect())
 }

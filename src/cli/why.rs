@@ -1,26 +1,26 @@
 //! `why`: what the hook did for a container, and why. From the record of its last call; for a container without one, from
 //! its config.json.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 
+use base::json;
+use base::report::{Finding, catalog, failure, one_line};
+use base::sys::{ns, run_dir};
+use nvidia_host::config;
+
 use super::plan::{self, Verdict};
 use super::{Options, output, why_list};
-use crate::config;
-use crate::error::{failure, one_line};
-use crate::few;
-use crate::finding::{Finding, catalog};
-use crate::json;
 use crate::log::Log;
 use crate::oci;
 use crate::record::storage::{self, Listed};
 use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};
 use crate::request::given;
-use crate::sys::{ns, run_dir};
 
 /// A container that engines have.
 struct Known {
@@ -199,7 +199,7 @@ fn known_containers(records: &[Record]) -> Vec<Known> {
         let known = storage::read(&dir).into_iter();
         known.map(move |listed| Known { bundle: dir.join(&listed.id).join("userdata"), listed })
     };
-    few::set(dirs).into_iter().flat_map(of).collect()
+    BTreeSet::from_iter(dirs).into_iter().flat_map(of).collect()
 }
 
 /// The engine knows the names of those that it still has.
@@ -228,7 +228,7 @@ fn find(name: &str, records: &[Record], known: &[Known]) -> Meant {
         return Meant::Known(at);
     }
     let ids = records.iter().map(|record| &record.container.id).chain(known.iter().map(|known| &known.listed.id));
-    let ids = few::set(ids.filter(|id| !name.is_empty() && id.starts_with(name)).cloned());
+    let ids = BTreeSet::from_iter(ids.filter(|id| !name.is_empty() && id.starts_with(name)).cloned());
     let ids: Vec<_> = ids.into_iter().collect();
     match ids.as_slice() {
         [] => Meant::Nothing,

@@ -1,7 +1,8 @@
 //! The list of `why`: which containers there are records of, and which of them a name means.
 
+use base::report::one_line;
+
 use super::why::ended;
-use crate::error::one_line;
 use crate::record::{Container, Record};
 
 /// `namespace/pod/container`, or the name that the engine's user gave; empty where neither is known.

@@ -1,6 +1,7 @@
 //! What a bug report needs, in one file: no environment of any container, no engine's configuration as it is (it can
 //! have passwords of proxies in it), no serial number of a GPU.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,17 +12,16 @@ use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use serde_json::json as value;
 
+use base::json;
+use base::report::{Failure, catalog, line, one_line};
+use base::tree::Tree;
+use nvidia_host::inventory::procfs::DRIVER_PROC;
+use nvidia_host::inventory::report::Report;
+
 use super::look::CONFIG;
 use super::{Facts, Outcome, gzip, tar};
-use crate::driver::DriverRoot;
 use crate::engine::Engine;
 use crate::engine::status::Status;
-use crate::error::{Failure, line, one_line};
-use crate::few;
-use crate::finding::catalog;
-use crate::inventory::procfs::DRIVER_PROC;
-use crate::inventory::report::Report;
-use crate::json;
 use crate::record::Record;
 use crate::record::store::Store;
 
@@ -38,7 +38,7 @@ type Member = (String, Vec<u8>);
 /// # Errors
 /// None of the host's: what is not there is not in it.
 pub fn collect(
-    host: &DriverRoot,
+    host: &Tree,
     facts: &Facts,
     outcomes: &[Outcome],
     statuses: &[Status],
@@ -61,13 +61,13 @@ pub fn collect(
     paths.extend(facts.cdi.iter().flat_map(|view| &view.dirs).flat_map(|dir| below(host, dir)));
     let proc = Path::new(DRIVER_PROC);
     // A driver that lives elsewhere may have its own.
-    let root = DriverRoot::open(&facts.settings().driver_root).ok().filter(|root| root.locate(proc).is_ok());
+    let root = Tree::open(&facts.settings().driver_root).ok().filter(|root| root.locate(proc).is_ok());
     let driver = root.as_ref().unwrap_or(host);
     paths.extend(["version", "params"].map(|name| proc.join(name)));
     let gpus = driver.names(&proc.join("gpus")).into_iter();
     paths.extend(gpus.map(|gpu| proc.join("gpus").join(gpu).join("information")));
     paths.extend(["/etc/os-release", "/proc/version", "/proc/modules"].map(Into::into));
-    for path in few::set(paths) {
+    for path in BTreeSet::from_iter(paths) {
         let root = if path.starts_with(proc) { driver } else { host };
         if let Ok(bytes) = root.read(&path) {
             members.push((format!("files{}", path.display()), end_of(&bytes).to_vec()));
@@ -93,7 +93,7 @@ fn bytes(value: &(impl serde::Serialize + ?Sized)) -> serde_json::Result<Vec<u8>
     json::pretty(&value).map(String::into_bytes)
 }
 
-fn below(host: &DriverRoot, dir: &Path) -> Vec<std::path::PathBuf> {
+fn below(host: &Tree, dir: &Path) -> Vec<std::path::PathBuf> {
     host.names(dir).into_iter().map(|name| dir.join(name)).collect()
 }
 

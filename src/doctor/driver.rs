@@ -2,14 +2,15 @@
 
 use rustix::fs::FileType;
 
+use base::report::catalog;
+use base::tree::Located;
+use nvidia_host::capability::Capability;
+use nvidia_host::driver::group::GIVE_A_GROUP;
+use nvidia_host::driver::nodes::NVIDIA_MAJOR;
+use nvidia_host::driver::packages::Distribution;
+
 use super::facts::Node;
 use super::{Facts, Outcome};
-use crate::driver::Located;
-use crate::driver::group::GIVE_A_GROUP;
-use crate::driver::nodes::NVIDIA_MAJOR;
-use crate::driver::packages::Distribution;
-use crate::finding::catalog;
-use crate::request::Capability;
 
 const NO_MODULE: &str = "the kernel module is not loaded";
 
@@ -95,7 +96,7 @@ pub(super) fn capabilities(facts: &Facts) -> Vec<Outcome> {
         return std::iter::once(ok).chain(notes).collect();
     }
     let outcome = |(capability, finding): &(Capability, _)| {
-        let finding: &crate::finding::Finding = finding;
+        let finding: &base::report::Finding = finding;
         let fix = facts.distribution.package(*capability).map_or_else(|| finding.fix.clone(), str::to_owned);
         Outcome::of(CHECK, &catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
     };
@@ -241,5 +242,5 @@ fn user(uid: u32) -> String {
 }
 
 pub(super) fn group(gid: u32) -> String {
-    crate::driver::group::name(gid).unwrap_or_else(|| gid.to_string())
+    nvidia_host::driver::group::name(gid).unwrap_or_else(|| gid.to_string())
 }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use base::report::catalog;
+use nvidia_host::timeouts;
+
 use super::{Facts, Outcome};
-use crate::cdi::check::Verdict;
+use crate::cdi_check::Verdict;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
 use crate::engine::{Engine, Kind, Version, status};
-use crate::finding::catalog;
-use crate::patience;
 
 /// crun that gives device rules to systemd.
 const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);
@@ -71,14 +72,14 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
 pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "timeouts";
     let nvml = facts.settings().nvml_timeout;
-    let needed = patience::of_call(nvml).as_secs();
+    let needed = timeouts::of_call(nvml).as_secs();
     let files: BTreeMap<_, _> =
         with_hooks(facts).flat_map(status::ours).map(|entry| (&entry.file, entry.hook.timeout)).collect();
     if files.is_empty() {
         return vec![Outcome::skipped(CHECK, "no engine starts the hook")];
     }
     let outcome = |(file, timeout): (&PathBuf, Option<u64>)| {
-        let (name, enough) = (file.display(), needed.max(patience::HOOK.as_secs()));
+        let (name, enough) = (file.display(), needed.max(timeouts::HOOK.as_secs()));
         let (what, fix) = match timeout {
             Some(timeout) if timeout >= needed => return None,
             Some(timeout) => (

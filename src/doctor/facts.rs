@@ -4,18 +4,19 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cdi::check::Verdict;
-use crate::config::Config;
-use crate::driver::Located;
-use crate::driver::cap_files::CapFile;
-use crate::driver::packages::Distribution;
+use base::paths::HostPath;
+use base::report::Finding;
+use base::sys::confine::Identity;
+use base::tree::Located;
+use nvidia_host::capability::Capability;
+use nvidia_host::config::Config;
+use nvidia_host::driver::packages::Distribution;
+use nvidia_host::inventory::Inventory;
+use nvidia_host::inventory::ask::Question;
+use nvidia_host::inventory::cap_files::CapFile;
+
+use crate::cdi_check::Verdict;
 use crate::engine::{Engine, User};
-use crate::finding::Finding;
-use crate::inventory::Inventory;
-use crate::nvml::child::Question;
-use crate::paths::HostPath;
-use crate::request::Capability;
-use crate::sys::confine::Identity;
 
 /// All that checks look at.
 #[derive(Debug)]

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use base::report::catalog;
+use nvidia_host::config::Limits;
+use nvidia_host::inventory::caps::MigCap;
+use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
+use nvidia_host::inventory::{Gpu, Inventory};
+
 use super::driver::prepare;
 use super::facts::PciDevice;
 use super::{Facts, Outcome};
-use crate::config::Limits;
-use crate::finding::catalog;
-use crate::inventory::caps::MigCap;
-use crate::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
-use crate::inventory::{Gpu, Inventory};
 
 /// Longer than NVML takes for eight GPUs whose driver state is kept.
 const SLOW: Duration = Duration::from_secs(3);
@@ -78,7 +79,7 @@ pub(super) fn failed(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::ok(CHECK, "every GPU that has its device node answers")];
     }
     let xid = facts.driver.xid.as_ref().map(|xid| format!(" (the kernel says: {xid})")).unwrap_or_default();
-    let outcome = |failed: &crate::inventory::FailedGpu| {
+    let outcome = |failed: &nvidia_host::inventory::FailedGpu| {
         let fix = "nvidia-smi -q; journalctl -k | grep NVRM; a GPU that fell off the bus takes a reset or a reboot";
         Outcome::of(CHECK, &catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)
     };
@@ -94,7 +95,7 @@ pub(super) fn limits(facts: &Facts) -> Vec<Outcome> {
     let Some((Ok(inventory), _)) = &facts.driver.nvml else {
         return vec![Outcome::skipped(CHECK, "NVML did not answer")];
     };
-    let findings = crate::inventory::limits::findings(&limits, inventory);
+    let findings = nvidia_host::inventory::limits::findings(&limits, inventory);
     if findings.is_empty() {
         return vec![Outcome::ok(CHECK, limits_in_words(&limits, inventory))];
     }

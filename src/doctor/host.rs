@@ -1,10 +1,11 @@
 //! Checks of config.toml, of SELinux and of who may use the GPUs.
 
+use base::report::catalog;
+use nvidia_host::driver::group::{GIVE_A_GROUP, join};
+
 use super::driver::{group, may_open, owned};
 use super::{Facts, Outcome};
-use crate::driver::group::{GIVE_A_GROUP, join};
 use crate::engine::Kind;
-use crate::finding::catalog;
 
 pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
     const CHECK: &str = "config";

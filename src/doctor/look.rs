@@ -3,18 +3,19 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use base::paths::HostPath;
+use base::report::{Finding, catalog, line};
+use base::tree::Tree;
+use cdi_spec::registry::{self, Found};
+use nvidia_host::cdi::stamp::Stamp;
+use nvidia_host::config::{self, Config};
+use nvidia_host::driver::packages;
+
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::look_driver::driver;
-use crate::cdi::check::{self, Now};
-use crate::cdi::registry::{self, Found};
-use crate::cdi::stamp::Stamp;
-use crate::config::{self, Config};
-use crate::driver::{DriverRoot, packages};
+use crate::cdi_check::{self, Now};
 use crate::engine::cdi::{self, View};
 use crate::engine::{Engine, User, hooks, runtime};
-use crate::error::line;
-use crate::finding::{Finding, catalog};
-use crate::paths::HostPath;
 
 /// Who asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// Looks at the host below `host`. `config` is the file of `--config`.
 #[must_use]
-pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
+pub fn look(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let config = read_config(host, config);
     let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
@@ -67,12 +68,12 @@ pub fn look(host: &DriverRoot, config: Option<&Path>, caller: Caller) -> Facts {
     }
 }
 
-pub(super) fn text(host: &DriverRoot, path: &str) -> Option<String> {
+pub(super) fn text(host: &Tree, path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&host.read(Path::new(path)).ok()?).into_owned())
 }
 
 /// A host that is a directory has its driver there too.
-fn read_config(host: &DriverRoot, path: Option<&Path>) -> Result<(Config, Vec<Finding>), Finding> {
+fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>), Finding> {
     let prefix = host.path();
     let is_all = prefix.as_path() == Path::new("/");
     let below = host.locate(Path::new(CONFIG)).ok().filter(|_| !is_all);
@@ -91,7 +92,7 @@ fn read_config(host: &DriverRoot, path: Option<&Path>) -> Result<(Config, Vec<Fi
 }
 
 /// Whether the log can be written, without writing it.
-fn try_log(host: &DriverRoot, log: &HostPath) -> Result<(), String> {
+fn try_log(host: &Tree, log: &HostPath) -> Result<(), String> {
     let path = host.path().as_path().join(log.as_path().strip_prefix("/").unwrap_or(log.as_path()));
     let dir = path.parent().unwrap_or_else(|| Path::new("/"));
     let place = match path.symlink_metadata() {
@@ -103,14 +104,14 @@ fn try_log(host: &DriverRoot, log: &HostPath) -> Result<(), String> {
     rustix::fs::access(place, rustix::fs::Access::WRITE_OK).map_err(|error| line(&error.into()))
 }
 
-fn cgroup_v2(host: &DriverRoot) -> Option<bool> {
+fn cgroup_v2(host: &Tree) -> Option<bool> {
     if host.locate(Path::new("/sys/fs/cgroup/cgroup.controllers")).is_ok() {
         return Some(true);
     }
     host.locate(Path::new("/sys/fs/cgroup/devices")).is_ok().then_some(false)
 }
 
-fn selinux(host: &DriverRoot) -> Option<Selinux> {
+fn selinux(host: &Tree) -> Option<Selinux> {
     let enforce = text(host, "/sys/fs/selinux/enforce")?;
     let boolean = |name: &str| Some(text(host, &format!("/sys/fs/selinux/booleans/{name}"))?.starts_with('1'));
     Some(Selinux {
@@ -120,7 +121,7 @@ fn selinux(host: &DriverRoot) -> Option<Selinux> {
     })
 }
 
-fn look_at_cdi(host: &DriverRoot, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
+fn look_at_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
     let mut stamp = Stamp::look(config, &"");
     if let (Some(stamp), Some((Ok(inventory), _))) = (&mut stamp, &driver.nvml) {
         stamp.complete(inventory);
@@ -129,9 +130,9 @@ fn look_at_cdi(host: &DriverRoot, config: &Config, engines: &[Engine], driver: &
     let view = |View { readers, dirs }: View| {
         let files = registry::read(&dirs.iter().map(|dir| below(dir)).collect::<Vec<_>>());
         let now = Now { readers: &readers, stamp: stamp.as_ref() };
-        let mut verdicts = check::devices(&files, &now, |path| rustix::fs::lstat(below(Path::new(path))).is_ok());
+        let mut verdicts = cdi_check::devices(&files, &now, |path| rustix::fs::lstat(below(Path::new(path))).is_ok());
         let is_ours =
-            |file: usize| files.get(file).and_then(|file| file.spec.as_ref().ok()).is_some_and(check::is_ours);
+            |file: usize| files.get(file).and_then(|file| file.spec.as_ref().ok()).is_some_and(cdi_check::is_ours);
         let conflicts = registry::resolve(&files).into_iter().filter_map(|(name, found)| match found {
             Found::Conflict(a, b) => {
                 // Ours is made anew by itself.
@@ -148,7 +149,7 @@ fn look_at_cdi(host: &DriverRoot, config: &Config, engines: &[Engine], driver: &
             Found::In(_) => None,
         });
         let conflicts = conflicts.collect();
-        verdicts.extend(check::files(&files));
+        verdicts.extend(cdi_check::files(&files));
         let names: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
         CdiView { engines: names.join(", "), dirs, verdicts, conflicts }
     };

@@ -9,32 +9,34 @@ use std::time::Instant;
 
 use rustix::fs::FileType;
 
+use base::report::{Finding, catalog};
+use base::sys::confine::Identity;
+use base::tree::Tree;
+use nvidia_host::capability::{Capabilities, Capability, Omit};
+use nvidia_host::config::Config;
+use nvidia_host::driver::diagnosis::{self, PCI_DEVICES};
+use nvidia_host::driver::libraries::{LinkerCache, Search};
+use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
+use nvidia_host::driver::{ipc, locate, packages};
+use nvidia_host::inventory::ask::{self, Question};
+use nvidia_host::inventory::caps::MIG_MINORS;
+use nvidia_host::inventory::identity::{self, Who};
+use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
+use nvidia_host::inventory::{cap_files, merge};
+
 use super::facts::{DriverFacts, Node, PciDevice};
 use super::look::text;
-use crate::config::Config;
-use crate::driver::diagnosis::{self, PCI_DEVICES};
-use crate::driver::libraries::{LinkerCache, Search};
-use crate::driver::nodes::{CTL_MINOR, MODESET_MINOR};
-use crate::driver::{DriverRoot, cap_files, ipc, locate, packages};
-use crate::finding::{Finding, catalog};
-use crate::inventory::caps::MIG_MINORS;
-use crate::inventory::merge;
-use crate::inventory::procfs::{self, DRIVER_PROC};
-use crate::nvml::child::{self, Question};
-use crate::nvml::identity::{self, Who};
-use crate::request::{Capabilities, Capability, Omit};
-use crate::sys::confine::Identity;
 
 /// Where the firmware says whether it enforces signatures: four bytes of attributes, then 1 or 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// The driver root itself if it has `path`, else the host.
-fn owner<'r>(driver: &'r DriverRoot, host: &'r DriverRoot, path: &str) -> &'r DriverRoot {
+fn owner<'r>(driver: &'r Tree, host: &'r Tree, path: &str) -> &'r Tree {
     if driver.locate(Path::new(path)).is_ok() { driver } else { host }
 }
 
 /// Looks at it: this asks NVML, which takes time.
-pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
+pub(super) fn driver(host: &Tree, config: &Config) -> DriverFacts {
     let mut facts = DriverFacts { pci: pci(host), ..DriverFacts::default() };
     let modules = text(host, "/proc/modules").unwrap_or_default();
     facts.modules.extend(modules.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned));
@@ -42,7 +44,7 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     (facts.refused, facts.xid) = kernel_log(host);
     facts.persistenced = host.locate(Path::new("/run/nvidia-persistenced/socket")).is_ok();
     facts.fabric_manager = host.locate(Path::new("/run/nvidia-fabricmanager/socket")).is_ok();
-    let root = match DriverRoot::open(&config.driver_root) {
+    let root = match nvidia_host::driver::open_root(&config.driver_root) {
         Ok(root) => root,
         Err(error) => {
             facts.diagnosis = Some(Finding::error(&error));
@@ -54,7 +56,7 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     let (found, refused) = ipc::find(&root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
     let proc = owner(&root, host, DRIVER_PROC);
-    let dev_root = config.dev_root.as_ref().and_then(|root| DriverRoot::open(root).ok());
+    let dev_root = config.dev_root.as_ref().and_then(|root| Tree::open(root).ok());
     let dev = dev_root.as_ref().unwrap_or_else(|| owner(&root, host, "/dev/nvidiactl"));
     facts.module = procfs::read_version(proc);
     let cache = LinkerCache::read(&root, config.ldcache.as_ref());
@@ -117,7 +119,7 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     }
     let start = Instant::now();
     let question = Question { root: nvml_root, library, who, deadline: config.nvml_timeout };
-    let answer = child::ask(&question, start + config.nvml_timeout).map_err(|error| Finding::error(&error));
+    let answer = ask::ask(&question, start + config.nvml_timeout).map_err(|error| Finding::error(&error));
     let took = start.elapsed();
     let answer = answer.map(|answer| {
         let mut inventory = answer.inventory;
@@ -131,7 +133,7 @@ pub(super) fn driver(host: &DriverRoot, config: &Config) -> DriverFacts {
     facts
 }
 
-fn pci(host: &DriverRoot) -> Option<Vec<PciDevice>> {
+fn pci(host: &Tree) -> Option<Vec<PciDevice>> {
     let dir = Path::new(PCI_DEVICES);
     host.locate(dir).ok()?;
     let device = |name: std::ffi::OsString| {
@@ -149,7 +151,7 @@ fn pci(host: &DriverRoot) -> Option<Vec<PciDevice>> {
 
 /// The versions in the names of libnvidia-ml and libcuda, wherever they usually are.
 fn versions(search: &Search<'_>) -> BTreeSet<String> {
-    let usual = crate::driver::catalog::LIBRARY_DIRS.iter().map(Path::new);
+    let usual = nvidia_host::driver::catalog::LIBRARY_DIRS.iter().map(Path::new);
     let mut found = BTreeSet::new();
     for dir in search.dirs.iter().map(PathBuf::as_path).chain(usual) {
         for name in search.root.names(dir) {
@@ -185,7 +187,7 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
 
 /// What the kernel said last of a module of NVIDIA's that it refused, and of an error of a GPU; nothing if its log may
 /// not be read.
-fn kernel_log(host: &DriverRoot) -> (Option<String>, Option<String>) {
+fn kernel_log(host: &Tree) -> (Option<String>, Option<String>) {
     const MOST: usize = 8 << 20;
     let open =
         OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(host.path().as_path().join("dev/kmsg"));

@@ -20,7 +20,7 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 pub use facts::Facts;
 pub use look::{Caller, look};
 
-use crate::finding::{Finding, Kind, Severity};
+use base::report::{Finding, Kind, Severity};
 
 /// How a check ended, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

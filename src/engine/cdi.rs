@@ -5,8 +5,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use cdi_spec::rules::VERSIONS;
+
 use super::{Engine, Kind, Version};
-use crate::cdi::rules::VERSIONS;
 
 /// Where engines look by default, the least important directory first.
 pub const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];

@@ -3,8 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use base::tree::Tree;
+
 use super::{Kind, Version};
-use crate::driver::DriverRoot;
 
 /// Podman that reads `containers.rootless.conf` too.
 const ROOTLESS_CONF: Version = Version(5, 6, 0);
@@ -17,7 +18,7 @@ pub(super) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN
 
 /// The files of an engine of this version that may be there. An unknown version is an old one.
 #[must_use]
-pub fn of(kind: &Kind, version: Option<Version>, host: &DriverRoot) -> Vec<PathBuf> {
+pub fn of(kind: &Kind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
     let version = version.unwrap_or_default();
     match kind {
         Kind::Crio => crio(host),
@@ -43,7 +44,7 @@ pub fn of(kind: &Kind, version: Option<Version>, host: &DriverRoot) -> Vec<PathB
     }
 }
 
-fn system(host: &DriverRoot) -> Vec<PathBuf> {
+fn system(host: &Tree) -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/usr/share/containers/containers.conf")];
     files.extend(with_drop_ins(host, Path::new("/etc/containers/containers.conf")));
     files
@@ -59,7 +60,7 @@ fn home(kind: &Kind) -> Option<PathBuf> {
 
 /// A user's main file takes the place of the administrator's, and that one of the distribution's; a drop-in that of
 /// another with the same name.
-fn podman_6(kind: &Kind, host: &DriverRoot) -> Vec<PathBuf> {
+fn podman_6(kind: &Kind, host: &Tree) -> Vec<PathBuf> {
     let bases = ["/usr/share/containers", "/etc/containers"].map(PathBuf::from);
     let user = home(kind);
     let mut mains = bases.iter().map(|base| base.join("containers.conf")).chain(user.clone());
@@ -87,7 +88,7 @@ fn podman_6(kind: &Kind, host: &DriverRoot) -> Vec<PathBuf> {
     files
 }
 
-fn with_drop_ins(host: &DriverRoot, file: &Path) -> Vec<PathBuf> {
+fn with_drop_ins(host: &Tree, file: &Path) -> Vec<PathBuf> {
     let mut files = vec![file.to_owned()];
     files.extend(drop_ins(host, &drop_in_dir(file)));
     files
@@ -99,19 +100,19 @@ fn drop_in_dir(file: &Path) -> PathBuf {
     PathBuf::from(dir)
 }
 
-fn drop_ins(host: &DriverRoot, dir: &Path) -> Vec<PathBuf> {
+fn drop_ins(host: &Tree, dir: &Path) -> Vec<PathBuf> {
     let names = host.names(dir).into_iter().filter(|name| name.to_str().is_some_and(|name| name.ends_with(".conf")));
     names.map(|name| dir.join(name)).collect()
 }
 
 /// CRI-O takes files of any name, and those of directories below.
-fn crio(host: &DriverRoot) -> Vec<PathBuf> {
+fn crio(host: &Tree) -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/etc/crio/crio.conf")];
     walk(host, Path::new("/etc/crio/crio.conf.d"), 0, &mut files);
     files
 }
 
-fn walk(host: &DriverRoot, dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
+fn walk(host: &Tree, dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
     const DEEPEST: usize = 8;
     for path in host.names(dir).into_iter().map(|name| dir.join(name)) {
         let is_dir = host.locate(&path).is_ok_and(|found| found.kind == rustix::fs::FileType::Directory);
@@ -127,7 +128,7 @@ fn walk(host: &DriverRoot, dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
 mod tests {
     use super::*;
     use crate::engine::User;
-    use crate::paths::HostPath;
+    use base::paths::HostPath;
 
     #[test]
     fn in_the_order_of_each_version() {
@@ -150,7 +151,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
-        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let of_user = Kind::PodmanOf(user);
         let old = [
             "/usr/share/containers/containers.conf",

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
+use base::tree::Tree;
+
 use super::hook_file::{self, HookFile};
 use super::settings;
-use crate::driver::DriverRoot;
 
 /// A hook that the engine has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl Hooks {
 
 /// Reads these directories, the least important first. `precreate`: whether the engine knows that stage.
 #[must_use]
-pub fn read(host: &DriverRoot, dirs: &[PathBuf], precreate: bool) -> Hooks {
+pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
         let names =
@@ -104,7 +105,7 @@ const PLACES: [&str; 4] = [
 
 /// The files that name our program.
 #[must_use]
-pub fn installed(host: &DriverRoot) -> Vec<PathBuf> {
+pub fn installed(host: &Tree) -> Vec<PathBuf> {
     let files =
         PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));
     let names_us = |file: &PathBuf| {
@@ -124,8 +125,8 @@ enum Passed {
     WithoutProgram(PathBuf),
 }
 
-fn read_file(host: &DriverRoot, file: &Path, precreate: bool) -> Result<Entry, Passed> {
-    let bytes = host.read(file).map_err(|error| Passed::Refused(crate::error::line(&error)))?;
+fn read_file(host: &Tree, file: &Path, precreate: bool) -> Result<Entry, Passed> {
+    let bytes = host.read(file).map_err(|error| Passed::Refused(base::report::line(&error)))?;
     let hook = hook_file::parse(&bytes).map_err(Passed::Refused)?;
     let located = host.locate(&hook.path).map_err(|_| Passed::WithoutProgram(hook.path.clone()))?;
     hook.check_stages(precreate).map_err(Passed::Refused)?;
@@ -136,7 +137,7 @@ fn read_file(host: &DriverRoot, file: &Path, precreate: bool) -> Result<Entry, P
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paths::HostPath;
+    use base::paths::HostPath;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
@@ -167,7 +168,7 @@ mod tests {
         write("b/0.json", &json("/usr/libexec/oci/hooks.d/oci-nvidia-hook"));
         write("b/1.json", &json("/usr/bin/nvidia-container-runtime-hook"));
         write("b/5.json", &json("/usr/bin/nvidia-cdi-hook"));
-        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let dirs = ["/a", "/gone", "/b"].map(PathBuf::from);
         let hooks = read(&host, &dirs, true);
         let seen: Vec<_> = hooks

@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base::paths::HostPath;
+use base::sys::process;
+use base::tree::Tree;
+
 use super::cdi::{self, Reader, View};
 use super::hooks::{self, Hooks};
 use super::runtime::{self, Runtime};
 use super::settings::Settings;
 use super::{Kind, User, Version, files, version};
-use crate::driver::DriverRoot;
-use crate::paths::HostPath;
-use crate::sys::process;
 
 /// Docker looks for a program of this name when it starts.
 const DOCKERS_HOOK: &str = "nvidia-container-runtime-hook";
@@ -48,7 +49,7 @@ pub struct Engine {
 
 /// Looks at all engines, and Podman of this user, if it is not root.
 #[must_use]
-pub fn look(host: &DriverRoot, user: Option<User>) -> Vec<Engine> {
+pub fn look(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
     kinds(user).map(|kind| look_at(host, kind, &mut versions)).collect()
 }
@@ -60,7 +61,7 @@ fn kinds(user: Option<User>) -> impl Iterator<Item = Kind> {
 /// Where the installed engines look for CDI specs. An engine's version decides which configuration files it reads, but it is
 /// found out by running the program, which costs more than all the rest: that is done only where the answer depends on it.
 #[must_use]
-pub fn cdi_views(host: &DriverRoot, user: Option<User>) -> Vec<View> {
+pub fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
     let mut versions = Versions::default();
     let readers = kinds(user).filter(|kind| *kind != Kind::Docker).filter_map(|kind| {
         let program = runtime::program(host, kind.program())?;
@@ -76,7 +77,7 @@ pub fn cdi_views(host: &DriverRoot, user: Option<User>) -> Vec<View> {
 
 /// Whether all engines of this host read CDI specs of this version, as far as it is known, and there is one.
 #[must_use]
-pub fn all_read_cdi(host: &DriverRoot, user: Option<User>, cdi_version: &str) -> bool {
+pub fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -> bool {
     let mut versions = Versions::default();
     let mut any = false;
     kinds(user).filter(|kind| *kind != Kind::Docker).all(|kind| {
@@ -94,7 +95,7 @@ struct Configuration {
     settings: Settings,
 }
 
-fn configuration(host: &DriverRoot, kind: &Kind, version: Option<Version>) -> Configuration {
+fn configuration(host: &Tree, kind: &Kind, version: Option<Version>) -> Configuration {
     let mut found = Configuration::default();
     for file in files::of(kind, version, host) {
         if host.locate(&file).is_err() {
@@ -112,7 +113,7 @@ fn configuration(host: &DriverRoot, kind: &Kind, version: Option<Version>) -> Co
     found
 }
 
-fn look_at(host: &DriverRoot, kind: Kind, versions: &mut Versions) -> Engine {
+fn look_at(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
     let program = runtime::program(host, kind.program());
     let asked = program.as_ref().map(|program| versions.of(host, program));
     let mut engine = Engine {
@@ -161,7 +162,7 @@ const STATUS_DEADLINE: Duration = Duration::from_secs(2);
 
 /// What a CRI-O that runs was started with. Options of its command line count more than its files, and it reads those only when
 /// it starts.
-fn running(host: &DriverRoot, kind: &Kind, program: &Path) -> Option<Settings> {
+fn running(host: &Tree, kind: &Kind, program: &Path) -> Option<Settings> {
     let can_ask = *kind == Kind::Crio && rustix::process::geteuid().is_root();
     if !can_ask || host.locate(Path::new(CRIO_SOCKET)).is_err() {
         return None;
@@ -187,7 +188,7 @@ fn take_running(engine: &mut Engine, running: Settings) {
 }
 
 /// The program, all links followed, if nobody but root and us could have written it.
-fn trusted(host: &DriverRoot, program: &Path) -> Option<HostPath> {
+fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
     let real = host.locate(program).ok()?;
     let us = rustix::process::geteuid().as_raw();
     let is_file = real.kind == rustix::fs::FileType::RegularFile;
@@ -208,7 +209,7 @@ enum Untold {
 struct Versions(Vec<(PathBuf, Result<Version, Untold>)>);
 
 impl Versions {
-    fn of(&mut self, host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
+    fn of(&mut self, host: &Tree, program: &Path) -> Result<Version, Untold> {
         if let Some((_, known)) = self.0.iter().find(|(known, _)| known == program) {
             return *known;
         }
@@ -219,7 +220,7 @@ impl Versions {
 }
 
 /// A program that somebody else could have written is not run.
-fn ask_version(host: &DriverRoot, program: &Path) -> Result<Version, Untold> {
+fn ask_version(host: &Tree, program: &Path) -> Result<Version, Untold> {
     let program = trusted(host, program).ok_or(Untold::Unknown)?;
     match process::read_version(program.as_path(), VERSION_DEADLINE) {
         Ok(said) => version::parse(&said).ok_or(Untold::Unknown),
@@ -237,7 +238,7 @@ mod tests {
     fn what_others_could_have_written_is_not_run() {
         let dir = tempfile::tempdir().unwrap();
         let (program, trace) = (dir.path().join("podman"), dir.path().join("trace"));
-        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let script = format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display());
         std::fs::write(&program, script).unwrap();
         for (mode, told, ran) in [
@@ -259,7 +260,7 @@ mod tests {
     fn where_engines_look_for_cdi_specs() {
         let dir = tempfile::tempdir().unwrap();
         let trace = dir.path().join("trace");
-        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let write = |path: &str, text: &str| {
             let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use base::tree::Tree;
+
 use super::settings::Settings;
 use super::{Kind, Version};
-use crate::driver::DriverRoot;
 
 /// CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
@@ -25,7 +26,7 @@ pub struct Runtime {
 
 /// The first program of that name.
 #[must_use]
-pub fn program(host: &DriverRoot, name: &str) -> Option<PathBuf> {
+pub fn program(host: &Tree, name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| host.locate(path).is_ok())
 }
 
@@ -35,7 +36,7 @@ pub fn of(
     kind: &Kind,
     settings: &Settings,
     version: Option<Version>,
-    host: &DriverRoot,
+    host: &Tree,
 ) -> Option<(String, Option<PathBuf>)> {
     let default = || match kind {
         Kind::Crio if version.is_some_and(|version| version < CRIO_WITH_CRUN) => "runc",

@@ -12,18 +12,16 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
-use crate::driver::ldcache::Arch;
-use crate::driver::{compat, elf};
-use crate::error::{Failure, failure, render};
-use crate::few;
-use crate::finding::catalog;
-use crate::lower::live::{Loader, RootfsFacts};
-use crate::paths::ContainerPath;
-use crate::patience;
-use crate::sys::deadline;
-use crate::sys::ids::Ids;
-use crate::sys::in_root::Root;
-use crate::sys::ns::{self, MountNs};
+use base::paths::ContainerPath;
+use base::report::{Failure, catalog, failure, render};
+use base::sys::deadline;
+use base::sys::ids::Ids;
+use base::sys::in_root::Root;
+use base::sys::ns::{self, MountNs};
+use nvidia_host::driver::ldcache::Arch;
+use nvidia_host::driver::{compat, elf};
+use nvidia_host::edits::placement::{Loader, RootfsFacts};
+use nvidia_host::timeouts;
 
 /// NVIDIA's directory has a dozen files.
 const MAX_COMPAT: usize = 1000;
@@ -34,7 +32,7 @@ const MAX_COMPAT: usize = 1000;
 /// # Errors
 /// If the kernel refuses.
 pub fn set_deadline(start: Instant) -> Result<()> {
-    let patience = patience::for_container(start.elapsed());
+    let patience = timeouts::for_container(start.elapsed());
     let error = failure(
         &catalog::TOO_LONG,
         format!("the container was not set up within {} seconds", patience.as_secs()),
@@ -177,7 +175,7 @@ impl Container {
     pub fn compat_libraries(&self, dir: &ContainerPath, host_driver: &str, host_cuda: &str) -> BTreeSet<OsString> {
         let names = |dir: OwnedFd| -> Option<BTreeSet<OsString>> {
             let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
-            Some(few::set(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())))
+            Some(BTreeSet::from_iter(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())))
         };
         let usable = || {
             let dir = self.rootfs.open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?;
@@ -205,7 +203,7 @@ impl Container {
         }
         if !owner_is_us {
             let (uid, gid) = self.owner;
-            crate::sys::process::create_files_as(uid, gid)
+            base::sys::process::create_files_as(uid, gid)
                 .with_context(|| format!("cannot create files as the container's root user {uid}:{gid}"))?;
         }
         Ok(Inside { rootfs: self.rootfs, ids: self.ids })

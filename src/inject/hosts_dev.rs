@@ -6,8 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::error::failure;
-use crate::finding::catalog;
+use base::report::{catalog, failure};
 
 /// Its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,16 +13,18 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 
+use base::paths::ContainerPath;
+use base::sys::in_root::Root;
+use nvidia_host::driver::{ldcache, ldconf};
+
 use super::directory::write_beside;
 use super::linker_cache;
 use super::source::open_in;
 use super::target::is_library_of_a_driver;
-use crate::driver::{ldcache, ldconf};
-use crate::oci::{State, spec_view::SpecView};
-use crate::paths::ContainerPath;
+use crate::oci::State;
+use crate::oci::spec_view::SpecView;
 use crate::record::created::Entry;
 use crate::record::storage;
-use crate::sys::in_root::Root;
 
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
@@ -108,7 +110,7 @@ fn clean_linker_cache(rootfs: &Root, removed: &BTreeSet<PathBuf>) -> Option<()> 
     if stat.st_dev != root.st_dev || stat.st_uid != rustix::process::geteuid().as_raw() {
         return None;
     }
-    let old = crate::oci::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE).ok()?;
+    let old = base::read::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE).ok()?;
     let new = ldcache::update(&old, &[], removed).ok()??;
     write_beside(&etc, name, &new).ok()
 }

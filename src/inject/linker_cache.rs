@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::driver::ldcache::{self, Cache, Layout, NewEntry, Pieces};
-use crate::finding::{Finding, catalog};
+use base::report::{Finding, catalog};
+use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry, Pieces};
+
 use crate::lower::live::CacheEntry;
 
 /// A system with 100 000 libraries has half of it.
@@ -41,7 +42,7 @@ pub fn merge<'a>(
 pub fn left_alone(error: &anyhow::Error) -> Finding {
     Finding::of(
         &catalog::IMAGE_CACHE,
-        format!("the image's \"/etc/ld.so.cache\" is left as it is: {}", crate::error::line(error)),
+        format!("the image's \"/etc/ld.so.cache\" is left as it is: {}", base::report::line(error)),
         "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
     )
 }
@@ -49,8 +50,8 @@ pub fn left_alone(error: &anyhow::Error) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::ldcache::Arch;
-    use crate::paths::ContainerPath;
+    use base::paths::ContainerPath;
+    use nvidia_host::driver::ldcache::Arch;
 
     fn entries() -> Vec<CacheEntry> {
         let path = ContainerPath::new("/usr/lib64/libcuda.so.1").unwrap();

@@ -21,18 +21,18 @@ mod tmpfs;
 use std::fmt;
 
 use anyhow::{Context, Result};
-
-use crate::edits::Need;
-use crate::error::classify;
-use crate::finding::{Finding, catalog};
-use crate::lower::live::Step;
-use crate::oci::{SpecView, State};
-use crate::record::created::Entry;
-use crate::sys::mount::{self, Label};
 use container::Container;
 use hosts_dev::HostsDev;
 use prepare::Prepared;
 use target::{Facts, Target};
+
+use base::report::{Finding, catalog, classify};
+use base::sys::mount::{self, Label};
+use nvidia_host::edits::Need;
+
+use crate::lower::live::Step;
+use crate::oci::{SpecView, State};
+use crate::record::created::Entry;
 
 /// Steps with all that they need of the host: nothing has been done to the container yet.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub fn carry_out(plan: Plan<'_>, container: Container, state: &State, spec: &Spe
     let taken = container.enter().and_then(|root| take_all(Target::new(root, api, hosts_dev, label, facts), steps));
     // In a container with a user namespace its root user owned what was made. What is written from here on is the host's:
     // the record, which is only read if root alone can have written it.
-    crate::sys::process::create_files_as_ourselves();
+    base::sys::process::create_files_as_ourselves();
     let taken = taken?;
     findings.extend(taken.findings);
     Ok(Finished { findings, ..taken })
@@ -144,7 +144,7 @@ fn left_out(error: &anyhow::Error) -> Finding {
     if finding.kind == &catalog::LOCAL_SOURCE {
         return finding;
     }
-    Finding::of(&catalog::LEFT_OUT, crate::error::line(error), "if it is needed, look at that path in the image")
+    Finding::of(&catalog::LEFT_OUT, base::report::line(error), "if it is needed, look at that path in the image")
 }
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
     use crate::lower::live::CacheEntry;
-    use crate::paths::ContainerPath;
+    use base::paths::ContainerPath;
 
     /// Writes down what it is told, and fails at the step of that number.
     #[derive(Debug, Default)]

@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::few;
-
 /// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
 #[must_use]
 pub(super) fn shared(mountinfo: &[u8]) -> BTreeSet<u64> {
@@ -14,7 +12,7 @@ pub(super) fn shared(mountinfo: &[u8]) -> BTreeSet<u64> {
         fields.take_while(|field| *field != b"-").any(|field| field.starts_with(b"shared:"))
     };
     let id = |line: &[u8]| std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?.parse().ok();
-    few::set(mountinfo.split(|byte| *byte == b'\n').filter(shared).filter_map(id))
+    BTreeSet::from_iter(mountinfo.split(|byte| *byte == b'\n').filter(shared).filter_map(id))
 }
 
 /// Whether something is mounted below a directory (not on it).
@@ -35,7 +33,7 @@ pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> B
         let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
         is_counted(fields.nth(1)?).then_some(device)
     };
-    few::set(mountinfo.split(|byte| *byte == b'\n').filter_map(device))
+    BTreeSet::from_iter(mountinfo.split(|byte| *byte == b'\n').filter_map(device))
 }
 
 /// The numbers of the file systems that are mounted elsewhere than in the directory `dir`, at it or below it.

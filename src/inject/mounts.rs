@@ -21,13 +21,13 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use rustix::fs::FsWord;
 
+use base::report::{Failure, catalog};
+use base::sys::in_root::{Root, real_path};
+use base::sys::mount::statmount::{self, Facts, Id};
+use base::sys::proc_file;
+
 use super::mountinfo;
-use crate::error::Failure;
-use crate::finding::catalog;
 use crate::oci::spec_view::Mount;
-use crate::sys::in_root::{Root, real_path};
-use crate::sys::mount::statmount::{self, Facts, Id};
-use crate::sys::proc_file;
 
 pub(super) const TMPFS_MAGIC: FsWord = 0x0102_1994;
 

@@ -5,14 +5,15 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use rustix::fs::FileType;
 
+use base::paths::{ContainerPath, HostPath};
+use base::sys::mount::{Api, Label, MountAttrs};
+use nvidia_host::driver::ipc::Expected;
+use nvidia_host::edits::{Channel, ProcMask};
+
 use super::source::Source;
 use super::tmpfs::Directory;
-use crate::driver::ipc::Expected;
-use crate::edits::{Channel, ProcMask};
 use crate::lower::access::Process;
 use crate::lower::live::{CacheEntry, Step};
-use crate::paths::{ContainerPath, HostPath};
-use crate::sys::mount::{Api, Label, MountAttrs};
 
 /// A step with all that it needs of the host.
 #[derive(Debug)]

@@ -14,13 +14,13 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags};
 
+use base::report::{Failure, Finding, catalog, failure};
+use base::sys::in_root::{Root, real_path};
+use base::sys::mount::{self, Label, MountAttrs, in_place};
+
 use super::mounts::{TMPFS_MAGIC, read_table};
 use super::source::open_in;
 use super::{StillMounted, mountinfo};
-use crate::error::{Failure, failure};
-use crate::finding::{Finding, catalog};
-use crate::sys::in_root::{Root, real_path};
-use crate::sys::mount::{self, Label, MountAttrs, in_place};
 
 const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 

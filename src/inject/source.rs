@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat};
 
-use crate::paths::HostPath;
-use crate::sys::mount::{self, Api, MountAttrs, in_place};
+use base::paths::HostPath;
+use base::sys::mount::{self, Api, MountAttrs, in_place};
 
 /// A file or directory of the host's, ready to be mounted.
 #[derive(Debug)]

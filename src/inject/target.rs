@@ -18,24 +18,22 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
+use base::paths::ContainerPath;
+use base::report::{Failure, Finding, catalog};
+use base::sys::ids::Ids;
+use base::sys::in_root::{Created, Root};
+use base::sys::mount::{self, Api, Label, MountAttrs};
+use nvidia_host::edits::Need;
+
 use super::container::{Inside, is_missing};
 use super::directory::{Present, make_file, present, replace_link, write_beside};
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
 use super::prepare::Prepared;
-
 use super::source::Source;
 use super::tmpfs::{Directory, is_ours};
 use super::{Finished, Take, read_only};
-use crate::edits::Need;
-use crate::error::Failure;
-use crate::finding::{Finding, catalog};
-
-use crate::paths::ContainerPath;
 use crate::record::created::Entry;
-use crate::sys::ids::Ids;
-use crate::sys::in_root::{Created, Root};
-use crate::sys::mount::{self, Api, Label, MountAttrs};
 
 /// A container whose mount namespace we are in, and what we did to it.
 #[derive(Debug)]

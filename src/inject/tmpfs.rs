@@ -11,9 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 
+use base::sys::mount::{self, Api, Label, MountAttrs, in_place};
+
 use super::mounts::TMPFS_MAGIC;
 use super::source::{Source, open_in, same_file};
-use crate::sys::mount::{self, Api, Label, MountAttrs, in_place};
 
 /// Files that are not large, and mount points.
 const OPTIONS: [(&std::ffi::CStr, &std::ffi::CStr); 2] = [(c"mode", c"0555"), (c"size", c"1m")];

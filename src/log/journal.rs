@@ -4,7 +4,7 @@
 use std::io;
 use std::os::unix::net::UnixDatagram;
 
-use crate::finding::Severity;
+use base::report::Severity;
 
 const SOCKET: &str = "/run/systemd/journal/socket";
 

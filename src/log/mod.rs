@@ -10,15 +10,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
+use journal::{Journal, priority};
 
-use crate::error::{Told, one_line, render};
-use crate::finding::{Finding, Severity};
+use base::paths::HostPath;
+use base::report::{Finding, Severity, Told, one_line, render};
+
 use crate::oci::Pod;
-use crate::paths::HostPath;
 use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 use crate::record::{Outcome, Record};
-use journal::{Journal, priority};
 
 /// Our name in logs.
 pub const NAME: &str = "oci-nvidia-hook";
@@ -240,7 +240,7 @@ mod tests {
         let mut log = Log::of("prestart");
         log.name_container("c1\nx", Pod::default(), dir.path());
         log.open(&HostPath::new(&path)).unwrap();
-        log.error(&crate::error::failure(&crate::finding::catalog::CONFIG, "a", "b"));
+        log.error(&base::report::failure(&base::report::catalog::CONFIG, "a", "b"));
         log.note("c\nd");
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().map(|line| line.split_once("]: ").unwrap().1).collect();

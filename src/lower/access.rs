@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use super::cdi::NodeFacts;
+use base::paths::HostPath;
+use base::report::{Finding, catalog};
+use nvidia_host::cdi::lower::NodeFacts;
+
 use super::live::Step;
-use crate::finding::{Finding, catalog};
 use crate::oci::SpecView;
 use crate::oci::spec_view::IdMapping;
-use crate::paths::HostPath;
 
 /// What ids are seen as that a user namespace does not map.
 const OVERFLOW_ID: u32 = 65534;
@@ -186,7 +187,7 @@ mod tests {
     fn nodes_of_a_group_are_created_and_others_are_named() {
         let step = |name: &str| Step::MountNode {
             source: HostPath::new(format!("/dev/{name}")),
-            target: crate::paths::ContainerPath::new(format!("/dev/{name}")).unwrap(),
+            target: base::paths::ContainerPath::new(format!("/dev/{name}")).unwrap(),
             device: (195, 0),
             own: None,
         };

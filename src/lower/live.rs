@@ -2,54 +2,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::path::Path;
+
+use base::paths::{ContainerPath, HostPath};
+use nvidia_host::driver::catalog::DEV_LINKS;
+use nvidia_host::driver::ldcache::Arch;
+use nvidia_host::edits::placement::{Link, Loader, RootfsFacts, directory, is_builtin, links};
+use nvidia_host::edits::{Channel, Edits, Need, ProcMask};
 
 use super::access::Process;
-use crate::driver::catalog::DEV_LINKS;
-use crate::driver::ldcache::Arch;
-use crate::edits::{Channel, DevLink, Edits, Need, Placement, ProcMask};
-use crate::finding::{Finding, catalog};
-use crate::paths::{ContainerPath, HostPath};
-
-/// What lowering has to know of a container. Booleans only: no text of the container's gets any further.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RootfsFacts {
-    /// `/etc/debian_version` exists: libraries are in the multiarch directories.
-    pub debian: bool,
-    /// `/usr/lib32` exists: 32-bit libraries are there.
-    pub lib32: bool,
-    /// What loads its programs.
-    pub loader: Loader,
-}
-
-/// The dynamic loader of an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Loader {
-    /// glibc's, for which the driver is made
-    #[default]
-    Glibc,
-    /// Musl's (Alpine), which cannot load it
-    Musl,
-    /// None: its programs are static
-    None,
-}
-
-impl RootfsFacts {
-    /// What there is to say about an image that the driver's programs and libraries do not run in.
-    #[must_use]
-    pub fn finding(self) -> Option<Finding> {
-        let what = match self.loader {
-            Loader::Glibc => return None,
-            Loader::Musl => "the image is built on musl",
-            Loader::None => "the image has no dynamic loader",
-        };
-        Some(Finding::of(
-            &catalog::NO_GLIBC,
-            format!("{what}: it gets its GPUs, but the driver's libraries and programs need glibc"),
-            "build it on an image with glibc (openSUSE, Debian, Fedora, UBI)",
-        ))
-    }
-}
 
 /// One thing to do to a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,61 +130,20 @@ impl fmt::Display for Step {
     }
 }
 
-/// Where ld.so of this image looks for libraries of this architecture.
-#[must_use]
-pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
-    match arch {
-        Arch::X86_64 if facts.debian => "usr/lib/x86_64-linux-gnu",
-        Arch::Aarch64 if facts.debian => "usr/lib/aarch64-linux-gnu",
-        Arch::I386 if facts.debian => "usr/lib/i386-linux-gnu",
-        Arch::Arm if facts.debian => "usr/lib/arm-linux-gnueabihf",
-        Arch::X86_64 | Arch::Aarch64 => "usr/lib64",
-        Arch::I386 | Arch::Arm if facts.lib32 => "usr/lib32",
-        Arch::I386 | Arch::Arm => "usr/lib",
-    }
-}
-
-pub(super) fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(ContainerPath, Option<Arch>)> {
-    match placement {
-        Placement::Library(arch) => Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch))),
-        // Not in the linker cache: programs open these by path.
-        Placement::LibraryBelow(arch, below) => {
-            Some((ContainerPath::new(library_dir(facts, *arch))?.join(below)?, None))
-        }
-        Placement::Binary => Some((ContainerPath::new("usr/bin")?, None)),
-        Placement::At(dir) => Some((dir.clone(), None)),
-    }
-}
-
 /// The steps, in the order in which they must be taken: a link after the file it leads to, and the linker cache,
 /// which cannot be taken back, last.
 #[must_use]
 pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     let mut steps = Vec::new();
-    let mut links = Vec::new();
     let mut cache = Vec::new();
     for file in &edits.files {
         let Some((dir, arch)) = directory(facts, &file.placement) else { continue };
         let Some(target) = dir.join(&file.name) else { continue };
-        for soname in &file.sonames {
-            let Some(link) = dir.join(soname) else { continue };
-            if let Some(arch) = arch {
-                cache.push(CacheEntry { soname: soname.clone(), path: link.clone(), arch });
-            }
-            if *soname != file.name {
-                links.push(Step::Link { link, text: file.name.clone(), file: target.clone(), need: file.need });
-            }
+        if let Some(arch) = arch {
+            let entry = |soname: &OsString| Some(CacheEntry { soname: soname.clone(), path: dir.join(soname)?, arch });
+            cache.extend(file.sonames.iter().filter_map(entry));
         }
         steps.push(Step::MountFile { source: file.source.clone(), target, need: file.need });
-    }
-    for dev_link in &edits.links {
-        let made: Vec<_> = links.iter().filter_map(|step| beside(step, dev_link)).collect();
-        for made in made {
-            // The host may have the same link, and ldconfig then lists it among the sonames.
-            let of = |step: &Step| if let Step::Link { link, .. } = step { Some(link.clone()) } else { None };
-            links.retain(|step| of(step) != of(&made));
-            links.push(made);
-        }
     }
     steps.extend(edits.nodes.iter().map(|node| Step::MountNode {
         source: node.source.clone(),
@@ -232,18 +151,17 @@ pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         device: (node.major, node.minor),
         own: None,
     }));
-    links.extend(edits.node_links.iter().map(|link| Step::Link {
-        link: link.path.clone(),
-        text: link.text.clone().into(),
-        file: link.node.clone(),
-        need: Need::Optional,
-    }));
     steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc {
         channel: ipc.channel.clone(),
         source: ipc.source.clone(),
         target: ipc.path.clone(),
     }));
-    steps.extend(links);
+    steps.extend(links(edits, facts).into_iter().map(|Link { link, text, file, need }| Step::Link {
+        link,
+        text,
+        file,
+        need,
+    }));
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
     steps.extend(egl_profile(edits.egl_devices));
     steps.extend(linker_steps(cache, facts));
@@ -264,15 +182,6 @@ pub(super) fn linker_steps(entries: Vec<CacheEntry>, facts: RootfsFacts) -> Vec<
     }
     let list = (!others.is_empty()).then(|| Step::ListDirectories { first: Vec::new(), others });
     list.into_iter().chain([Step::UpdateLinkerCache(entries)]).collect()
-}
-
-/// Whether ldconfig looks in a directory whatever its configuration says: glibc's `SLIBDIR` and `LIBDIR`, which on Debian
-/// are those of its multiarch, and both without the suffix.
-fn is_builtin(facts: RootfsFacts, dir: &ContainerPath) -> bool {
-    let native = Path::new(library_dir(facts, Arch::native()));
-    let dir = dir.relative();
-    let is_native = dir == native || Path::new("usr").join(dir) == native;
-    is_native || dir == Path::new("usr/lib") || dir == Path::new("lib")
 }
 
 /// The driver reads its application profiles there; this one is for every program.
@@ -316,22 +225,13 @@ pub fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&OsStr) -
     }
 }
 
-/// The development link that goes with a soname's link, in its directory or below.
-fn beside(step: &Step, dev_link: &DevLink) -> Option<Step> {
-    let Step::Link { link, file, need, .. } = step else { return None };
-    if link.file_name() != dev_link.target {
-        return None;
-    }
-    let up = "../".repeat(Path::new(&dev_link.name).components().count().saturating_sub(1));
-    let mut text = OsString::from(up);
-    text.push(&dev_link.target);
-    Some(Step::Link { link: link.parent()?.join(&dev_link.name)?, text, file: file.clone(), need: *need })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
-    use crate::edits::{DeviceNode, HostFile};
+    use nvidia_host::edits::placement::library_dir;
+    use nvidia_host::edits::{DevLink, DeviceNode, HostFile, Placement};
 
     fn edits(sonames: &[&str]) -> Edits {
         Edits {

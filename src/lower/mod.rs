@@ -1,8 +1,10 @@
-//! Lowering: edits into the words of one backend. Pure.
+//! Lowering: edits as steps in a container, as changes of config.json, as text. Pure.
 
 pub mod access;
-pub mod cdi;
 pub mod live;
 pub mod oci;
 pub mod rootfs;
 pub mod text;
+
+#[cfg(test)]
+mod tests;

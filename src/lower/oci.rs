@@ -2,18 +2,19 @@
 //!
 //! Nothing is taken out and nothing is changed: what the container has already is left alone.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::rootfs::RootfsEdits;
-use crate::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
-use crate::error::failure;
-use crate::few;
-use crate::finding::catalog;
-use crate::inject::cgroup::{DeviceRule, already_allowed};
+use base::report::{catalog, failure};
+use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::cdi::lower::STAGE;
+
 use crate::oci::SpecView;
+use crate::oci::device_rules::{DeviceRule, already_allowed};
 use crate::oci::insertion::append;
 use crate::oci::spec_view::IdMapping;
 
@@ -27,7 +28,7 @@ pub struct OciFacts {
 /// What ids are seen as that a user namespace does not map: `/proc/sys/kernel/overflowgid` unless somebody changed it.
 const OVERFLOW_GID: u32 = 65534;
 
-/// A bind mount of a device node: it must not be `nodev`. Read-only, as in [`crate::sys::mount::MountAttrs::DEVICE_NODE`].
+/// A bind mount of a device node: it must not be `nodev`. Read-only, as in [`base::sys::mount::MountAttrs::DEVICE_NODE`].
 const NODE_OPTIONS: [&str; 5] = ["ro", "nosuid", "noexec", "rbind", "rprivate"];
 
 /// What is added to config.json, by the array that it goes to.
@@ -58,7 +59,7 @@ impl Additions {
             additions.device(node, spec, facts)?;
         }
         additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
-        let gids = few::set(edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts)));
+        let gids = BTreeSet::from_iter(edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts)));
         additions
             .additional_gids
             .extend(gids.into_iter().filter(|gid| !spec.additional_gids.contains(gid)).map(Value::from));
@@ -116,7 +117,7 @@ impl Additions {
         [
             (&["process", "user", "additionalGids"], &self.additional_gids),
             (&["mounts"], &self.mounts),
-            (&["hooks", super::cdi::STAGE], &self.hooks),
+            (&["hooks", STAGE], &self.hooks),
             (&["linux", "devices"], &self.devices),
             (&["linux", "resources", "devices"], &self.device_rules),
         ]

@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
+use base::paths::ContainerPath;
+
 use super::live::Step;
 use super::oci::Additions;
-use crate::paths::ContainerPath;
 
 /// A step as data.
 #[must_use]
@@ -97,8 +98,8 @@ pub fn line(step: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edits::Need;
-    use crate::paths::HostPath;
+    use base::paths::HostPath;
+    use nvidia_host::edits::Need;
 
     #[test]
     fn a_step_is_told_twice() {

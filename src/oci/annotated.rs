@@ -4,8 +4,9 @@
 use anyhow::Result;
 use serde_json::value::RawValue;
 
+use base::report::one_line;
+
 use super::lists;
-use crate::error::one_line;
 
 /// What the names of these annotations begin with; what follows names the plugin.
 const PREFIX: &str = "cdi.k8s.io/";

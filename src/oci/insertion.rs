@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
-use serde::de::{Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, de};
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -133,7 +133,7 @@ mod tests {
             (r#"{"a":[]}"#, &["a", "b"], "cannot add to \"a.b\": invalid type"),
             (r#"{"a":3}"#, &["a", "b"], "expected an object"),
         ] {
-            let text = crate::error::render(&append(text, path, &[json!(1)]).unwrap_err());
+            let text = base::report::render(&append(text, path, &[json!(1)]).unwrap_err());
             assert!(text.contains(says), "{text}");
         }
     }

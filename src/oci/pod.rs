@@ -4,8 +4,9 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use base::report::one_line;
+
 use super::lists;
-use crate::error::one_line;
 
 /// Of the pod, its namespace and the container: CRI-O's, and containerd's.
 const NAMES: [[&str; 2]; 3] = [

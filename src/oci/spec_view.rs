@@ -9,10 +9,10 @@ use oci_spec::runtime::LinuxDeviceCgroup;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use base::sys::in_root::open_host_file;
+
 use super::Pod;
 use super::lists::{self, Environment};
-use crate::request;
-use crate::sys::in_root::open_host_file;
 
 /// What the hook looks at in config.json.
 #[derive(Clone, Debug, Default)]
@@ -200,22 +200,22 @@ pub fn read(bundle: &Path) -> Result<SpecView> {
     read_with(bundle, parse)
 }
 
-/// The same, as [`parse_if_asked`] does.
+/// The same, as [`parse_if`] does.
 ///
 /// # Errors
 /// Those of [`read`].
-pub fn read_if_asked(bundle: &Path) -> Result<SpecView> {
-    read_with(bundle, parse_if_asked)
+pub fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
+    read_with(bundle, |bytes, bundle| parse_if(bytes, bundle, is_wanted))
 }
 
-fn read_with(bundle: &Path, parse: fn(&[u8], &Path) -> Result<SpecView>) -> Result<SpecView> {
+fn read_with(bundle: &Path, parse: impl FnOnce(&[u8], &Path) -> Result<SpecView>) -> Result<SpecView> {
     let path = bundle.join("config.json");
     let read = || parse(&read_file(&path)?, bundle);
     read().with_context(|| format!("cannot read the container's spec {path:?}"))
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    super::read_limited(open_host_file(path)?.0, super::MAX_JSON)
+    base::read::read_limited(open_host_file(path)?.0, super::MAX_JSON)
 }
 
 /// Parses config.json; `bundle` is what a relative `root.path` is relative to.
@@ -226,16 +226,15 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
     parse_if(bytes, bundle, |_, _, _| true)
 }
 
-/// The same for those who set containers up: of one that cannot ask for anything, only the rootfs, the environment and the
-/// privilege are looked at, and the rest stays empty.
+/// Whether a container is of interest, by its environment and privilege, and the JSON text of its `mounts` and `linux`.
+pub type IsWanted = fn(&SpecView, &str, &str) -> bool;
+
+/// The same, but of a container that is not wanted only the rootfs, the environment and the privilege are read, and the rest
+/// stays empty.
 ///
 /// # Errors
 /// Those of [`parse`].
-pub fn parse_if_asked(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
-    parse_if(bytes, bundle, request::may_ask)
-}
-
-fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: impl FnOnce(&SpecView, &str, &str) -> bool) -> Result<SpecView> {
+pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
     let raw: Raw<'_> = super::first_json_value(bytes)?;
     let root = raw.root.map(|root| root.path).unwrap_or_default();
     ensure!(!root.as_os_str().is_empty(), "it has no \"root.path\"");
@@ -320,6 +319,7 @@ fn has_sys_admin(capabilities: Option<&RawValue>) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request;
 
     fn view(text: &str) -> Result<SpecView> {
         parse(text.as_bytes(), Path::new("/bundle"))
@@ -367,7 +367,7 @@ mod tests {
             ("A=1", mount("/var/run/\\u006evidia-container-devices/0"), true),
         ] {
             let text = format!(r#"{{"root":{{"path":"/r"}},"process":{{"env":["{env}"]}},"mounts":[{mounts}]}}"#);
-            let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
+            let spec = parse_if(text.as_bytes(), Path::new("/bundle"), request::may_ask).unwrap();
             assert_eq!(spec.mounts.len(), usize::from(whole), "{env} {mounts}");
             assert!(whole || request::hint(&view(&text).unwrap()) == request::Hint::No, "{env} {mounts}");
         }
@@ -381,7 +381,7 @@ mod tests {
         ] {
             let text =
                 format!(r#"{{"root":{{"path":"/r"}},"process":{{{process}}},"linux":{{"devices":[{device}]}}}}"#);
-            let spec = parse_if_asked(text.as_bytes(), Path::new("/bundle")).unwrap();
+            let spec = parse_if(text.as_bytes(), Path::new("/bundle"), request::may_ask).unwrap();
             assert_eq!(spec.devices.len(), usize::from(whole), "{process} {device}");
             assert_eq!(request::hint(&view(&text).unwrap()) == request::Hint::Perhaps, whole, "{process} {device}");
         }
@@ -429,7 +429,7 @@ mod tests {
             (r#"{"root":{"path":"/r"}}"#, "no \"process\""),
             (r#"{"root":{"path":"/r"},"process":{"env":["FOO"]}}"#, "\"FOO\", which is not NAME=VALUE"),
         ] {
-            let text = crate::error::render(&view(text).unwrap_err());
+            let text = base::report::render(&view(text).unwrap_err());
             assert!(text.contains(says), "{text}");
         }
     }

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use base::report::{catalog, failure};
+
 use super::Pod;
-use crate::error::failure;
-use crate::finding::catalog;
 
 /// The fields of the state that a hook needs. Everything else in it is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ impl State {
     }
 }
 
-fn hinted(what: &str) -> crate::error::Failure {
-    crate::error::Failure::new(&catalog::STATE, what, HINT)
+fn hinted(what: &str) -> base::report::Failure {
+    base::report::Failure::new(&catalog::STATE, what, HINT)
 }
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
             (r#"{"id":"c","pid":7}"#, "has no \"bundle\""),
             (r#"{"id":"c","bundle":"/b","pid":"7"}"#, "invalid type"),
         ] {
-            let text = crate::error::render(&parse(text.as_bytes()).unwrap_err());
+            let text = base::report::render(&parse(text.as_bytes()).unwrap_err());
             assert!(text.contains(says), "{text}");
             assert!(text.contains("\nhint: "), "{text}");
         }
@@ -122,7 +122,7 @@ mod tests {
     fn a_state_without_a_process_cannot_be_entered() {
         for text in [r#"{"id":"c","bundle":"/b"}"#, r#"{"id":"c","bundle":"/b","pid":-1}"#] {
             let error = parse(text.as_bytes()).unwrap().init().unwrap_err();
-            assert!(crate::error::render(&error).contains("has no \"pid\""));
+            assert!(base::report::render(&error).contains("has no \"pid\""));
         }
     }
 

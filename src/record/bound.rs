@@ -1,8 +1,9 @@
 //! What is kept of a call at most. A request can be as long as the container's config.json, which may have 16 MiB, and
 //! `/run` is memory: systemd and the engines stop working where it is full.
 
+use base::json;
+
 use super::{Container, Record, Said, Step};
-use crate::json;
 use crate::oci::Pod;
 use crate::request::asked::Asked;
 

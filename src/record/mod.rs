@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::one_line;
-use crate::finding::{Finding, catalog};
+use base::report::{Finding, catalog, one_line};
+
 use crate::oci::Pod;
 use crate::request::asked::Asked;
 

@@ -8,7 +8,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::{Outcome, Record};
-use crate::few;
 
 /// More are pruned. With records of 32 KiB this is 12.5 MiB.
 pub(super) const MAX_RECORDS: usize = 400;
@@ -45,14 +44,16 @@ pub(super) fn surplus(records: Vec<Kept>) -> Vec<String> {
 /// than what is gone, and the newest longest.
 fn beyond(records: Vec<Kept>, count: usize) -> Vec<String> {
     let failed = |kept: &Kept| kept.record.outcome == Outcome::Failed;
-    let sorted = few::sorted_by_key(records, |kept| (!failed(kept), Reverse(kept.record.started.clone())));
+    let mut records = records;
+    records.sort_by_cached_key(|kept| (!failed(kept), Reverse(kept.record.started.clone())));
     let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
-    let ranked = sorted.into_iter().map(|kept| {
+    let ranked = records.into_iter().map(|kept| {
         let rank = of_namespace.entry(kept.record.container.pod.namespace.clone()).or_default();
         *rank += 1;
         (*rank, kept)
     });
-    let ranked = few::sorted_by_key(ranked.collect(), |(rank, kept)| (*rank, Reverse(kept.record.started.clone())));
+    let mut ranked: Vec<(usize, Kept)> = ranked.collect();
+    ranked.sort_by_cached_key(|(rank, kept)| (*rank, Reverse(kept.record.started.clone())));
     ranked.into_iter().skip(count).map(|(_, kept)| kept.name).collect()
 }
 
@@ -70,7 +71,8 @@ pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<Strin
     let earlier = records.iter().filter(|(_, record)| {
         record.outcome == Outcome::Failed && record.container.id != by.container.id && of(record) == of(by)
     });
-    let newest_first = few::sorted_by_key(earlier.collect(), |(_, record)| Reverse(record.started.clone()));
+    let mut newest_first: Vec<_> = earlier.collect();
+    newest_first.sort_by_cached_key(|(_, record)| Reverse(record.started.clone()));
     let (same, others): (Vec<_>, Vec<_>) = newest_first.into_iter().partition(|(_, record)| record.reason == by.reason);
     same.into_iter().chain(others.into_iter().skip(TEXTS - 1)).map(|(name, _)| name.clone()).collect()
 }

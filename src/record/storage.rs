@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 
+use base::sys::in_root::open_regular;
+
 use crate::oci::spec_view::Mount;
-use crate::sys::in_root::open_regular;
 
 /// Thousands of containers; a larger file is none of these.
 const MAX_LIST: usize = 16 << 20;
@@ -76,7 +77,7 @@ pub fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
 
 fn read_list(path: &Path) -> Option<Vec<Listed>> {
     let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let bytes = crate::oci::read_limited(open_regular(found).ok()?, MAX_LIST).ok()?;
+    let bytes = base::read::read_limited(open_regular(found).ok()?, MAX_LIST).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 

@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::io;
 use std::time::Duration;
 
+use base::sys::run_dir::RunDir;
+
 use super::bound::MAX_SIZE;
+use super::created::Entry;
 use super::prune::{Kept, MAX_RECORDS, superseded, surplus};
-use super::{Outcome, Record, created::Entry};
-use crate::few;
-use crate::sys::run_dir::RunDir;
+use super::{Outcome, Record};
 
 /// Below the run directory.
 pub const DIR: &str = "containers";
@@ -81,10 +82,10 @@ impl Store {
         for name in self.0.names()? {
             match self.read(&name) {
                 Ok(record) => found.records.push(record),
-                Err(why) => found.broken.push((name, crate::error::line(&why))),
+                Err(why) => found.broken.push((name, base::report::line(&why))),
             }
         }
-        found.records = few::sorted_by_key(found.records, |record: &Record| Reverse(record.started.clone()));
+        found.records.sort_by_cached_key(|record| Reverse(record.started.clone()));
         Ok(found)
     }
 

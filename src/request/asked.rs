@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Capability, GpuRequest};
+use nvidia_host::capability::Capability;
+
+use super::GpuRequest;
 
 /// The names are an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use base::report::one_line;
+
 use super::{nodes, others};
-use crate::error::one_line;
 use crate::oci::SpecView;
 
 /// What config.json shows of them.

@@ -3,32 +3,26 @@
 //! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
 
 pub mod asked;
-pub mod capabilities;
-pub mod devices;
 pub mod given;
 pub mod mounts;
 pub mod nodes;
 pub mod others;
-pub mod require;
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 
-use crate::config::{Config, Require, SWARM_PREFIX};
-use crate::error::failure;
-use crate::finding::catalog;
-use crate::oci::SpecView;
-pub use capabilities::{Capabilities, Capability};
-pub use devices::{DeviceId, VisibleDevices};
-use require::Requirement;
+use base::report::{catalog, failure};
+use nvidia_host::capability::{self, Capabilities, DRIVER_CAPABILITIES, Omit};
+use nvidia_host::config::{Config, Require, SWARM_PREFIX};
+use nvidia_host::device_id::{self, VISIBLE_DEVICES, VisibleDevices, imex_channel};
+use nvidia_host::edits::Wanted;
+use nvidia_host::require::{self, Requirement};
 
-/// Which GPUs.
-pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Which parts of the driver.
-pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
-const MIG_CONFIG_DEVICES: &str = "NVIDIA_MIG_CONFIG_DEVICES";
-const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
+use crate::oci::SpecView;
+
+pub(crate) const MIG_CONFIG_DEVICES: &str = "NVIDIA_MIG_CONFIG_DEVICES";
+pub(crate) const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
 const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
 const CUDA_VERSION: &str = "CUDA_VERSION";
 
@@ -53,17 +47,35 @@ pub struct GpuRequest {
     pub omit: Omit,
 }
 
-/// Parts that are left out of what the capabilities give.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Omit {
-    /// The socket of nvidia-persistenced
-    pub persistenced: bool,
-    /// The socket of the fabric manager
-    pub fabricmanager: bool,
-    /// The firmware of the GPU's own processor
-    pub firmware: bool,
-    /// The mounts of device nodes; access to them is given all the same
-    pub node_mounts: bool,
+impl GpuRequest {
+    /// What it wants of the driver.
+    ///
+    /// # Errors
+    /// If it asks for a part of MIG management, or for something that is not an IMEX channel.
+    pub fn wanted(&self) -> Result<Wanted> {
+        let channels: Result<Vec<u32>> = self.imex_channels.iter().map(|text| imex_channel(text)).collect();
+        Ok(Wanted {
+            capabilities: self.capabilities,
+            omit: self.omit,
+            gpus: self.devices != VisibleDevices::None,
+            mig_config: is_all(MIG_CONFIG_DEVICES, self.mig_config.as_deref())?,
+            mig_monitor: is_all(MIG_MONITOR_DEVICES, self.mig_monitor.as_deref())?,
+            imex_channels: channels?,
+        })
+    }
+}
+
+/// MIG management is given for all GPUs of the container, or not at all.
+fn is_all(variable: &str, value: Option<&str>) -> Result<bool> {
+    match value {
+        None => Ok(false),
+        Some("all") => Ok(true),
+        Some(value) => Err(failure(
+            &catalog::BAD_REQUEST,
+            format!("{variable}={value:?} is not \"all\""),
+            format!("set {variable}=all"),
+        )),
+    }
 }
 
 /// What comes of looking at the request.
@@ -108,7 +120,7 @@ fn is_silent(spec: &SpecView) -> bool {
 
 fn hint_of(env: &BTreeMap<String, String>) -> Hint {
     let asks = match env.get(VISIBLE_DEVICES) {
-        Some(value) => devices::parse(value).is_some(),
+        Some(value) => device_id::parse(value).is_some(),
         None => is_legacy_image(env),
     };
     if asks {
@@ -148,7 +160,7 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     Ok(Decision::Gpus(Box::new(GpuRequest {
         devices,
         asked_by,
-        capabilities: capabilities::parse(asked, legacy, config.supported_driver_capabilities)?,
+        capabilities: capability::parse(asked, legacy, config.supported_driver_capabilities)?,
         requirements: requirements(spec, config, legacy)?,
         mig_config: privileged_only(spec, MIG_CONFIG_DEVICES)?,
         mig_monitor: privileged_only(spec, MIG_MONITOR_DEVICES)?,
@@ -207,7 +219,7 @@ fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDe
         let names = swarm.iter().map(|name| name.as_str());
         (names.collect::<Vec<_>>().join(","), values.collect::<Vec<_>>().join(","))
     };
-    match devices::parse(&value) {
+    match device_id::parse(&value) {
         Some(devices) => Ok((asked_by, devices)),
         None => Err((format!("{asked_by} is {value:?}"), Rank::Explicit)),
     }
@@ -236,7 +248,7 @@ fn imex_channels(spec: &SpecView, config: &Config, from_mounts: Vec<String>, env
         return from_mounts;
     }
     // The words are those of NVIDIA_VISIBLE_DEVICES; `all` and `none` are no channels.
-    match spec.env.get(IMEX_CHANNELS).and_then(|value| devices::parse(value)) {
+    match spec.env.get(IMEX_CHANNELS).and_then(|value| device_id::parse(value)) {
         Some(VisibleDevices::List(channels)) => channels,
         _ => Vec::new(),
     }

@@ -5,9 +5,9 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
-use super::devices::{VisibleDevices, unique};
-use crate::error::failure;
-use crate::finding::catalog;
+use base::report::{catalog, failure};
+use nvidia_host::device_id::{VisibleDevices, unique};
+
 use crate::oci::spec_view::Mount;
 
 /// Where such mounts are. `/var/run` is a link to `/run` in nearly every image.
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn climbing_names_are_refused() {
         let climbing = [mount("/dev/null", "/var/run/nvidia-container-devices/../../../etc")];
-        let text = crate::error::render(&parse(&climbing, true).unwrap_err());
+        let text = base::report::render(&parse(&climbing, true).unwrap_err());
         assert!(text.contains("../../../etc") && text.contains("hint: "), "{text}");
     }
 

@@ -6,32 +6,15 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use crate::driver::nodes::NVIDIA_MAJOR;
+use nvidia_host::device_id::Nodes;
+use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
+
 use crate::oci::spec_view::Device;
 
 /// What asked, in messages.
 pub const ORIGIN: &str = "a device node in config.json";
 /// Minors above it are nodes of the driver itself, as `/dev/nvidiactl` (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
 const LAST_GPU: u32 = 247;
-const CAPS: &str = "/dev/nvidia-caps";
-
-/// The nodes that a container was given. There is at least one of a GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Nodes {
-    /// The N of each `/dev/nvidiaN`
-    pub gpus: BTreeSet<u32>,
-    /// The N of each `/dev/nvidia-caps/nvidia-capN`: with MIG devices, two for each
-    pub caps: BTreeSet<u32>,
-}
-
-impl Nodes {
-    /// Their paths on a host.
-    #[must_use]
-    pub fn names(&self) -> Vec<String> {
-        let gpus = self.gpus.iter().map(|minor| format!("/dev/nvidia{minor}"));
-        gpus.chain(self.caps.iter().map(|minor| format!("{CAPS}/nvidia-cap{minor}"))).collect()
-    }
-}
 
 /// Those among the nodes of config.json; `None` if none is a GPU's.
 #[must_use]

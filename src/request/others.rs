@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::lower::rootfs::{PROGRAM, VERB};
 use crate::oci::SpecView;
 use crate::oci::spec_view::Mount;
+use nvidia_host::cdi::entry::{PROGRAM, VERB};
 
 /// NVIDIA's programs that an engine or its runtime wrapper names as hooks.
 const HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];

@@ -7,10 +7,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
-use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{Need, run, run_with, scratch, sh};
+use crate::{Test, built};
 
 const NEEDS_CARGO: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("strip")];
 const NEEDS_VALGRIND: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("valgrind")];
@@ -30,8 +29,8 @@ mod most {
     pub const BYTES: u64 = 2_000_000;
     pub const NOTHING_ASKED: u64 = 24_000;
     /// For a million bytes of mounts.
-    pub const LARGE_CONFIG: u64 = 19_000_000;
-    pub const EIGHT_GPUS: u64 = 1_810_000;
+    pub const LARGE_CONFIG: u64 = 24_000_000;
+    pub const EIGHT_GPUS: u64 = 2_000_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
     pub const EIGHT_GPUS_CALLS: usize = 670;
     /// Of address space, for a config.json of 16 MiB; in KiB.

@@ -6,16 +6,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use oci_nvidia_hook::cdi::file;
-use oci_nvidia_hook::cdi::generate::sources;
-use oci_nvidia_hook::cdi::spec::Spec;
-use oci_nvidia_hook::lower::rootfs::RootfsEdits;
 use serde_json::{Value, json};
 
-use crate::Test;
-use crate::cdi_schema;
+use cdi_spec::file;
+use cdi_spec::spec::Spec;
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::cdi::generate::sources;
+
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::{Test, cdi_schema};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -509,7 +509,7 @@ fn check_says_why() {
     std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("engines do not read it: unknown field \"bogus\""), "{text}");
+    assert!(code == 1 && text.contains("unknown field `bogus`"), "{text}");
     assert!(text.contains("engines do not read it: engines read only files"), "{text}");
     std::fs::remove_dir_all(&etc).unwrap();
 

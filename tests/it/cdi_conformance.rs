@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use oci_nvidia_hook::cdi::decode;
-use oci_nvidia_hook::cdi::file::{self, Format};
-use oci_nvidia_hook::cdi::spec::{ContainerEdits, Device, DeviceNode, Mount, Spec};
-use oci_nvidia_hook::driver::{DriverRoot, files};
-use oci_nvidia_hook::edits::{self, DevLink, Edits, HostFile, Need, Placement};
-use oci_nvidia_hook::lower::cdi::{HostFacts, NodeFacts, device_node, rootfs_edits};
-use oci_nvidia_hook::paths::{ContainerPath, HostPath};
-use oci_nvidia_hook::request::{Capabilities, Capability};
 use serde_json::{Value, json};
+
+use base::paths::{ContainerPath, HostPath};
+use base::tree::Tree;
+use cdi_spec::file::{self, Format, from_value};
+use cdi_spec::spec::{ContainerEdits, Device, DeviceNode, Mount, Spec};
+use nvidia_host::capability::{Capabilities, Capability};
+use nvidia_host::cdi::lower::{HostFacts, NodeFacts, device_node, rootfs_edits};
+use nvidia_host::driver::files;
+use nvidia_host::edits::{self, DevLink, Edits, HostFile, Need, Placement};
 
 use crate::Test;
 use crate::conformance::{rows_of, table};
@@ -159,7 +160,7 @@ fn graphics_configs() {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
-        let root = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         let found = files::descriptions(&root, "535.1", Capabilities::of(&Capability::ALL));
         let found: BTreeMap<_, _> =
             found.iter().map(|file| (root.inside(&file.source).unwrap(), file.target.absolute())).collect();
@@ -184,7 +185,7 @@ fn versions() {
 fn spec(part: &Value) -> Spec {
     let mut part = part.clone();
     part["cdiVersion"] = json!("0.3.0");
-    decode::spec(part).unwrap()
+    from_value(part).unwrap()
 }
 
 fn edits_of(edits: Value) -> ContainerEdits {

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use oci_nvidia_hook::cdi::spec::{ContainerEdits, Spec};
-use oci_nvidia_hook::engine::{Version, version};
 use serde_json::{Value, json};
+
+use cdi_spec::spec::{ContainerEdits, Spec};
+use oci_nvidia_hook::engine::{Version, version};
 
 use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};

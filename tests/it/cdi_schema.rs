@@ -3,9 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
-
 use Kind::{Count, Edits, List, Map, Number, Object, Text};
+use serde_json::Value;
 
 #[derive(Clone, Copy)]
 enum Kind {

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::Pid;
-use oci_nvidia_hook::inject::cgroup::{self, Access, DeviceRule, Member, Outcome};
-use oci_nvidia_hook::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 use serde_json::json;
+
+use base::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
+use oci_nvidia_hook::inject::cgroup::{self, Access, Member, Outcome};
+use oci_nvidia_hook::oci::device_rules::DeviceRule;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
@@ -236,7 +238,7 @@ fn v1_below_a_cgroup_that_lacks_the_device() {
     const HIERARCHY: &str = "/sys/fs/cgroup/devices";
     let group = Group::new(HIERARCHY, "v1-below", "inner");
     fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
-    let text = oci_nvidia_hook::error::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
+    let text = base::report::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
     assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-test-"), "{text}");
     assert!(text.contains("inner/devices.allow\": not allowed (EPERM) (ONH-041)\nhint: "), "{text}");
 }

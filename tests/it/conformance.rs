@@ -4,15 +4,16 @@
 use std::path::Path;
 use std::process::Command;
 
-use oci_nvidia_hook::config;
-use oci_nvidia_hook::driver::compat::{Note, is_to_be_used, version_of};
-use oci_nvidia_hook::driver::prepare::parse_majors;
-use oci_nvidia_hook::edits::build::mask_params;
-use oci_nvidia_hook::inventory::caps::{self, MigCap};
-use oci_nvidia_hook::oci::spec_view;
-use oci_nvidia_hook::request::capabilities::{self, Capabilities};
-use oci_nvidia_hook::request::require::{self, Properties, Requirement};
 use serde_json::{Value, json};
+
+use nvidia_host::capability::{self, Capabilities};
+use nvidia_host::config;
+use nvidia_host::driver::compat::{Note, is_to_be_used, version_of};
+use nvidia_host::edits::build::mask_params;
+use nvidia_host::inventory::caps::{self, MigCap};
+use nvidia_host::prepare::parse_majors;
+use nvidia_host::require::{self, Properties, Requirement};
+use oci_nvidia_hook::oci::spec_view;
 
 use crate::Test;
 use crate::support::{HOOK, run_with, scratch, source};
@@ -193,7 +194,7 @@ fn driver_capabilities() {
         let input = &row["input"];
         let parsed = Capabilities::supported(input["supported"].as_str().unwrap()).ok().and_then(|supported| {
             let value = input["env"].get("NVIDIA_DRIVER_CAPABILITIES").map(|value| value.as_str().unwrap());
-            capabilities::parse(value, input["legacy_image"].as_bool().unwrap(), supported).ok()
+            capability::parse(value, input["legacy_image"].as_bool().unwrap(), supported).ok()
         });
         let found = parsed.map_or_else(|| json!({"error": true}), |set| json!({"capabilities": set.to_string()}));
         assert_eq!(found, row["expect"], "{row}");
@@ -214,7 +215,7 @@ fn capability_sets() {
         let value = format!("{},", requested.join(","));
         let supported = Capabilities::supported(&supported.join(",")).unwrap();
         let expected = strings(&row["expect"]["intersection"]).join(",");
-        match capabilities::parse(Some(&value), false, supported) {
+        match capability::parse(Some(&value), false, supported) {
             Ok(set) => assert_eq!(set.to_string(), expected, "{row}"),
             Err(_) => assert!(requested.iter().any(|word| !expected.split(',').any(|e| e == word)), "{row}"),
         }
@@ -224,10 +225,10 @@ fn capability_sets() {
         let all = Capabilities::supported("all").unwrap();
         match strings(&row["expect"]["list"]).as_slice() {
             [] if value.is_empty() => {
-                assert_eq!(capabilities::parse(Some(value), false, all).unwrap().to_string(), "compute,utility")
+                assert_eq!(capability::parse(Some(value), false, all).unwrap().to_string(), "compute,utility")
             }
-            [] => assert_eq!(capabilities::parse(Some(value), false, all).unwrap().to_string(), ""),
-            _ => assert!(capabilities::parse(Some(value), false, all).is_err(), "{row}"),
+            [] => assert_eq!(capability::parse(Some(value), false, all).unwrap().to_string(), ""),
+            _ => assert!(capability::parse(Some(value), false, all).is_err(), "{row}"),
         }
     }
 }

@@ -6,12 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::Test;
-use crate::built;
-use crate::docs;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::{Test, built, docs};
 
 const BUILD: &[Need] = &[Need::Root, Need::Program("dpkg-buildpackage"), Need::Program("dh"), Need::Program("cc")];
 const LINT: &[Need] = &[

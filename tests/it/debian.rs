@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use oci_nvidia_hook::driver::DriverRoot;
-use oci_nvidia_hook::driver::libraries::{LinkerCache, Search};
-use oci_nvidia_hook::driver::locate::locate;
-use oci_nvidia_hook::paths::HostPath;
-use oci_nvidia_hook::request::capabilities::Capabilities;
+use base::paths::HostPath;
+use base::tree::Tree;
+use nvidia_host::capability::Capabilities;
+use nvidia_host::driver::libraries::{LinkerCache, Search};
+use nvidia_host::driver::locate::locate;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
@@ -50,7 +50,7 @@ fn shipped() -> (String, BTreeSet<String>) {
 fn every_library_has_its_capability() {
     let (version, shipped) = shipped();
     assert!(shipped.len() > 20, "{shipped:?}");
-    let driver = DriverRoot::open(&HostPath::new(root())).unwrap();
+    let driver = Tree::open(&HostPath::new(root())).unwrap();
     let cache = LinkerCache::read(&driver, None);
     let search = Search { root: &driver, cache: &cache, version: &version, dirs: &[] };
     let capabilities = Capabilities::supported("compute,utility,video,graphics").unwrap();

@@ -3,27 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use oci_nvidia_hook::config::schema::{KEYS, Meaning};
-use oci_nvidia_hook::finding::catalog;
+use base::report::catalog;
+use nvidia_host::config::schema::{KEYS, Meaning};
 
 use crate::Test;
 use crate::support::{HOOK, run, source};
 
 pub const TESTS: &[Test] = &[
     ("docs::every_finding_is_told_of", &[], every_finding_is_told_of),
-    ("docs::every_finding_is_made", &[], every_finding_is_made),
     ("docs::every_trouble_is_answered", &[], every_trouble_is_answered),
     ("docs::tests_that_documents_name_exist", &[], tests_that_documents_name_exist),
     ("docs::files_and_links_are_there", &[], files_and_links_are_there),
     ("docs::command_lines_are_understood", &[], command_lines_are_understood),
-    ("docs::quoted_texts_are_ours", &[], quoted_texts_are_ours),
     ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
     ("docs::every_key_is_told_of", &[], every_key_is_told_of),
     ("docs::manifests_are_yaml", &[], manifests_are_yaml),
 ];
 
 /// The files below a directory with this extension, and their texts.
-fn texts(dir: &Path, extension: &str) -> Vec<(PathBuf, String)> {
+pub fn texts(dir: &Path, extension: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
         let path = entry.path();
@@ -98,14 +96,6 @@ fn every_finding_is_told_of() {
     assert_eq!(told.len(), catalog::ALL.len());
 }
 
-/// The names of kinds in the code, with their numbers.
-fn kinds() -> Vec<(String, String)> {
-    let text = std::fs::read_to_string(source("src/finding/catalog.rs")).unwrap();
-    let list = text.split("kinds! {").nth(1).unwrap().split("\n}").next().unwrap();
-    let pairs = list.lines().filter_map(|line| line.trim().split_once(" \"ONH-"));
-    pairs.map(|(name, rest)| (name.to_owned(), format!("ONH-{}", &rest[..3]))).collect()
-}
-
 /// Each trouble has numbers or a reason why it cannot arise, and tests that know these numbers.
 fn every_trouble_is_answered() {
     let text = std::fs::read_to_string(source("docs/findings.md")).unwrap();
@@ -131,21 +121,8 @@ fn is_test(start: &str) -> bool {
     crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(start))
 }
 
-/// The code without its unit tests.
-fn code() -> Vec<String> {
-    let files = texts(&source("src"), "rs").into_iter();
-    files.map(|(_, text)| text.split("#[cfg(test)]").next().unwrap().to_owned()).collect()
-}
-
-/// One that nothing makes is none.
-fn every_finding_is_made() {
-    let code = code();
-    let kinds = kinds();
-    for (name, _) in &kinds {
-        assert!(code.iter().any(|text| text.contains(&format!("&catalog::{name}"))), "nothing makes {name}");
-    }
-    assert_eq!(kinds.len(), catalog::ALL.len());
-}
+/// Where modules are.
+const SOURCES: [&str; 4] = ["src", "crates/base/src", "crates/cdi/src", "crates/nvidia/src"];
 
 /// `module::name` is the start of a test's name, or a module of the library; in docs/security.md one with tests.
 fn tests_that_documents_name_exist() {
@@ -156,9 +133,10 @@ fn tests_that_documents_name_exist() {
                 && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
         };
         for word in quoted(&text).into_iter().filter(is_name) {
-            let path = source("src").join(word.replace("::", "/"));
-            let module =
-                [path.with_extension("rs"), path.join("mod.rs")].iter().find_map(|p| std::fs::read_to_string(p).ok());
+            let module = SOURCES.iter().find_map(|dir| {
+                let path = source(dir).join(word.replace("::", "/"));
+                [path.with_extension("rs"), path.join("mod.rs")].iter().find_map(|p| std::fs::read_to_string(p).ok())
+            });
             let in_library = module.is_some_and(|text| text.contains("#[cfg(test)]") || !page.ends_with("security.md"));
             assert!(in_library || is_test(word), "{}: there is no test {word:?}", page.display());
             count += 1;
@@ -203,7 +181,8 @@ fn files_and_links_are_there() {
     let (mut links, mut paths) = (0, 0);
     for (page, text) in pages() {
         links += links_of(&page, &text);
-        let tops = ["src/", "tests/", "docs/", "packaging/", "config/", "hooks.d/", "benches/", ".ci/", ".github/"];
+        let tops =
+            ["src/", "crates/", "tests/", "docs/", "packaging/", "config/", "hooks.d/", "benches/", ".ci/", ".github/"];
         for path in quoted(&text).into_iter().filter(|word| tops.iter().any(|top| word.starts_with(top))) {
             let path = path.split(['*', ' ']).next().unwrap();
             let whole = source(path);
@@ -237,45 +216,6 @@ fn command_lines_are_understood() {
         }
     }
     assert!(seen.len() > 15, "{seen:?}");
-}
-
-/// Texts with a number in docs/troubleshooting.md are in the code, where the finding with that number is made.
-fn quoted_texts_are_ours() {
-    let text = std::fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
-    let kinds = kinds();
-    // As the compiler joins what stands on several lines.
-    let join = |text: String| {
-        let mut parts = text.split("\\\n");
-        let first = parts.next().unwrap_or_default().to_owned();
-        parts.fold(first, |text, more| text + more.trim_start()).replace("\\\"", "\"")
-    };
-    let code: Vec<_> = code().into_iter().map(join).collect();
-    let mut seen = 0;
-    for row in text.lines().filter(|line| line.starts_with("| `") && line.contains("ONH-")) {
-        let cells: Vec<_> = row.split(" | ").collect();
-        let Some(at) = cells[1].find("ONH-") else { continue };
-        let id = &cells[1][at..at + 7];
-        let (name, _) = kinds.iter().find(|(_, of)| of == id).unwrap_or_else(|| panic!("{row}"));
-        let quoted = cells[0].split('`').nth(1).unwrap();
-        let parts: Vec<_> =
-            quoted.split('…').map(|part| part.trim_matches([' ', '"'])).filter(|part| part.len() > 2).collect();
-        // The kind stands right before its text, or right after it. A text of `request` gets its number in the hook.
-        let beside = |text: &str| {
-            let Some(at) = parts.iter().max_by_key(|part| part.len()).and_then(|part| text.find(part)) else {
-                return false;
-            };
-            let before = text[..at].rsplit("catalog::").next().unwrap_or_default();
-            let after = text[at..].split("catalog::").nth(1).unwrap_or_default();
-            let is_it = |rest: &str| rest.split(|c: char| !c.is_ascii_uppercase() && c != '_').next() == Some(name);
-            (text[..at].contains("catalog::") && is_it(before)) || is_it(after)
-        };
-        let in_hook = |text: &str| text.contains("Decision::Refused(format!") && name == "REFUSED";
-        let mut files = code.iter().filter(|text| parts.iter().all(|part| text.contains(part)));
-        let found = files.any(|text| beside(text) || in_hook(text));
-        assert!(!parts.is_empty() && found, "{id} {name} does not say {parts:?}");
-        seen += 1;
-    }
-    assert!(seen > 30, "{seen}");
 }
 
 /// Every `toml` block is a config.toml without a mistake.

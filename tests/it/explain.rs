@@ -31,13 +31,16 @@ fn stdin_is_config_json_or_a_state() {
     let config = fake.config.to_str().unwrap();
     let ways = [
         explain(&["--config", config], &spec),
-        explain(&["--config", config, "--stage", "precreate"], &spec),
         explain(&["--config", config], &state.to_string()),
         explain(&["--config", config, "--stage", "prestart"], &state.to_string()),
     ];
     let texts = ways.map(Ran::ok);
     assert!(texts[0].starts_with("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for 1\n"), "{texts:?}");
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:#?}");
+    // At precreate, config.json is edited.
+    let precreate = explain(&["--config", config, "--stage", "precreate"], &spec).ok();
+    assert_eq!(precreate.lines().next(), texts[0].lines().next());
+    assert!(precreate.contains("edit: add to mounts of config.json: "), "{precreate}");
     // Who names the stage gets what the hook would say at it.
     let ran = explain(&["--config", config, "--stage", "prestart"], &spec);
     assert!(ran.stdout.contains("the container state on stdin has no \"bundle\" (ONH-003)\n"), "{ran:?}");

@@ -5,19 +5,17 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use oci_nvidia_hook::finding::catalog;
 use serde_json::{Value, json};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, run, run_with, scratch, source};
+use crate::support::{HOOK, Need, run, run_with, scratch};
 
 pub const TESTS: &[Test] = &[
     ("findings::of_commands", NEEDS, of_commands),
     ("findings::of_the_driver", NEEDS, of_the_driver),
     ("findings::of_a_request", &[Need::Program("cc")], of_a_request),
     ("findings::of_a_container", NEEDS, of_a_container),
-    ("findings::each_has_a_test", &[], each_has_a_test),
 ];
 
 fn of_commands() {
@@ -163,18 +161,4 @@ fn of_a_container() {
         let ran = run(&mut generate);
         assert!(ran.stderr.contains(&format!("({id})")), "{output}: {ran:?}");
     }
-}
-
-/// A test names each number: nothing is documented that has not been seen.
-fn each_has_a_test() {
-    let mut tests = String::new();
-    for dir in ["tests/it", "tests/it/hostile", "src"] {
-        for entry in fs::read_dir(source(dir)).unwrap().flatten().filter(|entry| entry.path().is_file()) {
-            let text = fs::read_to_string(entry.path()).unwrap();
-            tests.push_str(if dir == "src" { text.split("#[cfg(test)]").nth(1).unwrap_or_default() } else { &text });
-        }
-    }
-    tests.push_str(&fs::read_to_string(source("src/lower/oci/tests.rs")).unwrap());
-    let untested: Vec<_> = catalog::ALL.iter().map(|kind| kind.id).filter(|id| !tests.contains(id)).collect();
-    assert!(untested.is_empty(), "no test causes {untested:?}");
 }

@@ -6,11 +6,11 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use oci_nvidia_hook::driver::DriverRoot;
-use oci_nvidia_hook::driver::libraries::{LinkerCache, Search};
-use oci_nvidia_hook::driver::locate::{DriverFiles, locate};
-use oci_nvidia_hook::paths::HostPath;
-use oci_nvidia_hook::request::capabilities::Capabilities;
+use base::paths::HostPath;
+use base::tree::Tree;
+use nvidia_host::capability::Capabilities;
+use nvidia_host::driver::libraries::{LinkerCache, Search};
+use nvidia_host::driver::locate::{DriverFiles, locate};
 
 use crate::Test;
 use crate::support::{Need, run, scratch, source};
@@ -108,7 +108,7 @@ impl Host {
 
     fn found(&self, top: &Path) -> String {
         let root = top.join(self.root.trim_start_matches('/'));
-        let root = DriverRoot::open(&HostPath::new(root)).unwrap();
+        let root = Tree::open(&HostPath::new(root)).unwrap();
         let cache = LinkerCache::read(&root, None);
         let search = Search { root: &root, cache: &cache, version: &self.version, dirs: &[] };
         let mut text = String::new();

@@ -7,8 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use oci_nvidia_hook::driver::ldcache::{Arch, Cache, Layout, NewEntry, parse};
 use tempfile::TempDir;
+
+use nvidia_host::driver::ldcache::{Arch, Cache, Layout, NewEntry, parse};
 
 use crate::Test;
 use crate::support::Need;

@@ -13,6 +13,7 @@
     reason = "tests run programs, and end at the first surprise"
 )]
 
+mod architecture;
 mod bad_input;
 mod budget;
 mod built;
@@ -83,6 +84,7 @@ pub type Test = (&'static str, &'static [Need], fn());
 
 /// All of them.
 const ALL: &[&[Test]] = &[
+    architecture::TESTS,
     bad_input::TESTS,
     budget::TESTS,
     cache::TESTS,

@@ -5,8 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use oci_nvidia_hook::cdi::spec::{ContainerEdits, Spec};
 use serde_json::{Value, json};
+
+use cdi_spec::spec::{ContainerEdits, Spec};
 
 use crate::Test;
 use crate::cdi::{GPU_0, cdi, generate};
@@ -143,7 +144,7 @@ fn cuda_compat() {
 }
 
 fn mounts_of(edits: &ContainerEdits) -> Value {
-    let mount = |mount: &oci_nvidia_hook::cdi::spec::Mount| json!({"source": mount.host_path, "destination": mount.container_path, "type": "bind", "options": ["rbind", "ro"]});
+    let mount = |mount: &cdi_spec::spec::Mount| json!({"source": mount.host_path, "destination": mount.container_path, "type": "bind", "options": ["rbind", "ro"]});
     edits.mounts.iter().map(mount).collect()
 }
 

@@ -4,12 +4,11 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::kernels;
 use crate::precreate::video;
 use crate::support::{HOOK, Need, Ran, fingerprint, run, run_with, scratch};
+use crate::{Test, kernels};
 
 const NEEDS_CRUN: &[Need] = &[
     Need::Root,

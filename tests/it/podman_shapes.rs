@@ -5,12 +5,11 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::Test;
 use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
-use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
+use crate::{Test, kernels};
 
 pub const NEEDS_USER: &[Need] = &[
     Need::Root,

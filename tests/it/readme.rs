@@ -8,13 +8,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::Test;
-use crate::built;
 use crate::docs::command_lines;
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
 use crate::support::{Need, Ran, run, sh, source};
 use crate::zypper::CUDA_IMAGE;
+use crate::{Test, built};
 
 const TREE: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 const HOSTS: &[Need] = &[

@@ -7,12 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::Test;
-use crate::built;
-use crate::docs;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::Podman;
 use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
+use crate::{Test, built, docs};
 
 // As root, though nothing but the installations asks for it: tests/as-plain-user has no Rust, and no place to build in.
 const LINT: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];

@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use oci_nvidia_hook::driver::DriverRoot;
+use base::paths::HostPath;
+use base::tree::Tree;
 use oci_nvidia_hook::engine::{Kind, Version, hooks, look, status as engine_status, version};
-use oci_nvidia_hook::paths::HostPath;
 
 use crate::Test;
 use crate::driver::Image;
@@ -255,7 +255,7 @@ fn of_a_cri_o_that_runs() {
         };
         write(&running, live);
         write(&conf, on_disk);
-        let host = DriverRoot::open(&HostPath::new(dir.path())).unwrap();
+        let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let engines = look::look(&host, None);
         let crio = engines.iter().find(|engine| engine.kind == Kind::Crio).unwrap();
         engine_status::of(crio, &hooks::installed(&host))

@@ -6,11 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::Test;
-use crate::cgroup;
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::{Test, cgroup};
 
 const NEEDS: &[Need] = &[
     Need::Root,

@@ -9,21 +9,21 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use base::paths::ContainerPath;
+use base::read::read_limited;
+use base::report::{Finding, catalog, failure};
+use base::sys::in_root::open_host_file;
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::driver::compat;
+
 use super::{CDI_HOOK, CTK};
 use crate::cli::{USAGE, output};
-use crate::driver::compat;
-use crate::error::failure;
-use crate::finding::{Finding, catalog};
-use crate::inject::{
-    self,
-    container::{self, Container},
-};
+use crate::inject;
+use crate::inject::container::{self, Container};
 use crate::log::Log;
 use crate::lower::live::{self, Step};
-use crate::lower::rootfs::RootfsEdits;
+use crate::lower::rootfs;
 use crate::oci::{self, SpecView};
-use crate::paths::ContainerPath;
-use crate::sys::in_root::open_host_file;
 
 const HELP: &str = "\
 usage: nvidia-ctk hook HOOK [OPTIONS] < state.json
@@ -219,10 +219,11 @@ fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
     let bytes = match &hook.state {
         Some(file) => open_host_file(file)
             .map_err(anyhow::Error::from)
-            .and_then(|(file, _)| oci::read_limited(file, oci::MAX_JSON))
+            .and_then(|(file, _)| read_limited(file, oci::MAX_JSON))
             .with_context(|| format!("cannot read the container state {file:?}"))?,
-        None => oci::read_limited(std::io::stdin().lock(), oci::MAX_JSON)
-            .context("cannot read the container state on stdin")?,
+        None => {
+            read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")?
+        }
     };
     let state = oci::state::parse(&bytes)?;
     let spec = oci::spec_view::read(&state.bundle)?;
@@ -242,7 +243,7 @@ fn steps(hook: &Hook, container: &Container, spec: &SpecView) -> Vec<Step> {
         "create-symlinks" => edits.links.extend(hook.links.iter().map(|(text, link)| (link.clone(), text.clone()))),
         "update-ldcache" => {
             add_libraries(&mut edits, &hook.folders, container, spec);
-            let mut steps = edits.steps(container.facts(), Vec::new());
+            let mut steps = rootfs::steps(&edits, container.facts(), Vec::new());
             for (dir, names) in compat_hooks(spec).filter_map(|hook| compat_of(&hook, container)) {
                 live::prefer(&mut steps, &dir, |soname| names.contains(soname));
             }
@@ -262,7 +263,7 @@ fn steps(hook: &Hook, container: &Container, spec: &SpecView) -> Vec<Step> {
             return modes.map(|(path, mode)| Step::SetMode { target: path.clone(), mode }).collect();
         }
     }
-    edits.steps(container.facts(), Vec::new())
+    rootfs::steps(&edits, container.facts(), Vec::new())
 }
 
 /// The libraries that the engine mounted in these directories, with the links by which the loader knows them: what

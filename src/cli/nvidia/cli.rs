@@ -6,17 +6,17 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+use base::paths::HostPath;
+use base::report::{catalog, failure, line};
+use nvidia_host::config::{self, Config, UserSpec};
+use nvidia_host::device_id::imex_channel;
+
 use super::configure;
 use crate::cli::grammar::{self, Asked, Command, Completes, Line, Operand, Opt, Program, option, switch};
 use crate::cli::prepare::{AT_BOOT, may_prepare, prepare_host};
-use crate::cli::select::{self, Selection};
+use crate::cli::selection::{self, Selection};
 use crate::cli::{Verb, help, hook, info, list, output};
-use crate::config::{self, Config, UserSpec};
-use crate::error::{self, failure};
-use crate::finding::catalog;
-use crate::host;
 use crate::log::Log;
-use crate::paths::HostPath;
 
 /// What is parsed and explained.
 pub static PROGRAM: Program = Program {
@@ -56,18 +56,18 @@ pub static PROGRAM: Program = Program {
             summary: "list the driver's files and devices that containers can get",
             about: "",
             options: &[
-                &select::DEVICE,
-                &select::LIBRARIES,
-                &select::BINARIES,
-                &select::IPCS,
-                &select::FIRMWARES,
-                &select::COMPAT32,
-                &select::MIG_CONFIG,
-                &select::MIG_MONITOR,
-                &select::IMEX_CHANNEL,
-                &select::NO_PERSISTENCED,
-                &select::NO_FABRICMANAGER,
-                &select::NO_GSP_FIRMWARE,
+                &selection::DEVICE,
+                &selection::LIBRARIES,
+                &selection::BINARIES,
+                &selection::IPCS,
+                &selection::FIRMWARES,
+                &selection::COMPAT32,
+                &selection::MIG_CONFIG,
+                &selection::MIG_MONITOR,
+                &selection::IMEX_CHANNEL,
+                &selection::NO_PERSISTENCED,
+                &selection::NO_FABRICMANAGER,
+                &selection::NO_GSP_FIRMWARE,
             ],
             examples: &[],
         },
@@ -81,7 +81,7 @@ pub static PROGRAM: Program = Program {
                     --pid, as this program does, which must be in the container's mount namespace then.",
             options: &[
                 &PID,
-                &select::DEVICE,
+                &selection::DEVICE,
                 &REQUIRE,
                 &LDCONFIG,
                 &COMPUTE,
@@ -90,15 +90,15 @@ pub static PROGRAM: Program = Program {
                 &GRAPHICS,
                 &DISPLAY,
                 &NGX,
-                &select::COMPAT32,
-                &select::MIG_CONFIG,
-                &select::MIG_MONITOR,
-                &select::IMEX_CHANNEL,
+                &selection::COMPAT32,
+                &selection::MIG_CONFIG,
+                &selection::MIG_MONITOR,
+                &selection::IMEX_CHANNEL,
                 &NO_CGROUPS,
                 &NO_DEVBIND,
-                &select::NO_PERSISTENCED,
-                &select::NO_FABRICMANAGER,
-                &select::NO_GSP_FIRMWARE,
+                &selection::NO_PERSISTENCED,
+                &selection::NO_FABRICMANAGER,
+                &selection::NO_GSP_FIRMWARE,
                 &NO_CNTLIBS,
                 &CUDA_COMPAT_MODE,
             ],
@@ -206,7 +206,7 @@ impl Options {
         let mut options = Self::default();
         for (option, value) in &line.given {
             options.set(option.long(), value.as_ref()).map_err(|error| {
-                match error.downcast_ref::<crate::error::Failure>() {
+                match error.downcast_ref::<base::report::Failure>() {
                     Some(_) => error,
                     None => grammar::wrong(&PROGRAM, Some(line.command), &error.to_string()),
                 }
@@ -273,11 +273,11 @@ impl Options {
     fn prepare(&self, config: &Config, log: &mut Log) -> Result<()> {
         if self.load_kmods && may_prepare()? {
             let channels = self.selection.imex_channels.iter().filter(|_| config.make_imex_channels);
-            let channels = channels.map(|channel| host::imex_channel(channel)).collect::<Result<Vec<_>>>()?;
+            let channels = channels.map(|channel| imex_channel(channel)).collect::<Result<Vec<_>>>()?;
             let prepared = prepare_host(config, &channels, AT_BOOT)?;
             prepared.done.iter().for_each(|line| log.note(line));
             // As with NVIDIA's: what is missing in the end is reported by what needs it.
-            prepared.failed.iter().for_each(|error| log.note(&error::line(error)));
+            prepared.failed.iter().for_each(|error| log.note(&line(error)));
         }
         Ok(())
     }
@@ -359,7 +359,7 @@ mod tests {
             (&["list", "--mig-config=0"], "is not \"all\""),
             (&[], "no command is given"),
         ] {
-            let text = crate::error::render(&options(args).unwrap_err());
+            let text = base::report::render(&options(args).unwrap_err());
             assert!(text.contains(says), "{args:?}: {text}");
         }
     }

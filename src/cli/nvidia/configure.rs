@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use base::report::{catalog, failure};
+use nvidia_host::capability::Capabilities;
+use nvidia_host::config::Config;
+
 use super::cli::Options;
 use crate::cli::hook::{self, Place};
-use crate::config::Config;
-use crate::error::failure;
-use crate::finding::catalog;
 use crate::log::Log;
 use crate::oci::{Pod, SpecView, State};
-use crate::request::Capabilities;
 
 /// Gives it to the container whose root file system is `rootfs`: of the process that was named, or where we are.
 pub(super) fn configure(rootfs: &Path, options: &Options, config: &Config, log: &mut Log) -> Result<()> {
@@ -39,7 +39,7 @@ pub(super) fn configure(rootfs: &Path, options: &Options, config: &Config, log: 
 fn capabilities(options: &Options) -> Capabilities {
     let mut chosen = options.selection.capabilities.clone();
     if options.selection.compat32 {
-        chosen.push(crate::request::Capability::Compat32);
+        chosen.push(nvidia_host::capability::Capability::Compat32);
     }
     Capabilities::of(&chosen)
 }

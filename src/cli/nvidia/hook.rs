@@ -8,10 +8,10 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use base::report::{catalog, failure};
+
 use crate::cli::grammar::Program;
 use crate::cli::{PROGRAM, USAGE, Verb, hook, output, precreate};
-use crate::error::failure;
-use crate::finding::catalog;
 use crate::log::Log;
 
 const HELP: &str = "\

@@ -8,9 +8,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::error::failure;
-use crate::finding::catalog;
-use crate::sys::proc_file;
+use base::report::{catalog, failure};
+use base::sys::proc_file;
 
 /// The shortest beginning of an id that is looked for: shorter ones are in many names.
 const SHORTEST: usize = 6;

@@ -11,20 +11,20 @@ use anyhow::{Context, Result};
 use nix::unistd::Pid;
 use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfsMountFlags};
 
+use base::read::read_file_limited;
+use base::report::{Failure, catalog, failure, line};
+use base::sys::confine::Identity;
+use base::sys::in_root::{Root, open_regular, real_path};
+use base::sys::proc_file;
+use nvidia_host::config::Config;
+use nvidia_host::driver::catalog::LIBRARY_DIRS;
+use nvidia_host::driver::ldcache::{self, Arch};
+use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
+use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
+use nvidia_host::prepare;
+
 use super::{ContainerFacts, Found, FoundNode, Library, Node, Process, gpu_number};
-use crate::config::Config;
-use crate::driver::catalog::LIBRARY_DIRS;
-use crate::driver::ldcache::{self, Arch};
-use crate::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
-use crate::driver::{DriverRoot, prepare};
-use crate::error::{Failure, failure, line};
-use crate::finding::catalog;
 use crate::inject::cgroup::ask;
-use crate::inventory::procfs::{self, DRIVER_PROC};
-use crate::oci::read_file_limited;
-use crate::sys::confine::Identity;
-use crate::sys::in_root::{Root, open_regular, real_path};
-use crate::sys::proc_file;
 
 /// What programs open: CUDA, and nvidia-smi.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
@@ -71,7 +71,7 @@ pub fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
     let in_ours = namespace("ns/user") == ours("ns/user");
     let process = parse_process(&status, in_ours, variable("NVIDIA_DRIVER_CAPABILITIES"))
         .with_context(|| format!("cannot read the status of process {pid}"))?;
-    let driver = DriverRoot::open(&config.driver_root)?;
+    let driver = nvidia_host::driver::open_root(&config.driver_root)?;
     let module = procfs::read_version(&driver.owner_of(DRIVER_PROC)?);
     let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
     let uvm = prepare::parse_majors(&devices).get("nvidia-uvm").map(|major| (*major, 0));

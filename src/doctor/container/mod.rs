@@ -8,13 +8,14 @@ mod look;
 
 pub use look::look;
 
+use base::report::catalog;
+use base::sys::confine::Identity;
+use nvidia_host::driver::nodes::NVIDIA_MAJOR;
+
 use super::Outcome;
 use super::driver::{allows, group};
-use crate::driver::nodes::NVIDIA_MAJOR;
-use crate::finding::catalog;
-use crate::inject::cgroup::DeviceRule;
 use crate::inject::cgroup::ask::Filter;
-use crate::sys::confine::Identity;
+use crate::oci::device_rules::DeviceRule;
 
 /// A running container, as far as GPUs depend on it.
 #[derive(Debug)]

@@ -6,8 +6,10 @@ use std::os::fd::AsFd as _;
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
-use super::{DeviceCgroup, DeviceRule, judge, located, mounts};
-use crate::sys::bpf::{self, Insn};
+use base::sys::bpf::{self, Insn};
+
+use super::{DeviceCgroup, judge, located, mounts};
+use crate::oci::device_rules::DeviceRule;
 
 /// What decides.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! A D-Bus library brings a bus and an executor; these are messages of a fixed form, over systemd's own socket.
 //! The wire format: <https://dbus.freedesktop.org/doc/dbus-specification.html#message-protocol>
 
-use super::DeviceRule;
+use crate::oci::device_rules::DeviceRule;
 
 /// The first bytes of every message: enough to know how long it is.
 pub(super) const HEAD: usize = 16;

@@ -1,7 +1,8 @@
 //! What a device program answers. Pure: the program is run here, as the kernel would run it.
 
-use super::DeviceRule;
-use crate::sys::bpf::Insn;
+use base::sys::bpf::Insn;
+
+use crate::oci::device_rules::DeviceRule;
 
 /// What a program does about some devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,8 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 
-use crate::error::failure;
-use crate::finding::catalog;
-use crate::paths::HostPath;
+use base::paths::HostPath;
+use base::report::{catalog, failure};
 
 /// The cgroup whose device filter the runtime has set.
 #[derive(Clone, Debug, PartialEq, Eq)]

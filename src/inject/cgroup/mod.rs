@@ -1,13 +1,12 @@
 //! Access to devices for a container that does not run yet.
 //!
 //! [`locate()`] decides, from texts, which device cgroup counts; [`allow`] opens it for the rules. Only for stages at
-//! which the runtime has made the cgroup already; a device listed in config.json ([`already_allowed`]) needs none of it.
+//! which the runtime has made the cgroup already; a device listed in config.json ([`crate::oci::device_rules::already_allowed`]) needs none of it.
 //! Kernel side: `Documentation/admin-guide/cgroup-v1/devices.rst`, `cgroup-v2.rst` ("Device controller").
 
 pub mod ask;
 mod dbus;
 mod judge;
-mod listed;
 mod locate;
 mod own;
 mod program;
@@ -16,33 +15,17 @@ mod usual;
 mod v1;
 mod v2;
 
-use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
-use crate::finding::{Finding, catalog};
-use crate::sys::proc_file;
-pub use listed::already_allowed;
+use base::report::{Finding, catalog};
+use base::sys::proc_file;
+
+use crate::oci::device_rules::DeviceRule;
 pub use locate::{DeviceCgroup, locate};
 pub use program::extend;
-
-/// A character device to be read and written, never made: mknod(2) stays refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DeviceRule {
-    /// Major number.
-    pub major: u32,
-    /// Minor number.
-    pub minor: u32,
-}
-
-/// As `devices.allow` takes it.
-impl fmt::Display for DeviceRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "c {}:{} rw", self.major, self.minor)
-    }
-}
 
 /// What the container may do now, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +161,7 @@ pub const LISTED_HINT: &str =
 
 /// systemd gives its units back the rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
-    let why = why.map(|error| format!(": {}", crate::error::line(error))).unwrap_or_default();
+    let why = why.map(|error| format!(": {}", base::report::line(error))).unwrap_or_default();
     Finding::of(
         &catalog::NOT_TOLD,
         format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back{why}"),

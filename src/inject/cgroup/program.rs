@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::DeviceRule;
-use crate::error::failure;
-use crate::finding::catalog;
-use crate::sys::bpf::Insn;
+use base::report::{catalog, failure};
+use base::sys::bpf::Insn;
+
+use crate::oci::device_rules::DeviceRule;
 
 /// `*(u32 *)(src + off)`
 const LDX_W: u8 = 0x61;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::DeviceRule;
 use super::dbus::{self, Answer, Body};
+use crate::oci::device_rules::DeviceRule;
 
 /// systemd's private socket, for root of the host: no bus daemon is in the way, nor has to run.
 const SOCKET: &str = "/run/systemd/private";

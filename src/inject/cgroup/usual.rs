@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use crate::sys::mount::statmount::{Facts, facts};
+use base::sys::mount::statmount::{Facts, facts};
 
 /// `CGROUP_SUPER_MAGIC`
 const V1: u64 = 0x0027_e0eb;
@@ -47,7 +47,7 @@ fn line_of(point: &str, facts: &Facts) -> Option<String> {
 mod tests {
     use super::super::{DeviceCgroup, locate};
     use super::*;
-    use crate::paths::HostPath;
+    use base::paths::HostPath;
 
     #[test]
     fn the_line_is_mountinfos() {

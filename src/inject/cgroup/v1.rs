@@ -5,10 +5,11 @@ use std::io::{ErrorKind, Write as _};
 
 use anyhow::{Context as _, Result};
 
-use super::{Access, DeviceRule, Outcome, systemd_finding};
-use crate::error::Failure;
-use crate::finding::catalog;
-use crate::paths::HostPath;
+use base::paths::HostPath;
+use base::report::{Failure, catalog};
+
+use super::{Access, Outcome, systemd_finding};
+use crate::oci::device_rules::DeviceRule;
 
 /// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each: the kernel takes one rule at a time.
 pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Outcome> {

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 
+use base::report::{Failure, Finding, catalog, failure};
+use base::sys::bpf::{self, Attached, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
+
 use super::judge::{Verdict, judge};
 use super::own::carries_id;
 use super::program::{UNBLIND_HINT, extend};
-use super::{Access, DeviceRule, LISTED_HINT, Outcome, systemd, systemd_finding};
-use crate::error::{Failure, failure};
-use crate::finding::{Finding, catalog};
-use crate::sys::bpf::{self, Attached, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
+use super::{Access, LISTED_HINT, Outcome, systemd, systemd_finding};
+use crate::oci::device_rules::DeviceRule;
 
 /// As `bpftool prog` shows it.
 const NAME: &str = "onh_devices";

@@ -8,13 +8,14 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FileType, Mode, OFlags};
 
+use base::paths::ContainerPath;
+use base::sys::in_root::{fd_path, open_regular};
+use nvidia_host::edits::build;
+
 use super::{Done, Target};
-use crate::edits::build;
 use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, present};
 use crate::inject::read_only;
-use crate::paths::ContainerPath;
-use crate::sys::in_root::{fd_path, open_regular};
 
 /// A dozen lines.
 const MAX_PARAMS: usize = 64 << 10;
@@ -31,7 +32,7 @@ impl Target {
             Err(error) => return Err(error.into()),
         };
         let Present::Other(point, _) = present(&open, name)? else { return Ok(()) };
-        let text = crate::oci::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
+        let text = base::read::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
         let Some(masked) = build::mask_params(&String::from_utf8_lossy(&text)) else { return Ok(()) };
         self.known.refuse_shared(&open)?;
         self.known.refuse_shared(&point)?;

@@ -7,10 +7,11 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Stat};
 
+use base::paths::ContainerPath;
+use base::sys::in_root::Created;
+
 use super::{Target, stale};
 use crate::inject::leftovers;
-use crate::paths::ContainerPath;
-use crate::sys::in_root::Created;
 
 impl Target {
     /// The name at the end of this path was created in this directory. To be called before something is mounted on it.

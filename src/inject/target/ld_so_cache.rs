@@ -64,6 +64,6 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(anyhow::Error::new(error).context("read it")),
         };
-        crate::oci::read_file_limited(&file, linker_cache::MAX_SIZE).map(Some)
+        base::read::read_file_limited(&file, linker_cache::MAX_SIZE).map(Some)
     }
 }

@@ -14,14 +14,15 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail};
 use rustix::fs::OFlags;
 
+use base::paths::ContainerPath;
+use base::report::{Finding, catalog};
+use base::sys::in_root::{Created, Root};
+use nvidia_host::driver::ldconf::{self, Directive};
+
 use super::{Done, Target, write_beside};
-use crate::driver::ldconf::{self, Directive};
-use crate::finding::{Finding, catalog};
 use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, present};
 use crate::inject::tmpfs::is_read_only;
-use crate::paths::ContainerPath;
-use crate::sys::in_root::{Created, Root};
 
 const MAIN: &str = "ld.so.conf";
 /// Without one, nothing in the container writes the cache anew.
@@ -142,7 +143,7 @@ fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
         Present::Link(_) => Old::Theirs,
         Present::Other(file, _) => {
             let text =
-                rootfs.open_stored(file).ok().and_then(|file| crate::oci::read_file_limited(&file, MAX_FILE).ok());
+                rootfs.open_stored(file).ok().and_then(|file| base::read::read_file_limited(&file, MAX_FILE).ok());
             text.filter(|text| ldconf::is_ours(text)).map_or(Old::Theirs, Old::Ours)
         }
     })
@@ -186,7 +187,7 @@ impl Configured {
             return;
         }
         let read = || -> Result<Vec<u8>> {
-            crate::oci::read_file_limited(&rootfs.open_stored(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
+            base::read::read_file_limited(&rootfs.open_stored(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
         };
         let text = read();
         // One that cannot be read is there all the same: it is not ours to replace.

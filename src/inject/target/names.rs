@@ -9,16 +9,17 @@ use anyhow::{Context, Result};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use base::paths::ContainerPath;
+use base::sys::ids::Ids;
+use base::sys::in_root::{Created, Root};
+use nvidia_host::edits::Need;
+
 use super::{Done, Target, parent_path};
-use crate::edits::Need;
 use crate::inject::directory::{Present, present};
+use crate::inject::hosts_dev;
 use crate::inject::mounts::Mounts;
-use crate::inject::read_only::Why;
+use crate::inject::read_only::{self, Why};
 use crate::inject::tmpfs::is_read_only;
-use crate::inject::{hosts_dev, read_only};
-use crate::paths::ContainerPath;
-use crate::sys::ids::Ids;
-use crate::sys::in_root::{Created, Root};
 
 impl Target {
     /// The open directory of this path, made if necessary.

@@ -10,16 +10,17 @@ use std::iter::once;
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 
+use base::paths::ContainerPath;
+use base::report::catalog;
+use base::sys::mount::MountAttrs;
+use nvidia_host::cdi::lower::NodeFacts;
+
 use super::super::StillMounted;
 use super::super::directory::{Present, present};
 use super::super::read_only::Scratch;
 use super::super::source::Source;
 use super::{Existing, Target};
-use crate::finding::catalog;
 use crate::lower::access::Process;
-use crate::lower::cdi::NodeFacts;
-use crate::paths::ContainerPath;
-use crate::sys::mount::MountAttrs;
 
 impl Target {
     /// Mounts the host's node `source`, or one that is created for `own`.

@@ -13,12 +13,13 @@ use std::rc::Rc;
 
 use rustix::fs::{AtFlags, FileType, OFlags};
 
+use base::paths::ContainerPath;
+use base::sys::in_root::Created;
+use nvidia_host::driver::catalog;
+
 use super::Target;
-use crate::driver::catalog;
 use crate::inject::tmpfs::is_read_only;
 use crate::lower::live::CacheEntry;
-use crate::paths::ContainerPath;
-use crate::sys::in_root::Created;
 
 /// Libraries of the driver are in one or two.
 const MAX_DIRECTORIES: usize = 8;

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
+use cdi_spec::spec::ContainerEdits;
+
 use super::*;
-use crate::cdi::spec::ContainerEdits;
 use crate::oci::spec_view::parse;
 
 const HOST: OciFacts = OciFacts { in_user_namespace: false };
@@ -93,7 +94,7 @@ fn nothing_twice() {
         }
     }
     let other = with(r#","linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":1,"minor":3}]}"#);
-    let text = crate::error::render(&patched(&other, &edits(), HOST).unwrap_err());
+    let text = base::report::render(&patched(&other, &edits(), HOST).unwrap_err());
     assert!(text.contains("another device at \"/dev/nvidia0\" (ONH-044)\nhint: "), "{text}");
 }
 

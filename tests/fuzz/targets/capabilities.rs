@@ -1,6 +1,6 @@
 //! `NVIDIA_DRIVER_CAPABILITIES` (the first line) under `supported-driver-capabilities` (the second).
 
-use oci_nvidia_hook::request::capabilities::{Capabilities, Capability, parse};
+use nvidia_host::capability::{Capabilities, Capability, parse};
 
 use super::{check_error, check_line, text};
 
@@ -12,7 +12,7 @@ pub fn run(data: &[u8]) {
     let every = Capabilities::of(&Capability::ALL);
     let supported = lines.next().map_or(Ok(every), Capabilities::supported);
     let supported = supported.unwrap_or_else(|allowed| {
-        check_line(&oci_nvidia_hook::error::one_line(&allowed));
+        check_line(&base::report::one_line(&allowed));
         every
     });
     for legacy in [false, true] {

@@ -1,9 +1,9 @@
 //! A CDI spec as it lies in a directory, anybody's; its stamp, and the arguments of our hook in it.
 
-use oci_nvidia_hook::cdi::file::{Format, parse};
-use oci_nvidia_hook::cdi::stamp::Stamp;
-use oci_nvidia_hook::error::one_line;
-use oci_nvidia_hook::lower::rootfs::RootfsEdits;
+use base::report::one_line;
+use cdi_spec::file::{Format, parse};
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::cdi::stamp::Stamp;
 
 use super::{check_error, check_line, text};
 
@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
             }
             Stamp::of(&spec).iter().for_each(check_stamp);
         }
-        Err(error) => check_error(&error),
+        Err(why) => check_line(&one_line(&why)),
     }
     let text = text(data);
     Stamp::parse(&text).iter().for_each(check_stamp);

@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
+use nvidia_host::capability::Capabilities;
+use nvidia_host::config::Config;
+use nvidia_host::device_id::VisibleDevices;
+use oci_nvidia_hook::cli as ours;
 use oci_nvidia_hook::cli::grammar::{self, Asked, Line, Program};
 use oci_nvidia_hook::cli::nvidia::{cli, hook};
-use oci_nvidia_hook::cli::{self as ours};
-use oci_nvidia_hook::config::Config;
-use oci_nvidia_hook::request::{Capabilities, VisibleDevices};
 
 use super::check_error;
 

@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use oci_nvidia_hook::driver::compat::{is_to_be_used, read_note, version_of};
+use nvidia_host::driver::compat::{is_to_be_used, read_note, version_of};
 
 use super::{SparseFile, text};
 

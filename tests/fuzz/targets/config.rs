@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use oci_nvidia_hook::config::{Config, parse};
-use oci_nvidia_hook::error::render;
+use base::report::render;
+use nvidia_host::config::{Config, parse};
 
 use super::{check_error, check_findings};
 

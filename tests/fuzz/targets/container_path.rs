@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
+use base::paths::ContainerPath;
 use oci_nvidia_hook::oci::spec_view::Mount;
-use oci_nvidia_hook::paths::ContainerPath;
 use oci_nvidia_hook::request::mounts;
 
 use super::check_error;

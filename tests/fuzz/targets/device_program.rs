@@ -1,8 +1,9 @@
 //! Device programs of cgroup v2, as the kernel shows them, perhaps with blinded constants. One byte: how many rules
 //! there are; eight bytes for each; then eight for each instruction.
 
-use oci_nvidia_hook::inject::cgroup::{DeviceRule, extend};
-use oci_nvidia_hook::sys::bpf::Insn;
+use base::sys::bpf::Insn;
+use oci_nvidia_hook::inject::cgroup::extend;
+use oci_nvidia_hook::oci::device_rules::DeviceRule;
 
 use super::check_error;
 

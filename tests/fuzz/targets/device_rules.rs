@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use oci_nvidia_hook::inject::cgroup::{DeviceRule, already_allowed};
+use oci_nvidia_hook::oci::device_rules::{DeviceRule, already_allowed};
 use oci_nvidia_hook::oci::spec_view::parse;
 
 use super::check_error;

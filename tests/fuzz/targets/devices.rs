@@ -1,13 +1,12 @@
 //! `NVIDIA_VISIBLE_DEVICES` against an inventory and the administrator's limits: the first line is the variable, the
 //! second `devices.allow`, the third `devices.deny`.
 
-use oci_nvidia_hook::config::Limits;
-use oci_nvidia_hook::error::render;
-use oci_nvidia_hook::inventory::limits::permit;
-use oci_nvidia_hook::inventory::select::{Device, select};
-use oci_nvidia_hook::inventory::{Gpu, Inventory};
-use oci_nvidia_hook::request::devices::parse;
-use oci_nvidia_hook::request::{DeviceId, VisibleDevices};
+use base::report::render;
+use nvidia_host::config::Limits;
+use nvidia_host::device_id::{DeviceId, VisibleDevices, parse};
+use nvidia_host::inventory::limits::permit;
+use nvidia_host::inventory::select::{Device, select};
+use nvidia_host::inventory::{Gpu, Inventory};
 
 use super::{check_error, check_findings, sample_inventory, text};
 

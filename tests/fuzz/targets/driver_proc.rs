@@ -1,9 +1,10 @@
 //! Files of `/proc/driver/nvidia`, and `/proc/devices`.
 
-use oci_nvidia_hook::driver::prepare::{parse_majors, parse_policy};
-use oci_nvidia_hook::edits::build::mask_params;
-use oci_nvidia_hook::inventory::BusId;
-use oci_nvidia_hook::inventory::procfs::{parse_minor, parse_version};
+use nvidia_host::driver::params::parse_policy;
+use nvidia_host::edits::build::mask_params;
+use nvidia_host::inventory::BusId;
+use nvidia_host::inventory::procfs::{parse_minor, parse_version};
+use nvidia_host::prepare::parse_majors;
 
 use super::text;
 

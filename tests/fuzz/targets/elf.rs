@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::io::Cursor;
 
-use oci_nvidia_hook::driver::elf::{HEADER, is_for, soname};
-use oci_nvidia_hook::driver::ldcache::Arch;
-use oci_nvidia_hook::paths::ContainerPath;
+use base::paths::ContainerPath;
+use nvidia_host::driver::elf::{HEADER, is_for, soname};
+use nvidia_host::driver::ldcache::Arch;
 
 use super::SparseFile;
 

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use base::report::one_line;
 use oci_nvidia_hook::engine::settings::Settings;
 use oci_nvidia_hook::engine::{Kind, Version};
-use oci_nvidia_hook::error::one_line;
 
 use super::{check_line, text};
 

@@ -1,7 +1,7 @@
 //! Errors with foreign text in them: each line is a context.
 
-use oci_nvidia_hook::error::{Failure, failure, one_line};
-use oci_nvidia_hook::finding::catalog::CONFIG;
+use base::report::catalog::CONFIG;
+use base::report::{Failure, failure, one_line};
 
 use super::{check_error, check_line, text};
 

@@ -1,8 +1,9 @@
 //! One JSON file of a hooks directory.
 
-use oci_nvidia_hook::engine::hook_file::{Applies, PRECREATE, parse};
-use oci_nvidia_hook::error::one_line;
 use serde_json::Value;
+
+use base::report::one_line;
+use oci_nvidia_hook::engine::hook_file::{Applies, PRECREATE, parse};
 
 use super::check_line;
 

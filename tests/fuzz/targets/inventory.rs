@@ -1,10 +1,10 @@
 //! The inventory, as the NVML process answers and as `explain --inventory` reads it.
 
-use oci_nvidia_hook::config::Limits;
-use oci_nvidia_hook::inventory::Inventory;
-use oci_nvidia_hook::inventory::report::Report;
-use oci_nvidia_hook::inventory::select::select;
-use oci_nvidia_hook::request::VisibleDevices;
+use nvidia_host::config::Limits;
+use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::inventory::Inventory;
+use nvidia_host::inventory::report::Report;
+use nvidia_host::inventory::select::select;
 
 use super::{check_error, check_findings};
 

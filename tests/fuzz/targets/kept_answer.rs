@@ -1,9 +1,9 @@
 //! NVML's answer, as it is kept for the next containers: the file, and whether the kernel confirms what is in it.
 
-use oci_nvidia_hook::inventory::cache::{Answer, Look};
-use oci_nvidia_hook::inventory::kept::is_confirmed;
-use oci_nvidia_hook::inventory::procfs::KernelGpu;
-use oci_nvidia_hook::inventory::{BusId, Inventory};
+use nvidia_host::inventory::cache::{Answer, Look};
+use nvidia_host::inventory::kept::is_confirmed;
+use nvidia_host::inventory::procfs::KernelGpu;
+use nvidia_host::inventory::{BusId, Inventory};
 
 /// Bytes as the file, and as what is in it.
 pub fn run(data: &[u8]) {
@@ -33,7 +33,7 @@ fn check_file(answer: &Answer) {
 
 /// Of a kernel with exactly these GPUs it is true or not; of one that differs in anything, it is not.
 fn check_confirmation(inventory: &Inventory) {
-    let kernel = |gpu: &oci_nvidia_hook::inventory::Gpu| KernelGpu {
+    let kernel = |gpu: &nvidia_host::inventory::Gpu| KernelGpu {
         bus_id: gpu.bus_id,
         dir: "0000:00:00.0".into(),
         minor: Some(gpu.minor),

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use oci_nvidia_hook::driver::ldcache::{Arch, Cache, NewEntry, parse};
+use nvidia_host::driver::ldcache::{Arch, Cache, NewEntry, parse};
 
 use super::check_error;
 

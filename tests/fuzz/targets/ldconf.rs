@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use oci_nvidia_hook::driver::ldconf::{Directive, drop_in, is_ours, matches, parse};
+use nvidia_host::driver::ldconf::{Directive, drop_in, is_ours, matches, parse};
 
 /// Lines, and a pattern for names.
 pub fn run(data: &[u8]) {

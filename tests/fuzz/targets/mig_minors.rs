@@ -1,6 +1,6 @@
 //! `/proc/driver/nvidia-caps/mig-minors`.
 
-use oci_nvidia_hook::inventory::caps::{MigCap, parse_cap, parse_mig_minors};
+use nvidia_host::inventory::caps::{MigCap, parse_cap, parse_mig_minors};
 
 use super::text;
 

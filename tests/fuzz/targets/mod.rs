@@ -32,9 +32,8 @@ pub mod state;
 use std::borrow::Cow;
 use std::io::{Read, Seek, SeekFrom};
 
-use oci_nvidia_hook::error::{one_line, render};
-use oci_nvidia_hook::finding::Finding;
-use oci_nvidia_hook::inventory::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
+use base::report::{Finding, one_line, render};
+use nvidia_host::inventory::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
 
 /// As the program reads text that should be UTF-8.
 pub fn text(data: &[u8]) -> Cow<'_, str> {

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use base::report::{Finding, catalog};
 use oci_nvidia_hook::cli::why::in_words;
-use oci_nvidia_hook::finding::{Finding, catalog};
 use oci_nvidia_hook::oci::Pod;
 use oci_nvidia_hook::record::{Outcome, Record};
 

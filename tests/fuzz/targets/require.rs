@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use oci_nvidia_hook::request::require::{Properties, Requirement, check, compare_versions, parse, parse_cuda_version};
+use nvidia_host::require::{Properties, Requirement, check, compare_versions, parse, parse_cuda_version};
 
 use super::{check_error, text};
 

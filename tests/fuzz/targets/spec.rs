@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-use oci_nvidia_hook::cdi::spec::{ContainerEdits, DeviceNode, Hook, Mount};
-use oci_nvidia_hook::config::Config;
-use oci_nvidia_hook::host::decide;
-use oci_nvidia_hook::inject::cgroup::{DeviceRule, already_allowed};
+use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::config::Config;
+use nvidia_host::device_id::VisibleDevices;
 use oci_nvidia_hook::lower::oci::{Additions, OciFacts};
-use oci_nvidia_hook::lower::rootfs::RootfsEdits;
 use oci_nvidia_hook::oci::SpecView;
+use oci_nvidia_hook::oci::device_rules::{DeviceRule, already_allowed};
 use oci_nvidia_hook::oci::spec_view::parse;
-use oci_nvidia_hook::request::{Decision, GpuRequest, Hint, VisibleDevices, from_spec, hint, mounts, nodes};
+use oci_nvidia_hook::request::{Decision, GpuRequest, Hint, from_spec, hint, mounts, nodes};
+use oci_nvidia_hook::select::decide;
 
 use super::{check_error, check_findings, sample_inventory};
 

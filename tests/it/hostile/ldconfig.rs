@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::scene::{CASE, Case, Ours, Scene, check};
 use rustix::fs::inotify;
 
+use super::scene::{CASE, Case, Ours, Scene, check};
 use crate::driver::{FakeDriver, Waiting};
 use crate::support::HOOK;
 

@@ -26,7 +26,7 @@ fn v2(mount: &str, path: &str) -> DeviceCgroup {
 }
 
 fn refusal(mountinfo: &str, cgroup: &str) -> String {
-    crate::error::line(&locate(mountinfo, cgroup).unwrap_err())
+    base::report::line(&locate(mountinfo, cgroup).unwrap_err())
 }
 
 #[test]

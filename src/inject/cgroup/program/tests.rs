@@ -271,7 +271,7 @@ proptest! {
 #[test]
 fn an_unknown_blinding_is_refused() {
     let odd = [insn(MOV64_K, BPF_REG_AX, 0, 0, 7), insn(0xbf, 0, BPF_REG_AX, 0, 0), insn(EXIT, 0, 0, 0, 0)];
-    assert!(crate::error::render(&reloadable(&odd).unwrap_err()).contains("bpf_jit_harden"));
+    assert!(base::report::render(&reloadable(&odd).unwrap_err()).contains("bpf_jit_harden"));
 }
 
 #[test]

@@ -1,0 +1,211 @@
+//! Errors as the user reads them: one line, then one `hint:` line with the command that mends it.
+//!
+//! Every function returns [`anyhow::Result`]; each boundary adds what it was doing with
+//! [`anyhow::Context`]. Where we know the mend, the context is a [`Failure`], which carries a hint.
+//! [`render`] is the only place that turns an error into text.
+
+use std::{fmt, io};
+
+use nix::errno::Errno;
+
+use super::catalog::{self, Kind};
+
+/// What could not be done, and the command or the setting that mends it.
+#[derive(Debug)]
+pub struct Failure {
+    kind: &'static Kind,
+    what: String,
+    hint: String,
+}
+
+impl Failure {
+    /// `what` in lower case without a final period, objects quoted; `hint` starts with a verb.
+    pub fn new(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { kind, what: what.into(), hint: hint.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A [`Failure`] as an error of its own.
+pub fn failure(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Failure::new(kind, what, hint))
+}
+
+/// An error of this kind, unless something closer to its cause has said of what kind it is.
+#[must_use]
+pub fn classify(error: anyhow::Error, kind: &'static Kind, hint: &str) -> anyhow::Error {
+    if error.downcast_ref::<Failure>().is_some() { error } else { error.context(Failure::new(kind, "", hint)) }
+}
+
+/// An error in words. Container data can stand in it, so control characters are escaped: it goes to terminals and logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Which one of the catalogue; the outermost, if there are several.
+    pub kind: &'static Kind,
+    /// Outermost action first, cause last.
+    pub line: String,
+    /// What mends it; empty if that is not known.
+    pub hint: String,
+}
+
+impl Told {
+    /// Tells it.
+    #[must_use]
+    pub fn of(error: &anyhow::Error) -> Self {
+        let causes: Vec<_> = error.chain().map(describe).filter(|cause| !cause.is_empty()).collect();
+        let line = in_our_words(&one_line(&causes.join(": ")));
+        let failure = error.downcast_ref::<Failure>();
+        let hint = failure.map(|failure| in_our_words(&one_line(&failure.hint)));
+        Self { kind: failure.map_or(&catalog::SYSTEM, |failure| failure.kind), line, hint: hint.unwrap_or_default() }
+    }
+}
+
+/// An error as one line with its number, and a second line `hint: …` if one is known.
+#[must_use]
+pub fn render(error: &anyhow::Error) -> String {
+    let Told { kind, line, hint } = Told::of(error);
+    let hint = if hint.is_empty() { hint } else { format!("\nhint: {hint}") };
+    format!("{line} ({}){hint}", kind.id)
+}
+
+/// An error as one line, to stand inside of another text.
+#[must_use]
+pub fn line(error: &anyhow::Error) -> String {
+    Told::of(error).line
+}
+
+/// What of a text is shown at most, in characters: a container may put a megabyte into a variable.
+const LONGEST: usize = 2000;
+
+/// Control characters escaped, so that the text stays on its line and moves no cursor, and those that end a line or turn
+/// the direction of text, so that it reads as it is; and cut at 2000 characters.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let mut out = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == LONGEST {
+            out.push('…');
+            break;
+        }
+        if moves_text(c) { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+/// Whether a character moves the cursor of a terminal, ends a line, or turns the direction of text.
+#[must_use]
+pub fn moves_text(c: char) -> bool {
+    c.is_control() || turns_text(c)
+}
+
+/// Line and paragraph separators, and the characters of Unicode's bidirectional algorithm (CVE-2021-42574).
+fn turns_text(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(errno) = cause.downcast_ref::<Errno>() {
+        return errno_text(*errno);
+    }
+    if let Some(errno) = cause.downcast_ref::<rustix::io::Errno>() {
+        return errno_text(Errno::from_raw(errno.raw_os_error()));
+    }
+    if let Some(code) = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+        return errno_text(Errno::from_raw(code));
+    }
+    cause.to_string()
+}
+
+/// The kernel's answer in words.
+#[must_use]
+pub fn errno_text(errno: Errno) -> String {
+    format!("{} ({errno:?})", lower_first(errno.desc()))
+}
+
+/// What podman takes for errors of its own, and what we say instead.
+///
+/// It searches a hook's stderr for these: then it tells the user that a command was missing (exit 127 instead of 126), or
+/// that the OCI runtime was refused. Libraries say them too, dlerror(3) for one.
+const TAKEN: [(&str, &str); 4] = [
+    ("no such file or directory", "it does not exist"),
+    ("permission denied", "access denied"),
+    ("operation not permitted", "not allowed"),
+    ("not found", "missing"),
+];
+
+fn in_our_words(text: &str) -> String {
+    TAKEN.iter().fold(text.to_owned(), |mut text, (taken, ours)| {
+        // ASCII lower case keeps every byte in its place.
+        while let Some(at) = text.to_ascii_lowercase().find(taken) {
+            text.replace_range(at..at + taken.len(), ours);
+        }
+        text
+    })
+}
+
+fn lower_first(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| std::iter::once(first.to_ascii_lowercase()).chain(chars).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn renders_outermost_first_and_the_hint_last() {
+        let error = anyhow::Error::new(io::Error::from_raw_os_error(30)).context("open \"/x\"").context(Failure::new(
+            &catalog::CONFIG,
+            "cannot inject GPU 0",
+            "mount it read-write",
+        ));
+        assert_eq!(
+            render(&error),
+            "cannot inject GPU 0: open \"/x\": read-only file system (EROFS) (ONH-005)\nhint: mount it read-write"
+        );
+    }
+
+    #[test]
+    fn a_hint_below_other_context_is_kept() {
+        let error =
+            Err::<(), _>(failure(&catalog::CONFIG, "no driver", "install it")).context("cannot set up").unwrap_err();
+        assert_eq!(render(&error), "cannot set up: no driver (ONH-005)\nhint: install it");
+    }
+
+    #[test]
+    fn says_nothing_that_podman_takes_for_its_own() {
+        for (error, says) in [
+            (anyhow::Error::new(io::Error::from(Errno::ENOENT)), "it does not exist (ENOENT) (ONH-001)"),
+            (anyhow::Error::new(io::Error::from(Errno::EPERM)), "not allowed (EPERM) (ONH-001)"),
+            (anyhow::Error::new(rustix::io::Errno::ACCESS), "access denied (EACCES) (ONH-001)"),
+            (
+                failure(&catalog::CONFIG, "libx.so: No such file or directory", "Not Found"),
+                "libx.so: it does not exist (ONH-005)\nhint: missing",
+            ),
+        ] {
+            assert_eq!(render(&error), says);
+        }
+    }
+
+    #[test]
+    fn container_data_is_cut() {
+        let text = render(&failure(&catalog::CONFIG, "x".repeat(1 << 20), "y"));
+        assert!(text.len() < 2100 && text.ends_with("… (ONH-005)\nhint: y"), "{}", text.len());
+    }
+
+    #[test]
+    fn container_data_cannot_break_the_line() {
+        let error = failure(&catalog::CONFIG, "unknown device a\n\u{1b}[2Jb", "x\ny");
+        assert_eq!(render(&error), "unknown device a\\n\\u{1b}[2Jb (ONH-005)\nhint: x\\ny");
+        let error = failure(&catalog::CONFIG, "a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
+        assert_eq!(render(&error), "a\\u{202e}b\\u{2028}c (ONH-005)\nhint: d\\u{2066}\\u{85}");
+    }
+}

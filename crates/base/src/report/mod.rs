@@ -1,0 +1,11 @@
+//! Reports: errors and findings, each with its number in the catalog and the command that fixes it.
+//!
+//! [`Finding`] is one observation. [`Failure`] is the finding that an error carries. [`render`] turns an error into text.
+
+pub mod catalog;
+mod error;
+mod finding;
+
+pub use catalog::{Kind, Severity};
+pub use error::{Failure, Told, classify, errno_text, failure, line, moves_text, one_line, render};
+pub use finding::Finding;

@@ -1,0 +1,119 @@
+//! Namespaces: entering the container's mount namespace, leaving its cgroup namespace, and knowing our own user namespace.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+use super::proc_file;
+
+/// The mount namespace of a process, open.
+#[derive(Debug)]
+pub struct MountNs(OwnedFd);
+
+impl MountNs {
+    /// Of the process `pid`, which the runtime named: it waits for this hook, so the number is not reused.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        Ok(Self(File::open(format!("/proc/{pid}/ns/mnt"))?.into()))
+    }
+
+    /// Which one it is: the number of its file.
+    pub fn id(&self) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::fstat(&self.0)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// Enters it, for good: the hook never comes back, so no host path can be used by mistake afterwards.
+    ///
+    /// The kernel refuses (EINVAL) while a second thread shares our working directory and root; see setns(2).
+    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    pub fn enter(self) -> io::Result<()> {
+        Ok(nix::sched::setns(self.0, nix::sched::CloneFlags::CLONE_NEWNS)?)
+    }
+}
+
+/// Which mount namespace a process is in; `None` if that is not to be known, as of the host's processes in a user namespace.
+pub fn mount_ns_of(pid: &str) -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat(format!("/proc/{pid}/ns/mnt")).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// Whether a hook at the createContainer stage shares the mount namespace of the runtime, which is the parent of the
+/// container's first process, or of the host's first process.
+pub fn in_mount_ns_of_runtime() -> bool {
+    let runtime = proc_file::parent("self").and_then(|init| proc_file::parent(&init.to_string()));
+    let others = runtime.map(|pid| pid.to_string()).into_iter().chain(["1".to_owned()]);
+    let own = mount_ns_of("self");
+    own.is_some() && others.into_iter().any(|pid| mount_ns_of(&pid) == own)
+}
+
+/// Enters the cgroup namespace of the process `pid`: paths of cgroups then mean what they mean there.
+#[expect(clippy::disallowed_methods, reason = "this is the one place")]
+pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
+    let namespace = File::open(format!("/proc/{pid}/ns/cgroup"))?;
+    Ok(nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWCGROUP)?)
+}
+
+/// Children that this process forks from here on are in a PID namespace of their own; the first one is its process 1.
+///
+/// # Errors
+/// EPERM without CAP_SYS_ADMIN.
+pub fn new_pid_ns_for_children() -> io::Result<()> {
+    Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID)?)
+}
+
+/// Whether this process lives in a user namespace other than the initial one (rootless Podman).
+///
+/// There device nodes cannot be made and device cgroups not be written, and host ids may be unmapped.
+///
+/// Looked up once: it does not change while a program does not make one itself.
+pub fn in_user_namespace() -> io::Result<bool> {
+    static IN_ONE: OnceLock<bool> = OnceLock::new();
+    if let Some(known) = IN_ONE.get() {
+        return Ok(*known);
+    }
+    let is = !is_initial_uid_map(&proc_file::read_text("/proc/self/uid_map")?);
+    Ok(*IN_ONE.get_or_init(|| is))
+}
+
+/// What user a user of our namespace is outside of it; `None` for one that nobody is.
+pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
+    Ok(outside(&proc_file::read_text("/proc/self/uid_map")?, uid))
+}
+
+/// Lines of three: first id here, first id outside, how many; see user_namespaces(7).
+fn outside(map: &str, id: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
+        let (here, there, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        let offset = id.checked_sub(here)?;
+        if offset < count { there.checked_add(offset) } else { None }
+    })
+}
+
+/// The initial namespace maps all ids to themselves; see user_namespaces(7).
+fn is_initial_uid_map(map: &str) -> bool {
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_a_user_is_outside() {
+        let map = "         0       1000          1\n         1     100000      65536\n";
+        for (here, there) in [(0, Some(1000)), (1, Some(100_000)), (65_536, Some(165_535)), (65_537, None)] {
+            assert_eq!(outside(map, here), there, "{here}");
+        }
+        assert_eq!(outside("nonsense", 0), None);
+        assert_eq!(outside("0 0 4294967295", 7), Some(7));
+    }
+
+    #[test]
+    fn the_initial_map_is_known() {
+        assert!(is_initial_uid_map("         0          0 4294967295\n"));
+        assert!(!is_initial_uid_map("         0       1000          1\n         1     100000      65536\n"));
+        assert!(!is_initial_uid_map(""));
+    }
+}

@@ -1,0 +1,188 @@
+//! Spec files: their two formats, and writing one so that no engine ever reads half of it.
+
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::spec::Spec;
+use super::yaml;
+
+/// How a spec is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// `.json`
+    Json,
+    /// `.yaml`
+    #[default]
+    Yaml,
+}
+
+impl Format {
+    /// Of a file with this name; `None` if engines would not read it.
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "json" => Some(Self::Json),
+            "yaml" => Some(Self::Yaml),
+            _ => None,
+        }
+    }
+
+    /// The file name extension.
+    #[must_use]
+    pub const fn extension(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Yaml => "yaml",
+        }
+    }
+
+    /// The text of a spec.
+    ///
+    /// # Errors
+    /// None that a spec can cause.
+    pub fn print(self, spec: &Spec) -> serde_json::Result<String> {
+        let value = serde_json::to_value(spec)?;
+        Ok(match self {
+            #[expect(clippy::disallowed_methods, reason = "a file for engines, not text for a terminal")]
+            Self::Json => serde_json::to_string_pretty(&value)? + "\n",
+            Self::Yaml => yaml::print(&value),
+        })
+    }
+}
+
+/// Reads a spec as engines do: a JSON file is YAML too. Whether its values are valid is decided by [`Spec::check`].
+///
+/// # Errors
+/// If it is not YAML, or has a field that CDI does not have.
+pub fn parse(bytes: &[u8]) -> Result<Spec, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    from_value(yaml::parse(text)?)
+}
+
+/// A spec, or a part of one, of the JSON value that it is.
+///
+/// # Errors
+/// The first field that is unknown, or of another type than CDI has it.
+pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    // For serde, null would be an object without fields.
+    if value.is_null() {
+        return Err("it is empty".to_owned());
+    }
+    serde_path_to_error::deserialize(value).map_err(|error| error.to_string())
+}
+
+/// Writes a file in one step, readable for all users. Creates its directory if necessary.
+///
+/// # Errors
+/// If that is not possible; then the previous file is unchanged.
+pub fn write(path: &Path, text: &str) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
+    // Engines read *.json and *.yaml only.
+    let temporary = dir.join(format!(".{}.{}.new", name.display(), std::process::id()));
+    let written = write_new(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
+    if written.is_err() {
+        std::fs::remove_file(&temporary).ok();
+    }
+    written
+}
+
+fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).mode(0o644).open(path)?;
+    // Whatever the umask is: rootless Podman reads it too.
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{ContainerEdits, Device};
+    use serde_json::json;
+
+    fn spec() -> Spec {
+        let edits = ContainerEdits { env: vec!["A=yes".into(), "B=1: # x".into()], ..ContainerEdits::default() };
+        let devices = ["0", "1:0", "all"].map(|name| Device {
+            name: name.into(),
+            container_edits: edits.clone(),
+            ..Device::default()
+        });
+        Spec { cdi_version: "0.5.0".into(), kind: "nvidia.com/gpu".into(), devices: devices.into(), ..Spec::default() }
+    }
+
+    #[test]
+    fn both_formats_say_the_same() {
+        for format in [Format::Json, Format::Yaml] {
+            assert_eq!(parse(format.print(&spec()).unwrap().as_bytes()).unwrap(), spec(), "{format:?}");
+        }
+        // To engines a name that is a number is none.
+        assert!(Format::Yaml.print(&spec()).unwrap().contains("name: \"0\"\n"));
+    }
+
+    #[test]
+    fn a_file_is_replaced_at_once_and_readable() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/cdi/nvidia.yaml");
+        write(&path, "old").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        let open = File::open(&path).unwrap();
+        write(&path, "new").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(std::io::read_to_string(open).unwrap(), "old", "who reads it now reads the old one");
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o644);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("nvidia.yaml")).unwrap();
+        write(&dir.path().join("nvidia.yaml"), "x").unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn every_field_there_and_back() {
+        let edits = json!({
+            "env": ["A=b"], "additionalGids": [44], "intelRdt": {"closID": "x"},
+            "deviceNodes": [{"path": "/dev/x", "hostPath": "/y", "type": "c", "major": 1, "minor": 2, "fileMode": 438,
+                             "permissions": "rw", "uid": 3, "gid": 4}],
+            "netDevices": [{"hostInterfaceName": "eth0", "name": "eth1"}],
+            "hooks": [{"hookName": "prestart", "path": "/p", "args": ["a"], "env": ["A=b"], "timeout": 5}],
+            "mounts": [{"hostPath": "/a", "containerPath": "/b", "options": ["ro"], "type": "bind"}],
+        });
+        let device = json!({"name": "d", "annotations": {"a": "b"}, "containerEdits": edits});
+        let full = json!({"cdiVersion": "1.1.0", "kind": "a.b/c", "annotations": {"a": "b"}, "devices": [device],
+                          "containerEdits": edits});
+        let decoded: Spec = from_value(full.clone()).unwrap();
+        assert_eq!(serde_json::to_value(decoded).unwrap(), full);
+    }
+
+    #[test]
+    fn wrong_fields_are_named() {
+        for (value, says) in [
+            (json!(null), "it is empty"),
+            (json!({"extra": 1}), "unknown field `extra`"),
+            (json!({"cdiVersion": 1.0}), "cdiVersion: invalid type: floating point"),
+            (json!({"devices": {}}), "devices: invalid type: map"),
+            (json!({"devices": [{"name": "d", "containerEdits": {"deviceNodes": [{"major": "1"}]}}]}), {
+                "devices[0].containerEdits.deviceNodes[0].major: invalid type: string"
+            }),
+            (
+                json!({"containerEdits": {"additionalGids": [-1]}}),
+                "containerEdits.additionalGids[0]: invalid value: integer `-1`",
+            ),
+            (json!({"annotations": {"a": 1}}), "annotations.a: invalid type: integer `1`"),
+        ] {
+            let why = from_value::<Spec>(value).unwrap_err();
+            assert!(why.contains(says), "{why}");
+        }
+    }
+}

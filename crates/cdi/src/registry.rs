@@ -1,0 +1,179 @@
+//! The specs of a host, by the rules of the library that the engines share: which files are read, and which of two files
+//! wins that have the same device.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::file::{self, Format};
+use super::spec::{Device, Spec};
+
+/// Two hundred times what a host with 16 GPUs needs.
+const MAX_SPEC: u64 = 64 << 20;
+
+/// A file in a spec directory.
+#[derive(Clone, Debug)]
+pub struct SpecFile {
+    /// Where it is
+    pub path: PathBuf,
+    /// The place of its directory in the list: a later one wins
+    pub priority: usize,
+    /// Whether users other than root can read it, as rootless Podman does
+    pub for_everybody: bool,
+    /// What it says, or why engines do not read it
+    pub spec: Result<Spec, String>,
+}
+
+/// What an engine finds by a qualified name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The device of the file with this number
+    In(usize),
+    /// Nothing: these files are of one directory, and both have it
+    Conflict(usize, usize),
+}
+
+/// Reads all files of these directories, the least important directory first.
+#[must_use]
+pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
+    let mut files = Vec::new();
+    for (priority, dir) in dirs.iter().enumerate() {
+        let Ok(entries) = std::fs::read_dir(dir) else { continue };
+        let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|path| !path.is_dir()).collect();
+        paths.sort_unstable();
+        files.extend(paths.into_iter().map(|path| read_file(path, priority)));
+    }
+    files
+}
+
+fn read_file(path: PathBuf, priority: usize) -> SpecFile {
+    let mode = path.metadata().map(|metadata| metadata.permissions().mode()).unwrap_or_default();
+    let spec = match Format::of(&path) {
+        Some(_) => read_spec(&path),
+        None => Err("engines read only files that end in .json or .yaml".to_owned()),
+    };
+    SpecFile { path, priority, for_everybody: mode & 0o004 != 0, spec }
+}
+
+/// A spec that engines can read.
+///
+/// # Errors
+/// Why they cannot.
+pub fn read_spec(path: &Path) -> Result<Spec, String> {
+    let bytes = read_bytes(path).map_err(|error| error.to_string())?;
+    let spec = file::parse(&bytes)?;
+    spec.check()?;
+    Ok(spec)
+}
+
+fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_SPEC + 1).read_to_end(&mut bytes)?;
+    if u64::try_from(read).is_ok_and(|read| read > MAX_SPEC) {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} MiB", MAX_SPEC >> 20)));
+    }
+    Ok(bytes)
+}
+
+/// What an engine finds by each qualified name.
+#[must_use]
+pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
+    let mut found: BTreeMap<String, Found> = BTreeMap::new();
+    for (number, file) in files.iter().enumerate() {
+        let Ok(spec) = &file.spec else { continue };
+        for device in &spec.devices {
+            let name = format!("{}={}", spec.kind, device.name);
+            let old = found.get(&name).and_then(|old| match old {
+                Found::In(old) => Some((*old, files.get(*old)?.priority)),
+                Found::Conflict(..) => None,
+            });
+            match (old, found.contains_key(&name)) {
+                (Some((old, priority)), _) if priority == file.priority => {
+                    found.insert(name, Found::Conflict(old, number));
+                }
+                // A conflict stays one, also where a more important directory has the device.
+                (None, true) => {}
+                _ => {
+                    found.insert(name, Found::In(number));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The device of this qualified name in a spec.
+#[must_use]
+pub fn device<'a>(spec: &'a Spec, name: &str) -> Option<&'a Device> {
+    let (kind, name) = name.split_once('=')?;
+    spec.devices.iter().find(|device| kind == spec.kind && device.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of two directories: (directory, file, device).
+    fn found(files: &[(&str, &str, &str)]) -> BTreeMap<String, Found> {
+        let dir = tempfile::tempdir().unwrap();
+        for (subdir, name, device) in files {
+            std::fs::create_dir_all(dir.path().join(subdir)).unwrap();
+            let text = format!(
+                r#"{{"cdiVersion": "0.3.0", "kind": "a.b/c",
+                     "devices": [{{"name": "{device}", "containerEdits": {{"env": ["A=b"]}}}}]}}"#
+            );
+            std::fs::write(dir.path().join(subdir).join(name), text).unwrap();
+        }
+        let files = read(&["etc", "run", "nowhere"].map(|subdir| dir.path().join(subdir)));
+        resolve(&files)
+    }
+
+    #[test]
+    fn the_later_directory_wins() {
+        let found = found(&[("etc", "x.json", "d"), ("run", "x.yaml", "d"), ("run", "y.yaml", "e")]);
+        assert_eq!(found.len(), 2);
+        assert_eq!((&found["a.b/c=d"], &found["a.b/c=e"]), (&Found::In(1), &Found::In(2)));
+    }
+
+    #[test]
+    fn two_files_of_one_directory_are_in_conflict() {
+        for files in [
+            &[("run", "x.json", "d"), ("run", "y.json", "d")][..],
+            &[("run", "x.json", "d"), ("run", "y.json", "d"), ("run", "z.json", "d")],
+            &[("etc", "x.json", "d"), ("etc", "y.json", "d"), ("run", "z.json", "d")],
+        ] {
+            assert_eq!(found(files)["a.b/c=d"], Found::Conflict(0, 1), "{files:?}");
+        }
+    }
+
+    #[test]
+    fn other_files_and_subdirectories_are_not_read() {
+        assert!(found(&[("run", "x.yml", "d"), ("run/sub", "x.json", "d")]).is_empty());
+    }
+
+    #[test]
+    fn why_a_file_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, says) in [
+            ("cdiVersion: a: b", "line 1: "),
+            ("cdiVersion: 0.5.0\nkind: a.b/c\nkind: a.b/d\n", "is there twice"),
+            ("cdiVersion: 0.5.0\nbogus: 1\n", "unknown field `bogus`"),
+            ("", "it is empty"),
+            ("cdiVersion: 0.5.0\nkind: a.b/c\n", "no devices"),
+        ] {
+            let path = dir.path().join("x.yaml");
+            std::fs::write(&path, text).unwrap();
+            let why = read_spec(&path).unwrap_err();
+            assert!(why.contains(says), "{text:?}: {why}");
+        }
+        assert!(read_spec(&dir.path().join("none.yaml")).unwrap_err().contains("No such file"));
+        std::fs::create_dir(dir.path().join("dir.yaml")).unwrap();
+        assert!(read_spec(&dir.path().join("dir.yaml")).is_err());
+    }
+}

@@ -1,0 +1,327 @@
+//! YAML ↔ JSON values: what CDI needs of it. Read as engines read it, who turn it into JSON too; written in block style.
+
+use std::collections::BTreeMap;
+
+use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde_json::{Map, Number, Value};
+
+/// A spec has seven levels.
+const DEEPEST: usize = 64;
+/// Of values, with those that aliases repeat: a small file can mean a large one.
+const MOST: usize = 1 << 20;
+
+/// Parses the first document.
+///
+/// # Errors
+/// If it is no YAML, a key is there twice, or it is deeper or larger than any spec.
+pub fn parse(text: &str) -> Result<Value, String> {
+    Reader { parser: Parser::new_from_str(text), anchors: BTreeMap::new(), count: 0 }.document()
+}
+
+struct Reader<'a> {
+    parser: Parser<'a, saphyr_parser::StrInput<'a>>,
+    /// Values that have a name, with the number of values in them
+    anchors: BTreeMap<usize, (Value, usize)>,
+    count: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn document(mut self) -> Result<Value, String> {
+        loop {
+            match self.next()? {
+                Event::StreamEnd => return Ok(Value::Null),
+                Event::StreamStart | Event::DocumentStart(_) => {}
+                event => return self.value(event, 0),
+            }
+        }
+    }
+
+    fn next(&mut self) -> Result<Event<'a>, String> {
+        match self.parser.next_event() {
+            Some(Ok((event, _))) => Ok(event),
+            Some(Err(error)) => Err(format!("line {}: {}", error.marker().line(), error.info())),
+            None => Ok(Event::StreamEnd),
+        }
+    }
+
+    fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Value, String> {
+        let before = self.count;
+        self.count += 1;
+        if depth > DEEPEST || self.count > MOST {
+            return Err("it is deeper or larger than any CDI spec".to_owned());
+        }
+        let (anchor, value) = match event {
+            Event::Alias(anchor) => {
+                let (value, count) = self.anchors.get(&anchor).ok_or("it has an alias of nothing")?;
+                self.count += count;
+                return Ok(value.clone());
+            }
+            Event::Scalar(text, ScalarStyle::Plain, anchor, None) => (anchor, plain(&text)),
+            Event::Scalar(text, _, anchor, _) => (anchor, Value::String(text.into_owned())),
+            Event::SequenceStart(anchor, _) => (anchor, self.list(depth)?),
+            Event::MappingStart(anchor, _) => (anchor, self.map(depth)?),
+            _ => return Err("it ends too early".to_owned()),
+        };
+        if anchor > 0 {
+            self.anchors.insert(anchor, (value.clone(), self.count - before));
+        }
+        Ok(value)
+    }
+
+    fn list(&mut self, depth: usize) -> Result<Value, String> {
+        let mut list = Vec::new();
+        loop {
+            match self.next()? {
+                Event::SequenceEnd => return Ok(Value::Array(list)),
+                event => list.push(self.value(event, depth + 1)?),
+            }
+        }
+    }
+
+    fn map(&mut self, depth: usize) -> Result<Value, String> {
+        let mut map = Map::new();
+        loop {
+            let key = match self.next()? {
+                Event::MappingEnd => return Ok(Value::Object(map)),
+                Event::Scalar(text, ..) => text.into_owned(),
+                _ => return Err("a key is no text".to_owned()),
+            };
+            let event = self.next()?;
+            let value = self.value(event, depth + 1)?;
+            if map.contains_key(&key) {
+                return Err(format!("the key {key:?} is there twice"));
+            }
+            map.insert(key, value);
+        }
+    }
+}
+
+/// What a scalar without quotes means.
+fn plain(text: &str) -> Value {
+    word(text).or_else(|| number(text).map(Value::Number)).unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+/// Engines' parsers know the words of YAML 1.1.
+fn word(text: &str) -> Option<Value> {
+    let is = |word: &&str| text.eq_ignore_ascii_case(word);
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => Some(Value::Null),
+        _ if ["true", "yes", "on"].iter().any(is) => Some(Value::Bool(true)),
+        _ if ["false", "no", "off"].iter().any(is) => Some(Value::Bool(false)),
+        _ => None,
+    }
+}
+
+fn number(text: &str) -> Option<Number> {
+    if !text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first)) {
+        return None;
+    }
+    let radix = |prefix: &str, radix| i64::from_str_radix(text.strip_prefix(prefix)?, radix).ok();
+    let integer = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0b", 2));
+    let octal = || if text.len() > 1 { radix("0", 8) } else { None };
+    match integer.or_else(octal).or_else(|| text.parse::<i64>().ok()) {
+        Some(integer) => Some(integer.into()),
+        // What else is a number is none that a spec could have.
+        None => serde_json::from_str(text).ok(),
+    }
+}
+
+/// The fields of a spec in the order of its documentation; others come after them.
+const ORDER: [&str; 22] = [
+    "cdiVersion",
+    "kind",
+    "name",
+    "annotations",
+    "devices",
+    "containerEdits",
+    "env",
+    "deviceNodes",
+    "hooks",
+    "mounts",
+    "additionalGids",
+    "hookName",
+    "path",
+    "hostPath",
+    "containerPath",
+    "options",
+    "args",
+    "type",
+    "major",
+    "minor",
+    "fileMode",
+    "permissions",
+];
+
+/// Prints a value as a document.
+#[must_use]
+pub fn print(value: &Value) -> String {
+    let mut text = "---\n".to_owned();
+    if is_block(value) {
+        print_block(value, 0, &mut text);
+    } else {
+        print_inline(value, &mut text);
+        text.push('\n');
+    }
+    text
+}
+
+/// The place in front of the first line is taken already: by a dash, or by nothing.
+fn print_block(value: &Value, indent: usize, text: &mut String) {
+    let mut first = true;
+    let mut begin = |text: &mut String| {
+        if !std::mem::take(&mut first) {
+            print_indent(indent, text);
+        }
+    };
+    match value {
+        Value::Object(map) => {
+            let known = ORDER.iter().filter_map(|name| map.get_key_value(*name));
+            let others = map.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()));
+            for (key, value) in known.chain(others) {
+                begin(text);
+                print_scalar(key, text);
+                if is_block(value) {
+                    text.push_str(":\n");
+                    print_indent(indent + 2, text);
+                    print_block(value, indent + 2, text);
+                } else {
+                    text.push_str(": ");
+                    print_inline(value, text);
+                    text.push('\n');
+                }
+            }
+        }
+        Value::Array(list) => {
+            for item in list {
+                begin(text);
+                text.push_str("- ");
+                if is_block(item) {
+                    print_block(item, indent + 2, text);
+                } else {
+                    print_inline(item, text);
+                    text.push('\n');
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn print_indent(indent: usize, text: &mut String) {
+    text.extend(std::iter::repeat_n(' ', indent));
+}
+
+fn is_block(value: &Value) -> bool {
+    match value {
+        Value::Object(map) => !map.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        _ => false,
+    }
+}
+
+fn print_inline(value: &Value, text: &mut String) {
+    match value {
+        Value::String(string) => print_scalar(string, text),
+        // JSON is YAML
+        other => text.push_str(&other.to_string()),
+    }
+}
+
+/// Without quotes only where no parser, of no version of YAML, could take it for something else.
+fn print_scalar(scalar: &str, text: &mut String) {
+    let start = scalar.strip_prefix("--").unwrap_or(scalar);
+    let is_plain = start.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
+        && scalar.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._=,+-".contains(&byte))
+        && word(scalar).is_none()
+        && scalar.len() > 1; // y and n
+    if is_plain {
+        text.push_str(scalar);
+    } else {
+        text.push_str(&Value::String(scalar.to_owned()).to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_scalars_mean() {
+        for (text, value) in [
+            ("a: b", json!({"a": "b"})),
+            ("cdiVersion: 0.5.0", json!({"cdiVersion": "0.5.0"})),
+            ("[1, -1, 0x1f, 0o17, 017, 08, 1.5, 1:0, 0, +3]", json!([1, -1, 31, 15, 15, 8, 1.5, "1:0", 0, 3])),
+            ("[yes, No, on, true, ~, null, '', '1', \"no\", .inf, nan]", {
+                json!([true, false, true, true, null, null, "", "1", "no", ".inf", "nan"])
+            }),
+            ("&x {a: [1]}", json!({"a": [1]})),
+            ("[&x {a: 1}, *x]", json!([{"a": 1}, {"a": 1}])),
+            ("# nothing", json!(null)),
+            (r#"{"a": {"b": [1, "x"]}}"#, json!({"a": {"b": [1, "x"]}})),
+            ("a: >\n  x\n  y\n", json!({"a": "x y\n"})),
+        ] {
+            assert_eq!(parse(text), Ok(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_spec() {
+        let deep = "[".repeat(100_000);
+        let mut laughs = "- &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        (1..9).for_each(|n| laughs += &format!("- &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(",")));
+        for (text, says) in [
+            ("a: b: c", "line 1: "),
+            ("a: 1\na: 2", "the key \"a\" is there twice"),
+            ("[*x]", ""),
+            ("a: [", "line "),
+            (deep.as_str(), ""),
+            (&laughs, "larger than any"),
+            ("? [a]\n: b", "a key is no text"),
+        ] {
+            let why = parse(text).unwrap_err();
+            assert!(why.contains(says), "{why}");
+        }
+    }
+
+    #[test]
+    fn block_style() {
+        let value = json!({"devices": [{"name": "0", "containerEdits": {"env": ["A=b", "--x", "y", "no"]}}],
+                           "cdiVersion": "0.5.0", "empty": [], "n": 1});
+        assert_eq!(
+            print(&value),
+            "---\ncdiVersion: \"0.5.0\"\ndevices:\n  - name: \"0\"\n    containerEdits:\n      env:\n        \
+             - A=b\n        - --x\n        - \"y\"\n        - \"no\"\nempty: []\n\"n\": 1\n"
+        );
+    }
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            "\\PC{0,8}".prop_map(Value::from),
+            "[a-z0-9:~ .\n-]{0,6}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map("[a-z0-9: -]{0,5}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_is_read(value in any_value()) {
+            prop_assert_eq!(parse(&print(&value)), Ok(value));
+        }
+
+        #[test]
+        fn never_panics(text in "[-\\[\\]{}&*!|>'\"%@`a0:~ \n,#?]{0,40}") {
+            parse(&text).ok();
+        }
+    }
+}

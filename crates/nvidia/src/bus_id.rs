@@ -1,0 +1,66 @@
+//! Where a GPU is on the PCI bus.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// PCI domain, bus and device. The function of a GPU is always 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BusId {
+    /// 32 bits since driver 384
+    pub domain: u32,
+    /// 8 bits
+    pub bus: u32,
+    /// 5 bits
+    pub device: u32,
+}
+
+impl BusId {
+    /// Parses `domain:bus:device.function`, all hexadecimal, as directory names under /proc/driver/nvidia/gpus are.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (domain, rest) = text.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, _function) = rest.split_once('.')?;
+        let hex = |digits: &str| {
+            let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
+            if plain { u32::from_str_radix(digits, 16).ok() } else { None }
+        };
+        let (domain, bus, device) = (hex(domain)?, hex(bus)?, hex(device)?);
+        (bus <= 0xff && device <= 0x1f).then_some(Self { domain, bus, device })
+    }
+
+    /// The kernel's form: a domain of four digits, more if it needs them.
+    #[must_use]
+    pub fn in_sysfs(self) -> String {
+        format!("{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+    }
+}
+
+/// NVML's form, with a domain of eight digits.
+impl fmt::Display for BusId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_ids_of_both_widths() {
+        for (text, printed) in [
+            ("0000:3b:00.0", Some("00000000:3b:00.0")),
+            ("00010000:01:1f.0", Some("00010000:01:1f.0")),
+            ("0000:100:00.0", None),
+            ("+0:00:00.0", None),
+            ("3b:00.0", None),
+            ("", None),
+        ] {
+            let sysfs = BusId::parse(text).map(BusId::in_sysfs);
+            assert_eq!(sysfs.as_deref().and_then(BusId::parse), BusId::parse(text), "{text}");
+            assert_eq!(BusId::parse(text).map(|id| id.to_string()).as_deref(), printed, "{text}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The grammar of `NVIDIA_DRIVER_CAPABILITIES`: which parts of the driver a container wants.
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+
+use base::report::{catalog, failure};
+
+/// The variable that names parts of the driver.
+pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+
+/// A part of the driver. (Kernel capabilities are "caps" in this code.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Capability {
+    /// 32-bit libraries
+    Compat32,
+    /// CUDA and OpenCL
+    Compute,
+    /// X11 display
+    Display,
+    /// OpenGL and Vulkan
+    Graphics,
+    /// deep learning super sampling
+    Ngx,
+    /// nvidia-smi and NVML
+    Utility,
+    /// video codec SDK
+    Video,
+}
+
+use Capability::{Compat32, Compute, Display, Graphics, Ngx, Utility, Video};
+
+impl Capability {
+    /// All of them, in the order in which they are printed.
+    pub const ALL: [Self; 7] = [Compat32, Compute, Display, Graphics, Ngx, Utility, Video];
+
+    /// Its word in the variable.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Compat32 => "compat32",
+            Compute => "compute",
+            Display => "display",
+            Graphics => "graphics",
+            Ngx => "ngx",
+            Utility => "utility",
+            Video => "video",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|capability| capability.name() == name)
+    }
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// Parts that are left out of what the capabilities give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Omit {
+    /// The socket of nvidia-persistenced
+    pub persistenced: bool,
+    /// The socket of the fabric manager
+    pub fabricmanager: bool,
+    /// The firmware of the GPU's own processor
+    pub firmware: bool,
+    /// The mounts of device nodes; access to them is given all the same
+    pub node_mounts: bool,
+}
+
+/// A set of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities(u8);
+
+impl Capabilities {
+    /// Of these.
+    #[must_use]
+    pub fn of(list: &[Capability]) -> Self {
+        Self(list.iter().fold(0, |bits, capability| bits | capability.bit()))
+    }
+
+    /// What an image gets that does not say.
+    #[must_use]
+    pub fn default_set() -> Self {
+        Self::of(&[Compute, Utility])
+    }
+
+    /// The administrator's ceiling, `supported-driver-capabilities`: a list of names, or the one word `all`.
+    ///
+    /// # Errors
+    /// If a name is unknown: says which, and what is allowed.
+    pub fn supported(value: &str) -> Result<Self, String> {
+        if value == "all" {
+            return Ok(Self::of(&Capability::ALL));
+        }
+        let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let known = names.map(|name| {
+            Capability::from_name(name)
+                .ok_or_else(|| format!("\"all\" or a list of {}; {name:?} is neither", Self::of(&Capability::ALL)))
+        });
+        known.collect::<Result<Vec<_>, _>>().map(|list| Self::of(&list))
+    }
+
+    /// Whether `capability` is among them.
+    #[must_use]
+    pub fn has(self, capability: Capability) -> bool {
+        self.0 & capability.bit() != 0
+    }
+
+    /// Whether one of `list` is among them.
+    #[must_use]
+    pub fn any(self, list: &[Capability]) -> bool {
+        self.0 & Self::of(list).0 != 0
+    }
+
+    /// Sorted by name.
+    pub fn iter(self) -> impl Iterator<Item = Capability> {
+        Capability::ALL.into_iter().filter(move |capability| self.has(*capability))
+    }
+}
+
+impl fmt::Display for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.iter().map(Capability::name).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// What a container gets that asks with `value` (`None`: the variable is not set), under the ceiling `supported`.
+/// A legacy image that does not ask gets all of it.
+///
+/// # Errors
+/// If a word is unknown or above the ceiling.
+pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Result<Capabilities> {
+    let value = match value {
+        None if legacy => return Ok(supported),
+        None | Some("") => return Ok(Capabilities(Capabilities::default_set().0 & supported.0)),
+        Some(value) => value,
+    };
+    let words: Vec<&str> = value.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    if words.contains(&"all") {
+        return Ok(supported);
+    }
+    let mut set = 0;
+    for word in words {
+        match Capability::from_name(word) {
+            Some(capability) if supported.has(capability) => set |= capability.bit(),
+            Some(_) => bail!(refused(word, "not enabled by supported-driver-capabilities in config.toml", supported)),
+            None => bail!(refused(word, "not a driver capability", supported)),
+        }
+    }
+    Ok(Capabilities(set))
+}
+
+fn refused(word: &str, why: &str, supported: Capabilities) -> anyhow::Error {
+    failure(
+        &catalog::CAPABILITY,
+        format!("{}: {word:?} is {why}", DRIVER_CAPABILITIES),
+        format!("start the container with {} set to \"all\" or some of {supported}", DRIVER_CAPABILITIES),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every() -> Capabilities {
+        Capabilities::of(&Capability::ALL)
+    }
+
+    #[test]
+    fn the_words_of_the_variable() {
+        for (value, supported, expected) in [
+            (None, every(), "compute,utility"),
+            (Some(""), every(), "compute,utility"),
+            (Some(" , "), every(), ""),
+            (Some("all"), every(), "compat32,compute,display,graphics,ngx,utility,video"),
+            (Some("video,all"), Capabilities::of(&[Utility, Compute]), "compute,utility"),
+            (Some("video, compute"), every(), "compute,video"),
+            (None, Capabilities::of(&[Utility]), "utility"),
+        ] {
+            assert_eq!(parse(value, false, supported).unwrap().to_string(), expected, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn refused_words_are_named() {
+        for (value, supported, says) in [
+            ("computer", every(), "\"computer\" is not a driver capability"),
+            ("Compute", every(), "\"Compute\" is not a driver capability"),
+            ("none", every(), "\"none\" is not a driver capability"),
+            ("compute,video", Capabilities::of(&[Compute]), "\"video\" is not enabled"),
+        ] {
+            let text = base::report::render(&parse(Some(value), false, supported).unwrap_err());
+            assert!(text.contains(says) && text.contains("hint: "), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_ceiling() {
+        assert_eq!(Capabilities::supported("all").unwrap(), every());
+        assert_eq!(Capabilities::supported(" utility,").unwrap().to_string(), "utility");
+        assert!(Capabilities::supported("all,utility").unwrap_err().contains("\"all\" is neither"));
+    }
+}

@@ -1,0 +1,273 @@
+//! The arguments of our hook entry in a CDI spec or in config.json: what is left to do in a container whose engine mounts the
+//! driver's files and makes its nodes. Written and read here. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use base::paths::{ContainerPath, HostPath};
+
+use crate::driver::ipc::{Channel, Expected};
+use crate::driver::ldcache::Arch;
+
+/// The verb of the hook entry.
+pub const VERB: &str = "rootfs";
+const OUTSIDE: &str = "--outside";
+/// The program's own name, `argv[0]` of the hook entry.
+pub const PROGRAM: &str = "oci-nvidia-hook";
+
+/// What is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RootfsEdits {
+    /// Called at createRuntime, outside of the container's namespaces; else at createContainer, in them, as by specs that
+    /// were written before
+    pub outside: bool,
+    /// Links by their path, with their text
+    pub links: BTreeMap<ContainerPath, PathBuf>,
+    /// Files and links that programs open by path below the directory of libraries: name below it, and where they are
+    pub below: BTreeMap<PathBuf, ContainerPath>,
+    /// Libraries for the linker cache, each by the path that ends in its SONAME
+    pub libraries: BTreeSet<(Arch, ContainerPath)>,
+    /// The host's /proc/driver/nvidia, if the container's is to be masked
+    pub mask: Option<HostPath>,
+    /// What of the host's stays to be seen: path below /proc/driver/nvidia, and source
+    pub shown: BTreeMap<PathBuf, HostPath>,
+    /// Daemons of the host's that an engine must not mount by their path
+    pub channels: BTreeSet<Channel>,
+    /// As in [`crate::edits::Edits::egl_devices`]
+    pub egl_devices: u64,
+    /// The versions of the driver and of CUDA, if an image's newer libcuda may be used with them
+    pub cuda_compat: Option<(String, String)>,
+    /// What the spec was made from; nothing is done with it in a container
+    pub stamp: Option<String>,
+}
+
+impl RootfsEdits {
+    /// Both together.
+    #[must_use]
+    pub fn merge(mut self, other: Self) -> Self {
+        self.links.extend(other.links);
+        self.below.extend(other.below);
+        self.libraries.extend(other.libraries);
+        self.shown.extend(other.shown);
+        self.channels.extend(other.channels);
+        Self {
+            outside: self.outside || other.outside,
+            mask: self.mask.or(other.mask),
+            egl_devices: self.egl_devices | other.egl_devices,
+            cuda_compat: self.cuda_compat.or(other.cuda_compat),
+            stamp: self.stamp.or(other.stamp),
+            ..self
+        }
+    }
+
+    /// The arguments, `argv[0]` first; `None` if there is nothing to do. What is not UTF-8 cannot be written in a spec and
+    /// is left out.
+    #[must_use]
+    pub fn to_args(&self) -> Option<Vec<String>> {
+        if *self == Self::default() {
+            return None;
+        }
+        let mut args = vec![PROGRAM.to_owned(), VERB.to_owned()];
+        let mut option = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                args.extend([name.to_owned(), value]);
+            }
+        };
+        option("--stamp", self.stamp.clone());
+        let compat = self.cuda_compat.as_ref();
+        option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
+        for (link, text) in &self.links {
+            option("--link", pair(text, &link.absolute()));
+        }
+        for (name, path) in &self.below {
+            option("--below", pair(name, &path.absolute()));
+        }
+        for (arch, path) in &self.libraries {
+            let name = if *arch == Arch::native() { "--library" } else { "--library32" };
+            option(name, path.absolute().to_str().map(str::to_owned));
+        }
+        if let Some(mask) = &self.mask {
+            option("--mask-proc", mask.as_path().to_str().map(str::to_owned));
+        }
+        for (path, source) in &self.shown {
+            option("--show-proc", pair(source.as_path(), path));
+        }
+        for channel in &self.channels {
+            let name = if channel.expected == Expected::Socket { "--socket" } else { "--directory" };
+            option(name, pair(channel.root.as_path(), &channel.path));
+        }
+        if self.egl_devices != 0 {
+            option("--egl-devices", Some(format!("{:#x}", self.egl_devices)));
+        }
+        args.extend(self.outside.then(|| OUTSIDE.to_owned()));
+        Some(args)
+    }
+
+    /// Reads arguments, without `argv[0]` and the verb.
+    ///
+    /// # Errors
+    /// If one is unknown or wrong.
+    pub fn parse(args: Vec<OsString>) -> Result<Self> {
+        use lexopt::Arg::Long;
+        let mut parser = lexopt::Parser::from_args(args);
+        let mut edits = Self::default();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long("outside") => edits.outside = true,
+                Long("stamp") => edits.stamp = Some(text(parser.value()?)?),
+                Long("cuda-compat") => {
+                    let value = text(parser.value()?)?;
+                    let (driver, cuda) = split(&value)?;
+                    edits.cuda_compat = Some((driver.to_owned(), cuda.to_owned()));
+                }
+                Long("link") => {
+                    let value = text(parser.value()?)?;
+                    let (text, link) = split(&value)?;
+                    edits.links.insert(container_path(link)?, text.into());
+                }
+                Long("below") => {
+                    let value = text(parser.value()?)?;
+                    let (name, path) = split(&value)?;
+                    edits.below.insert(container_path(name)?.relative().to_owned(), container_path(path)?);
+                }
+                Long("library") => {
+                    edits.libraries.insert((Arch::native(), container_path(&text(parser.value()?)?)?));
+                }
+                Long("library32") => {
+                    let arch = Arch::native().compat32().context("this machine has no 32-bit programs")?;
+                    edits.libraries.insert((arch, container_path(&text(parser.value()?)?)?));
+                }
+                Long("mask-proc") => edits.mask = Some(HostPath::new(parser.value()?)),
+                Long("show-proc") => {
+                    let value = text(parser.value()?)?;
+                    let (source, path) = split(&value)?;
+                    let path = container_path(path)?.relative().to_owned();
+                    edits.shown.insert(path, HostPath::new(source));
+                }
+                Long("socket") => edits.channel(parser.value()?, Expected::Socket)?,
+                // Only one that the administrator named can be where others may write.
+                Long("directory") => edits.channel(parser.value()?, Expected::NamedDirectory)?,
+                Long("egl-devices") => {
+                    let value = text(parser.value()?)?;
+                    let bits = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+                    edits.egl_devices = bits.with_context(|| format!("{value:?} is no hexadecimal number"))?;
+                }
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        Ok(edits)
+    }
+
+    fn channel(&mut self, value: OsString, expected: Expected) -> Result<()> {
+        let value = text(value)?;
+        let (root, path) = split(&value)?;
+        let path = container_path(path)?.absolute();
+        self.channels.insert(Channel { root: HostPath::new(root), path, expected });
+        Ok(())
+    }
+
+    /// Reads the arguments of a hook entry; `None` if it is none of ours, or cannot be read.
+    #[must_use]
+    pub fn of_entry(args: &[String]) -> Option<Self> {
+        let (start, rest) = args.split_at_checked(2)?;
+        let ours = start.iter().map(String::as_str).eq([PROGRAM, VERB]);
+        ours.then(|| Self::parse(rest.iter().map(OsString::from).collect()).ok()).flatten()
+    }
+}
+
+fn pair(a: &Path, b: &Path) -> Option<String> {
+    let (a, b) = (a.to_str()?, b.to_str()?);
+    (!a.contains("::")).then(|| format!("{a}::{b}"))
+}
+
+fn split(value: &str) -> Result<(&str, &str)> {
+    value.split_once("::").filter(|(a, _)| !a.is_empty()).with_context(|| format!("{value:?} is not A::B"))
+}
+
+fn text(value: OsString) -> Result<String> {
+    value.into_string().map_err(|value| anyhow::anyhow!("{value:?} is not UTF-8"))
+}
+
+fn container_path(path: &str) -> Result<ContainerPath> {
+    match ContainerPath::new(path) {
+        Some(path) => Ok(path),
+        None => bail!("{path:?} is no path in a container"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parsed(args: &[&str]) -> Result<RootfsEdits> {
+        RootfsEdits::parse(args.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn wrong_arguments() {
+        for args in [
+            &["--link", "x"][..],
+            &["--link", "::/x"],
+            &["--link", "x::/a/../b"],
+            &["--library", "/"],
+            &["--show-proc", "/x::../y"],
+            &["--egl-devices", "5"],
+            &["--bogus"],
+            &["word"],
+        ] {
+            assert!(parsed(args).is_err(), "{args:?}");
+        }
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        "[a-z][a-z0-9.]{0,6}[a-z]"
+    }
+
+    prop_compose! {
+        fn any_edits()(
+            links in prop::collection::btree_map(name(), name(), 0..4),
+            libraries in prop::collection::btree_set(name(), 0..4),
+            shown in prop::collection::btree_map(name(), name(), 0..4),
+            mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
+            cuda_compat in prop::option::of((name(), name())), outside in any::<bool>(),
+            below in prop::collection::btree_map(name(), name(), 0..4),
+            channels in prop::collection::btree_map(name(), any::<bool>(), 0..3),
+        ) -> RootfsEdits {
+            let path = |name: &String| ContainerPath::new(name).unwrap();
+            RootfsEdits {
+                outside,
+                links: links.iter().map(|(link, text)| (path(link), text.into())).collect(),
+                libraries: libraries.iter().map(|library| (Arch::native(), path(library))).collect(),
+                mask: mask.then(|| HostPath::new("/proc/driver/nvidia")),
+                shown: shown.iter().map(|(path, source)| (path.into(), HostPath::new(source))).collect(),
+                egl_devices,
+                cuda_compat,
+                below: below.iter().map(|(name, file)| (name.into(), path(file))).collect(),
+                channels: channels.iter().map(|(name, is_socket)| Channel {
+                    root: HostPath::new("/"),
+                    path: path(name).absolute(),
+                    expected: if *is_socket { Expected::Socket } else { Expected::NamedDirectory },
+                }).collect(),
+                stamp,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arguments_are_read_as_they_were_written(edits in any_edits()) {
+            let again = edits.to_args().map(|args| RootfsEdits::of_entry(&args).unwrap());
+            prop_assert_eq!(again.unwrap_or_default(), edits);
+        }
+
+        #[test]
+        fn merging_again_changes_nothing(a in any_edits(), b in any_edits()) {
+            let once = a.merge(b.clone());
+            prop_assert_eq!(once.clone().merge(b), once);
+        }
+    }
+}

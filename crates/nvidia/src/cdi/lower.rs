@@ -1,0 +1,285 @@
+//! Edits → the container edits of a CDI spec. Pure.
+//!
+//! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there. For one
+//! container, whose image is known, they go where the hook mounts them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Stat};
+
+use base::paths::{ContainerPath, HostPath};
+use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
+
+use super::entry::RootfsEdits;
+use crate::driver::ipc::Expected;
+use crate::driver::ldcache::Arch;
+use crate::edits::placement::{self, Link, Loader, RootfsFacts};
+use crate::edits::{self, Edits, Placement};
+use crate::timeouts;
+
+/// What lowering has to know of the host.
+#[derive(Clone, Debug)]
+pub struct HostFacts {
+    /// The directory that is `/` for the driver, its real path
+    pub driver_root: HostPath,
+    /// The host's /proc/driver/nvidia
+    pub proc_dir: Option<HostPath>,
+    /// This program
+    pub program: HostPath,
+    /// What device nodes are like
+    pub nodes: BTreeMap<HostPath, NodeFacts>,
+    /// Whether containers' processes may be put into the groups that own nodes
+    pub additional_gids: bool,
+    /// What the image is like, if there is one: a CDI spec knows none
+    pub image: Option<RootfsFacts>,
+}
+
+/// What a device node on the host is like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Whether it is a character device
+    pub is_char: bool,
+    /// Permission bits
+    pub mode: u32,
+    /// Owner
+    pub uid: u32,
+    /// Group
+    pub gid: u32,
+}
+
+impl NodeFacts {
+    /// As stat(2) has them.
+    #[must_use]
+    pub fn of(stat: &Stat) -> Self {
+        Self {
+            is_char: FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        }
+    }
+
+    /// The group that a process must be in to use it, if not everybody may.
+    #[must_use]
+    pub const fn additional_gid(self) -> Option<u32> {
+        let for_everybody = self.mode & 0o006 == 0o006;
+        if self.gid != 0 && self.is_char && !for_everybody { Some(self.gid) } else { None }
+    }
+}
+
+/// The environment of hook entries. Never empty: runc would give the hook the container's, LD_PRELOAD with it
+/// (CVE-2025-23266).
+const HOOK_ENV: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
+/// As nvidia-ctk writes them; with these runc does not pass on mounts from or to the host.
+const FILE_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+/// A directory in which clients may have to create a socket of their own.
+const DIRECTORY_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+/// Read-only, as in [`base::sys::mount::MountAttrs::SOCKET`]: connect(2) works, and chmod(2) does not.
+const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];
+
+/// The container edits; `more` goes into the hook's arguments.
+#[must_use]
+pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdits {
+    let mut lowered = ContainerEdits::default();
+    let files = edits.files.iter().filter_map(|file| {
+        let dir = directory(file, host)?;
+        mount(&file.source, &dir.join(&file.name)?, &FILE_OPTIONS)
+    });
+    lowered.mounts.extend(files);
+    // An engine mounts whatever is at the path by then; what another user could put there is left to our hook.
+    let fixed = edits.ipc.iter().filter(|ipc| ipc.is_fixed);
+    lowered.mounts.extend(fixed.filter_map(|ipc| match ipc.channel.expected {
+        Expected::Socket => mount(&ipc.source, &ipc.path, &SOCKET_OPTIONS),
+        Expected::Directory | Expected::NamedDirectory => mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS),
+    }));
+    for node in &edits.nodes {
+        let facts = host.nodes.get(&node.source).copied().unwrap_or_default();
+        lowered.device_nodes.extend(device_node(node, facts));
+        lowered.additional_gids.extend(facts.additional_gid().filter(|_| host.additional_gids));
+    }
+    lowered.hooks.extend(hook(&more.merge(rootfs_edits(edits, host)), host));
+    lowered
+}
+
+/// What the engine leaves to do.
+#[must_use]
+pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
+    let channels = edits.ipc.iter().filter(|ipc| !ipc.is_fixed).map(|ipc| ipc.channel.clone()).collect();
+    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, channels, ..RootfsEdits::default() };
+    // Else they are where the image looks.
+    let unknown = host.image.is_none();
+    // The same files, each at the directory that it has here, give the same links as with any other.
+    let (links, node_links) = (edits.links.clone(), edits.node_links.clone());
+    let mut placed = Edits { links, node_links, ..Edits::default() };
+    for file in &edits.files {
+        let Some(dir) = directory(file, host) else { continue };
+        let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
+        if let (Placement::Library(arch), true) = (&file.placement, reads_cache) {
+            let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
+            rest.libraries.extend(paths.map(|path| (*arch, path)));
+        }
+        if unknown && matches!(file.placement, Placement::LibraryBelow(arch, _) if arch == Arch::native()) {
+            let names = file.sonames.iter().chain([&file.name]);
+            rest.below.extend(names.filter_map(|name| below(&dir, Path::new(name))));
+        }
+        placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
+    }
+    for Link { link, text, .. } in placement::links(&placed, RootfsFacts::default()) {
+        // gbm/nvidia-drm_gbm.so
+        let is_below = |dev: &edits::DevLink| {
+            Path::new(&dev.name).components().count() > 1 && link.relative().ends_with(&dev.name)
+        };
+        if unknown && edits.links.iter().any(is_below) {
+            rest.below.extend(link.parent().and_then(|dir| below(&dir, Path::new(link.file_name()))));
+        }
+        rest.links.insert(link, text.into());
+    }
+    if let Some(mask) = &edits.proc_mask {
+        rest.mask = host.proc_dir.clone();
+        rest.shown.extend(mask.mounts.iter().cloned());
+    }
+    rest
+}
+
+/// `vdpau/x.so` for a name in `/usr/lib64/vdpau`, and the whole path.
+fn below(dir: &ContainerPath, name: &Path) -> Option<(PathBuf, ContainerPath)> {
+    Some((Path::new(dir.file_name()).join(name), dir.join(name)?))
+}
+
+/// At createContainer, the root user of a user namespace may not reach the bundle: Podman keeps it below a directory of the
+/// host's root from 5.0 on. crun cannot start any hook there then.
+pub const STAGE: &str = "createRuntime";
+
+/// The hook entry that does it; none if nothing is left.
+#[must_use]
+pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
+    let is_empty = *rest == RootfsEdits::default();
+    let rest = RootfsEdits { outside: !is_empty, ..rest.clone() };
+    Some(Hook {
+        hook_name: STAGE.to_owned(),
+        path: host.program.as_path().to_str()?.to_owned(),
+        args: rest.to_args()?,
+        env: vec![HOOK_ENV.to_owned()],
+        timeout: i64::try_from(timeouts::HOOK.as_secs()).ok(),
+    })
+}
+
+fn directory(file: &edits::HostFile, host: &HostFacts) -> Option<ContainerPath> {
+    if let Some(image) = host.image {
+        return placement::directory(image, &file.placement).map(|(dir, _)| dir);
+    }
+    match &file.placement {
+        Placement::Library(_) | Placement::LibraryBelow(..) => {
+            let below = file.source.as_path().strip_prefix(host.driver_root.as_path()).ok()?;
+            ContainerPath::new(below.parent()?)
+        }
+        Placement::Binary => ContainerPath::new("usr/bin"),
+        Placement::At(dir) => Some(dir.clone()),
+    }
+}
+
+fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<Mount> {
+    Some(Mount {
+        host_path: source.as_path().to_str()?.to_owned(),
+        container_path: target.absolute().to_str()?.to_owned(),
+        options: options.iter().map(|option| (*option).to_owned()).collect(),
+        kind: None,
+    })
+}
+
+/// A device node. Its type is not said: then the engine looks whether the host still has it. What of it is root's is
+/// not said either: then the container's user owns the container's node, and may use it whatever groups it is in.
+#[must_use]
+pub fn device_node(node: &edits::DeviceNode, facts: NodeFacts) -> Option<DeviceNode> {
+    let path = node.path.absolute();
+    let not_zero = |number: u32| Some(number).filter(|number| *number != 0);
+    Some(DeviceNode {
+        path: path.to_str()?.to_owned(),
+        host_path: differs(&path, node.source.as_path())
+            .then(|| node.source.as_path().to_str())
+            .flatten()
+            .map(str::to_owned),
+        kind: None,
+        major: Some(node.major.into()),
+        minor: Some(node.minor.into()),
+        file_mode: not_zero(facts.mode),
+        permissions: Some("rw".to_owned()),
+        uid: not_zero(facts.uid),
+        gid: not_zero(facts.gid),
+    })
+}
+
+fn differs(a: &Path, b: &Path) -> bool {
+    a != b
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::{OsStr, OsString};
+
+    use super::*;
+    use crate::edits::{HostFile, Need};
+
+    fn host() -> HostFacts {
+        HostFacts {
+            driver_root: HostPath::new("/"),
+            proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
+            program: HostPath::new("/usr/bin/oci-nvidia-hook"),
+            nodes: BTreeMap::new(),
+            additional_gids: false,
+            image: None,
+        }
+    }
+
+    fn file_in(dir: &str, name: &str, placement: u8, soname: Option<&str>) -> HostFile {
+        HostFile {
+            source: HostPath::new(format!("/{dir}/{name}")),
+            placement: match placement {
+                0 => Placement::Library(Arch::native()),
+                1 => Placement::LibraryBelow(Arch::native(), "vdpau"),
+                2 => Placement::Binary,
+                _ => Placement::At(ContainerPath::new("etc/x").unwrap()),
+            },
+            name: name.into(),
+            sonames: soname.map(OsString::from).filter(|_| placement < 2).into_iter().collect(),
+            need: Need::Optional,
+        }
+    }
+
+    #[test]
+    fn libraries_go_where_the_host_has_them_below_the_driver_root() {
+        let host = HostFacts { driver_root: HostPath::new("/run/nvidia/driver"), ..host() };
+        let library = file_in("run/nvidia/driver/usr/lib64", "libcuda.so.535", 0, Some("libcuda.so.1"));
+        let beside = file_in("run/nvidia/driver-old/usr/lib64", "libx.so.535", 0, None);
+        let edits = Edits { files: vec![library, beside], ..Edits::default() };
+        let lowered = lower(&edits, &host, RootfsEdits { stamp: Some("s".into()), ..RootfsEdits::default() });
+        let mounts: Vec<_> = lowered.mounts.iter().map(|mount| mount.container_path.as_str()).collect();
+        assert_eq!(mounts, ["/usr/lib64/libcuda.so.535"], "what is not below the driver root is none of its files");
+        assert_eq!(lowered.mounts[0].options, FILE_OPTIONS);
+        let args = ["--stamp", "s", "--link", "libcuda.so.535::/usr/lib64/libcuda.so.1", "--library"];
+        assert_eq!(lowered.hooks[0].args[2..7], args);
+    }
+
+    #[test]
+    fn nodes_of_a_group() {
+        let path = HostPath::new("/dev/nvidia0");
+        let node = edits::DeviceNode {
+            source: path.clone(),
+            path: ContainerPath::new("dev/nvidia0").unwrap(),
+            major: 195,
+            minor: 0,
+        };
+        let facts = NodeFacts { is_char: true, mode: 0o660, uid: 0, gid: 44 };
+        let edits = Edits { nodes: vec![node], ..Edits::default() };
+        let lowered = |additional_gids| {
+            let nodes = [(path.clone(), facts)].into();
+            lower(&edits, &HostFacts { nodes, additional_gids, ..host() }, RootfsEdits::default())
+        };
+        assert!(lowered(false).additional_gids.is_empty());
+        assert_eq!(lowered(true).additional_gids, [44]);
+        let node = &lowered(false).device_nodes[0];
+        assert_eq!((node.file_mode, node.uid, node.gid, &node.host_path), (Some(0o660), None, Some(44), &None));
+        assert!(OsStr::new(&node.path) == "/dev/nvidia0");
+    }
+}

@@ -1,0 +1,197 @@
+//! What a spec was made from, so that one look at the host says whether it still fits. Only where there are MIG devices does
+//! that take NVML.
+//!
+//! The stamp is an argument of a hook entry in the spec. Annotations would be the place for it, but engines that read
+//! them are new, and a file beside the spec could belong to another one.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use base::paths::HostPath;
+use base::tree::Tree;
+use cdi_spec::spec::Spec;
+
+use crate::capability::{Capabilities, Capability, Omit};
+use crate::cdi::entry::RootfsEdits;
+use crate::config::Config;
+use crate::driver::ipc;
+use crate::inventory::caps::MIG_MINORS;
+use crate::inventory::procfs::{self, DRIVER_PROC};
+use crate::inventory::{Inventory, kept};
+
+/// A host at one moment, as far as a spec depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Of the loaded driver
+    pub driver: String,
+    /// Device numbers are another boot's
+    pub boot: String,
+    /// GPUs, MIG devices, device numbers, libraries, settings; two that differ are two hosts
+    pub rest: u64,
+    /// The MIG devices, of which the kernel shows the numbers but not the UUIDs; `None` if there are none. [`UNASKED`] until
+    /// [`Stamp::complete`].
+    pub mig: Option<u64>,
+}
+
+/// There are MIG devices, and NVML has not been asked which.
+const UNASKED: u64 = 0;
+
+impl Stamp {
+    /// As it is in a spec.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mig = self.mig.map(|mig| format!(",mig={mig:016x}")).unwrap_or_default();
+        format!("driver={},boot={},host={:016x}{mig}", self.driver, self.boot, self.rest)
+    }
+
+    /// Reads it; `None` if it is none.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split(',');
+        let mut field = |name: &str| fields.next()?.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+        let (driver, boot) = (field("driver")?, field("boot")?);
+        let rest = u64::from_str_radix(&field("host")?, 16).ok()?;
+        let mig = field("mig").map(|mig| u64::from_str_radix(&mig, 16)).transpose().ok()?;
+        Some(Self { driver, boot, rest, mig })
+    }
+
+    /// Takes the MIG devices from NVML's answer. Destroyed and made again they can have the same numbers, and so look the same
+    /// in procfs, but have other UUIDs, or swap their indices (see [`crate::inventory::cache`]).
+    pub fn complete(&mut self, inventory: &Inventory) {
+        if self.mig.is_none() {
+            return;
+        }
+        let mut hasher = DefaultHasher::new();
+        for gpu in inventory.gpus.iter().filter(|gpu| !gpu.mig_devices.is_empty()) {
+            (gpu.index, &gpu.uuid).hash(&mut hasher);
+            for mig in &gpu.mig_devices {
+                (mig.index, &mig.uuid, mig.gpu_instance, mig.compute_instance).hash(&mut hasher);
+            }
+        }
+        self.mig = Some(hasher.finish().max(UNASKED + 1));
+    }
+
+    /// Whether the MIG devices of a spec with this stamp are known to be others than those of the host now.
+    #[must_use]
+    pub fn has_other_mig_devices(&self, now: &Self) -> bool {
+        let is_known = |stamp: &Self| stamp.mig != Some(UNASKED);
+        self.mig.is_some() && is_known(self) && is_known(now) && self.mig != now.mig
+    }
+
+    /// Of a spec that this program wrote.
+    #[must_use]
+    pub fn of(spec: &Spec) -> Option<Self> {
+        let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args));
+        Self::parse(&entries.filter_map(|entry| entry.stamp).next()?)
+    }
+
+    /// Looks at the host; `None` if no driver is loaded, or it has no GPU. `options` are those of the command line.
+    #[must_use]
+    pub fn look(config: &Config, options: &impl std::fmt::Debug) -> Option<Self> {
+        let driver = Tree::open(&config.driver_root).ok()?;
+        let proc = driver.owner_of(DRIVER_PROC).ok()?;
+        let driver_version = procfs::read_version(&proc)?;
+        let gpus = procfs::read_gpus(&proc);
+        if gpus.is_empty() {
+            return None;
+        }
+        let mut hasher = DefaultHasher::new();
+        env!("CARGO_PKG_VERSION").hash(&mut hasher);
+        format!("{config:?} {options:?}").hash(&mut hasher);
+        for gpu in gpus {
+            let information = Path::new(DRIVER_PROC).join("gpus").join(&gpu.dir).join("information");
+            (gpu.dir, proc.read(&information).unwrap_or_default()).hash(&mut hasher);
+        }
+        let mut caps = Vec::new();
+        walk(&proc, Path::new(DRIVER_PROC).join("capabilities"), 0, &mut caps);
+        caps.hash(&mut hasher);
+        // The numbers of /dev/nvidia-uvm and /dev/nvidia-caps are given out when their modules are loaded.
+        let host = Tree::open(&HostPath::new("/")).ok()?;
+        let devices = host.read(Path::new("/proc/devices")).unwrap_or_default();
+        let devices = String::from_utf8_lossy(&devices).into_owned();
+        devices.lines().filter(|line| line.contains("nvidia")).for_each(|line| line.hash(&mut hasher));
+        proc.read(Path::new(MIG_MINORS)).unwrap_or_default().hash(&mut hasher);
+        let dev = match &config.dev_root {
+            Some(root) => Tree::open(root).ok()?,
+            None => driver.owner_of("/dev/nvidiactl").ok()?,
+        };
+        for dir in ["/dev", "/dev/dri", "/dev/nvidia-caps"].map(Path::new) {
+            let is_one = |name: &str| dir != Path::new("/dev") || name.starts_with("nvidia");
+            for name in dev.names(dir).iter().filter(|name| name.to_str().is_some_and(is_one)) {
+                let node = dev.locate(&dir.join(name)).ok();
+                (name, node.map(|node| (node.device, node.gid))).hash(&mut hasher);
+            }
+        }
+        // A socket that comes later is to be in containers; one that is gone stops them.
+        let all = Capabilities::of(&Capability::ALL);
+        let (sockets, _) = ipc::find(&driver, all, config.mps_directory.as_deref(), Omit::default());
+        sockets.iter().for_each(|socket| (socket.source.as_path(), socket.is_fixed).hash(&mut hasher));
+        // Whoever installs libraries runs ldconfig then.
+        let cache = config.ldcache.as_ref().map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
+        let metadata = driver.open_file(cache).and_then(|file| Ok(file.metadata()?)).ok();
+        metadata.map(|file| (file.mtime(), file.mtime_nsec(), file.size(), file.ino())).hash(&mut hasher);
+        let boot = host.read(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default();
+        let boot = String::from_utf8_lossy(&boot).trim().to_owned();
+        let mig = kept::has_mig_devices(&proc).then_some(UNASKED);
+        Some(Self { driver: driver_version, boot, rest: hasher.finish(), mig })
+    }
+}
+
+/// The names of everything below: /proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access is five deep.
+fn walk(root: &Tree, dir: PathBuf, depth: usize, names: &mut Vec<PathBuf>) {
+    const DEEPEST: usize = 6;
+    for name in root.names(&dir) {
+        let path = dir.join(name);
+        if depth < DEEPEST {
+            walk(root, path.clone(), depth + 1, names);
+        }
+        names.push(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_is_read_as_it_was_written() {
+        let stamp = Stamp { driver: "535.183.01".into(), boot: "a-b".into(), rest: 7, mig: None };
+        assert_eq!(stamp.to_text(), "driver=535.183.01,boot=a-b,host=0000000000000007");
+        let mig = Stamp { mig: Some(9), ..stamp.clone() };
+        assert_eq!(mig.to_text(), "driver=535.183.01,boot=a-b,host=0000000000000007,mig=0000000000000009");
+        for stamp in [stamp, mig] {
+            assert_eq!(Stamp::parse(&stamp.to_text()), Some(stamp));
+        }
+        for wrong in
+            ["", "driver=1", "driver=1,boot=2,host=x", "boot=1,driver=2,host=3", "driver=1,boot=2,host=3,mig=x"]
+        {
+            assert_eq!(Stamp::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn mig_devices_made_anew_are_others() {
+        let stamp = |mig| Stamp { driver: "1".into(), boot: "b".into(), rest: 7, mig };
+        let inventory = crate::inventory::select::tests::inventory();
+        let complete = |mig, change: fn(&mut crate::inventory::MigDevice)| {
+            let (mut stamp, mut inventory) = (stamp(mig), inventory.clone());
+            inventory.gpus.iter_mut().flat_map(|gpu| &mut gpu.mig_devices).for_each(change);
+            stamp.complete(&inventory);
+            stamp
+        };
+        let before = complete(Some(UNASKED), |_| ());
+        assert_eq!(before, complete(Some(UNASKED), |_| ()));
+        assert_eq!(complete(None, |_| ()), stamp(None), "no MIG devices in procfs");
+        for (now, are_others) in [
+            (before.clone(), false),
+            (complete(Some(UNASKED), |mig| mig.uuid.push('x')), true),
+            (complete(Some(UNASKED), |mig| mig.index += 1), true),
+            (stamp(None), true),
+            (stamp(Some(UNASKED)), false),
+        ] {
+            assert_eq!(before.has_other_mig_devices(&now), are_others, "{now:?}");
+        }
+        assert!(!stamp(None).has_other_mig_devices(&before), "that is a change that the kernel shows");
+    }
+}

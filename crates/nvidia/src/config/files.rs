@@ -1,0 +1,181 @@
+//! config.toml and its drop-ins on the host: where they are, and whose they must be.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rustix::fs::Stat;
+
+use base::report::{Failure, Finding, catalog, failure};
+use base::sys::in_root::open_host_file;
+use base::sys::ns;
+
+use super::{Config, parse_into};
+
+/// Where it is if nothing else is said.
+const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
+/// NVIDIA's has 2 KiB.
+const MAX_SIZE: usize = 1 << 20;
+/// How a user namespace shows the files of a user that it does not know: root's, for a rootless engine.
+const OVERFLOW_ID: u32 = 65534;
+
+/// Reads `path` (from `--config`), else the file below /etc, else defaults; and then the files of the directory beside it,
+/// `config.toml.d/*.toml`, in the order of their names. A later value replaces an earlier one.
+///
+/// No variable chooses another file: what has our environment is not always who may choose.
+///
+/// # Errors
+/// If `path` is given and missing, or a file cannot be read, is wrong, or could have been written by somebody else.
+pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
+    let (path, text) = match path {
+        Some(path) => (path, Some(read_file(path)?)),
+        None => (Path::new(FILE), read_if_there(Path::new(FILE))?),
+    };
+    let mut config = Config::default();
+    let mut findings = Vec::new();
+    if let Some(text) = text {
+        findings.extend(parse_into(&mut config, &text, path)?);
+    }
+    for path in drop_ins(path) {
+        findings.extend(parse_into(&mut config, &read_file(&path)?, &path)?);
+    }
+    Ok((config, findings))
+}
+
+/// A link that leads nowhere is there: silent defaults would be a surprise.
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match read_file(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if is_missing(&error) && path.symlink_metadata().is_err() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn drop_ins(path: &Path) -> Vec<PathBuf> {
+    let mut dir = path.as_os_str().to_owned();
+    dir.push(".d");
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = entries.filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    let mut files: Vec<PathBuf> = files.collect();
+    files.sort_unstable();
+    files
+}
+
+fn is_missing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn read_file(path: &Path) -> Result<String> {
+    let read = || -> Result<String> {
+        let (file, stat) = open_host_file(path)?;
+        let us = rustix::process::geteuid().as_raw();
+        if !is_trusted(&stat, us, ns::in_user_namespace()?) {
+            return Err(failure(
+                &catalog::CONFIG_FILE,
+                format!(
+                    "others than root may write it (owner {}:{}, mode {:04o})",
+                    stat.st_uid,
+                    stat.st_gid,
+                    stat.st_mode & 0o7777
+                ),
+                format!("run \"chown root:root {0}; chmod go-w {0}\" if its content is yours", path.display()),
+            ));
+        }
+        let bytes = base::read::read_limited(file, MAX_SIZE)?;
+        String::from_utf8(bytes)
+            .map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
+    };
+    read().map_err(|error| {
+        let what = format!("cannot read the configuration {path:?}");
+        if error.downcast_ref::<Failure>().is_some() {
+            return error.context(what);
+        }
+        error.context(Failure::new(&catalog::CONFIG_FILE, what, "check the file, or the hook's --config option"))
+    })
+}
+
+/// Whether only root, or the user `us` whose containers these are, can have written a file: it says which directory is
+/// the driver's, and whose libraries are loaded.
+fn is_trusted(stat: &Stat, us: u32, in_user_namespace: bool) -> bool {
+    let is_roots = |id: u32| id == 0 || in_user_namespace && id == OVERFLOW_ID;
+    let by_group = stat.st_mode & 0o020 != 0 && !is_roots(stat.st_gid);
+    (is_roots(stat.st_uid) || stat.st_uid == us) && !by_group && stat.st_mode & 0o002 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn whose_it_must_be() {
+        let stat = |uid, gid, mode: u32| {
+            let mut stat = rustix::fs::stat("/").unwrap();
+            (stat.st_uid, stat.st_gid, stat.st_mode) = (uid, gid, 0o100_000 | mode);
+            stat
+        };
+        for (uid, gid, mode, us, in_user_namespace, trusted) in [
+            (0, 0, 0o644, 0, false, true),
+            (0, 0, 0o664, 0, false, true),
+            (0, 5, 0o664, 0, false, false),
+            (0, 5, 0o644, 0, false, true),
+            (0, 0, 0o666, 0, false, false),
+            (1000, 0, 0o644, 0, false, false),
+            (1000, 1000, 0o644, 1000, false, true),
+            (0, 0, 0o644, 1000, false, true),
+            (65534, 65534, 0o644, 0, true, true),
+            (65534, 65534, 0o644, 0, false, false),
+            (65534, 65534, 0o666, 0, true, false),
+        ] {
+            let is = is_trusted(&stat(uid, gid, mode), us, in_user_namespace);
+            assert_eq!(is, trusted, "{uid}:{gid} {mode:o} for {us}, {in_user_namespace}");
+        }
+    }
+
+    #[test]
+    fn drop_ins_come_after_in_the_order_of_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, "[oci-nvidia-hook]\nnvml-timeout = 5\n[driver]\nfiles = [\"/a\"]").unwrap();
+        let drop_ins = dir.path().join("config.toml.d");
+        std::fs::create_dir(&drop_ins).unwrap();
+        std::fs::write(drop_ins.join("20.toml"), "[driver]\nfiles = [\"/c\"]").unwrap();
+        std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"/b\"]\n[oci-nvidia-hook]\nnvml-timeout = 6")
+            .unwrap();
+        std::fs::write(drop_ins.join("30.toml.rpmsave"), "nonsense").unwrap();
+        let (config, _) = read(Some(&file)).unwrap();
+        assert_eq!(config.nvml_timeout, std::time::Duration::from_secs(6));
+        assert_eq!(config.driver_files, ["/a", "/b", "/c"].map(PathBuf::from), "lists grow");
+        std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"c\"]").unwrap();
+        let text = base::report::render(&read(Some(&file)).unwrap_err());
+        assert!(
+            text.contains("10.toml\" line 2: driver.files has a wrong value, it must be a list of absolute paths"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_can_be_in_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let says = |name: &str, says: &str| {
+            let text = base::report::render(&read(Some(&path(name))).unwrap_err());
+            assert!(text.starts_with("cannot read the configuration ") && text.contains(says), "{text}");
+            assert!(text.contains("\nhint: "), "{text}");
+        };
+        symlink("nowhere", path("dangling")).unwrap();
+        says("dangling", "it does not exist");
+        assert!(read_if_there(&path("dangling")).is_err());
+        assert!(read_if_there(&path("nothing")).unwrap().is_none());
+        says("nothing", "it does not exist");
+        nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+        says("fifo", "not a regular file");
+        says("", "not a regular file");
+        std::fs::write(path("open"), "").unwrap();
+        std::fs::set_permissions(path("open"), std::fs::Permissions::from_mode(0o666)).unwrap();
+        says("open", "others than root may write it");
+        std::fs::write(path("bytes"), b"a\xff").unwrap();
+        std::fs::set_permissions(path("bytes"), std::fs::Permissions::from_mode(0o644)).unwrap();
+        says("bytes", "not UTF-8 at byte 1");
+    }
+}

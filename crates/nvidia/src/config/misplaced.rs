@@ -1,0 +1,138 @@
+//! Known keys in a table where they mean nothing. Lines that are appended to a file fall into its last table: a lock that is
+//! pasted there would leave the node open, with no more than a warning that engines do not show. So that is an error.
+
+use std::path::Path;
+
+use toml::de::DeValue;
+
+use base::nearest::nearest_by;
+use base::report::{catalog, failure};
+
+use super::line_of;
+use super::schema::{self, KEYS, Key, Meaning};
+
+/// Where a key, or a table, belongs: the empty text for the part above the first table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(&'static str);
+
+/// Where `name` belongs, which means nothing in the table `prefix`; `None` if it is not known elsewhere either.
+pub(super) fn place_of(prefix: &str, name: &str, value: &DeValue<'_>) -> Option<Place> {
+    match value {
+        // [oci-nvidia-hook.devices] of [devices], and [device] that has keys of [devices].
+        DeValue::Table(below) => {
+            let named = tables().find(|table| *table == name && !prefix.is_empty());
+            let nearest = || nearest_by(name, tables(), |table| table).filter(|_| prefix.is_empty());
+            let has_key =
+                |table: &&str| below.keys().any(|key| schema::find(&format!("{table}.{}", key.get_ref())).is_some());
+            named.or_else(nearest).filter(has_key).map(Place)
+        }
+        _ => keys().find(|key| last(key.name) == name).map(|key| Place(table(key.name))),
+    }
+}
+
+fn keys() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_)))
+}
+
+/// Tables at the top that have keys of their own.
+fn tables() -> impl Iterator<Item = &'static str> {
+    keys().map(|key| table(key.name)).filter(|table| !table.is_empty() && !table.contains('.'))
+}
+
+fn table(key: &'static str) -> &'static str {
+    key.rsplit_once('.').map_or("", |(table, _)| table)
+}
+
+fn last(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
+}
+
+/// `at` is where the key starts.
+pub(super) fn error(text: &str, path: &Path, key: &str, place: Place, at: usize) -> anyhow::Error {
+    let line = line_of(text, at);
+    let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let here = if table.is_empty() { "above the first table".to_owned() } else { format!("in the table [{table}]") };
+    let first = text.lines().position(|line| line.trim_start().starts_with('['));
+    let belongs = match (place.0, first) {
+        ("", Some(first)) => format!("above the first table, which begins in line {}", first + 1),
+        ("", None) => "above the first table".to_owned(),
+        (table, _) => format!("in the table [{table}]"),
+    };
+    let drop_in =
+        match path.extension() == Some("toml".as_ref()) && path.parent().is_none_or(|dir| dir.extension().is_none()) {
+            true => format!(", or write it into a file of its own, {}.d/50-local.toml", path.display()),
+            false => String::new(),
+        };
+    failure(
+        &catalog::CONFIG,
+        format!("{path:?} line {line}: {name} means nothing {here}, it belongs {belongs}"),
+        format!("move line {line}{drop_in}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::parse;
+    use base::report::render;
+    use std::path::Path;
+
+    const SHIPPED: &str = include_str!("../../../../config/config.toml");
+    const LOCK: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
+
+    fn refused(text: &str, path: &str) -> String {
+        render(&parse(text, Path::new(path)).unwrap_err())
+    }
+
+    #[test]
+    fn a_lock_at_the_end_of_the_shipped_file() {
+        let text = format!("{SHIPPED}{LOCK}");
+        let lines = text.lines().count();
+        let first = text.lines().position(|line| line.starts_with('[')).unwrap() + 1;
+        assert_eq!(
+            refused(&text, "/etc/x/config.toml"),
+            format!(
+                "\"/etc/x/config.toml\" line {lines}: accept-nvidia-visible-devices-envvar-when-unprivileged means nothing in \
+                 the table [oci-nvidia-hook], it belongs above the first table, which begins in line {first} (ONH-005)\n\
+                 hint: move line {lines}, or write it into a file of its own, /etc/x/config.toml.d/50-local.toml"
+            )
+        );
+        let (config, findings) = parse(&format!("{LOCK}{SHIPPED}"), Path::new("/c.toml")).unwrap();
+        assert!(!config.accept_envvar_when_unprivileged && findings.is_empty());
+    }
+
+    #[test]
+    fn keys_and_tables_elsewhere() {
+        for (text, says) in [
+            (
+                "no-cgroups = true",
+                "line 1: no-cgroups means nothing above the first table, it belongs in the table [nvidia-container-cli]",
+            ),
+            (
+                "[driver]\nroot = \"/x\"",
+                "line 2: root means nothing in the table [driver], it belongs in the table [nvidia-container-cli]",
+            ),
+            (
+                "[nvidia-container-cli]\ndeny = [\"0\"]",
+                "deny means nothing in the table [nvidia-container-cli], it belongs in the table [devices]",
+            ),
+            (
+                "[oci-nvidia-hook.devices]\ndeny = [\"0\"]",
+                "line 1: devices means nothing in the table [oci-nvidia-hook], it belongs in the table [devices]",
+            ),
+            (
+                "[device]\ndeny = [\"0\"]",
+                "line 1: device means nothing above the first table, it belongs in the table [devices]",
+            ),
+        ] {
+            let refused = refused(text, "/etc/x/config.toml.d/50.toml");
+            assert!(refused.contains(says) && refused.contains("\nhint: move line "), "{refused}");
+            assert!(!refused.contains("50-local"), "it is one already: {refused}");
+        }
+        // Of NVIDIA's stack, and of who knows what.
+        for text in
+            ["[nvidia-container-runtime]\ndebug = \"/x\"", "[elsewhere]\ndeny = 1", "[device]\nx = 1", "path = 1"]
+        {
+            parse(text, Path::new("/c.toml")).unwrap();
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Every key of config.toml: data.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::paths::HostPath;
+
+use super::{Config, NoGpu, Require, UserSpec};
+use crate::capability::Capabilities;
+use crate::limit_entry;
+
+/// What a key does. The setter of a text says what is allowed if it is not.
+#[derive(Clone, Copy, Debug)]
+pub enum Meaning {
+    /// true or false
+    Bool(fn(&mut Config, bool)),
+    /// A text
+    Text(fn(&mut Config, &str) -> Result<(), String>),
+    /// A list of texts
+    Texts(fn(&mut Config, Vec<String>) -> Result<(), String>),
+    /// Seconds from 1 to 600
+    Seconds(fn(&mut Config, Duration)),
+    /// Of NVIDIA's stack, and nothing to us, for this reason: no warning, so that one file serves both.
+    Unused(&'static str),
+}
+
+/// A key, by its whole name.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// `table.key`; with a final dot, everything in that table
+    pub name: &'static str,
+    /// What it does
+    pub meaning: Meaning,
+}
+
+use Meaning::{Bool, Seconds, Text, Texts, Unused};
+
+const fn key(name: &'static str, meaning: Meaning) -> Key {
+    Key { name, meaning }
+}
+
+const WRAPPER: &str = "there is no runtime wrapper";
+const ONE_BINARY: &str = "no other program is run";
+
+/// All of them. Source: NVIDIA container toolkit 1.20, and ours.
+pub const KEYS: &[Key] = &[
+    key("accept-nvidia-visible-devices-envvar-when-unprivileged", Bool(|c, v| c.accept_envvar_when_unprivileged = v)),
+    key("accept-nvidia-visible-devices-as-volume-mounts", Bool(|c, v| c.accept_volume_mounts = v)),
+    key("supported-driver-capabilities", Text(capabilities)),
+    key("disable-require", Bool(|c, v| c.disable_require = v)),
+    key("swarm-resource", Text(swarm_resource)),
+    key(
+        "nvidia-container-cli.root",
+        Text(|c, v| path(v).map(|path| c.driver_root = path.unwrap_or_else(|| HostPath::new("/")))),
+    ),
+    key("nvidia-container-cli.ldcache", Text(|c, v| path(v).map(|path| c.ldcache = path))),
+    key("nvidia-container-cli.no-cgroups", Bool(|c, v| c.edit_cgroups = !v)),
+    key("nvidia-container-cli.user", Text(user)),
+    key("nvidia-container-cli.debug", Text(debug)),
+    key("nvidia-container-cli.load-kmods", Bool(|c, v| c.load_kmods = v)),
+    key("nvidia-container-cli.path", Unused(ONE_BINARY)),
+    key("nvidia-container-cli.environment", Texts(environment)),
+    key("nvidia-container-cli.ldconfig", Unused("the linker cache is written without ldconfig")),
+    key("nvidia-container-cli.no-pivot", Unused("the linker cache is written without ldconfig")),
+    key("nvidia-container-cli.cuda-compat-mode", Unused("its place is in nvidia-container-runtime.modes.legacy")),
+    key("nvidia-container-runtime.modes.legacy.cuda-compat-mode", Text(cuda_compat)),
+    key("nvidia-container-runtime-hook.", Unused("there is one mode")),
+    key("nvidia-container-runtime.", Unused(WRAPPER)),
+    key("nvidia-ctk.", Unused(ONE_BINARY)),
+    key("features.ignore-imex-channel-requests", Bool(|c, v| c.ignore_imex_channels = v)),
+    key("features.disable-imex-channel-creation", Bool(|c, v| c.make_imex_channels = !v)),
+    key("features.", Unused("its switches make NVIDIA's stack less safe, or are for its other modes")),
+    key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
+    key("devices.deny", Texts(|c, v| add(&mut c.devices.deny, v))),
+    key("driver.dev-root", Text(|c, v| path(v).map(|path| c.dev_root = path))),
+    key("driver.library-dirs", Texts(|c, v| add_paths(&mut c.library_dirs, v))),
+    key("driver.files", Texts(|c, v| add_paths(&mut c.driver_files, v))),
+    key("oci-nvidia-hook.require", Text(require)),
+    key("oci-nvidia-hook.no-gpu", Text(no_gpu)),
+    key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
+];
+
+/// The row of a key, or of the table that it is in as a whole.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Key> {
+    let whole_table =
+        |key: &&Key| key.name.strip_suffix('.').is_some_and(|table| name.split('.').next() == Some(table));
+    // A table in which some keys have rows of their own is read key by key.
+    let exact = KEYS.iter().find(|key| key.name == name);
+    exact.or_else(|| KEYS.iter().find(whole_table).filter(|_| !is_table(name)))
+}
+
+/// Whether keys of this table have rows.
+#[must_use]
+pub fn is_table(name: &str) -> bool {
+    let below = |key: &Key| {
+        key.name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')).is_some_and(|rest| !rest.is_empty())
+    };
+    KEYS.iter().any(below)
+}
+
+/// A path; `None` for the empty text, by which NVIDIA's generated file leaves a key unset.
+fn path(value: &str) -> Result<Option<HostPath>, String> {
+    match value {
+        "" => Ok(None),
+        path if Path::new(path).is_absolute() => Ok(Some(HostPath::new(path))),
+        _ => Err("an absolute path".to_owned()),
+    }
+}
+
+/// A list of a drop-in adds to the one before.
+fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
+    if let Some((entry, why)) = more.iter().find_map(|entry| Some((entry, limit_entry::check(entry).err()?))) {
+        return Err(format!("a list of GPUs, and {entry:?} does not name one: write {why}"));
+    }
+    list.extend(more);
+    Ok(())
+}
+
+fn add_paths(list: &mut Vec<PathBuf>, more: Vec<String>) -> Result<(), String> {
+    if more.iter().any(|path| !Path::new(path).is_absolute()) {
+        return Err("a list of absolute paths".to_owned());
+    }
+    list.extend(more.into_iter().map(PathBuf::from));
+    Ok(())
+}
+
+fn debug(config: &mut Config, value: &str) -> Result<(), String> {
+    config.debug = path(value)?.filter(|path| path.as_path() != Path::new("/dev/null"));
+    Ok(())
+}
+
+/// Variables for NVIDIA's program. The one that says where a daemon is counts here too; the others are about a program that
+/// is not run.
+fn environment(config: &mut Config, variables: Vec<String>) -> Result<(), String> {
+    const MPS: &str = "CUDA_MPS_PIPE_DIRECTORY";
+    for variable in &variables {
+        let Some((name, value)) = variable.split_once('=') else {
+            return Err("a list of NAME=VALUE in quotes".to_owned());
+        };
+        if name == MPS {
+            let directory = Path::new(value);
+            if !directory.is_absolute() || base::paths::ContainerPath::new(directory).is_none() {
+                return Err(format!("a list of NAME=VALUE in quotes, and {MPS} an absolute path without \"..\""));
+            }
+            config.mps_directory = Some(directory.to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn user(config: &mut Config, value: &str) -> Result<(), String> {
+    config.user = UserSpec::parse(value)?;
+    Ok(())
+}
+
+fn require(config: &mut Config, value: &str) -> Result<(), String> {
+    config.require = match value {
+        "enforce" => Require::Enforce,
+        "warn" => Require::Warn,
+        "off" => Require::Off,
+        _ => return Err("\"enforce\", \"warn\" or \"off\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn no_gpu(config: &mut Config, value: &str) -> Result<(), String> {
+    config.no_gpu = match value {
+        "error" => NoGpu::Error,
+        "start" => NoGpu::Start,
+        _ => return Err("\"error\" or \"start\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn cuda_compat(config: &mut Config, value: &str) -> Result<(), String> {
+    // Here there is one way for the three of NVIDIA's: the order in the linker cache.
+    config.cuda_compat = match value {
+        "ldconfig" | "mount" | "hook" | "" => true,
+        "disabled" => false,
+        _ => return Err("\"ldconfig\", \"mount\", \"hook\" or \"disabled\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn swarm_resource(config: &mut Config, value: &str) -> Result<(), String> {
+    config.swarm_resource =
+        value.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    Ok(())
+}
+
+fn capabilities(config: &mut Config, value: &str) -> Result<(), String> {
+    config.supported_driver_capabilities = Capabilities::supported(value)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_tables_are_found() {
+        for name in [
+            "disable-require",
+            "nvidia-container-cli.root",
+            "nvidia-ctk",
+            "features.x",
+            "nvidia-container-runtime.modes.cdi",
+        ] {
+            assert!(find(name).is_some(), "{name}");
+        }
+        assert!(find("root").is_none() && find("nvidia-container-cli").is_none() && find("features").is_none());
+        assert!(is_table("nvidia-container-cli") && is_table("oci-nvidia-hook") && !is_table("elsewhere"));
+    }
+}

@@ -1,0 +1,251 @@
+//! The grammar of `NVIDIA_VISIBLE_DEVICES`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use anyhow::Result;
+
+use base::report::{catalog, failure};
+
+/// The variable that names GPUs in an image or on a command line.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// The nodes that a container was given. There is at least one of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nodes {
+    /// The N of each `/dev/nvidiaN`
+    pub gpus: BTreeSet<u32>,
+    /// The N of each `/dev/nvidia-caps/nvidia-capN`: with MIG devices, two for each
+    pub caps: BTreeSet<u32>,
+}
+
+impl Nodes {
+    /// Their paths on a host.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let gpus = self.gpus.iter().map(|minor| format!("/dev/nvidia{minor}"));
+        gpus.chain(self.caps.iter().map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"))).collect()
+    }
+}
+
+/// The GPUs a container asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VisibleDevices {
+    /// `all`
+    All,
+    /// `none`: the driver's files, but no GPU.
+    None,
+    /// A list of names as they were given, each once; see [`DeviceId::parse`].
+    List(Vec<String>),
+    /// The GPUs of these device nodes.
+    Nodes(Nodes),
+}
+
+impl VisibleDevices {
+    /// As they were given: for messages and for `explain`.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Self::All => vec!["all".to_owned()],
+            Self::None => vec!["none".to_owned()],
+            Self::List(names) => names.clone(),
+            Self::Nodes(nodes) => nodes.names(),
+        }
+    }
+}
+
+/// One name of the list. Whether it names a GPU of this host is decided against the inventory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceId {
+    /// NVML's index, `0`.
+    Index(u32),
+    /// `GPU-…` or `MIG-…`, the prefix in upper case.
+    Uuid(String),
+    /// `00000000:01:00.0`; shorter forms of the domain are the same device.
+    PciBusId {
+        /// 32 bits since driver 384, 16 before
+        domain: u32,
+        /// PCI bus
+        bus: u8,
+        /// PCI device
+        device: u8,
+    },
+    /// `0:1`, MIG device 1 of GPU 0.
+    Mig {
+        /// NVML's index of the GPU
+        gpu: u32,
+        /// NVML's index of the MIG device in it
+        mig: u32,
+    },
+    /// None of these forms.
+    Unknown(String),
+}
+
+/// Parses the variable's value; `None` when it asks for nothing: empty, blanks, commas, or `void` anywhere.
+#[must_use]
+pub fn parse(value: &str) -> Option<VisibleDevices> {
+    let words: Vec<&str> = value.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    if words.is_empty() || words.contains(&"void") {
+        return None;
+    }
+    // The first of the two words decides, wherever it stands. `ALL` is known to work at the peers, `NONE` is not.
+    match words.iter().find(|word| word.eq_ignore_ascii_case("all") || **word == "none") {
+        Some(&"none") => Some(VisibleDevices::None),
+        Some(_) => Some(VisibleDevices::All),
+        None => Some(VisibleDevices::List(unique(words))),
+    }
+}
+
+/// Each name once, in the order given. A value may have as many as fit into config.json.
+#[must_use]
+pub fn unique<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().filter(|name| seen.insert(*name)).map(str::to_owned).collect()
+}
+
+impl DeviceId {
+    /// Which of the forms it has.
+    #[must_use]
+    pub fn parse(word: &str) -> Self {
+        parse_id(word)
+    }
+}
+
+fn parse_id(word: &str) -> DeviceId {
+    if let Some(index) = parse_decimal(word) {
+        return DeviceId::Index(index);
+    }
+    for prefix in ["GPU-", "MIG-"] {
+        if word.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(prefix)) {
+            return DeviceId::Uuid(format!("{prefix}{}", word.get(4..).unwrap_or_default()));
+        }
+    }
+    if let Some(id) = parse_pci(word) {
+        return id;
+    }
+    if let Some((gpu, mig)) = word.split_once(':')
+        && let (Some(gpu), Some(mig)) = (parse_decimal(gpu), parse_decimal(mig))
+    {
+        return DeviceId::Mig { gpu, mig };
+    }
+    DeviceId::Unknown(word.to_owned())
+}
+
+/// Digits only: `u32::from_str` would take `+1`.
+#[must_use]
+pub fn parse_decimal(word: &str) -> Option<u32> {
+    word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok())?
+}
+
+/// The number of an IMEX channel.
+///
+/// # Errors
+/// If it is none.
+pub fn imex_channel(text: &str) -> Result<u32> {
+    // libnvidia-container's limit
+    const CHANNELS: u32 = 1 << 20;
+    parse_decimal(text).filter(|number| *number < CHANNELS).ok_or_else(|| {
+        failure(
+            &catalog::BAD_REQUEST,
+            format!("{text:?} is no IMEX channel"),
+            format!("ask for numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
+        )
+    })
+}
+
+/// `domain:bus:device.function`, hexadecimal. GPUs are function 0.
+fn parse_pci(word: &str) -> Option<DeviceId> {
+    let (domain, rest) = word.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    if function != "0" || domain.starts_with('+') || bus.starts_with('+') || device.starts_with('+') {
+        return None;
+    }
+    Some(DeviceId::PciBusId {
+        domain: u32::from_str_radix(domain, 16).ok()?,
+        bus: u8::from_str_radix(bus, 16).ok()?,
+        device: u8::from_str_radix(device, 16).ok()?,
+    })
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => write!(f, "{index}"),
+            Self::Uuid(uuid) => f.write_str(uuid),
+            Self::PciBusId { domain, bus, device } => write!(f, "{domain:08x}:{bus:02x}:{device:02x}.0"),
+            Self::Mig { gpu, mig } => write!(f, "{gpu}:{mig}"),
+            Self::Unknown(word) => f.write_str(word),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn nothing_is_asked_by() {
+        for value in ["", " ", ",", " , ", "void", "0,void", "all,void", "void,all"] {
+            assert_eq!(parse(value), None, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn words_and_lists() {
+        for (value, expected) in [
+            ("all", VisibleDevices::All),
+            ("ALL", VisibleDevices::All),
+            ("0,all", VisibleDevices::All),
+            ("all,none", VisibleDevices::All),
+            ("none,all", VisibleDevices::None),
+            ("none", VisibleDevices::None),
+            ("0", VisibleDevices::List(vec!["0".into()])),
+            (" 0 , 1,0", VisibleDevices::List(vec!["0".into(), "1".into()])),
+            ("gpu0", VisibleDevices::List(vec!["gpu0".into()])),
+        ] {
+            assert_eq!(parse(value), Some(expected), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn forms_of_one_id() {
+        for (word, expected, printed) in [
+            ("gpu-AB", DeviceId::Uuid("GPU-AB".into()), "GPU-AB"),
+            ("MIG-1/2/3", DeviceId::Uuid("MIG-1/2/3".into()), "MIG-1/2/3"),
+            ("0:1", DeviceId::Mig { gpu: 0, mig: 1 }, "0:1"),
+            ("01:00.0", DeviceId::Unknown("01:00.0".into()), "01:00.0"),
+            ("0000:3B:00.0", DeviceId::PciBusId { domain: 0, bus: 0x3b, device: 0 }, "00000000:3b:00.0"),
+            ("10000:01:00.0", DeviceId::PciBusId { domain: 0x10000, bus: 1, device: 0 }, "00010000:01:00.0"),
+            ("0000:01:00.1", DeviceId::Unknown("0000:01:00.1".into()), "0000:01:00.1"),
+            ("-1", DeviceId::Unknown("-1".into()), "-1"),
+            ("+1", DeviceId::Unknown("+1".into()), "+1"),
+            ("None", DeviceId::Unknown("None".into()), "None"),
+            ("99999999999", DeviceId::Unknown("99999999999".into()), "99999999999"),
+        ] {
+            let id = parse_id(word);
+            assert_eq!(id, expected, "{word}");
+            assert_eq!(id.to_string(), printed);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(value in "[ -~\\x00,\u{e9}]{0,60}") {
+            if let Some(VisibleDevices::List(names)) = parse(&value) {
+                prop_assert!(!names.is_empty());
+                for name in names {
+                    prop_assert!(!name.contains(',') && !name.is_empty());
+                    DeviceId::parse(&name).to_string();
+                }
+            }
+        }
+
+        #[test]
+        fn what_is_printed_means_the_same(word in "(GPU|MIG)-[0-9a-f/]{0,8}|[0-9]{1,3}|[0-9]:[0-9]|[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.0") {
+            let id = DeviceId::parse(&word);
+            prop_assert_eq!(DeviceId::parse(&id.to_string()), id);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Why there is no working driver: three different things that all look like "library not found" or "driver not loaded".
+
+use std::path::{Path, PathBuf};
+
+use base::report::{catalog, failure};
+use base::tree::Tree;
+
+use super::libraries::{Library, Search};
+use super::locate;
+
+/// The PCI devices in sysfs.
+pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
+/// What the host has of a driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// NVIDIA GPUs on the PCI bus; `None` if it cannot be looked at
+    pub pci_gpus: Option<usize>,
+    /// The version of the loaded kernel module
+    pub module: Option<String>,
+    /// The version that libnvidia-ml carries in its name, whichever it is
+    pub libraries: Option<String>,
+    /// Whether software is installed into a snapshot that becomes `/` at the next boot
+    pub transactional: bool,
+}
+
+/// Looks at the host. `module` is what the kernel module says of itself.
+#[must_use]
+pub fn look(search: &Search<'_>, module: Option<String>) -> Facts {
+    let root = search.root;
+    let version = |library: Library| {
+        let name = library.file_name.into_string().ok()?;
+        Some(name.split_once(".so.")?.1.to_owned())
+    };
+    Facts {
+        pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci_gpus(&root)),
+        module,
+        libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version),
+        transactional: root.locate(Path::new("/usr/sbin/transactional-update")).is_ok(),
+    }
+}
+
+/// Display controllers (PCI class 03) of vendor 10de. From sysfs: reading config space would wake sleeping GPUs.
+#[must_use]
+pub fn pci_gpus(root: &Tree) -> Option<usize> {
+    let devices = Path::new(PCI_DEVICES);
+    root.locate(devices).ok()?;
+    let text =
+        |path: PathBuf| root.read(&path).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
+    let is_gpu = |name: &std::ffi::OsString| {
+        let device = devices.join(name);
+        text(device.join("vendor")).trim() == "0x10de" && text(device.join("class")).trim().starts_with("0x03")
+    };
+    Some(root.names(devices).iter().filter(|name| is_gpu(name)).count())
+}
+
+/// Which of them it is; `None` if the driver looks complete.
+#[must_use]
+pub fn diagnose(facts: &Facts, root: &Tree) -> Option<anyhow::Error> {
+    let reboot = "reboot the host: the new driver is in the next snapshot";
+    match (&facts.module, &facts.libraries) {
+        (Some(module), Some(libraries)) if module != libraries => Some(failure(
+            &catalog::MISMATCH,
+            format!(
+                "the loaded kernel module is driver {module}, and the libraries below {} are of {libraries}",
+                root.path()
+            ),
+            if facts.transactional {
+                reboot
+            } else {
+                "reboot the host, or install libraries and module of one version"
+            },
+        )),
+        (Some(module), None) => Some(failure(
+            &catalog::NO_LIBRARIES,
+            format!(
+                "the kernel module of driver {module} is loaded, and there is no libnvidia-ml below {}",
+                root.path()
+            ),
+            format!(
+                "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or \
+                 set root in the [nvidia-container-cli] table of config.toml to the directory that has them"
+            ),
+        )),
+        (None, _) if facts.pci_gpus == Some(0) => Some(failure(
+            &catalog::NO_GPU,
+            "there is no NVIDIA GPU on the PCI bus of this host",
+            "look for it with \"lspci -d 10de:\"; without GPUs, unset NVIDIA_VISIBLE_DEVICES for the container",
+        )),
+        (None, libraries) => {
+            let gpus = match facts.pci_gpus {
+                None => String::new(),
+                Some(1) => "an NVIDIA GPU is on the PCI bus, and ".to_owned(),
+                Some(count) => format!("{count} NVIDIA GPUs are on the PCI bus, and "),
+            };
+            let hint = match libraries {
+                Some(_) if facts.transactional => reboot.to_owned(),
+                Some(_) => "load it with \"modprobe nvidia\"; if that fails, \"journalctl -k\" says why (Secure Boot \
+                            refuses unsigned modules)"
+                    .to_owned(),
+                None => "install the driver (openSUSE: nvidia-open-driver-G06-signed-kmp-default and \
+                         nvidia-compute-utils-G06; Debian: nvidia-driver)"
+                    .to_owned(),
+            };
+            Some(failure(&catalog::NOT_LOADED, format!("{gpus}the kernel module nvidia is not loaded"), hint))
+        }
+        (Some(_), Some(_)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::paths::HostPath;
+    use base::report::render;
+
+    #[test]
+    fn each_has_its_own_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        for (pci_gpus, module, libraries, transactional, says, fix) in [
+            (Some(0), "", "", false, "there is no NVIDIA GPU on the PCI bus", "lspci"),
+            (Some(0), "", "535.1", false, "there is no NVIDIA GPU on the PCI bus", "lspci"),
+            (
+                Some(2),
+                "",
+                "535.1",
+                false,
+                "2 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not",
+                "modprobe",
+            ),
+            (Some(2), "", "535.1", true, "2 NVIDIA GPUs are on the PCI bus", "reboot"),
+            (Some(2), "", "", false, "2 NVIDIA GPUs are on the PCI bus", "install the driver"),
+            (None, "", "535.1", false, "the kernel module nvidia is not loaded", "modprobe"),
+            (Some(1), "535.1", "550.2", false, "the loaded kernel module is driver 535.1, and the libraries", "reboot"),
+            (Some(1), "535.1", "550.2", true, "of 550.2", "next snapshot"),
+            (
+                Some(1),
+                "535.1",
+                "",
+                false,
+                "driver 535.1 is loaded, and there is no libnvidia-ml",
+                "nvidia-compute-utils",
+            ),
+        ] {
+            let facts = Facts { pci_gpus, module: some(module), libraries: some(libraries), transactional };
+            let text = render(&diagnose(&facts, &root).unwrap());
+            let (what, hint) = text.split_once("\nhint: ").unwrap();
+            assert!(what.contains(says) && hint.contains(fix), "{text}");
+        }
+        let fine = Facts { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), transactional: false };
+        assert!(diagnose(&fine, &root).is_none());
+    }
+
+    #[test]
+    fn gpus_are_counted_from_sysfs() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = |name: &str, vendor: &str, class: &str| {
+            let device = dir.path().join("sys/bus/pci/devices").join(name);
+            std::fs::create_dir_all(&device).unwrap();
+            std::fs::write(device.join("vendor"), vendor).unwrap();
+            std::fs::write(device.join("class"), class).unwrap();
+        };
+        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+        assert_eq!(pci_gpus(&root), None);
+        device("0000:01:00.0", "0x10de\n", "0x030200\n");
+        device("0000:01:00.1", "0x10de\n", "0x040300\n"); // its sound device
+        device("0000:02:00.0", "0x1002\n", "0x030000\n");
+        assert_eq!(pci_gpus(&root), Some(1));
+    }
+}

@@ -1,0 +1,142 @@
+//! The driver's files that are not libraries: programs, descriptions, firmware.
+
+use std::path::Path;
+
+use rustix::fs::FileType;
+
+use base::paths::{ContainerPath, HostPath};
+use base::tree::{Located, Tree};
+
+use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS};
+use crate::capability::Capabilities;
+
+/// A program of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binary {
+    /// The real file
+    pub source: HostPath,
+    /// Its name in the container; the catalogue's, also where the host's file is a link to another name.
+    pub name: &'static str,
+}
+
+/// A file that has its own place in the container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedFile {
+    /// The real file
+    pub source: HostPath,
+    /// In the container
+    pub target: ContainerPath,
+}
+
+impl PlacedFile {
+    /// Whether it is the firmware of the GPU's own processor.
+    #[must_use]
+    pub fn is_firmware(&self) -> bool {
+        self.target.absolute().components().any(|part| part.as_os_str() == "firmware")
+    }
+}
+
+/// The programs for these capabilities, in the catalogue's order.
+#[must_use]
+pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
+    let dirs = root.existing(BINARY_DIRS);
+    let find = |name| dirs.iter().find_map(|dir| regular(root, &dir.join(name)));
+    let wanted = BINARIES.iter().filter(|row| capabilities.any(row.capabilities));
+    wanted.filter_map(|row| Some(Binary { source: find(row.name)?.host, name: row.name })).collect()
+}
+
+fn regular(root: &Tree, path: &Path) -> Option<Located> {
+    root.locate(path).ok().filter(|located| located.kind == FileType::RegularFile)
+}
+
+/// The Vulkan, EGL and OpenCL descriptions for these capabilities.
+#[must_use]
+pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> Vec<PlacedFile> {
+    let wanted = DESCRIPTIONS.iter().filter(|description| {
+        capabilities.any(description.capabilities) && description.and.is_none_or(|and| capabilities.has(and))
+    });
+    let found = wanted.filter_map(|description| {
+        let path = description.path.replace("$V", version);
+        let places = description.search.iter().map(|dir| Path::new(dir).join(&path));
+        let located = places.filter_map(|place| regular(root, &place)).next()?;
+        let target = ContainerPath::new(description.dir)?.join(&path)?;
+        Some(PlacedFile { source: located.host, target })
+    });
+    found.collect()
+}
+
+/// The firmware of the GPU's own processor, which the driver in the container reads when it starts a GPU.
+#[must_use]
+pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
+    let parameter = root.read(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
+    let parameter = String::from_utf8_lossy(&parameter);
+    let configured = Some(parameter.trim_end()).filter(|dir| dir.starts_with('/'));
+    for dir in configured.into_iter().chain(FIRMWARE_DIRS.iter().copied()) {
+        let dir = Path::new(dir).join("nvidia").join(version);
+        let names = root
+            .names(&dir)
+            .into_iter()
+            .filter(|name| name.to_str().is_some_and(|name| name.starts_with("gsp") && name.ends_with(".bin")));
+        let found: Vec<_> = names
+            .filter_map(|name| {
+                let located = regular(root, &dir.join(&name))?;
+                // The driver asks for it where the host has it.
+                Some(PlacedFile { source: located.host, target: ContainerPath::new(dir.join(name))? })
+            })
+            .collect();
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    Vec::new()
+}
+
+/// The X server's modules of the driver, at the same path: an X server in the container has its own list of paths.
+#[must_use]
+pub fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
+    // The X server opens its modules by names without a version.
+    let names = ["nvidia_drv.so", "libglxserver_nvidia.so", &format!("libglxserver_nvidia.so.{version}")];
+    let find = |name: &&str| {
+        let places = XORG_DIRS.iter().map(|dir| Path::new(dir).join(name));
+        let found = places.filter_map(|place| Some((regular(root, &place)?, ContainerPath::new(&place)?))).next()?;
+        Some(PlacedFile { source: found.0.host, target: found.1 })
+    };
+    names.iter().filter_map(find).collect()
+}
+
+/// A regular file for the same path.
+#[must_use]
+pub fn at(root: &Tree, path: &Path) -> Option<PlacedFile> {
+    Some(PlacedFile { source: regular(root, path)?.host, target: ContainerPath::new(path)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn firmware_is_where_the_kernel_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let found = || {
+            let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+            let files = firmware(&root, "535.1");
+            files.iter().map(|file| file.target.absolute().display().to_string()).collect::<Vec<_>>()
+        };
+        put("lib/firmware/nvidia/535.1/gsp_ga10x.bin", "");
+        assert_eq!(found(), ["/lib/firmware/nvidia/535.1/gsp_ga10x.bin"]);
+        for (parameter, expected) in [
+            ("/var/lib/firmware\n", "/var/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
+            ("\n", "/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
+            ("relative\n", "/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
+        ] {
+            put("var/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "");
+            put("sys/module/firmware_class/parameters/path", parameter);
+            assert_eq!(found(), [expected], "{parameter:?}");
+        }
+    }
+}

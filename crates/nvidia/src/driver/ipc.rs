@@ -1,0 +1,229 @@
+//! The sockets and directories through which programs in containers talk to daemons of the host.
+//!
+//! They are looked for below the driver root, as NVIDIA's stack does: where the driver lives in a container, so do its daemons.
+//! Unlike the driver's files they lie where users of the host can create names: `/run/nvidia-persistenced` belongs to the
+//! daemon's own user, `/tmp` to everybody. What is found is therefore opened by [`guarded`], judged by what was opened, and
+//! opened and judged again for each container: nothing of it rests on a path that was looked at earlier.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::FileType;
+
+use base::paths::{ContainerPath, HostPath};
+use base::report::{Finding, catalog, failure};
+use base::sys::guarded::{self, Chooser, Guarded, Refused};
+use base::sys::in_root::Root;
+use base::tree::{Tree, is_missing};
+
+use super::catalog::{MPS_DIRECTORY, SOCKETS};
+use crate::capability::{Capabilities, Omit};
+
+/// What must be at the place of a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Expected {
+    /// A socket, of root's or of the user whose directory it is in
+    Socket,
+    /// A directory that root made
+    Directory,
+    /// A directory that the administrator named in config.toml, whoever made it
+    NamedDirectory,
+}
+
+/// The place of a daemon: a path that means nothing until [`Channel::open`] has opened it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Channel {
+    /// The driver root
+    pub root: HostPath,
+    /// Below it, with a leading slash; containers have it at the same path
+    pub path: PathBuf,
+    /// What must be there
+    pub expected: Expected,
+}
+
+/// A socket or directory of a daemon of the host, to be used by programs in the container; optional.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ipc {
+    /// How to open it
+    pub channel: Channel,
+    /// Its path on the host when it was looked at, after symbolic links
+    pub source: HostPath,
+    /// Whether no user but root can put something else at that path: else it must not be mounted by its path
+    pub is_fixed: bool,
+    /// In the container
+    pub path: ContainerPath,
+}
+
+impl Channel {
+    /// Opens it, if no user but root, us, and the daemon itself had a say in what that is.
+    ///
+    /// # Errors
+    /// If it is missing, or is not what it must be.
+    pub fn open(&self) -> Result<Guarded> {
+        let root = Root::open(self.root.as_path()).with_context(|| format!("open {}", self.root))?;
+        self.open_below(&root)
+    }
+
+    fn open_below(&self, root: &Root) -> Result<Guarded> {
+        let refuse = |why: String, fix: String| {
+            failure(&catalog::LOCAL_SOURCE, format!("{:?} is not given to containers: {why}", self.path), fix)
+        };
+        let found = guarded::open(root, &self.path).map_err(|refused| match refused {
+            Refused::Io(error) => error.into(),
+            Refused::Link(link) => {
+                refuse(format!("{link:?} is a symbolic link that another user may have created"), self.fix(&link))
+            }
+            Refused::Mount(point) => {
+                refuse(format!("{point:?} is a mount point in a directory of other users"), self.fix(&point))
+            }
+        })?;
+        let stat = &found.stat;
+        let seen = Seen {
+            kind: FileType::from_raw_mode(stat.st_mode),
+            is_trusted: guarded::is_trusted(stat.st_uid),
+            uid: stat.st_uid,
+            has_other_names: stat.st_nlink > 1,
+            chooser: &found.chooser,
+        };
+        match judge(self.expected, &seen) {
+            None => Ok(found),
+            Some(why) => Err(refuse(why, self.fix(&found.path))),
+        }
+    }
+
+    fn fix(&self, at: &Path) -> String {
+        let at = at.display();
+        match self.expected {
+            Expected::Socket => {
+                format!("find out who made it with \"ls -ld {at}\", remove it, and start the driver's daemon again")
+            }
+            Expected::Directory | Expected::NamedDirectory => format!(
+                "remove {at}, or have an MPS daemon use a directory that only root can create and name it with \
+                 CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli] in config.toml"
+            ),
+        }
+    }
+}
+
+/// What was opened.
+struct Seen<'a> {
+    kind: FileType,
+    is_trusted: bool,
+    uid: u32,
+    has_other_names: bool,
+    chooser: &'a Chooser,
+}
+
+/// Why it must not be given to containers; `None` if it may.
+fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
+    let is_kind = |kind, name: &str| (seen.kind != kind).then(|| format!("it is not a {name}"));
+    match (expected, seen.chooser) {
+        (Expected::Socket, Chooser::Others(dir)) => is_kind(FileType::Socket, "socket")
+            .or_else(|| Some(format!("other users can write to its directory {dir:?}"))),
+        // A daemon's user could link a socket of another daemon into its directory (fs.protected_hardlinks = 0).
+        (Expected::Socket, Chooser::NoOther | Chooser::Owner(..)) => is_kind(FileType::Socket, "socket")
+            .or_else(|| seen.has_other_names.then(|| "it is a hard link".to_owned()))
+            .or_else(|| (!owner_is_known(seen)).then(|| format!("it belongs to user {}", seen.uid))),
+        (Expected::NamedDirectory, _) => is_kind(FileType::Directory, "directory"),
+        (Expected::Directory, chooser) => is_kind(FileType::Directory, "directory")
+            .or_else(|| (!seen.is_trusted).then(|| format!("it belongs to user {}, not to root", seen.uid)))
+            .or_else(|| match chooser {
+                Chooser::NoOther => None,
+                Chooser::Owner(dir, uid) => Some(format!("{dir:?} belongs to user {uid}, not to root")),
+                Chooser::Others(dir) => Some(format!("other users can write to {dir:?}")),
+            }),
+    }
+}
+
+/// A daemon's socket belongs to root, or to the user to whom root gave its directory.
+fn owner_is_known(seen: &Seen<'_>) -> bool {
+    seen.is_trusted || matches!(seen.chooser, Chooser::Owner(_, uid) if *uid == seen.uid)
+}
+
+/// Those that these capabilities need and that are there. `mps` is the directory that the administrator named, below the root.
+#[must_use]
+pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: Omit) -> (Vec<Ipc>, Vec<Finding>) {
+    let is_left_out = |path: &str| {
+        omit.persistenced && path.contains("/nvidia-persistenced/")
+            || omit.fabricmanager && path.contains("/nvidia-fabricmanager/")
+    };
+    let sockets = SOCKETS.iter().filter(|(path, _)| !is_left_out(path));
+    let sockets = sockets.map(|(path, capability)| (Path::new(path), *capability, Expected::Socket));
+    let (usual, compute) = MPS_DIRECTORY;
+    let directory = match mps {
+        Some(named) => (named, compute, Expected::NamedDirectory),
+        None => (Path::new(usual), compute, Expected::Directory),
+    };
+    let (mut found, mut findings) = (Vec::new(), Vec::new());
+    for (path, capability, expected) in sockets.chain([directory]) {
+        if !capabilities.has(capability) {
+            continue;
+        }
+        let channel = Channel { root: root.path(), path: path.to_owned(), expected };
+        match channel.open_below(root.as_root()) {
+            Ok(opened) => found.extend(ContainerPath::new(path).map(|path| Ipc {
+                source: HostPath::new(root.on_host(&opened.path)),
+                is_fixed: opened.chooser == Chooser::NoOther,
+                channel,
+                path,
+            })),
+            Err(error) => match error.downcast::<io::Error>() {
+                Ok(error) if expected == Expected::NamedDirectory && is_missing(&error) => {
+                    findings.push(named_and_missing(root, path));
+                }
+                Ok(error) => drop(root.noted::<()>(path, Err(error))),
+                Err(refused) => findings.push(Finding::error(&refused)),
+            },
+        }
+    }
+    (found, findings)
+}
+
+fn named_and_missing(root: &Tree, path: &Path) -> Finding {
+    Finding::of(
+        &catalog::LOCAL_SOURCE,
+        format!("the MPS directory {path:?} that config.toml names does not exist below {}", root.path()),
+        "start the MPS control daemon, or check CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli]",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_to_containers() {
+        let (none, daemon) = (Chooser::NoOther, Chooser::Owner("/run/d".into(), 7));
+        let others = Chooser::Others("/run/d".into());
+        let socket = FileType::Socket;
+        for (expected, kind, uid, names, chooser, why) in [
+            (Expected::Socket, socket, 0, 1, &none, None),
+            (Expected::Socket, socket, 0, 1, &daemon, None),
+            (Expected::Socket, socket, 7, 1, &daemon, None),
+            (Expected::Socket, socket, 8, 1, &daemon, Some("it belongs to user 8")),
+            (Expected::Socket, socket, 7, 1, &none, Some("it belongs to user 7")),
+            (Expected::Socket, socket, 0, 2, &daemon, Some("it is a hard link")),
+            (Expected::Socket, socket, 0, 1, &others, Some("other users can write to its directory \"/run/d\"")),
+            (Expected::Socket, FileType::Directory, 0, 2, &none, Some("it is not a socket")),
+            (Expected::Socket, FileType::RegularFile, 0, 1, &others, Some("it is not a socket")),
+            (Expected::Directory, FileType::Directory, 0, 2, &none, None),
+            (Expected::Directory, FileType::Directory, 7, 2, &none, Some("it belongs to user 7, not to root")),
+            (
+                Expected::Directory,
+                FileType::Directory,
+                0,
+                2,
+                &daemon,
+                Some("\"/run/d\" belongs to user 7, not to root"),
+            ),
+            (Expected::Directory, FileType::Directory, 0, 2, &others, Some("other users can write to \"/run/d\"")),
+            (Expected::Directory, socket, 0, 1, &none, Some("it is not a directory")),
+            (Expected::NamedDirectory, FileType::Directory, 7, 2, &others, None),
+            (Expected::NamedDirectory, FileType::RegularFile, 0, 1, &none, Some("it is not a directory")),
+        ] {
+            let seen = Seen { kind, is_trusted: uid == 0, uid, has_other_names: names > 1, chooser };
+            assert_eq!(judge(expected, &seen).as_deref(), why, "{expected:?} {kind:?} {uid} {names} {chooser:?}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The driver's shared libraries: by the host's linker cache, and where that does not list one, in the directories
+//! where the others are, or where distributions put them.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+
+use base::paths::HostPath;
+use base::report::{Finding, catalog};
+use base::tree::{Located, Tree};
+
+use super::catalog::{HOST_ONLY, Kind, LIBRARIES, LIBRARY_DIRS, Row};
+use super::elf;
+use super::ldcache::{self, Arch, Cache};
+
+/// A shared library of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    /// Its row in the catalogue
+    pub name: &'static str,
+    /// Whose programs load it
+    pub arch: Arch,
+    /// The real file, `…/libcuda.so.535.183.01`
+    pub source: HostPath,
+    /// `libcuda.so.535.183.01`
+    pub file_name: OsString,
+    /// The names by which ld.so finds it, `libcuda.so.1`; its file name among them if that is its SONAME
+    pub sonames: BTreeSet<OsString>,
+}
+
+/// An entry of the linker cache that was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassedOver {
+    /// The row in the catalogue
+    pub name: &'static str,
+    /// What programs ask for
+    pub soname: OsString,
+    /// What they would get; the real file, if there is one
+    pub path: PathBuf,
+    /// Whether a file is there: of another version
+    pub exists: bool,
+}
+
+/// What the host's linker cache says of the driver's libraries.
+#[derive(Debug, Default)]
+pub struct LinkerCache {
+    path: PathBuf,
+    /// In the order of the file
+    entries: Vec<(Arch, OsString, PathBuf)>,
+    /// Why there is none
+    pub missing: Option<Finding>,
+}
+
+impl LinkerCache {
+    /// Reads the linker cache of the driver root. A host can do without: then libraries are looked for in directories.
+    #[must_use]
+    pub fn read(root: &Tree, configured: Option<&HostPath>) -> Self {
+        let path = configured.map_or_else(|| PathBuf::from("/etc/ld.so.cache"), |path| path.as_path().to_owned());
+        match root.read(&path).and_then(|bytes| Ok(of_driver(&ldcache::parse(&bytes)?))) {
+            Ok(entries) => Self { path, entries, missing: None },
+            Err(error) => {
+                // Some hosts never have one (NixOS, GKE): no reason to warn at each container.
+                let error = error.context(format!("cannot read the linker cache {path:?}"));
+                let missing = Finding::of(&catalog::NO_CACHE, base::report::line(&error), "");
+                Self { path, entries: Vec::new(), missing: Some(missing) }
+            }
+        }
+    }
+
+    /// The entries of a library: (soname, path).
+    fn of(&self, arch: Arch, row: &Row) -> impl Iterator<Item = (&OsStr, &Path)> {
+        let entries = self.entries.iter().filter(move |(of, name, _)| *of == arch && is_named(name, row.name));
+        entries.map(|(_, name, path)| (name.as_os_str(), path.as_path()))
+    }
+}
+
+fn of_driver(cache: &Cache<'_>) -> Vec<(Arch, OsString, PathBuf)> {
+    let arches = || std::iter::once(Arch::native()).chain(Arch::native().compat32());
+    let known = cache.entries().iter().filter(|entry| LIBRARIES.iter().any(|row| is_named(entry.name, row.name)));
+    let with_arch = known.filter_map(|entry| Some((arches().find(|arch| entry.is_for(*arch))?, entry)));
+    with_arch.map(|(arch, entry)| (arch, entry.name.to_owned(), entry.path.to_owned())).collect()
+}
+
+/// Whether `soname` is `name.so` or `name.so.…`. A mere prefix would take libcudart for libcuda.
+fn is_named(soname: &OsStr, name: &str) -> bool {
+    soname
+        .to_str()
+        .and_then(|soname| soname.strip_prefix(name))
+        .and_then(|rest| rest.strip_prefix(".so"))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The driver's libraries end in its version; a file of another driver would not work with the loaded module.
+fn is_of_version(file_name: &OsStr, version: &str) -> bool {
+    file_name.to_str().and_then(|name| name.strip_suffix(version)).is_some_and(|rest| rest.ends_with('.'))
+}
+
+/// Whether it is named like a library of the driver.
+fn is_library_of(file_name: &OsStr, version: &str) -> bool {
+    let stem = file_name.to_str().and_then(|name| name.strip_suffix(version)?.strip_suffix(".so."));
+    stem.is_some_and(|stem| stem.starts_with("lib"))
+}
+
+/// Whether the catalogue has it, or knows that it is not for containers.
+fn is_known(file_name: &OsStr) -> bool {
+    let mut names = LIBRARIES.iter().map(|row| row.name).chain(HOST_ONLY.iter().copied());
+    names.any(|name| is_named(file_name, name)) || is_named(file_name, "libglxserver_nvidia")
+}
+
+/// Looks for libraries of one driver version below a driver root.
+#[derive(Debug)]
+pub struct Search<'a> {
+    /// Where
+    pub root: &'a Tree,
+    /// The linker cache of that root
+    pub cache: &'a LinkerCache,
+    /// `535.183.01`; empty: any
+    pub version: &'a str,
+    /// Directories to look in before the usual ones
+    pub dirs: &'a [PathBuf],
+}
+
+impl Search<'_> {
+    /// The libraries of these rows, in their order, and what is wrong with those that were passed over.
+    #[must_use]
+    pub fn find(&self, arch: Arch, rows: &[&'static Row]) -> (Vec<Library>, Vec<PassedOver>) {
+        let mut passed = Vec::new();
+        let by_cache: Vec<_> = rows.iter().map(|row| self.in_cache(arch, row, &mut passed)).collect();
+        let mut dirs = self.dirs_of(by_cache.iter().flatten());
+        dirs.extend_from_slice(self.dirs);
+        if dirs.len() == self.dirs.len() {
+            dirs.extend(self.usual_dirs(arch));
+        }
+        let found = rows
+            .iter()
+            .zip(by_cache)
+            .filter_map(|(row, library)| library.or_else(|| dirs.iter().find_map(|dir| self.in_dir(arch, row, dir))));
+        (found.collect(), passed)
+    }
+
+    /// What there is to report about entries that were not taken: a finding for all that are stale, and one for all of another
+    /// version. Packages of an old driver leave dozens of them.
+    #[must_use]
+    pub fn findings(&self, passed: &[PassedOver]) -> Vec<Finding> {
+        const NAMED: usize = 3;
+        let of = |exists: bool| passed.iter().filter(move |passed| passed.exists == exists);
+        let more = |count: usize| match count.saturating_sub(NAMED) {
+            0 => String::new(),
+            rest => format!(" and {rest} more"),
+        };
+        let mut findings = Vec::new();
+        let stale: Vec<_> = of(false).map(|passed| format!("{:?} at {:?}", passed.soname, passed.path)).collect();
+        if let Some(named) = stale.get(..stale.len().min(NAMED)).filter(|named| !named.is_empty()) {
+            let what =
+                format!("{:?} lists {}{}, where no such file is", self.cache.path, named.join(", "), more(stale.len()));
+            findings.push(Finding::of(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
+        }
+        let other = BTreeSet::from_iter(of(true).map(|passed| format!("{:?}", passed.path)));
+        if !other.is_empty() {
+            let named: Vec<_> = other.iter().take(NAMED).map(String::as_str).collect();
+            let what = format!(
+                "libraries of another version than the loaded driver {} are left out: {}{}",
+                self.version,
+                named.join(", "),
+                more(other.len())
+            );
+            findings.push(Finding::of(
+                &catalog::OTHER_VERSION,
+                what,
+                "reboot the host if the driver was just updated; else remove the packages of the other version",
+            ));
+        }
+        findings
+    }
+
+    /// The driver's libraries that no row of the catalogue has: of its version, beside those that were found.
+    #[must_use]
+    pub fn unknown(&self, found: &[Library]) -> Vec<Library> {
+        if self.version.is_empty() {
+            return Vec::new();
+        }
+        let mut unknown = Vec::new();
+        for arch in std::iter::once(Arch::native()).chain(Arch::native().compat32()) {
+            for dir in self.dirs_of(found.iter().filter(|library| library.arch == arch)) {
+                let names = self.root.names(&dir);
+                let names = names.iter().filter(|name| is_library_of(name, self.version) && !is_known(name));
+                unknown.extend(names.filter_map(|name| self.at(arch, &dir.join(name))));
+            }
+        }
+        // A directory that is a link to another one has the same files.
+        let mut seen = std::collections::BTreeSet::new();
+        unknown.retain(|library| {
+            !found.iter().any(|known| known.source == library.source)
+                && seen.insert(library.source.as_path().to_owned())
+        });
+        unknown
+    }
+
+    fn in_cache(&self, arch: Arch, row: &'static Row, passed: &mut Vec<PassedOver>) -> Option<Library> {
+        let mut found: Option<Library> = None;
+        for (soname, path) in self.cache.of(arch, row) {
+            let mut pass = |path: &Path, exists| {
+                passed.push(PassedOver { name: row.name, soname: soname.to_owned(), path: path.to_owned(), exists });
+            };
+            let Some((located, file_name)) = self.regular_file(path) else {
+                pass(path, false);
+                continue;
+            };
+            if !self.fits(row, &file_name) {
+                pass(&located.path, true);
+                continue;
+            }
+            // The first file of a name is the one that ld.so takes; further names of the same file are its links.
+            let library = found.get_or_insert_with(|| Library {
+                name: row.name,
+                arch,
+                source: located.host.clone(),
+                file_name,
+                sonames: BTreeSet::new(),
+            });
+            if library.source == located.host {
+                library.sonames.insert(soname.to_owned());
+            }
+        }
+        found
+    }
+
+    fn fits(&self, row: &Row, file_name: &OsStr) -> bool {
+        self.version.is_empty() || matches!(row.kind, Kind::OwnVersion(_)) || is_of_version(file_name, self.version)
+    }
+
+    fn regular_file(&self, path: &Path) -> Option<(Located, OsString)> {
+        let located = self.root.locate(path).ok().filter(|located| located.kind == FileType::RegularFile)?;
+        let file_name = located.path.file_name()?.to_owned();
+        Some((located, file_name))
+    }
+
+    /// A library by its path, whatever its name and version; `None` if it is no library of this architecture.
+    #[must_use]
+    pub fn at(&self, arch: Arch, path: &Path) -> Option<Library> {
+        let (located, file_name) = self.regular_file(path)?;
+        if !self.root.header::<{ elf::HEADER }>(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
+            return None;
+        }
+        let sonames = BTreeSet::from_iter([self.soname(&located, &file_name)]);
+        Some(Library { name: "", arch, source: located.host, file_name, sonames })
+    }
+
+    /// The name by which ld.so finds it. ldconfig lists a library without a SONAME by its file name.
+    fn soname(&self, located: &Located, file_name: &OsStr) -> OsString {
+        let soname = self.root.open_file(&located.path).ok().and_then(elf::soname);
+        soname.unwrap_or_else(|| file_name.to_owned())
+    }
+
+    /// Where the libraries are that were found: what the cache does not list is beside them.
+    pub fn dirs_of<'l>(&self, found: impl Iterator<Item = &'l Library>) -> Vec<PathBuf> {
+        let prefix = self.root.path();
+        let mut dirs = Vec::new();
+        for library in found {
+            let below = library.source.as_path().strip_prefix(prefix.as_path()).ok();
+            if let Some(dir) = below.and_then(Path::parent).map(|dir| Path::new("/").join(dir))
+                && !dirs.contains(&dir)
+            {
+                dirs.push(dir);
+            }
+        }
+        dirs
+    }
+
+    /// The usual directories that have a driver of this version.
+    fn usual_dirs(&self, arch: Arch) -> Vec<PathBuf> {
+        let has_driver = |dir: &&Path| {
+            let mut required = LIBRARIES.iter().filter(|row| row.kind == Kind::Required);
+            required.any(|row| self.in_dir(arch, row, dir).is_some())
+        };
+        LIBRARY_DIRS.iter().map(Path::new).filter(has_driver).map(Path::to_owned).collect()
+    }
+
+    /// `dir/libX.so.<version>`, or where the version is not known or its own, what `dir/libX.so.1` leads to.
+    fn in_dir(&self, arch: Arch, row: &'static Row, dir: &Path) -> Option<Library> {
+        let suffix = match row.kind {
+            Kind::OwnVersion(soname) => soname,
+            _ if self.version.is_empty() => "1",
+            _ => self.version,
+        };
+        let name = format!("{}.so.{suffix}", row.name);
+        let below = match row.kind {
+            Kind::Below(below) if !dir.ends_with(below) => self.regular_file(&dir.join(below).join(&name)),
+            _ => None,
+        };
+        // Debian has all of them in one directory, and links where programs look.
+        let (located, file_name) = below.or_else(|| self.regular_file(&dir.join(name)))?;
+        if !self.root.header::<{ elf::HEADER }>(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
+            return None;
+        }
+        let sonames = BTreeSet::from_iter([self.soname(&located, &file_name)]);
+        Some(Library { name: row.name, arch, source: located.host, file_name, sonames })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_not_a_name() {
+        for (soname, name, is) in [
+            ("libcuda.so.1", "libcuda", true),
+            ("libcuda.so", "libcuda", true),
+            ("libcudadebugger.so.1", "libcuda", false),
+            ("libcuda.something", "libcuda", false),
+            ("libnvidia-pkcs11-openssl3.so.1", "libnvidia-pkcs11", false),
+        ] {
+            assert_eq!(is_named(OsStr::new(soname), name), is, "{soname}");
+        }
+    }
+
+    #[test]
+    fn libraries_of_the_driver_that_are_not_in_the_catalogue() {
+        for (file, is) in [
+            ("libnvidia-new.so.535.183.01", true),
+            ("libnew.so.535.183.01", true),
+            ("libnvidia-new.so.1", false),
+            ("libnvidia-new.so.1535.183.01", false),
+            ("libnvidia-new-535.183.01", false),
+            ("new.so.535.183.01", false),
+        ] {
+            assert_eq!(is_library_of(OsStr::new(file), "535.183.01"), is, "{file}");
+        }
+        assert!(is_known(OsStr::new("libcuda.so.535.183.01")) && is_known(OsStr::new("libnvidia-gtk3.so.535.183.01")));
+        assert!(!is_known(OsStr::new("libnvidia-new.so.535.183.01")));
+    }
+
+    #[test]
+    fn versions_are_whole() {
+        for (file, is) in [("libcuda.so.535.183.01", true), ("libcuda.so.1535.183.01", false), ("libcuda.so.1", false)]
+        {
+            assert_eq!(is_of_version(OsStr::new(file), "535.183.01"), is, "{file}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Catalogue × driver root → the files that are there.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rustix::fs::FileType;
+
+use base::report::{Finding, catalog, failure};
+use base::tree::Tree;
+
+use super::catalog::{self as files_catalog, Kind, LIBRARIES, Row, WINE_DIR, WINE_FILES};
+use super::files::{self, Binary, PlacedFile};
+use super::ldcache::Arch;
+use super::libraries::{Library, PassedOver, Search};
+use super::packages;
+use crate::capability::{Capabilities, Capability, Omit};
+
+/// The driver's files for one set of capabilities.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverFiles {
+    /// Shared libraries, in the catalogue's order
+    pub libraries: Vec<Library>,
+    /// Programs
+    pub binaries: Vec<Binary>,
+    /// Descriptions and firmware
+    pub placed: Vec<PlacedFile>,
+}
+
+impl DriverFiles {
+    /// Architecture and name of each library of the catalogue's.
+    #[must_use]
+    pub fn present(&self) -> Vec<(Arch, &'static str)> {
+        self.libraries.iter().map(|library| (library.arch, library.name)).collect()
+    }
+
+    /// Takes out what is not wanted.
+    pub fn leave_out(&mut self, omit: Omit) {
+        self.placed.retain(|file| !(omit.firmware && file.is_firmware()));
+    }
+}
+
+/// Finds what `capabilities` need, and the administrator's `more`.
+///
+/// # Errors
+/// If a library is missing without which one of them is of no use.
+pub fn locate(
+    search: &Search<'_>,
+    capabilities: Capabilities,
+    more: &[PathBuf],
+) -> Result<(DriverFiles, Vec<Finding>)> {
+    let Search { root, cache, version, .. } = *search;
+    let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| capabilities.any(row.capabilities)).collect();
+    let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
+    for row in rows.iter().filter(|row| row.kind == Kind::Required) {
+        let first = row.capabilities.first().copied();
+        if let Some(capability) = first.filter(|capability| capabilities.has(*capability))
+            && !libraries.iter().any(|library| library.name == row.name)
+        {
+            return Err(missing_library(search, row, capability, &passed));
+        }
+    }
+    if let Some(compat32) = Arch::native().compat32().filter(|_| capabilities.has(Capability::Compat32)) {
+        let (more, others) = search.find(compat32, &rows);
+        libraries.extend(more);
+        passed.extend(others);
+    }
+    let mut findings = search.findings(&passed);
+    findings.extend(cache.missing.clone());
+    let present: Vec<_> = libraries.iter().map(|library| (library.arch, library.name)).collect();
+    findings.extend(lacking(root, capabilities, &present));
+    if is_everything(capabilities) {
+        libraries.extend(search.unknown(&libraries));
+    }
+    if capabilities.has(Capability::Ngx) {
+        libraries.extend(wine(search, &libraries));
+    }
+    let mut placed = files::descriptions(root, version, capabilities);
+    placed.extend(files::firmware(root, version));
+    if capabilities.has(Capability::Display) {
+        placed.extend(files::xorg_modules(root, version));
+    }
+    for path in more {
+        match search.at(Arch::native(), path) {
+            Some(library) => libraries.push(library),
+            None => match files::at(root, path) {
+                Some(file) => placed.push(file),
+                None => findings.push(Finding::of(
+                    &catalog::NO_FILE,
+                    format!("{path:?} is not below {}", root.path()),
+                    "check files in the [driver] table of config.toml",
+                )),
+            },
+        }
+    }
+    let binaries = files::binaries(root, capabilities);
+    Ok((DriverFiles { libraries, binaries, placed }, findings))
+}
+
+/// Where the library is that asks NVML: of the driver version that is loaded, if that is known.
+#[must_use]
+pub fn management_library(search: &Search<'_>) -> Option<Library> {
+    let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == "libnvidia-ml").collect();
+    search.find(Arch::native(), &rows).0.into_iter().next()
+}
+
+/// Libraries of the driver that no row of the catalogue has: only containers that ask for `all` get these.
+#[must_use]
+pub fn unknown(search: &Search<'_>) -> Vec<Library> {
+    let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
+    let archs = std::iter::once(Arch::native()).chain(Arch::native().compat32());
+    let known: Vec<_> = archs.flat_map(|arch| search.find(arch, &rows).0).collect();
+    search.unknown(&known)
+}
+
+/// The finding that names them.
+#[must_use]
+pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
+    let names: BTreeSet<_> = unknown.iter().map(|library| format!("{:?}", library.file_name)).collect();
+    let names: Vec<_> = names.into_iter().collect();
+    (!names.is_empty()).then(|| {
+        let what = format!("libraries of the driver are not in the catalogue: {}", names.join(", "));
+        Finding::of(&catalog::UNKNOWN_LIBRARIES, what, "ask for NVIDIA_DRIVER_CAPABILITIES=all where they are needed")
+    })
+}
+
+/// Whether all of the driver is asked for: then libraries are given too that no row of the catalogue has. Each branch of the
+/// driver brings some, and its other libraries open them by name. Nothing shows which capability they belong to, so where
+/// `supported-driver-capabilities` withholds one, they are withheld, too: they could be part of it.
+fn is_everything(capabilities: Capabilities) -> bool {
+    Capability::ALL.iter().all(|capability| *capability == Capability::Compat32 || capabilities.has(*capability))
+}
+
+/// Those of a capability's characteristic libraries that are not among the `present` ones: of which architecture, and their
+/// names without `.so`.
+#[must_use]
+pub fn lacking_libraries(capability: Capability, present: &[(Arch, &str)]) -> Vec<String> {
+    let native = Arch::native();
+    if capability == Capability::Compat32 {
+        // A machine without 32-bit programs needs no libraries for them, nor does a request for nothing else.
+        let lacks = native.compat32().is_some() && !present.is_empty();
+        let lacks = lacks && present.iter().all(|(arch, _)| *arch == native);
+        return if lacks { vec!["32-bit libraries".to_owned()] } else { Vec::new() };
+    }
+    let lacks = |group: &&&[&'static str]| !group.iter().any(|name| present.contains(&(native, *name)));
+    let groups = files_catalog::characteristic(capability).iter().filter(lacks);
+    groups.filter_map(|group| Some(format!("{}.so", group.first()?))).collect()
+}
+
+/// What containers that ask for these capabilities do not get because it is not installed, with the package that has it. One
+/// finding for all of them, and none for `all`: who asks for that takes what there is.
+fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) -> Option<Finding> {
+    let lacking = capabilities.iter().map(|capability| (capability, lacking_libraries(capability, present)));
+    let lacking: Vec<_> = lacking.filter(|(_, names)| !names.is_empty()).collect();
+    if lacking.is_empty() || is_everything(capabilities) {
+        return None;
+    }
+    let fix = packages::distribution_of(root).commands(lacking.iter().map(|(capability, _)| *capability));
+    Some(Finding::of(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
+}
+
+/// The files that Windows programs load.
+fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
+    let dirs = search.dirs_of(found.iter().filter(|library| library.arch == Arch::native()));
+    let find = |name: &&'static str| {
+        let located = dirs.iter().find_map(|dir| search.root.locate(&dir.join(WINE_DIR).join(name)).ok());
+        let located = located.filter(|located| located.kind == FileType::RegularFile)?;
+        Some(Library {
+            name,
+            arch: Arch::native(),
+            source: located.host,
+            file_name: (*name).into(),
+            sonames: BTreeSet::from_iter([]),
+        })
+    };
+    WINE_FILES.iter().filter_map(find).collect()
+}
+
+fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passed: &[PassedOver]) -> anyhow::Error {
+    let Search { root, version, .. } = *search;
+    let mut what = format!(
+        "the driver capability \"{}\" needs {}.so of driver {version}, which is not below {}",
+        capability.name(),
+        row.name,
+        root.path()
+    );
+    for passed in passed.iter().filter(|passed| passed.name == row.name) {
+        for finding in search.findings(std::slice::from_ref(passed)) {
+            what.push_str("; ");
+            what.push_str(&finding.what);
+        }
+    }
+    let ldconfig = match root.path().as_path() {
+        root if root == Path::new("/") => "ldconfig".to_owned(),
+        root => format!("ldconfig -r {}", root.display()),
+    };
+    failure(
+        &catalog::LIBRARY_MISSING,
+        what,
+        format!("install the driver's libraries of the same version as its kernel module, and run \"{ldconfig}\""),
+    )
+}

@@ -1,0 +1,48 @@
+//! The driver's files and device nodes on the host, found below the driver root.
+
+pub mod catalog;
+pub mod compat;
+pub mod diagnosis;
+pub mod elf;
+pub mod files;
+pub mod group;
+pub mod ipc;
+pub mod ldcache;
+pub mod ldconf;
+pub mod libraries;
+pub mod locate;
+pub mod nodes;
+pub mod packages;
+pub mod params;
+
+use anyhow::Result;
+
+use base::paths::HostPath;
+use base::report::{self, Failure};
+use base::tree::Tree;
+
+/// Opens the driver root: the directory that is `/` for the driver.
+///
+/// # Errors
+/// If it is not a directory.
+pub fn open_root(path: &HostPath) -> Result<Tree> {
+    Tree::open(path).map_err(|error| {
+        anyhow::Error::new(error).context(Failure::new(
+            &report::catalog::DRIVER_ROOT,
+            format!("cannot open the driver root {path}"),
+            "set root in the [nvidia-container-cli] table of config.toml to the directory that holds the driver",
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_root_says_what_to_do() {
+        let text = report::render(&open_root(&HostPath::new("/nowhere")).unwrap_err());
+        assert!(text.starts_with("cannot open the driver root \"/nowhere\": it does not exist"), "{text}");
+        assert!(text.contains("\nhint: set root"), "{text}");
+    }
+}

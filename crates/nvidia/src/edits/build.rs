@@ -1,0 +1,173 @@
+//! Driver files, nodes and GPUs → edits. Pure.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use base::paths::{ContainerPath, HostPath};
+
+use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, NodeLink, Placement, ProcMask};
+use crate::driver::catalog::{DEV_LINKS, Kind, LIBRARIES, WINE_DIR, WINE_FILES};
+use crate::driver::ldcache::Arch;
+use crate::driver::libraries::Library;
+use crate::driver::locate::DriverFiles;
+
+/// What every GPU container gets, whichever GPUs it asked for: also with `none`.
+#[must_use]
+pub fn common(
+    files: &DriverFiles,
+    ipc: Vec<Ipc>,
+    nodes: Vec<DeviceNode>,
+    proc_files: Option<Vec<(OsString, Vec<u8>)>>,
+) -> Edits {
+    let libraries = files.libraries.iter().map(library);
+    let binaries = files.binaries.iter().map(|binary| HostFile {
+        source: binary.source.clone(),
+        placement: Placement::Binary,
+        name: binary.name.into(),
+        sonames: BTreeSet::new(),
+        need: Need::Optional,
+    });
+    let placed = files.placed.iter().filter_map(|file| {
+        Some(HostFile {
+            source: file.source.clone(),
+            placement: Placement::At(file.target.parent()?),
+            name: file.target.file_name().to_owned(),
+            sonames: BTreeSet::new(),
+            need: Need::Optional,
+        })
+    });
+    let has_soname = |name: &str, soname: &str| {
+        let mut of_name = files.libraries.iter().filter(|library| library.name == name);
+        of_name.any(|library| library.sonames.contains(OsStr::new(soname)))
+    };
+    let links = DEV_LINKS.iter().filter(|(name, _, target)| has_soname(name, target));
+    Edits {
+        files: libraries.chain(binaries).chain(placed).collect(),
+        ipc,
+        links: links.map(|(_, link, target)| DevLink { name: link.into(), target: target.into() }).collect(),
+        nodes,
+        node_links: vec![],
+        proc_mask: proc_files
+            .map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), mounts: vec![] }),
+        egl_devices: 0,
+    }
+}
+
+fn library(library: &Library) -> HostFile {
+    let row = LIBRARIES.iter().find(|row| row.name == library.name);
+    let native = library.arch == Arch::native();
+    HostFile {
+        source: library.source.clone(),
+        placement: match row.map(|row| row.kind) {
+            Some(Kind::Below(below)) => Placement::LibraryBelow(library.arch, below),
+            None if WINE_FILES.contains(&library.name) => Placement::LibraryBelow(library.arch, WINE_DIR),
+            _ => Placement::Library(library.arch),
+        },
+        name: library.file_name.clone(),
+        sonames: sonames(library),
+        need: match row.map(|row| row.kind) {
+            Some(Kind::Required) if native => Need::Required,
+            _ => Need::Optional,
+        },
+    }
+}
+
+/// The names by which ld.so finds it: also those of links that it gets in the container and the host's linker cache may
+/// lack. A name that is not in the cache is looked for in directories, and could lead to another copy than the SONAME does:
+/// the image's newer libcuda under one name, and the host's under the other.
+fn sonames(library: &Library) -> BTreeSet<OsString> {
+    let mut sonames = library.sonames.clone();
+    let links = DEV_LINKS.iter().filter(|(name, link, target)| {
+        *name == library.name && !link.contains('/') && library.sonames.contains(OsStr::new(target))
+    });
+    sonames.extend(links.map(|(_, link, _)| OsString::from(link)));
+    sonames
+}
+
+/// What one device adds: its nodes, and what of the host's /proc/driver/nvidia speaks of it.
+#[must_use]
+pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> Edits {
+    Edits { nodes, proc_mask: Some(ProcMask { files: vec![], mounts: proc_mounts }), ..Edits::default() }
+}
+
+/// The `/dev/dri` nodes of the GPU at this place on the bus (`0000:3b:00.0`), with the links by which Wayland compositors and
+/// the like tell whose they are.
+#[must_use]
+pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
+    let link = |node: &DeviceNode| {
+        let name = node.path.file_name().to_str()?;
+        let kind = if name.starts_with("render") { "render" } else { "card" };
+        let path = ContainerPath::new(format!("dev/dri/by-path/pci-{bus_id}-{kind}"))?;
+        Some(NodeLink { path, text: Path::new("..").join(name), node: node.path.clone() })
+    };
+    Edits { node_links: nodes.iter().filter_map(link).collect(), ..device(nodes, Vec::new()) }
+}
+
+/// What a GPU adds for EGL: libEGL_nvidia counts the host's GPUs, and its application profile says which it may show. The
+/// mask has 64 bits; a GPU beyond them is not hidden.
+#[must_use]
+pub fn egl_device(minor: u32) -> Edits {
+    Edits { egl_devices: 1u64.checked_shl(minor).unwrap_or_default(), ..Edits::default() }
+}
+
+/// NVML and CUDA in the container read `params` and make device nodes if it tells them to: of GPUs that the
+/// container did not ask for, too (CVE-2021-1056).
+#[must_use]
+pub fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
+    if name != "params" {
+        return (name, content);
+    }
+    let masked = mask_params(&String::from_utf8_lossy(&content));
+    (name, masked.map_or(content, String::into_bytes))
+}
+
+/// `params` with its switch off; `None` if it is off already, or there is none.
+#[must_use]
+pub fn mask_params(text: &str) -> Option<String> {
+    const ON: &str = "ModifyDeviceFiles: 1";
+    text.lines().any(|line| line == ON).then(|| {
+        let lines = text.lines().map(|line| if line == ON { "ModifyDeviceFiles: 0" } else { line });
+        lines.flat_map(|line| [line, "\n"]).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::files::Binary;
+
+    #[test]
+    fn libraries_bring_their_dev_links() {
+        let library = |name: &'static str, soname: &str| Library {
+            name,
+            arch: Arch::native(),
+            source: HostPath::new("/usr/lib64/x"),
+            file_name: format!("{name}.so.535").into(),
+            sonames: [soname.into()].into(),
+        };
+        let files = DriverFiles {
+            libraries: vec![library("libcuda", "libcuda.so.1"), library("libnvidia-ml", "libnvidia-ml.so.1")],
+            binaries: vec![Binary { source: HostPath::new("/usr/bin/nvidia-smi"), name: "nvidia-smi" }],
+            ..DriverFiles::default()
+        };
+        let edits = common(&files, vec![], vec![], None);
+        let needs: Vec<_> = edits.files.iter().map(|file| file.need).collect();
+        assert_eq!(needs, [Need::Required, Need::Required, Need::Optional]);
+        assert!(edits.files[0].sonames.contains(OsStr::new("libcuda.so")), "the linker cache has it too");
+        let link = |name: &str| DevLink { name: format!("{name}.so").into(), target: format!("{name}.so.1").into() };
+        assert_eq!(edits.links, [link("libcuda"), link("libnvidia-ml")]);
+    }
+
+    #[test]
+    fn the_container_may_not_make_nodes() {
+        let params = b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n".to_vec();
+        let files = vec![(OsString::from("params"), params), ("version".into(), b"ModifyDeviceFiles: 1".to_vec())];
+        let mask = common(&DriverFiles::default(), vec![], vec![], Some(files)).proc_mask.unwrap();
+        assert_eq!(mask.files[0].1, b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n");
+        assert_eq!(mask.files[1].1, b"ModifyDeviceFiles: 1");
+        for untouched in ["ModifyDeviceFiles: 11\n", " ModifyDeviceFiles: 1\n", "ModifyDeviceFiles: 1 \n"] {
+            assert_eq!(mask_file(("params".into(), untouched.into())).1, untouched.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Edits: what a container gets, as data, independent of any container.
+//!
+//! An edit names a host file and a *placement*, not a container path: which directory holds libraries is the image's
+//! business, and is decided when edits are lowered. What follows from an edit (a device rule from a node, a linker
+//! cache entry from a library) is derived then, and never listed beside it.
+
+pub mod build;
+pub mod placement;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::capability::{Capabilities, Omit};
+pub use crate::driver::ipc::{Channel, Ipc};
+use crate::driver::ldcache::Arch;
+pub use crate::driver::nodes::DeviceNode;
+use base::paths::{ContainerPath, HostPath};
+
+/// What a container is to get of the driver, apart from which GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Which parts of the driver
+    pub capabilities: Capabilities,
+    /// Parts that are left out of what the capabilities give
+    pub omit: Omit,
+    /// Whether it gets GPUs: without one, it gets the driver's files alone
+    pub gpus: bool,
+    /// Whether it may create and remove MIG devices
+    pub mig_config: bool,
+    /// Whether it may watch all MIG devices
+    pub mig_monitor: bool,
+    /// IMEX channels, by number
+    pub imex_channels: Vec<u32>,
+}
+
+/// Where in a container a file belongs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Placement {
+    /// The directory for shared libraries of this architecture
+    Library(Arch),
+    /// A directory below that one, where programs open them by path
+    LibraryBelow(Arch, &'static str),
+    /// `/usr/bin`
+    Binary,
+    /// This directory
+    At(ContainerPath),
+}
+
+/// Whether a container can do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Need {
+    /// If it cannot be given, the container does not start.
+    Required,
+    /// If it cannot be given, that is a finding.
+    Optional,
+}
+
+/// A driver file to be seen in the container, read-only.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostFile {
+    /// The file on the host
+    pub source: HostPath,
+    /// The kind of directory
+    pub placement: Placement,
+    /// Its name there
+    pub name: OsString,
+    /// For a library, the names by which ld.so finds it
+    pub sonames: BTreeSet<OsString>,
+    /// Whether it may be missing
+    pub need: Need,
+}
+
+/// A link among the libraries that is no SONAME: `libcuda.so -> libcuda.so.1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DevLink {
+    /// The link's name, perhaps below the directory of the libraries
+    pub name: OsString,
+    /// The SONAME that it leads to
+    pub target: OsString,
+}
+
+/// A name by which programs find a device node: `/dev/dri/by-path/pci-0000:3b:00.0-card -> ../card1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeLink {
+    /// The link
+    pub path: ContainerPath,
+    /// Its text
+    pub text: PathBuf,
+    /// The node that it leads to
+    pub node: ContainerPath,
+}
+
+/// What a container sees at /proc/driver/nvidia instead of the host's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcMask {
+    /// Files with their content: `params`, `version`, `registry`
+    pub files: Vec<(OsString, Vec<u8>)>,
+    /// Files and directories of the host's that stay to be seen: (path below /proc/driver/nvidia, source)
+    pub mounts: Vec<(PathBuf, HostPath)>,
+}
+
+/// All that a container gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// Libraries, programs, descriptions, firmware
+    pub files: Vec<HostFile>,
+    /// Sockets of daemons
+    pub ipc: Vec<Ipc>,
+    /// Links beside the libraries
+    pub links: Vec<DevLink>,
+    /// Device nodes, each with access to the device
+    pub nodes: Vec<DeviceNode>,
+    /// Links to nodes
+    pub node_links: Vec<NodeLink>,
+    /// `None` where the host has no /proc/driver/nvidia
+    pub proc_mask: Option<ProcMask>,
+    /// The GPUs that EGL in the container may show, bit N for device minor N; 0: EGL is not asked for
+    pub egl_devices: u64,
+}
+
+impl Edits {
+    /// Both together, in a stable order, nothing twice.
+    #[must_use]
+    pub fn merge(mut self, other: Self) -> Self {
+        extend(&mut self.files, other.files);
+        extend(&mut self.ipc, other.ipc);
+        extend(&mut self.links, other.links);
+        extend(&mut self.nodes, other.nodes);
+        extend(&mut self.node_links, other.node_links);
+        self.egl_devices |= other.egl_devices;
+        self.proc_mask = match (self.proc_mask, other.proc_mask) {
+            (Some(mut mask), Some(more)) => {
+                extend(&mut mask.files, more.files);
+                extend(&mut mask.mounts, more.mounts);
+                Some(mask)
+            }
+            (mask, None) | (None, mask) => mask,
+        };
+        self
+    }
+}
+
+fn extend<T: PartialEq>(list: &mut Vec<T>, more: Vec<T>) {
+    for item in more {
+        if !list.contains(&item) {
+            list.push(item);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merging_twice_is_merging_once() {
+        let node = |minor| DeviceNode {
+            source: HostPath::new(format!("/dev/nvidia{minor}")),
+            path: ContainerPath::new(format!("/dev/nvidia{minor}")).unwrap(),
+            major: 195,
+            minor,
+        };
+        let mask = |bus: &str| ProcMask { files: vec![], mounts: vec![(bus.into(), HostPath::new("/x"))] };
+        let a = Edits { nodes: vec![node(0)], proc_mask: Some(mask("1")), ..Edits::default() };
+        let b = Edits { nodes: vec![node(0), node(1)], proc_mask: Some(mask("2")), ..Edits::default() };
+        let once = a.clone().merge(b.clone());
+        assert_eq!(once.nodes.len(), 2);
+        assert_eq!(once.proc_mask.as_ref().unwrap().mounts.len(), 2);
+        assert_eq!(once.clone().merge(b), once);
+        assert_eq!(Edits::default().merge(a.clone()), a);
+    }
+}

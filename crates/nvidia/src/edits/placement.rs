@@ -1,0 +1,143 @@
+//! Where the files of edits belong in an image, and the links that lead to them.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use base::paths::ContainerPath;
+use base::report::{Finding, catalog};
+
+use super::{DevLink, Edits, Need, Placement};
+use crate::driver::ldcache::Arch;
+
+/// What lowering has to know of a container. Booleans only: no text of the container's gets any further.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RootfsFacts {
+    /// `/etc/debian_version` exists: libraries are in the multiarch directories.
+    pub debian: bool,
+    /// `/usr/lib32` exists: 32-bit libraries are there.
+    pub lib32: bool,
+    /// What loads its programs.
+    pub loader: Loader,
+}
+
+/// The dynamic loader of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Loader {
+    /// glibc's, for which the driver is made
+    #[default]
+    Glibc,
+    /// Musl's (Alpine), which cannot load it
+    Musl,
+    /// None: its programs are static
+    None,
+}
+
+impl RootfsFacts {
+    /// What there is to say about an image that the driver's programs and libraries do not run in.
+    #[must_use]
+    pub fn finding(self) -> Option<Finding> {
+        let what = match self.loader {
+            Loader::Glibc => return None,
+            Loader::Musl => "the image is built on musl",
+            Loader::None => "the image has no dynamic loader",
+        };
+        Some(Finding::of(
+            &catalog::NO_GLIBC,
+            format!("{what}: it gets its GPUs, but the driver's libraries and programs need glibc"),
+            "build it on an image with glibc (openSUSE, Debian, Fedora, UBI)",
+        ))
+    }
+}
+
+/// Where ld.so of this image looks for libraries of this architecture.
+#[must_use]
+pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 if facts.debian => "usr/lib/x86_64-linux-gnu",
+        Arch::Aarch64 if facts.debian => "usr/lib/aarch64-linux-gnu",
+        Arch::I386 if facts.debian => "usr/lib/i386-linux-gnu",
+        Arch::Arm if facts.debian => "usr/lib/arm-linux-gnueabihf",
+        Arch::X86_64 | Arch::Aarch64 => "usr/lib64",
+        Arch::I386 | Arch::Arm if facts.lib32 => "usr/lib32",
+        Arch::I386 | Arch::Arm => "usr/lib",
+    }
+}
+
+/// The directory of a placement, and the architecture if the linker cache lists what is in it.
+#[must_use]
+pub fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(ContainerPath, Option<Arch>)> {
+    match placement {
+        Placement::Library(arch) => Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch))),
+        // Not in the linker cache: programs open these by path.
+        Placement::LibraryBelow(arch, below) => {
+            Some((ContainerPath::new(library_dir(facts, *arch))?.join(below)?, None))
+        }
+        Placement::Binary => Some((ContainerPath::new("usr/bin")?, None)),
+        Placement::At(dir) => Some((dir.clone(), None)),
+    }
+}
+
+/// Whether ldconfig looks in a directory whatever its configuration says: glibc's `SLIBDIR` and `LIBDIR`, which on Debian
+/// are those of its multiarch, and both without the suffix.
+#[must_use]
+pub fn is_builtin(facts: RootfsFacts, dir: &ContainerPath) -> bool {
+    let native = Path::new(library_dir(facts, Arch::native()));
+    let dir = dir.relative();
+    let is_native = dir == native || Path::new("usr").join(dir) == native;
+    is_native || dir == Path::new("usr/lib") || dir == Path::new("lib")
+}
+
+/// A symbolic link in the container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its path
+    pub link: ContainerPath,
+    /// Its text, never resolved by us
+    pub text: OsString,
+    /// The mounted file that it leads to
+    pub file: ContainerPath,
+    /// Whether the container can do without
+    pub need: Need,
+}
+
+/// The links to the files and nodes of these edits: SONAMEs, links for development, names of device nodes.
+#[must_use]
+pub fn links(edits: &Edits, facts: RootfsFacts) -> Vec<Link> {
+    let mut links: Vec<Link> = Vec::new();
+    for file in &edits.files {
+        let Some((dir, _)) = directory(facts, &file.placement) else { continue };
+        let Some(target) = dir.join(&file.name) else { continue };
+        let others = file.sonames.iter().filter(|soname| **soname != file.name);
+        links.extend(others.filter_map(|soname| {
+            let (text, file_path) = (file.name.clone(), target.clone());
+            Some(Link { link: dir.join(soname)?, text, file: file_path, need: file.need })
+        }));
+    }
+    for dev_link in &edits.links {
+        let made: Vec<_> = links.iter().filter_map(|link| beside(link, dev_link)).collect();
+        for made in made {
+            // The host may have the same link, and ldconfig then lists it among the sonames.
+            links.retain(|link| link.link != made.link);
+            links.push(made);
+        }
+    }
+    links.extend(edits.node_links.iter().map(|link| Link {
+        link: link.path.clone(),
+        text: link.text.clone().into(),
+        file: link.node.clone(),
+        need: Need::Optional,
+    }));
+    links
+}
+
+/// The development link that goes with a soname's link, in its directory or below.
+fn beside(link: &Link, dev_link: &DevLink) -> Option<Link> {
+    let Link { link, file, need, .. } = link;
+    if link.file_name() != dev_link.target {
+        return None;
+    }
+    let up = "../".repeat(Path::new(&dev_link.name).components().count().saturating_sub(1));
+    let mut text = OsString::from(up);
+    text.push(&dev_link.target);
+    Some(Link { link: link.parent()?.join(&dev_link.name)?, text, file: file.clone(), need: *need })
+}

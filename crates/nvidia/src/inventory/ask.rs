@@ -1,0 +1,281 @@
+//! NVML in a forked child with few rights ([`base::sys::confine`]) and a deadline.
+//!
+//! The library belongs to the driver vendor: 3 MB of code that opens devices, may hang for minutes on a sick GPU,
+//! and starts a set-uid helper if it can. It gets the rights of a user who may open `/dev/nvidia*`, and no more.
+//! It reports GPU by GPU, so that after a hang or a crash it is known which one to leave out.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use base::paths::HostPath;
+use base::report::{Failure, catalog, failure};
+use base::sys::child::{self, Child, NoAnswer};
+use base::sys::confine::{Identity, confine};
+use base::sys::run_dir::RunDir;
+use base::tree::Tree;
+
+use super::identity::{self, Who};
+use crate::driver::{group, params};
+use crate::inventory;
+use crate::inventory::cache::Cache;
+use crate::inventory::gather::{Answer, Gathered, WORTH_ASKING};
+use crate::inventory::nvml::Report;
+use crate::inventory::procfs::DRIVER_PROC;
+use crate::nvml::Library;
+use crate::nvml::api::{Code, Failed};
+
+/// How to ask.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The child's `/`: the driver root if it has the device nodes, else the host's.
+    pub root: HostPath,
+    /// libnvidia-ml.so.1 inside of it.
+    pub library: PathBuf,
+    /// Who the child is.
+    pub who: Who,
+    /// How long it may take, with all the waiting for others who ask.
+    pub deadline: Duration,
+}
+
+impl Question {
+    /// Where NVML runs, and the library's path there: it opens the nodes that it finds at its own /dev. `driver` has the
+    /// library, `dev` the nodes; a driver root without nodes has only files (GKE), and NVML runs on the host then.
+    ///
+    /// # Errors
+    /// If the library is below neither of them.
+    pub fn place(driver: &Tree, dev: &Tree, library: &HostPath) -> Result<(HostPath, PathBuf)> {
+        match dev.inside(library) {
+            Ok(path) => Ok((dev.path(), path)),
+            Err(_) => Ok((driver.path(), driver.inside(library)?)),
+        }
+    }
+
+    /// Where the answer is kept; `None` if it is not. How long it may take makes no other question of it.
+    #[must_use]
+    pub fn cache(&self) -> Option<Cache> {
+        self.cache_in(RunDir::open().ok()?)
+    }
+
+    /// The same, if something may have been kept before.
+    #[must_use]
+    pub fn existing_cache(&self) -> Option<Cache> {
+        self.cache_in(RunDir::existing().ok()??)
+    }
+
+    fn cache_in(&self, dir: RunDir) -> Option<Cache> {
+        let root = self.root.as_path().to_str()?;
+        let Self { library, who, .. } = self;
+        Some(Cache::at(dir, root, format!("{root:?} {library:?} {who:?}"), self.deadline))
+    }
+}
+
+/// A line from the child.
+#[derive(Serialize, Deserialize)]
+enum Line {
+    Report(Report),
+    Done,
+    Nvml(Failed),
+    Load(String),
+    Confine(String),
+}
+
+/// Libraries that NVML needs beside libc. In a driver root that is not `/` they may be missing or of another glibc
+/// than the one already in this process, so ours are loaded before the root changes.
+const PRELOAD: [&str; 5] = ["libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"];
+
+/// More processes than this are not started for one question, whatever happens to them.
+const MAX_PROCESSES: usize = 64;
+
+/// Asks NVML for the inventory, until `end`. A GPU that hangs or crashes the process is named among those that failed, and
+/// another process asks for the ones behind it.
+///
+/// # Errors
+/// If the library cannot be loaded, fails as a whole, or does not answer in time. Not because of one GPU, while there is time.
+pub fn ask(question: &Question, end: Instant) -> Result<Answer> {
+    let identity = identity::choose(question.who, &question.root, &question.library)?;
+    let mut gathered = Gathered::default();
+    for _ in 0..MAX_PROCESSES {
+        if end.saturating_duration_since(Instant::now()) < WORTH_ASKING {
+            break;
+        }
+        let leave_out = gathered.indices();
+        let mut process = child::spawn(|pipe| respond(question, identity, &leave_out, pipe))
+            .map_err(|error| no_answer(NoAnswer::System(error), question, &gathered))?;
+        match listen(&mut process, &mut gathered, end) {
+            Heard::All => return Ok(gathered.answer()),
+            Heard::Changed => gathered = Gathered::default(),
+            Heard::Error(line) => return Err(explain(line, question, identity)),
+            Heard::Nothing(why) if !gathered.give_up(&why) => return Err(no_answer(why, question, &gathered)),
+            Heard::Nothing(_) if gathered.is_whole() => return Ok(gathered.answer()),
+            Heard::Nothing(_) => {}
+        }
+    }
+    Err(no_answer(NoAnswer::Timeout, question, &gathered))
+}
+
+/// How one process ended.
+enum Heard {
+    All,
+    /// The GPUs are not those of the process before.
+    Changed,
+    Error(Line),
+    Nothing(NoAnswer),
+}
+
+fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant) -> Heard {
+    loop {
+        let line = match process.line(gathered.limit(end)) {
+            Ok(line) => line,
+            Err(why) => return Heard::Nothing(why),
+        };
+        match serde_json::from_slice(&line) {
+            Ok(Line::Report(report)) => {
+                if !gathered.take(report, Instant::now()) {
+                    return Heard::Changed;
+                }
+            }
+            Ok(Line::Done) if gathered.is_whole() => return Heard::All,
+            Ok(Line::Done) => return Heard::Nothing(NoAnswer::Died(None)),
+            Ok(error) => return Heard::Error(error),
+            Err(error) => return Heard::Nothing(NoAnswer::System(error.into())),
+        }
+    }
+}
+
+fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
+    let root = question.root.as_path();
+    let preloaded: Vec<_> = if root == Path::new("/") {
+        Vec::new()
+    } else {
+        PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
+    };
+    let confined = confine(root, identity, pipe);
+    let mut tell = |line: &Line| {
+        let mut bytes = serde_json::to_vec(line).unwrap_or_default();
+        bytes.push(b'\n');
+        child::report(pipe, &bytes);
+    };
+    let last = match confined {
+        Ok(()) => take_inventory(&question.library, leave_out, &mut tell),
+        Err(error) => Line::Confine(base::report::line(&error.into())),
+    };
+    tell(&last);
+    drop(preloaded);
+}
+
+/// Returns the last line.
+fn take_inventory(library: &Path, leave_out: &[u32], tell: &mut dyn FnMut(&Line)) -> Line {
+    match Library::load(library.as_os_str()) {
+        Ok(library) => match inventory::nvml::take(&library, leave_out, &mut |report| tell(&Line::Report(report))) {
+            Ok(()) => Line::Done,
+            Err(failed) => Line::Nvml(failed),
+        },
+        // What dlerror(3) says is the cause of the error, not its text.
+        Err(error) => Line::Load(base::report::line(&error.into())),
+    }
+}
+
+fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyhow::Error {
+    let suspects: Vec<String> = gathered.given_up().iter().map(u32::to_string).collect();
+    let suspects = match suspects.as_slice() {
+        [] => String::new(),
+        gpus => format!("; before, GPU {} did not answer", gpus.join(", ")),
+    };
+    match error {
+        NoAnswer::System(error) => anyhow::Error::new(error).context("cannot start the process that asks NVML"),
+        NoAnswer::Timeout => failure(
+            &catalog::NVML_TIMEOUT,
+            format!("NVML did not answer within {} s{suspects}", question.deadline.as_secs_f32()),
+            "if \"nvidia-smi\" on the host is slow too, enable persistence mode (\"nvidia-smi -pm 1\"); or raise \
+             nvml-timeout in the [oci-nvidia-hook] table of config.toml",
+        ),
+        NoAnswer::Died(signal) => failure(
+            &catalog::NVML_DIED,
+            match signal {
+                Some(signal) => format!("the process that asks NVML was ended by {signal}{suspects}"),
+                None => "the process that asks NVML ended without an answer".to_owned(),
+            },
+            "run \"nvidia-smi\" on the host",
+        ),
+    }
+}
+
+fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyhow::Error {
+    match line {
+        Line::Nvml(failed) => explain_nvml(&failed, question, identity),
+        Line::Load(text) => failure(
+            &catalog::NVML_LOAD,
+            format!("cannot load the driver's library {:?} below {}: {text}", question.library, question.root),
+            "install the driver's libraries again, and run \"ldconfig\"",
+        ),
+        Line::Confine(text) => failure(
+            &catalog::NVML_PROCESS,
+            format!("cannot prepare the process that asks NVML: {text}"),
+            "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
+        ),
+        Line::Report(_) | Line::Done => no_answer(NoAnswer::Died(None), question, &Gathered::default()),
+    }
+}
+
+/// `user` in config.toml is for a hook of root's: for anybody else their own groups decide.
+fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
+    let node = question.root.as_path().join("dev/nvidiactl");
+    let node = node.display();
+    match identity {
+        Some(_) => format!("compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"),
+        None => match group_of_the_nodes(&question.root) {
+            Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
+            None => format!("add the user to the group that \"ls -l {node}\" shows on the host, and log in again"),
+        },
+    }
+}
+
+/// The group and mode of the nodes below this root. In a user namespace every group that is not mapped has the number of
+/// nobody's: what the kernel module gives its nodes is in its parameters.
+fn group_of_the_nodes(root: &HostPath) -> Option<(u32, u32)> {
+    let root = Tree::open(root).ok()?;
+    let node = root.locate(Path::new("/dev/nvidiactl")).ok()?;
+    if node.gid != identity::NOBODY {
+        return Some((node.gid, node.mode));
+    }
+    let params = root.read(&Path::new(DRIVER_PROC).join("params")).ok()?;
+    Some((params::field(&String::from_utf8_lossy(&params), "DeviceFileGID")?, node.mode))
+}
+
+/// In a user namespace, root is somebody else outside of it.
+fn this_user() -> String {
+    let user = rustix::process::geteuid();
+    let entry = (!user.is_root()).then(|| nix::unistd::User::from_uid(user.as_raw().into()).ok().flatten());
+    entry.flatten().map_or_else(|| "USER".to_owned(), |entry| entry.name)
+}
+
+fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {
+    let (kind, what, hint) = match failed.code {
+        Code::DRIVER_NOT_LOADED => (
+            &catalog::NOT_LOADED,
+            "the NVIDIA kernel driver is not loaded".to_owned(),
+            "load it with \"modprobe nvidia\", then run \"nvidia-smi\" once as root to make the device nodes"
+                .to_owned(),
+        ),
+        Code::NO_PERMISSION => (
+            &catalog::NVML_PERMISSION,
+            match identity {
+                Some(Identity { uid, gid }) => format!("user {uid}, group {gid} may not open the GPUs"),
+                None => "this user may not open the GPUs".to_owned(),
+            },
+            permission_hint(question, identity),
+        ),
+        Code::LIB_RM_VERSION_MISMATCH => (
+            &catalog::MISMATCH,
+            "the driver's libraries are of another version than the loaded kernel module".to_owned(),
+            "reboot the host to load the new kernel module".to_owned(),
+        ),
+        _ => (&catalog::NVML, "NVML cannot start".to_owned(), "run \"nvidia-smi\" on the host".to_owned()),
+    };
+    anyhow::Error::msg(failed.to_string()).context(Failure::new(kind, what, hint))
+}

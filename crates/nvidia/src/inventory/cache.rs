@@ -1,0 +1,297 @@
+//! NVML's answer, kept in the run-time directory for the containers that start next: NVML takes milliseconds where a daemon
+//! keeps the GPUs initialised, and seconds where none does.
+//!
+//! # Why it is never wrong
+//!
+//! A kept answer is used only if all of this is so, read from the kernel at each start:
+//!
+//! 1. *Same question*: the driver root, the library's path, who asks, and this program's version.
+//! 2. *Same driver*: boot id, module version, and the number of the module's directory in sysfs, which changes when it is
+//!    loaded again; device, inode, size and times of the library.
+//! 3. *Same GPUs*: the module itself gives bus id, UUID and device minor of each of its GPUs in /proc/driver/nvidia/gpus,
+//!    and the kept answer has exactly these, each once. So no entry of it can mean another GPU than the container will
+//!    open: one that was removed, added, replaced at the same place or numbered anew differs in one of the three. A
+//!    module that was just loaded does not know UUIDs before a GPU is first opened, and says question marks: not used.
+//! 4. *Same order*: an index is given by NVML, in the order of bus ids among the GPUs that it can open. The set is the same
+//!    by 3, and what can be opened is the same if mode, owner and numbers of `/dev/nvidiactl` and of each GPU's node are.
+//! 5. *Whole GPUs*: there is no directory of a GPU instance below /proc/driver/nvidia/capabilities, and NVML told of no
+//!    GPU in MIG mode. What identifies a MIG device is made of its GPU, its instance and the engine that it runs on
+//!    (`nvGenerateSmcUuid` in NVIDIA's open module), and procfs does not show the last one: instances destroyed and made
+//!    again can have the same numbers and other UUIDs. With MIG devices nothing is kept, and each start asks.
+//! 6. *Alive*: the configuration space of each GPU answers. Of one that fell off the bus it reads as ones.
+//!
+//! An answer with a GPU that failed is not kept: it is asked for again, and told again, at each start. A GPU that breaks
+//! later in a way that only NVML sees is given to containers as it was, as it would be to one that started a second
+//! earlier; `info` asks afresh, and keeps what it is told.
+//!
+//! A reset changes none of these, and no answer either: nodes, UUIDs and minors stay. MIG mode that it turns on is seen by
+//! 5 as soon as there is an instance; without one the whole GPU is given, as NVML would have it.
+//!
+//! The file is read only if we alone can have written it ([`RunDir`]), and only if it is whole. A file that is anything else
+//! is replaced. Without a directory to keep it in, each start asks.
+//!
+//! # A GPU that hangs or crashes NVML
+//!
+//! To ask about it takes long, so the answer without it is kept for a minute, under the same conditions for the GPUs that have
+//! answered: else every container that starts would wait. With MIG devices it is not kept (5).
+//!
+//! # Many at once
+//!
+//! The first one asks, under a lock; the others wait and find the answer. If that is not one to be kept, a waiter may still
+//! use it if it was asked after the waiter came: that is no older than its own would be. Answers are numbered: of those
+//! with the number `n` on arrival, `n + 1` may have been asked before, `n + 2` was not, since the lock lets one ask at a
+//! time. Waiting counts: who has waited for the lock has that much less time to ask, so that nobody takes longer than NVML may.
+//! An error that comes while others wait is theirs as well: they would have no time left to get the same one.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use base::report::{Told, catalog, failure};
+use base::sys::run_dir::RunDir;
+
+use super::kept::{HostState, is_confirmed, is_confirmed_in_part};
+use super::procfs::KernelGpu;
+use super::{Inventory, gather};
+
+/// 256 GPUs have 64 KiB.
+const MAX_SIZE: u64 = 1 << 20;
+/// The first line, before the checksum of the rest.
+const HEADER: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), " inventory 2 ");
+/// For how many seconds an answer is kept that lacks a GPU which hangs.
+const BRIEFLY: u64 = 60;
+/// How long a command waits for the lock that may as well do without.
+const SHORTLY: Duration = Duration::from_secs(1);
+
+/// What the kernel says now.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// Of the loaded module
+    pub version: String,
+    /// Its GPUs
+    pub gpus: Vec<KernelGpu>,
+    /// [`super::kept::host_state`]
+    pub state: Option<HostState>,
+    /// Seconds since the host was started; 0 if that is unknown
+    pub uptime: u64,
+}
+
+/// Asks NVML, until then.
+pub type Ask<'a> = &'a dyn Fn(Instant) -> Result<gather::Answer>;
+
+/// An answer, as it is in the file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Answer {
+    number: u64,
+    question: String,
+    /// The host that it is true of; `None` if it is only for those who waited for it
+    state: Option<String>,
+    /// Until when it is kept, as [`Look::uptime`], if a GPU is missing in it that hangs
+    until: Option<u64>,
+    inventory: Inventory,
+}
+
+impl Answer {
+    /// As it is kept.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        to_bytes(self)
+    }
+
+    /// Reads it; `None` if it is not whole, or of another version of this program.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        parse(bytes)
+    }
+
+    /// Whether the kernel confirms it, now.
+    #[must_use]
+    pub fn is_true_of(&self, look: &Look) -> bool {
+        let Some(state) = &look.state else { return false };
+        let is_confirmed = match self.until {
+            None => state.is_whole && is_confirmed(&self.inventory, &look.version, &look.gpus),
+            Some(until) => {
+                look.uptime > 0
+                    && (until.saturating_sub(BRIEFLY)..until).contains(&look.uptime)
+                    && is_confirmed_in_part(&self.inventory, &look.version, &look.gpus)
+            }
+        };
+        self.state.as_ref() == Some(&state.text) && is_confirmed
+    }
+}
+
+/// An error, for those who waited for the answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Failed {
+    number: u64,
+    question: String,
+    id: String,
+    line: String,
+    hint: String,
+}
+
+impl Failed {
+    fn error(&self) -> anyhow::Error {
+        let kind = catalog::ALL.iter().find(|kind| kind.id == self.id).copied();
+        failure(kind.unwrap_or(&catalog::NVML), self.line.clone(), self.hint.clone())
+    }
+}
+
+fn to_bytes(value: &impl Serialize) -> Vec<u8> {
+    let body = serde_json::to_string(value).unwrap_or_default();
+    format!("{HEADER}{:016x}\n{body}", checksum(body.as_bytes())).into_bytes()
+}
+
+fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let rest = bytes.strip_prefix(HEADER.as_bytes())?;
+    let (sum, body) = rest.split_at_checked(16)?;
+    let body = body.strip_prefix(b"\n")?;
+    let sum = u64::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
+    (sum == checksum(body)).then(|| serde_json::from_slice(body).ok())?
+}
+
+/// Against damage, not against forgers: those cannot write the file.
+fn checksum(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+fn has_same_gpus(kept: &Inventory, newer: &Inventory) -> bool {
+    let of = |inventory: &Inventory| -> Vec<String> {
+        let mut uuids: Vec<_> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        uuids.sort_unstable();
+        uuids
+    };
+    of(kept) == of(newer)
+}
+
+/// Where the answer to one question is kept.
+#[derive(Debug)]
+pub struct Cache {
+    dir: RunDir,
+    name: String,
+    question: String,
+    patience: Duration,
+}
+
+impl Cache {
+    /// In our run-time directory. `root` is the driver root, `question` what is asked and by whom; `patience` is how long it
+    /// may take to wait for the lock and to ask.
+    #[must_use]
+    pub fn at(dir: RunDir, root: &str, question: String, patience: Duration) -> Self {
+        let name = match root {
+            "/" => "inventory".to_owned(),
+            root => format!("inventory-{:016x}", checksum(root.as_bytes())),
+        };
+        Self { dir, name, question, patience }
+    }
+
+    /// The kept answer if it is still true, else the one that `ask` gives, which is kept if it can be. `slow` is called if
+    /// it is not true: from there on it may take a while.
+    ///
+    /// # Errors
+    /// Those of `ask`.
+    pub fn get(&self, look: &dyn Fn() -> Look, slow: &dyn Fn(), ask: Ask<'_>) -> Result<(Inventory, Look)> {
+        let now = look();
+        let before = self.read();
+        if let Some(kept) = before.as_ref().filter(|answer| answer.is_true_of(&now)) {
+            return Ok((kept.inventory.clone(), now));
+        }
+        slow();
+        let end = Instant::now() + self.patience;
+        let arrived = before.map_or(0, |answer| answer.number);
+        let failures = self.last_failure().map_or(0, |failed| failed.number);
+        // Without the lock there is no time left, or there can be no lock.
+        let Ok(Some(_lock)) = self.lock() else { return Ok((ask(end)?.inventory, look())) };
+        // Whoever had the lock before may have got it.
+        if let Some(answer) = self.read() {
+            let now = look();
+            if answer.is_true_of(&now) || answer.number >= arrived.saturating_add(2) {
+                return Ok((answer.inventory, now));
+            }
+        }
+        if let Some(failed) = self.last_failure().filter(|failed| failed.number > failures) {
+            return Err(failed.error());
+        }
+        self.ask(look, ask, end)
+    }
+
+    /// Asks, whatever is kept, and keeps the answer if it can be.
+    ///
+    /// # Errors
+    /// Those of `ask`.
+    pub fn renew(&self, look: &dyn Fn() -> Look, ask: Ask<'_>) -> Result<(Inventory, Look)> {
+        let end = Instant::now() + self.patience;
+        match self.lock() {
+            Ok(Some(_lock)) => self.ask(look, ask, end),
+            _ => Ok((ask(end)?.inventory, look())),
+        }
+    }
+
+    /// Ends the kept answer unless it has the GPUs of this newer one, no more and no fewer. Without a newer one NVML has
+    /// failed as a whole, and nothing it answered before can be relied on.
+    pub fn end_unless(&self, newer: Option<&Inventory>) {
+        // Whoever holds the lock asks anew at this moment. What that gives is lost if this comes later: one more question.
+        let _lock = self.dir.lock(&self.lock_name(), SHORTLY);
+        let Some(mut kept) = self.read() else { return };
+        if kept.state.is_some() && newer.is_none_or(|newer| !has_same_gpus(&kept.inventory, newer)) {
+            kept.state = None;
+            self.dir.replace(&self.name, &kept.to_bytes()).ok();
+        }
+    }
+
+    fn lock_name(&self) -> String {
+        format!("{}.lock", self.name)
+    }
+
+    fn lock(&self) -> std::io::Result<Option<base::sys::run_dir::Lock>> {
+        self.dir.lock(&self.lock_name(), self.patience)
+    }
+
+    /// Under the lock.
+    fn ask(&self, look: &dyn Fn() -> Look, ask: Ask<'_>, end: Instant) -> Result<(Inventory, Look)> {
+        let number = self.read().map_or(0, |answer| answer.number).saturating_add(1);
+        let gather::Answer { inventory, gave_up } = ask(end).inspect_err(|error| self.share(error))?;
+        // Looked at afterwards: to ask is what makes the module learn who its GPUs are.
+        let now = look();
+        let state = now.state.as_ref().map(|state| state.text.clone());
+        let until = gave_up.then(|| now.uptime.saturating_add(BRIEFLY));
+        let mut answer = Answer { number, question: self.question.clone(), state, until, inventory };
+        if !answer.is_true_of(&now) {
+            answer.state = None;
+        }
+        // A disk that is full costs the next container time.
+        self.dir.replace(&self.name, &answer.to_bytes()).ok();
+        Ok((answer.inventory, now))
+    }
+
+    /// Beside the kept answer, which may become true again.
+    fn share(&self, error: &anyhow::Error) {
+        let number = self.last_failure().map_or(0, |failed| failed.number).saturating_add(1);
+        let Told { kind, line, hint } = Told::of(error);
+        let failed = Failed { number, question: self.question.clone(), id: kind.id.to_owned(), line, hint };
+        self.dir.replace(&self.failures(), &to_bytes(&failed)).ok();
+    }
+
+    fn failures(&self) -> String {
+        format!("{}.failed", self.name)
+    }
+
+    fn last_failure(&self) -> Option<Failed> {
+        let bytes = self.dir.read(&self.failures(), MAX_SIZE).ok()??;
+        parse(&bytes).filter(|failed: &Failed| failed.question == self.question)
+    }
+
+    fn read(&self) -> Option<Answer> {
+        let bytes = self.dir.read(&self.name, MAX_SIZE).ok()??;
+        Answer::parse(&bytes).filter(|answer| answer.question == self.question)
+    }
+}
+
+#[cfg(test)]
+mod tests;

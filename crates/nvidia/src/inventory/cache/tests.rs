@@ -1,0 +1,291 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::*;
+use crate::inventory::FailedGpu;
+use crate::inventory::select::tests::inventory;
+
+/// Two whole GPUs.
+fn whole() -> Inventory {
+    let mut whole = Inventory { driver_version: "535.1".into(), ..inventory() };
+    whole.gpus.truncate(2);
+    whole
+}
+
+fn with_failed() -> Inventory {
+    let mut inventory = whole();
+    let gpu = inventory.gpus.remove(1);
+    let why = "GPU is lost".to_owned();
+    let (index, uuid, bus_id) = (Some(1), Some(gpu.uuid), Some(gpu.bus_id));
+    inventory.failed.push(FailedGpu { index, uuid, bus_id, why, ..FailedGpu::default() });
+    inventory
+}
+
+fn look(state: &str) -> Look {
+    let gpu = |gpu: &crate::inventory::Gpu| KernelGpu {
+        dir: gpu.bus_id.in_sysfs().into(),
+        bus_id: gpu.bus_id,
+        minor: Some(gpu.minor),
+        uuid: Some(gpu.uuid.clone()),
+        ..KernelGpu::default()
+    };
+    Look {
+        version: "535.1".into(),
+        gpus: whole().gpus.iter().map(gpu).collect(),
+        state: (!state.is_empty()).then(|| HostState { text: state.to_owned(), is_whole: true }),
+        uptime: 1000,
+    }
+}
+
+/// A run-time directory, and how often NVML was asked.
+struct Scene {
+    base: tempfile::TempDir,
+    asked: AtomicU64,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { base: tempfile::tempdir().unwrap(), asked: AtomicU64::new(0) }
+    }
+
+    fn cache(&self, question: &str, patience: Duration) -> Cache {
+        Cache::at(RunDir::open_in(self.base.path()).unwrap(), "/", question.to_owned(), patience)
+    }
+
+    fn ask(&self, answer: &Inventory, takes: Duration) -> Result<gather::Answer> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(takes);
+        Ok(gather::Answer { inventory: answer.clone(), gave_up: false })
+    }
+
+    /// One start, and how often NVML was asked so far.
+    fn start(&self, question: &str, state: &str, answer: &Inventory) -> (Inventory, u64) {
+        let cache = self.cache(question, Duration::from_secs(9));
+        let got = cache.get(&|| look(state), &|| (), &|_| self.ask(answer, Duration::ZERO)).unwrap().0;
+        (got, self.asked.load(Ordering::SeqCst))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.base.path().join("oci-nvidia-hook/inventory")
+    }
+}
+
+#[test]
+fn an_answer_is_kept_as_long_as_the_host_is_the_same() {
+    let scene = Scene::new();
+    for (question, state, asked) in
+        [("q", "a", 1), ("q", "a", 1), ("q", "b", 2), ("q", "b", 2), ("q", "a", 3), ("r", "a", 4), ("r", "a", 4)]
+    {
+        assert_eq!(scene.start(question, state, &whole()), (whole(), asked), "{question} {state}");
+    }
+    let mode = scene.file().metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    let cache = scene.cache("r", Duration::from_secs(9));
+    cache.renew(&|| look("a"), &|_| scene.ask(&whole(), Duration::ZERO)).unwrap();
+    assert_eq!(scene.start("r", "a", &whole()), (whole(), 5), "asked afresh, and known from then on");
+}
+
+#[test]
+fn what_may_not_be_kept_is_asked_again() {
+    let other_driver = Inventory { driver_version: "1".into(), ..whole() };
+    for (state, answer) in [("", whole()), ("a", with_failed()), ("a", other_driver)] {
+        let scene = Scene::new();
+        for asked in 1..4 {
+            assert_eq!(scene.start("q", state, &answer), (answer.clone(), asked));
+        }
+        // What was in the way is gone.
+        assert_eq!(scene.start("q", "a", &whole()), (whole(), 4));
+        assert_eq!(scene.start("q", "a", &with_failed()), (whole(), 4));
+        assert_eq!(scene.start("q", "", &with_failed()), (with_failed(), 5), "no longer confirmed");
+    }
+}
+
+#[test]
+fn a_file_that_is_anything_else_is_replaced() {
+    let scene = Scene::new();
+    scene.start("q", "a", &whole());
+    let good = std::fs::read(scene.file()).unwrap();
+    let damaged = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let older = String::from_utf8(good.clone()).unwrap().replacen(" inventory 2 ", " inventory 0 ", 1).into_bytes();
+    let unknown = String::from_utf8(good[HEADER.len() + 17..].to_vec()).unwrap().replacen('{', "{\"more\":1,", 1);
+    let unknown = format!("{HEADER}{:016x}\n{unknown}", checksum(unknown.as_bytes())).into_bytes();
+    let mut files = vec![Vec::new(), b"nonsense".to_vec(), older, unknown, vec![b' '; 2 << 20]];
+    files.extend([0, HEADER.len(), HEADER.len() + 16, HEADER.len() + 17, good.len() / 2].map(damaged));
+    files.extend([10, HEADER.len() + 3, good.len() - 1].map(|end| good[..end].to_vec()));
+    for (number, bytes) in files.into_iter().enumerate() {
+        std::fs::write(scene.file(), &bytes).unwrap();
+        let before = scene.asked.load(Ordering::SeqCst);
+        assert_eq!(scene.start("q", "a", &whole()), (whole(), before + 1), "{number}");
+        assert_eq!(scene.start("q", "a", &whole()), (whole(), before + 1), "{number}");
+    }
+}
+
+#[test]
+fn what_others_could_have_written_is_replaced() {
+    let scene = Scene::new();
+    scene.start("q", "a", &whole());
+    let elsewhere = scene.base.path().join("elsewhere");
+    std::fs::copy(scene.file(), &elsewhere).unwrap();
+    let put: [(&str, &dyn Fn()); 4] = [
+        ("a link", &|| symlink(&elsewhere, scene.file()).unwrap()),
+        ("a hard link", &|| std::fs::hard_link(&elsewhere, scene.file()).unwrap()),
+        ("a fifo", &|| nix::unistd::mkfifo(&scene.file(), nix::sys::stat::Mode::S_IRUSR).unwrap()),
+        ("writable", &|| {
+            std::fs::copy(&elsewhere, scene.file()).unwrap();
+            std::fs::set_permissions(scene.file(), PermissionsExt::from_mode(0o622)).unwrap();
+        }),
+    ];
+    for (what, put) in put {
+        std::fs::remove_file(scene.file()).unwrap();
+        put();
+        let before = scene.asked.load(Ordering::SeqCst);
+        assert_eq!(scene.start("q", "a", &whole()), (whole(), before + 1), "{what}");
+        assert!(scene.file().symlink_metadata().unwrap().is_file(), "{what}");
+    }
+}
+
+/// So many threads at once; how often NVML was asked.
+fn at_once(answer: &Inventory) -> u64 {
+    let scene = Scene::new();
+    std::thread::scope(|scope| {
+        for _ in 0..100 {
+            scope.spawn(|| {
+                let cache = scene.cache("q", Duration::from_secs(30));
+                let got = cache.get(&|| look("a"), &|| (), &|_| scene.ask(answer, Duration::from_millis(100)));
+                assert_eq!(got.unwrap().0, *answer);
+            });
+        }
+    });
+    scene.asked.load(Ordering::SeqCst)
+}
+
+#[test]
+fn of_a_hundred_one_asks() {
+    assert_eq!(at_once(&whole()), 1);
+    // Those who come while one is asked need one more; so do those who come while that one is.
+    let asked = at_once(&with_failed());
+    assert!((1..=10).contains(&asked), "{asked}");
+}
+
+#[test]
+fn what_was_asked_before_is_not_taken_for_new() {
+    let scene = Scene::new();
+    assert_eq!(scene.start("q", "a", &with_failed()).1, 1);
+    let slow = scene.cache("q", Duration::from_secs(30));
+    std::thread::scope(|scope| {
+        let takes = Duration::from_millis(300);
+        let (slow, scene) = (&slow, &scene);
+        let asking = scope.spawn(move || slow.get(&|| look("a"), &|| (), &|_| scene.ask(&with_failed(), takes)));
+        std::thread::sleep(takes / 4);
+        assert_eq!(scene.start("q", "a", &whole()), (whole(), 3), "the GPU is well again");
+        asking.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn without_a_lock_everybody_asks() {
+    let scene = Scene::new();
+    scene.start("q", "a", &whole());
+    // A lock that is no file of ours.
+    let lock = scene.base.path().join("oci-nvidia-hook/inventory.lock");
+    std::fs::remove_file(&lock).unwrap();
+    symlink("/dev/null", &lock).unwrap();
+    assert_eq!(scene.start("q", "b", &whole()), (whole(), 2));
+}
+
+#[test]
+fn waiting_for_the_lock_takes_time_off() {
+    let scene = Scene::new();
+    let held = RunDir::open_in(scene.base.path()).unwrap().lock("inventory.lock", Duration::ZERO).unwrap().unwrap();
+    let cache = scene.cache("q", Duration::from_millis(500));
+    type Answer = fn(&Cache, &dyn Fn() -> Look, Ask<'_>) -> Result<(Inventory, Look)>;
+    let get: Answer = |cache, look, ask| cache.get(look, &|| (), ask);
+    let left = |end: Instant| end.saturating_duration_since(Instant::now());
+    for answer in [get, Cache::renew] {
+        let refuse = |end: Instant| anyhow::bail!("{} ms left", left(end).as_millis());
+        let start = Instant::now();
+        let error = answer(&cache, &|| look("a"), &refuse).unwrap_err();
+        assert_eq!(error.to_string(), "0 ms left");
+        assert!(start.elapsed() >= Duration::from_millis(500));
+    }
+    // The holder goes while there is time left.
+    let cache = scene.cache("q", Duration::from_secs(60));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            cache.get(&|| look("a"), &|| (), &|end| {
+                assert!(left(end) < Duration::from_millis(59_800), "{:?}", left(end));
+                scene.ask(&whole(), Duration::ZERO)
+            })
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        drop(held);
+        waiter.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn an_error_is_shared_with_those_who_waited() {
+    let scene = Scene::new();
+    let start = Instant::now();
+    let ask = |_| -> Result<gather::Answer> {
+        scene.asked.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(700));
+        Err(failure(&catalog::NVML_TIMEOUT, "NVML did not answer", "wait"))
+    };
+    let one = || scene.cache("q", Duration::from_secs(60)).get(&|| look("a"), &|| (), &ask).unwrap_err();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(one);
+        std::thread::sleep(Duration::from_millis(200));
+        let waiters: Vec<_> = (0..10).map(|_| scope.spawn(one)).collect();
+        for error in waiters.into_iter().chain([first]).map(|waiter| waiter.join().unwrap()) {
+            assert_eq!(base::report::render(&error), "NVML did not answer (ONH-016)\nhint: wait");
+        }
+    });
+    // Under load one of them may have come late.
+    assert!(scene.asked.load(Ordering::SeqCst) <= 3, "{:?} {:?}", scene.asked, start.elapsed());
+    let asked = scene.asked.load(Ordering::SeqCst);
+    assert_eq!(scene.start("q", "a", &whole()), (whole(), asked + 1), "who comes later asks");
+}
+
+#[test]
+fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
+    let scene = Scene::new();
+    let cache = scene.cache("q", Duration::from_secs(9));
+    let ask = |_| {
+        let answer = scene.ask(&with_failed(), Duration::ZERO)?;
+        Ok(gather::Answer { gave_up: true, ..answer })
+    };
+    let asked_at = |uptime: u64, text: &str, is_whole: bool| {
+        let state = HostState { text: text.to_owned(), is_whole };
+        let look = || Look { uptime, state: Some(state.clone()), ..look("a") };
+        assert_eq!(cache.get(&look, &|| (), &ask).unwrap().0, with_failed());
+        scene.asked.load(Ordering::SeqCst)
+    };
+    assert_eq!(asked_at(1000, "a", true), 1);
+    assert_eq!([asked_at(1001, "a", true), asked_at(1059, "a", false)], [1, 1]);
+    assert_eq!(asked_at(1060, "a", true), 2, "a minute later");
+    assert_eq!([asked_at(1061, "b", true), asked_at(1062, "b", true)], [3, 3], "another host");
+    assert_eq!(asked_at(7, "b", true), 4, "not in the past");
+    // With MIG devices the host has no state.
+    let mig = || Look { state: None, ..look("a") };
+    for asked in 5..7 {
+        cache.get(&mig, &|| (), &ask).unwrap();
+        assert_eq!(scene.asked.load(Ordering::SeqCst), asked);
+    }
+}
+
+#[test]
+fn what_nvml_cannot_say_is_an_error_each_time() {
+    let scene = Scene::new();
+    for _ in 0..2 {
+        let cache = scene.cache("q", Duration::from_secs(9));
+        assert!(cache.get(&|| look("a"), &|| (), &|_| anyhow::bail!("no")).is_err());
+    }
+    assert!(!scene.file().try_exists().unwrap());
+}

@@ -1,0 +1,120 @@
+//! The kernel module's files for MIG capabilities, below /proc/driver/nvidia/capabilities: one for each capability that
+//! exists now. Its content is the minor number, owner and mode of the device node that grants the capability.
+
+use std::path::Path;
+
+use base::tree::Tree;
+
+use crate::device_id::parse_decimal;
+use crate::driver::params::{NodePolicy, field, parse_policy};
+use crate::inventory::Inventory;
+use crate::inventory::caps::MigCap;
+use crate::inventory::procfs::DRIVER_PROC;
+
+/// A capability, and the node that grants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapFile {
+    /// What it grants
+    pub cap: MigCap,
+    /// The N of `/dev/nvidia-caps/nvidia-capN`
+    pub minor: u32,
+    /// Owner and mode of the node
+    pub policy: NodePolicy,
+}
+
+impl CapFile {
+    /// Below /dev.
+    #[must_use]
+    pub fn node_name(&self) -> String {
+        format!("nvidia-caps/nvidia-cap{}", self.minor)
+    }
+
+    /// Whether this root lacks the node.
+    #[must_use]
+    pub fn is_missing_below(&self, dev: &Tree) -> bool {
+        dev.locate(&Path::new("/dev").join(self.node_name())).is_err()
+    }
+}
+
+/// Parses one of the files; `None` if it names no minor number.
+#[must_use]
+pub fn parse(cap: MigCap, text: &str) -> Option<CapFile> {
+    let minor = field(text, "DeviceFileMinor")?;
+    let mut policy = parse_policy(text);
+    // A capability is a permission: one that does not state who has it is root's alone.
+    if field(text, "DeviceFileMode").is_none() {
+        policy.mode = 0o400;
+    }
+    policy.modify &= field(text, "DeviceFileModify") != Some(0);
+    Some(CapFile { cap, minor, policy })
+}
+
+/// Those that the kernel module lists. They are found by their directories: the table of all that could exist
+/// (mig-minors) has 4,000 lines.
+#[must_use]
+pub fn existing(proc: &Tree) -> Vec<CapFile> {
+    let top = Path::new(DRIVER_PROC).join("capabilities");
+    let numbers = |dir: &Path, prefix: &str| -> Vec<u32> {
+        let names = proc.names(dir);
+        names.iter().filter_map(|name| parse_decimal(name.to_str()?.strip_prefix(prefix)?)).collect()
+    };
+    let mut caps = vec![MigCap::Config, MigCap::Monitor];
+    for gpu in numbers(&top, "gpu") {
+        let mig = top.join(format!("gpu{gpu}/mig"));
+        for instance in numbers(&mig, "gi") {
+            caps.push(MigCap::GpuInstance(gpu, instance));
+            let compute = numbers(&mig.join(format!("gi{instance}")), "ci");
+            caps.extend(compute.into_iter().map(|compute| MigCap::ComputeInstance(gpu, instance, compute)));
+        }
+    }
+    let read = |cap: MigCap| parse(cap, &String::from_utf8_lossy(&proc.read(&cap.proc_path()).ok()?));
+    caps.into_iter().filter_map(read).collect()
+}
+
+/// Notes for each GPU in MIG mode which nodes of its MIG devices are missing.
+///
+/// NVML lists a MIG device only if it can open both of its nodes, while the kernel module lists its capabilities in any
+/// case. So a GPU without MIG devices in NVML's answer may have been partitioned all the same.
+pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapFile], dev: &Tree) {
+    for gpu in inventory.gpus.iter_mut().filter(|gpu| gpu.mig_enabled) {
+        let caps = caps.iter().filter(|file| file.cap.gpu() == Some(gpu.minor));
+        let missing = caps.filter(|file| file.is_missing_below(dev));
+        gpu.missing_mig_nodes = missing.map(CapFile::node_name).collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::paths::HostPath;
+
+    #[test]
+    fn each_file_has_its_own_mode() {
+        let policy =
+            |text: &str| parse(MigCap::Config, text).map(|file| (file.minor, file.policy.mode, file.policy.modify));
+        for (text, parsed) in [
+            ("DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n", Some((1, 0o400, true))),
+            ("DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 0\n", Some((12, 0o444, false))),
+            ("DeviceFileMinor: 3\n", Some((3, 0o400, true))),
+            ("DeviceFileMode: 292\n", None),
+            ("", None),
+        ] {
+            assert_eq!(policy(text), parsed, "{text}");
+        }
+    }
+
+    #[test]
+    fn those_that_exist_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("proc/driver/nvidia/capabilities");
+        for (path, minor) in [("mig/config", 1), ("gpu0/mig/gi2/access", 21), ("gpu0/mig/gi2/ci0/access", 22)] {
+            std::fs::create_dir_all(top.join(path).parent().unwrap()).unwrap();
+            std::fs::write(top.join(path), format!("DeviceFileMinor: {minor}\nDeviceFileMode: 256\n")).unwrap();
+        }
+        std::fs::create_dir_all(top.join("gpu0/mig/gi3")).unwrap();
+        let found = existing(&Tree::open(&HostPath::new(dir.path())).unwrap());
+        let found: Vec<_> = found.iter().map(|file| (file.cap, file.minor)).collect();
+        let expected = [(MigCap::Config, 1), (MigCap::GpuInstance(0, 2), 21), (MigCap::ComputeInstance(0, 2, 0), 22)];
+        assert_eq!(found, expected);
+    }
+}

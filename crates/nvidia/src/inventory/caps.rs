@@ -1,0 +1,92 @@
+//! The driver's capability files for MIG: `/proc/driver/nvidia-caps/mig-minors` says which `/dev/nvidia-caps/nvidia-capN`
+//! opens which GPU instance and compute instance. (They have nothing to do with kernel capabilities.)
+//! <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities>
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::procfs::DRIVER_PROC;
+use crate::device_id::parse_decimal;
+
+/// The file.
+pub const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
+
+/// What a capability opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MigCap {
+    /// Changing the MIG layout
+    Config,
+    /// Watching all MIG devices
+    Monitor,
+    /// A GPU instance: (the GPU's device minor, instance id)
+    GpuInstance(u32, u32),
+    /// A compute instance: (the GPU's device minor, GPU instance id, compute instance id)
+    ComputeInstance(u32, u32, u32),
+}
+
+impl MigCap {
+    /// Its file under /proc.
+    #[must_use]
+    pub fn proc_path(self) -> PathBuf {
+        PathBuf::from(DRIVER_PROC).join(match self {
+            Self::Config => "capabilities/mig/config".to_owned(),
+            Self::Monitor => "capabilities/mig/monitor".to_owned(),
+            Self::GpuInstance(gpu, gi) => format!("capabilities/gpu{gpu}/mig/gi{gi}/access"),
+            Self::ComputeInstance(gpu, gi, ci) => format!("capabilities/gpu{gpu}/mig/gi{gi}/ci{ci}/access"),
+        })
+    }
+
+    /// The device minor of the GPU that it is about.
+    #[must_use]
+    pub const fn gpu(self) -> Option<u32> {
+        match self {
+            Self::Config | Self::Monitor => None,
+            Self::GpuInstance(gpu, _) | Self::ComputeInstance(gpu, _, _) => Some(gpu),
+        }
+    }
+}
+
+/// Parses mig-minors: each line a capability and a minor number. Lines of another form are left out.
+#[must_use]
+pub fn parse_mig_minors(text: &str) -> BTreeMap<MigCap, u32> {
+    BTreeMap::from_iter(text.lines().filter_map(parse_line))
+}
+
+/// One of its lines.
+#[must_use]
+pub fn parse_line(line: &str) -> Option<(MigCap, u32)> {
+    let (name, minor) = line.trim().split_once(' ')?;
+    Some((parse_cap(name)?, parse_decimal(minor.trim())?))
+}
+
+/// Parses the name of a capability as mig-minors has it.
+#[must_use]
+pub fn parse_cap(name: &str) -> Option<MigCap> {
+    match name {
+        "config" => return Some(MigCap::Config),
+        "monitor" => return Some(MigCap::Monitor),
+        _ => {}
+    }
+    let number = |part: &str, prefix: &str| parse_decimal(part.strip_prefix(prefix)?);
+    let parts: Vec<_> = name.split('/').collect();
+    match parts.as_slice() {
+        [gpu, gi, "access"] => Some(MigCap::GpuInstance(number(gpu, "gpu")?, number(gi, "gi")?)),
+        [gpu, gi, ci, "access"] => {
+            Some(MigCap::ComputeInstance(number(gpu, "gpu")?, number(gi, "gi")?, number(ci, "ci")?))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_digits() {
+        assert_eq!(parse_mig_minors("gpu0/gi1/ci2/access 3\n"), [(MigCap::ComputeInstance(0, 1, 2), 3)].into());
+        for line in ["gpu+0/gi1/access 3", "gpu0/gi/access 3", "gpu0/gi4294967296/access 3", "config +1", "config"] {
+            assert!(parse_mig_minors(line).is_empty(), "{line}");
+        }
+    }
+}

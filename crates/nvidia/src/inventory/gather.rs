@@ -1,0 +1,198 @@
+//! What was reported so far, by one process after the other: one that hangs or crashes at a GPU costs that GPU, not the
+//! others. Pure.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use base::sys::child::NoAnswer;
+
+use crate::inventory::nvml::{Driver, Report};
+use crate::inventory::{FailedGpu, Gpu, Inventory};
+
+/// An answer of NVML's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// The driver and its GPUs
+    pub inventory: Inventory,
+    /// Whether a GPU hung or crashed the process: it is among those that failed, and to ask for it again takes long.
+    pub gave_up: bool,
+}
+
+/// The reports so far.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    driver: Option<Driver>,
+    gpus: Vec<Gpu>,
+    failed: Vec<FailedGpu>,
+    /// The GPU that is being asked, and since when
+    asking: Option<(u32, Instant)>,
+    given_up: Vec<u32>,
+}
+
+impl Gathered {
+    /// Takes a report of `now`. False if it contradicts the ones before: the GPUs have changed meanwhile, and an index may
+    /// mean another one.
+    #[must_use]
+    pub fn take(&mut self, report: Report, now: Instant) -> bool {
+        match report {
+            Report::Driver(driver) => {
+                let is_same = self.driver.as_ref().is_none_or(|known| *known == driver);
+                self.driver = Some(driver);
+                return is_same;
+            }
+            Report::Next(index) => self.asking = Some((index, now)),
+            Report::Gpu(gpu) => {
+                self.asking = None;
+                let is_new = |known: &Gpu| known.index != gpu.index && known.bus_id != gpu.bus_id;
+                let is_consistent = self.gpus.iter().all(is_new);
+                self.gpus.push(gpu);
+                return is_consistent;
+            }
+            Report::Failed(failed) => {
+                self.asking = None;
+                self.failed.push(failed);
+            }
+        }
+        true
+    }
+
+    /// The GPUs that need not be asked again.
+    #[must_use]
+    pub fn indices(&self) -> Vec<u32> {
+        let failed = self.failed.iter().filter_map(|failed| failed.index);
+        self.gpus.iter().map(|gpu| gpu.index).chain(failed).collect()
+    }
+
+    /// Whether every GPU has been asked.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let is_asked = |count| self.asking.is_none() && self.indices().len() == count;
+        self.driver.as_ref().and_then(|driver| usize::try_from(driver.count).ok()).is_some_and(is_asked)
+    }
+
+    /// How long to wait for the next report at most. A GPU with others behind it gets half of the time that was left when
+    /// it was asked, so that there is time for the others; the last one gets all of it.
+    #[must_use]
+    pub fn limit(&self, end: Instant) -> Instant {
+        match (self.asking, &self.driver) {
+            (Some((_, since)), Some(driver)) if !self.is_last(driver) => {
+                since + end.saturating_duration_since(since) / 2
+            }
+            _ => end,
+        }
+    }
+
+    fn is_last(&self, driver: &Driver) -> bool {
+        usize::try_from(driver.count).is_ok_and(|count| self.indices().len() + 1 >= count)
+    }
+
+    /// Gives up on the GPU that is being asked, if it is one of them that hangs or crashes; then true.
+    pub fn give_up(&mut self, why: &NoAnswer) -> bool {
+        let Some((index, _)) = self.asking.take() else { return false };
+        let why = match why {
+            NoAnswer::System(_) => return false,
+            NoAnswer::Timeout => "NVML does not answer when it is asked about it".to_owned(),
+            NoAnswer::Died(Some(signal)) => format!("NVML crashes when it is asked about it ({signal})"),
+            NoAnswer::Died(None) => "NVML ends the process when it is asked about it".to_owned(),
+        };
+        self.given_up.push(index);
+        self.failed.push(FailedGpu { index: Some(index), why, ..FailedGpu::default() });
+        true
+    }
+
+    /// The GPUs that were given up, for a message.
+    #[must_use]
+    pub fn given_up(&self) -> &[u32] {
+        &self.given_up
+    }
+
+    /// The answer, in the order of indices.
+    #[must_use]
+    pub fn answer(mut self) -> Answer {
+        self.gpus.sort_by_key(|gpu| gpu.index);
+        self.failed.sort_by_key(|failed| failed.index);
+        let driver = self.driver.unwrap_or_default();
+        let inventory = Inventory {
+            driver_version: driver.version,
+            cuda_version: driver.cuda,
+            gpus: self.gpus,
+            failed: self.failed,
+            ..Inventory::default()
+        };
+        Answer { inventory, gave_up: !self.given_up.is_empty() }
+    }
+}
+
+/// The shortest time in which it makes sense to start another process.
+pub const WORTH_ASKING: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::signal::Signal;
+
+    use super::super::select::tests::inventory;
+    use super::*;
+
+    fn driver(count: u32) -> Report {
+        Report::Driver(Driver { version: "535.1".into(), cuda: "12.2".into(), count })
+    }
+
+    fn gpu(index: usize) -> Report {
+        Report::Gpu(inventory().gpus[index].clone())
+    }
+
+    /// Takes them all; whether they are consistent.
+    fn take(gathered: &mut Gathered, reports: Vec<Report>) -> bool {
+        reports.into_iter().all(|report| gathered.take(report, Instant::now()))
+    }
+
+    #[test]
+    fn a_gpu_that_hangs_is_left_out_and_the_others_are_asked() {
+        let mut gathered = Gathered::default();
+        assert!(take(&mut gathered, vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]));
+        assert!(!gathered.is_whole());
+        assert!(gathered.give_up(&NoAnswer::Timeout));
+        assert_eq!(gathered.indices(), [0, 1]);
+        assert!(take(&mut gathered, vec![driver(3), Report::Next(2), gpu(2)]));
+        assert!(gathered.is_whole());
+        let answer = gathered.answer();
+        assert!(answer.gave_up);
+        assert_eq!(answer.inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(answer.inventory.failed[0].to_string(), "GPU 1: NVML does not answer when it is asked about it");
+    }
+
+    #[test]
+    fn a_crash_of_the_last_gpu_needs_no_other_process() {
+        let mut gathered = Gathered::default();
+        assert!(take(&mut gathered, vec![driver(2), Report::Next(0), gpu(0), Report::Next(1)]));
+        assert!(gathered.give_up(&NoAnswer::Died(Some(Signal::SIGSEGV))));
+        assert!(gathered.is_whole());
+        assert!(gathered.answer().inventory.failed[0].why.contains("(SIGSEGV)"));
+        // Without a GPU that is being asked it is NVML itself.
+        assert!(!Gathered::default().give_up(&NoAnswer::Timeout));
+    }
+
+    #[test]
+    fn what_changes_between_two_processes_is_noticed() {
+        for second in [vec![driver(2)], vec![driver(3), gpu(0)]] {
+            let mut gathered = Gathered::default();
+            assert!(take(&mut gathered, vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]));
+            gathered.give_up(&NoAnswer::Timeout);
+            assert!(!take(&mut gathered, second));
+        }
+    }
+
+    #[test]
+    fn time_is_left_for_those_behind() {
+        let start = Instant::now();
+        let seconds = |n| Duration::from_secs(n);
+        let end = start + seconds(30);
+        let mut gathered = Gathered::default();
+        assert_eq!(gathered.limit(end), end, "before there is a GPU to blame");
+        assert!(gathered.take(driver(2), start) && gathered.take(Report::Next(0), start + seconds(10)));
+        assert_eq!(gathered.limit(end), start + seconds(20));
+        assert!(gathered.take(gpu(0), start) && gathered.take(Report::Next(1), start + seconds(20)));
+        assert_eq!(gathered.limit(end), end, "the last one");
+    }
+}

@@ -1,0 +1,136 @@
+//! Who the process that asks NVML is.
+
+use std::path::Path;
+
+use anyhow::Result;
+use rustix::fs::FileType;
+
+use base::paths::HostPath;
+use base::sys::confine::Identity;
+use base::sys::ns;
+use base::tree::{Located, Tree};
+
+use crate::config::{self, Config};
+
+/// `nobody` and its group on every distribution that the driver runs on. Names are not looked up: the driver root may have
+/// none.
+pub const NOBODY: u32 = 65534;
+
+/// As far as it is decided before the driver's nodes are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// The user cannot be changed: a plain user, or a user namespace, where the host's groups do not exist.
+    Unchanged,
+    /// `user` in config.toml.
+    Configured(Identity),
+    /// The one with the fewest rights that can open the nodes: [`choose`].
+    Fewest,
+}
+
+/// By config.toml and by what this process may do.
+///
+/// # Errors
+/// If the configured user or group does not exist.
+pub fn of(config: &Config) -> Result<Who> {
+    if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
+        return Ok(Who::Unchanged);
+    }
+    let configured = config.user.as_ref().map(config::resolve).transpose()?;
+    Ok(configured.map_or(Who::Fewest, Who::Configured))
+}
+
+/// For a process that has this root and loads this library; `None` leaves the user as it is.
+///
+/// # Errors
+/// If the root cannot be opened.
+pub fn choose(who: Who, root: &HostPath, library: &Path) -> Result<Option<Identity>> {
+    Ok(match who {
+        Who::Unchanged => None,
+        Who::Configured(identity) => Some(identity),
+        Who::Fewest => Some(fewest(&look(&Tree::open(root)?, library))),
+    })
+}
+
+/// Something that the process must open or pass through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Need {
+    uid: u32,
+    gid: u32,
+    mode: u32,
+    /// The bits of one class of the mode: 6 for a node that is opened for reading and writing
+    bits: u32,
+}
+
+impl Need {
+    /// As the kernel decides for a process without caps (path_resolution(7)): the first class that fits counts, alone.
+    const fn is_met_by(self, identity: Identity) -> bool {
+        let class = match (self.uid == identity.uid, self.gid == identity.gid) {
+            (true, _) => 6,
+            (false, true) => 3,
+            (false, false) => 0,
+        };
+        self.mode >> class & self.bits == self.bits
+    }
+}
+
+/// `/dev/nvidiactl` first, then the GPUs' nodes and the way to the library.
+fn look(root: &Tree, library: &Path) -> Vec<Need> {
+    let need = |path: &Path, bits: u32| root.locate(path).ok().map(|found: Located| (found, bits));
+    let gpu = |name: &std::ffi::OsString| {
+        let number = name.to_str()?.strip_prefix("nvidia")?;
+        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| Path::new("/dev").join(name))
+    };
+    let names = root.names(Path::new("/dev"));
+    let nodes = std::iter::once("/dev/nvidiactl".into()).chain(names.iter().filter_map(gpu));
+    let nodes = nodes.filter_map(|path| need(&path, 6)).filter(|(found, _)| found.kind == FileType::CharacterDevice);
+    let way = library.ancestors().skip(1).filter_map(|dir| need(dir, 1)).chain(need(library, 4));
+    let of = |(found, bits): (Located, u32)| Need { uid: found.uid, gid: found.gid, mode: found.mode, bits };
+    nodes.chain(way).map(of).collect()
+}
+
+/// The identity with the fewest rights that can do all that root could do without caps. What root could not do either is no
+/// reason to take more.
+///
+/// Usual nodes are 0666: nobody will do. Those of SUSE are root:video 0660: nobody with that group. Only where root alone may
+/// open them, or may reach the library, it has to be root.
+fn fewest(needs: &[Need]) -> Identity {
+    let group = needs.first().map_or(NOBODY, |control| control.gid);
+    let root = Identity { uid: 0, gid: group };
+    let can_do_all = |identity: &Identity| needs.iter().all(|need| need.is_met_by(*identity) || !need.is_met_by(root));
+    [Identity { uid: NOBODY, gid: NOBODY }, Identity { uid: NOBODY, gid: group }]
+        .into_iter()
+        .find(can_do_all)
+        .unwrap_or(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VIDEO: u32 = 44;
+
+    fn node(gid: u32, mode: u32) -> Need {
+        Need { uid: 0, gid, mode, bits: 6 }
+    }
+
+    #[test]
+    fn it_has_the_fewest_rights_that_will_do() {
+        let dir = |mode| Need { uid: 0, gid: 0, mode, bits: 1 };
+        for (what, needs, uid, gid) in [
+            ("nothing is there", vec![], NOBODY, NOBODY),
+            ("nodes for everyone", vec![node(0, 0o666), node(0, 0o666)], NOBODY, NOBODY),
+            ("of a group all the same", vec![node(VIDEO, 0o666)], NOBODY, NOBODY),
+            ("SUSE", vec![node(VIDEO, 0o660), node(VIDEO, 0o660)], NOBODY, VIDEO),
+            ("the group root", vec![node(0, 0o660)], NOBODY, 0),
+            ("one for root alone", vec![node(VIDEO, 0o660), node(VIDEO, 0o600)], 0, VIDEO),
+            ("one for another group", vec![node(VIDEO, 0o660), node(7, 0o660)], 0, VIDEO),
+            ("one for nobody at all", vec![node(0, 0o666), node(0, 0)], NOBODY, NOBODY),
+            ("one that the group is denied", vec![node(VIDEO, 0o606)], NOBODY, NOBODY),
+            ("a library that only root can reach", vec![node(0, 0o666), dir(0o700)], 0, 0),
+            ("a library that all can reach", vec![node(0, 0o666), dir(0o755)], NOBODY, NOBODY),
+        ] {
+            assert_eq!(fewest(&needs), Identity { uid, gid }, "{what}");
+        }
+    }
+}

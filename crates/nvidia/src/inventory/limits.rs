@@ -1,0 +1,234 @@
+//! The administrator's limits, `[devices]` of config.toml: which GPUs containers may have.
+//!
+//! A deny list that is misread gives a GPU away, so an entry is either of a form that is known here or an error of
+//! config.toml; and an entry that matches nothing on the host is reported.
+
+use base::report::{Finding, catalog};
+
+use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
+use crate::config::Limits;
+use crate::device_id::DeviceId;
+use crate::limit_entry::{Entry, parse};
+
+/// Whether containers may have this GPU, or this MIG device of it. A pattern that names a GPU means its MIG devices too.
+#[must_use]
+pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
+    let is_unknown = gpu.model.is_empty();
+    let allowed = |entry: &String| matches(entry, gpu, mig);
+    // Which models a pattern excludes cannot be decided for a GPU whose model NVML does not know: it is denied.
+    let denied = |entry: &String| allowed(entry) || is_unknown && matches!(parse(entry), Ok(Entry::Model(_)));
+    (limits.allow.is_empty() || limits.allow.iter().any(allowed)) && !limits.deny.iter().any(denied)
+}
+
+/// The same for a GPU that does not work. A pattern for models matches nothing where the model is unknown; an `allow` list
+/// of such patterns then keeps nothing away, so that a broken GPU does not vanish without a word.
+#[must_use]
+pub fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
+    let matches = |entry: &String| matches_failed(entry, gpu);
+    let is_allowed = limits.allow.is_empty() || limits.allow.iter().any(|entry| matches(entry).unwrap_or(true));
+    is_allowed && !limits.deny.iter().any(|entry| matches(entry).unwrap_or(false))
+}
+
+/// `None`: what the entry compares is not known.
+fn matches_failed(entry: &str, gpu: &FailedGpu) -> Option<bool> {
+    match parse_leniently(entry) {
+        Entry::Id(DeviceId::Mig { .. }) => Some(false),
+        Entry::Id(id) => Some(gpu.is_named(&id)),
+        Entry::Uuid(pattern) => gpu.uuid.as_ref().map(|uuid| is_like(&pattern, uuid)),
+        Entry::Model(pattern) => gpu.model.as_ref().map(|model| is_like(&pattern, model)),
+    }
+}
+
+/// Entries that match nothing on this host: a misspelt one denies nothing.
+#[must_use]
+pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
+    let lists = [("allow", &limits.allow), ("deny", &limits.deny)];
+    let entries = lists.into_iter().flat_map(|(list, entries)| entries.iter().map(move |entry| (list, entry)));
+    let unmatched = entries.filter(|(_, entry)| !matches_any(entry, inventory));
+    let finding = |(list, entry): (&str, &String)| {
+        Finding::of(
+            &catalog::LIMIT_UNMATCHED,
+            format!("{list} in the [devices] table of config.toml has {entry:?}, which matches no GPU of this host"),
+            "correct the entry, or remove it; \"oci-nvidia-hook info\" prints the GPUs of this host",
+        )
+    };
+    unmatched.map(finding).collect()
+}
+
+fn matches_any(entry: &str, inventory: &Inventory) -> bool {
+    let is_part = |gpu: &FailedGpu| matches!(parse_leniently(entry), Entry::Id(id) if gpu.is_named(&id));
+    let is_failed = |gpu: &FailedGpu| is_part(gpu) || matches_failed(entry, gpu).unwrap_or(true);
+    let is_any_of =
+        |gpu: &Gpu| matches(entry, gpu, None) || gpu.mig_devices.iter().any(|mig| matches(entry, gpu, Some(mig)));
+    let is_excluded = |gpu: &ExcludedGpu| match parse_leniently(entry) {
+        Entry::Id(id) => gpu.is_named(&id),
+        Entry::Uuid(pattern) => gpu.uuid.as_deref().is_none_or(|uuid| is_like(&pattern, uuid)),
+        Entry::Model(_) => true,
+    };
+    inventory.gpus.iter().any(is_any_of)
+        || inventory.failed.iter().any(is_failed)
+        || inventory.excluded.iter().any(is_excluded)
+}
+
+fn matches(entry: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
+    match parse_leniently(entry) {
+        Entry::Id(id) => gpu.is_named(&id) || mig.is_some_and(|mig| mig.is_named(&id, gpu)),
+        Entry::Uuid(pattern) => {
+            is_like(&pattern, &gpu.uuid)
+                || mig.is_some_and(|mig| is_like(&pattern, &mig.uuid) || is_like(&pattern, &mig.old_name(gpu)))
+        }
+        Entry::Model(pattern) => is_like(&pattern, &gpu.model),
+    }
+}
+
+/// Entries of other forms are errors of config.toml, so there are none by now.
+fn parse_leniently(entry: &str) -> Entry {
+    parse(entry).unwrap_or_else(|_| Entry::Id(DeviceId::parse(entry)))
+}
+
+fn is_like(pattern: &str, text: &str) -> bool {
+    glob(pattern.to_ascii_lowercase().as_bytes(), text.to_ascii_lowercase().as_bytes())
+}
+
+/// `*` is any text, `?` any byte. Linear in the text for each `*`, so no pattern is slow.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || Some(c) == text.get(t) => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                // Let the last star take one byte more.
+                let Some((at, taken)) = star else { return false };
+                star = Some((at, taken + 1));
+                p = at + 1;
+                t = taken + 1;
+            }
+        }
+    }
+    pattern.get(p..).unwrap_or_default().iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bus_id::BusId;
+    use crate::inventory::select::tests::inventory;
+
+    #[test]
+    fn globs() {
+        for (pattern, text, is) in [
+            ("nvidia h100*", "nvidia h100 80gb hbm3", true),
+            ("*h100*", "nvidia h100 80gb hbm3", true),
+            ("*a100*", "nvidia h100 80gb hbm3", false),
+            ("h?00", "h100", true),
+            ("h?00", "h1000", false),
+            ("*", "", true),
+            ("", "", true),
+            ("a*b*c", "axxbxxbxc", true),
+            ("a*b*c", "axxbxx", false),
+        ] {
+            assert_eq!(glob(pattern.as_bytes(), text.as_bytes()), is, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn deny_is_stronger_and_a_gpu_means_its_parts() {
+        let inventory = inventory();
+        let permitted = |allow: &[&str], deny: &[&str]| -> Vec<u32> {
+            let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+            let limits = Limits { allow: list(allow), deny: list(deny) };
+            inventory.gpus.iter().filter(|gpu| permit(&limits, gpu, None)).map(|gpu| gpu.index).collect()
+        };
+        assert_eq!(permitted(&[], &[]), [0, 1, 2]);
+        assert_eq!(permitted(&["0", "GPU-00000002"], &[]), [0, 2]);
+        assert_eq!(permitted(&["0", "gpu-*2"], &["02:00.0"]), [0, 2]);
+        assert_eq!(permitted(&[], &["02:00.0", "0000:03:00"]), [0]);
+        assert_eq!(permitted(&["*H100*"], &["0000:02:00.0"]), [0, 2]);
+        assert_eq!(permitted(&["0"], &["*"]), Vec::<u32>::new());
+        let gpu = &inventory.gpus[2];
+        let deny = |pattern: &str| Limits { allow: vec![], deny: vec![pattern.to_owned()] };
+        assert!(!permit(&deny("2"), gpu, Some(&gpu.mig_devices[0])));
+        assert!(!permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[1])));
+        assert!(permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[0])));
+    }
+
+    #[test]
+    fn limits_hold_for_gpus_that_do_not_work() {
+        let gpu = |model: Option<&str>| FailedGpu {
+            index: Some(1),
+            uuid: Some("GPU-00000001".into()),
+            bus_id: Some(crate::inventory::BusId { domain: 0, bus: 2, device: 0 }),
+            model: model.map(Into::into),
+            ..FailedGpu::default()
+        };
+        let (known, unknown) = (gpu(Some("NVIDIA H100")), gpu(None));
+        for (allow, deny, of_known, of_unknown) in [
+            (&[][..], &[][..], true, true),
+            (&[], &["1"], false, false),
+            (&[], &["gpu-00000001"], false, false),
+            (&[], &["0000:02:00.0"], false, false),
+            (&[], &["0", "1:0"], true, true),
+            (&["0"], &[], false, false),
+            (&["0", "1"], &[], true, true),
+            (&[], &["*h100*"], false, true),
+            (&["*A100*"], &[], false, true),
+            (&["*H100*"], &[], true, true),
+        ] {
+            let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+            let limits = Limits { allow: list(allow), deny: list(deny) };
+            assert_eq!(permit_failed(&limits, &known), of_known, "{limits:?}");
+            assert_eq!(permit_failed(&limits, &unknown), of_unknown, "{limits:?}");
+        }
+    }
+
+    /// NVML does not know the name of every GPU.
+    #[test]
+    fn a_gpu_of_unknown_model_is_denied() {
+        let mut inventory = inventory();
+        inventory.gpus[0].model = String::new();
+        let gpu = &inventory.gpus[0];
+        let limits = |allow: &[&str], deny: &[&str]| {
+            let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
+            Limits { allow: list(allow), deny: list(deny) }
+        };
+        for (allow, deny, permitted) in [
+            (&[][..], &["*A100*"][..], false),
+            (&[], &["1"], true),
+            (&["*H100*"], &[], false),
+            (&["*H100*", "0"], &[], true),
+            (&["*"], &[], true),
+        ] {
+            assert_eq!(permit(&limits(allow, deny), gpu, None), permitted, "{allow:?} {deny:?}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_matches_nothing_is_reported() {
+        let mut inventory = inventory();
+        let uuid = "GPU-51eed001-0001-4001-8000-0000fa4e0001";
+        let limits = Limits {
+            allow: ["0", "2:1", "*H100*", "*A100*", "GPU-9*"].map(str::to_owned).into(),
+            deny: ["7", "02:00.0", "09:00.0", uuid, "MIG-*", "2:2"].map(str::to_owned).into(),
+        };
+        let found = findings(&limits, &inventory);
+        let of: Vec<_> = found.iter().map(|finding| finding.what.split('"').nth(1).unwrap()).collect();
+        assert_eq!(of, ["*A100*", "GPU-9*", "7", "09:00.0", uuid, "2:2"], "{found:?}");
+        // One that does not answer is there.
+        inventory.failed.push(FailedGpu {
+            index: Some(7),
+            uuid: Some(uuid.to_owned()),
+            bus_id: BusId::parse("0000:09:00.0"),
+            ..FailedGpu::default()
+        });
+        let found = findings(&limits, &inventory);
+        assert_eq!(found.len(), 2, "{found:?}");
+    }
+}

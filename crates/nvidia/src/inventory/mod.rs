@@ -1,0 +1,208 @@
+//! What GPUs the host has: a snapshot, taken by the NVML child and completed from /proc/driver/nvidia.
+
+pub mod ask;
+pub mod cache;
+pub mod cap_files;
+pub mod caps;
+pub mod gather;
+pub mod identity;
+pub mod kept;
+pub mod limits;
+pub mod merge;
+pub mod nvml;
+pub mod procfs;
+pub mod report;
+pub mod select;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use crate::bus_id::BusId;
+use crate::device_id::DeviceId;
+
+/// The driver and its GPUs at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inventory {
+    /// `535.183.01`
+    pub driver_version: String,
+    /// The newest CUDA version that the driver can run, `12.2`; empty if it did not say.
+    pub cuda_version: String,
+    /// GPUs that answered, in NVML's order.
+    pub gpus: Vec<Gpu>,
+    /// GPUs that did not.
+    pub failed: Vec<FailedGpu>,
+    /// GPUs that the administrator has taken away from the driver: for containers they do not exist.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub excluded: Vec<ExcludedGpu>,
+}
+
+/// A GPU that works.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// NVML's index, which `nvidia-smi -L` on the host shows too; where NVML leaves GPUs out, see [`merge`].
+    pub index: u32,
+    /// The N of `/dev/nvidiaN`. Not the index.
+    pub minor: u32,
+    /// `GPU-…`
+    pub uuid: String,
+    /// Where it sits.
+    pub bus_id: BusId,
+    /// `NVIDIA H100 80GB HBM3`; empty if it did not say.
+    pub model: String,
+    /// `9.0`; empty if it did not say.
+    pub compute_capability: String,
+    /// `Tesla`, in NVIDIA's words; empty if it did not say.
+    pub brand: String,
+    /// Whether it is split into MIG devices.
+    pub mig_enabled: bool,
+    /// Its MIG devices, in NVML's order.
+    pub mig_devices: Vec<MigDevice>,
+    /// Device nodes of its MIG devices that are missing, below /dev: NVML does not list these MIG devices. The driver's
+    /// files show it anew each time, so it is no part of what is kept or printed.
+    #[serde(skip)]
+    pub missing_mig_nodes: Vec<String>,
+}
+
+/// A part of a GPU that works like a GPU of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigDevice {
+    /// NVML's index of it in its GPU
+    pub index: u32,
+    /// `MIG-…`
+    pub uuid: String,
+    /// The id of its GPU instance
+    pub gpu_instance: u32,
+    /// The id of its compute instance
+    pub compute_instance: u32,
+}
+
+/// A GPU that the host has and nobody can use now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedGpu {
+    /// The index that it would have if it worked.
+    pub index: Option<u32>,
+    /// From NVML or the kernel module, if one of them knows it.
+    pub uuid: Option<String>,
+    /// From NVML or the kernel module, if one of them knows it.
+    pub bus_id: Option<BusId>,
+    /// The N of its `/dev/nvidiaN`, from the kernel module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// From the kernel module; patterns of `[devices]` are compared with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// What it said instead of an answer.
+    pub why: String,
+    /// Whether what it lacks is its `/dev/nvidiaN`: then the container that asks for it is stopped, even if it
+    /// asks for `all`. The peers start it with one GPU less and say nothing.
+    pub node_missing: bool,
+}
+
+/// A GPU that the module parameter `NVreg_ExcludedGpus` names. The kernel module lists it and refuses to open it; NVML
+/// does not count it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExcludedGpu {
+    /// Where it sits.
+    pub bus_id: BusId,
+    /// `GPU-…`; `None` if the kernel module has never opened the GPU.
+    pub uuid: Option<String>,
+}
+
+/// Whether `id` names what has this index, UUID and bus id, as far as they are known.
+fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<BusId>) -> bool {
+    match id {
+        DeviceId::Index(asked) => index == Some(*asked),
+        DeviceId::Uuid(asked) => uuid.is_some_and(|uuid| uuid.eq_ignore_ascii_case(asked)),
+        DeviceId::PciBusId { domain, bus, device } => {
+            bus_id == Some(BusId { domain: *domain, bus: u32::from(*bus), device: u32::from(*device) })
+        }
+        DeviceId::Mig { .. } | DeviceId::Unknown(_) => false,
+    }
+}
+
+impl Gpu {
+    /// Whether `id` names it.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId) -> bool {
+        names(id, Some(self.index), Some(&self.uuid), Some(self.bus_id))
+    }
+}
+
+impl FailedGpu {
+    /// Whether `id` names it, or a MIG device of it.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId) -> bool {
+        match id {
+            DeviceId::Mig { gpu, .. } => self.index == Some(*gpu),
+            DeviceId::Uuid(uuid) if uuid.starts_with("MIG-GPU-") => {
+                let gpu = uuid.strip_prefix("MIG-").and_then(|rest| rest.split('/').next());
+                gpu.zip(self.uuid.as_deref()).is_some_and(|(asked, uuid)| asked.eq_ignore_ascii_case(uuid))
+            }
+            id => names(id, self.index, self.uuid.as_deref(), self.bus_id),
+        }
+    }
+
+    /// Whether `id` could name it: what the id compares is not known of this GPU.
+    #[must_use]
+    pub fn may_be_named(&self, id: &DeviceId) -> bool {
+        match id {
+            DeviceId::Index(_) | DeviceId::Mig { .. } => self.index.is_none(),
+            // The UUID of a MIG device does not show which GPU it is a part of.
+            DeviceId::Uuid(uuid) => self.uuid.is_none() || uuid.starts_with("MIG-"),
+            DeviceId::PciBusId { .. } => self.bus_id.is_none(),
+            DeviceId::Unknown(_) => false,
+        }
+    }
+}
+
+impl ExcludedGpu {
+    /// Whether `id` names it. It has no index.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId) -> bool {
+        names(id, None, self.uuid.as_deref(), Some(self.bus_id))
+    }
+}
+
+impl MigDevice {
+    /// As drivers before 470 name it.
+    fn old_name(&self, gpu: &Gpu) -> String {
+        format!("MIG-{}/{}/{}", gpu.uuid, self.gpu_instance, self.compute_instance)
+    }
+
+    /// Whether `id` names it, a part of `gpu`: by UUID, by `gpu:index`, or in the form of drivers before 470,
+    /// `MIG-GPU-<uuid>/<gi>/<ci>`.
+    #[must_use]
+    pub fn is_named(&self, id: &DeviceId, gpu: &Gpu) -> bool {
+        match id {
+            DeviceId::Uuid(uuid) => {
+                uuid.eq_ignore_ascii_case(&self.uuid)
+                    || (uuid.contains('/') && uuid.eq_ignore_ascii_case(&self.old_name(gpu)))
+            }
+            DeviceId::Mig { gpu: index, mig } => (*index, *mig) == (gpu.index, self.index),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for FailedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.index, &self.uuid, self.bus_id) {
+            (Some(index), _, _) => write!(f, "GPU {index}")?,
+            (None, Some(uuid), _) => f.write_str(uuid)?,
+            (None, None, Some(bus_id)) => write!(f, "GPU at {bus_id}")?,
+            (None, None, None) => f.write_str("a GPU")?,
+        }
+        write!(f, ": {}", self.why)
+    }
+}
+
+impl fmt::Display for ExcludedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU at {}", self.bus_id)?;
+        if let Some(uuid) = &self.uuid {
+            write!(f, " ({uuid})")?;
+        }
+        f.write_str(": excluded by the module parameter NVreg_ExcludedGpus")
+    }
+}

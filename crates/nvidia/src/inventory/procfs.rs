@@ -1,0 +1,143 @@
+//! What the kernel module says of its GPUs, under /proc/driver/nvidia: text parsers and their reader.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use base::tree::Tree;
+
+use super::BusId;
+
+/// Where the kernel module reports.
+pub const DRIVER_PROC: &str = "/proc/driver/nvidia";
+
+/// A GPU as the kernel module lists it, whether or not user space can open it. Ordered by bus id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KernelGpu {
+    /// Where it sits.
+    pub bus_id: BusId,
+    /// Its directory under /proc/driver/nvidia/gpus; the domain has four digits with some drivers, eight with others.
+    pub dir: OsString,
+    /// The N of `/dev/nvidiaN`
+    pub minor: Option<u32>,
+    /// `GPU-…`; `None` before the module has opened it for the first time
+    pub uuid: Option<String>,
+    /// `NVIDIA H100 80GB HBM3`, if the module knows it
+    pub model: Option<String>,
+    /// Whether the module parameter `NVreg_ExcludedGpus` names it: the module then refuses to open it.
+    pub excluded: bool,
+}
+
+impl KernelGpu {
+    /// Of `gpus/<dir>/information`; `None` if the directory is not named after a GPU.
+    #[must_use]
+    pub fn parse(dir: OsString, information: &str) -> Option<Self> {
+        Some(Self {
+            bus_id: BusId::parse(dir.to_str()?)?,
+            minor: parse_minor(information),
+            uuid: parse_uuid(information),
+            model: field(information, "Model:").filter(|model| *model != "Unknown").map(str::to_owned),
+            excluded: field(information, "GPU Excluded:").is_some_and(|value| value.eq_ignore_ascii_case("yes")),
+            dir,
+        })
+    }
+}
+
+/// The value of a line `name <tab> value`; `None` if the line is missing or has no value.
+fn field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
+    let value = information.lines().find_map(|line| line.strip_prefix(name))?.trim();
+    (!value.is_empty()).then_some(value)
+}
+
+/// Parses one `gpus/<bus id>/information` file: `Device Minor: <tab> 3`.
+#[must_use]
+pub fn parse_minor(information: &str) -> Option<u32> {
+    field(information, "Device Minor:")?.parse().ok()
+}
+
+/// Parses the same for `GPU UUID: <tab> GPU-…`. Question marks are what the module says where it does not know it.
+#[must_use]
+pub fn parse_uuid(information: &str) -> Option<String> {
+    field(information, "GPU UUID:").filter(|uuid| !uuid.contains('?')).map(str::to_owned)
+}
+
+/// Parses /proc/driver/nvidia/version: the first word of the line `NVRM version:` that is numbers and dots.
+#[must_use]
+pub fn parse_version(text: &str) -> Option<String> {
+    let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
+    let is_version = |word: &&str| {
+        word.split('.').count() >= 2
+            && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit()))
+    };
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+/// The version of the loaded kernel module; `None` if it is not loaded.
+#[must_use]
+pub fn read_version(root: &Tree) -> Option<String> {
+    let text = root.read(&Path::new(DRIVER_PROC).join("version")).ok()?;
+    parse_version(&String::from_utf8_lossy(&text))
+}
+
+/// The files of `dir` that programs in containers read: name and content, of those that are there.
+#[must_use]
+pub fn read_files(root: &Tree, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
+    let read = |name: &str| Some((name.into(), root.read(&dir.join(name)).ok()?));
+    ["params", "version", "registry"].into_iter().filter_map(read).collect()
+}
+
+/// The GPUs that the kernel module drives; empty if it is not loaded.
+#[must_use]
+pub fn read_gpus(root: &Tree) -> Vec<KernelGpu> {
+    let gpus = Path::new(DRIVER_PROC).join("gpus");
+    let found = root.names(&gpus).into_iter().filter_map(|dir| {
+        let information = root.read(&gpus.join(&dir).join("information")).unwrap_or_default();
+        KernelGpu::parse(dir, &String::from_utf8_lossy(&information))
+    });
+    let mut found: Vec<KernelGpu> = found.collect();
+    found.sort_unstable();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minor_is_read() {
+        let text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\nGPU UUID: \t GPU-x\nDevice Minor: \t 3\n";
+        assert_eq!(parse_minor(text), Some(3));
+        assert_eq!(parse_minor("Device Minor: \t x\n"), None);
+        assert_eq!(parse_minor(""), None);
+        assert_eq!(parse_uuid(text).as_deref(), Some("GPU-x"));
+        assert_eq!(parse_uuid("GPU UUID: \t GPU-????????-????-????-????-????????????\n"), None);
+    }
+
+    #[test]
+    fn an_excluded_gpu_is_known() {
+        let of = |information: &str| KernelGpu::parse("0000:02:00.0".into(), information).unwrap();
+        let excluded = of("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-x\nDevice Minor: \t 1\nGPU Excluded:\t Yes\n");
+        assert!(excluded.excluded);
+        assert_eq!((excluded.model.as_deref(), excluded.minor), (Some("NVIDIA H100"), Some(1)));
+        for not in ["GPU Excluded:\t No\n", "GPU Excluded:\n", "Model: \t Unknown\n", ""] {
+            assert!(!of(not).excluded && of(not).model.is_none(), "{not:?}");
+        }
+        assert_eq!(KernelGpu::parse("gpus".into(), ""), None);
+    }
+
+    #[test]
+    fn the_version_of_both_kinds_of_modules() {
+        for (text, version) in [
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version:  1.2.3",
+                Some("535.183.01"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86  Release Build  (root@x)\n",
+                Some("570.86"),
+            ),
+            ("GCC version: 12.2.0\n", None),
+        ] {
+            assert_eq!(parse_version(text).as_deref(), version);
+        }
+    }
+}

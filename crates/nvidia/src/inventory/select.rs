@@ -1,0 +1,484 @@
+//! Request × inventory × the administrator's limits → the devices that the container gets.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+use anyhow::Result;
+
+use base::report::{Finding, catalog, failure};
+
+use super::caps::MigCap;
+use super::limits::{permit, permit_failed};
+use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
+use crate::config::Limits;
+use crate::device_id::{DeviceId, Nodes, VisibleDevices};
+use crate::driver::nodes::PREPARE;
+
+/// A device that a container can be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device<'a> {
+    /// A whole GPU
+    Gpu(&'a Gpu),
+    /// A MIG device, and the GPU it is a part of
+    Mig(&'a Gpu, &'a MigDevice),
+}
+
+/// As `nvidia-smi -L` lists it, in a line.
+impl fmt::Display for Device<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(gpu) => write!(f, "GPU {}: {} (UUID: {})", gpu.index, gpu.model, gpu.uuid),
+            Self::Mig(gpu, mig) => write!(f, "MIG {}:{} of {} (UUID: {})", gpu.index, mig.index, gpu.model, mig.uuid),
+        }
+    }
+}
+
+impl<'a> Device<'a> {
+    /// What identifies it.
+    #[must_use]
+    pub fn uuid(self) -> &'a str {
+        match self {
+            Self::Gpu(gpu) => &gpu.uuid,
+            Self::Mig(_, mig) => &mig.uuid,
+        }
+    }
+
+    /// `0`, or `0:1` for a MIG device, as a request can name it.
+    #[must_use]
+    pub fn index(self) -> String {
+        match self {
+            Self::Gpu(gpu) => gpu.index.to_string(),
+            Self::Mig(gpu, mig) => format!("{}:{}", gpu.index, mig.index),
+        }
+    }
+
+    /// The GPU that it is, or is a part of.
+    #[must_use]
+    pub const fn gpu(self) -> &'a Gpu {
+        match self {
+            Self::Gpu(gpu) | Self::Mig(gpu, _) => gpu,
+        }
+    }
+}
+
+/// The chosen devices, each once, in NVML's order, and what there is to say about the others.
+///
+/// # Errors
+/// If a device is asked for that the host does not have, that does not work or that containers may not have, or `all` of
+/// none. `asked_by` says in the message what asked.
+pub fn select<'a>(
+    devices: &VisibleDevices,
+    asked_by: &str,
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
+    match devices {
+        VisibleDevices::None => Ok((Vec::new(), Vec::new())),
+        VisibleDevices::All => select_all(asked_by, inventory, limits),
+        VisibleDevices::List(names) => select_named(names, asked_by, inventory, limits),
+        VisibleDevices::Nodes(nodes) => {
+            select_named(&names_of(nodes, inventory, &BTreeMap::new()), asked_by, inventory, limits)
+        }
+    }
+}
+
+fn select_named<'a>(
+    names: &[String],
+    asked_by: &str,
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
+    let chosen = names.iter().map(|name| find(name, asked_by, inventory, limits)).collect::<Result<Vec<_>>>()?;
+    Ok((every_device(inventory).filter(|device| chosen.contains(device)).collect(), Vec::new()))
+}
+
+/// The names of the devices whose nodes these are. `minors` has the nodes of MIG capabilities: of a GPU in MIG mode the MIG
+/// devices are meant whose two nodes are there, and the GPU itself if there is none. A node of no GPU of this host keeps
+/// its path, which names nothing.
+#[must_use]
+pub fn names_of(nodes: &Nodes, inventory: &Inventory, minors: &BTreeMap<MigCap, u32>) -> Vec<String> {
+    let is_given = |cap: MigCap| minors.get(&cap).is_some_and(|minor| nodes.caps.contains(minor));
+    let mut names = Vec::new();
+    for minor in &nodes.gpus {
+        if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.minor == *minor) {
+            let parts = gpu.mig_devices.iter().filter(|mig| {
+                let (instance, compute) = (mig.gpu_instance, mig.compute_instance);
+                is_given(MigCap::GpuInstance(*minor, instance))
+                    && is_given(MigCap::ComputeInstance(*minor, instance, compute))
+            });
+            let before = names.len();
+            names.extend(parts.map(|mig| mig.uuid.clone()));
+            if names.len() == before {
+                names.push(gpu.uuid.clone());
+            }
+            continue;
+        }
+        let failed = inventory.failed.iter().find(|gpu| gpu.minor == Some(*minor));
+        let name = failed.and_then(|gpu| Some(gpu.bus_id?.to_string()));
+        names.push(name.unwrap_or_else(|| format!("/dev/nvidia{minor}")));
+    }
+    names
+}
+
+/// Every device of the inventory, in NVML's order: by GPU, the GPU itself before its parts.
+pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
+    inventory.gpus.iter().flat_map(|gpu| {
+        let parts = gpu.mig_devices.iter().map(move |mig| Device::Mig(gpu, mig));
+        std::iter::once(Device::Gpu(gpu)).chain(parts)
+    })
+}
+
+/// Every device that containers may have.
+pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<Device<'a>> {
+    every_device(inventory).filter(|device| permitted(*device, limits)).collect()
+}
+
+/// Every GPU that containers may have and that does not work.
+pub fn permitted_failed<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a FailedGpu> {
+    inventory.failed.iter().filter(|gpu| permit_failed(limits, gpu))
+}
+
+fn permitted(device: Device<'_>, limits: &Limits) -> bool {
+    match device {
+        Device::Gpu(gpu) => permit(limits, gpu, None),
+        Device::Mig(gpu, mig) => permit(limits, gpu, Some(mig)),
+    }
+}
+
+fn select_all<'a>(
+    asked_by: &str,
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
+    let failed: Vec<_> = permitted_failed(inventory, limits).collect();
+    if let Some(missing) = failed.iter().find(|gpu| gpu.node_missing) {
+        return Err(not_usable("all", asked_by, missing));
+    }
+    let chosen = permitted_devices(inventory, limits);
+    if chosen.is_empty() {
+        return Err(match (failed.first(), inventory.excluded.first()) {
+            (Some(failed), _) => not_usable("all", asked_by, failed),
+            (None, Some(gpu)) if inventory.gpus.is_empty() => excluded("all", asked_by, gpu),
+            (None, None) if inventory.gpus.is_empty() && inventory.failed.is_empty() => failure(
+                &catalog::NO_DEVICE,
+                format!("{asked_by} asks for \"all\", but the driver finds no GPU"),
+                "look for the GPU with \"nvidia-smi -L\" and in \"journalctl -k\" on the host",
+            ),
+            (None, _) => failure(
+                &catalog::NO_DEVICE,
+                format!("{asked_by} asks for \"all\", but containers may have no GPU of this host"),
+                "check allow and deny in the [devices] table of config.toml",
+            ),
+        });
+    }
+    let gpus = chosen.iter().filter(|device| matches!(device, Device::Gpu(_))).count();
+    let others = if gpus == 1 { "only the other GPU".to_owned() } else { format!("the other {gpus} GPUs") };
+    let left_out = failed.into_iter().map(|failed| {
+        Finding::of(
+            &catalog::GPU_LEFT_OUT,
+            format!("{failed}; the container gets {others}"),
+            "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host",
+        )
+    });
+    Ok((chosen, left_out.collect()))
+}
+
+fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limits) -> Result<Device<'a>> {
+    let id = DeviceId::parse(name);
+    let is = |device: &Device<'_>| match device {
+        Device::Gpu(gpu) => gpu.is_named(&id),
+        Device::Mig(gpu, mig) => mig.is_named(&id, gpu),
+    };
+    let Some(found) = every_device(inventory).find(is) else {
+        return Err(unknown(name, &id, asked_by, inventory, limits));
+    };
+    if !permitted(found, limits) {
+        return Err(denied(name, asked_by, inventory, limits));
+    }
+    Ok(found)
+}
+
+fn denied(name: &str, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
+    failure(
+        &catalog::DENIED,
+        format!("{asked_by} asks for {name:?}, which containers may not have"),
+        format!("ask for one of {}, or change [devices] in config.toml", known(inventory, limits)),
+    )
+}
+
+fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
+    match inventory.failed.iter().find(|gpu| gpu.is_named(id)) {
+        Some(failed) if permit_failed(limits, failed) => return not_usable(name, asked_by, failed),
+        Some(_) => return denied(name, asked_by, inventory, limits),
+        None => {}
+    }
+    if let Some(gpu) = inventory.excluded.iter().find(|gpu| gpu.is_named(id)) {
+        return excluded(name, asked_by, gpu);
+    }
+    if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
+        // The hint is pasted into a shell, and the name is the container's.
+        let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte));
+        let device = if plain { name } else { "NAME" };
+        return failure(
+            &catalog::UNKNOWN_DEVICE,
+            format!("{asked_by} asks for {name:?}, which is the name of a CDI device"),
+            format!("ask the engine for it: podman run --device {device}"),
+        );
+    }
+    let kind = match id {
+        DeviceId::Mig { .. } => "MIG device",
+        DeviceId::Uuid(uuid) if uuid.starts_with("MIG-") => "MIG device",
+        _ => "GPU",
+    };
+    let split = inventory.gpus.iter().filter(|gpu| permit(limits, gpu, None) && !gpu.missing_mig_nodes.is_empty());
+    let may_be_its = |gpu: &&Gpu| match id {
+        DeviceId::Mig { gpu: index, .. } => gpu.index == *index,
+        _ => kind == "MIG device",
+    };
+    if let Some(gpu) = split.into_iter().find(may_be_its) {
+        let what = format!("{asked_by} asks for {name:?}, and {}", mig_nodes_missing(gpu));
+        return failure(&catalog::NODE_MISSING, what, PREPARE);
+    }
+    let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");
+    // It may be one that does not work and has not reported what it was asked for by.
+    for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
+        write!(what, "; {failed}").ok();
+    }
+    failure(&catalog::UNKNOWN_DEVICE, what, format!("ask for one of {}", known(inventory, limits)))
+}
+
+/// `device nodes of MIG devices of GPU 0 are missing: "/dev/nvidia-caps/nvidia-cap12"`
+#[must_use]
+pub fn mig_nodes_missing(gpu: &Gpu) -> String {
+    let nodes: Vec<_> = gpu.missing_mig_nodes.iter().map(|name| format!("\"/dev/{name}\"")).collect();
+    format!("device nodes of MIG devices of GPU {} are missing: {}", gpu.index, nodes.join(", "))
+}
+
+fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
+    let (kind, hint) = if failed.node_missing {
+        (&catalog::NODE_MISSING, PREPARE)
+    } else {
+        (&catalog::NOT_USABLE, "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host")
+    };
+    failure(kind, format!("{asked_by} asks for {name:?}: {failed}"), hint)
+}
+
+fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
+    failure(
+        &catalog::NOT_USABLE,
+        format!("{asked_by} asks for {name:?}: {gpu}"),
+        "ask for another GPU, or change NVreg_ExcludedGpus (\"grep -r ExcludedGpus /etc/modprobe.d\") and load the \
+         module again",
+    )
+}
+
+/// What may be asked for, for a hint. It ends up in the events of a pod, so it has no UUIDs and bus ids of GPUs that are
+/// other containers'.
+fn known(inventory: &Inventory, limits: &Limits) -> String {
+    const MOST: usize = 16;
+    let devices = every_device(inventory).filter(|device| permitted(*device, limits)).map(Device::index);
+    let mut known: Vec<_> = devices.collect();
+    if known.len() > MOST {
+        known.truncate(MOST);
+        known.push("…".to_owned());
+    }
+    format!("{}, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs", known.join(", "))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::device_id;
+    use crate::inventory::BusId;
+    use base::report::render;
+
+    /// Three GPUs; the last is split in two.
+    pub(crate) fn inventory() -> Inventory {
+        let gpu = |index: u32| Gpu {
+            index,
+            minor: index,
+            uuid: format!("GPU-0000000{index}"),
+            bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
+            model: "NVIDIA H100 80GB HBM3".to_owned(),
+            compute_capability: "9.0".to_owned(),
+            brand: "Tesla".to_owned(),
+            mig_enabled: false,
+            mig_devices: Vec::new(),
+            missing_mig_nodes: Vec::new(),
+        };
+        let mut inventory = Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() };
+        inventory.gpus[2].mig_enabled = true;
+        inventory.gpus[2].mig_devices = [(0, 5), (1, 7)]
+            .map(|(index, gpu_instance)| MigDevice {
+                index,
+                uuid: format!("MIG-2{index}"),
+                gpu_instance,
+                compute_instance: 0,
+            })
+            .to_vec();
+        inventory
+    }
+
+    fn failed(index: Option<u32>, node_missing: bool) -> FailedGpu {
+        let why = "it is lost".to_owned();
+        let bus_id = Some(BusId { domain: 0, bus: 9, device: 0 });
+        FailedGpu { index, uuid: Some("GPU-00000009".into()), bus_id, why, node_missing, ..FailedGpu::default() }
+    }
+
+    fn chosen_within(asked: &str, inventory: &Inventory, limits: &Limits) -> Result<Vec<String>> {
+        let asked = device_id::parse(asked).unwrap();
+        let (chosen, _) = select(&asked, "NVIDIA_VISIBLE_DEVICES", inventory, limits)?;
+        Ok(chosen.iter().map(|device| device.uuid().to_owned()).collect())
+    }
+
+    fn chosen(asked: &str, inventory: &Inventory) -> Result<Vec<String>> {
+        chosen_within(asked, inventory, &Limits::default())
+    }
+
+    const ALL: [&str; 5] = ["GPU-00000000", "GPU-00000001", "GPU-00000002", "MIG-20", "MIG-21"];
+
+    #[test]
+    fn each_form_finds_its_device_once() {
+        for (asked, expected) in [
+            ("all", &ALL[..]),
+            ("none", &[]),
+            ("1", &ALL[1..2]),
+            ("1,0,1", &ALL[..2]),
+            ("gpu-00000001", &ALL[1..2]),
+            ("0000:02:00.0,1", &ALL[1..2]),
+            ("MIG-21", &ALL[4..]),
+            ("mig-20", &ALL[3..4]),
+            ("2:1,2:0", &ALL[3..]),
+            ("MIG-GPU-00000002/7/0", &ALL[4..]),
+            ("2:0,2", &ALL[2..4]),
+        ] {
+            assert_eq!(chosen(asked, &inventory()).unwrap(), expected, "{asked}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_device_is_named_with_the_known_ones() {
+        for asked in ["7", "GPU-x", "0000:55:00.0", "bogus", "0:1", "MIG-x", "MIG-GPU-00000002/7/1"] {
+            let text = render(&chosen(asked, &inventory()).unwrap_err());
+            assert!(
+                text.contains("NVIDIA_VISIBLE_DEVICES asks for") && text.contains("this host has no such"),
+                "{text}"
+            );
+            assert!(text.ends_with("hint: ask for one of 0, 1, 2, 2:0, 2:1, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"), "{text}");
+        }
+        let text = render(&chosen("nvidia.com/gpu=0", &inventory()).unwrap_err());
+        assert!(text.contains("podman run --device nvidia.com/gpu=0"), "{text}");
+        let text = render(&chosen("a/b=$(reboot)", &inventory()).unwrap_err());
+        assert!(text.ends_with("podman run --device NAME"), "{text}");
+    }
+
+    #[test]
+    fn a_failed_gpu_matters_to_who_asks_for_it() {
+        let mut inventory = inventory();
+        inventory.failed.push(failed(Some(3), false));
+        assert_eq!(chosen("0", &inventory).unwrap(), ["GPU-00000000"]);
+        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        assert_eq!((devices.len(), findings.len()), (5, 1));
+        assert!(findings[0].what.contains("GPU 3: it is lost"), "{}", findings[0].what);
+        for asked in ["3", "0000:09:00.0", "GPU-00000009", "3:0", "MIG-GPU-00000009/7/0"] {
+            let text = render(&chosen(asked, &inventory).unwrap_err());
+            assert!(text.contains("GPU 3: it is lost (ONH-033)"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_node_stops_a_container_that_asks_for_all() {
+        let mut inventory = inventory();
+        inventory.failed.push(failed(None, true));
+        assert!(render(&chosen("all", &inventory).unwrap_err()).contains("GPU-00000009: it is lost"));
+        assert_eq!(chosen("0,1", &inventory).unwrap().len(), 2);
+        for (asked, is_named) in [("3", true), ("GPU-x", false), ("0000:55:00.0", false), ("MIG-x", true)] {
+            let text = render(&chosen(asked, &inventory).unwrap_err());
+            assert_eq!(text.contains("; GPU-00000009: it is lost"), is_named, "{asked}: {text}");
+        }
+    }
+
+    #[test]
+    fn limits_hold_for_gpus_that_do_not_work() {
+        for node_missing in [true, false] {
+            let mut inventory = inventory();
+            inventory.failed.push(failed(Some(3), node_missing));
+            for deny in ["3", "GPU-00000009", "0000:09:00.0"] {
+                let limits = Limits { allow: vec![], deny: vec![deny.into()] };
+                let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &limits).unwrap();
+                assert_eq!((devices.len(), findings.len()), (5, 0), "{deny}");
+                let text = render(&chosen_within("3", &inventory, &limits).unwrap_err());
+                assert!(text.contains("which containers may not have (ONH-032)") && !text.contains("lost"), "{text}");
+            }
+            inventory.gpus.clear();
+            let limits = Limits { allow: vec![], deny: vec!["3".into()] };
+            let text = render(&chosen_within("all", &inventory, &limits).unwrap_err());
+            assert!(text.contains("[devices]"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_excluded_gpu_is_named_and_in_no_ones_way() {
+        let mut inventory = inventory();
+        let bus_id = BusId { domain: 0, bus: 9, device: 0 };
+        inventory.excluded.push(ExcludedGpu { bus_id, uuid: Some("GPU-00000009".into()) });
+        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        assert_eq!((devices.len(), findings.len()), (5, 0));
+        for asked in ["GPU-00000009", "0000:09:00.0"] {
+            let text = render(&chosen(asked, &inventory).unwrap_err());
+            assert!(text.contains("NVreg_ExcludedGpus (ONH-033)"), "{text}");
+        }
+        assert!(render(&chosen("3", &inventory).unwrap_err()).contains("(ONH-030)"));
+        inventory.gpus.clear();
+        assert!(render(&chosen("all", &inventory).unwrap_err()).contains("NVreg_ExcludedGpus"));
+    }
+
+    #[test]
+    fn a_node_is_its_gpu() {
+        let nodes = |gpus: &[u32], caps: &[u32]| Nodes {
+            gpus: gpus.iter().copied().collect(),
+            caps: caps.iter().copied().collect(),
+        };
+        let minors = [
+            (MigCap::GpuInstance(2, 5), 12),
+            (MigCap::ComputeInstance(2, 5, 0), 13),
+            (MigCap::GpuInstance(2, 7), 21),
+            (MigCap::ComputeInstance(2, 7, 0), 22),
+        ]
+        .into();
+        let mut inventory = inventory();
+        inventory.failed.push(FailedGpu { minor: Some(9), ..failed(Some(3), false) });
+        for (nodes, names) in [
+            (nodes(&[1], &[]), &["GPU-00000001"][..]),
+            (nodes(&[0, 2], &[21, 22]), &["GPU-00000000", "MIG-21"]),
+            (nodes(&[2], &[12, 22]), &["GPU-00000002"]),
+            (nodes(&[2], &[12, 13, 21, 22]), &["MIG-20", "MIG-21"]),
+            (nodes(&[9, 7], &[]), &["/dev/nvidia7", "00000000:09:00.0"]),
+        ] {
+            assert_eq!(names_of(&nodes, &inventory, &minors), names);
+        }
+        let ask = |minor| select(&VisibleDevices::Nodes(nodes(&[minor], &[])), "x", &inventory, &Limits::default());
+        assert_eq!(ask(1).unwrap().0.len(), 1);
+        assert!(render(&ask(7).unwrap_err()).contains("\"/dev/nvidia7\": this host has no such GPU"));
+        assert!(render(&ask(9).unwrap_err()).contains("it is lost (ONH-033)"));
+    }
+
+    #[test]
+    fn all_of_nothing_is_an_error() {
+        assert!(render(&chosen("all", &Inventory::default()).unwrap_err()).contains("finds no GPU"));
+    }
+
+    #[test]
+    fn limits_hold_for_names_and_for_all() {
+        let limits = Limits { allow: vec!["0".into(), "2".into()], deny: vec!["MIG-20".into()] };
+        assert_eq!(chosen_within("all", &inventory(), &limits).unwrap(), ["GPU-00000000", "GPU-00000002", "MIG-21"]);
+        for asked in ["1", "MIG-20", "2:0"] {
+            let text = render(&chosen_within(asked, &inventory(), &limits).unwrap_err());
+            assert!(text.contains("which containers may not have"), "{text}");
+            let (_, hint) = text.split_once("hint: ").unwrap();
+            assert!(hint.starts_with("ask for one of 0, 2, 2:1, all, none") && !hint.contains("GPU-"), "{text}");
+        }
+        let none = Limits { allow: vec!["9".into()], deny: vec![] };
+        assert!(render(&chosen_within("all", &inventory(), &none).unwrap_err()).contains("[devices]"));
+    }
+}

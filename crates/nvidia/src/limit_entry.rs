@@ -1,0 +1,165 @@
+//! An entry of the lists in `[devices]` of config.toml: which GPUs it names.
+
+use crate::bus_id::BusId;
+use crate::device_id::DeviceId;
+
+/// What an entry names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// An index, a whole UUID, a PCI bus id or a MIG device
+    Id(DeviceId),
+    /// A UUID with `*` or `?` in it
+    Uuid(String),
+    /// A model name with `*` or `?` in it
+    Model(String),
+}
+
+/// Whether config.toml may have this entry.
+///
+/// # Errors
+/// What it must be instead.
+pub fn check(entry: &str) -> Result<(), String> {
+    parse(entry).map(|_| ())
+}
+
+/// What an entry names.
+///
+/// # Errors
+/// What it must be instead.
+pub fn parse(entry: &str) -> Result<Entry, String> {
+    const FORMS: &str = "an index (0), a UUID (GPU-…, or GPU-51e*), a PCI bus id (02:00.0), a MIG device (0:1), or a model \
+                         name with * or ? (*H100*)";
+    let has_wildcard = entry.contains(['*', '?']);
+    let id = DeviceId::parse(entry);
+    match &id {
+        _ if entry != entry.trim() => Err(format!("{FORMS}, without blanks around it")),
+        DeviceId::Uuid(uuid) if has_wildcard => Ok(Entry::Uuid(uuid.clone())),
+        // Shortened without a star, it would match nothing, and a deny list of it would deny nothing.
+        DeviceId::Uuid(uuid) if !is_whole(uuid) => Err(format!("{FORMS}; a shortened UUID ends in *: {uuid}*")),
+        // 02:00 is the MIG device 2:0 in a request, and half of a bus id in the output of lspci.
+        DeviceId::Mig { gpu, mig } if *entry != format!("{gpu}:{mig}") => {
+            Err(format!("{FORMS}; {entry} is either {gpu}:{mig} or {entry}.0"))
+        }
+        DeviceId::Unknown(_) if has_wildcard && entry.contains(':') => {
+            Err(format!("{FORMS}; only UUIDs and model names can have wildcards"))
+        }
+        DeviceId::Unknown(_) if has_wildcard => Ok(Entry::Model(entry.to_owned())),
+        DeviceId::Unknown(_) => short_bus_id(entry).map(Entry::Id).ok_or_else(|| match is_name(entry) {
+            true => format!("{FORMS}: write \"*{entry}*\" for a model"),
+            false => FORMS.to_owned(),
+        }),
+        _ => Ok(Entry::Id(id)),
+    }
+}
+
+/// Letters make it a name. A list of numbers with a star on each side would match nothing.
+fn is_name(entry: &str) -> bool {
+    entry.starts_with(|c: char| c.is_ascii_alphabetic())
+        && entry.chars().all(|c| c.is_ascii_alphanumeric() || " -_.".contains(c))
+}
+
+/// `02:00.0`, as lspci prints it, and forms without the function, which is always 0.
+fn short_bus_id(entry: &str) -> Option<DeviceId> {
+    let with_function = if entry.contains('.') { entry.to_owned() } else { format!("{entry}.0") };
+    let whole = match entry.matches(':').count() {
+        // Without a function, that would be the form of a MIG device.
+        1 if entry.contains('.') => format!("0000:{with_function}"),
+        2 => with_function,
+        _ => return None,
+    };
+    BusId::parse(&whole).filter(|_| whole.ends_with(".0"))?;
+    Some(DeviceId::parse(&whole)).filter(|id| matches!(id, DeviceId::PciBusId { .. }))
+}
+
+/// `GPU-` and `MIG-` with 8-4-4-4-12 digits, or the form of drivers before 470, `MIG-GPU-<uuid>/<gi>/<ci>`.
+fn is_whole(uuid: &str) -> bool {
+    let Some(rest) = uuid.get(4..) else { return false };
+    let is_digits = |text: &str| {
+        let mut parts = text.split('-');
+        let is = |(part, length): (&str, usize)| part.len() == length && part.bytes().all(|b| b.is_ascii_hexdigit());
+        [8, 4, 4, 4, 12].into_iter().all(|length| parts.next().is_some_and(|part| is((part, length))))
+            && parts.next().is_none()
+    };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    match rest.get(..4).filter(|start| start.eq_ignore_ascii_case("GPU-")) {
+        Some(_) if uuid.starts_with("MIG-") => {
+            let mut parts = rest.get(4..).unwrap_or_default().split('/');
+            let [gpu, instance, compute] = [parts.next(), parts.next(), parts.next()].map(Option::unwrap_or_default);
+            is_digits(gpu) && is_number(instance) && is_number(compute) && parts.next().is_none()
+        }
+        _ => is_digits(rest),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of these denied nothing once, without a word.
+    #[test]
+    fn what_is_no_entry() {
+        for entry in [
+            "",
+            " ",
+            " 1",
+            "1 ",
+            "+1",
+            "-1",
+            "0x1",
+            "0,1",
+            "0-2",
+            "H100",
+            "h100",
+            "NVIDIA H100",
+            "GPU 1",
+            "nvidia1",
+            "/dev/nvidia1",
+            "all",
+            "none",
+            "GPU-51eed001",
+            "GPU-",
+            "MIG-",
+            "MIG-GPU-00000002/7/0",
+            "0000:02:00.1",
+            "02:00.1",
+            "02:00",
+            "3b:00",
+            "1:*",
+            "0000:02:*",
+            "99999999999",
+            "GPU-*\n",
+            "0000:100:00.0",
+            "0000::00.0",
+        ] {
+            assert!(check(entry).is_err(), "{entry:?}");
+        }
+        assert!(check("H100").unwrap_err().ends_with("write \"*H100*\" for a model"));
+        assert!(check("GPU-51e").unwrap_err().ends_with("ends in *: GPU-51e*"));
+        assert!(check("02:00").unwrap_err().ends_with("02:00 is either 2:0 or 02:00.0"));
+    }
+
+    #[test]
+    fn what_an_entry_names() {
+        let uuid = "51eed001-0001-4001-8000-0000fa4e0001";
+        let bus = |bus| Entry::Id(DeviceId::PciBusId { domain: 0, bus, device: 0 });
+        for (entry, names) in [
+            ("0".to_owned(), Entry::Id(DeviceId::Index(0))),
+            ("0:1".to_owned(), Entry::Id(DeviceId::Mig { gpu: 0, mig: 1 })),
+            ("02:00.0".to_owned(), bus(2)),
+            ("3B:00.0".to_owned(), bus(0x3b)),
+            ("0000:02:00".to_owned(), bus(2)),
+            ("0000:02:00.0".to_owned(), bus(2)),
+            ("00000000:02:00.0".to_owned(), bus(2)),
+            (format!("gpu-{uuid}"), Entry::Id(DeviceId::Uuid(format!("GPU-{uuid}")))),
+            (format!("MIG-{uuid}"), Entry::Id(DeviceId::Uuid(format!("MIG-{uuid}")))),
+            (format!("MIG-GPU-{uuid}/7/0"), Entry::Id(DeviceId::Uuid(format!("MIG-GPU-{uuid}/7/0")))),
+            ("GPU-51e*".to_owned(), Entry::Uuid("GPU-51e*".to_owned())),
+            ("mig-*".to_owned(), Entry::Uuid("MIG-*".to_owned())),
+            ("*".to_owned(), Entry::Model("*".to_owned())),
+            ("*H100*".to_owned(), Entry::Model("*H100*".to_owned())),
+            ("NVIDIA T?000".to_owned(), Entry::Model("NVIDIA T?000".to_owned())),
+        ] {
+            assert_eq!(parse(&entry), Ok(names), "{entry}");
+        }
+    }
+}

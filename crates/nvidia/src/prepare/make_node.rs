@@ -1,0 +1,99 @@
+//! Makes one device node as [`super::prepare::plan`] has it.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
+
+use base::paths::HostPath;
+use base::report::{catalog, classify, failure};
+
+use super::{Node, label};
+use crate::driver::params::NodePolicy;
+
+/// Makes the node if it is missing or wrong, and its `/dev/char` link, by which runc and systemd find the device of a
+/// number. Returns whether anything was done.
+///
+/// # Errors
+/// If it cannot be made, or the driver leaves that to the administrator.
+pub fn carry_out(root: &HostPath, node: &Node) -> Result<bool> {
+    let dev = root.as_path().join("dev");
+    let path = dev.join(&node.name);
+    let made = if node.policy.modify { make(&path, node) } else { leave(&path, node) };
+    let linked = made.and_then(|made| Ok(link(&dev, node)? || made));
+    linked.with_context(|| format!("cannot make the device node {path:?}")).map_err(|error| {
+        let fix = format!("check that {dev:?} can be written to, and run \"oci-nvidia-hook prepare\" again as root");
+        classify(error, &catalog::NODE_MISSING, &fix)
+    })
+}
+
+/// `NVreg_ModifyDeviceFiles=0`: the administrator makes the nodes, with the owner and mode of their choice.
+fn leave(path: &Path, node: &Node) -> Result<bool> {
+    if path.symlink_metadata().is_ok() {
+        return Ok(false);
+    }
+    let (major, minor) = node.device;
+    Err(failure(
+        &catalog::NODE_MISSING,
+        "it is missing, and the driver leaves its device nodes to the administrator (ModifyDeviceFiles: 0)",
+        format!("run \"mknod -m {:o} {} c {major} {minor}\" as root", node.policy.mode, path.display()),
+    ))
+}
+
+fn link(dev: &Path, node: &Node) -> Result<bool> {
+    let (major, minor) = node.device;
+    let chars = dev.join("char");
+    let link = chars.join(format!("{major}:{minor}"));
+    let text = PathBuf::from("..").join(&node.name);
+    let is_right = || {
+        let old = rustix::fs::readlinkat(CWD, &link, Vec::new());
+        old.is_ok_and(|old| old.as_bytes() == text.as_os_str().as_encoded_bytes())
+    };
+    if is_right() {
+        return Ok(false);
+    }
+    make_dir(&chars)?;
+    rustix::fs::unlinkat(CWD, &link, AtFlags::empty()).ok();
+    match rustix::fs::symlinkat(&text, CWD, &link) {
+        // Hooks of containers that start together make the same link.
+        Err(_) if is_right() => Ok(false),
+        made => made.map(|()| true).with_context(|| format!("cannot make the link {link:?}")),
+    }
+}
+
+fn make(path: &Path, node: &Node) -> Result<bool> {
+    let NodePolicy { uid, gid, mode, .. } = node.policy;
+    let (major, minor) = node.device;
+    let device = rustix::fs::makedev(major, minor);
+    if let Ok(stat) = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
+        let right = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == device;
+        if right && stat.st_mode & 0o777 == mode && (stat.st_uid, stat.st_gid) == (uid, gid) {
+            return Ok(false);
+        }
+        if !right {
+            rustix::fs::unlinkat(CWD, path, AtFlags::empty())?;
+        }
+    } else if let Some(parent) = path.parent() {
+        make_dir(parent)?;
+    }
+    match rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device) {
+        Ok(()) => label::give(path),
+        Err(rustix::io::Errno::EXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    // The owner first: with the mode first, the group that the node had until then could open it.
+    rustix::fs::chownat(CWD, path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
+    Ok(true)
+}
+
+/// A directory that every user may pass, whatever mask the caller runs with.
+fn make_dir(path: &Path) -> io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o755).create(path) {
+        Ok(()) => std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)),
+        Err(_) if path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,98 @@
+//! Device rules of config.json: does it allow a device already? Pure.
+
+use std::fmt;
+
+use oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType};
+
+/// A character device to be read and written, never made: mknod(2) stays refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceRule {
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+}
+
+/// As `devices.allow` takes it.
+impl fmt::Display for DeviceRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "c {}:{} rw", self.major, self.minor)
+    }
+}
+
+/// Whether `linux.resources.devices` lets the container read and write the device.
+///
+/// Entries apply in order, a missing number (or the runtimes' -1) stands for all. Where runtimes differ, and without
+/// any entry, the answer is no: then we open the cgroup ourselves, which does no harm if it was open.
+#[must_use]
+pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> bool {
+    let (mut read, mut write) = (false, false);
+    for entry in config_rules.iter().filter(|entry| concerns(entry, rule)) {
+        match entry.access() {
+            Some(access) => {
+                for (letter, granted) in [('r', &mut read), ('w', &mut write)] {
+                    if access.contains(letter) {
+                        *granted = entry.allow();
+                    }
+                }
+            }
+            // no access given: runc takes it for none, others for all
+            None if entry.allow() => {}
+            None => (read, write) = (false, false),
+        }
+    }
+    read && write
+}
+
+fn concerns(entry: &LinuxDeviceCgroup, rule: DeviceRule) -> bool {
+    let kind = match entry.typ() {
+        None | Some(LinuxDeviceType::A | LinuxDeviceType::C) => true,
+        // "u" is a character device for mknod; cgroups do not know it, so it can only take away
+        Some(LinuxDeviceType::U) => !entry.allow(),
+        Some(LinuxDeviceType::B | LinuxDeviceType::P) => false,
+    };
+    let number = |given: Option<i64>, ours: u32| given.is_none_or(|n| n < 0 || n == i64::from(ours));
+    kind && number(entry.major(), rule.major) && number(entry.minor(), rule.minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: DeviceRule = DeviceRule { major: 195, minor: 0 };
+
+    fn allowed(json: &str) -> bool {
+        let entries: Vec<LinuxDeviceCgroup> = serde_json::from_str(json).unwrap();
+        already_allowed(&entries, GPU)
+    }
+
+    #[test]
+    fn entries_apply_in_order() {
+        for (json, expected) in [
+            ("[]", false),
+            (r#"[{"allow":false,"access":"rwm"}]"#, false),
+            (r#"[{"allow":true,"access":"rwm"}]"#, true),
+            (r#"[{"allow":true,"type":"a","access":"rwm"}]"#, true),
+            (r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]"#, true),
+            (
+                r#"[{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"},{"allow":false,"access":"rwm"}]"#,
+                false,
+            ),
+            (r#"[{"allow":true,"type":"c","major":195,"access":"rwm"}]"#, true),
+            (r#"[{"allow":true,"type":"c","major":195,"minor":-1,"access":"rwm"}]"#, true),
+            (r#"[{"allow":true,"type":"c","major":195,"minor":1,"access":"rwm"}]"#, false),
+            (r#"[{"allow":true,"type":"b","major":195,"minor":0,"access":"rwm"}]"#, false),
+            (r#"[{"allow":true,"type":"c","major":195,"minor":0,"access":"r"}]"#, false),
+            (r#"[{"allow":true,"type":"c","access":"r"},{"allow":true,"type":"c","major":195,"access":"w"}]"#, true),
+            (
+                r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false,"type":"c","major":195,"access":"w"}]"#,
+                false,
+            ),
+            (r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false,"type":"c","major":195,"access":"m"}]"#, true),
+            (r#"[{"allow":true,"type":"c","major":195,"minor":0}]"#, false),
+            (r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false}]"#, false),
+        ] {
+            assert_eq!(allowed(json), expected, "{json}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The order of the modules. Cargo holds that of the crates.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use crate::Test;
+use crate::support::source;
+
+pub const TESTS: &[Test] = &[("architecture::modules_have_an_order", &[], modules_have_an_order)];
+
+/// The top-level modules that each top-level module of a crate uses, by `crate::NAME`.
+type Uses = BTreeMap<String, BTreeSet<String>>;
+
+/// No two modules of a crate use each other, by whatever way round.
+fn modules_have_an_order() {
+    for (dir, modules) in [("crates/base/src", 5), ("crates/cdi/src", 5), ("crates/nvidia/src", 10), ("src", 9)] {
+        let uses = uses_of(&source(dir));
+        assert!(uses.len() >= modules, "{dir}: {uses:?}");
+        assert_eq!(circle(&uses), None, "{dir}");
+    }
+    let knot = |text: &[(&str, &str)]| {
+        let mut uses = Uses::new();
+        for (a, b) in text {
+            uses.entry((*a).to_owned()).or_default().insert((*b).to_owned());
+        }
+        circle(&uses)
+    };
+    assert_eq!(knot(&[("a", "b"), ("a", "c"), ("b", "c")]), None);
+    assert_eq!(knot(&[("a", "b"), ("b", "c"), ("c", "b")]), Some(vec!["b".to_owned(), "c".to_owned()]));
+}
+
+fn uses_of(root: &Path) -> Uses {
+    let mut uses = Uses::new();
+    for (path, text) in super::docs::texts(root, "rs") {
+        let below = path.strip_prefix(root).unwrap();
+        let module = below.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
+        if matches!(module.as_str(), "lib" | "main") || path.ends_with("tests.rs") {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]").next().unwrap().lines();
+        let code = code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n");
+        let found = uses.entry(module.clone()).or_default();
+        found.extend(code.split("crate::").skip(1).flat_map(names).filter(|name| *name != module));
+    }
+    uses
+}
+
+/// `name::…` and `{name, name::…}`.
+fn names(rest: &str) -> Vec<String> {
+    let word = |text: &str| text.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
+    let Some(list) = rest.strip_prefix('{') else { return vec![word(rest)] };
+    let mut depth = 1;
+    let mut top = String::new();
+    for c in list.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ if depth == 1 => top.push(c),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    top.split(',').map(word).filter(|name| !name.is_empty()).collect()
+}
+
+/// The modules that are left after all have been taken away that use none of the others.
+fn circle(uses: &Uses) -> Option<Vec<String>> {
+    let mut left = uses.clone();
+    loop {
+        let is_free = |name: &String, left: &Uses| !left[name].iter().any(|used| left.contains_key(used));
+        let Some(free) = left.keys().find(|name| is_free(name, &left)).cloned() else { break };
+        left.remove(&free);
+    }
+    // What only leads into a circle is not part of it.
+    while let Some(unused) = left.keys().find(|name| !left.values().any(|uses| uses.contains(*name))).cloned() {
+        left.remove(&unused);
+    }
+    (!left.is_empty()).then(|| left.into_keys().collect())
+}
