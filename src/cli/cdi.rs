@@ -15,7 +15,7 @@ use cdi_spec::spec::Spec;
 use cdi_spec::{name, registry};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::{Named, Naming, sources, spec};
-use nvidia_host::cdi::lower::{HostFacts, NodeFacts};
+use nvidia_host::cdi::lower::{NodeFacts, SpecContext};
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::Config;
 use nvidia_host::edits::{DeviceNode, Edits, Wanted};
@@ -275,7 +275,7 @@ fn spec_of(config: &Config, options: &Options, stamp: Option<Stamp>, host: &Host
     let complete = !findings.iter().any(|finding| finding.kind == &catalog::SPEC_LACKS_GPU);
     let nodes = nodes(devices.iter().map(|device| &device.edits).chain([&common]));
     let is_for_a_group = nodes.values().any(|node| node.additional_gid().is_some());
-    let facts = HostFacts {
+    let facts = SpecContext {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),
         program: program(options)?,

@@ -49,7 +49,7 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
     let host = Tree::open(&HostPath::new("/"))?;
     let facts = doctor::look(&host, config, caller());
     let outcomes = doctor::examine(&facts);
-    end_kept_answer(&facts);
+    invalidate_cached_inventory(&facts);
     let printed = print(&outcomes, options, terminal)?;
     if let Some(path) = &options.bundle {
         let statuses: Vec<_> = facts.engines.iter().map(|engine| status::of(engine, &facts.installed)).collect();
@@ -81,7 +81,7 @@ fn examine_container(options: &Options) -> Result<Vec<Outcome>> {
 
 /// Ends the answer that is kept for containers if NVML has just contradicted it: the kernel does not show everything that
 /// NVML notices, so the kept answer may name a GPU that no longer works. The next container asks anew.
-fn end_kept_answer(facts: &doctor::Facts) {
+fn invalidate_cached_inventory(facts: &doctor::Facts) {
     let (Some((answer, _)), Some(question)) = (&facts.driver.nvml, &facts.driver.question) else { return };
     if let Err(finding) = answer
         && says_nothing_of_the_gpus(finding)
@@ -89,7 +89,7 @@ fn end_kept_answer(facts: &doctor::Facts) {
         return;
     }
     if let Some(cache) = question.existing_cache() {
-        cache.end_unless(answer.as_ref().ok());
+        cache.invalidate_unless(answer.as_ref().ok());
     }
 }
 

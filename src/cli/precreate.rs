@@ -14,7 +14,7 @@ use base::sys::ns;
 use cdi_spec::spec::ContainerEdits;
 use nvidia_host::capability::Capability;
 use nvidia_host::cdi::entry::RootfsEdits;
-use nvidia_host::cdi::lower::{HostFacts, lower};
+use nvidia_host::cdi::lower::{SpecContext, lower};
 use nvidia_host::config::Config;
 use nvidia_host::edits::Edits;
 use nvidia_host::edits::placement::RootfsFacts;
@@ -121,10 +121,10 @@ fn host_facts(
     edits: &Edits,
     options: &Options,
     findings: &mut Vec<Finding>,
-) -> Result<HostFacts> {
+) -> Result<SpecContext> {
     let image = Container::facts_of(&spec.rootfs);
     findings.extend(image.and_then(RootfsFacts::finding));
-    Ok(HostFacts {
+    Ok(SpecContext {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),
         program: cdi::program(&options.cdi)?,

@@ -69,7 +69,7 @@ pub(super) fn driver(host: &Tree, config: &Config) -> DriverFacts {
         let seen = diagnosis::look(&search, facts.module.clone());
         let count = facts.pci.as_ref().map(|devices| devices.iter().filter(|device| device.is_gpu()).count());
         let transactional = host.locate(Path::new("/usr/sbin/transactional-update")).is_ok();
-        let seen = diagnosis::Facts { pci_gpus: count, transactional, ..seen };
+        let seen = diagnosis::Installation { pci_gpus: count, transactional, ..seen };
         facts.diagnosis = diagnosis::diagnose(&seen, &root).map(|error| Finding::error(&error));
     }
     if facts.module.is_none() {
@@ -151,7 +151,7 @@ fn pci(host: &Tree) -> Option<Vec<PciDevice>> {
 
 /// The versions in the names of libnvidia-ml and libcuda, wherever they usually are.
 fn versions(search: &Search<'_>) -> BTreeSet<String> {
-    let usual = nvidia_host::driver::catalog::LIBRARY_DIRS.iter().map(Path::new);
+    let usual = nvidia_host::driver::file_table::LIBRARY_DIRS.iter().map(Path::new);
     let mut found = BTreeSet::new();
     for dir in search.dirs.iter().map(PathBuf::as_path).chain(usual) {
         for name in search.root.names(dir) {

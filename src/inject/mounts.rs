@@ -23,7 +23,7 @@ use rustix::fs::FsWord;
 
 use base::report::{Failure, catalog};
 use base::sys::in_root::{Root, real_path};
-use base::sys::mount::statmount::{self, Facts, Id};
+use base::sys::mount::statmount::{self, Id, MountFacts};
 use base::sys::proc_file;
 
 use super::mountinfo;
@@ -201,7 +201,7 @@ pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
 }
 
 /// A whole tmpfs that is mounted on the mount `below` itself, and on nothing that was mounted there before.
-fn is_first_on(facts: &Facts, below: u64) -> bool {
+fn is_first_on(facts: &MountFacts, below: u64) -> bool {
     facts.parent == below && facts.root == "/" && u64::try_from(TMPFS_MAGIC).is_ok_and(|tmpfs| facts.magic == tmpfs)
 }
 
@@ -222,12 +222,13 @@ mod tests {
         assert!(!has_own_dev(&[mount("/dev", "tmpfs", &["bind"])]));
         assert!(!has_own_dev(&[]));
 
-        let tmpfs = Facts { is_shared: false, is_read_only: false, magic: 0x0102_1994, root: "/".into(), parent: 7 };
+        let tmpfs =
+            MountFacts { is_shared: false, is_read_only: false, magic: 0x0102_1994, root: "/".into(), parent: 7 };
         assert!(is_first_on(&tmpfs, 7));
         for other in [
-            Facts { parent: 8, ..tmpfs.clone() },
-            Facts { magic: 0xef53, ..tmpfs.clone() },
-            Facts { root: "/sub".into(), ..tmpfs },
+            MountFacts { parent: 8, ..tmpfs.clone() },
+            MountFacts { magic: 0xef53, ..tmpfs.clone() },
+            MountFacts { root: "/sub".into(), ..tmpfs },
         ] {
             assert!(!is_first_on(&other, 7), "{other:?}");
         }

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 
 use base::paths::{ContainerPath, HostPath};
-use nvidia_host::driver::catalog::DEV_LINKS;
+use nvidia_host::driver::file_table::DEV_LINKS;
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::{Link, Loader, RootfsFacts, directory, is_builtin, links};
 use nvidia_host::edits::{Channel, Edits, Need, ProcMask};

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use base::paths::{ContainerPath, HostPath};
 use cdi_spec::spec::ContainerEdits;
 use nvidia_host::cdi::entry::RootfsEdits;
-use nvidia_host::cdi::lower::{HostFacts, STAGE, lower};
+use nvidia_host::cdi::lower::{STAGE, SpecContext, lower};
 use nvidia_host::driver::ipc::{Expected, Ipc};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::{Loader, RootfsFacts};
@@ -17,8 +17,8 @@ use nvidia_host::edits::{self, Channel, DevLink, Edits, HostFile, Need, Placemen
 
 use super::live::{self, Step};
 
-fn host() -> HostFacts {
-    HostFacts {
+fn host() -> SpecContext {
+    SpecContext {
         driver_root: HostPath::new("/"),
         proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
         program: HostPath::new("/usr/bin/oci-nvidia-hook"),
@@ -180,7 +180,7 @@ proptest! {
     /// The same edits, lowered twice: at precreate nothing else is added than the hook injects.
     #[test]
     fn the_hook_does_what_precreate_adds(edits in any_edits(), image in any_image()) {
-        let lowered = lower(&edits, &HostFacts { image: Some(image), ..host() }, RootfsEdits::default());
+        let lowered = lower(&edits, &SpecContext { image: Some(image), ..host() }, RootfsEdits::default());
         prop_assert_eq!(of_spec(&lowered), of_hook(&edits, Some(image)));
     }
 }

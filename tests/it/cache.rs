@@ -11,12 +11,12 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
 
 pub const TESTS: &[Test] = &[
-    ("cache::a_kept_answer_spares_nvml", NEEDS, a_kept_answer_spares_nvml),
+    ("cache::a_cached_inventory_spares_nvml", NEEDS, a_cached_inventory_spares_nvml),
     ("cache::what_changed_is_asked_for", NEEDS, what_changed_is_asked_for),
     ("cache::a_gpu_that_failed_is_told_again", NEEDS, a_gpu_that_failed_is_told_again),
     ("cache::a_gpu_that_hangs_stops_only_its_own_containers", NEEDS, a_gpu_that_hangs_stops_only_its_own_containers),
-    ("cache::doctor_and_info_end_a_kept_answer", NEEDS, doctor_and_info_end_a_kept_answer),
-    ("cache::a_doctor_without_an_answer_ends_it_too", NEEDS, a_doctor_without_an_answer_ends_it_too),
+    ("cache::doctor_and_info_invalidate_a_cached_inventory", NEEDS, doctor_and_info_invalidate_a_cached_inventory),
+    ("cache::a_doctor_without_an_answer_invalidates_it_too", NEEDS, a_doctor_without_an_answer_invalidates_it_too),
     ("cache::mig_devices_are_not_kept", NEEDS, mig_devices_are_not_kept),
     ("cache::a_hundred_at_once_ask_once", NEEDS, a_hundred_at_once_ask_once),
 ];
@@ -56,7 +56,7 @@ fn kept(fake: &FakeDriver) -> PathBuf {
     files.trim().into()
 }
 
-fn a_kept_answer_spares_nvml() {
+fn a_cached_inventory_spares_nvml() {
     let dir = scratch();
     let fake = FakeDriver::new(&["--gpus", "2"]);
     command(&fake, "prepare").ok();
@@ -191,7 +191,7 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
 }
 
 /// A GPU that breaks in a way that the kernel does not show is in the kept answer, until NVML is asked again.
-fn doctor_and_info_end_a_kept_answer() {
+fn doctor_and_info_invalidate_a_cached_inventory() {
     for command_of in ["doctor", "info"] {
         let fake = FakeDriver::new(&["--gpus", "2"]);
         explain(&fake).ok();
@@ -207,7 +207,7 @@ fn doctor_and_info_end_a_kept_answer() {
 
 /// NVML that fails as a whole ends it, too: what it answered before is no longer known to be true. A doctor that lacks a
 /// right has learnt nothing about the GPUs.
-fn a_doctor_without_an_answer_ends_it_too() {
+fn a_doctor_without_an_answer_invalidates_it_too() {
     for (fault, is_ended) in
         [("init-hang", true), ("init-crash", true), ("init-error 999", true), ("init-error 4", false)]
     {

@@ -10,7 +10,7 @@ use base::tree::Tree;
 use cdi_spec::file::{self, Format, from_value};
 use cdi_spec::spec::{ContainerEdits, Device, DeviceNode, Mount, Spec};
 use nvidia_host::capability::{Capabilities, Capability};
-use nvidia_host::cdi::lower::{HostFacts, NodeFacts, device_node, rootfs_edits};
+use nvidia_host::cdi::lower::{NodeFacts, SpecContext, device_node, rootfs_edits};
 use nvidia_host::driver::files;
 use nvidia_host::edits::{self, DevLink, Edits, HostFile, Need, Placement};
 
@@ -141,8 +141,8 @@ fn library_links() {
     }
 }
 
-fn host() -> HostFacts {
-    HostFacts {
+fn host() -> SpecContext {
+    SpecContext {
         driver_root: HostPath::new("/"),
         proc_dir: None,
         program: HostPath::new("/usr/bin/oci-nvidia-hook"),

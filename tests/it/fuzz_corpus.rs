@@ -42,7 +42,7 @@ tests!(
     hook_file,
     inventory,
     journal,
-    kept_answer,
+    cached_inventory,
     ldcache,
     ldconf,
     mig_minors,

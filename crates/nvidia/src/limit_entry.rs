@@ -5,7 +5,7 @@ use crate::device_id::DeviceId;
 
 /// What an entry names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum LimitEntry {
     /// An index, a whole UUID, a PCI bus id or a MIG device
     Id(DeviceId),
     /// A UUID with `*` or `?` in it
@@ -26,14 +26,14 @@ pub fn check(entry: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// What it must be instead.
-pub fn parse(entry: &str) -> Result<Entry, String> {
+pub fn parse(entry: &str) -> Result<LimitEntry, String> {
     const FORMS: &str = "an index (0), a UUID (GPU-…, or GPU-51e*), a PCI bus id (02:00.0), a MIG device (0:1), or a model \
                          name with * or ? (*H100*)";
     let has_wildcard = entry.contains(['*', '?']);
     let id = DeviceId::parse(entry);
     match &id {
         _ if entry != entry.trim() => Err(format!("{FORMS}, without blanks around it")),
-        DeviceId::Uuid(uuid) if has_wildcard => Ok(Entry::Uuid(uuid.clone())),
+        DeviceId::Uuid(uuid) if has_wildcard => Ok(LimitEntry::Uuid(uuid.clone())),
         // Shortened without a star, it would match nothing, and a deny list of it would deny nothing.
         DeviceId::Uuid(uuid) if !is_whole(uuid) => Err(format!("{FORMS}; a shortened UUID ends in *: {uuid}*")),
         // 02:00 is the MIG device 2:0 in a request, and half of a bus id in the output of lspci.
@@ -43,12 +43,12 @@ pub fn parse(entry: &str) -> Result<Entry, String> {
         DeviceId::Unknown(_) if has_wildcard && entry.contains(':') => {
             Err(format!("{FORMS}; only UUIDs and model names can have wildcards"))
         }
-        DeviceId::Unknown(_) if has_wildcard => Ok(Entry::Model(entry.to_owned())),
-        DeviceId::Unknown(_) => short_bus_id(entry).map(Entry::Id).ok_or_else(|| match is_name(entry) {
+        DeviceId::Unknown(_) if has_wildcard => Ok(LimitEntry::Model(entry.to_owned())),
+        DeviceId::Unknown(_) => short_bus_id(entry).map(LimitEntry::Id).ok_or_else(|| match is_name(entry) {
             true => format!("{FORMS}: write \"*{entry}*\" for a model"),
             false => FORMS.to_owned(),
         }),
-        _ => Ok(Entry::Id(id)),
+        _ => Ok(LimitEntry::Id(id)),
     }
 }
 
@@ -141,23 +141,23 @@ mod tests {
     #[test]
     fn what_an_entry_names() {
         let uuid = "51eed001-0001-4001-8000-0000fa4e0001";
-        let bus = |bus| Entry::Id(DeviceId::PciBusId { domain: 0, bus, device: 0 });
+        let bus = |bus| LimitEntry::Id(DeviceId::PciBusId { domain: 0, bus, device: 0 });
         for (entry, names) in [
-            ("0".to_owned(), Entry::Id(DeviceId::Index(0))),
-            ("0:1".to_owned(), Entry::Id(DeviceId::Mig { gpu: 0, mig: 1 })),
+            ("0".to_owned(), LimitEntry::Id(DeviceId::Index(0))),
+            ("0:1".to_owned(), LimitEntry::Id(DeviceId::Mig { gpu: 0, mig: 1 })),
             ("02:00.0".to_owned(), bus(2)),
             ("3B:00.0".to_owned(), bus(0x3b)),
             ("0000:02:00".to_owned(), bus(2)),
             ("0000:02:00.0".to_owned(), bus(2)),
             ("00000000:02:00.0".to_owned(), bus(2)),
-            (format!("gpu-{uuid}"), Entry::Id(DeviceId::Uuid(format!("GPU-{uuid}")))),
-            (format!("MIG-{uuid}"), Entry::Id(DeviceId::Uuid(format!("MIG-{uuid}")))),
-            (format!("MIG-GPU-{uuid}/7/0"), Entry::Id(DeviceId::Uuid(format!("MIG-GPU-{uuid}/7/0")))),
-            ("GPU-51e*".to_owned(), Entry::Uuid("GPU-51e*".to_owned())),
-            ("mig-*".to_owned(), Entry::Uuid("MIG-*".to_owned())),
-            ("*".to_owned(), Entry::Model("*".to_owned())),
-            ("*H100*".to_owned(), Entry::Model("*H100*".to_owned())),
-            ("NVIDIA T?000".to_owned(), Entry::Model("NVIDIA T?000".to_owned())),
+            (format!("gpu-{uuid}"), LimitEntry::Id(DeviceId::Uuid(format!("GPU-{uuid}")))),
+            (format!("MIG-{uuid}"), LimitEntry::Id(DeviceId::Uuid(format!("MIG-{uuid}")))),
+            (format!("MIG-GPU-{uuid}/7/0"), LimitEntry::Id(DeviceId::Uuid(format!("MIG-GPU-{uuid}/7/0")))),
+            ("GPU-51e*".to_owned(), LimitEntry::Uuid("GPU-51e*".to_owned())),
+            ("mig-*".to_owned(), LimitEntry::Uuid("MIG-*".to_owned())),
+            ("*".to_owned(), LimitEntry::Model("*".to_owned())),
+            ("*H100*".to_owned(), LimitEntry::Model("*H100*".to_owned())),
+            ("NVIDIA T?000".to_owned(), LimitEntry::Model("NVIDIA T?000".to_owned())),
         ] {
             assert_eq!(parse(&entry), Ok(names), "{entry}");
         }

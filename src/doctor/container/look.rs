@@ -17,7 +17,7 @@ use base::sys::confine::Identity;
 use base::sys::in_root::{Root, open_regular, real_path};
 use base::sys::proc_file;
 use nvidia_host::config::Config;
-use nvidia_host::driver::catalog::LIBRARY_DIRS;
+use nvidia_host::driver::file_table::LIBRARY_DIRS;
 use nvidia_host::driver::ldcache::{self, Arch};
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};

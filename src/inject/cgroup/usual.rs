@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use base::sys::mount::statmount::{Facts, facts};
+use base::sys::mount::statmount::{MountFacts, facts};
 
 /// `CGROUP_SUPER_MAGIC`
 const V1: u64 = 0x0027_e0eb;
@@ -21,14 +21,14 @@ pub(super) fn line() -> Option<String> {
     line_of(UNIFIED, &above).or_else(|| line_of(DEVICES, &facts_of(DEVICES).filter(|_| above.magic != V1)?))
 }
 
-fn facts_of(path: &str) -> Option<Facts> {
+fn facts_of(path: &str) -> Option<MountFacts> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(CWD, Path::new(path), flags, Mode::empty()).ok()?;
     facts(dir)
 }
 
 /// What is at `/sys/fs/cgroup` is what runtimes take if it is cgroup2; else, as they do, the `devices` controller below it.
-fn line_of(point: &str, facts: &Facts) -> Option<String> {
+fn line_of(point: &str, facts: &MountFacts) -> Option<String> {
     let (kind, options) = match (point, facts.magic) {
         (UNIFIED, V2) => ("cgroup2", "rw"),
         (DEVICES, V1) => ("cgroup", "rw,devices"),
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_line_is_mountinfos() {
-        let of = |magic, root: &str| Facts {
+        let of = |magic, root: &str| MountFacts {
             is_shared: false,
             is_read_only: false,
             magic,

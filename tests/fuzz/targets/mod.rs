@@ -3,6 +3,7 @@
 //!
 //! An input that broke a property is kept in `corpus/<target>/`, under a name that tells what it was.
 
+pub mod cached_inventory;
 pub mod capabilities;
 pub mod cdi_spec;
 pub mod cgroup;
@@ -20,7 +21,6 @@ pub mod error_text;
 pub mod hook_file;
 pub mod inventory;
 pub mod journal;
-pub mod kept_answer;
 pub mod ldcache;
 pub mod ldconf;
 pub mod mig_minors;

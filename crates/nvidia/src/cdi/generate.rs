@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cdi_spec::name;
 use cdi_spec::spec::{ContainerEdits, Device, Spec};
 
-use super::lower::{HostFacts, lower};
+use super::lower::{SpecContext, lower};
 use crate::cdi::entry::RootfsEdits;
 use crate::device_id::VISIBLE_DEVICES;
 use crate::edits::Edits;
@@ -57,7 +57,7 @@ pub struct Named {
 /// The spec of these devices, and of all of them together. It has no device if none has a name. `more` is for the hook
 /// entry that every container gets.
 #[must_use]
-pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &HostFacts, more: RootfsEdits) -> Spec {
+pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, more: RootfsEdits) -> Spec {
     let mut container_edits = lower(common, host, more);
     // Else our own hook, where it is installed too, would do it all again.
     container_edits.env.push(format!("{VISIBLE_DEVICES}=void"));

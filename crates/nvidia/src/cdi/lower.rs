@@ -20,7 +20,7 @@ use crate::timeouts;
 
 /// What lowering has to know of the host.
 #[derive(Clone, Debug)]
-pub struct HostFacts {
+pub struct SpecContext {
     /// The directory that is `/` for the driver, its real path
     pub driver_root: HostPath,
     /// The host's /proc/driver/nvidia
@@ -80,7 +80,7 @@ const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate",
 
 /// The container edits; `more` goes into the hook's arguments.
 #[must_use]
-pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdits {
+pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerEdits {
     let mut lowered = ContainerEdits::default();
     let files = edits.files.iter().filter_map(|file| {
         let dir = directory(file, host)?;
@@ -104,7 +104,7 @@ pub fn lower(edits: &Edits, host: &HostFacts, more: RootfsEdits) -> ContainerEdi
 
 /// What the engine leaves to do.
 #[must_use]
-pub fn rootfs_edits(edits: &Edits, host: &HostFacts) -> RootfsEdits {
+pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
     let channels = edits.ipc.iter().filter(|ipc| !ipc.is_fixed).map(|ipc| ipc.channel.clone()).collect();
     let mut rest = RootfsEdits { egl_devices: edits.egl_devices, channels, ..RootfsEdits::default() };
     // Else they are where the image looks.
@@ -153,7 +153,7 @@ pub const STAGE: &str = "createRuntime";
 
 /// The hook entry that does it; none if nothing is left.
 #[must_use]
-pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
+pub fn hook(rest: &RootfsEdits, host: &SpecContext) -> Option<Hook> {
     let is_empty = *rest == RootfsEdits::default();
     let rest = RootfsEdits { outside: !is_empty, ..rest.clone() };
     Some(Hook {
@@ -165,7 +165,7 @@ pub fn hook(rest: &RootfsEdits, host: &HostFacts) -> Option<Hook> {
     })
 }
 
-fn directory(file: &edits::HostFile, host: &HostFacts) -> Option<ContainerPath> {
+fn directory(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath> {
     if let Some(image) = host.image {
         return placement::directory(image, &file.placement).map(|(dir, _)| dir);
     }
@@ -221,8 +221,8 @@ mod tests {
     use super::*;
     use crate::edits::{HostFile, Need};
 
-    fn host() -> HostFacts {
-        HostFacts {
+    fn host() -> SpecContext {
+        SpecContext {
             driver_root: HostPath::new("/"),
             proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
             program: HostPath::new("/usr/bin/oci-nvidia-hook"),
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn libraries_go_where_the_host_has_them_below_the_driver_root() {
-        let host = HostFacts { driver_root: HostPath::new("/run/nvidia/driver"), ..host() };
+        let host = SpecContext { driver_root: HostPath::new("/run/nvidia/driver"), ..host() };
         let library = file_in("run/nvidia/driver/usr/lib64", "libcuda.so.535", 0, Some("libcuda.so.1"));
         let beside = file_in("run/nvidia/driver-old/usr/lib64", "libx.so.535", 0, None);
         let edits = Edits { files: vec![library, beside], ..Edits::default() };
@@ -274,7 +274,7 @@ mod tests {
         let edits = Edits { nodes: vec![node], ..Edits::default() };
         let lowered = |additional_gids| {
             let nodes = [(path.clone(), facts)].into();
-            lower(&edits, &HostFacts { nodes, additional_gids, ..host() }, RootfsEdits::default())
+            lower(&edits, &SpecContext { nodes, additional_gids, ..host() }, RootfsEdits::default())
         };
         assert!(lowered(false).additional_gids.is_empty());
         assert_eq!(lowered(true).additional_gids, [44]);

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::driver::ipc;
 use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::procfs::{self, DRIVER_PROC};
-use crate::inventory::{Inventory, kept};
+use crate::inventory::{Inventory, fingerprint};
 
 /// A host at one moment, as far as a spec depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl Stamp {
         metadata.map(|file| (file.mtime(), file.mtime_nsec(), file.size(), file.ino())).hash(&mut hasher);
         let boot = host.read(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default();
         let boot = String::from_utf8_lossy(&boot).trim().to_owned();
-        let mig = kept::has_mig_devices(&proc).then_some(UNASKED);
+        let mig = fingerprint::has_mig_devices(&proc).then_some(UNASKED);
         Some(Self { driver: driver_version, boot, rest: hasher.finish(), mig })
     }
 }

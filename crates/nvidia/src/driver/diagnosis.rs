@@ -13,7 +13,7 @@ pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
 /// What the host has of a driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct Installation {
     /// NVIDIA GPUs on the PCI bus; `None` if it cannot be looked at
     pub pci_gpus: Option<usize>,
     /// The version of the loaded kernel module
@@ -26,13 +26,13 @@ pub struct Facts {
 
 /// Looks at the host. `module` is what the kernel module says of itself.
 #[must_use]
-pub fn look(search: &Search<'_>, module: Option<String>) -> Facts {
+pub fn look(search: &Search<'_>, module: Option<String>) -> Installation {
     let root = search.root;
     let version = |library: Library| {
         let name = library.file_name.into_string().ok()?;
         Some(name.split_once(".so.")?.1.to_owned())
     };
-    Facts {
+    Installation {
         pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci_gpus(&root)),
         module,
         libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version),
@@ -56,7 +56,7 @@ pub fn pci_gpus(root: &Tree) -> Option<usize> {
 
 /// Which of them it is; `None` if the driver looks complete.
 #[must_use]
-pub fn diagnose(facts: &Facts, root: &Tree) -> Option<anyhow::Error> {
+pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
     let reboot = "reboot the host: the new driver is in the next snapshot";
     match (&facts.module, &facts.libraries) {
         (Some(module), Some(libraries)) if module != libraries => Some(failure(
@@ -144,12 +144,13 @@ mod tests {
                 "nvidia-compute-utils",
             ),
         ] {
-            let facts = Facts { pci_gpus, module: some(module), libraries: some(libraries), transactional };
+            let facts = Installation { pci_gpus, module: some(module), libraries: some(libraries), transactional };
             let text = render(&diagnose(&facts, &root).unwrap());
             let (what, hint) = text.split_once("\nhint: ").unwrap();
             assert!(what.contains(says) && hint.contains(fix), "{text}");
         }
-        let fine = Facts { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), transactional: false };
+        let fine =
+            Installation { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), transactional: false };
         assert!(diagnose(&fine, &root).is_none());
     }
 

@@ -7,7 +7,7 @@ use rustix::fs::FileType;
 use base::paths::{ContainerPath, HostPath};
 use base::tree::{Located, Tree};
 
-use super::catalog::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS};
+use super::file_table::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS};
 use crate::capability::Capabilities;
 
 /// A program of the driver.

@@ -17,7 +17,7 @@ use base::sys::guarded::{self, Chooser, Guarded, Refused};
 use base::sys::in_root::Root;
 use base::tree::{Tree, is_missing};
 
-use super::catalog::{MPS_DIRECTORY, SOCKETS};
+use super::file_table::{MPS_DIRECTORY, SOCKETS};
 use crate::capability::{Capabilities, Omit};
 
 /// What must be at the place of a daemon.

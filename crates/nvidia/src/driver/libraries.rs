@@ -11,8 +11,8 @@ use base::paths::HostPath;
 use base::report::{Finding, catalog};
 use base::tree::{Located, Tree};
 
-use super::catalog::{HOST_ONLY, Kind, LIBRARIES, LIBRARY_DIRS, Row};
 use super::elf;
+use super::file_table::{HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind, Row};
 use super::ldcache::{self, Arch, Cache};
 
 /// A shared library of the driver.
@@ -228,7 +228,9 @@ impl Search<'_> {
     }
 
     fn fits(&self, row: &Row, file_name: &OsStr) -> bool {
-        self.version.is_empty() || matches!(row.kind, Kind::OwnVersion(_)) || is_of_version(file_name, self.version)
+        self.version.is_empty()
+            || matches!(row.kind, LibraryKind::OwnVersion(_))
+            || is_of_version(file_name, self.version)
     }
 
     fn regular_file(&self, path: &Path) -> Option<(Located, OsString)> {
@@ -272,7 +274,7 @@ impl Search<'_> {
     /// The usual directories that have a driver of this version.
     fn usual_dirs(&self, arch: Arch) -> Vec<PathBuf> {
         let has_driver = |dir: &&Path| {
-            let mut required = LIBRARIES.iter().filter(|row| row.kind == Kind::Required);
+            let mut required = LIBRARIES.iter().filter(|row| row.kind == LibraryKind::Required);
             required.any(|row| self.in_dir(arch, row, dir).is_some())
         };
         LIBRARY_DIRS.iter().map(Path::new).filter(has_driver).map(Path::to_owned).collect()
@@ -281,13 +283,13 @@ impl Search<'_> {
     /// `dir/libX.so.<version>`, or where the version is not known or its own, what `dir/libX.so.1` leads to.
     fn in_dir(&self, arch: Arch, row: &'static Row, dir: &Path) -> Option<Library> {
         let suffix = match row.kind {
-            Kind::OwnVersion(soname) => soname,
+            LibraryKind::OwnVersion(soname) => soname,
             _ if self.version.is_empty() => "1",
             _ => self.version,
         };
         let name = format!("{}.so.{suffix}", row.name);
         let below = match row.kind {
-            Kind::Below(below) if !dir.ends_with(below) => self.regular_file(&dir.join(below).join(&name)),
+            LibraryKind::Below(below) if !dir.ends_with(below) => self.regular_file(&dir.join(below).join(&name)),
             _ => None,
         };
         // Debian has all of them in one directory, and links where programs look.

@@ -9,7 +9,7 @@ use rustix::fs::FileType;
 use base::report::{Finding, catalog, failure};
 use base::tree::Tree;
 
-use super::catalog::{self as files_catalog, Kind, LIBRARIES, Row, WINE_DIR, WINE_FILES};
+use super::file_table::{self, LIBRARIES, LibraryKind, Row, WINE_DIR, WINE_FILES};
 use super::files::{self, Binary, PlacedFile};
 use super::ldcache::Arch;
 use super::libraries::{Library, PassedOver, Search};
@@ -52,7 +52,7 @@ pub fn locate(
     let Search { root, cache, version, .. } = *search;
     let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| capabilities.any(row.capabilities)).collect();
     let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
-    for row in rows.iter().filter(|row| row.kind == Kind::Required) {
+    for row in rows.iter().filter(|row| row.kind == LibraryKind::Required) {
         let first = row.capabilities.first().copied();
         if let Some(capability) = first.filter(|capability| capabilities.has(*capability))
             && !libraries.iter().any(|library| library.name == row.name)
@@ -143,7 +143,7 @@ pub fn lacking_libraries(capability: Capability, present: &[(Arch, &str)]) -> Ve
         return if lacks { vec!["32-bit libraries".to_owned()] } else { Vec::new() };
     }
     let lacks = |group: &&&[&'static str]| !group.iter().any(|name| present.contains(&(native, *name)));
-    let groups = files_catalog::characteristic(capability).iter().filter(lacks);
+    let groups = file_table::characteristic(capability).iter().filter(lacks);
     groups.filter_map(|group| Some(format!("{}.so", group.first()?))).collect()
 }
 

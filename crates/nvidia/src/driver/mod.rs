@@ -1,9 +1,9 @@
 //! The driver's files and device nodes on the host, found below the driver root.
 
-pub mod catalog;
 pub mod compat;
 pub mod diagnosis;
 pub mod elf;
+pub mod file_table;
 pub mod files;
 pub mod group;
 pub mod ipc;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use base::paths::{ContainerPath, HostPath};
 
 use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, NodeLink, Placement, ProcMask};
-use crate::driver::catalog::{DEV_LINKS, Kind, LIBRARIES, WINE_DIR, WINE_FILES};
+use crate::driver::file_table::{DEV_LINKS, LIBRARIES, LibraryKind, WINE_DIR, WINE_FILES};
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
 use crate::driver::locate::DriverFiles;
@@ -60,14 +60,14 @@ fn library(library: &Library) -> HostFile {
     HostFile {
         source: library.source.clone(),
         placement: match row.map(|row| row.kind) {
-            Some(Kind::Below(below)) => Placement::LibraryBelow(library.arch, below),
+            Some(LibraryKind::Below(below)) => Placement::LibraryBelow(library.arch, below),
             None if WINE_FILES.contains(&library.name) => Placement::LibraryBelow(library.arch, WINE_DIR),
             _ => Placement::Library(library.arch),
         },
         name: library.file_name.clone(),
         sonames: sonames(library),
         need: match row.map(|row| row.kind) {
-            Some(Kind::Required) if native => Need::Required,
+            Some(LibraryKind::Required) if native => Need::Required,
             _ => Need::Optional,
         },
     }

@@ -22,9 +22,9 @@ use crate::driver::nodes::{self, CTL_MINOR, DeviceNode, IMEX_CHANNELS, PREPARE};
 use crate::driver::{ipc, locate};
 use crate::edits::{Edits, Wanted, build};
 use crate::inventory::ask::{self, Question};
-use crate::inventory::cache::{Ask, Cache, Look};
+use crate::inventory::cache::{Ask, Cache, KernelView};
 use crate::inventory::caps::{self, MIG_MINORS, MigCap};
-use crate::inventory::kept::{self, Places};
+use crate::inventory::fingerprint::{self, Sources};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, names_of};
 use crate::inventory::{Gpu, Inventory, MigDevice, cap_files, identity, limits, merge};
@@ -42,7 +42,7 @@ pub fn has_no_gpu(config: &Config) -> bool {
 }
 
 /// By [`Cache::get`] or [`Cache::renew`]
-type Way<'a> = &'a dyn Fn(&Cache, &dyn Fn() -> Look, Ask<'_>) -> Result<(Inventory, Look)>;
+type Way<'a> = &'a dyn Fn(&Cache, &dyn Fn() -> KernelView, Ask<'_>) -> Result<(Inventory, KernelView)>;
 
 /// The driver and the GPUs of this host.
 #[derive(Debug)]
@@ -114,9 +114,9 @@ impl Host {
         };
         let look = || {
             let gpus = procfs::read_gpus(&proc);
-            let places = Places { library: &library.source, dev: &dev, proc: &proc, sys: &sys };
-            let state = kept::host_state(&places, version, &gpus);
-            Look { version: version.to_owned(), state, gpus, uptime: kept::uptime() }
+            let places = Sources { library: &library.source, dev: &dev, proc: &proc, sys: &sys };
+            let state = fingerprint::take(&places, version, &gpus);
+            KernelView { version: version.to_owned(), state, gpus, uptime: fingerprint::uptime() }
         };
         let (mut inventory, look) = match module.as_ref().and_then(|_| question.cache()) {
             Some(cache) => way(&cache, &look, &ask)?,

@@ -23,7 +23,7 @@ use super::identity::{self, Who};
 use crate::driver::{group, params};
 use crate::inventory;
 use crate::inventory::cache::Cache;
-use crate::inventory::gather::{Answer, Gathered, WORTH_ASKING};
+use crate::inventory::gather::{Gathered, NvmlAnswer, WORTH_ASKING};
 use crate::inventory::nvml::Report;
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::nvml::Library;
@@ -96,7 +96,7 @@ const MAX_PROCESSES: usize = 64;
 ///
 /// # Errors
 /// If the library cannot be loaded, fails as a whole, or does not answer in time. Not because of one GPU, while there is time.
-pub fn ask(question: &Question, end: Instant) -> Result<Answer> {
+pub fn ask(question: &Question, end: Instant) -> Result<NvmlAnswer> {
     let identity = identity::choose(question.who, &question.root, &question.library)?;
     let mut gathered = Gathered::default();
     for _ in 0..MAX_PROCESSES {

@@ -52,7 +52,7 @@ use serde::{Deserialize, Serialize};
 use base::report::{Told, catalog, failure};
 use base::sys::run_dir::RunDir;
 
-use super::kept::{HostState, is_confirmed, is_confirmed_in_part};
+use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::procfs::KernelGpu;
 use super::{Inventory, gather};
 
@@ -67,34 +67,34 @@ const SHORTLY: Duration = Duration::from_secs(1);
 
 /// What the kernel says now.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct KernelView {
     /// Of the loaded module
     pub version: String,
     /// Its GPUs
     pub gpus: Vec<KernelGpu>,
-    /// [`super::kept::host_state`]
-    pub state: Option<HostState>,
+    /// [`super::fingerprint::take`]
+    pub state: Option<Fingerprint>,
     /// Seconds since the host was started; 0 if that is unknown
     pub uptime: u64,
 }
 
 /// Asks NVML, until then.
-pub type Ask<'a> = &'a dyn Fn(Instant) -> Result<gather::Answer>;
+pub type Ask<'a> = &'a dyn Fn(Instant) -> Result<gather::NvmlAnswer>;
 
 /// An answer, as it is in the file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Answer {
+pub struct CachedInventory {
     number: u64,
     question: String,
     /// The host that it is true of; `None` if it is only for those who waited for it
     state: Option<String>,
-    /// Until when it is kept, as [`Look::uptime`], if a GPU is missing in it that hangs
+    /// Until when it is kept, as [`KernelView::uptime`], if a GPU is missing in it that hangs
     until: Option<u64>,
     inventory: Inventory,
 }
 
-impl Answer {
+impl CachedInventory {
     /// As it is kept.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -109,7 +109,7 @@ impl Answer {
 
     /// Whether the kernel confirms it, now.
     #[must_use]
-    pub fn is_true_of(&self, look: &Look) -> bool {
+    pub fn is_confirmed_by(&self, look: &KernelView) -> bool {
         let Some(state) = &look.state else { return false };
         let is_confirmed = match self.until {
             None => state.is_whole && is_confirmed(&self.inventory, &look.version, &look.gpus),
@@ -196,10 +196,10 @@ impl Cache {
     ///
     /// # Errors
     /// Those of `ask`.
-    pub fn get(&self, look: &dyn Fn() -> Look, slow: &dyn Fn(), ask: Ask<'_>) -> Result<(Inventory, Look)> {
+    pub fn get(&self, look: &dyn Fn() -> KernelView, slow: &dyn Fn(), ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
         let now = look();
         let before = self.read();
-        if let Some(kept) = before.as_ref().filter(|answer| answer.is_true_of(&now)) {
+        if let Some(kept) = before.as_ref().filter(|answer| answer.is_confirmed_by(&now)) {
             return Ok((kept.inventory.clone(), now));
         }
         slow();
@@ -211,7 +211,7 @@ impl Cache {
         // Whoever had the lock before may have got it.
         if let Some(answer) = self.read() {
             let now = look();
-            if answer.is_true_of(&now) || answer.number >= arrived.saturating_add(2) {
+            if answer.is_confirmed_by(&now) || answer.number >= arrived.saturating_add(2) {
                 return Ok((answer.inventory, now));
             }
         }
@@ -225,7 +225,7 @@ impl Cache {
     ///
     /// # Errors
     /// Those of `ask`.
-    pub fn renew(&self, look: &dyn Fn() -> Look, ask: Ask<'_>) -> Result<(Inventory, Look)> {
+    pub fn renew(&self, look: &dyn Fn() -> KernelView, ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
         let end = Instant::now() + self.patience;
         match self.lock() {
             Ok(Some(_lock)) => self.ask(look, ask, end),
@@ -235,7 +235,7 @@ impl Cache {
 
     /// Ends the kept answer unless it has the GPUs of this newer one, no more and no fewer. Without a newer one NVML has
     /// failed as a whole, and nothing it answered before can be relied on.
-    pub fn end_unless(&self, newer: Option<&Inventory>) {
+    pub fn invalidate_unless(&self, newer: Option<&Inventory>) {
         // Whoever holds the lock asks anew at this moment. What that gives is lost if this comes later: one more question.
         let _lock = self.dir.lock(&self.lock_name(), SHORTLY);
         let Some(mut kept) = self.read() else { return };
@@ -254,15 +254,15 @@ impl Cache {
     }
 
     /// Under the lock.
-    fn ask(&self, look: &dyn Fn() -> Look, ask: Ask<'_>, end: Instant) -> Result<(Inventory, Look)> {
+    fn ask(&self, look: &dyn Fn() -> KernelView, ask: Ask<'_>, end: Instant) -> Result<(Inventory, KernelView)> {
         let number = self.read().map_or(0, |answer| answer.number).saturating_add(1);
-        let gather::Answer { inventory, gave_up } = ask(end).inspect_err(|error| self.share(error))?;
+        let gather::NvmlAnswer { inventory, gave_up } = ask(end).inspect_err(|error| self.share(error))?;
         // Looked at afterwards: to ask is what makes the module learn who its GPUs are.
         let now = look();
         let state = now.state.as_ref().map(|state| state.text.clone());
         let until = gave_up.then(|| now.uptime.saturating_add(BRIEFLY));
-        let mut answer = Answer { number, question: self.question.clone(), state, until, inventory };
-        if !answer.is_true_of(&now) {
+        let mut answer = CachedInventory { number, question: self.question.clone(), state, until, inventory };
+        if !answer.is_confirmed_by(&now) {
             answer.state = None;
         }
         // A disk that is full costs the next container time.
@@ -287,9 +287,9 @@ impl Cache {
         parse(&bytes).filter(|failed: &Failed| failed.question == self.question)
     }
 
-    fn read(&self) -> Option<Answer> {
+    fn read(&self) -> Option<CachedInventory> {
         let bytes = self.dir.read(&self.name, MAX_SIZE).ok()??;
-        Answer::parse(&bytes).filter(|answer| answer.question == self.question)
+        CachedInventory::parse(&bytes).filter(|answer| answer.question == self.question)
     }
 }
 

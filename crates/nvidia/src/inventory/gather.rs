@@ -12,7 +12,7 @@ use crate::inventory::{FailedGpu, Gpu, Inventory};
 
 /// An answer of NVML's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct NvmlAnswer {
     /// The driver and its GPUs
     pub inventory: Inventory,
     /// Whether a GPU hung or crashed the process: it is among those that failed, and to ask for it again takes long.
@@ -109,7 +109,7 @@ impl Gathered {
 
     /// The answer, in the order of indices.
     #[must_use]
-    pub fn answer(mut self) -> Answer {
+    pub fn answer(mut self) -> NvmlAnswer {
         self.gpus.sort_by_key(|gpu| gpu.index);
         self.failed.sort_by_key(|failed| failed.index);
         let driver = self.driver.unwrap_or_default();
@@ -120,7 +120,7 @@ impl Gathered {
             failed: self.failed,
             ..Inventory::default()
         };
-        Answer { inventory, gave_up: !self.given_up.is_empty() }
+        NvmlAnswer { inventory, gave_up: !self.given_up.is_empty() }
     }
 }
 

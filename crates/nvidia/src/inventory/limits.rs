@@ -8,7 +8,7 @@ use base::report::{Finding, catalog};
 use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::device_id::DeviceId;
-use crate::limit_entry::{Entry, parse};
+use crate::limit_entry::{LimitEntry, parse};
 
 /// Whether containers may have this GPU, or this MIG device of it. A pattern that names a GPU means its MIG devices too.
 #[must_use]
@@ -16,7 +16,7 @@ pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
     let is_unknown = gpu.model.is_empty();
     let allowed = |entry: &String| matches(entry, gpu, mig);
     // Which models a pattern excludes cannot be decided for a GPU whose model NVML does not know: it is denied.
-    let denied = |entry: &String| allowed(entry) || is_unknown && matches!(parse(entry), Ok(Entry::Model(_)));
+    let denied = |entry: &String| allowed(entry) || is_unknown && matches!(parse(entry), Ok(LimitEntry::Model(_)));
     (limits.allow.is_empty() || limits.allow.iter().any(allowed)) && !limits.deny.iter().any(denied)
 }
 
@@ -32,10 +32,10 @@ pub fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
 /// `None`: what the entry compares is not known.
 fn matches_failed(entry: &str, gpu: &FailedGpu) -> Option<bool> {
     match parse_leniently(entry) {
-        Entry::Id(DeviceId::Mig { .. }) => Some(false),
-        Entry::Id(id) => Some(gpu.is_named(&id)),
-        Entry::Uuid(pattern) => gpu.uuid.as_ref().map(|uuid| is_like(&pattern, uuid)),
-        Entry::Model(pattern) => gpu.model.as_ref().map(|model| is_like(&pattern, model)),
+        LimitEntry::Id(DeviceId::Mig { .. }) => Some(false),
+        LimitEntry::Id(id) => Some(gpu.is_named(&id)),
+        LimitEntry::Uuid(pattern) => gpu.uuid.as_ref().map(|uuid| is_like(&pattern, uuid)),
+        LimitEntry::Model(pattern) => gpu.model.as_ref().map(|model| is_like(&pattern, model)),
     }
 }
 
@@ -56,14 +56,14 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
 }
 
 fn matches_any(entry: &str, inventory: &Inventory) -> bool {
-    let is_part = |gpu: &FailedGpu| matches!(parse_leniently(entry), Entry::Id(id) if gpu.is_named(&id));
+    let is_part = |gpu: &FailedGpu| matches!(parse_leniently(entry), LimitEntry::Id(id) if gpu.is_named(&id));
     let is_failed = |gpu: &FailedGpu| is_part(gpu) || matches_failed(entry, gpu).unwrap_or(true);
     let is_any_of =
         |gpu: &Gpu| matches(entry, gpu, None) || gpu.mig_devices.iter().any(|mig| matches(entry, gpu, Some(mig)));
     let is_excluded = |gpu: &ExcludedGpu| match parse_leniently(entry) {
-        Entry::Id(id) => gpu.is_named(&id),
-        Entry::Uuid(pattern) => gpu.uuid.as_deref().is_none_or(|uuid| is_like(&pattern, uuid)),
-        Entry::Model(_) => true,
+        LimitEntry::Id(id) => gpu.is_named(&id),
+        LimitEntry::Uuid(pattern) => gpu.uuid.as_deref().is_none_or(|uuid| is_like(&pattern, uuid)),
+        LimitEntry::Model(_) => true,
     };
     inventory.gpus.iter().any(is_any_of)
         || inventory.failed.iter().any(is_failed)
@@ -72,18 +72,18 @@ fn matches_any(entry: &str, inventory: &Inventory) -> bool {
 
 fn matches(entry: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
     match parse_leniently(entry) {
-        Entry::Id(id) => gpu.is_named(&id) || mig.is_some_and(|mig| mig.is_named(&id, gpu)),
-        Entry::Uuid(pattern) => {
+        LimitEntry::Id(id) => gpu.is_named(&id) || mig.is_some_and(|mig| mig.is_named(&id, gpu)),
+        LimitEntry::Uuid(pattern) => {
             is_like(&pattern, &gpu.uuid)
                 || mig.is_some_and(|mig| is_like(&pattern, &mig.uuid) || is_like(&pattern, &mig.old_name(gpu)))
         }
-        Entry::Model(pattern) => is_like(&pattern, &gpu.model),
+        LimitEntry::Model(pattern) => is_like(&pattern, &gpu.model),
     }
 }
 
 /// Entries of other forms are errors of config.toml, so there are none by now.
-fn parse_leniently(entry: &str) -> Entry {
-    parse(entry).unwrap_or_else(|_| Entry::Id(DeviceId::parse(entry)))
+fn parse_leniently(entry: &str) -> LimitEntry {
+    parse(entry).unwrap_or_else(|_| LimitEntry::Id(DeviceId::parse(entry)))
 }
 
 fn is_like(pattern: &str, text: &str) -> bool {

@@ -4,9 +4,10 @@ pub mod ask;
 pub mod cache;
 pub mod cap_files;
 pub mod caps;
+pub mod fingerprint;
 pub mod gather;
 pub mod identity;
-pub mod kept;
+
 pub mod limits;
 pub mod merge;
 pub mod nvml;

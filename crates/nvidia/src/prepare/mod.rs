@@ -35,7 +35,7 @@ pub fn parse_majors(devices: &str) -> BTreeMap<String, u32> {
 
 /// What a host has, as far as the plan depends on it.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct ModuleState {
     /// NVIDIA GPUs on the PCI bus
     pub pci_gpus: usize,
     /// Which of the three modules are loaded
@@ -75,7 +75,7 @@ impl fmt::Display for Node {
 
 /// The modules to load. After that the facts are others, and [`plan`] can say which nodes are due.
 #[must_use]
-pub fn missing_modules(facts: &Facts) -> Vec<&'static str> {
+pub fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
     if facts.pci_gpus == 0 {
         return Vec::new();
     }
@@ -84,7 +84,7 @@ pub fn missing_modules(facts: &Facts) -> Vec<&'static str> {
 
 /// The nodes that there must be, with these IMEX channels among them.
 #[must_use]
-pub fn plan(facts: &Facts, channels: &[u32]) -> Vec<Node> {
+pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
     let Some(policy) = facts.policy else { return Vec::new() };
     let mut nodes = Vec::new();
     let mut add = |name: String, device, policy| nodes.push(Node { name, device, policy });
@@ -136,7 +136,7 @@ pub fn not_loaded(modprobe: &str, module: &str) -> Option<anyhow::Error> {
 
 /// Why a channel cannot be had, if the driver has none of this number.
 #[must_use]
-pub fn no_such_channel(facts: &Facts, channel: u32) -> Option<anyhow::Error> {
+pub fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyhow::Error> {
     let (reason, fix) = match facts.imex.count {
         _ if !facts.majors.contains_key(IMEX_CHANNELS) => (
             format!("\"/proc/devices\" does not list {IMEX_CHANNELS}"),
@@ -182,14 +182,14 @@ impl Places {
 
     /// Looks at the host.
     #[must_use]
-    pub fn look(&self) -> Facts {
+    pub fn look(&self) -> ModuleState {
         let text = |path: &Path| self.proc.read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).ok();
         let report = |name: &str| text(&Path::new(DRIVER_PROC).join(name));
         let params = report("params").unwrap_or_default();
         let is_loaded = |module: &&str| self.sys.locate(&Path::new("/sys/module").join(module)).is_ok();
         // The module opens no GPU that the administrator excluded (NVreg_ExcludedGpus).
         let gpus = procfs::read_gpus(&self.proc).into_iter();
-        Facts {
+        ModuleState {
             pci_gpus: diagnosis::pci_gpus(&self.sys).unwrap_or_default(),
             loaded: MODULES.into_iter().filter(is_loaded).collect(),
             policy: report("version").map(|_| parse_policy(&params)),
@@ -217,13 +217,13 @@ mod tests {
         assert!(!parse_policy("ModifyDeviceFiles: 0\n").modify);
     }
 
-    fn names(facts: &Facts, channels: &[u32]) -> Vec<String> {
+    fn names(facts: &ModuleState, channels: &[u32]) -> Vec<String> {
         plan(facts, channels).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn nodes_of_a_loaded_driver() {
-        let mut facts = Facts {
+        let mut facts = ModuleState {
             pci_gpus: 2,
             loaded: vec!["nvidia", "nvidia_modeset"],
             policy: Some(parse_policy(PARAMS)),
@@ -265,6 +265,6 @@ mod tests {
         assert!(modified.len() == 2 && modified.iter().all(|node| node.name.contains("nvidia-cap")), "{modified:?}");
         facts.pci_gpus = 0;
         assert!(missing_modules(&facts).is_empty());
-        assert!(plan(&Facts::default(), &[0]).is_empty());
+        assert!(plan(&ModuleState::default(), &[0]).is_empty());
     }
 }

@@ -23,7 +23,7 @@ const ANSWER: usize = 64 + 4096 / 8;
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct MountFacts {
     /// It passes on what is mounted below it
     pub is_shared: bool,
     /// Nothing can be written to it
@@ -74,12 +74,12 @@ pub fn reused_id(file: impl AsFd) -> io::Result<u64> {
 }
 
 /// The mount that `file` lies on; `None` if this kernel, or a seccomp filter, does not tell.
-pub fn facts(file: impl AsFd) -> Option<Facts> {
+pub fn facts(file: impl AsFd) -> Option<MountFacts> {
     facts_of(id(file).ok()?)
 }
 
 /// The same of a mount whose id is known.
-pub fn facts_of(mount: Id) -> Option<Facts> {
+pub fn facts_of(mount: Id) -> Option<MountFacts> {
     match mount {
         Id::Unique(mount) => parse(&ask(mount).ok()?),
         Id::Reused(_) => None,
@@ -98,7 +98,7 @@ fn ask(mount: u64) -> io::Result<[u64; ANSWER]> {
 
 /// Of `struct statmount` the words `mask`, `sb_magic`, `mnt_parent_id`, `mnt_attr`, `mnt_propagation`, and at the half word `mnt_root` where
 /// in the text behind it the root begins.
-fn parse(answer: &[u64]) -> Option<Facts> {
+fn parse(answer: &[u64]) -> Option<MountFacts> {
     let word = |at: usize| answer.get(at).copied();
     if word(1)? & ASKED != ASKED {
         return None;
@@ -107,7 +107,7 @@ fn parse(answer: &[u64]) -> Option<Facts> {
     let at = usize::try_from(half(26)?.ok()?).ok()?;
     let texts: Vec<u8> = answer.get(64..)?.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let root = CStr::from_bytes_until_nul(texts.get(at..)?).ok()?;
-    Some(Facts {
+    Some(MountFacts {
         is_shared: word(9)? & libc::MS_SHARED != 0,
         is_read_only: word(8)? & libc::MOUNT_ATTR_RDONLY != 0,
         magic: word(3)?,
@@ -133,7 +133,7 @@ mod tests {
         answer[13] = u64::from_ne_bytes(*b"\x02\0\0\0\0\0\0\0"); // mnt_root and mnt_point
         answer[64] = u64::from_ne_bytes(*b"x\0/a b\0y");
         let facts =
-            Facts { is_shared: true, is_read_only: true, magic: 0x6367_7270, root: "/a b".to_owned(), parent: 7 };
+            MountFacts { is_shared: true, is_read_only: true, magic: 0x6367_7270, root: "/a b".to_owned(), parent: 7 };
         assert_eq!(parse(&answer), Some(facts));
         answer[13] = u64::MAX;
         assert_eq!(parse(&answer), None, "behind the end");

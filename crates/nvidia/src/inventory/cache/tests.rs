@@ -23,7 +23,7 @@ fn with_failed() -> Inventory {
     inventory
 }
 
-fn look(state: &str) -> Look {
+fn look(state: &str) -> KernelView {
     let gpu = |gpu: &crate::inventory::Gpu| KernelGpu {
         dir: gpu.bus_id.in_sysfs().into(),
         bus_id: gpu.bus_id,
@@ -31,10 +31,10 @@ fn look(state: &str) -> Look {
         uuid: Some(gpu.uuid.clone()),
         ..KernelGpu::default()
     };
-    Look {
+    KernelView {
         version: "535.1".into(),
         gpus: whole().gpus.iter().map(gpu).collect(),
-        state: (!state.is_empty()).then(|| HostState { text: state.to_owned(), is_whole: true }),
+        state: (!state.is_empty()).then(|| Fingerprint { text: state.to_owned(), is_whole: true }),
         uptime: 1000,
     }
 }
@@ -54,10 +54,10 @@ impl Scene {
         Cache::at(RunDir::open_in(self.base.path()).unwrap(), "/", question.to_owned(), patience)
     }
 
-    fn ask(&self, answer: &Inventory, takes: Duration) -> Result<gather::Answer> {
+    fn ask(&self, answer: &Inventory, takes: Duration) -> Result<gather::NvmlAnswer> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(takes);
-        Ok(gather::Answer { inventory: answer.clone(), gave_up: false })
+        Ok(gather::NvmlAnswer { inventory: answer.clone(), gave_up: false })
     }
 
     /// One start, and how often NVML was asked so far.
@@ -204,8 +204,8 @@ fn waiting_for_the_lock_takes_time_off() {
     let scene = Scene::new();
     let held = RunDir::open_in(scene.base.path()).unwrap().lock("inventory.lock", Duration::ZERO).unwrap().unwrap();
     let cache = scene.cache("q", Duration::from_millis(500));
-    type Answer = fn(&Cache, &dyn Fn() -> Look, Ask<'_>) -> Result<(Inventory, Look)>;
-    let get: Answer = |cache, look, ask| cache.get(look, &|| (), ask);
+    type Way = fn(&Cache, &dyn Fn() -> KernelView, Ask<'_>) -> Result<(Inventory, KernelView)>;
+    let get: Way = |cache, look, ask| cache.get(look, &|| (), ask);
     let left = |end: Instant| end.saturating_duration_since(Instant::now());
     for answer in [get, Cache::renew] {
         let refuse = |end: Instant| anyhow::bail!("{} ms left", left(end).as_millis());
@@ -233,7 +233,7 @@ fn waiting_for_the_lock_takes_time_off() {
 fn an_error_is_shared_with_those_who_waited() {
     let scene = Scene::new();
     let start = Instant::now();
-    let ask = |_| -> Result<gather::Answer> {
+    let ask = |_| -> Result<gather::NvmlAnswer> {
         scene.asked.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(700));
         Err(failure(&catalog::NVML_TIMEOUT, "NVML did not answer", "wait"))
@@ -259,11 +259,11 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
     let cache = scene.cache("q", Duration::from_secs(9));
     let ask = |_| {
         let answer = scene.ask(&with_failed(), Duration::ZERO)?;
-        Ok(gather::Answer { gave_up: true, ..answer })
+        Ok(gather::NvmlAnswer { gave_up: true, ..answer })
     };
     let asked_at = |uptime: u64, text: &str, is_whole: bool| {
-        let state = HostState { text: text.to_owned(), is_whole };
-        let look = || Look { uptime, state: Some(state.clone()), ..look("a") };
+        let state = Fingerprint { text: text.to_owned(), is_whole };
+        let look = || KernelView { uptime, state: Some(state.clone()), ..look("a") };
         assert_eq!(cache.get(&look, &|| (), &ask).unwrap().0, with_failed());
         scene.asked.load(Ordering::SeqCst)
     };
@@ -273,7 +273,7 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
     assert_eq!([asked_at(1061, "b", true), asked_at(1062, "b", true)], [3, 3], "another host");
     assert_eq!(asked_at(7, "b", true), 4, "not in the past");
     // With MIG devices the host has no state.
-    let mig = || Look { state: None, ..look("a") };
+    let mig = || KernelView { state: None, ..look("a") };
     for asked in 5..7 {
         cache.get(&mig, &|| (), &ask).unwrap();
         assert_eq!(scene.asked.load(Ordering::SeqCst), asked);

@@ -1,21 +1,21 @@
 //! NVML's answer, as it is kept for the next containers: the file, and whether the kernel confirms what is in it.
 
-use nvidia_host::inventory::cache::{Answer, Look};
-use nvidia_host::inventory::kept::is_confirmed;
+use nvidia_host::inventory::cache::{CachedInventory, KernelView};
+use nvidia_host::inventory::fingerprint::is_confirmed;
 use nvidia_host::inventory::procfs::KernelGpu;
 use nvidia_host::inventory::{BusId, Inventory};
 
 /// Bytes as the file, and as what is in it.
 pub fn run(data: &[u8]) {
-    if let Some(answer) = Answer::parse(data) {
+    if let Some(answer) = CachedInventory::parse(data) {
         check_file(&answer);
         let mut damaged = data.to_vec();
         if let Some(last) = damaged.last_mut() {
             *last ^= 1;
         }
-        assert_eq!(Answer::parse(&damaged), None);
+        assert_eq!(CachedInventory::parse(&damaged), None);
     }
-    if let Ok(answer) = serde_json::from_slice::<Answer>(data) {
+    if let Ok(answer) = serde_json::from_slice::<CachedInventory>(data) {
         check_file(&answer);
     }
     if let Ok(inventory) = serde_json::from_slice::<Inventory>(data) {
@@ -23,12 +23,12 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn check_file(answer: &Answer) {
+fn check_file(answer: &CachedInventory) {
     let bytes = answer.to_bytes();
-    assert_eq!(Answer::parse(&bytes).as_ref(), Some(answer));
-    assert_eq!(Answer::parse(&bytes[..bytes.len() - 1]), None, "half a file");
-    let nobody = Look { version: String::new(), gpus: Vec::new(), state: None, uptime: 0 };
-    assert!(!answer.is_true_of(&nobody), "a host that cannot be looked at");
+    assert_eq!(CachedInventory::parse(&bytes).as_ref(), Some(answer));
+    assert_eq!(CachedInventory::parse(&bytes[..bytes.len() - 1]), None, "half a file");
+    let nobody = KernelView { version: String::new(), gpus: Vec::new(), state: None, uptime: 0 };
+    assert!(!answer.is_confirmed_by(&nobody), "a host that cannot be looked at");
 }
 
 /// Of a kernel with exactly these GPUs it is true or not; of one that differs in anything, it is not.

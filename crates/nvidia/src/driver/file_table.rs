@@ -15,12 +15,12 @@ pub struct Row {
     /// One of these must be asked for.
     pub capabilities: &'static [Capability],
     /// What is special about it.
-    pub kind: Kind,
+    pub kind: LibraryKind,
 }
 
 /// What is special about a library or a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LibraryKind {
     /// Nothing: it carries the driver's version, and a container does without it.
     Plain,
     /// A container that asked for the *first* of its capabilities cannot do anything without it.
@@ -32,10 +32,10 @@ pub enum Kind {
 }
 
 const fn row(name: &'static str, capabilities: &'static [Capability]) -> Row {
-    Row { name, capabilities, kind: Kind::Plain }
+    Row { name, capabilities, kind: LibraryKind::Plain }
 }
 
-const fn kind(name: &'static str, kind: Kind, capabilities: &'static [Capability]) -> Row {
+const fn kind(name: &'static str, kind: LibraryKind, capabilities: &'static [Capability]) -> Row {
     Row { name, capabilities, kind }
 }
 
@@ -46,12 +46,12 @@ const CUDA: &[Capability] = &[Compute, Video];
 
 /// Shared libraries.
 pub const LIBRARIES: &[Row] = &[
-    kind("libnvidia-ml", Kind::Required, &[Utility]),
+    kind("libnvidia-ml", LibraryKind::Required, &[Utility]),
     row("libnvidia-cfg", &[Utility]),
     row("libnvidia-nscq", &[Utility]), // NVSwitch queries
     row("libnvsdm", &[Utility]),       // NVLink fabric
     row("libnvidia-sandboxutils", &[Utility]),
-    kind("libcuda", Kind::Required, CUDA),
+    kind("libcuda", LibraryKind::Required, CUDA),
     row("libcudadebugger", CUDA),
     row("libnvidia-opencl", CUDA),
     row("libnvidia-gpucomp", &[Compute, Video, Graphics, Display]),
@@ -62,9 +62,9 @@ pub const LIBRARIES: &[Row] = &[
     row("libnvidia-pkcs11", CUDA), // confidential computing
     row("libnvidia-pkcs11-openssl3", CUDA),
     row("libnvidia-nvvm", CUDA),
-    kind("libnvidia-nvvm70", Kind::OwnVersion("4"), CUDA),
+    kind("libnvidia-nvvm70", LibraryKind::OwnVersion("4"), CUDA),
     row("libnvidia-tileiras", CUDA),
-    kind("libvdpau_nvidia", Kind::Below("vdpau"), &[Video]),
+    kind("libvdpau_nvidia", LibraryKind::Below("vdpau"), &[Video]),
     row("libnvidia-encode", &[Video]),
     row("libnvidia-opticalflow", &[Video]),
     row("libnvcuvid", &[Video]),
@@ -85,12 +85,12 @@ pub const LIBRARIES: &[Row] = &[
     row("libnvidia-vulkan-producer", GL),
     row("libnvidia-present", GL),
     row("libnvidia-vksc-core", GL), // Vulkan SC
-    kind("libnvidia-api", Kind::OwnVersion("1"), GL),
-    kind("libnvidia-egl-gbm", Kind::OwnVersion("1"), GL),
-    kind("libnvidia-egl-wayland", Kind::OwnVersion("1"), GL),
-    kind("libnvidia-egl-wayland2", Kind::OwnVersion("1"), GL),
-    kind("libnvidia-egl-xcb", Kind::OwnVersion("1"), GL),
-    kind("libnvidia-egl-xlib", Kind::OwnVersion("1"), GL),
+    kind("libnvidia-api", LibraryKind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-gbm", LibraryKind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-wayland", LibraryKind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-wayland2", LibraryKind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-xcb", LibraryKind::OwnVersion("1"), GL),
+    kind("libnvidia-egl-xlib", LibraryKind::OwnVersion("1"), GL),
     row("libnvidia-wayland-client", &[Display]),
     row("libnvidia-ngx", &[Ngx]),
 ];

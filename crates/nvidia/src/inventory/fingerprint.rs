@@ -18,7 +18,7 @@ use crate::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 
 /// Where to look.
 #[derive(Clone, Copy, Debug)]
-pub struct Places<'a> {
+pub struct Sources<'a> {
     /// The management library, all links followed
     pub library: &'a HostPath,
     /// The root that has the device nodes
@@ -31,7 +31,7 @@ pub struct Places<'a> {
 
 /// The host, as far as NVML's answer depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostState {
+pub struct Fingerprint {
     /// One text of all of it; two that differ are two hosts
     pub text: String,
     /// Whether each GPU says who it is, is on the bus and has its node
@@ -40,7 +40,7 @@ pub struct HostState {
 
 /// Looks. `None` if an answer of NVML may not be kept at all: something cannot be looked at, or there are MIG devices.
 #[must_use]
-pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Option<HostState> {
+pub fn take(places: &Sources<'_>, version: &str, gpus: &[KernelGpu]) -> Option<Fingerprint> {
     let mut text = format!("module {version} {}\n", module_load());
     let boot = proc_file::read_text("/proc/sys/kernel/random/boot_id").ok()?;
     let library = rustix::fs::stat(places.library.as_path()).ok()?;
@@ -64,7 +64,7 @@ pub fn host_state(places: &Places<'_>, version: &str, gpus: &[KernelGpu]) -> Opt
         let (minor, uuid) = (gpu.minor.unwrap_or(u32::MAX), gpu.uuid.as_deref().unwrap_or("?"));
         writeln!(text, "{} {minor} {uuid} {} {is_there}", gpu.bus_id, node.as_deref().unwrap_or("?")).ok()?;
     }
-    Some(HostState { text, is_whole })
+    Some(Fingerprint { text, is_whole })
 }
 
 /// Whether the answer is one that the kernel confirms: the same GPUs, by bus id, UUID and minor, all of them well, and none
