@@ -22,7 +22,8 @@
 //! | [`driver`], [`inventory`], [`nvml`], [`host`] | what the host has |
 //! | [`edits`], [`lower`] | what the container gets |
 //! | [`cdi`] | the same as devices that engines know by name |
-//! | [`inject`] | doing it |
+//! | [`plan`] | all of the above, as one decision about a container |
+//! | [`inject`], [`stages`] | doing it |
 //! | [`cli`], [`log`], [`record`] | around it |
 
 pub mod cdi_check;
@@ -33,6 +34,8 @@ pub mod inject;
 pub mod log;
 pub mod lower;
 pub mod oci;
+pub mod plan;
 pub mod record;
 pub mod request;
 pub mod select;
+pub mod stages;

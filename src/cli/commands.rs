@@ -3,7 +3,8 @@
 use Completes::{CdiDevices, Commands, Directories, Files, Nothing, Words};
 
 use super::grammar::{Command, Completes, Operand, Opt, Program, option, switch};
-use super::{Verb, cdi, hook};
+use super::{Verb, cdi};
+use crate::stages::prestart::Place;
 
 /// What is parsed, explained and completed.
 pub static PROGRAM: Program = Program {
@@ -72,20 +73,20 @@ const fn stage(name: &'static str, verb: Verb, summary: &'static str, about: &'s
 static COMMANDS: &[Command] = &[
     stage(
         "prestart",
-        Verb::Inject(hook::Place::Outside),
+        Verb::Inject(Place::Outside),
         "set the container up",
         "An engine calls it when the container's file system is mounted and its process waits. The container's state is on \
          stdin, and config.json is where the state says.",
     ),
     stage(
         "createRuntime",
-        Verb::Inject(hook::Place::Outside),
+        Verb::Inject(Place::Outside),
         "the same, by its newer name",
         "CRI-O and Podman call it where a hook's JSON file says prestart.",
     ),
     stage(
         "createContainer",
-        Verb::Inject(hook::Place::Inside),
+        Verb::Inject(Place::Inside),
         "the same, from inside of the container's namespaces",
         "For engines that know only the newer stages. It does not work in a container with a user namespace.",
     ),

@@ -18,15 +18,16 @@ use nvidia_host::edits::Edits;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report;
 
-use super::plan::{self, Verdict};
-use super::{Options, Stage, USAGE, output, precreate};
+use super::{Options, Stage, USAGE, output};
 use crate::inject::container::Container;
 use crate::log::Log;
 use crate::lower::text;
 use crate::oci::{self, SpecView};
+use crate::plan::{self, Verdict};
 use crate::request::asked::Asked;
 use crate::request::{self, Decision, GpuRequest};
 use crate::select;
+use crate::stages::precreate;
 
 /// All that there is to tell. The names are an interface.
 #[derive(Debug, Serialize)]
@@ -156,7 +157,7 @@ fn decide(
     let pid = match called {
         Called::WithState(pid) => pid,
         Called::Precreate(text) => {
-            let details = (request, config, options);
+            let details = (request, config, options.cdi.hook_path.as_deref());
             let additions = precreate::plan(spec, &host, &edits, details, &mut explanation.findings)?;
             additions.apply(text)?;
             explanation.edits = text::describe_additions(&additions);

@@ -9,15 +9,11 @@ pub mod doctor;
 pub mod explain;
 pub mod grammar;
 mod help;
-pub mod hook;
 pub mod info;
 pub mod list;
 pub mod nvidia;
 pub mod output;
-pub mod plan;
-pub mod precreate;
 pub mod prepare;
-pub mod rootfs;
 pub mod selection;
 pub mod status;
 pub mod terminal;
@@ -33,6 +29,8 @@ use anyhow::{Context, Result, bail};
 use base::report::{catalog, failure};
 
 use crate::log::Log;
+use crate::stages;
+use crate::stages::prestart::{self, Place};
 pub use commands::PROGRAM;
 use grammar::{Asked, Line};
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
@@ -43,7 +41,7 @@ use terminal::Terminal;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// prestart, createRuntime, createContainer
-    Inject(hook::Place),
+    Inject(Place),
     /// Podman's own stage
     Precreate,
     /// A stage at which there is nothing to do
@@ -134,7 +132,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> Exit
     // What our own CDI specs have engines call; nobody types it.
     if args.first().is_some_and(|word| word == rootfs_edits::VERB) {
         return match RootfsEdits::parse(args.into_iter().skip(1).collect()) {
-            Ok(edits) => rootfs::run(edits),
+            Ok(edits) => stages::rootfs::run(edits),
             Err(error) => usage_error(&grammar::wrong(&PROGRAM, None, &error.to_string())),
         };
     }
@@ -159,8 +157,8 @@ fn usage_error(error: &anyhow::Error) -> ExitCode {
 
 fn carry_out(verb: Verb, options: &Options, terminal: Terminal) -> ExitCode {
     match verb {
-        Verb::Inject(place) => hook::run(place, options.config.as_deref(), false),
-        Verb::Precreate => precreate::run(options),
+        Verb::Inject(place) => prestart::run(place, options.config.as_deref(), false),
+        Verb::Precreate => precreate(options.config.as_deref(), options.cdi.hook_path.as_deref()),
         // Of nvidia-container-cli, which runs it by itself.
         Verb::Nothing | Verb::Configure => ExitCode::SUCCESS,
         Verb::Cdi(verb) => cdi::run(verb, options),
@@ -171,12 +169,20 @@ fn carry_out(verb: Verb, options: &Options, terminal: Terminal) -> ExitCode {
         Verb::Prepare => prepare::run(options),
         Verb::Status => status::run(options, terminal),
         Verb::Why => why::run(options),
-        Verb::Forget => hook::forget(),
+        Verb::Forget => prestart::forget(),
         Verb::Completion => completion::run(&options.operands),
         Verb::Help => {
             let words: Vec<_> = options.operands.iter().map(|word| word.to_string_lossy()).collect();
             print_help((!words.is_empty()).then(|| words.join(" ")).as_deref())
         }
+    }
+}
+
+/// Podman does not show what a hook of this stage writes to stderr.
+pub(super) fn precreate(config: Option<&Path>, hook_path: Option<&Path>) -> ExitCode {
+    match stages::precreate::run(config, hook_path) {
+        Some(config_json) => output::write(&config_json),
+        None => ExitCode::FAILURE,
     }
 }
 
@@ -265,10 +271,10 @@ mod tests {
     fn commands() {
         let with_config = || Options { config: Some("/c".into()), ..Options::default() };
         for (args, verb, options) in [
-            (&["prestart"][..], Verb::Inject(hook::Place::Outside), Options::default()),
-            (&["createRuntime"], Verb::Inject(hook::Place::Outside), Options::default()),
-            (&["createContainer"], Verb::Inject(hook::Place::Inside), Options::default()),
-            (&["--config", "/c", "prestart"], Verb::Inject(hook::Place::Outside), with_config()),
+            (&["prestart"][..], Verb::Inject(Place::Outside), Options::default()),
+            (&["createRuntime"], Verb::Inject(Place::Outside), Options::default()),
+            (&["createContainer"], Verb::Inject(Place::Inside), Options::default()),
+            (&["--config", "/c", "prestart"], Verb::Inject(Place::Outside), with_config()),
             (&["precreate", "--config=/c"], Verb::Precreate, with_config()),
             (&["poststop"], Verb::Forget, Options::default()),
             (

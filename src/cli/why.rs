@@ -13,10 +13,10 @@ use base::report::{Finding, catalog, failure, one_line};
 use base::sys::{ns, run_dir};
 use nvidia_host::config;
 
-use super::plan::{self, Verdict};
 use super::{Options, output, why_list};
 use crate::log::Log;
 use crate::oci;
+use crate::plan::{self, Verdict};
 use crate::record::storage::{self, Listed};
 use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};

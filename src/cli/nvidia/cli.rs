@@ -10,13 +10,14 @@ use base::paths::HostPath;
 use base::report::{catalog, failure, line};
 use nvidia_host::config::{self, Config, UserSpec};
 use nvidia_host::device_id::imex_channel;
+use nvidia_host::prepare::host::{AT_BOOT, may_prepare, prepare_host};
 
 use super::configure;
 use crate::cli::grammar::{self, Asked, Command, Completes, Line, Operand, Opt, Program, option, switch};
-use crate::cli::prepare::{AT_BOOT, may_prepare, prepare_host};
 use crate::cli::selection::{self, Selection};
-use crate::cli::{Verb, help, hook, info, list, output};
+use crate::cli::{Verb, help, info, list, output};
 use crate::log::Log;
+use crate::stages::prestart;
 
 /// What is parsed and explained.
 pub static PROGRAM: Program = Program {
@@ -265,7 +266,7 @@ impl Options {
         config.make_imex_channels &= !self.no_imex_channels;
         config.edit_cgroups &= !self.no_cgroups;
         config.cuda_compat &= !self.no_cuda_compat;
-        hook::open_log(&config, log);
+        prestart::open_log(&config, log);
         findings.iter().for_each(|finding| log.finding(finding));
         Ok(config)
     }

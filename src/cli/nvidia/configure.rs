@@ -9,9 +9,9 @@ use nvidia_host::capability::Capabilities;
 use nvidia_host::config::Config;
 
 use super::cli::Options;
-use crate::cli::hook::{self, Place};
 use crate::log::Log;
 use crate::oci::{Pod, SpecView, State};
+use crate::stages::prestart::{self, Place};
 
 /// Gives it to the container whose root file system is `rootfs`: of the process that was named, or where we are.
 pub(super) fn configure(rootfs: &Path, options: &Options, config: &Config, log: &mut Log) -> Result<()> {
@@ -33,7 +33,7 @@ pub(super) fn configure(rootfs: &Path, options: &Options, config: &Config, log: 
     log.name_container(&state.id, Pod::default(), &state.bundle);
     log.connect();
     let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
-    hook::set_up_gpus(place, &state, &spec, &request, config, log)
+    prestart::set_up_gpus(place, &state, &spec, &request, config, log)
 }
 
 fn capabilities(options: &Options) -> Capabilities {

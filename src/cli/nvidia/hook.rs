@@ -11,8 +11,9 @@ use anyhow::{Result, bail};
 use base::report::{catalog, failure};
 
 use crate::cli::grammar::Program;
-use crate::cli::{PROGRAM, USAGE, Verb, hook, output, precreate};
+use crate::cli::{PROGRAM, USAGE, Verb, output, precreate};
 use crate::log::Log;
+use crate::stages::prestart;
 
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
@@ -55,11 +56,9 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
     }
     let Some(stage) = call.stage else { return wrong("it names no stage") };
     match verb(&PROGRAM, &stage) {
-        Some(Verb::Inject(place)) => hook::run(place, call.config.as_deref(), call.debug),
-        Some(Verb::Precreate) => {
-            precreate::run(&crate::cli::Options { config: call.config, ..crate::cli::Options::default() })
-        }
-        Some(Verb::Forget) => hook::forget(),
+        Some(Verb::Inject(place)) => prestart::run(place, call.config.as_deref(), call.debug),
+        Some(Verb::Precreate) => precreate(call.config.as_deref(), None),
+        Some(Verb::Forget) => prestart::forget(),
         Some(_) => ExitCode::SUCCESS,
         None => wrong(&format!("{stage:?} is no stage this hook serves")),
     }

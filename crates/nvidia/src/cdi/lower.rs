@@ -60,6 +60,17 @@ impl NodeFacts {
         }
     }
 
+    /// Those of the nodes of these edits that exist.
+    #[must_use]
+    pub fn of_nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, Self> {
+        let nodes = edits.flat_map(|edits| &edits.nodes);
+        let facts = nodes.filter_map(|node| {
+            let stat = rustix::fs::lstat(node.source.as_path()).ok()?;
+            Some((node.source.clone(), Self::of(&stat)))
+        });
+        facts.collect()
+    }
+
     /// The group that a process must be in to use it, if not everybody may.
     #[must_use]
     pub const fn additional_gid(self) -> Option<u32> {

@@ -4,6 +4,7 @@
 pub mod entry;
 pub mod generate;
 pub mod lower;
+pub mod of_host;
 pub mod stamp;
 
 use std::path::{Path, PathBuf};

@@ -86,9 +86,9 @@ impl Stamp {
         Self::parse(&entries.filter_map(|entry| entry.stamp).next()?)
     }
 
-    /// Looks at the host; `None` if no driver is loaded, or it has no GPU. `options` are those of the command line.
+    /// Looks at the host; `None` if no driver is loaded, or it has no GPU. A spec depends on `settings` as well.
     #[must_use]
-    pub fn look(config: &Config, options: &impl std::fmt::Debug) -> Option<Self> {
+    pub fn look(config: &Config, settings: &impl std::fmt::Debug) -> Option<Self> {
         let driver = Tree::open(&config.driver_root).ok()?;
         let proc = driver.owner_of(DRIVER_PROC).ok()?;
         let driver_version = procfs::read_version(&proc)?;
@@ -98,7 +98,7 @@ impl Stamp {
         }
         let mut hasher = DefaultHasher::new();
         env!("CARGO_PKG_VERSION").hash(&mut hasher);
-        format!("{config:?} {options:?}").hash(&mut hasher);
+        format!("{config:?} {settings:?}").hash(&mut hasher);
         for gpu in gpus {
             let information = Path::new(DRIVER_PROC).join("gpus").join(&gpu.dir).join("information");
             (gpu.dir, proc.read(&information).unwrap_or_default()).hash(&mut hasher);

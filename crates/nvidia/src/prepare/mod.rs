@@ -3,6 +3,7 @@
 //!
 //! [`plan`] decides, [`super::make_node`] acts.
 
+pub mod host;
 mod label;
 pub mod make_node;
 

@@ -1,8 +1,7 @@
 //! `precreate`, Podman's own stage: config.json on stdin, and on stdout as the runtime shall see it. The runtime then gives
 //! the devices, and gives them again whenever it applies its rules again.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -14,38 +13,39 @@ use base::sys::ns;
 use cdi_spec::spec::ContainerEdits;
 use nvidia_host::capability::Capability;
 use nvidia_host::cdi::entry::RootfsEdits;
-use nvidia_host::cdi::lower::{SpecContext, lower};
+use nvidia_host::cdi::lower::{NodeFacts, SpecContext, lower};
 use nvidia_host::config::Config;
 use nvidia_host::edits::Edits;
 use nvidia_host::edits::placement::RootfsFacts;
 use nvidia_host::host::Host;
 
-use super::{Options, cdi, hook, output};
+use super::prestart;
 use crate::inject::container::{self, Container};
 use crate::inject::hosts_dev::HostsDev;
 use crate::log::Log;
 use crate::lower::access::Process;
 use crate::lower::oci::{Additions, OciFacts, gid_inside};
 use crate::oci::{self, SpecView};
+use crate::plan::hook_program;
 use crate::record::{Outcome, storage};
 use crate::request::{self, GpuRequest};
 
-/// Prints the config.json of the container; nothing and 1 if it must not start. Podman does not show what is said here.
+/// The config.json of the container whose config.json is on stdin; `None` if it must not start. Podman does not show what is
+/// said here. `hook_path` is the program for the hook entry, if it is not this one.
 #[must_use]
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(config: Option<&Path>, hook_path: Option<&Path>) -> Option<Vec<u8>> {
     let mut log = Log::of("precreate");
-    let edited = edit(options, &mut log);
-    edited.map_or_else(
-        |error| {
+    match edit(config, hook_path, &mut log) {
+        Ok(config_json) => Some(config_json),
+        Err(error) => {
             log.fail(&error);
-            ExitCode::FAILURE
-        },
-        |bytes| output::write(&bytes),
-    )
+            None
+        }
+    }
 }
 
 /// The bytes that were read, where there is nothing to do.
-fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
+fn edit(config: Option<&Path>, hook_path: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
     let start = Instant::now();
     let bytes = read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
@@ -54,16 +54,16 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
     log.name_container(&id, spec.pod.clone(), &bundle);
-    let Some((request, config)) = hook::read_request(&spec, options.config.as_deref(), log)? else { return Ok(bytes) };
-    let Some((host, edits)) = hook::look(&request, &config, log)? else { return Ok(bytes) };
+    let Some((request, config)) = prestart::read_request(&spec, config, log)? else { return Ok(bytes) };
+    let Some((host, edits)) = prestart::look(&request, &config, log)? else { return Ok(bytes) };
     container::set_deadline(start)?;
     let mut findings = Vec::new();
-    let additions = plan(&spec, &host, &edits, (&request, &config, options), &mut findings);
+    let additions = plan(&spec, &host, &edits, (&request, &config, hook_path), &mut findings);
     findings.iter().for_each(|finding| log.finding(finding));
     let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let edited = additions.apply(text)?;
-    let given = format!("config.json has {} now", hook::in_words(&edits, &host, &request));
+    let given = format!("config.json has {} now", prestart::in_words(&edits, &host, &request));
     log.step_done("config.json");
     log.note(&given);
     log.end(Outcome::Given, &given);
@@ -75,14 +75,14 @@ fn edit(options: &Options, log: &mut Log) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// If the container cannot have these edits.
-pub(super) fn plan(
+pub fn plan(
     spec: &SpecView,
     host: &Host,
     edits: &Edits,
-    (request, config, options): (&GpuRequest, &Config, &Options),
+    (request, config, hook_path): (&GpuRequest, &Config, Option<&Path>),
     findings: &mut Vec<Finding>,
 ) -> Result<Additions> {
-    let facts = host_facts(spec, host, edits, options, findings)?;
+    let facts = host_facts(spec, host, edits, hook_path, findings)?;
     let more = RootfsEdits { cuda_compat: cuda_compat(host, request, config), ..RootfsEdits::default() };
     let lowered = lower(edits, &facts, more).sort();
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
@@ -102,7 +102,7 @@ fn shut(edits: &Edits, lowered: &ContainerEdits, spec: &SpecView, facts: OciFact
     }
     let groups = lowered.additional_gids.iter().copied().filter(|gid| gid_inside(*gid, spec, facts).is_some());
     let process = Process::of(spec, facts.in_user_namespace).with_groups(groups);
-    let nodes = cdi::nodes(std::iter::once(edits));
+    let nodes = NodeFacts::of_nodes(std::iter::once(edits));
     process.finding(nodes.iter().filter(|(_, node)| !process.may_open(**node)).map(|(path, node)| (path, *node)))
 }
 
@@ -119,7 +119,7 @@ fn host_facts(
     spec: &SpecView,
     host: &Host,
     edits: &Edits,
-    options: &Options,
+    hook_path: Option<&Path>,
     findings: &mut Vec<Finding>,
 ) -> Result<SpecContext> {
     let image = Container::facts_of(&spec.rootfs);
@@ -127,8 +127,8 @@ fn host_facts(
     Ok(SpecContext {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),
-        program: cdi::program(&options.cdi)?,
-        nodes: cdi::nodes(std::iter::once(edits)),
+        program: hook_program(hook_path)?,
+        nodes: NodeFacts::of_nodes(std::iter::once(edits)),
         additional_gids: true,
         image,
     })

@@ -7,10 +7,11 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::paths::ContainerPath;
-use base::report::{Finding, catalog, line};
+use base::paths::{ContainerPath, HostPath};
+use base::report::{Finding, catalog, failure, line};
 use base::sys::ns;
 use nvidia_host::capability::Capability;
+use nvidia_host::cdi::lower::NodeFacts;
 use nvidia_host::config::{self, Config, NoGpu};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::driver::compat;
@@ -19,7 +20,6 @@ use nvidia_host::edits::{DeviceNode, Edits};
 use nvidia_host::host::{self, Host};
 use nvidia_host::inventory::select::Device;
 
-use super::cdi::nodes;
 use crate::lower::access::{self, Process};
 use crate::lower::live::{self, Step};
 use crate::oci::{Pod, SpecView};
@@ -164,7 +164,7 @@ pub fn steps(
 pub fn access(steps: &mut [Step], edits: &Edits, spec: &SpecView, config: &Config) -> Result<Option<Finding>> {
     let is_rootless = ns::in_user_namespace()?;
     let process = Process::of(spec, is_rootless);
-    let mut nodes = nodes(std::iter::once(edits));
+    let mut nodes = NodeFacts::of_nodes(std::iter::once(edits));
     // The runtime creates these, for this container.
     let is_given = |node: &&DeviceNode| spec.devices.iter().any(|device| device.path == node.path.absolute());
     for node in edits.nodes.iter().filter(is_given) {
@@ -197,4 +197,23 @@ pub fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Re
         ));
     }
     Err(error)
+}
+
+/// The program that the hook entries of config.json and of CDI specs start: this one, unless another is named.
+///
+/// # Errors
+/// If its path is not absolute.
+pub fn hook_program(named: Option<&Path>) -> Result<HostPath> {
+    let path = match named {
+        Some(path) => path.to_owned(),
+        None => std::env::current_exe()?,
+    };
+    if !path.is_absolute() {
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            format!("the program {path:?} is no absolute path"),
+            "name it so with --hook-path",
+        ));
+    }
+    Ok(HostPath::new(path))
 }

@@ -17,15 +17,15 @@ use nvidia_host::config::Config;
 use nvidia_host::edits::{Edits, Wanted};
 use nvidia_host::host::Host;
 use nvidia_host::prepare::Places;
+use nvidia_host::prepare::host::{Prepared, may_prepare, prepare_host};
 use nvidia_host::timeouts;
 
-use super::plan::{self, Verdict};
-use super::prepare::{Prepared, may_prepare, prepare_host};
 use crate::inject::container::{self, Container};
 use crate::inject::{self, cgroup, leftovers};
 use crate::log::Log;
 use crate::oci::device_rules::{DeviceRule, already_allowed};
 use crate::oci::{self, SpecView, State};
+use crate::plan::{self, Verdict};
 use crate::record::Outcome;
 use crate::record::created::{self, Entry};
 use crate::record::store::Store;
@@ -149,7 +149,7 @@ fn leave_alone(finding: &Finding, log: &mut Log) {
 }
 
 /// Opens the configured log. Losing it is no reason to stop a container.
-pub(super) fn open_log(config: &Config, log: &mut Log) {
+pub fn open_log(config: &Config, log: &mut Log) {
     if let Some(path) = &config.debug
         && !log.is_open()
         && let Err(error) = log.open(path)

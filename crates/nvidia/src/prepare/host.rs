@@ -1,0 +1,74 @@
+//! Loads the driver's modules and makes its device nodes, for the `prepare` command and before the first container.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::{Places, make_node};
+use crate::config::Config;
+use crate::driver;
+use base::sys::{ns, process};
+
+/// How long the driver's modules may take to load. A module of 100 MB from a slow disk takes seconds.
+pub const AT_BOOT: Duration = Duration::from_secs(180);
+
+/// What was done on a host, and what failed.
+#[derive(Debug, Default)]
+pub struct Prepared {
+    /// A line for each module and node
+    pub done: Vec<String>,
+    /// What could not be done, without which containers get no GPU, or not the one that they ask for
+    pub failed: Vec<anyhow::Error>,
+    /// Whether the driver is loaded now
+    pub is_loaded: bool,
+}
+
+/// Whether this process can load modules and make nodes.
+///
+/// # Errors
+/// If the user namespace cannot be determined.
+pub fn may_prepare() -> Result<bool> {
+    Ok(rustix::process::geteuid().is_root() && !ns::in_user_namespace()?)
+}
+
+/// Loads the modules and makes the nodes that are missing, these IMEX channels among them. A failure does not stop the
+/// rest. All modules together may take as long as `patience`.
+///
+/// # Errors
+/// If a driver root cannot be opened.
+pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Result<Prepared> {
+    let places = Places::of(driver::open_root(&config.driver_root)?, config.dev_root.as_ref())?;
+    let mut prepared = Prepared::default();
+    // A driver root of its own is a container's that loads modules itself.
+    if config.driver_root.as_path() == Path::new("/") {
+        load_modules(&places, patience, &mut prepared);
+    }
+    let facts = places.look();
+    prepared.is_loaded = facts.policy.is_some();
+    for node in super::plan(&facts, channels) {
+        match make_node::carry_out(&places.dev.path(), &node) {
+            Ok(true) => prepared.done.push(format!("made {node}")),
+            Ok(false) => {}
+            Err(error) => prepared.failed.push(error),
+        }
+    }
+    prepared.failed.extend(channels.iter().filter_map(|channel| super::no_such_channel(&facts, *channel)));
+    Ok(prepared)
+}
+
+fn load_modules(places: &Places, patience: Duration, prepared: &mut Prepared) {
+    let program = places.driver.read(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
+    let program = String::from_utf8_lossy(&program).trim().to_owned();
+    let program = if program.is_empty() { "/sbin/modprobe" } else { &program };
+    let end = Instant::now() + patience;
+    for module in super::missing_modules(&places.look()) {
+        let left = end.saturating_duration_since(Instant::now());
+        if !left.is_zero() && process::run_modprobe(Path::new(program), module, left).unwrap_or(false) {
+            prepared.done.push(format!("loaded {module}"));
+            continue;
+        }
+        prepared.done.push(format!("could not load {module}"));
+        prepared.failed.extend(super::not_loaded(program, module));
+    }
+}
