@@ -2,9 +2,12 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Barrier;
 
+use nix::sched::CloneFlags;
 use serde_json::{Value, json};
 
+use base::sys::ns;
 use cdi_spec::spec::{ContainerEdits, Spec};
 use oci_nvidia_hook::engine::{Version, version};
 
@@ -13,7 +16,7 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
-use crate::support::{HOOK, Ran, run, scratch};
+use crate::support::{HOOK, Need, Ran, run, scratch};
 
 pub const TESTS: &[Test] = &[
     ("cdi_containers::hook_entries", crate::driver::NEEDS, hook_entries),
@@ -24,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS, {
         the_containers_environment_does_not_reach_the_hook
     }),
+    ("cdi_containers::a_thread_of_the_runtime", &[Need::Root], a_thread_of_the_runtime),
     ("cdi_containers::podman_on_cgroup_v2", NEEDS_V2, || podman_in(Cgroup::V2, "--tty=false")),
     ("cdi_containers::podman_read_only", NEEDS, || podman_in(Cgroup::AsMounted, "--read-only")),
     ("cdi_containers::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::WithCrun, "--tty=false")),
@@ -199,6 +203,24 @@ fn the_containers_environment_does_not_reach_the_hook() {
         start(&spec).ok();
         assert_eq!(mark.exists(), is_owned, "env: {env}");
     }
+}
+
+/// A thread of runc enters the namespace of the container, and the others stay where they are.
+fn a_thread_of_the_runtime() {
+    let own = std::process::id().to_string();
+    assert!(ns::shares_mount_ns(&own) && !ns::shares_mount_ns("4194305"));
+    let (entered, wait) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            nix::sched::unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).unwrap();
+            entered.wait();
+            wait.wait();
+        });
+        entered.wait();
+        let shares = ns::shares_mount_ns(&own);
+        wait.wait();
+        assert!(!shares && ns::mount_ns_of(&own) == ns::mount_ns_of("self"), "the first thread alone says nothing");
+    });
 }
 
 fn runc_version() -> Version {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use super::proc_file;
@@ -34,7 +35,12 @@ impl MountNs {
 
 /// Which mount namespace a process is in; `None` if that is not to be known, as of the host's processes in a user namespace.
 pub fn mount_ns_of(pid: &str) -> Option<(u64, u64)> {
-    let stat = rustix::fs::stat(format!("/proc/{pid}/ns/mnt")).ok()?;
+    namespace_of(&Path::new("/proc").join(pid))
+}
+
+/// The mount namespace of the process or thread with this directory below /proc.
+fn namespace_of(proc_dir: &Path) -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat(proc_dir.join("ns/mnt")).ok()?;
     Some((stat.st_dev, stat.st_ino))
 }
 
@@ -42,9 +48,17 @@ pub fn mount_ns_of(pid: &str) -> Option<(u64, u64)> {
 /// container's first process, or of the host's first process.
 pub fn in_mount_ns_of_runtime() -> bool {
     let runtime = proc_file::parent("self").and_then(|init| proc_file::parent(&init.to_string()));
-    let others = runtime.map(|pid| pid.to_string()).into_iter().chain(["1".to_owned()]);
-    let own = mount_ns_of("self");
-    own.is_some() && others.into_iter().any(|pid| mount_ns_of(&pid) == own)
+    let runtime = runtime.is_some_and(|pid| shares_mount_ns(&pid.to_string()));
+    runtime || (mount_ns_of("self").is_some() && mount_ns_of("self") == mount_ns_of("1"))
+}
+
+/// Whether all threads of a process are in our mount namespace. runc 1.2 and newer have one thread that enters the
+/// namespace of the container to open the sources of its mounts, and it may be the one that /proc shows as the process.
+pub fn shares_mount_ns(pid: &str) -> bool {
+    let Some(own) = mount_ns_of("self") else { return false };
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let mut namespaces = threads.flatten().filter_map(|thread| namespace_of(&thread.path())).peekable();
+    namespaces.peek().is_some() && namespaces.all(|namespace| namespace == own)
 }
 
 /// Enters the cgroup namespace of the process `pid`: paths of cgroups then mean what they mean there.
