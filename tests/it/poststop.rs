@@ -20,9 +20,7 @@ pub const TESTS: &[Test] = &[
 /// The file that docs/ways.md has for it, with the tested program.
 fn install(podman: &Podman) {
     let docs = std::fs::read_to_string(source("docs/ways.md")).unwrap();
-    let (_, file) = docs.split_once("oci-nvidia-hook-poststop.json <<'EOF'\n").unwrap();
-    let (text, _) = file.split_once("\nEOF\n").unwrap();
-    let mut json: Value = serde_json::from_str(text).unwrap();
+    let mut json: Value = serde_json::from_str(crate::docs::blocks(&docs, "json")[0]).unwrap();
     assert_eq!(json["stages"], serde_json::json!(["poststop"]));
     json["hook"]["path"] = HOOK.into();
     std::fs::write(podman.hooks.join("oci-nvidia-hook-poststop.json"), json.to_string()).unwrap();
