@@ -16,7 +16,7 @@ help:
 
 ## Builds target/release/oci-nvidia-hook.
 build:
-	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked --features lean
 
 ## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:
@@ -50,7 +50,7 @@ fuzz:
 ## Measures what a container start costs. The results are compared with docs/performance.md. As root, on a quiet machine.
 bench:
 	@tests/install-tools bench
-	$(CARGO) bench --locked --profile dist --bench pure --bench cost
+	$(CARGO) bench --locked --profile dist --features lean --bench pure --bench cost
 
 ## Tests a whole virtual machine. It boots Debian with these packages, the fake driver and its kernel modules in /, four times, the last one
 ## with SELinux enforcing. As root, on Debian; the first time it downloads 300 MB. It takes a quarter of an hour without KVM.

@@ -1,4 +1,4 @@
-//! What it costs to start: a container that asks for no GPU, beside `/bin/true`, each in turn, in the same run.
+//! The cost of a container that asks for no GPU, compared to `/bin/true`: both are started in turn, in the same run.
 //!
 //! `cargo bench --bench start [-- OTHER-BUILD-OF-THE-HOOK...]`
 #![allow(
@@ -36,15 +36,16 @@ fn main() {
             times.push(start.elapsed());
         }
     }
-    let baseline = median(&mut programs[0].1);
+    let baseline = tenth(&mut programs[0].1);
     for (program, times) in &mut programs {
-        let median = median(times);
-        let ratio = median.as_secs_f64() / baseline.as_secs_f64();
-        println!("{:.3} ms  {ratio:.2} x /bin/true  {program}", median.as_secs_f64() * 1e3);
+        let tenth = tenth(times);
+        let ratio = tenth.as_secs_f64() / baseline.as_secs_f64();
+        println!("{:.3} ms  {ratio:.2} x /bin/true  {program}", tenth.as_secs_f64() * 1e3);
     }
 }
 
-fn median(times: &mut [Duration]) -> Duration {
+/// The time that a tenth of the runs stays below: other programs delay the rest more than this one varies.
+fn tenth(times: &mut [Duration]) -> Duration {
     times.sort();
-    times[times.len() / 2]
+    times[times.len() / 10]
 }

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use serde_json::json as value;
 
@@ -19,7 +21,7 @@ use nvidia_host::inventory::procfs::DRIVER_PROC;
 use nvidia_host::inventory::report::Report;
 
 use super::look::CONFIG;
-use super::{Facts, Outcome, gzip, tar};
+use super::{Facts, Outcome};
 use crate::engine::Engine;
 use crate::engine::status::Status;
 use crate::record::Record;
@@ -70,12 +72,12 @@ pub fn collect(
     for path in BTreeSet::from_iter(paths) {
         let root = if path.starts_with(proc) { driver } else { host };
         if let Ok(bytes) = root.read(&path) {
-            members.push((format!("files{}", path.display()), end_of(&bytes).to_vec()));
+            members.push((member_name(&path), end_of(&bytes).to_vec()));
         }
     }
     if let Some((log, _)) = &facts.log {
         members.push(match end_of_log(log) {
-            Ok(bytes) => (format!("files{}", log.display()), bytes),
+            Ok(bytes) => (member_name(log), bytes),
             Err(why) => {
                 ("left-out.txt".to_owned(), one_line(&format!("{}: {}", log.display(), line(&why))).into_bytes())
             }
@@ -113,6 +115,12 @@ fn end_of_log(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Where a file of the host lies in the archive. Tar refuses names with "..", which the path of `--config` can have.
+fn member_name(path: &Path) -> String {
+    let names = path.components().filter(|component| matches!(component, Component::Normal(_)));
+    Path::new("files").join(names.collect::<std::path::PathBuf>()).to_string_lossy().into_owned()
 }
 
 fn end_of(bytes: &[u8]) -> &[u8] {
@@ -154,16 +162,9 @@ fn records() -> Vec<Member> {
 /// # Errors
 /// If something has that name already, a link too, or it cannot be written.
 pub fn write(path: &Path, members: &[Member]) -> Result<()> {
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let mut archive = Vec::new();
-    for (name, content) in members {
-        tar::add(&mut archive, &format!("oci-nvidia-hook/{name}"), content, time);
-    }
-    tar::finish(&mut archive);
-    let write = || -> std::io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        file.write_all(&gzip::store(&archive))?;
-        file.sync_all()
+    let write = || -> io::Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        pack(members, file)?.sync_all()
     };
     write().with_context(|| {
         Failure::new(
@@ -172,4 +173,51 @@ pub fn write(path: &Path, members: &[Member]) -> Result<()> {
             "name a new file with --bundle, in a directory of your own",
         )
     })
+}
+
+/// Writes a gzipped tar archive, and returns what it was written to.
+fn pack<W: Write>(members: &[Member], output: W) -> io::Result<W> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let mut archive = tar::Builder::new(GzEncoder::new(output, Compression::default()));
+    for (name, content) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len().try_into().unwrap_or(u64::MAX));
+        header.set_mode(0o600);
+        header.set_mtime(now);
+        archive.append_data(&mut header, Path::new("oci-nvidia-hook").join(name), content.as_slice())?;
+    }
+    archive.into_inner()?.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_inside_of_the_archive() {
+        for (path, name) in [
+            ("/etc/os-release", "files/etc/os-release"),
+            ("config.toml", "files/config.toml"),
+            ("../a/../../b.toml", "files/a/b.toml"),
+        ] {
+            assert_eq!(member_name(Path::new(path)), name);
+        }
+    }
+
+    #[test]
+    fn what_was_packed_can_be_unpacked() {
+        let long = format!("files/{}/{}", "d".repeat(200), "n".repeat(200));
+        let members = [("a.json".to_owned(), b"{}".to_vec()), (long.clone(), vec![b'x'; 1 << 20])];
+        let packed = pack(&members, Vec::new()).unwrap();
+        assert!(packed.len() < 10_000, "{}", packed.len());
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed.as_slice()));
+        let unpacked = archive.entries().unwrap().map(|entry| {
+            let (mut entry, mut content) = (entry.unwrap(), Vec::new());
+            entry.read_to_end(&mut content).unwrap();
+            assert_eq!(entry.header().mode().unwrap(), 0o600);
+            (entry.path().unwrap().to_str().unwrap().to_owned(), content)
+        });
+        let expected = members.map(|(name, content)| (format!("oci-nvidia-hook/{name}"), content));
+        assert_eq!(unpacked.collect::<Vec<_>>(), expected);
+    }
 }

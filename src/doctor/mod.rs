@@ -9,11 +9,9 @@ mod driver;
 mod engines;
 mod facts;
 mod gpus;
-mod gzip;
 mod host;
 mod look;
 mod look_driver;
-mod tar;
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 

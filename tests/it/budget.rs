@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{Need, run, run_with, scratch, sh};
@@ -19,6 +20,7 @@ const NEEDS_DRIVER: &[Need] =
 pub const TESTS: &[Test] = &[
     ("budget::bytes_of_the_program", NEEDS_CARGO, bytes_of_the_program),
     ("budget::libraries_of_the_program", NEEDS_CARGO, libraries_of_the_program),
+    ("budget::as_fast_as_true", NEEDS_CARGO, as_fast_as_true),
     ("budget::nothing_asked", NEEDS_VALGRIND, nothing_asked),
     ("budget::eight_gpus_warm", NEEDS_DRIVER, eight_gpus_warm),
     ("budget::memory_for_a_large_config_json", NEEDS_DRIVER, memory_for_a_large_config_json),
@@ -27,6 +29,7 @@ pub const TESTS: &[Test] = &[
 /// A tenth above what was counted when it was written down (x86-64, Rust 1.95, valgrind 3.19, which does not know openat2).
 mod most {
     pub const BYTES: u64 = 2_000_000;
+    pub const TIMES_TRUE: f64 = 1.5;
     pub const NOTHING_ASKED: u64 = 24_000;
     /// For a million bytes of mounts.
     pub const LARGE_CONFIG: u64 = 24_000_000;
@@ -75,6 +78,31 @@ fn at_most<T: PartialOrd + std::fmt::Display>(what: &str, is: T, most: T) {
 
 fn bytes_of_the_program() {
     at_most("bytes of the program", fs::metadata(program()).unwrap().len(), most::BYTES);
+}
+
+/// Compares the times that a tenth of the starts stay below: a busy machine delays the others. That still varies, so one of a few
+/// tries is enough.
+fn as_fast_as_true() {
+    let dir = scratch();
+    let spec = serde_json::json!({"ociVersion": "1.0.2", "process": {"env": ["PATH=/bin"]}, "root": {"path": "/r"}});
+    let state = dir.path().join("state");
+    fs::write(&state, bundle(dir.path(), &spec)).unwrap();
+    let start = |program: &Path| {
+        let mut command = Command::new(program);
+        command.arg("prestart").env_clear().stdin(fs::File::open(&state).unwrap());
+        let begin = Instant::now();
+        assert!(command.status().unwrap().success());
+        begin.elapsed()
+    };
+    let ratio = || {
+        let (mut ours, mut theirs): (Vec<_>, Vec<_>) =
+            (0..400).map(|_| (start(program()), start(Path::new("/bin/true")))).unzip();
+        ours.sort_unstable();
+        theirs.sort_unstable();
+        ours[40].as_secs_f64() / theirs[40].as_secs_f64()
+    };
+    let ratios: Vec<f64> = (0..5).map(|_| ratio()).take_while(|ratio| *ratio > most::TIMES_TRUE).collect();
+    assert!(ratios.len() < 5, "{ratios:.2?} times as long as /bin/true; see docs/performance.md");
 }
 
 /// Each library more is a tenth of what a container without GPUs costs.

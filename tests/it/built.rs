@@ -13,7 +13,9 @@ pub fn release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "--release", "--target-dir"]).arg(source("target"));
+        build
+            .args(["build", "--quiet", "--locked", "--release", "--features", "lean", "--target-dir"])
+            .arg(source("target"));
         run(build.current_dir(source("")).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
         source("target/release/oci-nvidia-hook")
     })
@@ -44,7 +46,7 @@ pub fn cargo() -> &'static Path {
              set -eu\n\
              case \"$*\" in\n\
              vendor\\ * | metadata\\ *) exec '{real}' \"$@\" ;;\n\
-             'build --release --locked --offline') ;;\n\
+             'build --release --locked --offline --features lean') ;;\n\
              *) echo \"unexpected: cargo $*\" >&2; exit 1 ;;\n\
              esac\n\
              test -d vendor\n\

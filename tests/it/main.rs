@@ -48,6 +48,7 @@ mod hosts;
 mod kernels;
 mod ldcache;
 mod ldconfig;
+mod lean;
 mod limits;
 mod live;
 mod nvidia_cli;
@@ -115,6 +116,7 @@ const ALL: &[&[Test]] = &[
     ldcache::TESTS,
     limits::TESTS,
     ldconfig::TESTS,
+    lean::TESTS,
     live::TESTS,
     nvidia_cli::TESTS,
     nvidia_ctk::TESTS,

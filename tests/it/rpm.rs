@@ -115,16 +115,21 @@ fn each_distribution_has_its_macros() {
     };
     let units = "oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path";
     let suse = parse("suse_version 1600");
-    for line in
-        ["BuildRequires:  cargo-packaging", "%{cargo_build} --locked", "%service_add_pre", "%service_del_postun"]
-    {
+    for line in [
+        "BuildRequires:  cargo-packaging",
+        "%{cargo_build} --locked --features lean",
+        "%service_add_pre",
+        "%service_del_postun",
+    ] {
         assert!(suse.contains(line), "{line}: {suse}");
     }
     assert!(!suse.contains("systemctl") && !suse.contains("install -D -m 755 -s"), "{suse}");
     let fedora = parse("fedora 43");
-    for line in
-        ["BuildRequires:  cargo-rpm-macros", "export RUSTFLAGS=\"-Cx=y\"", "cargo build --release --locked --offline"]
-    {
+    for line in [
+        "BuildRequires:  cargo-rpm-macros",
+        "export RUSTFLAGS=\"-Cx=y\"",
+        "cargo build --release --locked --offline --features lean",
+    ] {
         assert!(fedora.contains(line), "{line}: {fedora}");
     }
     assert!(fedora.contains(&format!("systemd_postun {units}")) && !fedora.contains("systemctl"), "{fedora}");
