@@ -115,12 +115,14 @@ static COMMANDS: &[Command] = &[
         summary: "show what the hook would do for a container",
         about: "Follows the hook's decisions and changes nothing: which GPUs, which files, or why none. CONTAINER is an id, \
                 the start of one, a name, or a pod, as for why. Without one, stdin is the container's OCI spec \
-                (config.json), or the container state that engines pass to hooks. The edits are the steps of the hook at \
+                (config.json), or the container state that engines pass to hooks. A number such as ONH-030 in place of CONTAINER \
+                prints what that finding means and how to fix it. The edits are the steps of the hook at \
                 prestart; with --stage precreate, what precreate adds to config.json. The exit status is the hook's.",
         options: &[&JSON, &REQUEST, &STAGE, &INVENTORY, &ROOT],
         examples: &[
             ("a container that an engine has", "oci-nvidia-hook explain NAME"),
             ("an OCI spec", "oci-nvidia-hook explain < config.json"),
+            ("what a number in a message means", "oci-nvidia-hook explain ONH-030"),
             ("with the GPUs of another machine", "oci-nvidia-hook explain --inventory gpus.json < config.json"),
         ],
     },

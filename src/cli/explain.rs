@@ -18,7 +18,7 @@ use nvidia_host::edits::Edits;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report;
 
-use super::{Options, Stage, USAGE, output};
+use super::{Options, Stage, USAGE, explain_finding, output};
 use crate::inject::container::Container;
 use crate::log::Log;
 use crate::lower::text;
@@ -56,9 +56,13 @@ struct Subject {
     privileged: bool,
 }
 
-/// Explains the container that is named, or whose state or config.json is on stdin. The exit code is the hook's.
+/// Explains the container that is named, or whose state or config.json is on stdin. The exit code is the hook's. A number of
+/// the catalog, such as `ONH-030`, is explained in place of a container.
 #[must_use]
 pub fn run(options: &Options) -> ExitCode {
+    if let Some(printed) = options.container.as_deref().and_then(|name| explain_finding::run(name, options.json)) {
+        return printed;
+    }
     let input = match read_input(options) {
         Ok(input) => input,
         Err((error, code)) => {

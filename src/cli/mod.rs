@@ -7,6 +7,7 @@ mod commands;
 mod completion;
 pub mod doctor;
 pub mod explain;
+mod explain_finding;
 pub mod grammar;
 mod help;
 pub mod info;

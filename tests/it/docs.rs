@@ -10,7 +10,8 @@ use crate::Test;
 use crate::support::{HOOK, run, source};
 
 pub const TESTS: &[Test] = &[
-    ("docs::every_finding_is_told_of", &[], every_finding_is_told_of),
+    ("docs::findings_are_those_of_the_catalog", &[], findings_are_those_of_the_catalog),
+    ("docs::each_finding_is_explained", &[], each_finding_is_explained),
     ("docs::every_trouble_is_answered", &[], every_trouble_is_answered),
     ("docs::tests_that_documents_name_exist", &[], tests_that_documents_name_exist),
     ("docs::files_and_links_are_there", &[], files_and_links_are_there),
@@ -83,23 +84,84 @@ fn quoted(text: &str) -> Vec<&str> {
     text.split("```").step_by(2).flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
 }
 
-/// Each row of docs/findings.md is a kind of the catalogue, in the same order and with the same words.
-fn every_finding_is_told_of() {
-    let text = std::fs::read_to_string(source("docs/findings.md")).unwrap();
-    let rows = text.lines().filter(|line| line.starts_with("| ONH-"));
-    let told: Vec<Vec<_>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
-    let kinds = catalog::ALL.iter().map(|kind| [kind.id, kind.severity.name(), kind.title]);
-    for (row, kind) in told.iter().zip(kinds) {
-        assert_eq!(row.get(1..4).unwrap(), kind);
-        assert!(row.len() == 6 && row[4].len() > 10, "{row:?}");
+const BEGIN: &str = "<!-- Generated from crates/base/src/report/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
+const END: &str = "<!-- End of the generated part -->\n";
+
+/// The tables of docs/findings.md. The heading of a group, and the first number that is no longer part of it.
+fn tables_of_findings() -> String {
+    let groups = [
+        ("Command line and configuration", "ONH-010"),
+        ("Driver", "ONH-030"),
+        ("Requests", "ONH-040"),
+        ("Container setup", "ONH-050"),
+        ("Commands and engines", "ONH-100"),
+        ("config.toml and permissions", "ONH-200"),
+        ("Host", "ONH-300"),
+        ("Image and container", "ONH-400"),
+        ("CDI", "ONH-500"),
+        ("Engines and running containers", "ONH-600"),
+    ];
+    let mut kinds = catalog::ALL.iter().peekable();
+    let mut text = String::new();
+    for (heading, end) in groups {
+        text += &format!(
+            "\n## {heading}\n\n| number | severity | meaning | why it matters | how to fix it |\n|---|---|---|---|---|\n"
+        );
+        while let Some(kind) = kinds.next_if(|kind| kind.id < end) {
+            let see = if kind.see.ends_with(".md") { format!("[{0}]({0})", kind.see) } else { kind.see.to_owned() };
+            let (id, severity) = (kind.id, kind.severity.name());
+            text += &format!("| {id} | {severity} | {} | {} | {}. See {see} |\n", kind.title, kind.why, kind.fix);
+        }
     }
-    assert_eq!(told.len(), catalog::ALL.len());
+    assert_eq!(kinds.next(), None, "a group is missing");
+    text + "\n"
+}
+
+/// The tables of docs/findings.md are generated. This is the only place where the words of the catalog are pinned.
+fn findings_are_those_of_the_catalog() {
+    let path = source("docs/findings.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (found, after) = rest.split_once(END).unwrap();
+    let generated = tables_of_findings();
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, [before, BEGIN, &generated, END, after].concat()).unwrap();
+        return;
+    }
+    for (row, (found, expected)) in found.lines().zip(generated.lines()).enumerate() {
+        assert_eq!(found, expected, "line {row} of the generated part");
+    }
+    assert_eq!(found.len(), generated.len());
+    for kind in catalog::ALL.iter().filter(|kind| kind.see.ends_with(".md")) {
+        assert!(source("docs").join(kind.see).exists(), "{}: {}", kind.id, kind.see);
+    }
+}
+
+/// `explain` prints the page of each number, and has a hint for a number that does not exist.
+fn each_finding_is_explained() {
+    let explain = |words: &[&str]| run(Command::new(HOOK).arg("explain").args(words).env_clear());
+    for kind in catalog::ALL {
+        let text = explain(&[kind.id]).ok();
+        let parts = [kind.id, kind.severity.name(), kind.title, kind.why, kind.fix, kind.see];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+    let page = explain(&["ONH-030"]).ok();
+    assert_eq!((explain(&["onh-030"]).ok(), explain(&["030"]).ok()), (page.clone(), page));
+    let json: serde_json::Value = serde_json::from_str(&explain(&["--json", "030"]).ok()).unwrap();
+    assert_eq!((&json["id"], &json["severity"]), (&"ONH-030".into(), &"error".into()), "{json}");
+    for number in ["ONH-999", "onh-", "ONH-30"] {
+        let stderr = explain(&[number]).failed(2);
+        assert!(stderr.contains(&format!("{number:?} (ONH-002)\nhint: ")), "{stderr}");
+    }
+    // A number that does not exist may be the beginning of a container's id.
+    let stderr = explain(&["999"]).failed(1);
+    assert!(stderr.contains("(ONH-053)"), "{stderr}");
 }
 
 /// Each trouble has numbers or a reason why it cannot arise, and tests that know these numbers.
 fn every_trouble_is_answered() {
     let text = std::fs::read_to_string(source("docs/findings.md")).unwrap();
-    let table = text.split("\n## What nodes suffer from\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let table = text.split("\n## Common problems\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let mut count = 0;
     for row in table.lines().filter(|line| line.starts_with('|') && line.contains("::")) {
         let cells: Vec<_> = row.split(" | ").collect();

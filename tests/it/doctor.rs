@@ -104,7 +104,10 @@ fn words_of(dir: &Path) -> String {
     let installed = hooks::installed(&host);
     let statuses: Vec<_> = look::look(&host, None).iter().map(|engine| status::of(engine, &installed)).collect();
     let terminal = Terminal::default();
-    let text = format!("{}\n{}", words::text(&outcomes, terminal), status_words::text(&statuses, terminal));
+    // docs/findings.md has the words that come from the catalog.
+    let diagnosis = words::text(&outcomes, terminal);
+    let diagnosis: Vec<_> = diagnosis.lines().filter(|line| !line.trim_start().starts_with("why: ")).collect();
+    let text = format!("{}\n\n{}", diagnosis.join("\n"), status_words::text(&statuses, terminal));
     let dir = dir.to_str().unwrap();
     text.replace(&format!("{dir:?}"), "\"/\"").replace(dir, "")
 }

@@ -52,7 +52,7 @@ impl Case {
 #[track_caller]
 fn assert_beside_theirs(id: &str) {
     let text = fs::read_to_string(source("docs/findings.md")).unwrap();
-    let table = text.split("\n## Beside NVIDIA's stack\n").nth(1).unwrap();
+    let table = text.split("\n## Comparison with NVIDIA's messages\n").nth(1).unwrap();
     assert!(table.lines().any(|line| line.starts_with("| ") && line.contains(id)), "{id} is not in the table");
 }
 

@@ -104,6 +104,7 @@ const COMMANDS: &[(&str, Way)] = &[
     ("oci-nvidia-hook list", Root("libcuda.so.")),
     ("oci-nvidia-hook prepare", Root("")),
     ("oci-nvidia-hook explain web", Root("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for all")),
+    ("oci-nvidia-hook explain ONH-030", Root("ONH-030: ")),
     (
         "oci-nvidia-hook explain < config.json",
         Root("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for all"),

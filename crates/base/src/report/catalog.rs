@@ -1,176 +1,377 @@
-//! Every kind of finding. A number keeps its meaning: scripts and search engines know it.
+//! Every kind of finding. Scripts and search engines know the numbers: one is never reused for something else.
 //!
-//! 00x how the hook is used, 01x and 02x the driver, 03x what is asked for, 04x the container, 05x files that are written;
-//! 1xx config.toml, 2xx the host, 3xx the image and its container, 4xx CDI, 5xx engines.
+//! 00x command line and configuration, 01x and 02x the driver, 03x the request, 04x the container, 05x files that commands
+//! write, 06x engines that start no container; 1xx config.toml and permissions, 2xx the host, 3xx the image and its
+//! container, 4xx CDI, 5xx engines. docs/findings.md is generated from this file.
 
+use super::kind::{Kind, Severity};
 use Severity::{Error, Note, Warning};
 
-/// How much it matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// Worth knowing, nothing to do.
-    Note,
-    /// The container starts, but lacks something.
-    Warning,
-    /// The container does not start.
-    Error,
-}
-
-impl Severity {
-    /// As it is printed.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
-    }
-}
-
-/// One entry.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Kind {
-    /// `ONH-` and three digits
-    pub id: &'static str,
-    /// How much it matters
-    pub severity: Severity,
-    /// What is the case, without the names of one host
-    pub title: &'static str,
-    /// Why that matters
-    pub why: &'static str,
+/// The kind with this number: `ONH-030`, `onh-030` or `030`.
+#[must_use]
+pub fn find(number: &str) -> Option<&'static Kind> {
+    ALL.iter().copied().find(|kind| {
+        kind.id.eq_ignore_ascii_case(number) || kind.id.strip_prefix("ONH-").is_some_and(|digits| digits == number)
+    })
 }
 
 macro_rules! kinds {
-    ($($name:ident $id:literal $severity:ident $title:literal, $why:literal;)*) => {
+    ($($name:ident $id:literal $severity:ident $title:literal why $why:literal fix $fix:literal see $see:literal;)*) => {
         $(
-            #[doc = concat!("`", $title, "`")]
-            pub static $name: Kind = Kind { id: $id, severity: $severity, title: $title, why: $why };
+            #[doc = concat!($id, ": ", $title, ".")]
+            pub static $name: Kind =
+                Kind { id: $id, severity: $severity, title: $title, why: $why, fix: $fix, see: $see };
         )*
-        /// All of them, in the order of their numbers.
+        /// All kinds in the order of their numbers.
         pub static ALL: &[&Kind] = &[$(&$name),*];
     };
 }
 
 kinds! {
-    SYSTEM "ONH-001" Error "a call of the system failed", "the container does not start";
-    COMMAND_LINE "ONH-002" Error "the command line is wrong", "nothing is done";
-    STATE "ONH-003" Error "the container's state or config.json cannot be read", "the hook cannot tell which container it is called for";
-    CONFIG_FILE "ONH-004" Error "config.toml cannot be read, or others than root may write it", "it decides who gets GPUs, and whose libraries are loaded";
-    CONFIG "ONH-005" Error "config.toml is wrong", "guessing what was meant could give GPUs away";
-    NOT_ROOT "ONH-006" Error "it needs root", "only root of the host can load modules and make device nodes";
-    NO_GPU "ONH-010" Error "there is no NVIDIA GPU on the PCI bus", "a container that asks for one cannot work";
-    NOT_LOADED "ONH-011" Error "the kernel module is not loaded", "without it there is no GPU to give";
-    NO_LIBRARIES "ONH-012" Error "the driver's libraries are missing", "containers get them from the host";
-    MISMATCH "ONH-013" Error "kernel module and libraries are of different versions", "libraries work with the kernel module of their own version only";
-    DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened", "that is where the driver is looked for";
-    NVML_LOAD "ONH-015" Error "libnvidia-ml cannot be loaded", "it is what knows the GPUs";
-    NVML_TIMEOUT "ONH-016" Error "NVML does not answer in time", "a GPU that hangs must not hang the engine";
-    NVML_DIED "ONH-017" Error "NVML crashed", "without its answer nobody knows which GPU is which";
-    NVML "ONH-018" Error "NVML reports an error", "without its answer nobody knows which GPU is which";
-    NVML_PERMISSION "ONH-019" Error "the hook's user may not open the GPUs", "the device nodes belong to a group that it is not in";
-    NVML_PROCESS "ONH-020" Error "the process that asks NVML cannot be prepared", "the driver's library is not run with more rights than it needs";
-    NODE_MISSING "ONH-021" Error "a device node is missing", "the container would start with fewer GPUs than it asked for";
-    NODE_WRONG "ONH-022" Error "a device node is not the driver's", "the container would get another device";
-    LIBRARY_MISSING "ONH-023" Error "a library is missing that the container cannot do without", "its programs would not start";
-    UNKNOWN_DEVICE "ONH-030" Error "there is no such GPU", "the container would start with fewer GPUs than it asked for";
-    NO_DEVICE "ONH-031" Error "\"all\" is no GPU at all", "a container that asks for GPUs cannot work without one";
-    DENIED "ONH-032" Error "config.toml keeps this GPU from containers", "the container would start with fewer GPUs than it asked for";
-    NOT_USABLE "ONH-033" Error "the GPU that is asked for does not work", "the container would start with fewer GPUs than it asked for";
-    REQUIREMENT "ONH-034" Error "the image needs another driver or GPU", "its programs would fail later, with less to read";
-    BAD_REQUIREMENT "ONH-035" Error "a requirement of the image cannot be read", "whether the driver fits is not known";
-    CAPABILITY "ONH-036" Error "a driver capability is unknown or not allowed", "the container would lack libraries that it asked for";
-    PRIVILEGE "ONH-037" Error "the container is not privileged enough for what it asks for", "MIG layout and monitoring concern all users of a GPU";
-    BAD_REQUEST "ONH-038" Error "what is asked for makes no sense", "guessing what was meant could give the wrong device";
-    CONTAINER "ONH-040" Error "the container cannot be entered", "the hook is not called at the moment that it expects";
-    CGROUP "ONH-041" Error "the container's cgroup cannot be made to allow the GPUs", "the device nodes would be there, and opening them would fail";
-    SHARED "ONH-042" Error "a mount would be seen by the host", "nothing of a container may leak to the host";
-    READ_ONLY "ONH-043" Error "a read-only directory of the container cannot be covered", "the driver's files have no place there";
-    DEVICE_TAKEN "ONH-044" Error "config.json has another device in that place", "the container would get one or the other";
-    NO_PROC "ONH-045" Error "the container's /proc is none", "which GPUs it sees there could not be limited";
-    IN_THE_WAY "ONH-046" Error "something of the image or of a volume is in the way", "the container would lack something that it cannot do without";
-    HOSTS_DEV "ONH-047" Error "a device node would leave something in the host's /dev", "it would be in the way of the driver, there and for every container";
-    VOLUME "ONH-048" Error "the driver's files would have to be created on a volume", "what is created there stays when the container is gone, and it may be the host's";
-    TOO_LONG "ONH-049" Error "the container was not set up in time", "a file system of the container does not answer, or the host is overloaded";
-    SPEC_FILE "ONH-050" Error "the CDI spec cannot be written", "the one that was there is unchanged";
-    SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec", "engines refuse a spec without devices";
-    INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read", "there are no GPUs to explain with";
-    NO_RECORD "ONH-053" Error "there is no record of the container", "a container that asks for no GPU has none";
-    BUNDLE "ONH-054" Error "the bundle cannot be written", "there is nothing to attach to a report";
-    ENGINE_STOPPED "ONH-060" Error "an engine starts no container because of one of its files", "it refuses all of them for one mistake";
+    SYSTEM "ONH-001" Error "an operation failed"
+        why "the message names the operation, the object and the reason that the kernel gave"
+        fix "check the object that the message names; if it is as it should be, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes" see "troubleshooting.md";
+    COMMAND_LINE "ONH-002" Error "wrong command line"
+        why "nothing was done"
+        fix "see `oci-nvidia-hook --help`, or `args` in the hook's JSON file if an engine started it" see "oci-nvidia-hook(8)";
+    STATE "ONH-003" Error "the container's state or config.json cannot be read"
+        why "the hook cannot find out which container it was called for, or what the container asks for"
+        fix "have the engine call the hook at a stage of the OCI runtime specification, with the container's state on stdin" see "ways.md";
+    CONFIG_FILE "ONH-004" Error "config.toml cannot be read, or is writable by users other than root"
+        why "config.toml decides which containers get GPUs and which libraries are loaded"
+        fix "make root the owner and the only writer: `chown root:root FILE; chmod go-w FILE`" see "security.md";
+    CONFIG "ONH-005" Error "config.toml has an invalid value or a syntax error"
+        why "guessing the intended value could give GPUs to the wrong containers"
+        fix "correct the line that the message names; it lists the allowed values" see "oci-nvidia-hook.toml(5)";
+    NOT_ROOT "ONH-006" Error "the command must run as root"
+        why "only root can load kernel modules and create device nodes"
+        fix "run `sudo oci-nvidia-hook prepare`" see "oci-nvidia-hook(8)";
+    NO_GPU "ONH-010" Error "no NVIDIA GPU on the PCI bus"
+        why "a container that asks for a GPU cannot work on this host"
+        fix "look for the GPU with `lspci -d 10de:`; on a host without GPUs, start the container without `NVIDIA_VISIBLE_DEVICES`, or set `no-gpu = \"start\"` in config.toml" see "troubleshooting.md";
+    NOT_LOADED "ONH-011" Error "the kernel module nvidia is not loaded"
+        why "no GPU can be used without it"
+        fix "run `modprobe nvidia`; if that fails, `journalctl -k` shows the reason (Secure Boot rejects unsigned modules)" see "troubleshooting.md";
+    NO_LIBRARIES "ONH-012" Error "the driver's libraries are missing"
+        why "containers use the libraries of the host"
+        fix "install the libraries in the version of the kernel module, or set `root` in config.toml to the directory that contains them" see "driver-roots.md";
+    MISMATCH "ONH-013" Error "the kernel module and the libraries have different versions"
+        why "the libraries work only with the kernel module of their own version"
+        fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "troubleshooting.md";
+    DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
+        why "the hook looks for the driver below this directory"
+        fix "correct `root` in the `[nvidia-container-cli]` table of config.toml" see "driver-roots.md";
+    NVML_LOAD "ONH-015" Error "libnvidia-ml cannot be loaded"
+        why "the hook asks this library which GPUs exist"
+        fix "reinstall the driver's libraries and run `ldconfig`" see "troubleshooting.md";
+    NVML_TIMEOUT "ONH-016" Error "NVML did not answer in time"
+        why "a GPU that hangs must not block the engine"
+        fix "run `nvidia-smi` on the host: if it is slow too, enable persistence mode with `nvidia-smi -pm 1`; otherwise raise `nvml-timeout` in config.toml" see "oci-nvidia-hook.toml(5)";
+    NVML_DIED "ONH-017" Error "NVML crashed"
+        why "without NVML it is unknown which GPUs exist"
+        fix "run `nvidia-smi` on the host, which should fail in the same way; `journalctl -k` may show the reason" see "troubleshooting.md";
+    NVML "ONH-018" Error "NVML reported an error"
+        why "without NVML it is unknown which GPUs exist"
+        fix "run `nvidia-smi` on the host, which should report the same error; `journalctl -k` may show the kernel module's reason" see "troubleshooting.md";
+    NVML_PERMISSION "ONH-019" Error "the hook's user has no permission to open the GPUs"
+        why "the device nodes belong to a group of which the user is not a member"
+        fix "as root, compare `ls -l /dev/nvidiactl` with `user` in config.toml; as another user, join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE) and log in again" see "troubleshooting.md";
+    NVML_PROCESS "ONH-020" Error "the process that asks NVML cannot be set up"
+        why "the hook does not run the driver's library with more privileges than it needs"
+        fix "run the hook as root; check `user` and `root` in config.toml" see "security.md";
+    NODE_MISSING "ONH-021" Error "a device node is missing"
+        why "the container would start with fewer GPUs than it asked for"
+        fix "run `oci-nvidia-hook prepare` as root, with `--imex-channel N` for an IMEX channel" see "troubleshooting.md";
+    NODE_WRONG "ONH-022" Error "a device node belongs to another driver"
+        why "the container would get another device"
+        fix "run `oci-nvidia-hook prepare` as root, which replaces the node" see "troubleshooting.md";
+    LIBRARY_MISSING "ONH-023" Error "a required library of the driver is missing"
+        why "programs in the container would not start"
+        fix "install the driver's libraries in the version of the kernel module and run `ldconfig`" see "driver-roots.md";
+    UNKNOWN_DEVICE "ONH-030" Error "the requested GPU does not exist"
+        why "the container would start with fewer GPUs than it asked for"
+        fix "request one of the GPUs that the hint lists; `oci-nvidia-hook info` also prints UUIDs and bus addresses" see "troubleshooting.md";
+    NO_DEVICE "ONH-031" Error "\"all\" matches no GPU"
+        why "a container that asks for GPUs cannot work without one"
+        fix "run `nvidia-smi -L` on the host; check `allow` and `deny` in the `[devices]` table of config.toml" see "oci-nvidia-hook.toml(5)";
+    DENIED "ONH-032" Error "config.toml does not allow containers to use the requested GPU"
+        why "the container would start with fewer GPUs than it asked for"
+        fix "request one of the GPUs that the hint lists, or change the `[devices]` table of config.toml" see "oci-nvidia-hook.toml(5)";
+    NOT_USABLE "ONH-033" Error "the requested GPU does not work"
+        why "the container would start with fewer GPUs than it asked for"
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host; a GPU that fell off the bus needs a reset or a reboot" see "troubleshooting.md";
+    REQUIREMENT "ONH-034" Error "the image requires another driver or GPU"
+        why "programs of the image would fail later with a less specific error"
+        fix "update the driver, use an image for an earlier CUDA version, or set `NVIDIA_DISABLE_REQUIRE=true`; the message names the requirement and what the host has" see "troubleshooting.md";
+    BAD_REQUIREMENT "ONH-035" Error "a requirement of the image has a syntax error"
+        why "the hook cannot check whether the driver meets it"
+        fix "correct the term that the message names; `cuda>=12.4` is a term, a comma means and, a space means or" see "compatibility.md";
+    CAPABILITY "ONH-036" Error "a driver capability is unknown or not allowed"
+        why "the container would lack libraries that it asked for"
+        fix "request capabilities that the hint lists, or extend `supported-driver-capabilities` in config.toml" see "oci-nvidia-hook.toml(5)";
+    PRIVILEGE "ONH-037" Error "the request requires a privileged container"
+        why "managing or monitoring MIG devices affects all users of a GPU"
+        fix "start the container with `--privileged`, or without the variable that the message names" see "mig.md";
+    BAD_REQUEST "ONH-038" Error "the request is invalid"
+        why "guessing the intended value could give the container the wrong device"
+        fix "correct the variable or mount that the message names; the hint lists what is allowed" see "troubleshooting.md";
+    CONTAINER "ONH-040" Error "the container cannot be entered"
+        why "the hook was not called at a stage at which it can set the container up"
+        fix "have the engine call the hook at prestart or createRuntime (`stages` in the hook's JSON file)" see "ways.md";
+    CGROUP "ONH-041" Error "the container's cgroup cannot be changed to allow the GPUs"
+        why "the device nodes would exist, but programs could not open them"
+        fix "have the engine list the devices in config.json (precreate or CDI)" see "ways.md";
+    SHARED "ONH-042" Error "a mount would propagate to the host"
+        why "nothing that is set up for a container may change the host"
+        fix "mount the volume with `rslave` or `rprivate` propagation" see "security.md";
+    READ_ONLY "ONH-043" Error "a read-only directory of the container cannot be covered with an overlay"
+        why "the driver's files cannot be placed in it"
+        fix "load the kernel module `overlay`, or use an image whose root file system is writable" see "kernel-features.md";
+    DEVICE_TAKEN "ONH-044" Error "config.json lists another device at the path of a GPU's device node"
+        why "the container can have only one of the two"
+        fix "start the container without that `--device` option" see "ways.md";
+    NO_PROC "ONH-045" Error "/proc of the container is not a proc file system"
+        why "the hook cannot limit which GPUs the container sees there"
+        fix "have the engine mount a proc file system at `/proc`" see "security.md";
+    IN_THE_WAY "ONH-046" Error "a file of the image or of a volume is in the way"
+        why "the container would lack something that it requires"
+        fix "change the image or the volume at the path that the message names" see "troubleshooting.md";
+    HOSTS_DEV "ONH-047" Error "a device node would have to be created in the host's /dev"
+        why "it would stay there when the container is gone, and every container and the driver would use it"
+        fix "create the node with `oci-nvidia-hook prepare --root /`, or start the container without `-v /dev:/dev`" see "driver-roots.md";
+    VOLUME "ONH-048" Error "the driver's files would have to be created on a volume"
+        why "files on a volume remain when the container is gone, and may belong to the host"
+        fix "mount the volume at another path: it contains other mounts, or its file system does not support an overlay" see "security.md";
+    TOO_LONG "ONH-049" Error "the container was not set up in time"
+        why "a file system of the container does not answer, or the host is overloaded"
+        fix "find the volume (FUSE, NFS) that does not answer; `findmnt` lists them" see "troubleshooting.md";
+    SPEC_FILE "ONH-050" Error "the CDI spec cannot be written"
+        why "an existing CDI spec is unchanged"
+        fix "run the command as root, or select a file with `--output`" see "ways.md";
+    SPEC_EMPTY "ONH-051" Error "no GPU for a CDI spec"
+        why "engines reject a CDI spec without devices"
+        fix "see which GPUs exist with `oci-nvidia-hook info`; check the `[devices]` table of config.toml" see "ways.md";
+    INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read"
+        why "it contains the GPUs to explain with"
+        fix "create it with `oci-nvidia-hook info --json` on the host that has the GPUs" see "oci-nvidia-hook(8)";
+    NO_RECORD "ONH-053" Error "the container is unknown"
+        why "the hook keeps records only of containers that ask for GPUs"
+        fix "list the containers that asked for GPUs with `oci-nvidia-hook why`; see whether the engines call the hook with `oci-nvidia-hook status`" see "troubleshooting.md";
+    BUNDLE "ONH-054" Error "the report cannot be written"
+        why "there is nothing to attach to a bug report"
+        fix "select a new file in a writable directory with `doctor --bundle`" see "oci-nvidia-hook(8)";
+    ENGINE_STOPPED "ONH-060" Error "an engine rejects one of its configuration or hook files"
+        why "the engine starts no container at all until the file is corrected"
+        fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "troubleshooting.md";
 
-    UNKNOWN_KEY "ONH-101" Warning "an unknown key in config.toml", "it does nothing";
-    NO_LOG "ONH-102" Warning "the log cannot be written", "what happens to containers is not in the log";
-    REFUSED "ONH-103" Warning "a request that may not be made", "the container starts without GPUs";
-    SWARM_RESOURCE "ONH-104" Warning "a swarm-resource that does not begin with DOCKER_", "a container that asks by this variable alone gets nothing";
-    OTHERS "ONH-105" Note "another one sets the container up", "done twice is done wrong";
-    EXPOSED "ONH-106" Note "every pod may ask for all GPUs", "a variable in an image is enough, whatever the scheduler gave";
-    LIMIT_UNMATCHED "ONH-107" Warning "an entry of [devices] matches no GPU", "a misspelt entry keeps no GPU from containers";
-    TIMEOUTS "ONH-108" Warning "the engine may end the hook before it can report", "the container fails without a reason, or its start never ends";
-    BROKEN_RECORD "ONH-109" Warning "a record cannot be read", "what the hook did for that container is not known";
-    OTHER_FILES "ONH-110" Warning "something else gives the container the driver's files", "done twice is done wrong: the hook leaves it alone";
-    NODES_ONLY "ONH-111" Warning "a container has GPU nodes and gets no driver files", "its config.json lists the nodes, and what belongs to them cannot be given";
-    NO_GPU_HERE "ONH-112" Warning "a container starts without GPUs: the host has none", "no-gpu = \"start\" in config.toml lets it start";
+    UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
+        why "the key has no effect"
+        fix "correct the key; the message suggests a similar one if there is one" see "oci-nvidia-hook.toml(5)";
+    NO_LOG "ONH-102" Warning "the log file cannot be written"
+        why "the log lacks what happens to containers; containers are set up as usual"
+        fix "set `debug` in config.toml to a file in an existing directory" see "oci-nvidia-hook.toml(5)";
+    REFUSED "ONH-103" Warning "the container is not allowed to request GPUs in this way"
+        why "the container starts without GPUs"
+        fix "in Kubernetes, request GPUs with `resources.limits: nvidia.com/gpu`; otherwise use CDI or a privileged container, or change the `accept-…` keys of config.toml" see "kubernetes.md";
+    SWARM_RESOURCE "ONH-104" Warning "a name in swarm-resource does not begin with DOCKER_"
+        why "a container that asks for GPUs with this variable alone gets none"
+        fix "rename the resource in Docker so that its variable begins with `DOCKER_RESOURCE_`" see "oci-nvidia-hook.toml(5)";
+    OTHERS "ONH-105" Note "GPUs are already provided by another mechanism"
+        why "config.json contains the mounts of CDI or another NVIDIA hook, and setting up a container twice causes conflicts"
+        fix "nothing has to be done; to have this hook set the container up, remove the other mechanism" see "ways.md";
+    EXPOSED "ONH-106" Note "every pod can request all GPUs"
+        why "a variable in the image is enough, whatever the scheduler assigned to the pod"
+        fix "on a shared cluster, set `accept-nvidia-visible-devices-envvar-when-unprivileged = false` and `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
+    LIMIT_UNMATCHED "ONH-107" Warning "an entry of the [devices] table matches no GPU"
+        why "a misspelled entry does not protect any GPU"
+        fix "correct or remove the entry in config.toml; `oci-nvidia-hook info` prints the GPUs of the host" see "oci-nvidia-hook.toml(5)";
+    TIMEOUTS "ONH-108" Warning "the engine may end the hook before it can report an error"
+        why "a container then fails without a reason, or its start never ends"
+        fix "raise `timeout` in the hook's JSON file, or lower `nvml-timeout` in config.toml" see "oci-nvidia-hook.toml(5)";
+    BROKEN_RECORD "ONH-109" Warning "the record of a container cannot be read"
+        why "it is unknown what the hook did for that container"
+        fix "remove the file; the hook also removes it when there are many records" see "oci-nvidia-hook(8)";
+    OTHER_FILES "ONH-110" Warning "config.json already contains files of the driver"
+        why "it mounts libcuda or libnvidia-ml and lists `/dev/nvidiactl`, as CDI specs do; setting up a container twice causes conflicts, so the hook does nothing"
+        fix "remove one of the two mechanisms" see "ways.md";
+    NODES_ONLY "ONH-111" Warning "a container has device nodes of GPUs but gets no files of the driver"
+        why "a device plugin or `--device` added the nodes, and an error keeps the hook from adding the driver's files; the container starts without them"
+        fix "fix the error that the message names, or set `NVIDIA_VISIBLE_DEVICES=void` for a container that does not need the driver" see "kubernetes.md";
+    NO_GPU_HERE "ONH-112" Warning "a container starts without GPUs because the host has none"
+        why "it asks for `all`, and `no-gpu = \"start\"` in config.toml allows it to start"
+        fix "set `no-gpu = \"error\"` if such containers must not start" see "kubernetes.md";
 
-    GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer", "a GPU that does not answer stops only those who ask for it by name";
-    STALE_CACHE "ONH-202" Warning "the linker cache lists a library that is not there", "the library cannot be given to containers";
-    OTHER_VERSION "ONH-203" Warning "a library of another driver version", "libraries work with the kernel module of their own version only";
-    REQUIREMENT_WARNING "ONH-204" Warning "a requirement of the image is not met", "the container's programs may fail";
-    NO_UVM "ONH-205" Warning "the device node /dev/nvidia-uvm is missing", "CUDA will not work in the container";
-    NO_CACHE "ONH-206" Note "the linker cache cannot be read", "libraries are looked for in the usual directories";
-    NO_FILE "ONH-207" Warning "a file of the driver's files list is not there", "config.toml names it for containers";
-    UNREADABLE "ONH-208" Warning "a place of the driver's cannot be looked at", "what is there is missing in the container";
-    SEVERAL_VERSIONS "ONH-209" Note "there are libraries of several drivers", "only those of the loaded module work; programs on the host may take others";
-    LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed", "containers that ask for it lack them, or do not start";
-    NODE_ACCESS "ONH-211" Warning "a user may not open the device nodes", "rootless containers of that user get no GPU";
-    GROUP_NODES "ONH-212" Note "the device nodes are for a group", "processes of containers that are not root are not in it by themselves";
-    SLOW_NVML "ONH-213" Warning "NVML is slow", "every container waits for it: the driver starts GPUs anew that nobody uses";
-    NO_PERSISTENCE "ONH-214" Note "nvidia-persistenced does not run", "unless persistence mode is on, the driver starts a GPU anew for its first user, which takes seconds";
-    NO_FABRIC_MANAGER "ONH-215" Warning "the fabric manager does not run", "CUDA on a board with NVSwitches says \"system not yet initialized\" (802)";
-    MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device", "there is nothing of it to give to containers";
-    NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer, and a table has no place for it", "programs that read the table do not know of it";
-    LOCAL_SOURCE "ONH-218" Warning "a daemon's socket or directory is not given to containers", "a user of the host, or a container, could have put it there";
-    NO_ACCESS "ONH-219" Warning "the container's process cannot open its device nodes", "NVML reports \"Insufficient Permissions\", and CUDA finds no device";
-    NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing", "X11 and Vulkan may not work in the container";
-    NOT_INSTALLED "ONH-224" Note "parts of the driver are not installed", "containers that ask for them by capability get nothing of them";
-    UNKNOWN_LIBRARIES "ONH-225" Note "libraries of the driver are not in the catalogue", "containers get them with NVIDIA_DRIVER_CAPABILITIES=all only";
-    MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device", "CUDA programs find no device: they run on MIG devices only";
-    IMAGE_CUDA "ONH-231" Note "the image's newer libcuda comes before the host's", "it is made for forward compatibility with the host's driver";
+    GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer"
+        why "containers that ask for `all` get the other GPUs; those that ask for this GPU do not start"
+        fix "see `journalctl -k` and `nvidia-smi -q` on the host" see "troubleshooting.md";
+    STALE_CACHE "ONH-202" Warning "the linker cache lists a library that does not exist"
+        why "the library cannot be given to containers"
+        fix "run `ldconfig` on the host as root" see "driver-roots.md";
+    OTHER_VERSION "ONH-203" Warning "a library of another driver version was found"
+        why "the libraries work only with the kernel module of their own version"
+        fix "reboot after a driver update; otherwise remove the packages of the other version" see "troubleshooting.md";
+    REQUIREMENT_WARNING "ONH-204" Warning "a requirement of the image is not met"
+        why "programs in the container may fail; `require = \"warn\"` in config.toml allows it to start"
+        fix "update the driver, or use an image for an earlier CUDA version" see "oci-nvidia-hook.toml(5)";
+    NO_UVM "ONH-205" Warning "the device node /dev/nvidia-uvm is missing"
+        why "CUDA does not work in the container"
+        fix "run `oci-nvidia-hook prepare` as root" see "troubleshooting.md";
+    NO_CACHE "ONH-206" Note "the linker cache cannot be read"
+        why "the hook searches the usual library directories instead"
+        fix "run `ldconfig` on the host as root" see "driver-roots.md";
+    NO_FILE "ONH-207" Warning "a file that config.toml names for containers does not exist"
+        why "containers do not get the file"
+        fix "correct `files` in the `[driver]` table of config.toml" see "oci-nvidia-hook.toml(5)";
+    UNREADABLE "ONH-208" Warning "a path of the driver cannot be read"
+        why "containers lack the files below it; the disk may be damaged, or symbolic links form a loop"
+        fix "run `stat` on the path as root" see "driver-roots.md";
+    SEVERAL_VERSIONS "ONH-209" Note "libraries of several driver versions are installed"
+        why "only those of the loaded kernel module work, and programs on the host may use the others"
+        fix "remove the packages of the versions that are not loaded" see "troubleshooting.md";
+    LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed"
+        why "containers that ask for the capability lack them, or do not start"
+        fix "install the package that the message names; SUSE and Debian have separate packages for compute, graphics and video" see "driver-roots.md";
+    NODE_ACCESS "ONH-211" Warning "a user has no permission to open the device nodes"
+        why "rootless containers of that user get no GPU"
+        fix "join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE) and log in again" see "troubleshooting.md";
+    GROUP_NODES "ONH-212" Note "the device nodes belong to a group"
+        why "processes of containers that do not run as root are not members of the group by default"
+        fix "use `--group-add keep-groups` with rootless Podman and crun, and `supplementalGroups` with the group's number for pods that have `runAsUser`" see "troubleshooting.md";
+    SLOW_NVML "ONH-213" Warning "NVML is slow"
+        why "without persistence mode the driver initializes idle GPUs for every container, which delays its start"
+        fix "run `systemctl enable --now nvidia-persistenced`" see "performance.md";
+    NO_PERSISTENCE "ONH-214" Note "nvidia-persistenced is not running"
+        why "unless persistence mode is on, the driver initializes an idle GPU for its first user, which takes seconds"
+        fix "run `systemctl enable --now nvidia-persistenced`, unless `nvidia-smi -pm 1` has enabled persistence mode" see "performance.md";
+    NO_FABRIC_MANAGER "ONH-215" Warning "the fabric manager is not running"
+        why "on a board with NVSwitches, CUDA fails with \"system not yet initialized\" (802)"
+        fix "run `systemctl enable --now nvidia-fabricmanager`; its version must be the driver's" see "troubleshooting.md";
+    MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device"
+        why "containers can use such a GPU only through its MIG devices"
+        fix "create MIG devices (`nvidia-smi mig -cgi … -C`) or leave MIG mode (`nvidia-smi -mig 0`); if the driver lists instances, `doctor` names the part that is missing" see "mig.md";
+    NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer and is missing from the table"
+        why "programs that read the output of `info --csv` do not see the GPU"
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host" see "troubleshooting.md";
+    LOCAL_SOURCE "ONH-218" Warning "a socket or directory of a driver daemon is not given to containers"
+        why "a user of the host, or a container, may have created it"
+        fix "have root start the daemon, or set the MPS directory in `environment` of config.toml" see "security.md";
+    NO_ACCESS "ONH-219" Warning "the container's process has no permission to open its device nodes"
+        why "NVML reports \"Insufficient Permissions\", and CUDA finds no device; the hook creates nodes for the process only as root and with the container's device cgroup"
+        fix "add the group of the nodes (`--group-add 44`, `supplementalGroups: [44]`, or rootless `--group-add keep-groups` with crun), have the engine create the nodes (precreate, CDI, `PASS_DEVICE_SPECS=true`), or give the host's nodes mode 0666" see "troubleshooting.md";
+    NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing"
+        why "X11 and Vulkan may not work in containers that ask for `graphics` or `display`"
+        fix "run `modprobe nvidia-modeset` and then `oci-nvidia-hook prepare`, as root" see "troubleshooting.md";
+    NOT_INSTALLED "ONH-224" Note "parts of the driver are not installed"
+        why "containers that ask for these capabilities do not get them"
+        fix "install the packages that the message names if containers need these capabilities" see "driver-roots.md";
+    UNKNOWN_LIBRARIES "ONH-225" Note "libraries of the driver are not in the catalog"
+        why "the driver is newer than this program; containers get these libraries by CDI or with `NVIDIA_DRIVER_CAPABILITIES=all` only"
+        fix "update this program; `oci-nvidia-hook list` reports the libraries on stderr and marks them with `\"catalogued\": false` in its JSON output" see "driver-roots.md";
+    MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device"
+        why "CUDA programs find no device, since they run on MIG devices only"
+        fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if there are none, create some or leave MIG mode" see "mig.md";
+    IMAGE_CUDA "ONH-231" Note "the libcuda of the image is used instead of the host's"
+        why "the image contains NVIDIA's forward compatibility libraries, which are newer than the host's"
+        fix "nothing has to be done; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
 
-    HIDDEN "ONH-301" Note "a library of the image is hidden by the driver's", "its copy could not work with the host's kernel module";
-    IMAGE_CACHE "ONH-302" Warning "the image's ld.so.cache is left as it is", "its programs find the driver's libraries only where ld.so looks without a cache";
-    LEFT_OUT "ONH-303" Warning "something cannot be given that the container can do without", "the container starts without it";
-    CGROUP_ABOVE "ONH-304" Warning "a cgroup above the container's has device rules of its own", "it may keep the GPUs from the container";
-    NOT_TOLD "ONH-305" Note "systemd could not be told about the devices", "\"systemctl daemon-reload\" takes them away from the container";
-    NO_GLIBC "ONH-306" Warning "the image has no glibc", "nvidia-smi and CUDA do not run in the container";
-    COVERED "ONH-307" Warning "a directory of a volume is read-only in the container", "the hook creates nothing on volumes: a read-only layer with the driver's files covers the directory";
-    CRUN "ONH-310" Warning "crun has left the device rules to systemd", "a hook cannot add to them";
-    SHARED_CGROUP "ONH-311" Warning "the container has no cgroup of its own", "device rules that are added there hold for all processes of a service, and stay";
-    DENIED_BY_PROGRAM "ONH-312" Warning "a device program of the container's cgroup denies the GPUs", "it was attached to deny them, and is left in force: the container cannot open them";
-    NO_CGROUPS "ONH-313" Warning "no-cgroups in config.toml keeps the GPUs from containers", "the device nodes are there, and opening them fails";
-    NVML_AS_ROOT "ONH-314" Note "NVML runs as root", "the driver's library gets more rights than it needs";
-    NOT_LISTED "ONH-315" Note "the image's ldconfig does not look where the driver's libraries are", "when ldconfig runs in the container, as package managers have it do, programs no longer find the libraries";
-    UNKNOWN_CDI_HOOK "ONH-316" Warning "a CDI spec names a hook that is not known", "it is passed over, and what it was to do is missing in the container";
+    HIDDEN "ONH-301" Note "a library of the driver hides a library of the image"
+        why "the image's copy would not work with the host's kernel module"
+        fix "nothing has to be done; remove the copy from the image to avoid the note" see "troubleshooting.md";
+    IMAGE_CACHE "ONH-302" Warning "the image's ld.so.cache was not changed"
+        why "its format is unknown, or it is not a regular file; programs find the driver's libraries only in the directories that ld.so searches without a cache"
+        fix "run `ldconfig` when the image is built, or set `LD_LIBRARY_PATH` in the container" see "troubleshooting.md";
+    LEFT_OUT "ONH-303" Warning "an optional file of the driver cannot be given to the container"
+        why "the container starts without it"
+        fix "check the path that the message names in the image" see "troubleshooting.md";
+    CGROUP_ABOVE "ONH-304" Warning "a cgroup above the container's has device rules of its own"
+        why "they may deny the GPUs to the container"
+        fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "ways.md";
+    NOT_TOLD "ONH-305" Note "systemd does not know about the devices of the container"
+        why "`systemctl daemon-reload` removes the container's access to them"
+        fix "have the engine list the devices in config.json (precreate or CDI)" see "ways.md";
+    NO_GLIBC "ONH-306" Warning "the image does not contain glibc"
+        why "the device nodes exist, but nvidia-smi and the CUDA libraries cannot be loaded"
+        fix "use an image with glibc (openSUSE, Debian, Fedora, UBI)" see "compatibility.md";
+    COVERED "ONH-307" Warning "a directory of a volume is read-only in the container"
+        why "the hook creates nothing on volumes; it covers the directory with a read-only layer that contains the driver's files"
+        fix "mount the volume at another path if the container has to write to the directory" see "security.md";
+    CRUN "ONH-310" Warning "crun passed the device rules to systemd"
+        why "a hook cannot extend them"
+        fix "have the engine list the devices in config.json (precreate or CDI)" see "ways.md";
+    SHARED_CGROUP "ONH-311" Warning "the container has no cgroup of its own"
+        why "it runs in the cgroup of a service (`--cgroups=disabled`): device rules that are added there would apply to the whole service, and would remain"
+        fix "start the container without `--cgroups=disabled`, or allow the GPUs with `DeviceAllow=` in the unit of the service" see "ways.md";
+    DENIED_BY_PROGRAM "ONH-312" Warning "a device program of the container's cgroup denies the GPUs"
+        why "it was attached to deny them and stays in effect, so the container cannot open them"
+        fix "change the policy that attached the program; `bpftool prog show id …` describes it" see "security.md";
+    NO_CGROUPS "ONH-313" Warning "no-cgroups in config.toml prevents containers from opening the GPUs"
+        why "the device nodes exist, but the device cgroup denies them"
+        fix "remove the key; rootless containers do not need it" see "oci-nvidia-hook.toml(5)";
+    NVML_AS_ROOT "ONH-314" Note "NVML runs as root"
+        why "the driver's library gets more privileges than it needs, since only root can open the device nodes or read the library"
+        fix "give the device nodes a group (`NVreg_DeviceFileGID`, `NVreg_DeviceFileMode=0660`)" see "security.md";
+    NOT_LISTED "ONH-315" Note "the image's ldconfig does not search the directory of the driver's libraries"
+        why "programs no longer find the libraries after ldconfig has run in the container, which package managers do"
+        fix "add `include /etc/ld.so.conf.d/*.conf` to `/etc/ld.so.conf` of the image" see "troubleshooting.md";
+    UNKNOWN_CDI_HOOK "ONH-316" Warning "a CDI spec contains an unknown hook"
+        why "the hook is ignored, as by NVIDIA's program, and the container lacks what it would have set up; the spec is newer than this program"
+        fix "update this program" see "compatibility.md";
 
-    SPEC_LACKS_GPU "ONH-401" Warning "a GPU is left out of the CDI spec", "it is not in the CDI spec";
-    SPEC_CONFLICT "ONH-402" Warning "another CDI spec has the same devices", "engines do not take those that were written";
-    SPEC_UNSEEN "ONH-403" Warning "the CDI spec lies where engines do not look", "no container gets its devices";
-    SPEC_USELESS "ONH-404" Warning "engines cannot use a CDI device, or a CDI spec", "a container that names it does not start";
+    SPEC_LACKS_GPU "ONH-401" Warning "the CDI spec lacks a GPU"
+        why "the GPU does not answer"
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host, then run `oci-nvidia-hook cdi refresh`" see "ways.md";
+    SPEC_CONFLICT "ONH-402" Warning "another CDI spec defines the same devices"
+        why "engines accept neither of the two definitions"
+        fix "remove one of the CDI specs" see "ways.md";
+    SPEC_UNSEEN "ONH-403" Warning "the CDI spec is in a directory that engines do not read"
+        why "no container gets its devices"
+        fix "write it to a directory that engines read, with `--output`, or add its directory to `cdi_spec_dirs` of the engine" see "ways.md";
+    SPEC_USELESS "ONH-404" Warning "engines cannot use a CDI device or a CDI spec"
+        why "a container that requests the device does not start"
+        fix "run `oci-nvidia-hook cdi generate`; the message has the reason: another driver version, a missing file, or a CDI version that the engine does not support" see "ways.md";
 
-    NOT_ACTIVE "ONH-501" Warning "an engine does not start the hook", "its containers get no GPU by NVIDIA_VISIBLE_DEVICES";
-    CONDITIONAL "ONH-502" Note "an engine starts the hook only for some containers", "the others get no GPU by NVIDIA_VISIBLE_DEVICES";
-    SECOND_HOOK "ONH-503" Warning "an engine starts another NVIDIA hook too", "done twice is done wrong: the second one leaves the container alone, or fails";
-    NVIDIA_BESIDE "ONH-504" Note "NVIDIA's container toolkit is installed too", "its hook, its CDI specs and its services do what this program does";
-    NO_RUNTIME "ONH-505" Warning "an engine's OCI runtime is not there", "it starts no container";
-    RELOAD_CUTS "ONH-506" Warning "systemd manages cgroups of version 1", "\"systemctl daemon-reload\" takes GPUs away from running containers";
-    DEV_CHAR "ONH-507" Warning "runc leaves out devices that have no link in /dev/char", "containers that are given them by name may not open them";
-    SELINUX "ONH-508" Warning "SELinux keeps containers from devices", "opening a GPU fails with \"permission denied\", and NVML says \"insufficient permissions\"";
-    CONTAINER_LIBRARY "ONH-509" Warning "a container lacks a library of the driver", "its programs fail with \"cannot open shared object file\"";
-    CONTAINER_PATH "ONH-510" Warning "the dynamic linker of a container does not find a library of the driver", "the file exists, and its programs fail with \"cannot open shared object file\"";
-    CONTAINER_VERSION "ONH-511" Warning "a container has libraries of another driver version", "libraries work with the kernel module of their own version only";
-    CONTAINER_NODE "ONH-512" Warning "a container lacks a device node, or has another device in its place", "its programs find no GPU";
-    CONTAINER_ACCESS "ONH-513" Warning "the process of a container may not open a device node", "NVML says \"insufficient permissions\", and CUDA finds no device";
-    CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU", "opening it fails with \"operation not permitted\", and NVML says \"unknown error\"";
+    NOT_ACTIVE "ONH-501" Warning "an engine does not start the hook"
+        why "its containers get no GPU with `NVIDIA_VISIBLE_DEVICES`"
+        fix "run `oci-nvidia-hook status`, which prints the directories that the engine reads and how to fix them" see "troubleshooting.md";
+    CONDITIONAL "ONH-502" Note "an engine starts the hook only for some containers"
+        why "the others get no GPU with `NVIDIA_VISIBLE_DEVICES`"
+        fix "set `\"when\": {\"always\": true}` in the hook's JSON file" see "ways.md";
+    SECOND_HOOK "ONH-503" Warning "an engine also starts another NVIDIA hook"
+        why "setting up a container twice causes conflicts: the second hook does nothing, or fails"
+        fix "remove NVIDIA's package, or its hook's JSON file" see "compatibility.md";
+    NVIDIA_BESIDE "ONH-504" Note "the NVIDIA Container Toolkit is installed too"
+        why "its hook, CDI specs and services do the same work as this program"
+        fix "remove it unless something else needs it" see "compatibility.md";
+    NO_RUNTIME "ONH-505" Warning "the OCI runtime of an engine is missing"
+        why "the engine cannot start containers"
+        fix "install the runtime, or configure another one in the engine" see "compatibility.md";
+    RELOAD_CUTS "ONH-506" Warning "systemd manages cgroup v1"
+        why "`systemctl daemon-reload` removes the GPUs from running containers"
+        fix "have the engine list the devices in config.json (precreate or CDI), or boot with cgroup v2" see "ways.md";
+    DEV_CHAR "ONH-507" Warning "runc ignores devices without a link in /dev/char"
+        why "containers that get such devices from the engine may not be able to open them"
+        fix "run `oci-nvidia-hook prepare`, which creates the links, or update to runc 1.1.7 or newer" see "ways.md";
+    SELINUX "ONH-508" Warning "SELinux denies containers access to devices"
+        why "opening a GPU fails with \"permission denied\", and NVML reports \"insufficient permissions\""
+        fix "run `setsebool -P container_use_xserver_devices on`, or set `container_use_devices` if the policy does not have that boolean" see "selinux.md";
+    CONTAINER_LIBRARY "ONH-509" Warning "a container lacks a library of the driver"
+        why "its programs fail with \"cannot open shared object file\""
+        fix "start it with the hook or CDI; a device plugin has to mount the library itself" see "troubleshooting.md";
+    CONTAINER_PATH "ONH-510" Warning "the dynamic linker of a container does not find a library of the driver"
+        why "the file exists, but programs fail with \"cannot open shared object file\""
+        fix "set `LD_LIBRARY_PATH` to the library's directory, or have the hook or CDI place the libraries" see "troubleshooting.md";
+    CONTAINER_VERSION "ONH-511" Warning "a container has libraries of another driver version"
+        why "the libraries work only with the kernel module of their own version"
+        fix "restart the container after a driver update; remove driver libraries from the image and from volumes" see "troubleshooting.md";
+    CONTAINER_NODE "ONH-512" Warning "a container lacks a device node, or has another device at its path"
+        why "its programs find no GPU"
+        fix "start it with the hook, CDI or `--device`" see "troubleshooting.md";
+    CONTAINER_ACCESS "ONH-513" Warning "the process of a container has no permission to open a device node"
+        why "NVML reports \"insufficient permissions\", and CUDA finds no device"
+        fix "use `--group-add`, `supplementalGroups` or CDI; on a file system that is mounted with nodev, have the engine create the node" see "troubleshooting.md";
+    CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
+        why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
+        fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "ways.md";
 }
 
 #[cfg(test)]
@@ -184,9 +385,20 @@ mod tests {
         for kind in ALL {
             assert!(kind.id.len() == 7 && kind.id.starts_with("ONH-"), "{}", kind.id);
             assert_eq!(kind.severity == Severity::Error, kind.id < "ONH-100", "{}", kind.id);
-            for text in [kind.title, kind.why] {
-                assert!(!text.is_empty() && !text.ends_with('.') && !text.starts_with(' '), "{text}");
+            for text in [kind.title, kind.why, kind.fix] {
+                assert!(!text.is_empty() && !text.ends_with('.') && text.trim() == text, "{text}");
+                assert!(!text.contains(['|', '\n']) && text.matches('`').count() % 2 == 0, "a table cell: {text}");
             }
+        }
+    }
+
+    #[test]
+    fn numbers_are_found_however_they_are_written() {
+        for number in ["ONH-030", "onh-030", "Onh-030", "030"] {
+            assert_eq!(find(number).map(|kind| kind.id), Some("ONH-030"), "{number}");
+        }
+        for number in ["", "30", "ONH-", "ONH-999", "999", "ONH-0300", "ONH030"] {
+            assert_eq!(find(number), None, "{number}");
         }
     }
 }

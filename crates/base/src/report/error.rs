@@ -8,7 +8,8 @@ use std::{fmt, io};
 
 use nix::errno::Errno;
 
-use super::catalog::{self, Kind};
+use super::catalog;
+use super::kind::Kind;
 
 /// What could not be done, and the command or the setting that mends it.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use super::catalog::Kind;
 use super::error::Told;
+use super::kind::Kind;
 
 /// One observation. Texts follow the rules of [`super::error`].
 #[derive(Clone, Debug, PartialEq, Eq)]

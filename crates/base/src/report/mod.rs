@@ -5,7 +5,8 @@
 pub mod catalog;
 mod error;
 mod finding;
+mod kind;
 
-pub use catalog::{Kind, Severity};
 pub use error::{Failure, Told, classify, errno_text, failure, line, moves_text, one_line, render};
 pub use finding::Finding;
+pub use kind::{Kind, Severity};

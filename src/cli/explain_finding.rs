@@ -1,0 +1,55 @@
+//! `explain ONH-030`: what the catalog has on a finding.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use base::json;
+use base::report::{Kind, catalog, failure};
+
+use super::{USAGE, output};
+use crate::log::Log;
+
+/// Prints the finding with this number, in upper or lower case, with or without `ONH-`. `None` if `name` is not the number of
+/// a finding and does not look like one: it may be a container then.
+pub(super) fn run(name: &str, json: bool) -> Option<ExitCode> {
+    if let Some(kind) = catalog::find(name) {
+        let text = if json { json::pretty(kind).unwrap_or_default() + "\n" } else { page(kind) };
+        return Some(output::print(&text));
+    }
+    let prefix = name.get(..4)?;
+    prefix.eq_ignore_ascii_case("ONH-").then(|| {
+        Log::default().error(&failure(
+            &catalog::COMMAND_LINE,
+            format!("unknown finding {name:?}"),
+            "see findings.md in the documentation for the list of numbers; they have three digits, as in ONH-030",
+        ));
+        ExitCode::from(USAGE)
+    })
+}
+
+fn page(kind: &Kind) -> String {
+    let Kind { id, severity, title, why, fix, see } = kind;
+    let mut text = format!("{id}: {title}\n");
+    for (label, content) in [("severity", severity.name()), ("why", why), ("fix", fix), ("see", see)] {
+        if !content.is_empty() {
+            writeln!(text, "{:<10}{content}", format!("{label}:")).ok();
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_page_has_all_that_the_catalog_has() {
+        for kind in catalog::ALL {
+            let text = page(kind);
+            for part in [kind.id, kind.title, kind.severity.name(), kind.why, kind.fix, kind.see] {
+                assert!(text.contains(part), "{text}");
+            }
+            assert!(text.lines().count() == 5 && text.ends_with('\n'), "{text}");
+        }
+    }
+}
