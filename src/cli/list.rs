@@ -11,12 +11,13 @@ use base::paths::HostPath;
 use base::report::{Finding, catalog, failure};
 use base::tree::Tree;
 use nvidia_host::capability::{Capabilities, Capability, Omit};
-use nvidia_host::config::Config;
+use nvidia_host::config::{Config, Limits};
 use nvidia_host::driver::diagnosis;
 use nvidia_host::driver::ipc::{self, Ipc};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::driver::libraries::{Library, LinkerCache, Search};
 use nvidia_host::driver::locate::{DriverFiles, locate, unknown, unknown_finding};
+use nvidia_host::edits::decide;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::caps::{MigCap, parse_line};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
@@ -142,12 +143,13 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
     let request = chosen.request(config.supported_driver_capabilities, config)?;
     let (devices, mut findings) = select::decide(&request, &host.inventory, config)?;
     let wanted = request.wanted()?;
+    let facts = host.device_facts(&wanted, &devices);
     let mut items = Vec::new();
     if chosen.devices.is_some() {
-        let common = host.common_nodes(&wanted, &mut findings)?;
+        let common = decide::common_nodes(&facts, &wanted, &mut findings)?;
         let (mut gpus, mut drm, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         for device in &devices {
-            let edits = host.device_edits(&wanted, *device)?;
+            let edits = decide::of_device(&facts, &wanted, *device)?;
             let mounts = edits.proc_mask.unwrap_or_default().mounts;
             let access = mounts.into_iter().filter(|(path, _)| path.starts_with("capabilities"));
             parts.extend(
@@ -174,10 +176,11 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
         let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
         items.push(item(path.clone(), &path, Kind::ImexChannel));
     }
-    host.mig_management(&wanted, &devices)?;
-    let asked = [(wanted.mig_config, MigCap::Config), (wanted.mig_monitor, MigCap::Monitor)];
-    for (_, cap) in asked.into_iter().filter(|(asked, _)| *asked) {
-        items.extend(mig_management(cap, &devices, &host));
+    // For the error, if the node of a capability is missing.
+    decide::mig_management(&facts, &wanted, &devices)?;
+    let table = host.mig_minors_text();
+    for cap in decide::management_caps(&wanted) {
+        items.extend(mig_management(cap, &devices, table.as_deref(), &config.devices));
     }
     Ok(items)
 }
@@ -188,10 +191,9 @@ fn item(path: PathBuf, source: &Path, kind: Kind) -> Item {
 
 /// What it takes to lay out or watch the MIG devices of these GPUs: every node that could be, also of instances that are not
 /// there yet.
-fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item> {
-    let minors = host.mig_minors();
+fn mig_management(cap: MigCap, devices: &[Device<'_>], minors: Option<&str>, limits: &Limits) -> Vec<Item> {
     let nodes = |is: &dyn Fn(MigCap) -> bool| {
-        let lines = minors.as_deref().unwrap_or_default().lines().filter_map(parse_line);
+        let lines = minors.unwrap_or_default().lines().filter_map(parse_line);
         let chosen = lines.filter(|(cap, _)| is(*cap));
         chosen.map(|(_, minor)| PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))).collect::<Vec<_>>()
     };
@@ -206,7 +208,7 @@ fn mig_management(cap: MigCap, devices: &[Device<'_>], host: &Host) -> Vec<Item>
         paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
         if minors.is_some() {
             paths.push("/dev/nvidia-caps".into());
-            paths.extend(nodes(&|of| host.is_management_of(of, gpu)));
+            paths.extend(nodes(&|of| decide::is_management_of(of, gpu, limits)));
         }
     }
     paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()

@@ -15,7 +15,7 @@ use super::generate::{Named, Naming, sources, spec};
 use super::lower::{NodeFacts, SpecContext};
 use super::stamp::Stamp;
 use crate::config::Config;
-use crate::edits::Wanted;
+use crate::edits::{Wanted, decide};
 use crate::host::Host;
 use crate::inventory::Inventory;
 use crate::inventory::select::{permitted_devices, permitted_failed};
@@ -62,12 +62,14 @@ fn make_with(
     host: &Host,
 ) -> Result<Spec> {
     let wanted = wanted(config);
-    let (common, more) = host.common_edits(&wanted)?;
+    let permitted = permitted_devices(&host.inventory, &config.devices);
+    let facts = host.facts(&wanted, &permitted)?;
+    let (common, more) = decide::common(&facts, &wanted)?;
     findings.extend(more);
     let mut devices = Vec::new();
     let mut failed: Vec<Finding> = Vec::new();
-    for device in permitted_devices(&host.inventory, &config.devices) {
-        match host.device_edits(&wanted, device) {
+    for device in permitted {
+        match decide::of_device(&facts.devices, &wanted, device) {
             Ok(edits) => devices.push(Named { names: settings.naming.names(device), edits }),
             Err(error) => failed.push(left_out(line(&error))),
         }
@@ -78,7 +80,7 @@ fn make_with(
     findings.extend(host.findings());
     let nodes = NodeFacts::of_nodes(devices.iter().map(|device| &device.edits).chain([&common]));
     let is_for_a_group = nodes.values().any(|node| node.additional_gid().is_some());
-    let facts = SpecContext {
+    let context = SpecContext {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),
         program: settings.program.clone(),
@@ -94,7 +96,7 @@ fn make_with(
     let Inventory { driver_version, cuda_version, .. } = &host.inventory;
     let cuda_compat = config.cuda_compat.then(|| (driver_version.clone(), cuda_version.clone()));
     let kind = format!("{}/{}", settings.vendor, settings.class);
-    Ok(spec(&kind, &common, &devices, &facts, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::default() }))
+    Ok(spec(&kind, &common, &devices, &context, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::default() }))
 }
 
 /// All of the driver: a spec knows no container that could ask for less.

@@ -3,11 +3,12 @@
 use std::io;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use nix::libc;
 use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::{Failure, catalog, failure};
+use base::report::{catalog, failure};
 use base::tree::Tree;
 
 /// The major number of `/dev/nvidiaN`, `/dev/nvidiactl` and `/dev/nvidia-modeset`; assigned in the kernel's
@@ -39,32 +40,79 @@ pub struct DeviceNode {
     pub minor: u32,
 }
 
-/// A node of which the driver's numbers are known, `/dev/nvidiactl` and `/dev/nvidiaN`.
-///
-/// # Errors
-/// If it is missing or another device.
-pub fn required(dev: &Tree, name: &str, minor: u32) -> Result<DeviceNode> {
-    let node = required_of(dev, name, minor)?;
-    // A node of another device under this name would give the container that device.
-    if node.major != NVIDIA_MAJOR { Err(other_device(&node, &format!("{NVIDIA_MAJOR}:{minor}"))) } else { Ok(node) }
+/// What is at the path of a device node. Plain data, so that it can be judged apart from looking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeState {
+    /// Nothing
+    Missing,
+    /// A character device
+    Device(DeviceNode),
+    /// Something else, at this path of the host
+    NotADevice(HostPath),
+    /// It cannot be examined, for this `errno`.
+    Unreadable(i32),
 }
 
-/// A node with this minor number of a driver whose major is assigned when it is loaded.
-///
-/// # Errors
-/// If it is missing or has another minor number.
-pub fn required_of(dev: &Tree, name: &str, minor: u32) -> Result<DeviceNode> {
-    required_with(dev, name, minor, PREPARE)
+impl NodeState {
+    /// What is at `/dev/NAME` below this root. Symbolic links are followed.
+    #[must_use]
+    pub fn of(dev: &Tree, name: &str) -> Self {
+        let path = Path::new("/dev").join(name);
+        let located = match dev.locate(&path) {
+            Ok(located) => located,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Self::Missing,
+            Err(error) => return Self::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)),
+        };
+        let is_device = located.kind == FileType::CharacterDevice;
+        let (major, minor) = located.device;
+        match ContainerPath::new(&path).filter(|_| is_device) {
+            Some(path) => Self::Device(DeviceNode { source: located.host, path, major, minor }),
+            None => Self::NotADevice(located.host),
+        }
+    }
+
+    /// The node `/dev/NAME`; `None` if it is missing.
+    ///
+    /// # Errors
+    /// If something other than a character device has its name, or it cannot be examined.
+    pub fn optional(&self, name: &str) -> Result<Option<DeviceNode>> {
+        match self {
+            Self::Missing => Ok(None),
+            Self::Device(node) => Ok(Some(node.clone())),
+            Self::NotADevice(path) => {
+                Err(failure(&catalog::NODE_WRONG, format!("{path} is not a character device"), PREPARE))
+            }
+            Self::Unreadable(errno) => {
+                let error = anyhow::Error::new(io::Error::from_raw_os_error(*errno));
+                Err(error.context(format!("cannot look at \"/dev/{name}\"")))
+            }
+        }
+    }
+
+    /// The node `/dev/NAME` of a driver whose major number is assigned when it is loaded. `dev_root` and `fix` are for
+    /// the error: where the node should be, and what creates it.
+    ///
+    /// # Errors
+    /// If it is missing or has another minor number, and as [`Self::optional`].
+    pub fn required(&self, name: &str, minor: u32, dev_root: &HostPath, fix: &str) -> Result<DeviceNode> {
+        let missing = || {
+            let what = format!("the device node \"/dev/{name}\" is missing below {dev_root}");
+            failure(&catalog::NODE_MISSING, what, fix)
+        };
+        let node = self.optional(name)?.ok_or_else(missing)?;
+        if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
+    }
 }
 
-/// The same, where this makes the node if it is missing.
+/// A node of which the driver's major number is known, `/dev/nvidiactl` or `/dev/nvidiaN`, as it must be.
 ///
 /// # Errors
-/// If it is missing or has another minor number.
-pub fn required_with(dev: &Tree, name: &str, minor: u32, fix: &str) -> Result<DeviceNode> {
-    let missing = || format!("the device node \"/dev/{name}\" is missing below {}", dev.path());
-    let node = optional(dev, name)?.ok_or_else(|| failure(&catalog::NODE_MISSING, missing(), fix))?;
-    if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
+/// If it has another number: a node of another device under this name would give the container that device.
+pub fn check_major(node: DeviceNode) -> Result<DeviceNode> {
+    if node.major == NVIDIA_MAJOR {
+        return Ok(node);
+    }
+    Err(other_device(&node, &format!("{NVIDIA_MAJOR}:{}", node.minor)))
 }
 
 fn other_device(node: &DeviceNode, expected: &str) -> anyhow::Error {
@@ -74,27 +122,4 @@ fn other_device(node: &DeviceNode, expected: &str) -> anyhow::Error {
         format!("the device node {source} is {major}:{minor}, not {expected} of the NVIDIA driver"),
         PREPARE,
     )
-}
-
-/// A node that a host may lack.
-///
-/// # Errors
-/// If something else than a character device has its name.
-pub fn optional(dev: &Tree, name: &str) -> Result<Option<DeviceNode>> {
-    let path = Path::new("/dev").join(name);
-    let located = match dev.locate(&path) {
-        Ok(located) => located,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot look at {path:?}"))),
-    };
-    if located.kind != FileType::CharacterDevice {
-        return Err(anyhow::Error::new(Failure::new(
-            &catalog::NODE_WRONG,
-            format!("{} is not a character device", located.host),
-            PREPARE,
-        )));
-    }
-    let container_path = ContainerPath::new(&path).with_context(|| format!("{path:?} is no device path"))?;
-    let (major, minor) = located.device;
-    Ok(Some(DeviceNode { source: located.host, path: container_path, major, minor }))
 }

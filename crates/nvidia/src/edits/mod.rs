@@ -5,6 +5,8 @@
 //! cache entry from a library) is derived then, and never listed beside it.
 
 pub mod build;
+pub mod decide;
+pub mod facts;
 pub mod placement;
 
 use std::collections::BTreeSet;

@@ -1,0 +1,242 @@
+//! Host facts × what is wanted → edits. Pure.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use base::report::{Finding, Kind, catalog};
+
+use super::facts::{DeviceFacts, HostFacts};
+use super::{DeviceNode, Edits, Wanted, build};
+use crate::capability::Capability::{self, Compute, Display, Graphics, Video};
+use crate::config::Limits;
+use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, PREPARE};
+use crate::inventory::caps::{MIG_MINORS, MigCap};
+use crate::inventory::procfs::DRIVER_PROC;
+use crate::inventory::select::Device;
+use crate::inventory::{Gpu, MigDevice, limits};
+
+/// The capabilities for which a GPU's nodes in `/dev/dri` are needed.
+const DRM: [Capability; 2] = [Graphics, Display];
+
+/// The nodes that are not a GPU's, after `/dev/nvidiactl`: which capabilities need them, and the finding if one is missing.
+const COMMON_NODES: [(&str, [Capability; 2], Option<&Kind>); 3] = [
+    ("nvidia-uvm", [Compute, Video], Some(&catalog::NO_UVM)),
+    ("nvidia-uvm-tools", [Compute, Video], None),
+    ("nvidia-modeset", DRM, Some(&catalog::NO_MODESET)),
+];
+
+/// The names below /dev of the nodes that [`common_nodes`] looks up.
+pub fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
+    let of_capabilities = COMMON_NODES.iter().filter(|(_, capabilities, _)| wanted.capabilities.any(capabilities));
+    std::iter::once("nvidiactl").chain(of_capabilities.map(|(name, ..)| *name))
+}
+
+/// Whether the nodes in `/dev/dri` are wanted.
+#[must_use]
+pub fn wants_drm(wanted: &Wanted) -> bool {
+    wanted.capabilities.any(&DRM)
+}
+
+/// What the container gets, and what is wrong with it.
+///
+/// # Errors
+/// If something is missing that it cannot do without.
+pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
+    let (mut edits, findings) = common(facts, wanted)?;
+    for device in devices {
+        edits = edits.merge(of_device(&facts.devices, wanted, *device)?);
+    }
+    edits = edits.merge(mig_management(&facts.devices, wanted, devices)?);
+    edits = edits.merge(build::device(imex_nodes(&facts.devices, wanted)?, Vec::new()));
+    Ok((without_proc(edits, &facts.devices), findings))
+}
+
+/// What every container gets that wants this, whichever devices it is given.
+///
+/// # Errors
+/// If a device node is missing without which no other is of use.
+pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>)> {
+    let mut findings = facts.findings.clone();
+    let nodes = common_nodes(&facts.devices, wanted, &mut findings)?;
+    let edits = build::common(&facts.files, facts.ipc.clone(), nodes, facts.proc_files.clone());
+    Ok((without_proc(edits, &facts.devices), findings))
+}
+
+/// The nodes that are not a GPU's.
+///
+/// # Errors
+/// If one is missing without which no other is of use.
+pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
+    let mut found = vec![facts.required_of_driver("nvidiactl", CTL_MINOR)?];
+    for (name, capabilities, missing) in &COMMON_NODES {
+        if !wanted.capabilities.any(capabilities) {
+            continue;
+        }
+        match (facts.optional(name)?, missing) {
+            (Some(node), _) => found.push(node),
+            (None, Some(kind)) if wanted.gpus => {
+                findings.push(Finding::of(kind, format!("the device node \"/dev/{name}\" is missing"), PREPARE));
+            }
+            (None, _) => {}
+        }
+    }
+    Ok(found)
+}
+
+/// What one device adds to the common edits.
+///
+/// # Errors
+/// If a device node of it is missing.
+pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Result<Edits> {
+    let gpu = device.gpu();
+    let mut edits = of_gpu(facts, gpu)?;
+    if wants_drm(wanted) {
+        edits = edits.merge(build::drm(drm_nodes(facts, gpu)?, &gpu.bus_id.in_sysfs()));
+        edits = edits.merge(build::egl_device(gpu.minor));
+    }
+    // Who manages MIG devices gets the capabilities of all instances.
+    let manages = wanted.mig_config || wanted.mig_monitor;
+    if let (Device::Mig(gpu, mig), false) = (device, manages) {
+        edits = edits.merge(of_mig_device(facts, gpu, mig)?);
+    }
+    Ok(without_proc(edits, facts))
+}
+
+fn of_gpu(facts: &DeviceFacts, gpu: &Gpu) -> Result<Edits> {
+    let node = facts
+        .required_of_driver(&format!("nvidia{}", gpu.minor), gpu.minor)
+        .with_context(|| cannot_give(&gpu.uuid, gpu))?;
+    let mount = facts.gpu_dir(gpu.bus_id).and_then(|dir| facts.proc_mount(&dir));
+    Ok(build::device(vec![node], mount.into_iter().collect()))
+}
+
+/// The GPU's `/dev/dri` nodes: what Vulkan and EGL open.
+fn drm_nodes(facts: &DeviceFacts, gpu: &Gpu) -> Result<Vec<DeviceNode>> {
+    let names = facts.drm.get(&gpu.bus_id).map(Vec::as_slice).unwrap_or_default();
+    names.iter().filter_map(|name| facts.optional(&format!("dri/{name}")).transpose()).collect()
+}
+
+/// The capabilities of a MIG device: access to its GPU instance and to its compute instance.
+#[must_use]
+pub const fn caps_of(gpu: &Gpu, mig: &MigDevice) -> [MigCap; 2] {
+    let instance = MigCap::GpuInstance(gpu.minor, mig.gpu_instance);
+    [instance, MigCap::ComputeInstance(gpu.minor, mig.gpu_instance, mig.compute_instance)]
+}
+
+/// What a MIG device needs beside the node of its GPU.
+fn of_mig_device(facts: &DeviceFacts, gpu: &Gpu, mig: &MigDevice) -> Result<Edits> {
+    let mut edits = Edits::default();
+    for cap in caps_of(gpu, mig) {
+        let node = cap_node(facts, cap).with_context(|| cannot_give(&mig.uuid, gpu))?;
+        let mount = facts.proc_mount(&cap.proc_path());
+        edits = edits.merge(build::device(node.into_iter().collect(), mount.into_iter().collect()));
+    }
+    Ok(edits)
+}
+
+/// The name below /dev of the node with this minor number.
+#[must_use]
+pub fn cap_node_name(minor: u32) -> String {
+    format!("nvidia-caps/nvidia-cap{minor}")
+}
+
+/// The node of a MIG capability; none with a driver that has only the files below /proc.
+fn cap_node(facts: &DeviceFacts, cap: MigCap) -> Result<Option<DeviceNode>> {
+    let Some(minors) = &facts.mig_minors else { return Ok(None) };
+    let minor = *minors.get(&cap).with_context(|| format!("{MIG_MINORS:?} does not have {cap:?}"))?;
+    facts.required(&cap_node_name(minor), minor, PREPARE).map(Some)
+}
+
+/// The capabilities by which a privileged container lays out or monitors MIG devices.
+pub fn management_caps(wanted: &Wanted) -> impl Iterator<Item = MigCap> {
+    let caps = [(wanted.mig_config, MigCap::Config), (wanted.mig_monitor, MigCap::Monitor)];
+    caps.into_iter().filter_map(|(is_wanted, cap)| is_wanted.then_some(cap))
+}
+
+/// For a container that lays out or monitors MIG devices: the capability itself, and those of all instances of its GPUs.
+///
+/// # Errors
+/// If the node of the capability is missing.
+pub fn mig_management(facts: &DeviceFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Result<Edits> {
+    let mut edits = Edits::default();
+    for cap in management_caps(wanted) {
+        let mut nodes: Vec<_> = cap_node(facts, cap)?.into_iter().collect();
+        for name in instance_nodes(facts, devices) {
+            // The table lists every instance that could be created; nodes exist for those that were.
+            nodes.extend(facts.optional(&name)?);
+        }
+        let paths = management_paths(facts, cap, devices);
+        let mounts = paths.iter().filter_map(|path| facts.proc_mount(path)).collect();
+        edits = edits.merge(build::device(nodes, mounts));
+    }
+    Ok(edits)
+}
+
+/// The names below /dev of the nodes of all instances that these GPUs could have and containers may manage.
+pub fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> impl Iterator<Item = String> {
+    let is_managed = |cap: MigCap| devices.iter().any(|device| is_management_of(cap, device.gpu(), &facts.limits));
+    let minors = facts.mig_minors.iter().flatten();
+    minors.filter(move |(cap, _)| is_managed(**cap)).map(|(_, minor)| cap_node_name(*minor))
+}
+
+/// Whether this capability is of an instance of the GPU, and `limits` let containers have a MIG device in it, or it has none
+/// yet.
+#[must_use]
+pub fn is_management_of(cap: MigCap, gpu: &Gpu, limits: &Limits) -> bool {
+    let is_in = |mig: &&MigDevice| match cap {
+        MigCap::GpuInstance(_, instance) => mig.gpu_instance == instance,
+        MigCap::ComputeInstance(_, instance, compute) => {
+            (mig.gpu_instance, mig.compute_instance) == (instance, compute)
+        }
+        MigCap::Config | MigCap::Monitor => false,
+    };
+    let mut inside = gpu.mig_devices.iter().filter(is_in).peekable();
+    cap.gpu() == Some(gpu.minor)
+        && (inside.peek().is_none() || inside.any(|mig| limits::permit(limits, gpu, Some(mig))))
+}
+
+/// What is visible below /proc/driver/nvidia: the whole directory of capabilities, unless it has files of MIG devices that
+/// containers may not have. With a driver that has no nodes for capabilities, those files give access.
+#[must_use]
+pub fn management_paths(facts: &DeviceFacts, cap: MigCap, devices: &[Device<'_>]) -> BTreeSet<PathBuf> {
+    if !facts.withholds_mig {
+        return [Path::new(DRIVER_PROC).join("capabilities")].into();
+    }
+    let mut caps = vec![cap];
+    for gpu in devices.iter().map(|device| device.gpu()) {
+        let permitted = gpu.mig_devices.iter().filter(|mig| limits::permit(&facts.limits, gpu, Some(mig)));
+        caps.extend(permitted.flat_map(|mig| caps_of(gpu, mig)));
+    }
+    caps.into_iter().map(MigCap::proc_path).collect()
+}
+
+/// The name below /dev of the node of an IMEX channel.
+#[must_use]
+pub fn imex_node_name(channel: u32) -> String {
+    format!("{IMEX_CHANNELS}/channel{channel}")
+}
+
+fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
+    let node = |channel: &u32| {
+        let fix = format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the host");
+        facts.required(&imex_node_name(*channel), *channel, &fix)
+    };
+    wanted.imex_channels.iter().map(node).collect()
+}
+
+/// Without /proc/driver/nvidia there is nothing to mask.
+fn without_proc(mut edits: Edits, facts: &DeviceFacts) -> Edits {
+    if !facts.has_proc {
+        edits.proc_mask = None;
+    }
+    edits
+}
+
+fn cannot_give(uuid: &str, gpu: &Gpu) -> String {
+    format!("cannot give {uuid} of GPU {} to the container", gpu.index)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! What was found on the host, as far as edits depend on it. Plain data: the host is examined before, by
+//! [`crate::host::Host`], and [`super::decide`] reads nothing but this.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use base::paths::HostPath;
+use base::report::Finding;
+
+use super::Ipc;
+use crate::bus_id::BusId;
+use crate::config::Limits;
+use crate::driver::locate::DriverFiles;
+use crate::driver::nodes::{DeviceNode, NodeState, PREPARE, check_major};
+use crate::inventory::caps::MigCap;
+use crate::inventory::procfs::DRIVER_PROC;
+
+/// All that the edits of a container are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The driver's files for the capabilities that are wanted
+    pub files: DriverFiles,
+    /// Sockets and directories of daemons
+    pub ipc: Vec<Ipc>,
+    /// The files of `/proc/driver/nvidia` that a container sees, with their content; `None` if the host has no such directory
+    pub proc_files: Option<Vec<(OsString, Vec<u8>)>>,
+    /// Device nodes and what belongs to them
+    pub devices: DeviceFacts,
+    /// What was wrong with the files and the sockets
+    pub findings: Vec<Finding>,
+}
+
+/// What was found of the device nodes, and of the files below /proc that belong to them. It has what the wanted devices
+/// need, not every node of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// The root that has the nodes, for error messages
+    pub dev_root: HostPath,
+    /// What is at each path below /dev that was examined: `nvidia0`, `dri/card1`, `nvidia-caps/nvidia-cap21`
+    pub nodes: BTreeMap<String, NodeState>,
+    /// The nodes of each GPU in `/dev/dri`, by name: `card1`, `renderD128`. A host without nvidia-drm has none.
+    pub drm: BTreeMap<BusId, Vec<String>>,
+    /// The minor numbers of MIG capabilities; `None` with a driver that has only files below /proc for them
+    pub mig_minors: Option<BTreeMap<MigCap, u32>>,
+    /// Whether the host has /proc/driver/nvidia
+    pub has_proc: bool,
+    /// Files and directories below /proc/driver/nvidia, by their path in /proc, and where they are on the host
+    pub proc_paths: BTreeMap<PathBuf, HostPath>,
+    /// The directory of each GPU below `/proc/driver/nvidia/gpus`
+    pub gpu_dirs: BTreeMap<BusId, OsString>,
+    /// The GPUs and MIG devices that config.toml lets containers have
+    pub limits: Limits,
+    /// Whether they keep a MIG device of this host from containers
+    pub withholds_mig: bool,
+}
+
+impl DeviceFacts {
+    /// The facts of a host without device nodes and without `/proc/driver/nvidia`. `dev_root` is where nodes would be.
+    #[must_use]
+    pub fn empty(dev_root: HostPath) -> Self {
+        Self {
+            dev_root,
+            nodes: BTreeMap::new(),
+            drm: BTreeMap::new(),
+            mig_minors: None,
+            has_proc: false,
+            proc_paths: BTreeMap::new(),
+            gpu_dirs: BTreeMap::new(),
+            limits: Limits::default(),
+            withholds_mig: false,
+        }
+    }
+
+    fn node(&self, name: &str) -> &NodeState {
+        self.nodes.get(name).unwrap_or(&NodeState::Missing)
+    }
+
+    /// A node that a host may lack.
+    pub(super) fn optional(&self, name: &str) -> Result<Option<DeviceNode>> {
+        self.node(name).optional(name)
+    }
+
+    /// A node that must exist; `fix` says what creates it.
+    pub(super) fn required(&self, name: &str, minor: u32, fix: &str) -> Result<DeviceNode> {
+        self.node(name).required(name, minor, &self.dev_root, fix)
+    }
+
+    /// The same for `/dev/nvidiactl` and `/dev/nvidiaN`, whose major number is fixed.
+    pub(super) fn required_of_driver(&self, name: &str, minor: u32) -> Result<DeviceNode> {
+        check_major(self.required(name, minor, PREPARE)?)
+    }
+
+    /// A path below /proc/driver/nvidia that the container may see: relative to it, and where it is on the host.
+    pub(super) fn proc_mount(&self, path: &Path) -> Option<(PathBuf, HostPath)> {
+        let source = self.proc_paths.get(path)?;
+        Some((path.strip_prefix(DRIVER_PROC).ok()?.to_owned(), source.clone()))
+    }
+
+    /// The directory of a GPU in /proc.
+    #[must_use]
+    pub fn gpu_dir(&self, bus_id: BusId) -> Option<PathBuf> {
+        Some(Path::new(DRIVER_PROC).join("gpus").join(self.gpu_dirs.get(&bus_id)?))
+    }
+}

@@ -1,0 +1,157 @@
+//! Examines the host for what is wanted: the only part of the way to edits that reads anything.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::Host;
+use crate::driver::diagnosis::PCI_DEVICES;
+use crate::driver::nodes::NodeState;
+use crate::driver::{ipc, locate};
+use crate::edits::facts::{DeviceFacts, HostFacts};
+use crate::edits::{Wanted, decide};
+use crate::inventory::caps::{self, MigCap};
+use crate::inventory::procfs::{self, DRIVER_PROC};
+use crate::inventory::select::Device;
+use crate::inventory::{Gpu, limits};
+
+impl Host {
+    /// All facts for containers that want this of these devices. Only what they need is examined.
+    ///
+    /// # Errors
+    /// If a library is missing without which one of the wanted capabilities is of no use.
+    pub fn facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> Result<HostFacts> {
+        let (mut files, mut findings) = locate::locate(&self.search(), wanted.capabilities, &self.config.driver_files)?;
+        files.leave_out(wanted.omit);
+        let mps = self.config.mps_directory.as_deref();
+        let (ipc, refused) = ipc::find(&self.roots.driver, wanted.capabilities, mps, wanted.omit);
+        findings.extend(refused);
+        let devices = self.device_facts(wanted, devices);
+        let proc_files = devices.has_proc.then(|| procfs::read_files(&self.roots.proc, Path::new(DRIVER_PROC)));
+        Ok(HostFacts { files, ipc, proc_files, devices, findings })
+    }
+
+    /// The facts of device nodes alone.
+    #[must_use]
+    pub fn device_facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> DeviceFacts {
+        let mut gatherer = Gatherer { host: self, facts: self.known_facts() };
+        let names = decide::common_node_names(wanted).map(str::to_owned);
+        gatherer.nodes(names.chain(wanted.imex_channels.iter().map(|channel| decide::imex_node_name(*channel))));
+        gatherer.mig_minors(wanted, devices);
+        for device in devices {
+            gatherer.gpu(wanted, device.gpu());
+        }
+        match wanted.mig_config || wanted.mig_monitor {
+            true => gatherer.management(wanted, devices),
+            false => gatherer.mig_devices(devices),
+        }
+        gatherer.facts
+    }
+
+    /// What is known without another look.
+    fn known_facts(&self) -> DeviceFacts {
+        DeviceFacts {
+            has_proc: self.proc_dir.is_some(),
+            gpu_dirs: self.kernel_gpus.iter().map(|gpu| (gpu.bus_id, gpu.dir.clone())).collect(),
+            limits: self.config.devices.clone(),
+            ..DeviceFacts::empty(self.roots.dev.path())
+        }
+    }
+
+    fn withholds_mig(&self) -> bool {
+        let is_withheld =
+            |gpu: &Gpu| gpu.mig_devices.iter().any(|mig| !limits::permit(&self.config.devices, gpu, Some(mig)));
+        self.inventory.gpus.iter().any(is_withheld)
+    }
+}
+
+struct Gatherer<'a> {
+    host: &'a Host,
+    facts: DeviceFacts,
+}
+
+impl Gatherer<'_> {
+    fn nodes(&mut self, names: impl IntoIterator<Item = String>) {
+        for name in names {
+            let dev = &self.host.roots.dev;
+            self.facts.nodes.entry(name).or_insert_with_key(|name| NodeState::of(dev, name));
+        }
+    }
+
+    fn proc_path(&mut self, path: PathBuf) {
+        if let Ok(located) = self.host.roots.proc.locate(&path) {
+            self.facts.proc_paths.insert(path, located.host);
+        }
+    }
+
+    /// The table has 4,000 lines: it is read where a node of a MIG capability is wanted, and once.
+    fn mig_minors(&mut self, wanted: &Wanted, devices: &[Device<'_>]) {
+        let has_mig_device = devices.iter().any(|device| matches!(device, Device::Mig(..)));
+        if has_mig_device || wanted.mig_config || wanted.mig_monitor {
+            self.facts.mig_minors = self.host.mig_minors();
+        }
+    }
+
+    fn gpu(&mut self, wanted: &Wanted, gpu: &Gpu) {
+        self.nodes([format!("nvidia{}", gpu.minor)]);
+        if let Some(dir) = self.facts.gpu_dir(gpu.bus_id)
+            && !self.facts.proc_paths.contains_key(&dir)
+        {
+            self.proc_path(dir);
+        }
+        if decide::wants_drm(wanted) && !self.facts.drm.contains_key(&gpu.bus_id) {
+            let names = self.drm_names(gpu);
+            self.nodes(names.iter().map(|name| format!("dri/{name}")));
+            self.facts.drm.insert(gpu.bus_id, names);
+        }
+    }
+
+    fn drm_names(&self, gpu: &Gpu) -> Vec<String> {
+        let dir = Path::new(PCI_DEVICES).join(gpu.bus_id.in_sysfs()).join("drm");
+        let names = self.host.roots.sys.names(&dir).into_iter().filter_map(|name| name.into_string().ok());
+        names.filter(|name| name.starts_with("card") || name.starts_with("renderD")).collect()
+    }
+
+    fn cap(&mut self, cap: MigCap) {
+        let minor = self.facts.mig_minors.as_ref().and_then(|minors| minors.get(&cap).copied());
+        self.nodes(minor.map(decide::cap_node_name));
+    }
+
+    fn mig_devices(&mut self, devices: &[Device<'_>]) {
+        for device in devices {
+            let Device::Mig(gpu, mig) = device else { continue };
+            for cap in decide::caps_of(gpu, mig) {
+                self.cap(cap);
+                self.proc_path(cap.proc_path());
+            }
+        }
+    }
+
+    fn management(&mut self, wanted: &Wanted, devices: &[Device<'_>]) {
+        self.facts.withholds_mig = self.host.withholds_mig();
+        for cap in decide::management_caps(wanted) {
+            self.cap(cap);
+            for path in decide::management_paths(&self.facts, cap, devices) {
+                self.proc_path(path);
+            }
+        }
+        let names: Vec<_> = decide::instance_nodes(&self.facts, devices).collect();
+        self.nodes(names);
+    }
+}
+
+impl Host {
+    /// The minor numbers of all MIG capabilities that could exist; `None` where the driver has no device nodes for them.
+    #[must_use]
+    pub fn mig_minors(&self) -> Option<BTreeMap<MigCap, u32>> {
+        self.mig_minors_text().map(|text| caps::parse_mig_minors(&text))
+    }
+
+    /// The same as the driver's table has it.
+    #[must_use]
+    pub fn mig_minors_text(&self) -> Option<String> {
+        let bytes = self.roots.proc.read(Path::new(caps::MIG_MINORS)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}

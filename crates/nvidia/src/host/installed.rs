@@ -1,0 +1,120 @@
+//! The driver as it is installed and loaded, before NVML is asked.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Error, Result};
+
+use base::paths::HostPath;
+use base::report::{catalog, failure};
+use base::tree::Tree;
+
+use super::roots::Roots;
+use crate::config::Config;
+use crate::driver::libraries::{LinkerCache, Search};
+use crate::driver::nodes::NodeState;
+use crate::driver::{diagnosis, locate};
+use crate::inventory::ask::{self, Question};
+use crate::inventory::cache::{Cache, KernelView};
+use crate::inventory::caps::MIG_MINORS;
+use crate::inventory::fingerprint::{self, Sources};
+use crate::inventory::gather::NvmlAnswer;
+use crate::inventory::procfs::{self, KernelGpu};
+use crate::inventory::{Inventory, cap_files, identity, merge};
+
+pub(super) struct Installed {
+    pub(super) roots: Roots,
+    pub(super) linker_cache: LinkerCache,
+    /// The version of the loaded kernel module
+    module: Option<String>,
+    /// libnvidia-ml, all links followed
+    library: HostPath,
+}
+
+impl Installed {
+    pub(super) fn find(config: &Config) -> Result<Self> {
+        let roots = Roots::open(config)?;
+        let linker_cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
+        let module = procfs::read_version(&roots.proc);
+        let version = module.as_deref().unwrap_or_default();
+        let search = Search { root: &roots.driver, cache: &linker_cache, version, dirs: &config.library_dirs };
+        let Some(library) = locate::management_library(&search) else {
+            let reason = diagnose(&search, module.clone());
+            return Err(reason.unwrap_or_else(|| no_driver(&roots.driver)));
+        };
+        let library = library.source;
+        Ok(Self { roots, linker_cache, module, library })
+    }
+
+    /// The inventory, from the cache if `renews` is false and the cache has it, completed with what the kernel module lists.
+    pub(super) fn inventory(
+        &self,
+        config: &Config,
+        renews: bool,
+        slow: &dyn Fn(),
+    ) -> Result<(Inventory, Vec<KernelGpu>)> {
+        let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
+        let question = Question { root, library, who: identity::of(config)?, deadline: config.nvml_timeout };
+        let ask = |end| self.ask(&question, config, end);
+        let view = || self.kernel_view();
+        let (mut inventory, view) = match self.cache(&question) {
+            Some(cache) if renews => cache.renew(&view, &ask)?,
+            Some(cache) => cache.get(&view, slow, &ask)?,
+            None => {
+                slow();
+                (ask(Instant::now() + config.nvml_timeout)?.inventory, view())
+            }
+        };
+        self.complete(&mut inventory, &view.gpus);
+        Ok((inventory, view.gpus))
+    }
+
+    /// Without a loaded module there is nothing that could confirm a cached inventory.
+    fn cache(&self, question: &Question) -> Option<Cache> {
+        self.module.as_ref()?;
+        question.cache()
+    }
+
+    /// Where the module is not loaded, that is the error, not what NVML makes of it.
+    fn ask(&self, question: &Question, config: &Config, end: Instant) -> Result<NvmlAnswer> {
+        ask::ask(question, end).map_err(|error| match self.module {
+            Some(_) => error,
+            None => diagnose(&self.search(config), None).unwrap_or(error),
+        })
+    }
+
+    fn search<'a>(&'a self, config: &'a Config) -> Search<'a> {
+        let version = self.module.as_deref().unwrap_or_default();
+        Search { root: &self.roots.driver, cache: &self.linker_cache, version, dirs: &config.library_dirs }
+    }
+
+    fn kernel_view(&self) -> KernelView {
+        let Roots { dev, proc, sys, .. } = &self.roots;
+        let gpus = procfs::read_gpus(proc);
+        let version = self.module.clone().unwrap_or_default();
+        let state = fingerprint::take(&Sources { library: &self.library, dev, proc, sys }, &version, &gpus);
+        KernelView { version, state, gpus, uptime: fingerprint::uptime() }
+    }
+
+    fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu]) {
+        let Roots { dev, proc, .. } = &self.roots;
+        let has_node = |minor| matches!(NodeState::of(dev, &format!("nvidia{minor}")), NodeState::Device(_));
+        merge::complete(inventory, gpus, has_node);
+        if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) && proc.locate(Path::new(MIG_MINORS)).is_ok() {
+            cap_files::note_missing_nodes(inventory, &cap_files::existing(proc), dev);
+        }
+    }
+}
+
+fn diagnose(search: &Search<'_>, module: Option<String>) -> Option<Error> {
+    diagnosis::diagnose(&diagnosis::look(search, module), search.root)
+}
+
+fn no_driver(root: &Tree) -> Error {
+    failure(
+        &catalog::NO_LIBRARIES,
+        format!("there is no NVIDIA driver below {}: no \"libnvidia-ml.so.1\" is there", root.path()),
+        "install the driver (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or unset \
+         NVIDIA_VISIBLE_DEVICES to run the container without GPUs",
+    )
+}

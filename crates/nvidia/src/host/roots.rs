@@ -1,0 +1,51 @@
+//! The directories in which the parts of a driver are found: the driver root may have only some of them.
+
+use anyhow::Result;
+
+use base::report::Finding;
+use base::tree::Tree;
+
+use crate::config::Config;
+use crate::driver::diagnosis::PCI_DEVICES;
+use crate::driver::open_root;
+use crate::inventory::procfs::DRIVER_PROC;
+
+/// Where the parts of the driver are. A driver container has all of them in its root; a directory with nothing but the
+/// driver's files uses the device nodes, /proc and /sys of the host.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    /// The driver root: libraries, programs, sockets
+    pub driver: Tree,
+    /// The root that has the device nodes
+    pub dev: Tree,
+    /// The root that has /proc/driver/nvidia
+    pub proc: Tree,
+    /// The root that has the PCI devices
+    pub sys: Tree,
+}
+
+impl Roots {
+    /// Opens the roots that config.toml names, or finds them.
+    ///
+    /// # Errors
+    /// If one cannot be opened.
+    pub fn open(config: &Config) -> Result<Self> {
+        let driver = open_root(&config.driver_root)?;
+        let dev = match &config.dev_root {
+            Some(root) => open_root(root)?,
+            None => driver.owner_of("/dev/nvidiactl")?,
+        };
+        Ok(Self { dev, proc: driver.owner_of(DRIVER_PROC)?, sys: driver.owner_of(PCI_DEVICES)?, driver })
+    }
+
+    /// A finding for each path that could not be examined so far, and so is missing in what containers get.
+    pub fn findings(&self) -> impl Iterator<Item = Finding> {
+        let mut roots: Vec<&Tree> = Vec::new();
+        for root in [&self.driver, &self.dev, &self.proc, &self.sys] {
+            if !roots.iter().any(|known| known.is(root)) {
+                roots.push(root);
+            }
+        }
+        roots.into_iter().flat_map(Tree::findings)
+    }
+}
