@@ -1,30 +1,29 @@
 //! One OCI hook that makes NVIDIA GPUs work in containers of CRI-O and Podman.
 //!
-//! Decide first, as data; act last, in one place:
+//! Decide first, as data; act last, in one place. Every way to set a container up takes these steps:
 //!
 //! ```text
-//! stdin state ─▶ oci::State ─▶ bundle/config.json ─▶ oci::SpecView      config.toml ─▶ Config
-//!                                                        │                                │
-//!                                                        └──────▶ request ◀───────────────┘
-//!                  nothing asked: exit 0, no driver file touched     │ GpuRequest
-//! host files ─▶ driver::locate ─▶ DriverFiles ──┐                    ▼
-//! NVML child + /proc ─▶ Inventory ──────────────┴▶ edits::build ── Edits + Findings      pure
-//!                                                                    │
-//!                                                  lower::live ─▶ Vec<Step>              pure
-//!                                                  lower::cdi ─▶ cdi::Spec, a file       for engines
-//!                                                                    │
-//!                            inject: prepare ─▶ enter ─▶ apply       ▼                   effects
+//! stdin ─▶ oci::SpecView ─▶ plan::asked ─▶ request, config.toml      nothing asked: exit 0
+//!                                │
+//!                           plan::gpus ◀── nvidia_host::Host         driver files and GPUs of this host
+//!                                │
+//!                  Gpus::steps   │   Gpus::additions
+//!                       ┌────────┴────────┐
+//!                  inject: in the     config.json                    the only effects
+//!                  container          on stdout
 //! ```
 //!
-//! | module | side |
+//! | module | what it is about |
 //! |---|---|
-//! | [`oci`], [`request`], [`config`] | what the engine, the container and the administrator say |
-//! | [`driver`], [`inventory`], [`nvml`], [`host`] | what the host has |
-//! | [`edits`], [`lower`] | what the container gets |
-//! | [`cdi`] | the same as devices that engines know by name |
-//! | [`plan`] | all of the above, as one decision about a container |
-//! | [`inject`], [`stages`] | doing it |
-//! | [`cli`], [`log`], [`record`] | around it |
+//! | [`oci`], [`request`], [`select`] | what engine and container say, and which devices they get |
+//! | [`plan`], [`lower`] | what is done for a container, decided |
+//! | [`inject`] | doing it |
+//! | [`stages`] | what engines and runtimes call: input, plan, effects, log |
+//! | [`log`], [`record`] | what is kept of a call |
+//! | [`engine`], [`cdi_check`], [`doctor`] | this host and its engines, inspected |
+//! | [`cli`] | command lines parsed, results printed |
+//!
+//! `docs/architecture.md` has the whole picture.
 
 pub mod cdi_check;
 pub mod cli;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -10,24 +10,24 @@ use serde::Serialize;
 use serde_json::Value;
 
 use base::json;
-use base::paths::{ContainerPath, HostPath};
+use base::paths::HostPath;
 use base::read::read_limited;
 use base::report::{Finding, catalog, failure, one_line};
 use nvidia_host::config::Config;
-use nvidia_host::edits::Edits;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report;
+use nvidia_host::inventory::select::Device;
 
 use super::{Options, Stage, USAGE, explain_finding, output};
-use crate::inject::container::Container;
+use crate::inject::container::OpenContainer;
 use crate::log::Log;
 use crate::lower::text;
 use crate::oci::{self, SpecView};
-use crate::plan::{self, Verdict};
+use crate::plan::{self, Container, Gpus, Image, Live, Observer};
 use crate::request::asked::Asked;
 use crate::request::{self, Decision, GpuRequest};
 use crate::select;
-use crate::stages::precreate;
+use crate::stages::{self, precreate};
 
 /// All that there is to tell. The names are an interface.
 #[derive(Debug, Serialize)]
@@ -97,93 +97,101 @@ fn explain(input: Input, options: &Options) -> Explanation {
     explanation
 }
 
-/// The hook's own way, as far as it goes without a container.
+/// The hook's own way, as far as it goes without changing the container.
 fn follow(input: Input, options: &Options, explanation: &mut Explanation) -> Result<()> {
     let (spec, called) = read_container(input, options)?;
     let pid = if let Called::WithState(pid) = called { pid } else { 0 };
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
-    let config = plan::read_config(&spec, options.config.as_deref())?;
-    let Some((mut config, findings)) = config else {
-        let nothing = request::from_spec(&spec, &Config::default())?;
-        explanation.reason =
-            if let Decision::Nothing(reason) = nothing { plan::nothing(reason, &spec) } else { String::new() };
+    let Some((request, mut config)) = plan::asked(&spec, options.config.as_deref(), explanation)? else {
         return Ok(());
     };
-    explanation.findings = findings;
     if let Some(root) = &options.root {
         config.driver_root = HostPath::new(root);
     }
-    let request = match plan::verdict(&spec, &config)? {
-        Verdict::Gpus(request) => request,
-        Verdict::Nothing(reason) => {
-            explanation.reason = plan::nothing(reason, &spec);
-            return Ok(());
-        }
-        Verdict::LeftAlone(finding) => {
-            explanation.leave_alone(finding);
-            return Ok(());
-        }
-    };
-    explanation.outcome = Outcome::Inject;
-    explanation.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
-    explanation.request = Some(Asked::from(&*request));
     if let Some(file) = &options.inventory {
         let inventory = report::read(file)?;
         let (devices, findings) = select::decide(&request, &inventory, &config)?;
         explanation.findings.extend(findings);
-        explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
-    } else if !options.request_only
-        && let Err(error) = decide(&spec, called, (&request, &config, options), explanation)
-    {
-        explanation.leave_alone(plan::excuse(&request, &config, error)?);
+        explanation.devices(&devices);
+        return Ok(());
     }
-    Ok(())
+    if options.request_only {
+        return Ok(());
+    }
+    let Some(gpus) = plan::gpus(request, config, explanation)? else { return Ok(()) };
+    match called {
+        Called::WithState(pid) => explanation.steps(&gpus, &spec, pid),
+        Called::Precreate(text) => explanation.additions(&gpus, &spec, text, options.cdi.hook_path.as_deref()),
+    }
+}
+
+impl Observer for Explanation {
+    fn not_asked(&mut self, spec: &SpecView) {
+        // Without a request config.toml changes nothing about the reason.
+        if let Ok(Decision::Nothing(reason)) = request::from_spec(spec, &Config::default()) {
+            self.nothing(reason, spec);
+        }
+    }
+
+    fn config_read(&mut self, _: &Config) {}
+
+    fn decided(&mut self, _: bool) {}
+
+    fn finding(&mut self, finding: &Finding) {
+        self.findings.push(finding.clone());
+    }
+
+    fn nothing(&mut self, reason: String, spec: &SpecView) {
+        self.reason = plan::nothing(reason, spec);
+    }
+
+    fn left_alone(&mut self, finding: Finding) {
+        self.outcome = Outcome::None;
+        self.reason.clone_from(&finding.what);
+        self.findings.push(finding);
+    }
+
+    fn requested(&mut self, request: &GpuRequest) {
+        self.outcome = Outcome::Inject;
+        self.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+        self.request = Some(Asked::from(request));
+    }
+
+    fn host(&mut self, _: &GpuRequest, config: &Config) -> Result<Host> {
+        Host::look(config, &|| ())
+    }
+
+    fn devices(&mut self, devices: &[Device<'_>]) {
+        self.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+    }
 }
 
 impl Explanation {
-    fn leave_alone(&mut self, finding: Finding) {
-        self.outcome = Outcome::None;
-        self.reason.clone_from(&finding.what);
-        self.devices.clear();
-        self.findings.push(finding);
+    /// What the hook does in the container: in the one that waits at a hook, else in its rootfs as the host sees it.
+    fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
+        let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
+        let image = waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus));
+        let Live { steps, findings, .. } = gpus.steps(&Container::of_spec(spec)?, &image);
+        self.findings.extend(findings);
+        self.edits = steps.iter().map(text::describe).collect();
+        Ok(())
+    }
+
+    /// What precreate adds to config.json, and what its hook entry does when there is a rootfs.
+    fn additions(&mut self, gpus: &Gpus, spec: &SpecView, text: String, hook_path: Option<&Path>) -> Result<()> {
+        let additions = precreate::additions(gpus, spec, hook_path, &mut self.findings)?;
+        additions.apply(text)?;
+        self.edits = text::describe_additions(&additions);
+        self.findings.extend(plan::newer_libcuda(&image_at(spec, gpus)));
+        Ok(())
     }
 }
 
-fn decide(
-    spec: &SpecView,
-    called: Called,
-    (request, config, options): (&GpuRequest, &Config, &Options),
-    explanation: &mut Explanation,
-) -> Result<()> {
-    let host = Host::look(config, &|| ())?;
-    let (devices, edits) = plan::edits(&host, request, config, &mut explanation.findings)?;
-    explanation.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
-    let pid = match called {
-        Called::WithState(pid) => pid,
-        Called::Precreate(text) => {
-            let details = (request, config, options.cdi.hook_path.as_deref());
-            let additions = precreate::plan(spec, &host, &edits, details, &mut explanation.findings)?;
-            additions.apply(text)?;
-            explanation.edits = text::describe_additions(&additions);
-            // The hook entry does that when there is a rootfs.
-            explanation.findings.extend(newer_libcuda(spec, &edits, (request, config, &host)));
-            return Ok(());
-        }
-    };
-    // The container if it waits at a hook; else its rootfs as the host sees it.
-    let waiting = (pid > 0).then(|| Container::open(pid, &spec.rootfs).ok()).flatten();
-    let facts =
-        waiting.as_ref().map_or_else(|| Container::facts_of(&spec.rootfs).unwrap_or_default(), Container::facts);
-    explanation.findings.extend(facts.finding());
-    let image = waiting.or_else(|| Container::here(&spec.rootfs).ok());
-    let compat = |dir: &ContainerPath, driver: &str, cuda: &str| {
-        image.map(|image| image.compat_libraries(dir, driver, cuda)).unwrap_or_default()
-    };
-    let (mut steps, finding) = plan::steps(&edits, facts, (request, config, &host), compat);
-    explanation.findings.extend(finding);
-    explanation.findings.extend(plan::access(&mut steps, &edits, spec, config)?);
-    explanation.edits = steps.iter().map(text::describe).collect();
-    Ok(())
+/// The image as it is before a runtime has mounted anything in it.
+fn image_at(spec: &SpecView, gpus: &Gpus) -> Image {
+    let facts = OpenContainer::facts_of(&spec.rootfs).unwrap_or_default();
+    OpenContainer::here(&spec.rootfs)
+        .map_or_else(|_| Image::default(), |open| Image { facts, ..stages::image(&open, gpus) })
 }
 
 /// How the hook would be called.
@@ -192,14 +200,6 @@ enum Called {
     WithState(i32),
     /// With this text of config.json
     Precreate(String),
-}
-
-fn newer_libcuda(spec: &SpecView, edits: &Edits, of: (&GpuRequest, &Config, &Host)) -> Option<Finding> {
-    let image = Container::here(&spec.rootfs).ok();
-    let compat = |dir: &ContainerPath, driver: &str, cuda: &str| {
-        image.map(|image| image.compat_libraries(dir, driver, cuda)).unwrap_or_default()
-    };
-    plan::steps(edits, Container::facts_of(&spec.rootfs).unwrap_or_default(), of, compat).1
 }
 
 /// Where the container is described.

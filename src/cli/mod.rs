@@ -170,7 +170,7 @@ fn carry_out(verb: Verb, options: &Options, terminal: Terminal) -> ExitCode {
         Verb::Prepare => prepare::run(options),
         Verb::Status => status::run(options, terminal),
         Verb::Why => why::run(options),
-        Verb::Forget => prestart::forget(),
+        Verb::Forget => stages::poststop::run(),
         Verb::Completion => completion::run(&options.operands),
         Verb::Help => {
             let words: Vec<_> = options.operands.iter().map(|word| word.to_string_lossy()).collect();

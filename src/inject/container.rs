@@ -45,7 +45,7 @@ pub fn set_deadline(start: Instant) -> Result<()> {
 
 /// A container before pivot_root, seen from the host's side.
 #[derive(Debug)]
-pub struct Container {
+pub struct OpenContainer {
     rootfs: Root,
     /// None: the one that we are in
     mount_ns: Option<MountNs>,
@@ -64,7 +64,7 @@ pub struct Inside {
     pub ids: Option<Ids>,
 }
 
-impl Container {
+impl OpenContainer {
     /// Opens the container whose init process is `pid`.
     ///
     /// The rootfs is opened through `/proc/<pid>/root`, that is in the container's mount namespace, where `/dev` and

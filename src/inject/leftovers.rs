@@ -21,7 +21,6 @@ use super::directory::write_beside;
 use super::linker_cache;
 use super::source::open_in;
 use super::target::is_library_of_a_driver;
-use crate::oci::State;
 use crate::oci::spec_view::SpecView;
 use crate::record::created::Entry;
 use crate::record::storage;
@@ -29,11 +28,11 @@ use crate::record::storage;
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
 /// Whether the file system of this root is one container's alone: on overlayfs its upper layer is, and elsewhere the layer that
-/// containers/storage lists for this container.
+/// containers/storage lists for this container. `path` is the one in config.json.
 #[must_use]
-pub fn is_own(rootfs: &Root, state: &State, spec: &SpecView) -> bool {
+pub fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path) -> bool {
     rustix::fs::fstatfs(rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC)
-        || storage::has_layer(&state.id, &state.bundle, &spec.rootfs)
+        || bundle.is_some_and(|bundle| storage::has_layer(id, bundle, path))
 }
 
 /// What was created under this name; `None` if that cannot be written down.

@@ -21,7 +21,7 @@ mod tmpfs;
 use std::fmt;
 
 use anyhow::{Context, Result};
-use container::Container;
+use container::OpenContainer;
 use hosts_dev::HostsDev;
 use prepare::Prepared;
 use target::{Facts, Target};
@@ -31,7 +31,7 @@ use base::sys::mount::{self, Label};
 use nvidia_host::edits::Need;
 
 use crate::lower::live::Step;
-use crate::oci::{SpecView, State};
+use crate::plan::Container;
 use crate::record::created::Entry;
 
 /// Steps with all that they need of the host: nothing has been done to the container yet.
@@ -76,13 +76,13 @@ pub struct Finished {
 ///
 /// # Errors
 /// If one fails; then those before it are undone.
-pub fn carry_out(plan: Plan<'_>, container: Container, state: &State, spec: &SpecView) -> Result<Finished> {
+pub fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let facts = Facts {
-        has_own_dev: mounts::has_own_dev(&spec.mounts),
-        is_alone: leftovers::is_own(container.rootfs(), state, spec),
+        has_own_dev: mounts::has_own_dev(container.mounts),
+        is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, container.rootfs),
     };
-    let taken = container.enter().and_then(|root| take_all(Target::new(root, api, hosts_dev, label, facts), steps));
+    let taken = open.enter().and_then(|root| take_all(Target::new(root, api, hosts_dev, label, facts), steps));
     // In a container with a user namespace its root user owned what was made. What is written from here on is the host's:
     // the record, which is only read if root alone can have written it.
     base::sys::process::create_files_as_ourselves();

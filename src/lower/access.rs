@@ -51,6 +51,18 @@ impl Process {
         }
     }
 
+    /// Root, of whom no config.json says more.
+    #[must_use]
+    pub fn root(is_rootless: bool) -> Self {
+        Self { named: 0, uid: Some(0), groups: vec![0], is_root: !is_rootless, keeps_groups: false, is_rootless }
+    }
+
+    /// Whether the engine, and with it this program, is in a user namespace.
+    #[must_use]
+    pub const fn is_rootless(&self) -> bool {
+        self.is_rootless
+    }
+
     /// The same process, in these groups of the host's too.
     #[must_use]
     pub fn with_groups(mut self, more: impl IntoIterator<Item = u32>) -> Self {

@@ -1,6 +1,44 @@
 //! The stages of a container's life at which an engine or a runtime calls the program: what each reads, has decided by
 //! [`crate::plan`], and does.
 
+pub mod configure;
+mod host;
+mod observer;
+pub mod poststop;
 pub mod precreate;
 pub mod prestart;
 pub mod rootfs;
+
+use anyhow::{Context, Result};
+
+use base::read::read_limited;
+use base::report::{Finding, catalog, line};
+use nvidia_host::config::Config;
+
+use crate::inject::container::OpenContainer;
+use crate::log::Log;
+use crate::oci;
+use crate::plan::{Gpus, Image};
+
+/// Opens the configured log. Losing it is no reason to stop a container.
+pub fn open_log(config: &Config, log: &mut Log) {
+    if let Some(path) = &config.debug
+        && !log.is_open()
+        && let Err(error) = log.open(path)
+    {
+        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+    }
+}
+
+fn read_stdin() -> Result<Vec<u8>> {
+    read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")
+}
+
+/// What the plan has to know of the image of this container.
+#[must_use]
+pub fn image(container: &OpenContainer, gpus: &Gpus) -> Image {
+    let libraries = gpus.compat_libraries();
+    let compat =
+        libraries.map(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda)).unwrap_or_default();
+    Image { facts: container.facts(), compat }
+}

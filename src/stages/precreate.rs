@@ -10,25 +10,15 @@ use base::read::read_limited;
 use base::report::Finding;
 use base::sys::in_root::working_directory;
 use base::sys::ns;
-use cdi_spec::spec::ContainerEdits;
-use nvidia_host::capability::Capability;
-use nvidia_host::cdi::entry::RootfsEdits;
-use nvidia_host::cdi::lower::{NodeFacts, SpecContext, lower};
-use nvidia_host::config::Config;
-use nvidia_host::edits::Edits;
-use nvidia_host::edits::placement::RootfsFacts;
-use nvidia_host::host::Host;
 
-use super::prestart;
-use crate::inject::container::{self, Container};
+use crate::inject::container::{self, OpenContainer};
 use crate::inject::hosts_dev::HostsDev;
 use crate::log::Log;
-use crate::lower::access::Process;
-use crate::lower::oci::{Additions, OciFacts, gid_inside};
+use crate::lower::oci::{Additions, OciFacts};
 use crate::oci::{self, SpecView};
-use crate::plan::hook_program;
+use crate::plan::{self, Gpus, hook_program};
 use crate::record::{Outcome, storage};
-use crate::request::{self, GpuRequest};
+use crate::request;
 
 /// The config.json of the container whose config.json is on stdin; `None` if it must not start. Podman does not show what is
 /// said here. `hook_path` is the program for the hook entry, if it is not this one.
@@ -54,16 +44,16 @@ fn edit(config: Option<&Path>, hook_path: Option<&Path>, log: &mut Log) -> Resul
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
     log.name_container(&id, spec.pod.clone(), &bundle);
-    let Some((request, config)) = prestart::read_request(&spec, config, log)? else { return Ok(bytes) };
-    let Some((host, edits)) = prestart::look(&request, &config, log)? else { return Ok(bytes) };
+    let Some((request, config)) = plan::asked(&spec, config, log)? else { return Ok(bytes) };
+    let Some(gpus) = plan::gpus(request, config, log)? else { return Ok(bytes) };
     container::set_deadline(start)?;
     let mut findings = Vec::new();
-    let additions = plan(&spec, &host, &edits, (&request, &config, hook_path), &mut findings);
+    let additions = additions(&gpus, &spec, hook_path, &mut findings);
     findings.iter().for_each(|finding| log.finding(finding));
     let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let edited = additions.apply(text)?;
-    let given = format!("config.json has {} now", prestart::in_words(&edits, &host, &request));
+    let given = format!("config.json has {gpus} now");
     log.step_done("config.json");
     log.note(&given);
     log.end(Outcome::Given, &given);
@@ -75,19 +65,17 @@ fn edit(config: Option<&Path>, hook_path: Option<&Path>, log: &mut Log) -> Resul
 ///
 /// # Errors
 /// If the container cannot have these edits.
-pub fn plan(
+pub fn additions(
+    gpus: &Gpus,
     spec: &SpecView,
-    host: &Host,
-    edits: &Edits,
-    (request, config, hook_path): (&GpuRequest, &Config, Option<&Path>),
+    hook_path: Option<&Path>,
     findings: &mut Vec<Finding>,
 ) -> Result<Additions> {
-    let facts = host_facts(spec, host, edits, hook_path, findings)?;
-    let more = RootfsEdits { cuda_compat: cuda_compat(host, request, config), ..RootfsEdits::default() };
-    let lowered = lower(edits, &facts, more).sort();
+    // Of the image the hook looks at names only: its rootfs is mounted, and no process is in it.
+    let image = OpenContainer::facts_of(&spec.rootfs);
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
-    let additions = Additions::of(&lowered, spec, facts)?;
-    findings.extend(shut(edits, &lowered, spec, facts));
+    let (additions, more) = gpus.additions(spec, image, hook_program(hook_path)?, facts)?;
+    findings.extend(more);
     let hosts_dev = HostsDev::look();
     for point in &additions.points {
         hosts_dev.refuse_missing(point).with_context(|| format!("cannot mount a device node at {point:?}"))?;
@@ -95,48 +83,9 @@ pub fn plan(
     Ok(additions)
 }
 
-/// Where the runtime cannot create nodes, it mounts the host's, and the process must be able to open those.
-fn shut(edits: &Edits, lowered: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Option<Finding> {
-    if !facts.in_user_namespace && !spec.user_namespace {
-        return None;
-    }
-    let groups = lowered.additional_gids.iter().copied().filter(|gid| gid_inside(*gid, spec, facts).is_some());
-    let process = Process::of(spec, facts.in_user_namespace).with_groups(groups);
-    let nodes = NodeFacts::of_nodes(std::iter::once(edits));
-    process.finding(nodes.iter().filter(|(_, node)| !process.may_open(**node)).map(|(path, node)| (path, *node)))
-}
-
 /// The container's id and bundle. Where they are not to be known, the rootfs has to do.
 fn name(spec: &SpecView) -> (String, PathBuf) {
     let bundle = storage::bundle_of(&spec.mounts).unwrap_or_default();
     let id = storage::dir_of(&bundle).and_then(|dir| bundle.strip_prefix(dir).ok()?.parent());
     (id.unwrap_or(&spec.rootfs).display().to_string(), bundle)
-}
-
-/// Of the image we look at names only: its rootfs is mounted, and nobody is in it. If it cannot be seen, files go where the
-/// host has them, as with CDI.
-fn host_facts(
-    spec: &SpecView,
-    host: &Host,
-    edits: &Edits,
-    hook_path: Option<&Path>,
-    findings: &mut Vec<Finding>,
-) -> Result<SpecContext> {
-    let image = Container::facts_of(&spec.rootfs);
-    findings.extend(image.and_then(RootfsFacts::finding));
-    Ok(SpecContext {
-        driver_root: host.driver().path(),
-        proc_dir: host.proc_dir(),
-        program: hook_program(hook_path)?,
-        nodes: NodeFacts::of_nodes(std::iter::once(edits)),
-        additional_gids: true,
-        image,
-    })
-}
-
-/// The versions with which an image's newer libcuda may be used.
-fn cuda_compat(host: &Host, request: &GpuRequest, config: &Config) -> Option<(String, String)> {
-    let wanted = config.cuda_compat && request.capabilities.has(Capability::Compute);
-    let inventory = &host.inventory;
-    wanted.then(|| (inventory.driver_version.clone(), inventory.cuda_version.clone()))
 }

@@ -5,10 +5,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use base::paths::{ContainerPath, HostPath};
-use base::read::read_limited;
 use base::report::one_line;
 use base::tree::Tree;
 use nvidia_host::cdi::entry::RootfsEdits;
@@ -18,12 +17,14 @@ use nvidia_host::driver::nodes::{MODESET_MINOR, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
+use super::read_stdin;
 use crate::inject;
-use crate::inject::container::{self, Container};
+use crate::inject::container::{self, OpenContainer};
 use crate::log::Log;
 use crate::lower::{live, rootfs};
 use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
+use crate::plan::Container;
 
 /// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
 #[must_use]
@@ -40,8 +41,7 @@ pub fn run(edits: RootfsEdits) -> ExitCode {
 }
 
 fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
-    let bytes =
-        read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")?;
+    let bytes = read_stdin()?;
     let state = oci::state::parse(&bytes)?;
     log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
@@ -52,18 +52,19 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     log.record().request = set_up_by(&spec);
     log.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     container::set_deadline(Instant::now())?;
-    let container = match edits.outside {
-        true => Container::open(state.init()?, &spec.rootfs)?,
-        false => Container::inside(&spec.rootfs)?,
+    let open = match edits.outside {
+        true => OpenContainer::open(state.init()?, &spec.rootfs)?,
+        false => OpenContainer::inside(&spec.rootfs)?,
     };
-    let facts = container.facts();
+    let facts = open.facts();
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = rootfs::steps(&edits, facts, files);
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
-        let names = container.compat_libraries(&dir, driver, cuda);
+        let names = open.compat_libraries(&dir, driver, cuda);
         live::prefer(&mut steps, &dir, |soname| names.contains(soname));
     }
-    let finished = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &state, &spec)?;
+    let finished =
+        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::of(&state, &spec)?)?;
     finished.findings.iter().for_each(|finding| log.finding(finding));
     log.created(finished.created);
     log.step_done("rootfs");

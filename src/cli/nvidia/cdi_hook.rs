@@ -19,11 +19,12 @@ use nvidia_host::driver::compat;
 use super::{CDI_HOOK, CTK};
 use crate::cli::{USAGE, output};
 use crate::inject;
-use crate::inject::container::{self, Container};
+use crate::inject::container::{self, OpenContainer};
 use crate::log::Log;
 use crate::lower::live::{self, Step};
 use crate::lower::rootfs;
 use crate::oci::{self, SpecView};
+use crate::plan::Container;
 
 const HELP: &str = "\
 usage: nvidia-ctk hook HOOK [OPTIONS] < state.json
@@ -230,14 +231,15 @@ fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     log.connect();
     container::set_deadline(Instant::now())?;
-    let container = Container::inside(&spec.rootfs)?;
+    let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
-    let finished = inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &state, &spec)?;
+    let finished =
+        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::of(&state, &spec)?)?;
     finished.findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }
 
-fn steps(hook: &Hook, container: &Container, spec: &SpecView) -> Vec<Step> {
+fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
     let mut edits = RootfsEdits::default();
     match hook.name {
         "create-symlinks" => edits.links.extend(hook.links.iter().map(|(text, link)| (link.clone(), text.clone()))),
@@ -268,7 +270,7 @@ fn steps(hook: &Hook, container: &Container, spec: &SpecView) -> Vec<Step> {
 
 /// The libraries that the engine mounted in these directories, with the links by which the loader knows them: what
 /// ldconfig would find there. What the image has there itself is in its own linker cache.
-fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: &Container, spec: &SpecView) {
+fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: &OpenContainer, spec: &SpecView) {
     for mount in spec.mounts.iter().filter(|mount| mount.is_bind()) {
         let Some(path) = ContainerPath::new(&mount.destination) else { continue };
         let Some(dir) = path.parent().filter(|dir| folders.contains(dir)) else { continue };
@@ -296,7 +298,7 @@ fn compat_hooks(spec: &SpecView) -> impl Iterator<Item = Hook> {
 }
 
 /// Where the image has a newer libcuda that is to be used, and the names there.
-fn compat_of(hook: &Hook, container: &Container) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
+fn compat_of(hook: &Hook, container: &OpenContainer) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
     let dir = hook.compat_dir()?;
     let names = container.compat_libraries(&dir, &hook.host_driver, &hook.host_cuda);
     (!hook.host_driver.is_empty() && !names.is_empty()).then_some((dir, names))

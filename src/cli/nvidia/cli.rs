@@ -17,7 +17,7 @@ use crate::cli::grammar::{self, Asked, Command, Completes, Line, Operand, Opt, P
 use crate::cli::selection::{self, Selection};
 use crate::cli::{Verb, help, info, list, output};
 use crate::log::Log;
-use crate::stages::prestart;
+use crate::stages;
 
 /// What is parsed and explained.
 pub static PROGRAM: Program = Program {
@@ -193,7 +193,7 @@ fn carry_out(line: &Line, log: &mut Log) -> Result<String> {
         }
         _ => {
             let rootfs = line.operands.first().context("it names no rootfs")?;
-            configure::configure(rootfs.as_ref(), &options, &config, log).map(|()| String::new())
+            configure::configure(rootfs.as_ref(), &options, config, log).map(|()| String::new())
         }
     }
 }
@@ -266,7 +266,7 @@ impl Options {
         config.make_imex_channels &= !self.no_imex_channels;
         config.edit_cgroups &= !self.no_cgroups;
         config.cuda_compat &= !self.no_cuda_compat;
-        prestart::open_log(&config, log);
+        stages::open_log(&config, log);
         findings.iter().for_each(|finding| log.finding(finding));
         Ok(config)
     }

@@ -13,7 +13,7 @@ use base::report::{catalog, failure};
 use crate::cli::grammar::Program;
 use crate::cli::{PROGRAM, USAGE, Verb, output, precreate};
 use crate::log::Log;
-use crate::stages::prestart;
+use crate::stages;
 
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
@@ -56,9 +56,9 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
     }
     let Some(stage) = call.stage else { return wrong("it names no stage") };
     match verb(&PROGRAM, &stage) {
-        Some(Verb::Inject(place)) => prestart::run(place, call.config.as_deref(), call.debug),
+        Some(Verb::Inject(place)) => stages::prestart::run(place, call.config.as_deref(), call.debug),
         Some(Verb::Precreate) => precreate(call.config.as_deref(), None),
-        Some(Verb::Forget) => prestart::forget(),
+        Some(Verb::Forget) => stages::poststop::run(),
         Some(_) => ExitCode::SUCCESS,
         None => wrong(&format!("{stage:?} is no stage this hook serves")),
     }

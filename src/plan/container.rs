@@ -1,0 +1,81 @@
+//! A container that is to be set up.
+
+use std::path::Path;
+
+use anyhow::Result;
+use oci_spec::runtime::LinuxDeviceCgroup;
+
+use base::sys::ns;
+
+use crate::lower::access::Process;
+use crate::oci::spec_view::{Device, Mount};
+use crate::oci::{SpecView, State};
+
+/// What its set-up depends on. config.json says all of it; a command line says where the container is, and nothing else.
+#[derive(Clone, Debug)]
+pub struct Container<'a> {
+    /// As the runtime names it
+    pub id: &'a str,
+    /// The directory of its config.json; `None` if it has none
+    pub bundle: Option<&'a Path>,
+    /// Its root file system, as the host or whoever calls names it
+    pub rootfs: &'a Path,
+    /// What the runtime mounts in it
+    pub mounts: &'a [Mount],
+    /// The SELinux label of file systems that are mounted for it; empty if there is none
+    pub mount_label: &'a str,
+    /// The device nodes that the runtime creates
+    pub devices: &'a [Device],
+    /// The device rules that the runtime applies
+    pub device_rules: &'a [LinuxDeviceCgroup],
+    /// `linux.cgroupsPath`; `None` without a config.json
+    pub cgroups_path: Option<&'a str>,
+    /// The process that will run in it
+    pub process: Process,
+}
+
+impl<'a> Container<'a> {
+    /// As an OCI runtime describes it.
+    ///
+    /// # Errors
+    /// If the user namespace of this process cannot be determined.
+    pub fn of(state: &'a State, spec: &'a SpecView) -> Result<Self> {
+        Ok(Self { id: &state.id, bundle: Some(&state.bundle), ..Self::of_spec(spec)? })
+    }
+
+    /// The same where only config.json is known, and not whose it is.
+    ///
+    /// # Errors
+    /// Those of [`Self::of`].
+    pub fn of_spec(spec: &'a SpecView) -> Result<Self> {
+        Ok(Self {
+            id: "",
+            bundle: None,
+            rootfs: &spec.rootfs,
+            mounts: &spec.mounts,
+            mount_label: &spec.mount_label,
+            devices: &spec.devices,
+            device_rules: &spec.device_rules,
+            cgroups_path: Some(&spec.cgroups_path),
+            process: Process::of(spec, ns::in_user_namespace()?),
+        })
+    }
+
+    /// One without a config.json: its process counts as root, and no device is allowed yet.
+    ///
+    /// # Errors
+    /// Those of [`Self::of`].
+    pub fn at(rootfs: &'a Path, id: &'a str) -> Result<Self> {
+        Ok(Self {
+            id,
+            bundle: None,
+            rootfs,
+            mounts: &[],
+            mount_label: "",
+            devices: &[],
+            device_rules: &[],
+            cgroups_path: None,
+            process: Process::root(ns::in_user_namespace()?),
+        })
+    }
+}

@@ -1,0 +1,40 @@
+//! `poststop`: what is left of a container that has ended.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use base::sys::in_root::Root;
+
+use super::read_stdin;
+use crate::inject::{container, leftovers};
+use crate::oci::{self, State};
+use crate::record::created::{self, Entry};
+use crate::record::store::Store;
+
+/// A container has ended: what its start created in its file system goes, and its record, unless it failed.
+#[must_use]
+pub fn run() -> ExitCode {
+    let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
+    if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
+        let created = store.created_in(&state.id);
+        store.forget(&state.id);
+        // Engines may have unmounted the root file system, and what stays does no harm.
+        if let Some(created) = created {
+            remove_created(&state, &created).ok();
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn remove_created(state: &State, created: &[Entry]) -> Result<()> {
+    let spec = oci::spec_view::read(&state.bundle)?;
+    container::set_deadline(Instant::now())?;
+    let rootfs = Root::open(&spec.rootfs)?;
+    if spec.rootfs != Path::new("/") && leftovers::is_own(&rootfs, &state.id, Some(&state.bundle), &spec.rootfs) {
+        leftovers::remove(&rootfs, &created::merge(created.to_vec(), leftovers::mount_points(&rootfs, &spec)));
+    }
+    Ok(())
+}
