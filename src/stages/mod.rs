@@ -1,6 +1,7 @@
 //! The stages of a container's life at which an engine or a runtime calls the program: what each reads, has decided by
 //! [`crate::plan`], and does.
 
+pub mod cdi_hook;
 pub mod configure;
 mod host;
 mod observer;

@@ -12,7 +12,5 @@ pub const HOOK: &str = "nvidia-container-runtime-hook";
 pub const OLD_HOOK: &str = "nvidia-container-toolkit";
 /// What the hooks of LXC and enroot call, and Apptainer.
 pub const CLI: &str = "nvidia-container-cli";
-/// What CDI specs of NVIDIA's toolkit and device plugin have engines call.
-pub const CDI_HOOK: &str = "nvidia-cdi-hook";
-/// The same, as its command `hook`.
-pub const CTK: &str = "nvidia-ctk";
+
+pub use crate::stages::cdi_hook::entry::{CDI_HOOK, CTK};

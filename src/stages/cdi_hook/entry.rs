@@ -1,0 +1,218 @@
+//! The hook entries of CDI specs that NVIDIA's programs write, as data.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use base::paths::ContainerPath;
+use nvidia_host::driver::compat;
+
+/// The program that CDI specs of NVIDIA's toolkit and device plugin have engines call.
+pub const CDI_HOOK: &str = "nvidia-cdi-hook";
+/// The same, as its command `hook`.
+pub const CTK: &str = "nvidia-ctk";
+
+/// The hooks, as NVIDIA calls them.
+pub const HOOKS: [&str; 6] = [
+    "create-symlinks",
+    "update-ldcache",
+    "enable-cuda-compat",
+    "disable-device-node-modification",
+    "update-application-profile",
+    "chmod",
+];
+
+/// What an entry asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Call {
+    /// To be told about it
+    Help,
+    /// To be told the version
+    Version,
+    /// One of the hooks
+    Hook(Hook),
+    /// A hook that this program does not have, or none: newer specs than the program are used all the same, as NVIDIA's
+    /// programs do it
+    Unknown(String),
+}
+
+/// One hook entry.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Hook {
+    pub(super) name: &'static str,
+    pub(super) links: Vec<(PathBuf, ContainerPath)>,
+    pub(super) folders: Vec<ContainerPath>,
+    pub(super) host_driver: String,
+    pub(super) host_cuda: String,
+    pub(super) compat_dir: Option<ContainerPath>,
+    pub(super) mode: Option<u32>,
+    pub(super) paths: Vec<ContainerPath>,
+    pub(super) state: Option<PathBuf>,
+}
+
+/// Go's flags have one dash or two.
+fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
+    let flag = word.to_str()?.strip_prefix('-').filter(|flag| !flag.is_empty())?;
+    let flag = flag.strip_prefix('-').unwrap_or(flag);
+    Some(flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value))))
+}
+
+/// Parses the arguments of an entry, argv\[0\] left out, under this name.
+///
+/// # Errors
+/// If an option is unknown, or its value is wrong.
+pub fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
+    let mut args = args.into_iter();
+    let mut in_group = program == CDI_HOOK;
+    let name = loop {
+        let Some(word) = args.next() else { return Ok(Call::Unknown("no CDI hook is named".to_owned())) };
+        match flag(&word) {
+            Some(("help" | "h", _)) => return Ok(Call::Help),
+            Some(("version" | "v", _)) => return Ok(Call::Version),
+            // They say how much is logged, and to whom.
+            Some(("debug" | "d" | "quiet" | "q", _)) => {}
+            Some(_) if in_group => return Ok(Call::Unknown(format!("unknown option {word:?} before the CDI hook"))),
+            Some(_) => bail!("unknown option {word:?}"),
+            None if word == "hook" && !in_group => in_group = true,
+            None if in_group => match HOOKS.iter().find(|name| word == **name) {
+                Some(name) => break *name,
+                None => return Ok(Call::Unknown(format!("unknown CDI hook {word:?}"))),
+            },
+            None => bail!("{word:?} is not supported; CDI specs are written by \"oci-nvidia-hook cdi generate\""),
+        }
+    };
+    let mut hook = Hook { name, ..Hook::default() };
+    while let Some(word) = args.next() {
+        let (option, value) = flag(&word).with_context(|| format!("unexpected argument {word:?} of {name}"))?;
+        if matches!(option, "help" | "h") {
+            return Ok(Call::Help);
+        }
+        if !takes(name, option) {
+            bail!("unknown option {word:?} of {name}");
+        }
+        let value = match value {
+            Some(value) => value.to_owned(),
+            None => args
+                .next()
+                .and_then(|value| value.into_string().ok())
+                .with_context(|| format!("--{option} needs a value"))?,
+        };
+        hook.set(option, value)?;
+    }
+    Ok(Call::Hook(hook))
+}
+
+fn takes(hook: &str, option: &str) -> bool {
+    let options: &[&str] = match hook {
+        "create-symlinks" => &["link"],
+        // There is no ldconfig to be run.
+        "update-ldcache" => &["folder", "ldconfig-path"],
+        "enable-cuda-compat" => &["host-driver-version", "host-cuda-version", "cuda-compat-container-root"],
+        "chmod" => &["mode", "path"],
+        _ => &[],
+    };
+    option == "container-spec" || options.contains(&option)
+}
+
+impl Hook {
+    fn set(&mut self, option: &str, value: String) -> Result<()> {
+        match option {
+            "link" => {
+                let (target, link) = value
+                    .split_once("::")
+                    .filter(|(target, _)| !target.is_empty())
+                    .with_context(|| format!("--link {value:?} is not TARGET::PATH"))?;
+                self.links.push((target.into(), container_path(link)?));
+            }
+            "folder" => self.folders.push(container_path(&value)?),
+            "host-driver-version" => self.host_driver = value,
+            "host-cuda-version" => self.host_cuda = value,
+            "cuda-compat-container-root" => self.compat_dir = Some(container_path(&value)?),
+            "mode" => {
+                let mode = u32::from_str_radix(&value, 8).ok().filter(|mode| *mode <= 0o777);
+                self.mode = Some(mode.with_context(|| format!("--mode {value:?} is not an octal number up to 777"))?);
+            }
+            "path" => self.paths.push(container_path(&value)?),
+            "container-spec" => {
+                self.state = Some(value).filter(|path| !matches!(path.as_str(), "" | "-")).map(Into::into)
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn compat_dir(&self) -> Option<ContainerPath> {
+        self.compat_dir.clone().or_else(|| ContainerPath::new(compat::DIR))
+    }
+}
+
+fn container_path(path: &str) -> Result<ContainerPath> {
+    ContainerPath::new(path).with_context(|| format!("{path:?} is not a path in a container"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(program: &str, line: &str) -> Result<Call> {
+        parse(program, line.split_whitespace().map(OsString::from).collect())
+    }
+
+    fn hook(line: &str) -> Hook {
+        match parsed(CDI_HOOK, line) {
+            Ok(Call::Hook(hook)) => hook,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn entries_as_nvidias_programs_write_them() {
+        let path = |path| ContainerPath::new(path).unwrap();
+        assert_eq!(
+            hook("create-symlinks --link libcuda.so.1::/usr/lib64/libcuda.so --link=../x::/usr/lib64/gbm/y").links,
+            [("libcuda.so.1".into(), path("/usr/lib64/libcuda.so")), ("../x".into(), path("/usr/lib64/gbm/y"))]
+        );
+        let ldcache =
+            hook("update-ldcache --ldconfig-path /sbin/ldconfig --folder /usr/lib64 --folder /usr/lib64/vdpau");
+        assert_eq!(ldcache.folders, [path("/usr/lib64"), path("/usr/lib64/vdpau")]);
+        let compat = hook("enable-cuda-compat --host-driver-version=535.183.01 --host-cuda-version=12.2");
+        assert_eq!((compat.host_driver.as_str(), compat.host_cuda.as_str()), ("535.183.01", "12.2"));
+        assert_eq!(compat.compat_dir(), ContainerPath::new(compat::DIR));
+        let chmod = hook("chmod --mode 755 --path /dev/dri --path /dev/nvidia-caps --container-spec -");
+        assert_eq!((chmod.mode, chmod.paths.len(), chmod.state), (Some(0o755), 2, None));
+        assert_eq!(hook("disable-device-node-modification --container-spec=/s").state, Some("/s".into()));
+        // nvidia-ctk has other commands beside its hooks.
+        for line in [
+            "hook create-symlinks --link a::/b",
+            "--quiet hook create-symlinks -link a::/b",
+            "-d hook create-symlinks --link a::/b",
+        ] {
+            let Call::Hook(of_ctk) = parsed(CTK, line).unwrap() else { panic!("{line}") };
+            assert_eq!(of_ctk, hook("create-symlinks --link a::/b"), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_passed_over_or_refused() {
+        for (program, line) in
+            [(CTK, "hook"), (CTK, "hook new-hook --x y"), (CDI_HOOK, ""), (CDI_HOOK, "--new update-ldcache")]
+        {
+            assert!(matches!(parsed(program, line), Ok(Call::Unknown(_))), "{program} {line}");
+        }
+        for (program, line, says) in [
+            (CTK, "cdi generate", "\"cdi\" is not supported"),
+            (CTK, "--new hook", "unknown option \"--new\""),
+            (CDI_HOOK, "update-ldcache --link a::/b", "unknown option \"--link\" of update-ldcache"),
+            (CDI_HOOK, "update-ldcache word", "unexpected argument \"word\""),
+            (CDI_HOOK, "update-ldcache --folder", "--folder needs a value"),
+            (CDI_HOOK, "create-symlinks --link a", "is not TARGET::PATH"),
+            (CDI_HOOK, "create-symlinks --link a::/b/../../c", "is not a path in a container"),
+            (CDI_HOOK, "chmod --mode 4755 --path /x", "is not an octal number up to 777"),
+            (CDI_HOOK, "chmod --mode 9 --path /x", "is not an octal number"),
+        ] {
+            let error = parsed(program, line).unwrap_err().to_string();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The hook entries of CDI specs that NVIDIA's toolkit, device plugin and DRA driver write. The steps are those of our own
+//! entries, so the same fence holds: no ldconfig is run, and no path leads out of the container.
+
+pub mod entry;
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use base::paths::ContainerPath;
+use base::read::read_limited;
+use base::sys::in_root::open_host_file;
+use nvidia_host::cdi::entry::RootfsEdits;
+
+use super::read_stdin;
+use crate::inject;
+use crate::inject::container::{self, OpenContainer};
+use crate::log::Log;
+use crate::lower::live::{self, Step};
+use crate::lower::rootfs;
+use crate::oci::{self, SpecView};
+use crate::plan::Container;
+use entry::{CDI_HOOK, CTK, Call, Hook};
+
+/// Does what the entry says to the container whose state is on stdin, or in the file that it names. 0 if the container may
+/// start, 1 if it must not.
+#[must_use]
+pub fn run(hook: &Hook) -> ExitCode {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let mut log = Log::of(hook.name);
+    match carry_out(hook, &mut log) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log.fail(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
+    let bytes = match &hook.state {
+        Some(file) => open_host_file(file)
+            .map_err(anyhow::Error::from)
+            .and_then(|(file, _)| read_limited(file, oci::MAX_JSON))
+            .with_context(|| format!("cannot read the container state {file:?}"))?,
+        None => read_stdin()?,
+    };
+    let state = oci::state::parse(&bytes)?;
+    let spec = oci::spec_view::read(&state.bundle)?;
+    log.name_container(&state.id, spec.pod.clone(), &state.bundle);
+    log.connect();
+    container::set_deadline(Instant::now())?;
+    let container = OpenContainer::inside(&spec.rootfs)?;
+    let steps = steps(hook, &container, &spec);
+    let finished =
+        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::of(&state, &spec)?)?;
+    finished.findings.iter().for_each(|finding| log.finding(finding));
+    Ok(())
+}
+
+fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
+    let mut edits = RootfsEdits::default();
+    match hook.name {
+        "create-symlinks" => edits.links.extend(hook.links.iter().map(|(text, link)| (link.clone(), text.clone()))),
+        "update-ldcache" => {
+            add_libraries(&mut edits, &hook.folders, container, spec);
+            let mut steps = rootfs::steps(&edits, container.facts(), Vec::new());
+            for (dir, names) in compat_hooks(spec).filter_map(|hook| compat_of(&hook, container)) {
+                live::prefer(&mut steps, &dir, |soname| names.contains(soname));
+            }
+            return steps;
+        }
+        // Together with update-ldcache it decides what the linker cache leads to; alone, what the image's ldconfig finds.
+        "enable-cuda-compat" => {
+            return compat_of(hook, container)
+                .map(|(dir, _)| Step::ListDirectories { first: vec![dir], others: Vec::new() })
+                .into_iter()
+                .collect();
+        }
+        "disable-device-node-modification" => return vec![Step::MaskParams],
+        "update-application-profile" => edits.egl_devices = gpus_of(spec),
+        _ => {
+            let modes = hook.paths.iter().zip(std::iter::repeat(hook.mode.unwrap_or(0o755)));
+            return modes.map(|(path, mode)| Step::SetMode { target: path.clone(), mode }).collect();
+        }
+    }
+    rootfs::steps(&edits, container.facts(), Vec::new())
+}
+
+/// The libraries that the engine mounted in these directories, with the links by which the loader knows them: what
+/// ldconfig would find there. What the image has there itself is in its own linker cache.
+fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: &OpenContainer, spec: &SpecView) {
+    for mount in spec.mounts.iter().filter(|mount| mount.is_bind()) {
+        let Some(path) = ContainerPath::new(&mount.destination) else { continue };
+        let Some(dir) = path.parent().filter(|dir| folders.contains(dir)) else { continue };
+        let Some((arch, soname)) = container.library(&path) else { continue };
+        let Some(link) = dir.join(&soname) else { continue };
+        if link != path {
+            edits.links.insert(link.clone(), path.file_name().into());
+        }
+        edits.libraries.insert((arch, link));
+    }
+}
+
+/// The same container's hook entries for compatibility libraries.
+fn compat_hooks(spec: &SpecView) -> impl Iterator<Item = Hook> {
+    let hook = |args: &[String]| {
+        let (called, args) = args.split_first()?;
+        let name =
+            Path::new(called).file_name().and_then(OsStr::to_str).filter(|name| [CTK, CDI_HOOK].contains(name))?;
+        match entry::parse(name, args.iter().map(OsString::from).collect()) {
+            Ok(Call::Hook(hook)) if hook.name == "enable-cuda-compat" => Some(hook),
+            _ => None,
+        }
+    };
+    spec.hooks.iter().filter_map(move |entry| hook(&entry.args))
+}
+
+/// Where the image has a newer libcuda that is to be used, and the names there.
+fn compat_of(hook: &Hook, container: &OpenContainer) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
+    let dir = hook.compat_dir()?;
+    let names = container.compat_libraries(&dir, &hook.host_driver, &hook.host_cuda);
+    (!hook.host_driver.is_empty() && !names.is_empty()).then_some((dir, names))
+}
+
+/// Bit N for the device node `/dev/nvidiaN`.
+fn gpus_of(spec: &SpecView) -> u64 {
+    let minor = |path: &Path| path.to_str()?.strip_prefix("/dev/nvidia")?.parse::<u32>().ok();
+    let minors =
+        spec.devices.iter().map(|device| &device.path).chain(spec.mounts.iter().map(|mount| &mount.destination));
+    minors.filter_map(|path| 1_u64.checked_shl(minor(path)?)).fold(0, |mask, bit| mask | bit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oci::spec_view;
+
+    #[test]
+    fn gpus_and_compatibility_hooks_of_config_json() {
+        let text = r#"{"root":{"path":"/r"},"process":{},
+            "linux":{"devices":[{"path":"/dev/nvidia0"},{"path":"/dev/nvidiactl"},{"path":"/dev/nvidia64"}]},
+            "mounts":[{"destination":"/dev/nvidia3","source":"/dev/nvidia3"}],
+            "hooks":{"createContainer":[
+              {"path":"/usr/bin/nvidia-ctk","args":["nvidia-ctk","hook","enable-cuda-compat","--host-driver-version=535.1"]},
+              {"path":"/usr/bin/nvidia-ctk","args":["nvidia-ctk","hook","update-ldcache","--folder","/usr/lib64"]},
+              {"path":"/usr/bin/other","args":["other","enable-cuda-compat","--host-driver-version=1"]}]}}"#;
+        let spec = spec_view::parse(text.as_bytes(), Path::new("/b")).unwrap();
+        assert_eq!(gpus_of(&spec), 0b1001);
+        let versions: Vec<_> = compat_hooks(&spec).map(|hook| hook.host_driver).collect();
+        assert_eq!(versions, ["535.1"]);
+    }
+}
