@@ -74,12 +74,8 @@ fn refused(reason: String, pod: &Pod) -> Finding {
 
 /// A container that another program sets up.
 fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
-    let is_us = |path: &Path| {
-        let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
-        file(path).is_some_and(|program| file(Path::new("/proc/self/exe")) == Some(program))
-    };
     let fix = "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option";
-    Some(match others::set_up_by(spec, is_us)? {
+    Some(match others::set_up_by(spec, is_this_program)? {
         Other::Hook(by) => Finding::of(
             &catalog::OTHERS,
             format!("the container is left alone: config.json has {by}, which sets it up"),
@@ -91,6 +87,16 @@ fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
             fix,
         ),
     })
+}
+
+/// Whether this program is installed there, under whatever name.
+fn is_this_program(path: &Path) -> bool {
+    let program = inode(path);
+    program.is_some() && program == inode(Path::new("/proc/self/exe"))
+}
+
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok()
 }
 
 /// Whether a container starts although it cannot be given GPUs: why so.

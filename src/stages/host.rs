@@ -21,9 +21,6 @@ use crate::request::GpuRequest;
 /// # Errors
 /// If there is no driver, or it does not answer.
 pub(super) fn look_prepared(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<Host> {
-    fn look(config: &Config, log: &Log) -> Result<Host> {
-        Host::look(config, &|| log.record_so_far())
-    }
     if !config.load_kmods {
         return look(config, log);
     }
@@ -44,6 +41,11 @@ pub(super) fn look_prepared(request: &GpuRequest, config: &Config, log: &mut Log
     look(&Config { nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, asking), ..config.clone() }, log)
 }
 
+/// NVML can take long, and an engine ends a hook that takes too long.
+fn look(config: &Config, log: &Log) -> Result<Host> {
+    Host::look(config, &|| log.record_so_far())
+}
+
 /// Right after boot nothing may have made the driver's nodes yet, or the links by which systemd knows devices: runc before
 /// 1.1.7 does not list a device without one to systemd, and a daemon-reload takes it away. Three looks, where they exist.
 fn is_bare(config: &Config) -> Result<bool> {
@@ -55,21 +57,23 @@ fn is_bare(config: &Config) -> Result<bool> {
     Ok(!["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(exists))
 }
 
-/// Returns whether anything was done. Nodes in a driver root of its own are a driver container's, which makes them itself.
+/// Returns whether anything was done.
 fn prepare_for(wanted: &Wanted, config: &Config, log: &mut Log) -> bool {
-    let prepare = || -> Result<_> {
-        let driver = nvidia_host::driver::open_root(&config.driver_root)?;
-        let places = Places::of(driver, config.dev_root.as_ref())?;
-        if places.dev.path().as_path() != Path::new("/") || !may_prepare()? {
-            return Ok(Prepared::default());
-        }
-        log.record_so_far();
-        let channels = if config.make_imex_channels { wanted.imex_channels.clone() } else { Vec::new() };
-        prepare_host(config, &channels, timeouts::MODULES)
-    };
     // A failure is not reported here: the error about what is missing then is the one to read.
-    let prepared = prepare().unwrap_or_default();
+    let prepared = prepare(wanted, config, log).unwrap_or_default();
     prepared.done.iter().for_each(|line| log.note(line));
     prepared.failed.iter().for_each(|error| log.note(&line(error)));
     !prepared.done.is_empty()
+}
+
+/// Nodes in a driver root of its own are a driver container's, which makes them itself.
+fn prepare(wanted: &Wanted, config: &Config, log: &Log) -> Result<Prepared> {
+    let driver = nvidia_host::driver::open_root(&config.driver_root)?;
+    let places = Places::of(driver, config.dev_root.as_ref())?;
+    if places.dev.path().as_path() != Path::new("/") || !may_prepare()? {
+        return Ok(Prepared::default());
+    }
+    log.record_so_far();
+    let channels = if config.make_imex_channels { wanted.imex_channels.as_slice() } else { &[] };
+    prepare_host(config, channels, timeouts::MODULES)
 }

@@ -124,7 +124,13 @@ fn explained_as_it_is_done() {
         "\"linux\":{",
         "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
     );
-    for (spec, says) in [(no_array, "it is no array"), (another, "(ONH-044)")] {
+    // A device plugin gave it this GPU. It asks the hook for nothing, but what stops it stops it.
+    let given = spec(&image.rootfs, &[]).replace(
+        "\"linux\":{",
+        "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":195,\"minor\":1},\
+         {\"path\":\"/dev/nvidiactl\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
+    );
+    for (spec, says) in [(no_array, "it is no array"), (another, "(ONH-044)"), (given, "(ONH-044)")] {
         assert!(precreate(&fake.config, &spec).failed(1).contains(says), "{says}");
         let told = explain(&fake, &["--stage", "precreate"], &spec);
         assert_eq!(told.code, Some(1), "{told:?}");
