@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 use base::report::{catalog, failure};
+use base::sys::child;
 
 use crate::log::Log;
 use crate::stages;
@@ -35,6 +36,7 @@ use crate::stages::prestart::{self, Place};
 pub use commands::PROGRAM;
 use grammar::{Asked, Line};
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
+use nvidia_host::inventory::probe;
 use selection::Selection;
 use terminal::Terminal;
 
@@ -137,6 +139,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> Exit
             Err(error) => usage_error(&grammar::wrong(&PROGRAM, None, &error.to_string())),
         };
     }
+    // What a program with threads executes to ask NVML.
+    if args.first().is_some_and(|word| word == probe::VERB) {
+        return answer_probe();
+    }
     if args.first().is_some_and(|word| word == completion::VERB) {
         return completion::complete(args.get(1..).unwrap_or_default());
     }
@@ -149,6 +155,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> Exit
         Ok(Asked::Version) => output::print(concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n")),
         Err(error) => usage_error(&error),
     }
+}
+
+fn answer_probe() -> ExitCode {
+    child::close_inherited();
+    let reply = probe::respond(std::io::stdin().lock()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    output::print_or_fail(reply, &mut Log::default())
 }
 
 fn usage_error(error: &anyhow::Error) -> ExitCode {

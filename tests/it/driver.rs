@@ -80,7 +80,7 @@ impl FakeDriver {
         std::fs::write(beside, change(old)).unwrap();
     }
 
-    fn library(&self) -> PathBuf {
+    pub fn library(&self) -> PathBuf {
         let find = format!("find '{}' -name libnvidia-ml.so.1", self.root.display());
         std::fs::canonicalize(sh(&find).ok().trim()).unwrap()
     }

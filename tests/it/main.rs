@@ -64,6 +64,7 @@ mod poststop;
 mod precreate;
 mod precreate_podman;
 mod prepare;
+mod probe;
 mod readme;
 mod records;
 mod rpm;
@@ -131,6 +132,7 @@ const ALL: &[&[Test]] = &[
     precreate::TESTS,
     precreate_podman::TESTS,
     prepare::TESTS,
+    probe::TESTS,
     readme::TESTS,
     records::TESTS,
     rpm::TESTS,

@@ -152,12 +152,22 @@ fn isolate(pipe: OwnedFd) -> io::Result<File> {
 /// was opened without O_CLOEXEC is at stake, and no program is run.
 fn close_others(keep: &OwnedFd) {
     let keep = keep.as_fd().as_raw_fd().cast_unsigned();
-    for (first, last) in [(3, keep.saturating_sub(1)), (keep.saturating_add(1), u32::MAX)] {
-        if first <= last {
-            // SAFETY: close_range(2) takes two numbers and touches no memory. The fds it closes belong to values of the
-            // parent's that the child only has copies of: it never uses or drops them, and ends with _exit(2).
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-        }
+    close_range(3, keep.saturating_sub(1));
+    close_range(keep.saturating_add(1), u32::MAX);
+}
+
+/// Closes what a program inherited beside its standard streams: a daemon may have files open without O_CLOEXEC. For a program
+/// that has not opened anything yet. Before Linux 5.9 nothing is closed.
+pub fn close_inherited() {
+    close_range(3, u32::MAX);
+}
+
+fn close_range(first: u32, last: u32) {
+    if first <= last {
+        // SAFETY: close_range(2) takes two numbers and touches no memory. The fds it closes belong to nothing that this process
+        // goes on to use: in a child of `spawn`, to values of the parent's that the child only has copies of, never uses and
+        // never drops, as it ends with _exit(2); in a program that has just started, to nothing at all.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
 }
 

@@ -6,11 +6,12 @@ use std::path::Path;
 
 use nix::unistd::{Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
+use serde::{Deserialize, Serialize};
 
 use super::{child, landlock, process};
 
 /// Who the child is to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// real, effective and saved user id
     pub uid: u32,

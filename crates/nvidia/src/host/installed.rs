@@ -9,7 +9,7 @@ use base::paths::HostPath;
 use base::report::{catalog, failure};
 use base::tree::Tree;
 
-use super::roots::Roots;
+use super::{LookOptions, Roots};
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::NodeState;
@@ -20,7 +20,7 @@ use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::fingerprint::{self, Sources};
 use crate::inventory::gather::NvmlAnswer;
 use crate::inventory::procfs::{self, KernelGpu};
-use crate::inventory::{Inventory, cap_files, identity, merge};
+use crate::inventory::{Inventory, cap_files, identity, merge, probe};
 
 pub(super) struct Installed {
     pub(super) roots: Roots,
@@ -46,19 +46,19 @@ impl Installed {
         Ok(Self { roots, linker_cache, module, library })
     }
 
-    /// The inventory, from the cache if `renews` is false and the cache has it, completed with what the kernel module lists.
+    /// The inventory, from the cache if the kernel confirms what is in it, completed with what the kernel module lists.
     pub(super) fn inventory(
         &self,
         config: &Config,
-        renews: bool,
+        options: LookOptions<'_>,
         slow: &dyn Fn(),
     ) -> Result<(Inventory, Vec<KernelGpu>)> {
         let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
         let question = Question { root, library, who: identity::of(config)?, deadline: config.nvml_timeout };
-        let ask = |end| self.ask(&question, config, end);
+        let ask = |end| self.ask(&question, config, options.nvml_program, end);
         let view = || self.kernel_view();
         let (mut inventory, view) = match self.cache(&question) {
-            Some(cache) if renews => cache.renew(&view, &ask)?,
+            Some(cache) if options.afresh => cache.renew(&view, &ask)?,
             Some(cache) => cache.get(&view, slow, &ask)?,
             None => {
                 slow();
@@ -76,8 +76,12 @@ impl Installed {
     }
 
     /// Where the module is not loaded, that is the error, not what NVML makes of it.
-    fn ask(&self, question: &Question, config: &Config, end: Instant) -> Result<NvmlAnswer> {
-        ask::ask(question, end).map_err(|error| match self.module {
+    fn ask(&self, question: &Question, config: &Config, program: Option<&Path>, end: Instant) -> Result<NvmlAnswer> {
+        let answer = match program {
+            Some(program) => probe::ask(program, question, end),
+            None => ask::ask(question, end),
+        };
+        answer.map_err(|error| match self.module {
             Some(_) => error,
             None => diagnose(&self.search(config), None).unwrap_or(error),
         })

@@ -56,14 +56,24 @@ pub struct Host {
     pub inventory: Inventory,
 }
 
+/// How [`Host::look_with`] takes the inventory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LookOptions<'a> {
+    /// Ask NVML even if there is a cached inventory that the kernel confirms
+    pub afresh: bool,
+    /// The program that asks NVML: see [`crate::inventory::probe`]. Without one a child is forked, which only a program with
+    /// one thread may do.
+    pub nvml_program: Option<&'a Path>,
+}
+
 impl Host {
     /// Finds the driver and its GPUs. NVML is asked if there is no cached inventory, or the kernel does not confirm it any
-    /// more. That can take seconds; `slow` is called before.
+    /// more. That can take seconds; `slow` is called before. For a program with one thread.
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
     pub fn look(config: &Config, slow: &dyn Fn()) -> Result<Self> {
-        Self::open(config, false, slow)
+        Self::look_with(config, LookOptions::default(), slow)
     }
 
     /// The same, but NVML is asked in any case, and its answer replaces the cached inventory.
@@ -71,12 +81,16 @@ impl Host {
     /// # Errors
     /// If there is no driver, or NVML fails.
     pub fn look_afresh(config: &Config) -> Result<Self> {
-        Self::open(config, true, &|| ())
+        Self::look_with(config, LookOptions { afresh: true, ..LookOptions::default() }, &|| ())
     }
 
-    fn open(config: &Config, renews: bool, slow: &dyn Fn()) -> Result<Self> {
+    /// The same with these options. A program with threads has to name one that asks NVML for it.
+    ///
+    /// # Errors
+    /// If there is no driver, or NVML fails.
+    pub fn look_with(config: &Config, options: LookOptions<'_>, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
-        let (inventory, kernel_gpus) = installed.inventory(config, renews, slow)?;
+        let (inventory, kernel_gpus) = installed.inventory(config, options, slow)?;
         let Installed { roots, linker_cache, .. } = installed;
         let proc_dir = roots.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
         Ok(Self { roots, linker_cache, config: config.clone(), proc_dir, kernel_gpus, inventory })

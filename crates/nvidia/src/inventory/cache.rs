@@ -49,11 +49,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use base::report::{Told, catalog, failure};
 use base::sys::run_dir::RunDir;
 
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::procfs::KernelGpu;
+use super::stored_error::StoredError;
 use super::{Inventory, gather};
 
 /// 256 GPUs have 64 KiB.
@@ -129,16 +129,7 @@ impl CachedInventory {
 struct Failed {
     number: u64,
     question: String,
-    id: String,
-    line: String,
-    hint: String,
-}
-
-impl Failed {
-    fn error(&self) -> anyhow::Error {
-        let kind = catalog::ALL.iter().find(|kind| kind.id == self.id).copied();
-        failure(kind.unwrap_or(&catalog::NVML), self.line.clone(), self.hint.clone())
-    }
+    error: StoredError,
 }
 
 fn to_bytes(value: &impl Serialize) -> Vec<u8> {
@@ -216,7 +207,7 @@ impl Cache {
             }
         }
         if let Some(failed) = self.last_failure().filter(|failed| failed.number > failures) {
-            return Err(failed.error());
+            return Err(failed.error.into());
         }
         self.ask(look, ask, end)
     }
@@ -273,8 +264,7 @@ impl Cache {
     /// Beside the kept answer, which may become true again.
     fn share(&self, error: &anyhow::Error) {
         let number = self.last_failure().map_or(0, |failed| failed.number).saturating_add(1);
-        let Told { kind, line, hint } = Told::of(error);
-        let failed = Failed { number, question: self.question.clone(), id: kind.id.to_owned(), line, hint };
+        let failed = Failed { number, question: self.question.clone(), error: StoredError::of(error) };
         self.dir.replace(&self.failures(), &to_bytes(&failed)).ok();
     }
 

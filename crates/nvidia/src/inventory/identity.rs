@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
 
 use base::paths::HostPath;
 use base::sys::confine::Identity;
@@ -17,7 +18,7 @@ use crate::config::{self, Config};
 pub const NOBODY: u32 = 65534;
 
 /// As far as it is decided before the driver's nodes are looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Who {
     /// The user cannot be changed: a plain user, or a user namespace, where the host's groups do not exist.
     Unchanged,

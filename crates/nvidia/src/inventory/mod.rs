@@ -11,9 +11,11 @@ pub mod identity;
 pub mod limits;
 pub mod merge;
 pub mod nvml;
+pub mod probe;
 pub mod procfs;
 pub mod report;
 pub mod select;
+mod stored_error;
 
 use std::fmt;
 

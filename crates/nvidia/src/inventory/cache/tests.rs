@@ -3,6 +3,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use base::report::{catalog, failure};
+
 use super::*;
 use crate::inventory::FailedGpu;
 use crate::inventory::select::tests::inventory;
