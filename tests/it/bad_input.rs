@@ -139,11 +139,11 @@ fn no_driver() {
     let config = dir.path().join("config.toml");
     std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
     let args = ["--config", config.to_str().unwrap(), "prestart"];
-    one_error(hook(&args, &state), &["there is no NVIDIA GPU on the PCI bus"]);
+    one_error(hook(&args, &state), &["(ONH-010)"]);
     std::fs::create_dir_all(&device).unwrap();
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
-    one_error(hook(&args, &state), &["an NVIDIA GPU is on the PCI bus, and the kernel module nvidia is not loaded"]);
+    one_error(hook(&args, &state), &["(ONH-011)"]);
     let proc = root.join("proc/driver/nvidia");
     std::fs::create_dir_all(&proc).unwrap();
     std::fs::write(proc.join("version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x\n").unwrap();
@@ -152,7 +152,7 @@ fn no_driver() {
         &["the kernel module of driver 550.1 is loaded, and there is no libnvidia-ml below"],
     );
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
-    one_error(hook(&args, &state), &["driver root \"/nowhere\"", "it does not exist", "(ONH-014)"]);
+    one_error(hook(&args, &state), &["\"/nowhere\"", "(ONH-014)"]);
     assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
 }
 
@@ -175,7 +175,7 @@ fn module_and_libraries_differ() {
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let ran = with_fake(&fake, "all");
     assert!(ran.stderr.contains("hint: load it with \"modprobe nvidia\""), "{}", ran.stderr);
-    one_error(ran, &["an NVIDIA GPU is on the PCI bus, and the kernel module nvidia is not loaded"]);
+    one_error(ran, &["(ONH-011)"]);
 }
 
 fn with_fake(fake: &FakeDriver, devices: &str) -> Ran {
@@ -198,36 +198,31 @@ fn nvml_hangs() {
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
     fake.set_nvml(|old| old + "\ninit-hang\n");
     let start = std::time::Instant::now();
-    one_error(with_fake(&fake, "all"), &["NVML did not answer within 1 s (ONH-016)"]);
+    one_error(with_fake(&fake, "all"), &["1 s (ONH-016)"]);
     assert!(start.elapsed().as_secs() < 10);
 }
 
 fn nvml_says_no() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    for (code, says) in [
-        ("9", "kernel driver is not loaded"),
-        ("18", "another version than the loaded kernel module"),
-        ("4", "may not open the GPUs"),
-        ("999", "NVML cannot start"),
-    ] {
+    for (code, id) in [("9", "(ONH-011)"), ("18", "(ONH-013)"), ("4", "(ONH-019)"), ("999", "(ONH-018)")] {
         fake.set_nvml(|old| {
             let rest: Vec<_> = old.lines().filter(|line| !line.starts_with("init-error")).collect();
             format!("{}\ninit-error {code}\n", rest.join("\n"))
         });
-        one_error(with_fake(&fake, "all"), &[says, "nvmlInit_v2 says"]);
+        one_error(with_fake(&fake, "all"), &[id, "nvmlInit_v2"]);
     }
     // A user who may not open the nodes: the identity is really taken.
     let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
     fake.configure("user = \"nobody\"");
-    one_error(with_fake(&fake, "all"), &["may not open the GPUs"]);
+    one_error(with_fake(&fake, "all"), &["(ONH-019)"]);
 }
 
 fn unknown_gpu() {
     let fake = FakeDriver::shared();
     for devices in ["9", "GPU-deadbeef", "bogus", "0,7"] {
         let ran = with_fake(fake, devices);
-        assert!(ran.stderr.contains("hint: ask for one of 0, "), "{}", ran.stderr);
-        one_error(ran, &["NVIDIA_VISIBLE_DEVICES asks for", "this host has no such GPU"]);
+        assert!(ran.stderr.contains(" 0, "), "{}", ran.stderr);
+        one_error(ran, &["NVIDIA_VISIBLE_DEVICES", "(ONH-030)"]);
     }
 }
 

@@ -140,14 +140,11 @@ fn the_real_library_without_a_gpu() {
     };
     let devices = host.join("sys/bus/pci/devices");
     std::fs::create_dir_all(&devices).unwrap();
-    assert!(hook().contains("there is no NVIDIA GPU on the PCI bus"));
+    assert!(hook().contains("(ONH-010)"));
     let device = devices.join("0000:01:00.0");
     std::fs::create_dir(&device).unwrap();
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let stderr = hook();
-    assert!(
-        stderr.contains("the kernel module nvidia is not loaded (ONH-011)\nhint: load it with \"modprobe nvidia\""),
-        "{stderr}"
-    );
+    assert!(stderr.contains("(ONH-011)\nhint: load it with \"modprobe nvidia\""), "{stderr}");
 }

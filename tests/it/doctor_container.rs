@@ -188,8 +188,8 @@ fn what_cannot_be_examined() {
     for (arguments, says) in [
         (&["--pid", us.as_str()][..], "is not in a container"),
         (&["--pid", "999999999"], "cannot look at process 999999999"),
-        (&["--container", "0123456789abcdef0123456789abcdef"], "no process of a container"),
-        (&["--container", "no-such-name"], "no process of a container"),
+        (&["--container", "0123456789abcdef0123456789abcdef"], "\"0123456789abcdef0123456789abcdef\""),
+        (&["--container", "no-such-name"], "\"no-such-name\""),
     ] {
         let (code, outcomes, stderr) = doctor(fake, arguments);
         assert!(code == Some(3) && outcomes.is_empty() && stderr.contains(says), "{arguments:?}: {stderr}");

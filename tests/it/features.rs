@@ -174,11 +174,7 @@ fn files_of_the_administrator() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr.contains("\"/opt/extra/none\" is not below") && ran.stderr.contains("ONH-207"),
-        "{}",
-        ran.stderr
-    );
+    assert!(ran.stderr.contains("\"/opt/extra/none\"") && ran.stderr.contains("ONH-207"), "{}", ran.stderr);
     ran.ok();
     assert_eq!(container.exec("cat /opt/extra/extra.conf").ok(), "extra");
     container.exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7")).ok();
@@ -234,7 +230,7 @@ fn one_mig_device() {
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=0:7"]);
     let stderr = container.hook(&fake.config).failed(1);
     assert!(
-        stderr.contains("no such MIG device") && stderr.contains("ask for one of 0, 0:0, 0:1, 1, all, none"),
+        stderr.contains("\"0:7\"") && stderr.contains("(ONH-030)") && stderr.contains(" 0, 0:0, 0:1, 1, all, none"),
         "{stderr}"
     );
 }
@@ -245,16 +241,14 @@ fn mig_management() {
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("insufficient privileges for NVIDIA_MIG_CONFIG_DEVICES"), "{stderr}");
+    assert!(stderr.contains("NVIDIA_MIG_CONFIG_DEVICES=\"all\""), "{stderr}");
     container.set_privileged_env(&env);
     container.hook(&fake.config).ok();
     let nodes = container.exec("cd /dev/nvidia-caps; echo *").ok();
     assert_eq!(nodes.trim(), "nvidia-cap1 nvidia-cap12 nvidia-cap13 nvidia-cap21 nvidia-cap22");
     container.exec("cat /proc/driver/nvidia/capabilities/mig/config").ok();
     container.set_privileged_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=0"]);
-    assert!(
-        container.hook(&fake.config).failed(1).contains("NVIDIA_MIG_MONITOR_DEVICES=\"0\" is not \"all\" (ONH-038)")
-    );
+    assert!(container.hook(&fake.config).failed(1).contains("(ONH-038)"));
 }
 
 fn limits_and_requirements() {
@@ -264,15 +258,15 @@ fn limits_and_requirements() {
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("warning: the image needs NVIDIA_REQUIRE_CUDA=\"cuda>=99\", and GPU 0 has cuda 12.2"));
+    assert!(ran.stderr.contains("NVIDIA_REQUIRE_CUDA=\"cuda>=99\", and GPU 0 has cuda 12.2"));
     assert!(ran.stderr.contains("(ONH-204)"), "{ran:?}");
     ran.ok();
     assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
-    assert!(container.hook(&fake.config).failed(1).contains("which containers may not have (ONH-032)"));
+    assert!(container.hook(&fake.config).failed(1).contains("(ONH-032)"));
     fake.configure("");
     container.set_env(&env);
-    assert!(container.hook(&fake.config).failed(1).contains("the image needs NVIDIA_REQUIRE_CUDA"));
+    assert!(container.hook(&fake.config).failed(1).contains("(ONH-034)"));
 }
 
 /// SUSE's driver makes its nodes root:video 0660. The default finds the group by itself.

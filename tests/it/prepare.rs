@@ -115,10 +115,7 @@ fn what_a_request_needs_is_made() {
     assert_eq!(mode(&host.dev(channel)), "660 root:video 1fd:7");
     host.remove("nvidia-caps-imex-channels").fake.configure("[features]\ndisable-imex-channel-creation = true\n");
     let stderr = host.container(&imex, "").0.failed(1);
-    assert!(
-        stderr.contains(&format!("the device node \"/dev/{channel}\" is missing below \"/\" (ONH-021)")),
-        "{stderr}"
-    );
+    assert!(stderr.contains(&format!("\"/dev/{channel}\" is missing below \"/\" (ONH-021)")), "{stderr}");
     assert!(stderr.contains("hint: run \"oci-nvidia-hook prepare --imex-channel 7\""), "{stderr}");
     assert!(host.prepare(&["--imex-channel", "7"]).ok().starts_with(&format!("made /dev/{channel} c 509:7 0:")));
     host.container(&imex, &format!("test -c /dev/{channel}")).0.ok();
@@ -134,7 +131,7 @@ fn what_a_request_needs_is_made() {
     host.remove("nvidia-caps").fake.configure("load-kmods = false\n");
     let (ran, _) = host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true");
     let warned = ran.stderr;
-    assert!(warned.contains("because device nodes of MIG devices of GPU 0 are missing: "), "{warned}");
+    assert!(warned.contains("(ONH-230)"), "{warned}");
     assert!(warned.contains("(ONH-230)") && !warned.contains("-cgi"), "{warned}");
     for name in ["0:0", "MIG-51eed000-0001-4000-8000-0000fa4e0001"] {
         let stderr = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")], "").0.failed(1);
@@ -209,10 +206,7 @@ fn failures_are_reported() {
     );
 
     let stderr = host.prepare(&["--imex-channel", "2048"]).failed(1);
-    assert!(
-        stderr.contains("there is no IMEX channel 2048: the driver has 2048 of them (ONH-021)\nhint: "),
-        "{stderr}"
-    );
+    assert!(stderr.contains("2048 of them (ONH-021)\nhint: "), "{stderr}");
     assert!(host.dev("nvidia0").exists(), "a failure does not stop the rest");
 
     let params = host.kept.path().join("proc/driver/nvidia/params");
@@ -242,13 +236,13 @@ fn a_plain_user() {
         run_with(host.program_by(&words).arg(verb), b"")
     };
     let stderr = call(&[], "prepare").failed(1);
-    assert!(stderr.contains("only root of the host can make device nodes (ONH-006)\nhint: run \"sudo "), "{stderr}");
+    assert!(stderr.contains("(ONH-006)\nhint: run \"sudo "), "{stderr}");
     let named = "as root: usermod -aG video nobody, and log in again";
     let unnamed = "as root: groupadd -g 4321 gpu4321 && usermod -aG gpu4321 nobody, and log in again";
     for (group, hint) in [("video", named), ("4321", unnamed)] {
         sh(&format!("chgrp {group} '{}'/nvidia*", host.dev("").display())).ok();
         let stderr = call(&[], "info").failed(1);
-        assert!(stderr.contains("this user may not open the GPUs: "), "{stderr}");
+        assert!(stderr.contains("(ONH-019)"), "{stderr}");
         assert!(stderr.contains(&format!("(ONH-019)\nhint: {hint}\n")), "{stderr}");
         let doctor = call(&[], "doctor").stdout;
         assert!(doctor.contains("user nobody may not open \"/dev/nvidiactl\""), "{doctor}");

@@ -62,10 +62,7 @@ fn read_only_rootfs_with_mounts() {
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, &before);
     let mounts = container.mountinfo();
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(
-        stderr.contains("other files are mounted in the read-only directory") && stderr.contains("(ONH-043)\nhint: "),
-        "{stderr}"
-    );
+    assert!(stderr.contains("(ONH-043)\nhint: "), "{stderr}");
     assert_eq!(container.mountinfo(), mounts);
 }
 
@@ -262,10 +259,7 @@ fn shared_propagation() {
             assert_works(&container);
         } else {
             let stderr = ran.failed(1);
-            assert!(
-                stderr.contains("shared propagation") && stderr.contains("(ONH-042)\nhint: mount that volume"),
-                "{stderr}"
-            );
+            assert!(stderr.contains("(ONH-042)\nhint: "), "{stderr}");
             assert_eq!(container.mountinfo(), mounts);
         }
         assert_eq!(container.mountinfo().matches(&volume).count(), 1, "{}", container.mountinfo());

@@ -181,10 +181,7 @@ pub fn volumes_with_others_inside_are_refused() {
     let container = scene.start(mounts);
     let (before, mounts) = (volume(&scene, &container), container.mountinfo());
     let stderr = scene.hook(&container).failed(1);
-    assert!(
-        stderr.contains("which lies on a volume") && stderr.contains("(ONH-048)\nhint: mount the volume"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("(ONH-048)\nhint: "), "{stderr}");
     assert_eq!((volume(&scene, &container), container.mountinfo()), (before, mounts));
 }
 
@@ -241,9 +238,9 @@ pub fn layers_do_not_reach_the_host() {
             let before = (volume(&scene, &container), scene.host(&container));
             let ran = container.hook(&fake.config);
             let about = format!("{place}, {kind}: {ran:?}");
-            assert!(ran.stderr.contains("it lies in a volume with shared propagation"), "{about}");
             assert_eq!(ran.code, Some(i32::from(required)), "{about}");
-            assert_eq!(ran.stderr.contains("(ONH-042)\nhint: mount that volume"), required, "{about}");
+            let id = if required { "(ONH-042)\nhint: " } else { "(ONH-303)\nhint: " };
+            assert!(ran.stderr.contains(id), "{about}");
             assert!(
                 (volume(&scene, &container), scene.host(&container)) == before,
                 "{about}\n{}",
