@@ -86,7 +86,7 @@ pub fn check(options: &Options) -> Result<ExitCode> {
     let stamp = stamp(&config, options);
     let mut all_good = true;
     let (mut text, mut data) = (String::new(), Vec::new());
-    for View { readers, dirs } in views(options, |host| cdi::views(&look::look(host, this_user()))) {
+    for View { readers, dirs } in views(options, |host| cdi::views(&look::inspect_engines(host, this_user()))) {
         let now = Now { readers: &readers, stamp: stamp.as_ref() };
         let verdicts = judge(&registry::read(&dirs), &now, options);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);

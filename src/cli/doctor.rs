@@ -52,7 +52,7 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
     invalidate_cached_inventory(&facts);
     let printed = print(&outcomes, options, terminal)?;
     if let Some(path) = &options.bundle {
-        let statuses: Vec<_> = facts.engines.iter().map(|engine| status::of(engine, &facts.installed)).collect();
+        let statuses: Vec<_> = facts.engines.iter().map(|engine| status::judge(engine, &facts.installed)).collect();
         let files = bundle::collect(&host, &facts, &outcomes, &statuses, config)?;
         bundle::write(path, &files)?;
         Log::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));

@@ -34,7 +34,7 @@ pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
 fn statuses() -> Result<Vec<Status>> {
     let host = Tree::open(&HostPath::new("/"))?;
     let installed = hooks::installed(&host);
-    Ok(look::look(&host, this_user()).iter().map(|engine| status::of(engine, &installed)).collect())
+    Ok(look::inspect_engines(&host, this_user()).iter().map(|engine| status::judge(engine, &installed)).collect())
 }
 
 /// Who calls, if it is not root. Without an environment, the home directory is what the user database says.

@@ -242,7 +242,7 @@ fn without_record(known: &Known, options: &Options) -> Result<String> {
     let spec = oci::spec_view::read(&known.bundle)?;
     let (config, _) = config::read(options.config.as_deref())?;
     let why = match plan::verdict(&spec, &config)? {
-        Verdict::Nothing(reason) => match given::of(&spec) {
+        Verdict::Nothing(reason) => match given::find(&spec) {
             Some(given) => format!("it asks the hook for nothing: {reason}\n{given}"),
             None => format!("it asks for no GPU: {reason}"),
         },

@@ -42,7 +42,7 @@ pub(super) fn hook(facts: &Facts) -> Vec<Outcome> {
 
 fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
     const CHECK: &str = "hook";
-    let status = status::of(engine, &facts.installed);
+    let status = status::judge(engine, &facts.installed);
     let what = format!("{}: {}", engine.kind, status.why);
     if status.active {
         let active = format!("{} starts the hook, by {}", engine.kind, status.files());

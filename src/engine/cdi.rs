@@ -24,7 +24,7 @@ pub struct Reader {
 /// Engines that look in the same directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The engines
+    /// Engines that read these directories
     pub readers: Vec<Reader>,
     /// The directories, the least important first
     pub dirs: Vec<PathBuf>,
@@ -38,7 +38,7 @@ const PODMAN: [(&str, Version); 4] = [
     ("0.5.0", Version(4, 3, 0)),
     ("0.7.0", Version(5, 1, 0)),
 ];
-/// The same for CRI-O.
+/// CDI versions, and the first release of CRI-O that supports each.
 const CRIO: [(&str, Version); 3] =
     [("0.1.0", Version(1, 23, 0)), ("0.4.0", Version(1, 23, 0)), ("0.7.0", Version(1, 30, 0))];
 

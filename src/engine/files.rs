@@ -16,9 +16,10 @@ const ONE_MAIN_FILE: Version = Version(6, 0, 0);
 /// The versions of Podman from which on it reads other files, or reads them in another way.
 pub(super) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN_FILE];
 
-/// The files of an engine of this version that may be there. An unknown version is an old one.
+/// The configuration files that an engine of this version reads, whether or not they exist. An unknown version is taken for an
+/// old one.
 #[must_use]
-pub fn of(kind: &Kind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
+pub fn list(kind: &Kind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
     let version = version.unwrap_or_default();
     match kind {
         Kind::Crio => crio(host),
@@ -185,7 +186,7 @@ mod tests {
             ),
         ] {
             let expected: Vec<_> = expected.into_iter().map(PathBuf::from).collect();
-            assert_eq!(of(kind, version, &host), expected, "{kind} {version:?}");
+            assert_eq!(list(kind, version, &host), expected, "{kind} {version:?}");
         }
     }
 }

@@ -13,13 +13,13 @@ pub const PRECREATE: &str = "precreate";
 /// A hook, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookFile {
-    /// The program
+    /// Path of the program
     pub path: PathBuf,
     /// Its arguments, `argv[0]` among them
     pub args: Vec<String>,
     /// When engines have it run
     pub stages: Vec<String>,
-    /// For which containers
+    /// Containers that the hook is started for
     pub applies: Applies,
     /// After how many seconds the engine ends it; without one it waits for ever
     pub timeout: Option<u64>,
@@ -28,7 +28,7 @@ pub struct HookFile {
 /// For which containers a hook runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applies {
-    /// All
+    /// Every container
     Always,
     /// None: its conditions exclude each other, or there are none
     Never,

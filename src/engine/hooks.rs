@@ -14,7 +14,7 @@ use super::settings;
 pub struct Entry {
     /// The JSON file
     pub file: PathBuf,
-    /// What it says
+    /// Content of the file
     pub hook: HookFile,
     /// The program, all links followed
     pub program: PathBuf,
@@ -25,7 +25,7 @@ pub struct Entry {
 /// What an engine makes of its directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hooks {
-    /// Those that it has
+    /// Hooks that it starts
     pub entries: Vec<Entry>,
     /// Files that it refuses, and why: no container starts then, and CRI-O itself does not
     pub refused: Vec<(PathBuf, String)>,

@@ -21,7 +21,7 @@ const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// An engine, as its configuration makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// Which
+    /// Kind of engine
     pub kind: Kind,
     /// Its program; none: it is not installed, and nothing else is known
     pub program: Option<PathBuf>,
@@ -37,19 +37,19 @@ pub struct Engine {
     pub on_disk: Option<Settings>,
     /// Files that are there and cannot be read by us
     pub unseen: Vec<PathBuf>,
-    /// Its hooks
+    /// Hooks that it starts
     pub hooks: Hooks,
-    /// Its OCI runtime
+    /// Default OCI runtime
     pub runtime: Option<Runtime>,
     /// Whether its program ends with an error instead of telling its version, where it is run as whom it is of
     pub fails: bool,
-    /// Of Docker: what [`DOCKERS_HOOK`] leads to
+    /// For Docker, the program that [`DOCKERS_HOOK`] leads to
     pub dockers_hook: Option<PathBuf>,
 }
 
-/// Looks at all engines, and Podman of this user, if it is not root.
+/// Inspects all engines; with a user, also Podman of that user.
 #[must_use]
-pub fn look(host: &Tree, user: Option<User>) -> Vec<Engine> {
+pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
     kinds(user).map(|kind| look_at(host, kind, &mut versions)).collect()
 }
@@ -68,7 +68,7 @@ pub fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
         let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
         let of_old = dirs(None);
         let any = kind != Kind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != of_old);
-        let version = if any { versions.of(host, &program).ok() } else { None };
+        let version = if any { versions.ask(host, &program).ok() } else { None };
         let dirs = if any { dirs(version) } else { of_old };
         Some((Reader { kind, version }, dirs))
     });
@@ -83,7 +83,7 @@ pub fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -> bool 
     kinds(user).filter(|kind| *kind != Kind::Docker).all(|kind| {
         let Some(program) = runtime::program(host, kind.program()) else { return true };
         any = true;
-        Reader { kind, version: versions.of(host, &program).ok() }.reads(cdi_version) == Some(true)
+        Reader { kind, version: versions.ask(host, &program).ok() }.reads(cdi_version) == Some(true)
     }) && any
 }
 
@@ -97,7 +97,7 @@ struct Configuration {
 
 fn configuration(host: &Tree, kind: &Kind, version: Option<Version>) -> Configuration {
     let mut found = Configuration::default();
-    for file in files::of(kind, version, host) {
+    for file in files::list(kind, version, host) {
         if host.locate(&file).is_err() {
             continue;
         }
@@ -115,7 +115,7 @@ fn configuration(host: &Tree, kind: &Kind, version: Option<Version>) -> Configur
 
 fn look_at(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
     let program = runtime::program(host, kind.program());
-    let asked = program.as_ref().map(|program| versions.of(host, program));
+    let asked = program.as_ref().map(|program| versions.ask(host, program));
     let mut engine = Engine {
         kind,
         version: asked.as_ref().and_then(|asked| asked.as_ref().ok().copied()),
@@ -147,9 +147,9 @@ fn look_at(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
         take_running(&mut engine, running);
     }
     engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman());
-    let runtime = runtime::of(&engine.kind, &engine.settings, engine.version, host);
+    let runtime = runtime::find_default(&engine.kind, &engine.settings, engine.version, host);
     engine.runtime = runtime.map(|(name, program)| {
-        let version = program.as_ref().and_then(|program| versions.of(host, program).ok());
+        let version = program.as_ref().and_then(|program| versions.ask(host, program).ok());
         Runtime { name, program, version }
     });
     engine
@@ -204,12 +204,12 @@ enum Untold {
     Failed,
 }
 
-/// Each program is asked once.
+/// Versions of programs, each of which is run once.
 #[derive(Debug, Default)]
 struct Versions(Vec<(PathBuf, Result<Version, Untold>)>);
 
 impl Versions {
-    fn of(&mut self, host: &Tree, program: &Path) -> Result<Version, Untold> {
+    fn ask(&mut self, host: &Tree, program: &Path) -> Result<Version, Untold> {
         if let Some((_, known)) = self.0.iter().find(|(known, _)| known == program) {
             return *known;
         }

@@ -30,9 +30,9 @@ pub fn program(host: &Tree, name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| host.locate(path).is_ok())
 }
 
-/// The name and the program of an engine's default runtime; `None` for an engine that is not looked at.
+/// The name and the program of an engine's default runtime; `None` for Docker, whose runtime does not matter here.
 #[must_use]
-pub fn of(
+pub fn find_default(
     kind: &Kind,
     settings: &Settings,
     version: Option<Version>,

@@ -27,7 +27,7 @@ pub struct Status {
     /// Why not, or for which containers only
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// What mends it
+    /// Command or setting that fixes it
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fix: String,
 }
@@ -37,7 +37,7 @@ pub struct Status {
 pub struct Started {
     /// The file
     pub file: PathBuf,
-    /// The stages in it
+    /// Stages at which the file starts the hook
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<String>,
 }
@@ -63,9 +63,9 @@ pub fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
     engine.hooks.entries.iter().filter(|entry| entry.is_ours()).filter(at_our_stages)
 }
 
-/// Decides. `installed`: files of ours on this host, whether or not an engine reads them.
+/// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
 #[must_use]
-pub fn of(engine: &Engine, installed: &[PathBuf]) -> Status {
+pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
     let mut status = Status {
         engine: engine.kind.to_string(),
         installed: engine.program.is_some(),

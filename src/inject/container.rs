@@ -58,7 +58,7 @@ pub struct OpenContainer {
 /// A container whose mount namespace we are in.
 #[derive(Debug)]
 pub struct Inside {
-    /// Its rootfs
+    /// The rootfs of the container
     pub rootfs: Root,
     /// The ids of its user namespace, if that is not ours
     pub ids: Option<Ids>,
@@ -132,13 +132,13 @@ impl OpenContainer {
         Ok(Self { rootfs, mount_ns: None, owner: us(), ids: None })
     }
 
-    /// Its root file system.
+    /// The root file system of the container.
     #[must_use]
     pub const fn rootfs(&self) -> &Root {
         &self.rootfs
     }
 
-    /// What lowering must know.
+    /// The facts about the rootfs that decide which steps are needed.
     #[must_use]
     pub fn facts(&self) -> RootfsFacts {
         facts(&self.rootfs)
@@ -225,7 +225,7 @@ fn no_mount_namespace() -> anyhow::Error {
 /// Where glibc's loader is, by an ABI that every distribution keeps; see ld.so(8).
 const GLIBC: &[&str] =
     if cfg!(target_arch = "aarch64") { &["lib/ld-linux-aarch64.so.1"] } else { &["lib64/ld-linux-x86-64.so.2"] };
-/// Where musl's is.
+/// The dynamic loaders of musl.
 const MUSL: &[&str] = &["lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"];
 
 /// Decided by what exists, whatever it is.

@@ -22,8 +22,8 @@ pub(super) enum Present {
     Other(OwnedFd, Stat),
 }
 
-/// Looks.
-pub(super) fn present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
+/// Opens what is at a name, without following a link. An unused name is not an error.
+pub(super) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
     let fd = match open_in(dir, name) {
         Ok(fd) => fd,
         Err(Errno::NOENT) => return Ok(Present::Nothing),

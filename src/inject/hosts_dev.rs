@@ -8,17 +8,17 @@ use anyhow::Result;
 
 use base::report::{catalog, failure};
 
-/// Its file system.
+/// The file system of the host's `/dev`, to recognize it in a container that has it as a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostsDev {
-    /// `None` where it is none of its own: then nothing can be told apart by it
+    /// `None` if `/dev` is part of the root file system: its device number then does not identify it
     device: Option<u64>,
 }
 
 impl HostsDev {
-    /// Looks; on the host's side.
+    /// Reads it; to be called in the host's mount namespace.
     #[must_use]
-    pub fn look() -> Self {
+    pub fn find() -> Self {
         let device = |path: &str| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);
         Self { device: device("/dev").filter(|dev| Some(*dev) != device("/")) }
     }
@@ -45,7 +45,7 @@ impl HostsDev {
     }
 }
 
-/// Why nothing is made.
+/// The error of a container that has the host's `/dev` as a volume without the nodes.
 pub fn refusal() -> anyhow::Error {
     failure(
         &catalog::HOSTS_DEV,

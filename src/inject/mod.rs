@@ -51,7 +51,7 @@ pub struct Plan<'a> {
 /// If one fails that it cannot do without, or the label is none.
 pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
     let label = Label::of(mount_label)?;
-    let (api, hosts_dev) = (mount::api(), HostsDev::look());
+    let (api, hosts_dev) = (mount::api(), HostsDev::find());
     let mut plan = Plan { steps: Vec::new(), api, hosts_dev, label, findings: Vec::new() };
     for step in steps {
         match prepare::prepare(step, plan.api, plan.label.as_ref()).with_context(|| format!("cannot {step}")) {
@@ -94,7 +94,7 @@ pub fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>)
 /// The mend for what we cannot know better.
 const LOOK: &str = "look at that path in the image, and at what is mounted there";
 
-/// Who takes steps.
+/// Carries out steps: in the container, or as a failing stand-in in tests.
 trait Take {
     /// Takes one step, or takes back what it got done of it.
     fn take(&mut self, step: Prepared<'_>, need: Need) -> Result<()>;

@@ -36,7 +36,7 @@ pub(super) const TMPFS_MAGIC: FsWord = 0x0102_1994;
 pub(super) struct Mounts {
     /// config.json has a tmpfs at /dev
     has_own_dev: bool,
-    /// Of the rootfs
+    /// The mount of the rootfs
     rootfs: OnceCell<Id>,
     /// On which names may be created: a tmpfs of this container
     own: Vec<Id>,

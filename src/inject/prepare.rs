@@ -18,43 +18,43 @@ use crate::lower::live::{CacheEntry, Step};
 /// A step with all that it needs of the host.
 #[derive(Debug)]
 pub enum Prepared<'a> {
-    /// A file.
+    /// Mount a regular file or a socket.
     Mount {
-        /// the file
+        /// the opened file
         source: Source,
         /// where it goes
         target: &'a ContainerPath,
     },
-    /// A device node.
+    /// Mount a device node.
     MountNode {
-        /// the host's
+        /// the opened node of the host
         source: Source,
         /// where it goes
         target: &'a ContainerPath,
-        /// its numbers
+        /// major and minor number
         device: (u32, u32),
         /// the process for which one of the container's own is created
         own: Option<&'a Process>,
     },
     /// A directory of the host's.
     MountDirectory {
-        /// the directory
+        /// the opened directory
         source: Source,
         /// where it goes
         target: &'a ContainerPath,
     },
     /// A directory of our own.
     MountFiles {
-        /// what is in it
+        /// the files that it contains
         directory: Directory,
         /// where it goes
         target: &'a ContainerPath,
     },
     /// As in [`Step::Link`].
     Link {
-        /// the link
+        /// path of the link
         link: &'a ContainerPath,
-        /// its text
+        /// target of the link, as it is written
         text: &'a Path,
         /// the mounted file it leads to
         file: &'a ContainerPath,
@@ -65,14 +65,14 @@ pub enum Prepared<'a> {
     MaskParams,
     /// As in [`Step::SetMode`].
     SetMode {
-        /// what gets it
+        /// path whose mode is set
         target: &'a ContainerPath,
         /// permission bits
         mode: u32,
     },
     /// As in [`Step::ListDirectories`].
     ListDirectories {
-        /// before all others
+        /// directories that are searched before all others
         first: &'a [ContainerPath],
         /// where the image does not list them itself
         others: &'a [ContainerPath],
@@ -126,10 +126,13 @@ fn prepare_ipc<'a>(channel: &Channel, target: &'a ContainerPath, api: Api) -> Re
     let opened = channel.open()?;
     let path = HostPath::new(channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path)));
     Ok(match channel.expected {
-        Expected::Socket => Prepared::Mount { source: Source::of(opened.fd, path, MountAttrs::SOCKET, api)?, target },
-        Expected::Directory | Expected::NamedDirectory => {
-            Prepared::MountDirectory { source: Source::of(opened.fd, path, MountAttrs::SHARED_DIRECTORY, api)?, target }
+        Expected::Socket => {
+            Prepared::Mount { source: Source::from_fd(opened.fd, path, MountAttrs::SOCKET, api)?, target }
         }
+        Expected::Directory | Expected::NamedDirectory => Prepared::MountDirectory {
+            source: Source::from_fd(opened.fd, path, MountAttrs::SHARED_DIRECTORY, api)?,
+            target,
+        },
     })
 }
 

@@ -24,11 +24,11 @@ use super::{StillMounted, mountinfo};
 
 const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 
-/// A directory of a rootfs, and a tmpfs of ours that is mounted on it.
+/// A directory of a rootfs on which the hook has mounted a tmpfs.
 pub(super) struct Scratch {
     tmpfs: OwnedFd,
     place: Place,
-    /// All mounts before it
+    /// The mount table from before it was mounted
     table: Vec<u8>,
 }
 
@@ -42,7 +42,7 @@ struct Place {
 }
 
 impl Place {
-    fn of(below: &OwnedFd) -> Result<Self> {
+    fn find(below: &OwnedFd) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(below, c"..", flags, Mode::empty())?;
         // One name in an open directory: if it is another file's by now, `open_new` finds no new file system there.
@@ -90,7 +90,7 @@ impl Scratch {
     }
 
     fn mount_by(below: &OwnedFd, table: Vec<u8>, mount: impl FnOnce() -> std::io::Result<()>) -> Result<Self> {
-        let place = Place::of(below)?;
+        let place = Place::find(below)?;
         mount().context("mount a tmpfs")?;
         match place.open_new(TMPFS_MAGIC, &table) {
             Ok(tmpfs) => Ok(Self { tmpfs, place, table }),

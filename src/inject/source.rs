@@ -64,7 +64,7 @@ impl Source {
     ///
     /// # Errors
     /// If it cannot be mounted.
-    pub fn of(opened: OwnedFd, path: HostPath, attrs: MountAttrs, api: Api) -> Result<Self> {
+    pub fn from_fd(opened: OwnedFd, path: HostPath, attrs: MountAttrs, api: Api) -> Result<Self> {
         let stat = rustix::fs::fstat(&opened)?;
         let tree = match api {
             Api::Detached => {
@@ -94,7 +94,7 @@ impl Source {
         Ok(Self { tree, stat, attrs })
     }
 
-    /// What was opened.
+    /// The file type, owner and device number of the opened file.
     #[must_use]
     pub const fn stat(&self) -> &Stat {
         &self.stat

@@ -26,7 +26,7 @@ use base::sys::mount::{self, Api, Label, MountAttrs};
 use nvidia_host::edits::Need;
 
 use super::container::{Inside, is_missing};
-use super::directory::{Present, make_file, present, replace_link, write_beside};
+use super::directory::{Present, find_present, make_file, replace_link, write_beside};
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
 use super::prepare::Prepared;
@@ -43,7 +43,7 @@ pub struct Target {
     ids: Option<Ids>,
     api: Api,
     hosts_dev: HostsDev,
-    /// Of file systems of ours
+    /// SELinux label of the file systems that the hook mounts
     label: Option<Label>,
     /// Where names may be created, and what others see
     known: Mounts,
@@ -52,7 +52,7 @@ pub struct Target {
     done: Vec<Done>,
     /// Files mounted so far
     mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
-    /// Of the step that is taken
+    /// Whether the container requires the step that is being carried out
     need: Need,
     /// Over read-only directories, and those of volumes
     layers: Vec<Rc<OwnedFd>>,
@@ -63,7 +63,7 @@ pub struct Target {
     listed: bool,
     /// Whether a link to another driver's library was replaced: the container has run with that one
     had_another: bool,
-    /// What that one left
+    /// Files that a run of the container with the other driver left behind
     stale: Vec<Created>,
     /// Whether the root file system is this container's alone
     is_alone: bool,
@@ -102,7 +102,7 @@ enum Done {
 
 /// What is at a name.
 enum Existing {
-    /// What is asked for
+    /// The file that the step asks for
     Asked,
     /// A new file of ours in this directory
     New(Rc<OwnedFd>),
@@ -233,7 +233,7 @@ impl Target {
     ) -> Result<Existing> {
         let dir = self.parent(target)?;
         let name = target.file_name();
-        Ok(match present(&dir, name)? {
+        Ok(match find_present(&dir, name)? {
             Present::Other(_, stat) if is_device(&stat, device) => Existing::Asked, // the engine made it already
             Present::Other(_, stat) if source.is(&stat) => Existing::Asked,         // a second run
             Present::Other(point, stat) => {
@@ -258,7 +258,7 @@ impl Target {
         }
         let dir = self.parent(link)?;
         let name = link.file_name();
-        match present(&dir, name)? {
+        match find_present(&dir, name)? {
             Present::Link(old) if old == text => {}
             Present::Link(old) => {
                 let dir = self.writable(dir, link)?;
@@ -320,7 +320,7 @@ impl Target {
             Err(error) => return Err(error.into()),
         };
         let name = OsStr::new("nvidia");
-        match present(&dir, name)? {
+        match find_present(&dir, name)? {
             Present::Nothing => Ok(()),
             Present::Other(point, stat) if is_directory(&stat) => {
                 if is_ours(&point) {
@@ -363,7 +363,7 @@ impl Target {
         let make_dir = |dir: &OwnedFd, name: &OsStr| rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755));
         self.make(target, true, make_dir)?;
         let dir = self.parent(target)?;
-        match present(&dir, target.file_name())? {
+        match find_present(&dir, target.file_name())? {
             Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
             _ => Err(anyhow::anyhow!("the image has something else than a directory in its place")),
         }
@@ -383,7 +383,7 @@ fn parent_path(path: &ContainerPath) -> &Path {
     path.relative().parent().unwrap_or_else(|| Path::new("/"))
 }
 
-/// Newest first.
+/// Undoes the steps, the newest first.
 fn take_back(done: Vec<Done>) {
     for done in done.into_iter().rev() {
         match done {

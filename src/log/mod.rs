@@ -20,7 +20,7 @@ use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 use crate::record::{Outcome, Record};
 
-/// Our name in logs.
+/// The name of this program in logs.
 pub const NAME: &str = "oci-nvidia-hook";
 
 /// Where lines go. All of it must be open before the container's mount namespace is entered.
@@ -36,11 +36,11 @@ pub struct Log {
 impl Log {
     /// For a call at this stage; on stderr only, until [`Log::keep`] and [`Log::open`].
     #[must_use]
-    pub fn of(stage: &str) -> Self {
+    pub fn for_stage(stage: &str) -> Self {
         Self { record: Record::begin(stage, SystemTime::now()), step: Some(Instant::now()), ..Self::default() }
     }
 
-    /// Whose call it is.
+    /// Sets the container that the messages are about.
     pub fn name_container(&mut self, id: &str, pod: Pod, bundle: &std::path::Path) {
         self.record.name_container(one_line(id), pod, bundle);
     }
@@ -112,7 +112,7 @@ impl Log {
         }
     }
 
-    /// Records how it ended.
+    /// Records the result of the call.
     pub fn end(&mut self, outcome: Outcome, reason: &str) {
         self.record.end(outcome, one_line(reason));
         if let Some(store) = &self.store {
@@ -142,7 +142,7 @@ impl Log {
         self.record.created = created::merge(earlier, created);
     }
 
-    /// What stops the container.
+    /// Logs and prints the error that stops the container.
     pub fn error(&mut self, error: &anyhow::Error) {
         let text = render(error);
         say(&format!("{NAME}: {text}"));
@@ -150,7 +150,7 @@ impl Log {
             self.write("error", line);
         }
         let Told { kind, line, hint } = Told::of(error);
-        self.tell(Severity::Error, &line, kind.id, &hint);
+        self.send(Severity::Error, &line, kind.id, &hint);
         self.record.found(&Finding::error(error));
     }
 
@@ -173,7 +173,7 @@ impl Log {
                 self.write("warning", &format!("{what} ({id}); hint: {fix}"));
             }
         }
-        self.tell(finding.kind.severity.min(Severity::Warning), &what, id, &fix);
+        self.send(finding.kind.severity.min(Severity::Warning), &what, id, &fix);
         self.record.found(finding);
     }
 
@@ -192,7 +192,7 @@ impl Log {
     pub fn note(&mut self, what: &str) {
         let what = one_line(what);
         self.write("note", &what);
-        self.tell(Severity::Note, &what, "", "");
+        self.send(Severity::Note, &what, "", "");
     }
 
     fn write(&mut self, level: &str, line: &str) {
@@ -203,7 +203,7 @@ impl Log {
         file.write_all(format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n").as_bytes()).ok();
     }
 
-    fn tell(&self, severity: Severity, what: &str, id: &str, hint: &str) {
+    fn send(&self, severity: Severity, what: &str, id: &str, hint: &str) {
         let Some(journal) = &self.journal else { return };
         let container = &self.record.container;
         let number = if id.is_empty() { String::new() } else { format!(" ({id})") };
@@ -237,7 +237,7 @@ mod tests {
     fn lines_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let mut log = Log::of("prestart");
+        let mut log = Log::for_stage("prestart");
         log.name_container("c1\nx", Pod::default(), dir.path());
         log.open(&HostPath::new(&path)).unwrap();
         log.error(&base::report::failure(&base::report::catalog::CONFIG, "a", "b"));
@@ -251,7 +251,7 @@ mod tests {
     fn not_through_a_link() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("target", dir.path().join("log")).unwrap();
-        assert!(Log::of("prestart").open(&HostPath::new(dir.path().join("log"))).is_err());
+        assert!(Log::for_stage("prestart").open(&HostPath::new(dir.path().join("log"))).is_err());
         assert!(!dir.path().join("target").try_exists().unwrap());
     }
 }

@@ -35,9 +35,9 @@ pub struct Process {
 }
 
 impl Process {
-    /// By config.json.
+    /// Reads the user and groups of the process from config.json.
     #[must_use]
-    pub fn of(spec: &SpecView, is_rootless: bool) -> Self {
+    pub fn from_spec(spec: &SpecView, is_rootless: bool) -> Self {
         let (uid, gid) = spec.user;
         let outside = |mappings: &[IdMapping], id| if spec.user_namespace { map(mappings, id) } else { Some(id) };
         let groups = std::iter::once(gid).chain(spec.additional_gids.iter().copied());
@@ -173,7 +173,7 @@ mod tests {
             (1000, 44, &[], self::NodeFacts { mode: 0o606, ..suse }, false),
         ] {
             assert_eq!(
-                Process::of(&spec(uid, gid, groups), false).may_open(node),
+                Process::from_spec(&spec(uid, gid, groups), false).may_open(node),
                 may,
                 "{uid} {gid} {groups:?} {node:?}"
             );
@@ -185,14 +185,14 @@ mod tests {
             gid_mappings: mapping(host),
             ..spec(0, 0, &[44])
         };
-        assert!(!Process::of(&mapped(100_000), false).may_open(suse), "another user on the host");
-        assert!(Process::of(&mapped(0), false).may_open(suse), "the same one");
-        assert!(Process::of(&mapped(100_000), false).may_open(open));
+        assert!(!Process::from_spec(&mapped(100_000), false).may_open(suse), "another user on the host");
+        assert!(Process::from_spec(&mapped(0), false).may_open(suse), "the same one");
+        assert!(Process::from_spec(&mapped(100_000), false).may_open(open));
         // Rootless: the nodes belong to ids that have no number here, and so do other things.
         let unmapped = node(0o660, OVERFLOW_ID, OVERFLOW_ID);
-        assert!(!Process::of(&spec(0, 0, &[OVERFLOW_ID]), true).may_open(unmapped));
+        assert!(!Process::from_spec(&spec(0, 0, &[OVERFLOW_ID]), true).may_open(unmapped));
         let keeps = SpecView { keeps_groups: true, ..spec(0, 0, &[]) };
-        assert!(Process::of(&keeps, true).may_open(unmapped));
+        assert!(Process::from_spec(&keeps, true).may_open(unmapped));
     }
 
     #[test]
@@ -207,7 +207,7 @@ mod tests {
         let nodes = [("nvidia0", facts(0o660, 44)), ("cap1", facts(0o400, 0)), ("cap2", facts(0o444, 0))];
         let nodes = nodes.map(|(name, facts)| (HostPath::new(format!("/dev/{name}")), facts)).into();
         let mut steps = ["nvidia0", "cap1", "cap2"].map(step);
-        let process = Process::of(&spec(1000, 1000, &[]), false);
+        let process = Process::from_spec(&spec(1000, 1000, &[]), false);
         assert_eq!(inaccessible(&steps, &process, &nodes).count(), 2);
         create_own(&mut steps, &process, &nodes);
         let own = |step: &Step| matches!(step, Step::MountNode { own: Some(_), .. });

@@ -45,7 +45,7 @@ pub enum Step {
     },
     /// `ln -sfn TEXT LINK`
     Link {
-        /// The link
+        /// path of the link
         link: ContainerPath,
         /// Its text, never resolved by us
         text: OsString,
@@ -86,11 +86,11 @@ pub enum Step {
 /// A library for the linker cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheEntry {
-    /// What programs ask for
+    /// Name that programs ask for
     pub soname: OsString,
-    /// What they get
+    /// Path that they get
     pub path: ContainerPath,
-    /// Which programs
+    /// Architecture of the programs
     pub arch: Arch,
 }
 

@@ -49,11 +49,11 @@ pub struct Additions {
 }
 
 impl Additions {
-    /// What of these edits the container does not have yet.
+    /// The parts of these edits that config.json does not have yet.
     ///
     /// # Errors
-    /// If config.json has another device in the place of one of ours.
-    pub fn of(edits: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Result<Self> {
+    /// If config.json lists another device at the path of a device node.
+    pub fn new(edits: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Result<Self> {
         let mut additions = Self::default();
         for node in &edits.device_nodes {
             additions.device(node, spec, facts)?;

@@ -7,7 +7,7 @@ use base::paths::ContainerPath;
 use super::live::Step;
 use super::oci::Additions;
 
-/// A step as data.
+/// A step as JSON; the names of the fields are an interface.
 #[must_use]
 pub fn describe(step: &Step) -> Value {
     match step {

@@ -13,7 +13,7 @@ pub struct DeviceRule {
     pub minor: u32,
 }
 
-/// As `devices.allow` takes it.
+/// The format of `devices.allow` of cgroup v1.
 impl fmt::Display for DeviceRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "c {}:{} rw", self.major, self.minor)

@@ -19,9 +19,9 @@ const NAMES: [[&str; 2]; 3] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// The pod's name
+    /// Name of the pod
     pub name: String,
-    /// Its namespace
+    /// Namespace of the pod
     pub namespace: String,
     /// The container's name in it
     pub container: String,
@@ -31,8 +31,8 @@ impl Pod {
     /// From the annotations of config.json. The pod's author chose some of these names: they are for people to read.
     ///
     /// # Errors
-    /// If they are no object.
-    pub fn of(annotations: Option<&RawValue>) -> Result<Self> {
+    /// If they are not a JSON object.
+    pub fn from_annotations(annotations: Option<&RawValue>) -> Result<Self> {
         let known = lists::members(annotations, NAMES.as_flattened())?;
         let find = |names: &[&str; 2]| {
             let found = names.iter().find_map(|name| known.get(*name)?.as_str());

@@ -267,7 +267,7 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
         user: (id(user.uid), id(user.gid)),
         additional_gids: lists::of_known_form(user.additional_gids)?,
         keeps_groups: lists::members(raw.annotations, &[KEEP_GROUPS])?.get(KEEP_GROUPS).is_some_and(|on| on == "1"),
-        pod: Pod::of(raw.annotations)?,
+        pod: Pod::from_annotations(raw.annotations)?,
         cdi_devices: super::annotated::cdi_devices(raw.annotations)?,
         cgroups_path: text_of(linux.cgroups_path),
         mount_label: text_of(linux.mount_label),

@@ -61,7 +61,7 @@ pub fn pod(bytes: &[u8]) -> Pod {
         annotations: Option<&'a RawValue>,
     }
     let annotated = super::first_json_value::<Annotated<'_>>(bytes);
-    annotated.and_then(|state| Pod::of(state.annotations)).unwrap_or_default()
+    annotated.and_then(|state| Pod::from_annotations(state.annotations)).unwrap_or_default()
 }
 
 impl State {

@@ -57,7 +57,7 @@ impl<'a> Container<'a> {
             devices: &spec.devices,
             device_rules: &spec.device_rules,
             cgroups_path: Some(&spec.cgroups_path),
-            process: Process::of(spec, ns::in_user_namespace()?),
+            process: Process::from_spec(spec, ns::in_user_namespace()?),
         })
     }
 

@@ -136,7 +136,7 @@ impl Gpus {
         let versions = || (inventory.driver_version.clone(), inventory.cuda_version.clone());
         let entry = RootfsEdits { cuda_compat: self.uses_compat_libraries().then(versions), ..RootfsEdits::default() };
         let lowered = lower(&self.edits, &context, entry).sort();
-        let additions = Additions::of(&lowered, spec, facts)?;
+        let additions = Additions::new(&lowered, spec, facts)?;
         let findings = [image.and_then(RootfsFacts::finding), no_access(&context, &lowered, spec, facts)];
         Ok((additions, findings.into_iter().flatten().collect()))
     }
@@ -174,7 +174,7 @@ fn no_access(context: &SpecContext, lowered: &ContainerEdits, spec: &SpecView, f
         return None;
     }
     let groups = lowered.additional_gids.iter().copied().filter(|gid| gid_inside(*gid, spec, facts).is_some());
-    let process = Process::of(spec, facts.in_user_namespace).with_groups(groups);
+    let process = Process::from_spec(spec, facts.in_user_namespace).with_groups(groups);
     let shut = context.nodes.iter().filter(|(_, node)| !process.may_open(**node));
     process.finding(shut.map(|(path, node)| (path, *node)))
 }

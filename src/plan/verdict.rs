@@ -55,7 +55,7 @@ pub fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
 /// Why the hook does nothing. A container that asks it for nothing may have its GPUs from the engine.
 #[must_use]
 pub fn nothing(reason: String, spec: &SpecView) -> String {
-    match given::of(spec) {
+    match given::find(spec) {
         Some(given) => format!("{reason}, and {given}"),
         None => reason,
     }

@@ -7,7 +7,7 @@ use super::{Container, Record, Said, Step};
 use crate::oci::Pod;
 use crate::request::asked::Asked;
 
-/// Of the file of a record.
+/// Upper limit for the file of a record, in bytes.
 pub(super) const MAX_SIZE: usize = 32 << 10;
 
 /// Entries of a list and characters of a text that are kept. The next line is for a record that is still too large; the

@@ -12,7 +12,7 @@ const MAX_ENTRIES: usize = 400;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Entry {
-    /// In the container
+    /// Path in the container
     pub path: PathBuf,
     /// The number of its inode
     pub inode: u64,

@@ -28,13 +28,13 @@ pub struct Record {
     version: u32,
     /// The hook's own version
     pub hook: String,
-    /// Which container
+    /// The container that the call was for
     pub container: Container,
     /// `prestart`, `precreate` and so on
     pub stage: String,
     /// When it began: RFC 3339, UTC
     pub started: String,
-    /// How it ended
+    /// Result of the call
     pub outcome: Outcome,
     /// Why so, in a line
     pub reason: String,
@@ -55,7 +55,7 @@ pub struct Record {
     pub created: Vec<created::Entry>,
 }
 
-/// Which container.
+/// Names and place of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Container {
@@ -63,9 +63,9 @@ pub struct Container {
     pub id: String,
     /// As the user calls it; kept where the engine would forget it
     pub name: String,
-    /// As Kubernetes calls it
+    /// Names in Kubernetes; empty for other engines
     pub pod: Pod,
-    /// Where its config.json is
+    /// The directory of its config.json
     pub bundle: PathBuf,
 }
 
@@ -78,7 +78,7 @@ impl Container {
     }
 }
 
-/// How a call ended.
+/// The result of a call of the hook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
@@ -89,40 +89,40 @@ pub enum Outcome {
     Given,
     /// It got fewer GPUs than it asked for.
     Partly,
-    /// It asked for nothing.
+    /// The container asked for nothing.
     Nothing,
     /// It asked and may not, or somebody else sets it up.
     LeftAlone,
-    /// It must not start.
+    /// The hook failed, which stops the container.
     Failed,
 }
 
-/// A [`Finding`], kept.
+/// A [`Finding`] as it is stored in a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// `ONH-nnn`
     pub id: String,
     /// `note`, `warning` or `error`
     pub severity: String,
-    /// What is the case
+    /// The message, with the names at hand
     pub what: String,
     /// Why it matters
     pub why: String,
-    /// What mends it
+    /// How to fix it; empty if nothing has to be fixed
     pub fix: String,
 }
 
-/// What was done.
+/// A step of the call, with its duration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// In a word or two
     pub name: String,
-    /// How long it took
+    /// Duration
     pub milliseconds: f64,
 }
 
 impl Record {
-    /// Of a call at this stage that begins now.
+    /// A record for a call at this stage that begins now.
     #[must_use]
     pub fn begin(stage: &str, now: SystemTime) -> Self {
         Self {
@@ -134,7 +134,7 @@ impl Record {
         }
     }
 
-    /// Whose call it is.
+    /// Sets the container that the call is for.
     pub fn name_container(&mut self, id: String, pod: Pod, bundle: &Path) {
         self.container = Container { id, pod, bundle: bundle.to_owned(), ..Container::default() };
     }

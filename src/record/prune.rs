@@ -21,9 +21,9 @@ const TEXTS: usize = 4;
 /// A record and what is known of its file.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
-    /// Of the file
+    /// Name of the record's file
     pub name: String,
-    /// What it says
+    /// Content of the record
     pub record: Record,
     /// Whether the container's bundle exists
     pub is_there: bool,

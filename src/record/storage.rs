@@ -20,7 +20,7 @@ pub struct Listed {
     /// Podman gives it one, CRI-O one of many parts
     #[serde(default)]
     pub names: Vec<String>,
-    /// Of its file system
+    /// Id of its storage layer
     #[serde(default)]
     pub layer: String,
 }

@@ -11,7 +11,7 @@ use super::created::Entry;
 use super::prune::{Kept, MAX_RECORDS, superseded, surplus};
 use super::{Outcome, Record};
 
-/// Below the run directory.
+/// Directory of the records below the run directory.
 pub const DIR: &str = "containers";
 /// A writer that was killed leaves its temporary file. No call takes as long as this.
 const LEFT_OVER: Duration = Duration::from_secs(1200);
@@ -20,10 +20,10 @@ const LEFT_OVER: Duration = Duration::from_secs(1200);
 #[derive(Debug)]
 pub struct Store(RunDir);
 
-/// All that is there.
+/// The records of all containers, and the files that could not be read.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The newest first
+    /// Records, the newest first
     pub records: Vec<Record>,
     /// The names of files that cannot be read, and why
     pub broken: Vec<(String, String)>,

@@ -12,7 +12,7 @@ use super::GpuRequest;
 pub struct Asked {
     /// Indices, UUIDs and so on; or `all`, `none`
     pub visible_devices: Vec<String>,
-    /// By their names
+    /// Names of the capabilities
     pub driver_capabilities: Vec<String>,
     /// As the image writes them
     pub requirements: Vec<String>,
@@ -20,7 +20,7 @@ pub struct Asked {
     pub mig_config_devices: Option<String>,
     /// `NVIDIA_MIG_MONITOR_DEVICES`
     pub mig_monitor_devices: Option<String>,
-    /// By their numbers
+    /// Numbers of the channels
     pub imex_channels: Vec<String>,
 }
 

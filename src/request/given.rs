@@ -22,7 +22,7 @@ pub struct Given {
 
 /// None of it is a request: what it says is for people to read.
 #[must_use]
-pub fn of(spec: &SpecView) -> Option<Given> {
+pub fn find(spec: &SpecView) -> Option<Given> {
     let trace = others::of_cdi_spec(spec);
     // config.json of a privileged container lists every node of the host, whoever set it up.
     let counts = !spec.privileged || trace.is_some() || !spec.cdi_devices.is_empty();
@@ -115,7 +115,7 @@ mod tests {
             let parts: Vec<_> = parts.into_iter().chain(process).collect();
             let text = format!(r#"{{"root":{{"path":"/r"}},{}}}"#, parts.join(","));
             let spec = parse(text.as_bytes(), Path::new("/b")).unwrap();
-            assert_eq!(of(&spec).map(|given| given.to_string()).unwrap_or_default(), says, "{text}");
+            assert_eq!(find(&spec).map(|given| given.to_string()).unwrap_or_default(), says, "{text}");
         }
     }
 }

@@ -85,7 +85,7 @@ pub enum Decision {
     Nothing(String),
     /// It asks, and may not, for this reason. It starts without GPUs, as with NVIDIA's stack.
     Refused(String),
-    /// It asks.
+    /// The container asks for GPUs and may have them.
     Gpus(Box<GpuRequest>),
 }
 
@@ -97,7 +97,7 @@ pub enum Hint {
     /// Only if config.toml names one of its variables as `swarm-resource`, or by the device nodes that it was given. A
     /// mistake in config.toml does not stop it.
     Perhaps,
-    /// Something is asked.
+    /// It asks for something.
     Yes,
 }
 
@@ -172,7 +172,7 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
 /// How much a container means that it asks for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// The variable says so.
+    /// The variable was set explicitly.
     Explicit,
     /// Nothing that counts was said: device nodes may speak for it.
     Default,

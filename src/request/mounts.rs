@@ -13,7 +13,7 @@ use crate::oci::spec_view::Mount;
 /// Where such mounts are. `/var/run` is a link to `/run` in nearly every image.
 const DIR: &str = "/var/run/nvidia-container-devices";
 const DIRS: [&str; 2] = [DIR, "/run/nvidia-container-devices"];
-/// What asked, in messages.
+/// The origin of such a request, for messages.
 pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
 
 /// What the mounts ask for.

@@ -24,7 +24,7 @@ use crate::request;
 /// said here. `hook_path` is the program for the hook entry, if it is not this one.
 #[must_use]
 pub fn run(config: Option<&Path>, hook_path: Option<&Path>) -> Option<Vec<u8>> {
-    let mut log = Log::of("precreate");
+    let mut log = Log::for_stage("precreate");
     match edit(config, hook_path, &mut log) {
         Ok(config_json) => Some(config_json),
         Err(error) => {
@@ -76,7 +76,7 @@ pub fn additions(
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
     let (additions, more) = gpus.additions(spec, image, hook_program(hook_path)?, facts)?;
     findings.extend(more);
-    let hosts_dev = HostsDev::look();
+    let hosts_dev = HostsDev::find();
     for point in &additions.points {
         hosts_dev.refuse_missing(point).with_context(|| format!("cannot mount a device node at {point:?}"))?;
     }

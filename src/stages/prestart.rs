@@ -46,7 +46,7 @@ impl Place {
 /// whatever config.toml says.
 #[must_use]
 pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
-    let mut log = Log::of(place.stage());
+    let mut log = Log::for_stage(place.stage());
     match set_up(place, config, debug, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

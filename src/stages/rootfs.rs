@@ -30,7 +30,7 @@ use crate::plan::Container;
 #[must_use]
 pub fn run(edits: RootfsEdits) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let mut log = Log::of("rootfs");
+    let mut log = Log::for_stage("rootfs");
     match finish(edits, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

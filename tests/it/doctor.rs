@@ -102,7 +102,8 @@ fn words_of(dir: &Path) -> String {
     let outcomes = examine(dir, Caller::default());
     let host = Tree::open(&HostPath::new(dir)).unwrap();
     let installed = hooks::installed(&host);
-    let statuses: Vec<_> = look::look(&host, None).iter().map(|engine| status::of(engine, &installed)).collect();
+    let statuses: Vec<_> =
+        look::inspect_engines(&host, None).iter().map(|engine| status::judge(engine, &installed)).collect();
     let terminal = Terminal::default();
     // docs/findings.md has the words that come from the catalog.
     let diagnosis = words::text(&outcomes, terminal);

@@ -256,9 +256,9 @@ fn of_a_cri_o_that_runs() {
         write(&running, live);
         write(&conf, on_disk);
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let engines = look::look(&host, None);
+        let engines = look::inspect_engines(&host, None);
         let crio = engines.iter().find(|engine| engine.kind == Kind::Crio).unwrap();
-        engine_status::of(crio, &hooks::installed(&host))
+        engine_status::judge(crio, &hooks::installed(&host))
     };
     for (live, on_disk, active, why, fix) in [
         (Some(usual), None, true, "", ""),

@@ -40,7 +40,7 @@ pub fn run(name: &str, args: Vec<OsString>) -> ExitCode {
             output::print(&format!("{name} version {} (oci-nvidia-hook)\n", env!("CARGO_PKG_VERSION")))
         }
         Ok(Call::Unknown(what)) => {
-            let mut log = Log::of(name);
+            let mut log = Log::for_stage(name);
             log.connect();
             log.finding(&Finding::of(&catalog::UNKNOWN_CDI_HOOK, what, supported()));
             ExitCode::SUCCESS

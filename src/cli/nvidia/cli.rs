@@ -153,7 +153,7 @@ pub struct Options {
 /// Runs the command with these arguments, argv\[0\] left out.
 #[must_use]
 pub fn run(args: Vec<OsString>) -> ExitCode {
-    let mut log = Log::of(super::CLI);
+    let mut log = Log::for_stage(super::CLI);
     match grammar::parse(&PROGRAM, args) {
         Ok(Asked::Help(command)) => {
             let of_command = command.and_then(|name| help::of_command(&PROGRAM, name));

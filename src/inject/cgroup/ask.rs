@@ -11,7 +11,7 @@ use base::sys::bpf::{self, Insn};
 use super::{DeviceCgroup, judge, located, mounts};
 use crate::oci::device_rules::DeviceRule;
 
-/// What decides.
+/// The filter that decides which devices the processes of a cgroup may open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// Nothing: all devices are allowed

@@ -120,7 +120,7 @@ fn unescape(text: &str) -> PathBuf {
 /// A lookup leaves a mount by the first other mount on its way. So a mount is out of reach if another is stacked on it,
 /// or if, anywhere on its line of ancestors, a sibling covers its mount point.
 fn visible(mounts: Vec<Mount>) -> Vec<Mount> {
-    let mut tree = Tree::of(&mounts);
+    let mut tree = Tree::new(&mounts);
     let keep: Vec<bool> = mounts.iter().map(|mount| mount.kind.starts_with("cgroup") && tree.reaches(mount)).collect();
     mounts.into_iter().zip(keep).filter_map(|(mount, keep)| keep.then_some(mount)).collect()
 }
@@ -134,7 +134,7 @@ struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    fn of(mounts: &'a [Mount]) -> Self {
+    fn new(mounts: &'a [Mount]) -> Self {
         let mut tree = Self { by_id: BTreeMap::new(), by_parent: BTreeMap::new(), bare: BTreeMap::new() };
         for mount in mounts {
             tree.by_id.entry(mount.id).or_insert(mount);

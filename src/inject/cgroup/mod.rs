@@ -34,7 +34,7 @@ pub enum Access {
     Unfiltered,
     /// The filter had been opened before.
     Present,
-    /// We opened the filter.
+    /// The hook added the devices to the filter.
     Added,
     /// The filter is another's: one that would put it back, or one of a cgroup that others share. Nothing was tried.
     NotOurs,
@@ -58,9 +58,9 @@ impl Outcome {
 /// The container whose device cgroup it is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Its init
+    /// Process id of the container's init
     pub pid: Pid,
-    /// Its OCI id
+    /// OCI id of the container
     pub id: &'a str,
     /// `linux.cgroupsPath` of config.json; `None` if there is no config.json, and the caller vouches for the cgroup.
     pub cgroups_path: Option<&'a str>,

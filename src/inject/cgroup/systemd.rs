@@ -44,7 +44,7 @@ pub(super) fn allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
     told().with_context(|| format!("cannot tell systemd about the devices of {unit:?}"))
 }
 
-/// To systemd's private socket.
+/// A connection to systemd's private socket.
 struct Connection {
     socket: UnixStream,
     serial: u32,

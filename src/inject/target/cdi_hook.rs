@@ -14,10 +14,10 @@ use nvidia_host::edits::build;
 
 use super::{Done, Target};
 use crate::inject::container::is_missing;
-use crate::inject::directory::{Present, present};
+use crate::inject::directory::{Present, find_present};
 use crate::inject::read_only;
 
-/// A dozen lines.
+/// Upper limit for the params file in bytes; it has about a dozen lines.
 const MAX_PARAMS: usize = 64 << 10;
 
 impl Target {
@@ -31,7 +31,7 @@ impl Target {
             Err(error) if is_missing(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let Present::Other(point, _) = present(&open, name)? else { return Ok(()) };
+        let Present::Other(point, _) = find_present(&open, name)? else { return Ok(()) };
         let text = base::read::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
         let Some(masked) = build::mask_params(&String::from_utf8_lossy(&text)) else { return Ok(()) };
         self.known.refuse_shared(&open)?;

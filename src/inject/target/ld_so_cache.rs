@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 use super::{Done, Target};
 use crate::inject::container::is_missing;
-use crate::inject::directory::{Present, present, write_beside};
+use crate::inject::directory::{Present, find_present, write_beside};
 use crate::inject::tmpfs::is_read_only;
 use crate::inject::{linker_cache, read_only};
 use crate::lower::live::CacheEntry;
@@ -39,7 +39,7 @@ impl Target {
         if !is_volume && !is_read_only(&*etc) {
             return write_beside(&etc, Path::new(name), &new).context("write it");
         }
-        match present(&etc, name)? {
+        match find_present(&etc, name)? {
             Present::Other(point, _) => {
                 self.known.refuse_shared_dir(&etc)?;
                 self.known.refuse_shared(&point)?;

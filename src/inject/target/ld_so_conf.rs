@@ -21,7 +21,7 @@ use nvidia_host::driver::ldconf::{self, Directive};
 
 use super::{Done, Target, write_beside};
 use crate::inject::container::is_missing;
-use crate::inject::directory::{Present, present};
+use crate::inject::directory::{Present, find_present};
 use crate::inject::tmpfs::is_read_only;
 
 const MAIN: &str = "ld.so.conf";
@@ -117,7 +117,9 @@ impl Target {
     /// As every distribution has it: what is installed later may rely on it.
     fn make_main(&mut self, etc: Rc<OwnedFd>) -> Result<()> {
         // A link that leads nowhere is the image's.
-        let Present::Nothing = present(&etc, OsStr::new(MAIN))? else { bail!("\"/etc/ld.so.conf\" leads nowhere") };
+        let Present::Nothing = find_present(&etc, OsStr::new(MAIN))? else {
+            bail!("\"/etc/ld.so.conf\" leads nowhere")
+        };
         let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
         write_beside(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
             .context("write \"/etc/ld.so.conf\"")?;
@@ -138,7 +140,7 @@ enum Old {
 }
 
 fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
-    Ok(match present(dir, OsStr::new(ldconf::DROP_IN))? {
+    Ok(match find_present(dir, OsStr::new(ldconf::DROP_IN))? {
         Present::Nothing => Old::Nothing,
         Present::Link(_) => Old::Theirs,
         Present::Other(file, _) => {

@@ -15,7 +15,7 @@ use base::sys::in_root::{Created, Root};
 use nvidia_host::edits::Need;
 
 use super::{Done, Target, parent_path};
-use crate::inject::directory::{Present, present};
+use crate::inject::directory::{Present, find_present};
 use crate::inject::hosts_dev;
 use crate::inject::mounts::Mounts;
 use crate::inject::read_only::{self, Why};
@@ -98,7 +98,7 @@ impl Target {
         let mut dir = self.parent(path)?;
         let name = path.file_name();
         if !self.may_create(&dir, parent_path(path))? {
-            if !matches!(present(&dir, name)?, Present::Nothing) {
+            if !matches!(find_present(&dir, name)?, Present::Nothing) {
                 return Ok(None);
             }
             dir = self.covered_parent(path)?;

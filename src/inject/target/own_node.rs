@@ -16,7 +16,7 @@ use base::sys::mount::MountAttrs;
 use nvidia_host::cdi::lower::NodeFacts;
 
 use super::super::StillMounted;
-use super::super::directory::{Present, present};
+use super::super::directory::{Present, find_present};
 use super::super::read_only::Scratch;
 use super::super::source::Source;
 use super::{Existing, Target};
@@ -35,7 +35,7 @@ impl Target {
         let Some(process) = own else { return self.put(source, target, place) };
         if matches!(place, Existing::Asked) {
             let dir = self.parent(target)?;
-            if let Present::Other(_, stat) = present(&dir, target.file_name())? {
+            if let Present::Other(_, stat) = find_present(&dir, target.file_name())? {
                 self.note_if_shut(target, process, NodeFacts::of(&stat));
             }
             return Ok(());

@@ -23,7 +23,7 @@ use crate::lower::live::CacheEntry;
 
 /// Libraries of the driver are in one or two.
 const MAX_DIRECTORIES: usize = 8;
-/// A distribution has thousands.
+/// Upper limit for the names of a library directory; distributions have thousands.
 const MAX_NAMES: usize = 50_000;
 
 impl Target {

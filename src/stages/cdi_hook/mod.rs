@@ -30,7 +30,7 @@ use entry::{CDI_HOOK, CTK, Call, Hook};
 #[must_use]
 pub fn run(hook: &Hook) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let mut log = Log::of(hook.name);
+    let mut log = Log::for_stage(hook.name);
     match carry_out(hook, &mut log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
