@@ -1,5 +1,13 @@
-//! What every other crate here builds on: system calls, directories that are used as `/`, paths that do not mix, bounded
-//! reads, and reports (errors and findings with a number and a fix). It knows no container and asks no GPU.
+//! What the other crates are built on. It does not know containers or GPUs.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`sys`] | system calls with safe signatures, and almost all `unsafe` code |
+//! | [`paths`] | paths of the host and paths of a container, as types that do not convert |
+//! | [`tree`] | a directory of the host used as `/`: no symbolic link leads out of it |
+//! | [`read`] | reads with a limit |
+//! | [`report`] | errors and findings with a number and a fix |
+//! | [`json`], [`nearest`] | JSON as printed, and suggestions for misspelt words |
 
 pub mod json;
 pub mod nearest;

@@ -28,13 +28,13 @@ pub struct Tree(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     root: Root,
-    /// Its real path.
+    /// The real path of the directory on the host.
     prefix: PathBuf,
     /// The directories that files were looked for in, by the path that was given: most of the files are in a few of them,
     /// and to look in an open directory costs a third of finding the way anew.
     dirs: Mutex<Vec<(PathBuf, Arc<OpenDir>)>>,
-    /// What is there, or may be, and could not be looked at: to most who look, that is the same as missing, but it has
-    /// to be said.
+    /// Paths at which something exists, or may exist, that could not be examined. Most callers treat that as missing, but it
+    /// has to be reported.
     troubles: Mutex<BTreeMap<PathBuf, io::Error>>,
 }
 
@@ -45,7 +45,7 @@ pub struct Located {
     pub path: PathBuf,
     /// Its path on the host.
     pub host: HostPath,
-    /// What it is.
+    /// Its type: a regular file, a directory, a device.
     pub kind: FileType,
     /// For a device node: major and minor.
     pub device: (u32, u32),
@@ -58,10 +58,10 @@ pub struct Located {
 }
 
 impl Tree {
-    /// Opens it.
+    /// Opens this directory of the host.
     ///
     /// # Errors
-    /// If it is no directory.
+    /// If it does not exist or is not a directory.
     pub fn open(path: &HostPath) -> io::Result<Self> {
         let root = Root::open(path.as_path())?;
         let prefix = match path.as_path() {
@@ -71,10 +71,10 @@ impl Tree {
         Ok(Self(Arc::new(Opened { root, prefix, dirs: Mutex::default(), troubles: Mutex::default() })))
     }
 
-    /// What `path` means, after all symlinks.
+    /// What `path` leads to, all symbolic links followed.
     ///
     /// # Errors
-    /// If there is nothing.
+    /// If nothing exists there, or a link leads out of the tree.
     pub fn locate(&self, path: &Path) -> io::Result<Located> {
         self.noted(path, self.look_at(path))
     }
@@ -88,7 +88,7 @@ impl Tree {
         }
     }
 
-    /// By way of any links.
+    /// For a path with a link to another directory in it: the kernel follows all of them.
     fn resolve(&self, path: &Path) -> io::Result<Located> {
         let fd = self.0.root.open_at(path, OFlags::PATH)?;
         Ok(self.located(self.path_of(&fd)?, &rustix::fs::fstat(&fd)?))
@@ -138,7 +138,7 @@ impl Tree {
     /// Opens a regular file for reading.
     ///
     /// # Errors
-    /// If it is missing or no regular file.
+    /// If it is missing or not a regular file.
     pub fn open_file(&self, path: &Path) -> Result<File> {
         // Non-blocking: a fifo in its place must not stop the container start.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -151,7 +151,7 @@ impl Tree {
     /// Reads a regular file.
     ///
     /// # Errors
-    /// If it is missing, no regular file, or larger than 64 MiB.
+    /// If it is missing, not a regular file, or larger than 64 MiB.
     pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
         crate::read::read_file_limited(&self.open_file(path)?, MAX_FILE)
     }
@@ -178,10 +178,10 @@ impl Tree {
         names
     }
 
-    /// Opens a directory, to look at many files in it.
+    /// Opens a directory, to examine many files in it.
     ///
     /// # Errors
-    /// If there is none.
+    /// If it is missing or not a directory.
     pub fn open_dir(&self, path: &Path) -> io::Result<Arc<OpenDir>> {
         self.noted(path, self.dir(path))
     }
@@ -206,7 +206,7 @@ impl Tree {
     /// container binds them), else the host's `/`.
     ///
     /// # Errors
-    /// If `/` cannot be opened, or it cannot be told whether the root has them.
+    /// If `/` cannot be opened, or whether the root has them cannot be examined.
     pub fn owner_of(&self, path: &str) -> Result<Self> {
         let here = match self.0.root.open_at(Path::new(path), OFlags::PATH) {
             Ok(_) => true,
@@ -216,7 +216,7 @@ impl Tree {
         if here { Ok(self.clone()) } else { Ok(Self::open(&HostPath::new("/"))?) }
     }
 
-    /// What could not be looked at, so far.
+    /// A finding for each path that could not be examined so far, for a reason other than that nothing exists there.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let troubles = lock(&self.0.troubles);
@@ -256,13 +256,13 @@ impl Tree {
         Ok(Path::new("/").join(below))
     }
 
-    /// Whether both are the same one, and say the same.
+    /// Whether both are clones of one tree, which share [`Self::findings`].
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Its real path on the host.
+    /// The real path of the directory on the host.
     #[must_use]
     pub fn path(&self) -> HostPath {
         HostPath::new(&self.0.prefix)

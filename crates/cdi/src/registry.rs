@@ -16,7 +16,7 @@ const MAX_SPEC: u64 = 64 << 20;
 /// A file in a spec directory.
 #[derive(Clone, Debug)]
 pub struct SpecFile {
-    /// Where it is
+    /// The path of the file
     pub path: PathBuf,
     /// The place of its directory in the list: a later one wins
     pub priority: usize,

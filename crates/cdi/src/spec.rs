@@ -6,14 +6,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::name;
 
-/// A spec file.
+/// The content of a spec file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Spec {
-    /// `0.5.0`
+    /// The version of the CDI specification: `0.5.0`
     #[serde(deserialize_with = "or_default")]
     pub cdi_version: String,
-    /// `nvidia.com/gpu`
+    /// Vendor and class: `nvidia.com/gpu`
     #[serde(deserialize_with = "or_default")]
     pub kind: String,
     /// For people and programs that look after specs; since 0.6.0
@@ -29,7 +29,7 @@ pub struct Spec {
     pub container_edits: ContainerEdits,
 }
 
-/// A device.
+/// A device that a container can be given by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Device {
@@ -82,7 +82,7 @@ pub struct ContainerEdits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct DeviceNode {
-    /// In the container
+    /// The path in the container
     #[serde(deserialize_with = "or_default")]
     pub path: String,
     /// On the host, if it is another there; since 0.5.0
@@ -115,13 +115,13 @@ pub struct DeviceNode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Mount {
-    /// On the host
+    /// The path on the host
     #[serde(deserialize_with = "or_default")]
     pub host_path: String,
     /// In the container
     #[serde(deserialize_with = "or_default")]
     pub container_path: String,
-    /// As mount(8) has them
+    /// The options of the mount, as in mount(8)
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "or_default")]
     pub options: Vec<String>,
@@ -134,13 +134,13 @@ pub struct Mount {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Hook {
-    /// The stage
+    /// The stage at which the runtime calls it: `createContainer`
     #[serde(deserialize_with = "or_default")]
     pub hook_name: String,
-    /// The program, absolute
+    /// The absolute path of the program
     #[serde(deserialize_with = "or_default")]
     pub path: String,
-    /// With `argv[0]`
+    /// The arguments, starting with `argv[0]`
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "or_default")]
     pub args: Vec<String>,
@@ -148,7 +148,7 @@ pub struct Hook {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(deserialize_with = "or_default")]
     pub env: Vec<String>,
-    /// In seconds
+    /// The time limit in seconds
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
 }

@@ -70,7 +70,7 @@ pub struct Omit {
     pub node_mounts: bool,
 }
 
-/// A set of them.
+/// A set of capabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(u8);
 

@@ -31,9 +31,9 @@ pub struct Root {
 /// A directory entry that we made, with the open directory it lies in: what undoing needs.
 #[derive(Debug)]
 pub struct Created {
-    /// Its directory
+    /// The directory that the file is in
     pub dir: Rc<OwnedFd>,
-    /// Its name there
+    /// The name of the file in `dir`
     pub name: PathBuf,
     /// Whether it is a directory itself
     pub is_dir: bool,

@@ -25,7 +25,7 @@ pub struct SpecContext {
     pub driver_root: HostPath,
     /// The host's /proc/driver/nvidia
     pub proc_dir: Option<HostPath>,
-    /// This program
+    /// The program that hook entries start
     pub program: HostPath,
     /// What device nodes are like
     pub nodes: BTreeMap<HostPath, NodeFacts>,
@@ -42,14 +42,14 @@ pub struct NodeFacts {
     pub is_char: bool,
     /// Permission bits
     pub mode: u32,
-    /// Owner
+    /// The user that owns the node
     pub uid: u32,
-    /// Group
+    /// The group that owns the node
     pub gid: u32,
 }
 
 impl NodeFacts {
-    /// As stat(2) has them.
+    /// The facts in the result of stat(2).
     #[must_use]
     pub fn of(stat: &Stat) -> Self {
         Self {

@@ -29,7 +29,7 @@ pub struct Stamp {
     pub boot: String,
     /// GPUs, MIG devices, device numbers, libraries, settings; two that differ are two hosts
     pub rest: u64,
-    /// The MIG devices, of which the kernel shows the numbers but not the UUIDs; `None` if there are none. [`UNASKED`] until
+    /// The MIG devices, of which the kernel shows the numbers but not the UUIDs; `None` if there are none. A placeholder until
     /// [`Stamp::complete`].
     pub mig: Option<u64>,
 }

@@ -106,9 +106,9 @@ pub enum NoGpu {
 /// Which GPUs containers may have: entries of [`crate::limit_entry`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Only these; empty: all
+    /// The only devices that containers may have; empty for all
     pub allow: Vec<String>,
-    /// Not these
+    /// Devices that containers may not have, even if `allow` has them
     pub deny: Vec<String>,
 }
 

@@ -24,7 +24,7 @@ pub struct Binary {
 pub struct PlacedFile {
     /// The real file
     pub source: HostPath,
-    /// In the container
+    /// The path in the container
     pub target: ContainerPath,
 }
 

@@ -49,7 +49,7 @@ pub enum Placement {
     At(ContainerPath),
 }
 
-/// Whether a container can do without.
+/// Whether a container can start without something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// If it cannot be given, the container does not start.
@@ -61,15 +61,15 @@ pub enum Need {
 /// A driver file to be seen in the container, read-only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostFile {
-    /// The file on the host
+    /// The path of the file on the host
     pub source: HostPath,
-    /// The kind of directory
+    /// The directory in the container, by its purpose
     pub placement: Placement,
-    /// Its name there
+    /// The name of the file in that directory
     pub name: OsString,
     /// For a library, the names by which ld.so finds it
     pub sonames: BTreeSet<OsString>,
-    /// Whether it may be missing
+    /// Whether the container can start without it
     pub need: Need,
 }
 
@@ -85,9 +85,9 @@ pub struct DevLink {
 /// A name by which programs find a device node: `/dev/dri/by-path/pci-0000:3b:00.0-card -> ../card1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeLink {
-    /// The link
+    /// The path of the link
     pub path: ContainerPath,
-    /// Its text
+    /// The text of the link, relative to its directory
     pub text: PathBuf,
     /// The node that it leads to
     pub node: ContainerPath,
@@ -115,7 +115,7 @@ pub struct Edits {
     pub nodes: Vec<DeviceNode>,
     /// Links to nodes
     pub node_links: Vec<NodeLink>,
-    /// `None` where the host has no /proc/driver/nvidia
+    /// What replaces /proc/driver/nvidia; `None` if the host does not have it
     pub proc_mask: Option<ProcMask>,
     /// The GPUs that EGL in the container may show, bit N for device minor N; 0: EGL is not asked for
     pub egl_devices: u64,

@@ -55,13 +55,13 @@ impl Question {
         }
     }
 
-    /// Where the answer is kept; `None` if it is not. How long it may take makes no other question of it.
+    /// Where the answer is cached; `None` if it cannot be. The deadline is not part of what identifies the question.
     #[must_use]
     pub fn cache(&self) -> Option<Cache> {
         self.cache_in(RunDir::open().ok()?)
     }
 
-    /// The same, if something may have been kept before.
+    /// The same, if something may have been cached before.
     #[must_use]
     pub fn existing_cache(&self) -> Option<Cache> {
         self.cache_in(RunDir::existing().ok()??)

@@ -1,46 +1,47 @@
-//! NVML's answer, kept in the run-time directory for the containers that start next: NVML takes milliseconds where a daemon
-//! keeps the GPUs initialised, and seconds where none does.
+//! The cached inventory: NVML's answer, stored in the run-time directory for the containers that start next. NVML answers in
+//! milliseconds where a daemon keeps the GPUs initialised, and in seconds elsewhere.
 //!
 //! # Why it is never wrong
 //!
-//! A kept answer is used only if all of this is so, read from the kernel at each start:
+//! A cached inventory is used only if all of the following is true, read from the kernel at each start:
 //!
-//! 1. *Same question*: the driver root, the library's path, who asks, and this program's version.
-//! 2. *Same driver*: boot id, module version, and the number of the module's directory in sysfs, which changes when it is
-//!    loaded again; device, inode, size and times of the library.
-//! 3. *Same GPUs*: the module itself gives bus id, UUID and device minor of each of its GPUs in /proc/driver/nvidia/gpus,
-//!    and the kept answer has exactly these, each once. So no entry of it can mean another GPU than the container will
-//!    open: one that was removed, added, replaced at the same place or numbered anew differs in one of the three. A
-//!    module that was just loaded does not know UUIDs before a GPU is first opened, and says question marks: not used.
-//! 4. *Same order*: an index is given by NVML, in the order of bus ids among the GPUs that it can open. The set is the same
-//!    by 3, and what can be opened is the same if mode, owner and numbers of `/dev/nvidiactl` and of each GPU's node are.
-//! 5. *Whole GPUs*: there is no directory of a GPU instance below /proc/driver/nvidia/capabilities, and NVML told of no
-//!    GPU in MIG mode. What identifies a MIG device is made of its GPU, its instance and the engine that it runs on
-//!    (`nvGenerateSmcUuid` in NVIDIA's open module), and procfs does not show the last one: instances destroyed and made
-//!    again can have the same numbers and other UUIDs. With MIG devices nothing is kept, and each start asks.
-//! 6. *Alive*: the configuration space of each GPU answers. Of one that fell off the bus it reads as ones.
+//! 1. *Same question*: the driver root, the library's path, the user that asks, and the version of this program.
+//! 2. *Same driver*: boot id, module version, and the inode number of the module's directory in sysfs, which changes when the
+//!    module is loaded again; device, inode, size and times of the library.
+//! 3. *Same GPUs*: the module itself lists bus id, UUID and device minor of each of its GPUs in /proc/driver/nvidia/gpus,
+//!    and the cached inventory has exactly these, each once. So no entry of it can mean another GPU than the container will
+//!    open: a GPU that was removed, added, replaced in the same slot or numbered anew differs in one of the three. A
+//!    module that was just loaded does not know a UUID before the GPU is first opened, and prints question marks: then the
+//!    cached inventory is not used.
+//! 4. *Same order*: NVML numbers the GPUs that it can open in the order of their bus ids. The set of GPUs is the same by 3, and
+//!    which of them can be opened is the same if mode, owner and numbers of `/dev/nvidiactl` and of each GPU's node are.
+//! 5. *Whole GPUs*: there is no directory of a GPU instance below /proc/driver/nvidia/capabilities, and NVML reported no
+//!    GPU in MIG mode. The UUID of a MIG device is made of its GPU, its instance and the engine that it runs on
+//!    (`nvGenerateSmcUuid` in NVIDIA's open module), and procfs does not show the engine: instances that were destroyed and
+//!    created again can have the same numbers and other UUIDs. An inventory with MIG devices is not cached, and each start asks.
+//! 6. *Alive*: the configuration space of each GPU answers. It reads as ones for a GPU that has fallen off the bus.
 //!
-//! An answer with a GPU that failed is not kept: it is asked for again, and told again, at each start. A GPU that breaks
-//! later in a way that only NVML sees is given to containers as it was, as it would be to one that started a second
-//! earlier; `info` asks afresh, and keeps what it is told.
+//! An inventory with a GPU that failed is not cached: the GPU is asked for again, and reported again, at each start. A GPU that
+//! breaks later in a way that only NVML sees is given to containers as before, as it would be to a container that started a
+//! second earlier; `info` always asks, and replaces the cached inventory.
 //!
-//! A reset changes none of these, and no answer either: nodes, UUIDs and minors stay. MIG mode that it turns on is seen by
-//! 5 as soon as there is an instance; without one the whole GPU is given, as NVML would have it.
+//! A GPU reset changes none of these, and NVML's answer neither: nodes, UUIDs and minors stay. MIG mode that a reset turns on is
+//! seen by 5 as soon as there is an instance; without one the whole GPU is given, as NVML would have it.
 //!
-//! The file is read only if we alone can have written it ([`RunDir`]), and only if it is whole. A file that is anything else
-//! is replaced. Without a directory to keep it in, each start asks.
+//! The file is read only if no other user can have written it ([`RunDir`]), and only if its checksum is right. Any other file
+//! is replaced. Without a run-time directory each start asks.
 //!
 //! # A GPU that hangs or crashes NVML
 //!
-//! To ask about it takes long, so the answer without it is kept for a minute, under the same conditions for the GPUs that have
-//! answered: else every container that starts would wait. With MIG devices it is not kept (5).
+//! To ask about such a GPU takes long, so the inventory without it is cached for a minute, under the same conditions for the
+//! GPUs that have answered: otherwise every container that starts would wait. With MIG devices it is not cached (5).
 //!
-//! # Many at once
+//! # Concurrent starts
 //!
-//! The first one asks, under a lock; the others wait and find the answer. If that is not one to be kept, a waiter may still
-//! use it if it was asked after the waiter came: that is no older than its own would be. Answers are numbered: of those
-//! with the number `n` on arrival, `n + 1` may have been asked before, `n + 2` was not, since the lock lets one ask at a
-//! time. Waiting counts: who has waited for the lock has that much less time to ask, so that nobody takes longer than NVML may.
+//! The first process asks, under a lock; the others wait and find the answer. If that cannot be cached, a waiter may still
+//! use it if it was asked after the waiter arrived: it is no older than the waiter's own would be. Answers are numbered: if the
+//! last one was `n` on arrival, `n + 1` may have been asked before, `n + 2` was not, since the lock lets one process ask at a
+//! time. A process that waited for the lock has that much less time to ask, so that none takes longer than NVML may.
 //! An error that comes while others wait is theirs as well: they would have no time left to get the same one.
 
 use std::hash::{DefaultHasher, Hasher};
@@ -60,9 +61,9 @@ use super::{Inventory, gather};
 const MAX_SIZE: u64 = 1 << 20;
 /// The first line, before the checksum of the rest.
 const HEADER: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), " inventory 2 ");
-/// For how many seconds an answer is kept that lacks a GPU which hangs.
+/// For how many seconds an inventory is cached that lacks a GPU which hangs.
 const BRIEFLY: u64 = 60;
-/// How long a command waits for the lock that may as well do without.
+/// How long a command waits for a lock that it does not strictly need.
 const SHORTLY: Duration = Duration::from_secs(1);
 
 /// What the kernel says now.
@@ -89,13 +90,13 @@ pub struct CachedInventory {
     question: String,
     /// The host that it is true of; `None` if it is only for those who waited for it
     state: Option<String>,
-    /// Until when it is kept, as [`KernelView::uptime`], if a GPU is missing in it that hangs
+    /// Until when it is valid, as [`KernelView::uptime`], if a GPU is missing in it that hangs
     until: Option<u64>,
     inventory: Inventory,
 }
 
 impl CachedInventory {
-    /// As it is kept.
+    /// The content of the file.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         to_bytes(self)
@@ -152,16 +153,16 @@ fn checksum(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-fn has_same_gpus(kept: &Inventory, newer: &Inventory) -> bool {
+fn has_same_gpus(cached: &Inventory, newer: &Inventory) -> bool {
     let of = |inventory: &Inventory| -> Vec<String> {
         let mut uuids: Vec<_> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         uuids.sort_unstable();
         uuids
     };
-    of(kept) == of(newer)
+    of(cached) == of(newer)
 }
 
-/// Where the answer to one question is kept.
+/// Where the answer to one question is cached.
 #[derive(Debug)]
 pub struct Cache {
     dir: RunDir,
@@ -182,7 +183,7 @@ impl Cache {
         Self { dir, name, question, patience }
     }
 
-    /// The kept answer if it is still true, else the one that `ask` gives, which is kept if it can be. `slow` is called if
+    /// The cached inventory if the kernel confirms it, else the one that `ask` returns, which is cached if it can be. `slow` is called if
     /// it is not true: from there on it may take a while.
     ///
     /// # Errors
@@ -190,8 +191,8 @@ impl Cache {
     pub fn get(&self, look: &dyn Fn() -> KernelView, slow: &dyn Fn(), ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
         let now = look();
         let before = self.read();
-        if let Some(kept) = before.as_ref().filter(|answer| answer.is_confirmed_by(&now)) {
-            return Ok((kept.inventory.clone(), now));
+        if let Some(cached) = before.as_ref().filter(|answer| answer.is_confirmed_by(&now)) {
+            return Ok((cached.inventory.clone(), now));
         }
         slow();
         let end = Instant::now() + self.patience;
@@ -212,7 +213,7 @@ impl Cache {
         self.ask(look, ask, end)
     }
 
-    /// Asks, whatever is kept, and keeps the answer if it can be.
+    /// Asks in any case, and caches the answer if it can be.
     ///
     /// # Errors
     /// Those of `ask`.
@@ -224,15 +225,15 @@ impl Cache {
         }
     }
 
-    /// Ends the kept answer unless it has the GPUs of this newer one, no more and no fewer. Without a newer one NVML has
+    /// Invalidates the cached inventory unless it has the GPUs of this newer one, no more and no fewer. Without a newer one NVML has
     /// failed as a whole, and nothing it answered before can be relied on.
     pub fn invalidate_unless(&self, newer: Option<&Inventory>) {
         // Whoever holds the lock asks anew at this moment. What that gives is lost if this comes later: one more question.
         let _lock = self.dir.lock(&self.lock_name(), SHORTLY);
-        let Some(mut kept) = self.read() else { return };
-        if kept.state.is_some() && newer.is_none_or(|newer| !has_same_gpus(&kept.inventory, newer)) {
-            kept.state = None;
-            self.dir.replace(&self.name, &kept.to_bytes()).ok();
+        let Some(mut cached) = self.read() else { return };
+        if cached.state.is_some() && newer.is_none_or(|newer| !has_same_gpus(&cached.inventory, newer)) {
+            cached.state = None;
+            self.dir.replace(&self.name, &cached.to_bytes()).ok();
         }
     }
 
@@ -261,7 +262,7 @@ impl Cache {
         Ok((answer.inventory, now))
     }
 
-    /// Beside the kept answer, which may become true again.
+    /// In a file of its own: the cached inventory may become valid again.
     fn share(&self, error: &anyhow::Error) {
         let number = self.last_failure().map_or(0, |failed| failed.number).saturating_add(1);
         let failed = Failed { number, question: self.question.clone(), error: StoredError::of(error) };

@@ -1,5 +1,5 @@
-//! What NVML's answer depends on, as the kernel shows it now: the answer is kept together with it, and is true as long as
-//! it is the same. Reads, and decides; keeping is [`super::cache`]'s.
+//! The fingerprint of a host: what NVML's answer depends on, as the kernel shows it now. The inventory is cached together with
+//! it, and is valid as long as it is the same. [`super::cache`] stores it.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -38,7 +38,8 @@ pub struct Fingerprint {
     pub is_whole: bool,
 }
 
-/// Looks. `None` if an answer of NVML may not be kept at all: something cannot be looked at, or there are MIG devices.
+/// Takes the fingerprint. `None` if an inventory may not be cached at all: something cannot be examined, or there are MIG
+/// devices.
 #[must_use]
 pub fn take(places: &Sources<'_>, version: &str, gpus: &[KernelGpu]) -> Option<Fingerprint> {
     let mut text = format!("module {version} {}\n", module_load());

@@ -89,8 +89,8 @@ struct ReportedMigDevice {
     compute_instance: Option<u32>,
 }
 
-/// An empty text in the inventory is something that was not told.
-fn told(text: &str) -> Option<String> {
+/// An empty text in the inventory stands for something unknown.
+fn known(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
@@ -99,11 +99,11 @@ impl From<&Inventory> for Report {
         let gpus = inventory.gpus.iter().map(|gpu| ReportedGpu {
             index: Some(gpu.index),
             minor: Some(gpu.minor),
-            model: told(&gpu.model),
-            brand: told(&gpu.brand),
+            model: known(&gpu.model),
+            brand: known(&gpu.brand),
             uuid: gpu.uuid.clone(),
             bus_id: Some(gpu.bus_id.to_string()),
-            compute_capability: told(&gpu.compute_capability),
+            compute_capability: known(&gpu.compute_capability),
             device_node: Some(format!("/dev/nvidia{}", gpu.minor)),
             mig: Some(ReportedMig {
                 enabled: Some(gpu.mig_enabled),
@@ -111,8 +111,8 @@ impl From<&Inventory> for Report {
             }),
         });
         Self {
-            driver_version: told(&inventory.driver_version),
-            cuda_version: told(&inventory.cuda_version),
+            driver_version: known(&inventory.driver_version),
+            cuda_version: known(&inventory.cuda_version),
             gpus: Some(gpus.collect()),
             not_usable: Some(inventory.failed.iter().map(NotUsable::from).collect()),
             excluded: Some(inventory.excluded.iter().map(Excluded::from).collect()),
@@ -128,7 +128,7 @@ impl From<&FailedGpu> for NotUsable {
             uuid: gpu.uuid.clone(),
             bus_id: gpu.bus_id.map(|bus_id| bus_id.to_string()),
             model: gpu.model.clone(),
-            reason: told(&gpu.why),
+            reason: known(&gpu.why),
             node_missing: Some(gpu.node_missing),
         }
     }

@@ -1,4 +1,4 @@
-//! Makes one device node as [`super::prepare::plan`] has it.
+//! Creates one device node as [`super::plan`] describes it.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};

@@ -1,7 +1,7 @@
 //! Modules and device nodes: what `nvidia-modprobe` does, without a set-uid program. The kernel module states in
 //! /proc/driver/nvidia which owner and mode its nodes shall have, and whether user space may make them at all.
 //!
-//! [`plan`] decides, [`super::make_node`] acts.
+//! [`plan`] decides, [`make_node`] acts.
 
 pub mod host;
 mod label;
