@@ -32,7 +32,7 @@ mod most {
     pub const TIMES_TRUE: f64 = 1.5;
     pub const NOTHING_ASKED: u64 = 24_000;
     /// For a million bytes of mounts.
-    pub const LARGE_CONFIG: u64 = 24_000_000;
+    pub const LARGE_CONFIG: u64 = 19_200_000;
     pub const EIGHT_GPUS: u64 = 2_000_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
     pub const EIGHT_GPUS_CALLS: usize = 670;

@@ -1,6 +1,7 @@
-//! JSON as this program writes it, for people who read it in a terminal too.
+//! JSON that this program writes for people who read it in a terminal, and that it reads in libraries.
 
 use serde::Serialize;
+use serde::de::{DeserializeOwned, Error};
 
 use crate::report::moves_text;
 
@@ -12,6 +13,16 @@ use crate::report::moves_text;
 pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
     #[expect(clippy::disallowed_methods, reason = "this is the one place")]
     serde_json::to_string_pretty(value).map(escaped)
+}
+
+/// Parses JSON as text, for the libraries. Only the hook parses bytes, because config.json may be long: where rustc optimizes for
+/// size, crates share instances of generic functions, so the parser of bytes would be that of the first library that has one, and
+/// less of it would be inlined (21 instructions for each byte of config.json instead of 17).
+///
+/// # Errors
+/// If it is not JSON of this type.
+pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    serde_json::from_str(std::str::from_utf8(bytes).map_err(Error::custom)?)
 }
 
 /// JSON itself is ASCII: what is escaped can only be in a text, where both forms mean the same.

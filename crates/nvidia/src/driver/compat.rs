@@ -11,6 +11,8 @@ use elf::abi::SHT_NOTE;
 use elf::note::{Note as ElfNote, NoteIterator};
 use serde::Deserialize;
 
+use base::json;
+
 use super::elf::Elf;
 use crate::require::compare_versions;
 
@@ -45,7 +47,7 @@ pub fn read_note(file: impl Read + Seek) -> Option<Note> {
     let data = elf.data(&section)?;
     let align = usize::try_from(section.sh_addralign).ok()?;
     NoteIterator::new(elf.endian(), elf.class(), align, &data).find_map(|note| match note {
-        ElfNote::Unknown(note) => serde_json::from_slice(note.desc.split(|c| *c == 0).next()?).ok(),
+        ElfNote::Unknown(note) => json::from_bytes(note.desc.split(|c| *c == 0).next()?).ok(),
         _ => None,
     })
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use base::json;
 use base::paths::HostPath;
 use base::report::{Failure, catalog, failure};
 use base::sys::child::{self, Child, NoAnswer};
@@ -133,7 +134,7 @@ fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant) -> Heard {
             Ok(line) => line,
             Err(why) => return Heard::Nothing(why),
         };
-        match serde_json::from_slice(&line) {
+        match json::from_bytes(&line) {
             Ok(Line::Report(report)) => {
                 if !gathered.take(report, Instant::now()) {
                     return Heard::Changed;

@@ -50,6 +50,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use base::json;
 use base::sys::run_dir::RunDir;
 
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
@@ -143,7 +144,7 @@ fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (sum, body) = rest.split_at_checked(16)?;
     let body = body.strip_prefix(b"\n")?;
     let sum = u64::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
-    (sum == checksum(body)).then(|| serde_json::from_slice(body).ok())?
+    (sum == checksum(body)).then(|| json::from_bytes(body).ok())?
 }
 
 /// Against damage, not against forgers: those cannot write the file.
