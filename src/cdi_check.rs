@@ -29,6 +29,9 @@ pub struct Verdict {
     pub ours: bool,
     /// The engines that cannot use it, where others can
     pub unread_by: Vec<String>,
+    /// Whether only root can use it, as others cannot read the file
+    #[serde(skip)]
+    pub root_only: bool,
 }
 
 /// What the host is like now.
@@ -58,7 +61,16 @@ pub fn files(files: &[SpecFile]) -> Vec<Verdict> {
         let ours = file.path.file_stem().is_some_and(|stem| stem == nvidia_host::cdi::DEFAULT_NAME);
         let hint = if ours { REFRESH.to_owned() } else { format!("fix it, or remove it: \"rm {path}\"") };
         let reason = format!("engines do not read it: {why}");
-        Verdict { subject: path.clone(), ok: false, reason, hint, file: path, ours, unread_by: Vec::new() }
+        Verdict {
+            subject: path.clone(),
+            ok: false,
+            reason,
+            hint,
+            file: path,
+            ours,
+            unread_by: Vec::new(),
+            root_only: false,
+        }
     };
     broken.map(verdict).collect()
 }
@@ -71,7 +83,16 @@ pub fn devices(files: &[SpecFile], now: &Now<'_>, is_there: impl Fn(&str) -> boo
         Found::Conflict(a, b) => {
             let reason = format!("\"{}\" and \"{}\" both have it, and engines then take neither", path(a), path(b));
             let hint = format!("remove one of them: \"rm {}\"", path(a));
-            Verdict { subject: name, ok: false, reason, hint, file: path(a), ours: false, unread_by: Vec::new() }
+            Verdict {
+                subject: name,
+                ok: false,
+                reason,
+                hint,
+                file: path(a),
+                ours: false,
+                unread_by: Vec::new(),
+                root_only: false,
+            }
         }
         Found::In(number) => match files.get(number) {
             Some(file) => of_device(file, name, now, &is_there),
@@ -91,6 +112,7 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, is_there: &impl Fn(&s
         file: path,
         ours: false,
         unread_by: Vec::new(),
+        root_only: false,
     };
     let Ok(spec) = &file.spec else { return verdict };
     verdict.ours = is_ours(spec);
@@ -113,6 +135,7 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, is_there: &impl Fn(&s
         }
         return verdict;
     }
+    verdict.root_only = !file.for_everybody;
     (verdict.reason, verdict.hint) = known(file, spec, now).unwrap_or_default();
     verdict
 }
@@ -198,7 +221,7 @@ pub fn unknown(name: &str, known: &[Verdict]) -> Verdict {
     };
     let reason = "no spec has it".to_owned();
     let (subject, file) = (name.to_owned(), String::new());
-    Verdict { subject, ok: false, reason, hint, file, ours: false, unread_by: Vec::new() }
+    Verdict { subject, ok: false, reason, hint, file, ours: false, unread_by: Vec::new(), root_only: false }
 }
 
 #[cfg(test)]

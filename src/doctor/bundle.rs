@@ -128,7 +128,9 @@ fn end_of(bytes: &[u8]) -> &[u8] {
 }
 
 fn engine(engine: &Engine) -> serde_json::Value {
-    let refused = |(file, why): &(std::path::PathBuf, String)| value!({"file": file, "why": why});
+    let refused = |file: &Path, why: &str| value!({"file": file, "why": why});
+    let hook_files = engine.hooks.refused.iter().map(|(file, refusal)| refused(file, &refusal.to_string()));
+    let configuration = engine.settings.refused.iter().map(|(file, why)| refused(file, why));
     value!({
         "engine": engine.kind.to_string(),
         "program": engine.program,
@@ -138,7 +140,7 @@ fn engine(engine: &Engine) -> serde_json::Value {
         "hooks": engine.hooks.entries.iter().map(|entry| value!({
             "file": entry.file, "path": entry.hook.path, "program": entry.program, "stages": entry.hook.stages,
         })).collect::<Vec<_>>(),
-        "refused": engine.hooks.refused.iter().chain(&engine.settings.refused).map(refused).collect::<Vec<_>>(),
+        "refused": hook_files.chain(configuration).collect::<Vec<_>>(),
         "cdi_spec_dirs": engine.settings.cdi_dirs,
         "cgroup_manager": engine.settings.cgroup_manager,
         "runtime": engine.runtime.as_ref().map(|runtime| value!({

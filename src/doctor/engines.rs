@@ -259,7 +259,7 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
             let more = format!("{} more are the same way", bad.len() - MOST);
             outcomes.push(Outcome::of(CHECK, &catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
         }
-        let hidden = view.verdicts.iter().find(|verdict| verdict.ok && verdict.reason.contains("cannot read the file"));
+        let hidden = view.verdicts.iter().find(|verdict| verdict.root_only);
         if let Some(verdict) = hidden {
             outcomes.push(Outcome::of(
                 CHECK,

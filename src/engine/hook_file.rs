@@ -1,6 +1,7 @@
 //! One JSON file of a hooks directory, by the rules of the library that Podman, CRI-O and Buildah share: oci-hooks(5).
 //! Pure.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -56,15 +57,33 @@ pub fn parse(bytes: &[u8]) -> Result<HookFile, String> {
     Ok(hook)
 }
 
+/// Why an engine refuses a hook file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The file cannot be read or is not a hook file; why, in words
+    Invalid(String),
+    /// The engine does not have this stage
+    UnknownStage(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(why) => f.write_str(why),
+            Self::UnknownStage(stage) => write!(f, "this engine does not know the stage {stage:?}"),
+        }
+    }
+}
+
 impl HookFile {
     /// What is said of a program that is there; engines look for it first. `precreate`: whether the engine knows that stage.
     ///
     /// # Errors
-    /// Why an engine refuses the file.
-    pub fn check_stages(&self, precreate: bool) -> Result<(), String> {
+    /// The first stage that the engine does not know.
+    pub fn check_stages(&self, precreate: bool) -> Result<(), Refusal> {
         let known = |stage: &str| STAGES.contains(&stage) || precreate && stage == PRECREATE;
         match self.stages.iter().find(|stage| !known(stage)) {
-            Some(stage) => Err(format!("this engine does not know the stage {stage:?}")),
+            Some(stage) => Err(Refusal::UnknownStage(stage.clone())),
             None => Ok(()),
         }
     }
@@ -203,7 +222,8 @@ mod tests {
             (&with("{}", "nonsense"), "the stage \"nonsense\""),
             (&with("{}", "precreate"), "the stage \"precreate\""),
         ] {
-            let error = parse(text.as_bytes()).and_then(|hook| hook.check_stages(false)).unwrap_err();
+            let parsed = parse(text.as_bytes()).map_err(Refusal::Invalid);
+            let error = parsed.and_then(|hook| hook.check_stages(false)).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
         assert!(parse(with("{}", "precreate").as_bytes()).unwrap().check_stages(true).is_ok());

@@ -6,7 +6,7 @@ use rustix::fs::FileType;
 
 use base::tree::Tree;
 
-use super::hook_file::{self, HookFile};
+use super::hook_file::{self, HookFile, Refusal};
 use super::settings;
 
 /// A hook that the engine has taken.
@@ -28,7 +28,7 @@ pub struct Hooks {
     /// Hooks that it starts
     pub entries: Vec<Entry>,
     /// Files that it refuses, and why: no container starts then, and CRI-O itself does not
-    pub refused: Vec<(PathBuf, String)>,
+    pub refused: Vec<(PathBuf, Refusal)>,
     /// Files that it passes over without a word, and their programs, which are not there
     pub without_program: Vec<(PathBuf, PathBuf)>,
     /// Files that another one of the same name takes the place of
@@ -121,13 +121,13 @@ fn is_old_wrapper(hook: &HookFile) -> bool {
 }
 
 enum Passed {
-    Refused(String),
+    Refused(Refusal),
     WithoutProgram(PathBuf),
 }
 
 fn read_file(host: &Tree, file: &Path, precreate: bool) -> Result<Entry, Passed> {
-    let bytes = host.read(file).map_err(|error| Passed::Refused(base::report::line(&error)))?;
-    let hook = hook_file::parse(&bytes).map_err(Passed::Refused)?;
+    let bytes = host.read(file).map_err(|error| Passed::Refused(Refusal::Invalid(base::report::line(&error))))?;
+    let hook = hook_file::parse(&bytes).map_err(|why| Passed::Refused(Refusal::Invalid(why)))?;
     let located = host.locate(&hook.path).map_err(|_| Passed::WithoutProgram(hook.path.clone()))?;
     hook.check_stages(precreate).map_err(Passed::Refused)?;
     let runs = located.kind == FileType::RegularFile && located.mode & 0o111 != 0;

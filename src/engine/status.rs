@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::hook_file::{Applies, PRECREATE};
+use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::Entry;
 use super::settings::{HOOKS_DIR, Settings};
 use super::{Engine, Kind};
@@ -124,23 +124,25 @@ fn stopped(engine: &Engine) -> Option<(String, String)> {
         Kind::Crio => "it does not start",
         _ => "no container starts",
     };
-    let refused = engine.settings.refused.as_ref().or_else(|| engine.hooks.refused.first());
-    let Some((file, why)) = refused else {
-        let why = || {
-            (
-                format!("{} fails: {starts}", engine.kind.program()),
-                format!("see what \"{} --version\" says", engine.kind.program()),
-            )
+    if let Some((file, why)) = &engine.settings.refused {
+        return Some((format!("{starts}: {}: {why}", file.display()), mend(file)));
+    }
+    if let Some((file, refusal)) = engine.hooks.refused.first() {
+        let fix = match refusal {
+            Refusal::UnknownStage(stage) if stage == PRECREATE => {
+                format!("mv {} /usr/share/containers/oci/hooks.podman.d/", file.display())
+            }
+            Refusal::UnknownStage(_) | Refusal::Invalid(_) => mend(file),
         };
-        return engine.fails.then(why);
-    };
-    Some((format!("{starts}: {}: {why}", file.display()), mend(file, why)))
+        return Some((format!("{starts}: {}: {refusal}", file.display()), fix));
+    }
+    engine.fails.then(|| {
+        let program = engine.kind.program();
+        (format!("{program} fails: {starts}"), format!("see what \"{program} --version\" says"))
+    })
 }
 
-fn mend(file: &Path, why: &str) -> String {
-    if why.contains(PRECREATE) {
-        return format!("mv {} /usr/share/containers/oci/hooks.podman.d/", file.display());
-    }
+fn mend(file: &Path) -> String {
     format!("mend {0}, or take it away: \"mv {0} {0}.off\"", file.display())
 }
 

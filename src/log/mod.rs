@@ -2,6 +2,7 @@
 //! and stages drop that, to the journal, to the configured file and into the container's record.
 
 pub mod journal;
+mod stderr;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -27,6 +28,8 @@ pub const NAME: &str = "oci-nvidia-hook";
 #[derive(Debug, Default)]
 pub struct Log {
     file: Option<File>,
+    /// Whether `file` is stderr
+    is_stderr: bool,
     journal: Option<Journal>,
     store: Option<Store>,
     record: Record,
@@ -72,6 +75,7 @@ impl Log {
         if path.as_path() == std::path::Path::new("/dev/stderr") {
             let stderr = std::io::stderr().as_fd().try_clone_to_owned();
             self.file = Some(stderr.with_context(|| format!("cannot open the log file {path}"))?.into());
+            self.is_stderr = true;
             return Ok(());
         }
         // Not through a link: whoever may write in the log's directory must not choose a file for root to append to.
@@ -145,7 +149,7 @@ impl Log {
     /// Logs and prints the error that stops the container.
     pub fn error(&mut self, error: &anyhow::Error) {
         let text = render(error);
-        say(&format!("{NAME}: {text}"));
+        self.say(&format!("{NAME}: {text}"));
         for line in text.lines() {
             self.write("error", line);
         }
@@ -169,7 +173,7 @@ impl Log {
         match finding.kind.severity {
             Severity::Note => self.write("note", &format!("{what} ({id})")),
             Severity::Warning | Severity::Error => {
-                say(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
+                self.say(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
                 self.write("warning", &format!("{what} ({id}); hint: {fix}"));
             }
         }
@@ -179,13 +183,13 @@ impl Log {
 
     /// What the user of a command should know although it is not part of the answer: on stderr only.
     pub fn report(&self, what: &str) {
-        say(&format!("{NAME}: {}", one_line(what)));
+        self.say(&format!("{NAME}: {}", one_line(what)));
     }
 
     /// What the person at the terminal should know, beside what is printed.
     pub fn remark(&self, finding: &Finding) {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
-        say(&format!("{NAME}: note: {what} ({})\nhint: {fix}", finding.kind.id));
+        self.say(&format!("{NAME}: note: {what} ({})\nhint: {fix}", finding.kind.id));
     }
 
     /// What was done, for the logs only.
@@ -200,7 +204,22 @@ impl Log {
         let now = humantime::format_rfc3339_millis(SystemTime::now());
         let (pid, container) = (std::process::id(), &self.record.container.id);
         // One write(2), so that lines of hooks running side by side do not mix. A full disk stops no container.
-        file.write_all(format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n").as_bytes()).ok();
+        let line = format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n");
+        let line = if self.is_stderr { stderr::reworded(&line) } else { line };
+        file.write_all(line.as_bytes()).ok();
+    }
+
+    #[expect(clippy::print_stderr, reason = "the one place")]
+    fn say(&self, text: &str) {
+        match self.is_hook() {
+            true => eprintln!("{}", stderr::reworded(text)),
+            false => eprintln!("{text}"),
+        }
+    }
+
+    /// Whether an engine reads what is written to stderr, and not a user.
+    const fn is_hook(&self) -> bool {
+        !self.record.stage.is_empty()
     }
 
     fn send(&self, severity: Severity, what: &str, id: &str, hint: &str) {
@@ -222,11 +241,6 @@ impl Log {
             ("ONH_HINT", hint),
         ]);
     }
-}
-
-#[expect(clippy::print_stderr, reason = "the one place")]
-fn say(text: &str) {
-    eprintln!("{text}");
 }
 
 #[cfg(test)]

@@ -206,11 +206,9 @@ impl Options {
     pub fn of(line: &Line) -> Result<Self> {
         let mut options = Self::default();
         for (option, value) in &line.given {
-            options.set(option.long(), value.as_ref()).map_err(|error| {
-                match error.downcast_ref::<base::report::Failure>() {
-                    Some(_) => error,
-                    None => grammar::wrong(&PROGRAM, Some(line.command), &error.to_string()),
-                }
+            options.set(option.long(), value.as_ref()).map_err(|error| match base::report::kind_of(&error) {
+                Some(_) => error,
+                None => grammar::wrong(&PROGRAM, Some(line.command), &error.to_string()),
             })?;
         }
         Ok(options)

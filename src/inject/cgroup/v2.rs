@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 
-use base::report::{Failure, Finding, catalog, failure};
+use base::report::{Failure, Finding, catalog, errno_of, failure};
 use base::sys::bpf::{self, Attached, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 
 use super::judge::{Verdict, judge};
@@ -51,8 +51,7 @@ fn extend_programs(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
     loop {
         tries -= 1;
         match try_allow(own, rules) {
-            Err(error)
-                if tries > 0 && matches!(error.root_cause().downcast_ref(), Some(&Errno::ENOENT | &Errno::ESTALE)) => {}
+            Err(error) if tries > 0 && matches!(errno_of(&error), Some(Errno::ENOENT | Errno::ESTALE)) => {}
             other => return other,
         }
     }

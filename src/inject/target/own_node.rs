@@ -8,10 +8,10 @@
 use std::iter::once;
 
 use anyhow::{Context, Result};
-use rustix::io::Errno;
+use nix::errno::Errno;
 
 use base::paths::ContainerPath;
-use base::report::catalog;
+use base::report::{catalog, errno_of};
 use base::sys::mount::MountAttrs;
 use nvidia_host::cdi::lower::NodeFacts;
 
@@ -49,7 +49,7 @@ impl Target {
         let put = match created {
             Ok(created) => self.put(created, target, place),
             // Without CAP_MKNOD, or in a device cgroup that does not allow it.
-            Err(error) if error.downcast_ref() == Some(&Errno::PERM) => {
+            Err(error) if errno_of(&error) == Some(Errno::EPERM) => {
                 self.note_if_shut(target, process, NodeFacts::of(source.stat()));
                 self.put(source, target, place)
             }

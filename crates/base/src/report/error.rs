@@ -42,7 +42,22 @@ pub fn failure(kind: &'static Kind, what: impl Into<String>, hint: impl Into<Str
 /// An error of this kind, unless something closer to its cause has said of what kind it is.
 #[must_use]
 pub fn classify(error: anyhow::Error, kind: &'static Kind, hint: &str) -> anyhow::Error {
-    if error.downcast_ref::<Failure>().is_some() { error } else { error.context(Failure::new(kind, "", hint)) }
+    match kind_of(&error) {
+        Some(_) => error,
+        None => error.context(Failure::new(kind, "", hint)),
+    }
+}
+
+/// The kind of an error in the catalog, if it has one: that of its outermost [`Failure`].
+#[must_use]
+pub fn kind_of(error: &anyhow::Error) -> Option<&'static Kind> {
+    error.downcast_ref::<Failure>().map(|failure| failure.kind)
+}
+
+/// The error of the system call because of which an error occurred, if there is one.
+#[must_use]
+pub fn errno_of(error: &anyhow::Error) -> Option<Errno> {
+    error.chain().find_map(errno)
 }
 
 /// An error in words. Container data can stand in it, so control characters are escaped: it goes to terminals and logs.
@@ -61,9 +76,9 @@ impl Told {
     #[must_use]
     pub fn of(error: &anyhow::Error) -> Self {
         let causes: Vec<_> = error.chain().map(describe).filter(|cause| !cause.is_empty()).collect();
-        let line = in_our_words(&one_line(&causes.join(": ")));
+        let line = one_line(&causes.join(": "));
         let failure = error.downcast_ref::<Failure>();
-        let hint = failure.map(|failure| in_our_words(&one_line(&failure.hint)));
+        let hint = failure.map(|failure| one_line(&failure.hint));
         Self { kind: failure.map_or(&catalog::SYSTEM, |failure| failure.kind), line, hint: hint.unwrap_or_default() }
     }
 }
@@ -112,43 +127,25 @@ fn turns_text(c: char) -> bool {
 }
 
 fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
+    errno(cause).map_or_else(|| cause.to_string(), errno_text)
+}
+
+/// Three crates have a type for it.
+fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     if let Some(errno) = cause.downcast_ref::<Errno>() {
-        return errno_text(*errno);
+        return Some(*errno);
     }
     if let Some(errno) = cause.downcast_ref::<rustix::io::Errno>() {
-        return errno_text(Errno::from_raw(errno.raw_os_error()));
+        return Some(Errno::from_raw(errno.raw_os_error()));
     }
-    if let Some(code) = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
-        return errno_text(Errno::from_raw(code));
-    }
-    cause.to_string()
+    let code = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    code.map(Errno::from_raw)
 }
 
 /// The kernel's answer in words.
 #[must_use]
 pub fn errno_text(errno: Errno) -> String {
     format!("{} ({errno:?})", lower_first(errno.desc()))
-}
-
-/// What podman takes for errors of its own, and what we say instead.
-///
-/// It searches a hook's stderr for these: then it tells the user that a command was missing (exit 127 instead of 126), or
-/// that the OCI runtime was refused. Libraries say them too, dlerror(3) for one.
-const TAKEN: [(&str, &str); 4] = [
-    ("no such file or directory", "it does not exist"),
-    ("permission denied", "access denied"),
-    ("operation not permitted", "not allowed"),
-    ("not found", "missing"),
-];
-
-fn in_our_words(text: &str) -> String {
-    TAKEN.iter().fold(text.to_owned(), |mut text, (taken, ours)| {
-        // ASCII lower case keeps every byte in its place.
-        while let Some(at) = text.to_ascii_lowercase().find(taken) {
-            text.replace_range(at..at + taken.len(), ours);
-        }
-        text
-    })
 }
 
 fn lower_first(text: &str) -> String {
@@ -182,18 +179,24 @@ mod tests {
     }
 
     #[test]
-    fn says_nothing_that_podman_takes_for_its_own() {
-        for (error, says) in [
-            (anyhow::Error::new(io::Error::from(Errno::ENOENT)), "it does not exist (ENOENT) (ONH-001)"),
-            (anyhow::Error::new(io::Error::from(Errno::EPERM)), "not allowed (EPERM) (ONH-001)"),
-            (anyhow::Error::new(rustix::io::Errno::ACCESS), "access denied (EACCES) (ONH-001)"),
-            (
-                failure(&catalog::CONFIG, "libx.so: No such file or directory", "Not Found"),
-                "libx.so: it does not exist (ONH-005)\nhint: missing",
-            ),
+    fn system_errors_of_any_crate_have_the_same_form() {
+        for (error, expected) in [
+            (anyhow::Error::new(io::Error::from(Errno::ENOENT)), "no such file or directory (ENOENT) (ONH-001)"),
+            (anyhow::Error::new(Errno::EPERM), "operation not permitted (EPERM) (ONH-001)"),
+            (anyhow::Error::new(rustix::io::Errno::ACCESS), "permission denied (EACCES) (ONH-001)"),
         ] {
-            assert_eq!(render(&error), says);
+            assert_eq!(render(&error), expected);
+            assert!(errno_of(&error.context("open \"/x\"")).is_some());
         }
+        assert_eq!(errno_of(&failure(&catalog::CONFIG, "a", "b")), None);
+    }
+
+    #[test]
+    fn the_kind_of_an_error() {
+        assert_eq!(kind_of(&anyhow::anyhow!("a")), None);
+        let error = classify(anyhow::anyhow!("a"), &catalog::CONFIG, "b");
+        assert_eq!(kind_of(&error), Some(&catalog::CONFIG));
+        assert_eq!(kind_of(&classify(error.context("c"), &catalog::NVML, "d")), Some(&catalog::CONFIG));
     }
 
     #[test]

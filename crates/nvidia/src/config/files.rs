@@ -1,12 +1,12 @@
 //! config.toml and its drop-ins on the host: where they are, and whose they must be.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use nix::errno::Errno;
 use rustix::fs::Stat;
 
-use base::report::{Failure, Finding, catalog, failure};
+use base::report::{Failure, Finding, catalog, errno_of, failure, kind_of};
 use base::sys::in_root::open_host_file;
 use base::sys::ns;
 
@@ -62,7 +62,7 @@ fn drop_ins(path: &Path) -> Vec<PathBuf> {
 }
 
 fn is_missing(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
+    errno_of(error) == Some(Errno::ENOENT)
 }
 
 fn read_file(path: &Path) -> Result<String> {
@@ -87,7 +87,7 @@ fn read_file(path: &Path) -> Result<String> {
     };
     read().map_err(|error| {
         let what = format!("cannot read the configuration {path:?}");
-        if error.downcast_ref::<Failure>().is_some() {
+        if kind_of(&error).is_some() {
             return error.context(what);
         }
         error.context(Failure::new(&catalog::CONFIG_FILE, what, "check the file, or the hook's --config option"))
@@ -164,10 +164,10 @@ mod tests {
             assert!(text.contains("\nhint: "), "{text}");
         };
         symlink("nowhere", path("dangling")).unwrap();
-        says("dangling", "it does not exist");
+        says("dangling", "no such file or directory");
         assert!(read_if_there(&path("dangling")).is_err());
         assert!(read_if_there(&path("nothing")).unwrap().is_none());
-        says("nothing", "it does not exist");
+        says("nothing", "no such file or directory");
         nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         says("fifo", "not a regular file");
         says("", "not a regular file");

@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn a_missing_root_says_what_to_do() {
         let text = report::render(&open_root(&HostPath::new("/nowhere")).unwrap_err());
-        assert!(text.starts_with("cannot open the driver root \"/nowhere\": it does not exist"), "{text}");
+        assert!(text.starts_with("cannot open the driver root \"/nowhere\": no such file or directory"), "{text}");
         assert!(text.contains("\nhint: set root"), "{text}");
     }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use base::json;
 use base::paths::HostPath;
 use base::report::{Failure, catalog};
 use base::sys::process;
@@ -74,7 +75,7 @@ fn exchange(program: &Path, question: &Question, left: Duration) -> Result<Reply
     let request = Request { root: root.as_path().to_owned(), library, who, deadline, left };
     let request = serde_json::to_vec(&request)?;
     let reply = process::exchange(program, &[VERB], &request, left + MARGIN)?;
-    Ok(serde_json::from_slice(&reply)?)
+    Ok(json::from_bytes(&reply)?)
 }
 
 /// What the program does: reads the question, asks NVML in a forked child, and returns the reply to print. For a process with
@@ -86,7 +87,7 @@ pub fn respond(input: impl Read) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     input.take(MAX_QUESTION).read_to_end(&mut text)?;
     let Request { root, library, who, deadline, left } =
-        serde_json::from_slice(&text).context("the question on stdin is not one of this version")?;
+        json::from_bytes(&text).context("the question on stdin is not one of this version")?;
     let question = Question { root: HostPath::new(root), library, who, deadline };
     let reply = match ask::ask(&question, Instant::now() + left) {
         Ok(answer) => Reply::Answer(answer),
