@@ -256,9 +256,18 @@ mod tests {
         log.open(&HostPath::new(&path)).unwrap();
         log.error(&base::report::failure(&base::report::catalog::CONFIG, "a", "b"));
         log.note("c\nd");
+        log.error(&anyhow::Error::new(nix::errno::Errno::ENOENT));
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().map(|line| line.split_once("]: ").unwrap().1).collect();
-        assert_eq!(lines, ["error: c1\\nx: a (ONH-005)", "error: c1\\nx: hint: b", "note: c1\\nx: c\\nd"]);
+        assert_eq!(
+            lines,
+            [
+                "error: c1\\nx: a (ONH-005)",
+                "error: c1\\nx: hint: b",
+                "note: c1\\nx: c\\nd",
+                "error: c1\\nx: no such file or directory (ENOENT) (ONH-001)",
+            ]
+        );
     }
 
     #[test]
