@@ -18,6 +18,7 @@ pub fn find(number: &str) -> Option<&'static Kind> {
 macro_rules! kinds {
     ($($name:ident $id:literal $severity:ident $title:literal why $why:literal fix $fix:literal see $see:literal;)*) => {
         $(
+            #[allow(rustdoc::broken_intra_doc_links, reason = "titles name tables of config.toml in brackets")]
             #[doc = concat!($id, ": ", $title, ".")]
             pub static $name: Kind =
                 Kind { id: $id, severity: $severity, title: $title, why: $why, fix: $fix, see: $see };

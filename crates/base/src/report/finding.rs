@@ -5,7 +5,7 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use super::error::Told;
 use super::kind::Kind;
 
-/// One observation. Texts follow the rules of [`super::error`].
+/// One observation. Texts follow the rules of [`crate::report`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Which one of the catalogue.

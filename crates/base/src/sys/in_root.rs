@@ -3,7 +3,7 @@
 //! All of it rests on `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)`: the kernel resolves symlinks, absolute
 //! ones too, as if the directory were `/`, in one step, so there is no string to check and then use
 //! (CVE-2024-0132, CVE-2025-23359, CVE-2026-24260 were such strings). See openat2(2). Linux 5.6; before, or where a seccomp
-//! filter refuses the call, [`walk`] does the same one component at a time.
+//! filter refuses the call, a walk does the same one component at a time.
 
 mod walk;
 

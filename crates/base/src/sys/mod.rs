@@ -1,4 +1,4 @@
-//! System calls: with [`crate::nvml`], the only home of `unsafe`.
+//! System calls: with the NVML bindings of another crate, the only place with `unsafe`.
 //!
 //! Files here wrap the kernel and decide nothing. Where `rustix` or `nix` has a safe function, callers use that.
 

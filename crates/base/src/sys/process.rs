@@ -70,7 +70,7 @@ fn run_program(
 /// Runs modprobe(8) for a module, and returns whether it succeeded.
 ///
 /// # Errors
-/// As [`run_program`].
+/// If it cannot be started, or does not end within `deadline`.
 pub fn run_modprobe(program: &Path, module: &str, deadline: Duration) -> io::Result<bool> {
     run_program(program, &[module], (Stdio::null(), Stdio::null()), deadline)
 }
@@ -86,7 +86,7 @@ pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
 /// What a program prints with these arguments, up to 1 MiB.
 ///
 /// # Errors
-/// As [`run_program`]. [`io::ErrorKind::Other`] if it fails.
+/// If it cannot be started, or does not end within `deadline`. [`io::ErrorKind::Other`] if it fails.
 pub fn read_output(program: &Path, arguments: &[&str], deadline: Duration) -> io::Result<String> {
     String::from_utf8(read_answer(program, arguments, Stdio::null(), deadline)?).map_err(io::Error::other)
 }
