@@ -1,7 +1,7 @@
 //! What a container gets, decided as data and not yet done. It takes three steps, whoever has it decided:
 //!
-//! 1. [`asked`]: config.json and config.toml say whether the container asks, and may have what it asks for;
-//! 2. [`gpus`]: the host says which devices those are, and which of the driver's files belong to them;
+//! 1. [`asked()`]: config.json and config.toml say whether the container asks, and may have what it asks for;
+//! 2. [`gpus()`]: the host says which devices those are, and which of the driver's files belong to them;
 //! 3. [`Gpus::steps`] or [`Gpus::additions`]: the image says where they go.
 //!
 //! Stages act on the outcome and `explain` prints it: an [`Observer`] is all in which they differ.

@@ -1,4 +1,4 @@
-//! Creates one device node as [`super::plan`] describes it.
+//! Creates one device node as [`super::plan()`] describes it.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};

@@ -1,7 +1,7 @@
 //! Modules and device nodes: what `nvidia-modprobe` does, without a set-uid program. The kernel module states in
 //! /proc/driver/nvidia which owner and mode its nodes shall have, and whether user space may make them at all.
 //!
-//! [`plan`] decides, [`make_node`] acts.
+//! [`plan()`] decides; [`host`] loads the modules and [`make_node`] makes the nodes.
 
 pub mod host;
 mod label;
