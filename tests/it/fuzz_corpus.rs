@@ -25,6 +25,7 @@ macro_rules! tests {
 }
 
 tests!(
+    cached_inventory,
     capabilities,
     cdi_spec,
     cgroup,
@@ -42,7 +43,6 @@ tests!(
     hook_file,
     inventory,
     journal,
-    cached_inventory,
     ldcache,
     ldconf,
     mig_minors,
