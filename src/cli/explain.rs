@@ -39,6 +39,9 @@ struct Explanation {
     devices: Vec<String>,
     edits: Vec<Value>,
     findings: Vec<Finding>,
+    /// Whether the last finding decided, and is the reason
+    #[serde(skip)]
+    last_decides: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -77,6 +80,15 @@ pub fn run(options: &Options) -> ExitCode {
     if explanation.outcome == Outcome::Error { ExitCode::FAILURE } else { printed }
 }
 
+impl Explanation {
+    fn decide(&mut self, outcome: Outcome, finding: Finding) {
+        self.outcome = outcome;
+        self.reason.clone_from(&finding.what);
+        self.findings.push(finding);
+        self.last_decides = true;
+    }
+}
+
 fn explain(input: Input, options: &Options) -> Explanation {
     let mut explanation = Explanation {
         outcome: Outcome::None,
@@ -86,13 +98,11 @@ fn explain(input: Input, options: &Options) -> Explanation {
         devices: Vec::new(),
         edits: Vec::new(),
         findings: Vec::new(),
+        last_decides: false,
     };
     if let Err(error) = follow(input, options, &mut explanation) {
-        let finding = Finding::error(&error);
-        explanation.outcome = Outcome::Error;
-        explanation.reason.clone_from(&finding.what);
+        explanation.decide(Outcome::Error, Finding::error(&error));
         explanation.edits.clear();
-        explanation.findings.push(finding);
     }
     explanation
 }
@@ -146,9 +156,7 @@ impl Observer for Explanation {
     }
 
     fn left_alone(&mut self, finding: Finding) {
-        self.outcome = Outcome::None;
-        self.reason.clone_from(&finding.what);
-        self.findings.push(finding);
+        self.decide(Outcome::None, finding);
     }
 
     fn requested(&mut self, request: &GpuRequest) {
@@ -259,15 +267,14 @@ fn read_container(input: Input, options: &Options) -> Result<(SpecView, Called)>
 }
 
 fn in_words(explanation: &Explanation) -> String {
-    let Explanation { outcome, reason, container, request, devices, edits, findings } = explanation;
+    let Explanation { outcome, reason, container, request, devices, edits, findings, last_decides } = explanation;
     let mut text = String::new();
     let outcome = match outcome {
         Outcome::Inject => "the hook sets the container up",
         Outcome::None => "the hook does nothing",
         Outcome::Error => "the hook stops the container",
     };
-    // The finding that decided is the reason.
-    let decisive = findings.last().filter(|finding| !reason.is_empty() && finding.what == *reason);
+    let decisive = findings.last().filter(|_| *last_decides);
     let number = decisive.map(|finding| format!(" ({})", finding.kind.id)).unwrap_or_default();
     writeln!(text, "{outcome}: {}{number}", one_line(reason)).ok();
     if let Some(finding) = decisive.filter(|finding| !finding.fix.is_empty()) {
