@@ -1,128 +1,32 @@
 //! `cdi`: specs by which engines know the GPUs as devices.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use base::paths::HostPath;
 use base::report::{catalog, failure};
 use base::tree::Tree;
 use cdi_spec::file::Format;
-use cdi_spec::name;
 use cdi_spec::spec::Spec;
-use nvidia_host::cdi::generate::Naming;
 use nvidia_host::cdi::of_host::{self, Settings};
 
+use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
 use super::{cdi_check, info, output};
 use crate::engine::look;
 use crate::log::Log;
 use crate::plan::hook_program;
 
-/// What to do with specs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
-    /// Write one
-    Generate,
-    /// Write one if the one that is there does not fit the host any more
-    Refresh,
-    /// Print the names of all devices
-    List,
-    /// Say what engines make of the specs
-    Check,
-}
-
-/// The options of `cdi`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// `--output`; `-` is stdout
-    pub output: Option<PathBuf>,
-    /// `--format`
-    pub format: Option<Format>,
-    /// `--name-strategy`
-    pub naming: Naming,
-    /// `--vendor`
-    pub vendor: String,
-    /// `--class`
-    pub class: String,
-    /// `--additional-gids`, `--no-additional-gids`; not said: if the engines of this host read them
-    pub additional_gids: Option<bool>,
-    /// `--hook-path`
-    pub hook_path: Option<PathBuf>,
-    /// `--spec-dir`, the least important first
-    pub spec_dirs: Vec<PathBuf>,
-    /// What `check` is asked about; empty: all
-    pub names: Vec<String>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            output: None,
-            format: None,
-            naming: Naming::default(),
-            vendor: "nvidia.com".to_owned(),
-            class: "gpu".to_owned(),
-            additional_gids: None,
-            hook_path: None,
-            spec_dirs: Vec::new(),
-            names: Vec::new(),
-        }
-    }
-}
-
-impl Options {
-    /// Takes an option.
-    ///
-    /// # Errors
-    /// If its value is wrong.
-    pub fn set(&mut self, option: &str, value: OsString) -> Result<()> {
-        let text = value.to_str().unwrap_or_default();
-        match option {
-            "additional-gids" => self.additional_gids = Some(true),
-            "no-additional-gids" => self.additional_gids = Some(false),
-            "output" => self.output = Some(value.into()),
-            "hook-path" => self.hook_path = Some(value.into()),
-            "spec-dir" => self.spec_dirs.push(value.into()),
-            "format" => {
-                self.format = match text {
-                    "json" => Some(Format::Json),
-                    "yaml" => Some(Format::Yaml),
-                    _ => bail!("--format {value:?} is neither json nor yaml"),
-                }
-            }
-            "name-strategy" => {
-                self.naming = Naming { index: false, uuid: false };
-                for word in text.split(',') {
-                    match word {
-                        "index" => self.naming.index = true,
-                        "uuid" => self.naming.uuid = true,
-                        _ => bail!("--name-strategy {value:?} is not made of index and uuid"),
-                    }
-                }
-            }
-            "vendor" | "class" => {
-                name::check_vendor_or_class(text).map_err(|why| anyhow::anyhow!("--{option}: {why}"))?;
-                if text.len() == 1 {
-                    bail!("--{option}: {text:?} has one letter, and CRI-O 1.37 does not start with such a CDI spec");
-                }
-                let name = if option == "vendor" { &mut self.vendor } else { &mut self.class };
-                text.clone_into(name);
-            }
-            _ => bail!("--{option} is no option of cdi"),
-        }
-        Ok(())
-    }
-
+impl SpecOptions {
     /// What the spec is made with.
     fn settings(&self, format: Format) -> Result<Settings> {
         Ok(Settings {
-            naming: self.naming,
+            naming: self.name_strategy.into(),
             vendor: self.vendor.clone(),
             class: self.class.clone(),
-            additional_gids: self.additional_gids,
+            additional_gids: self.additional_gids(),
             program: hook_program(self.hook_path.as_deref())?,
             format,
         })
@@ -148,14 +52,14 @@ impl Options {
     }
 }
 
-/// Runs a verb.
+/// Runs a command.
 #[must_use]
-pub fn run(verb: Verb, options: &super::Options) -> ExitCode {
-    let ran = match verb {
-        Verb::Generate => generate(options),
-        Verb::Refresh => refresh(options),
-        Verb::List => cdi_check::list(options),
-        Verb::Check => cdi_check::check(options),
+pub fn run(command: &Cdi, config: Option<&Path>) -> ExitCode {
+    let ran = match command {
+        Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
+        Cdi::Refresh { create, spec, root } => refresh(*create, spec, (config, root.as_deref())),
+        Cdi::List { dirs, json, root: _ } => cdi_check::list(dirs, *json),
+        Cdi::Check(options) => cdi_check::check(options, config),
     };
     ran.unwrap_or_else(|error| {
         Log::default().error(&error);
@@ -163,10 +67,14 @@ pub fn run(verb: Verb, options: &super::Options) -> ExitCode {
     })
 }
 
-fn generate(options: &super::Options) -> Result<ExitCode> {
-    let (path, format) = options.cdi.target()?;
-    let config = info::configuration(options)?;
-    let settings = options.cdi.settings(format)?;
+fn generate(
+    options: &SpecOptions,
+    dirs: &SpecDirs,
+    (config, root): (Option<&Path>, Option<&Path>),
+) -> Result<ExitCode> {
+    let (path, format) = options.target()?;
+    let config = info::configuration(config, root)?;
+    let settings = options.settings(format)?;
     let mut findings = Vec::new();
     let spec = of_host::make(&config, &settings, &engines_read_gids, &mut findings);
     let mut log = Log::default();
@@ -183,7 +91,7 @@ fn generate(options: &super::Options) -> Result<ExitCode> {
     let Some(path) = path else { return Ok(output::print(&text)) };
     nvidia_host::cdi::write(&path, &text)?;
     log.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
-    cdi_check::doubts(&path, options).iter().for_each(|doubt| log.finding(doubt));
+    cdi_check::doubts(&path, dirs).iter().for_each(|doubt| log.finding(doubt));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -206,19 +114,19 @@ const MAX_SHOWN: usize = 9;
 /// A host without GPUs, and one whose spec still fits, is left as it is, and nothing is said: this runs at boot, and
 /// whenever something may have changed. Without --create a host that has no spec gets none: two files with the same devices
 /// are a conflict, and whether there is to be one is the administrator's choice.
-fn refresh(options: &super::Options) -> Result<ExitCode> {
-    let (Some(path), format) = options.cdi.target()? else {
+fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, Option<&Path>)) -> Result<ExitCode> {
+    let (Some(path), format) = options.target()? else {
         return Err(failure(
             &catalog::COMMAND_LINE,
             "\"cdi refresh\" needs a file",
             "name it with --output, or use \"cdi generate\"",
         ));
     };
-    if !options.create && rustix::fs::lstat(&path).is_err() {
+    if !create && rustix::fs::lstat(&path).is_err() {
         return Ok(ExitCode::SUCCESS);
     }
-    let config = info::configuration(options)?;
-    let settings = options.cdi.settings(format)?;
+    let config = info::configuration(config, root)?;
+    let settings = options.settings(format)?;
     let mut findings = Vec::new();
     let refreshed = of_host::refresh(&path, &config, &settings, &engines_read_gids, &mut findings);
     let mut log = Log::default();

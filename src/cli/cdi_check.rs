@@ -17,17 +17,18 @@ use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::Config;
 use nvidia_host::host::Host;
 
+use super::args::{CdiCheck, SpecDirs};
 use super::status::this_user;
-use super::{Options, info, output};
+use super::{info, output};
 use crate::cdi_check::{self, Now, Verdict};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
 use crate::engine::look;
 use crate::log::Log;
 
 /// Where each engine looks, or all of them in the directories of the command line.
-fn views(options: &Options, look: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
+fn views(given: &SpecDirs, look: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
     let views = Tree::open(&HostPath::new("/")).map(|host| look(&host)).unwrap_or_default();
-    let given = &options.cdi.spec_dirs;
+    let given = &given.spec_dirs;
     if given.is_empty() && !views.is_empty() {
         return views;
     }
@@ -36,17 +37,17 @@ fn views(options: &Options, look: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
 }
 
 /// Where they look is all that is needed.
-fn places(options: &Options) -> Vec<View> {
-    views(options, |host| look::cdi_views(host, this_user()))
+fn places(dirs: &SpecDirs) -> Vec<View> {
+    views(dirs, |host| look::cdi_views(host, this_user()))
 }
 
 /// Prints the qualified names of the devices that engines find.
 ///
 /// # Errors
 /// None: files that they do not read have no devices.
-pub fn list(options: &Options) -> Result<ExitCode> {
-    let names = names_of(options);
-    if options.json {
+pub fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
+    let names = names_of(dirs);
+    if json {
         return Ok(output::print(&(base::json::pretty(&names)? + "\n")));
     }
     if names.is_empty() {
@@ -57,9 +58,9 @@ pub fn list(options: &Options) -> Result<ExitCode> {
     Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
 }
 
-fn names_of(options: &Options) -> BTreeSet<String> {
+fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for view in places(options) {
+    for view in places(dirs) {
         for (name, found) in registry::resolve(&registry::read(&view.dirs)) {
             if matches!(found, Found::In(_)) {
                 names.insert(name);
@@ -72,23 +73,21 @@ fn names_of(options: &Options) -> BTreeSet<String> {
 /// The names of the devices that engines find, or that are in these directories.
 #[must_use]
 pub fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
-    let mut options = Options::default();
-    options.cdi.spec_dirs = spec_dirs.iter().map(Into::into).collect();
-    names_of(&options)
+    names_of(&SpecDirs { spec_dirs: spec_dirs.iter().map(Into::into).collect() })
 }
 
 /// Prints what engines make of each device. 0 if they can use all of them, and there is one.
 ///
 /// # Errors
 /// If config.toml is wrong.
-pub fn check(options: &Options) -> Result<ExitCode> {
-    let config = info::configuration(options)?;
-    let stamp = stamp(&config, options);
+pub fn check(options: &CdiCheck, config: Option<&Path>) -> Result<ExitCode> {
+    let config = info::configuration(config, options.root.as_deref())?;
+    let stamp = stamp(&config);
     let mut all_good = true;
     let (mut text, mut data) = (String::new(), Vec::new());
-    for View { readers, dirs } in views(options, |host| cdi::views(&look::inspect_engines(host, this_user()))) {
+    for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&look::inspect_engines(host, this_user()))) {
         let now = Now { readers: &readers, stamp: stamp.as_ref() };
-        let verdicts = judge(&registry::read(&dirs), &now, options);
+        let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
         text += &in_words(&verdicts, &dirs, &readers);
@@ -99,9 +98,9 @@ pub fn check(options: &Options) -> Result<ExitCode> {
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
 
-/// The host as it is now. Only NVML knows which MIG devices there are.
-fn stamp(config: &Config, options: &Options) -> Option<Stamp> {
-    let mut stamp = Stamp::look(config, &options.cdi)?;
+/// The host as it is now, without the options that a spec was made with. Only NVML knows which MIG devices there are.
+fn stamp(config: &Config) -> Option<Stamp> {
+    let mut stamp = Stamp::look(config, &())?;
     if stamp.mig.is_some() {
         match Host::look_afresh(config) {
             Ok(host) => stamp.complete(&host.inventory),
@@ -113,9 +112,9 @@ fn stamp(config: &Config, options: &Options) -> Option<Stamp> {
 
 /// Why engines may not find what was written there.
 #[must_use]
-pub fn doubts(path: &Path, options: &Options) -> Vec<Finding> {
+pub fn doubts(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
     let mut doubts = Vec::new();
-    for View { readers, dirs } in places(options) {
+    for View { readers, dirs } in places(dirs) {
         let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
             let engines: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
             let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
@@ -145,9 +144,9 @@ fn is_in(path: &Path, dir: &Path) -> bool {
     path.parent().and_then(identity).is_some_and(|parent| Some(parent) == identity(dir))
 }
 
-fn judge(files: &[SpecFile], now: &Now<'_>, options: &Options) -> Vec<Verdict> {
+fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<Verdict> {
     let mut devices = cdi_check::devices(files, now, |path| rustix::fs::lstat(path).is_ok());
-    if options.cdi.names.is_empty() {
+    if names.is_empty() {
         devices.extend(cdi_check::files(files));
         return devices;
     }
@@ -155,7 +154,7 @@ fn judge(files: &[SpecFile], now: &Now<'_>, options: &Options) -> Vec<Verdict> {
         let known = devices.iter().find(|device| device.subject == *name);
         known.cloned().unwrap_or_else(|| cdi_check::unknown(name, &devices))
     };
-    let mut named: Vec<_> = options.cdi.names.iter().map(named).collect();
+    let mut named: Vec<_> = names.iter().map(named).collect();
     if named.iter().any(|verdict| verdict.file.is_empty()) {
         // It may be in one of these.
         named.extend(cdi_check::files(files));

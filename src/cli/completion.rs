@@ -1,14 +1,16 @@
 //! `completion SHELL`: small scripts that ask the program itself what can stand at the end of a line, so that all shells
 //! offer the same.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::builder::{StyledStr, ValueHint};
+use clap::{Arg, Command, CommandFactory};
+
 use base::report::one_line;
 
-use super::grammar::{self, Command, Completes, Opt};
-use super::{PROGRAM, cdi_check, output, usage_error};
+use super::args::{Cli, Shell};
+use super::{cdi_check, output};
 
 /// What the scripts call, with the words of the line but for the program's name. Nobody types it.
 pub(super) const VERB: &str = "__complete";
@@ -73,146 +75,111 @@ complete -c oci-nvidia-hook -f -a '(__oci_nvidia_hook_offer)'
 "#;
 
 /// Prints the script for this shell.
-pub(super) fn run(operands: &[OsString]) -> ExitCode {
-    match operands.first().and_then(|shell| shell.to_str()) {
-        Some("bash") => output::print(BASH),
-        Some("zsh") => output::print(ZSH),
-        Some("fish") => output::print(FISH),
-        _ => usage_error(&grammar::wrong(&PROGRAM, None, "there are completions for bash, zsh and fish")),
-    }
+pub(super) fn run(shell: Shell) -> ExitCode {
+    output::print(match shell {
+        Shell::Bash => BASH,
+        Shell::Zsh => ZSH,
+        Shell::Fish => FISH,
+    })
 }
 
 /// Prints what can stand in the place of the last of these words: each on a line, with its help behind a tab; or `:files`, or
 /// `:directories`, which shells know.
 pub(super) fn complete(words: &[OsString]) -> ExitCode {
     let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    output::print(&offer(&words))
+    output::print(&offer(&words).unwrap_or_default())
 }
 
-fn offer(words: &[String]) -> String {
-    let (last, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
-    let line = read(before);
-    let (prefix, completes) = match (line.wants, last.split_once('=')) {
-        (Some(completes), _) => ("", completes),
-        // What stands behind = is the value of that option.
-        (None, Some((name, _))) if name.starts_with('-') => {
-            let Some(option) = find(&line, name).filter(|option| option.value().is_some()) else {
-                return String::new();
-            };
-            (last.get(..=name.len()).unwrap_or_default(), option.completes)
-        }
-        _ => return of_place(&line, last),
-    };
-    let mut text = String::new();
-    add(&mut text, completes, prefix, last, &line);
-    text
-}
-
-/// What the words before the last one are.
-#[derive(Default)]
-struct Before<'a> {
-    group: Option<&'a str>,
-    command: Option<&'static Command>,
-    spec_dirs: Vec<&'a str>,
-    /// The last of them is an option whose value comes
-    wants: Option<Completes>,
-}
-
-fn read(words: &[String]) -> Before<'_> {
-    let mut line = Before::default();
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        if word.starts_with('-') {
-            let Some(option) = find(&line, word).filter(|option| option.value().is_some() && !word.contains('='))
-            else {
-                continue;
-            };
-            match words.next() {
-                Some(value) if option.long() == "spec-dir" => line.spec_dirs.push(value),
-                Some(_) => {}
-                None => line.wants = Some(option.completes),
+/// `None` behind a word that is not a command.
+fn offer(words: &[String]) -> Option<String> {
+    let mut program = Cli::command();
+    program.build();
+    let (last, before) = words.split_last()?;
+    let mut command = &program;
+    let mut wants: Option<&Arg> = None;
+    let mut spec_dirs = Vec::new();
+    for word in before {
+        if let Some(option) = wants.take() {
+            if option.get_id() == "spec_dirs" {
+                spec_dirs.push(word.as_str());
             }
-        } else if line.command.is_none() {
-            let name = line.group.map_or_else(|| word.clone(), |group| format!("{group} {word}"));
-            line.command = PROGRAM.commands.iter().find(|command| command.name == name);
-            line.group = Some(word);
+        } else if word.starts_with('-') {
+            wants = option(command, word).filter(|_| !word.contains('='));
+        } else if command.has_subcommands() {
+            command = command.find_subcommand(word)?;
         }
     }
-    line
+    let mut offers = Offers { text: String::new(), last };
+    if let Some(option) = wants {
+        offers.add_values(option, "", &spec_dirs);
+    } else if let Some((name, _)) = last.split_once('=').filter(|_| last.starts_with('-')) {
+        offers.add_values(option(command, name)?, last.get(..=name.len())?, &spec_dirs);
+    } else {
+        offers.add_words(command, &spec_dirs);
+    }
+    Some(offers.text)
 }
 
-/// The option of this word, `--option=value` too.
-fn find(line: &Before<'_>, word: &str) -> Option<&'static Opt> {
+/// The option of this word that takes a value, `--option=value` too.
+fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.split('=').next().unwrap_or(word);
-    let own = line.command.into_iter().flat_map(|command| command.options.iter().copied());
-    let is = |option: &&Opt| match name.strip_prefix("--") {
-        Some(long) => option.long() == long,
-        None => option.short().is_some_and(|letter| name.strip_prefix('-') == Some(letter)),
+    let is_it = |arg: &&Arg| match name.strip_prefix("--") {
+        Some(long) => arg.get_long() == Some(long),
+        None => arg.get_short().is_some_and(|letter| name.strip_prefix('-') == Some(letter.encode_utf8(&mut [0; 4]))),
     };
-    own.chain(PROGRAM.options).find(is)
+    command.get_arguments().find(is_it).filter(|arg| arg.get_action().takes_values())
 }
 
-/// Commands, options, and what a command works on.
-fn of_place(line: &Before<'_>, last: &str) -> String {
-    let mut text = String::new();
-    match (line.command, line.group) {
-        (None, None) => add(&mut text, Completes::Commands, "", last, line),
-        (None, Some(group)) => {
-            for command in PROGRAM.group(group) {
-                add_word(&mut text, command.name.get(group.len() + 1..).unwrap_or_default(), command.summary, last);
-            }
+struct Offers<'a> {
+    text: String,
+    /// What has been typed of the word
+    last: &'a str,
+}
+
+impl Offers<'_> {
+    /// Commands, what a command works on, and options.
+    fn add_words(&mut self, command: &Command, spec_dirs: &[&str]) {
+        for command in command.get_subcommands() {
+            self.add(command.get_name(), command.get_about());
         }
-        (Some(command), _) => {
-            if let Some(operand) = command.operand {
-                add(&mut text, operand.completes, "", last, line);
+        if let Some(operand) = command.get_positionals().next() {
+            self.add_values(operand, "", spec_dirs);
+        }
+        // Where nothing was typed yet, options would hide the rest.
+        if !self.text.is_empty() && !self.last.starts_with('-') {
+            return;
+        }
+        for arg in command.get_arguments() {
+            if let Some(long) = arg.get_long() {
+                self.add(&format!("--{long}"), arg.get_help());
             }
         }
     }
-    let own = line.command.into_iter().flat_map(|command| command.options.iter().copied());
-    let of_program = PROGRAM.options.iter().filter(|_| line.command.is_some() || line.group.is_none());
-    // Where nothing was typed yet, options would hide the rest.
-    let hidden = !text.is_empty() && !last.starts_with('-');
-    for option in own.chain(of_program).filter(|_| !hidden) {
-        add_word(&mut text, &format!("--{}", option.long()), option.help(), last);
-    }
-    text
-}
 
-fn add(text: &mut String, completes: Completes, prefix: &str, last: &str, line: &Before<'_>) {
-    match completes {
-        Completes::Nothing => {}
-        Completes::Files => text.push_str(":files\n"),
-        Completes::Directories => text.push_str(":directories\n"),
-        Completes::Words(words) => {
-            words.split(' ').for_each(|word| add_word(text, &format!("{prefix}{word}"), "", last));
-        }
-        Completes::Commands => {
-            let mut groups: Vec<&str> = Vec::new();
-            for command in PROGRAM.commands {
-                match command.name.split_once(' ') {
-                    None => add_word(text, command.name, command.summary, last),
-                    Some((group, _)) if groups.contains(&group) => {}
-                    Some((group, _)) => {
-                        groups.push(group);
-                        add_word(text, group, "its own commands", last);
-                    }
+    fn add_values(&mut self, arg: &Arg, prefix: &str, spec_dirs: &[&str]) {
+        match (arg.get_id().as_str(), arg.get_value_hint()) {
+            ("names", _) => {
+                cdi_check::names(spec_dirs).iter().for_each(|name| self.add(&one_line(name), None));
+            }
+            ("devices", _) => self.add(&format!("{prefix}all"), None),
+            (_, ValueHint::FilePath) => self.text.push_str(":files\n"),
+            (_, ValueHint::DirPath) => self.text.push_str(":directories\n"),
+            _ => {
+                for value in arg.get_possible_values().iter().filter(|value| !value.is_hide_set()) {
+                    self.add(&format!("{prefix}{}", value.get_name()), None);
                 }
             }
         }
-        Completes::CdiDevices => {
-            let names: BTreeSet<String> = cdi_check::names(&line.spec_dirs);
-            names.iter().for_each(|name| add_word(text, &one_line(name), "", last));
-        }
     }
-}
 
-fn add_word(text: &mut String, word: &str, help: &str, last: &str) {
-    if word.starts_with(last) {
-        text.push_str(word);
-        if !help.is_empty() {
-            text.push('\t');
-            text.push_str(help);
+    fn add(&mut self, word: &str, help: Option<&StyledStr>) {
+        if word.starts_with(self.last) {
+            self.text.push_str(word);
+            if let Some(help) = help {
+                self.text.push('\t');
+                self.text.push_str(&help.to_string().replace('\n', " "));
+            }
+            self.text.push('\n');
         }
-        text.push('\n');
     }
 }

@@ -13,7 +13,7 @@ use nvidia_host::config;
 
 use super::status::this_user;
 use super::terminal::{Colour, Terminal};
-use super::{Options, output};
+use super::{args, output};
 use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
 use crate::engine::status;
 use crate::log::Log;
@@ -29,8 +29,8 @@ const fn code(worst: Status) -> u8 {
 
 /// Examines this host and prints what it found.
 #[must_use]
-pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
-    match examine(options, terminal) {
+pub fn run(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) -> ExitCode {
+    match examine(options, config, terminal) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             Log::default().error(&error);
@@ -39,10 +39,9 @@ pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
     }
 }
 
-fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
-    let config = options.config.as_deref();
+fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) -> Result<u8> {
     if options.container.is_some() || options.pid.is_some() {
-        let outcomes = examine_container(options)?;
+        let outcomes = examine_container(options, config)?;
         let printed = print(&outcomes, options, terminal)?;
         return Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) });
     }
@@ -61,13 +60,13 @@ fn examine(options: &Options, terminal: Terminal) -> Result<u8> {
 }
 
 /// Whether it was printed.
-fn print(outcomes: &[Outcome], options: &Options, terminal: Terminal) -> Result<bool> {
+fn print(outcomes: &[Outcome], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
     let text = if options.json { base::json::pretty(&outcomes)? + "\n" } else { text(outcomes, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 
-fn examine_container(options: &Options) -> Result<Vec<Outcome>> {
-    let (config, _) = config::read(options.config.as_deref())?;
+fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Vec<Outcome>> {
+    let (config, _) = config::read(config)?;
     let name = options.container.as_deref().unwrap_or_default();
     let pid = match options.pid {
         Some(pid) => pid,

@@ -18,7 +18,8 @@ use nvidia_host::host::Host;
 use nvidia_host::inventory::report;
 use nvidia_host::inventory::select::Device;
 
-use super::{Options, Stage, USAGE, explain_finding, output};
+use super::args::{Explain, ExplainStage};
+use super::{USAGE, explain_finding, output};
 use crate::inject::container::OpenContainer;
 use crate::log::Log;
 use crate::lower::text;
@@ -62,7 +63,7 @@ struct Subject {
 /// Explains the container that is named, or whose state or config.json is on stdin. The exit code is the hook's. A number of
 /// the catalog, such as `ONH-030`, is explained in place of a container.
 #[must_use]
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(options: &Explain, config: Option<&Path>) -> ExitCode {
     if let Some(printed) = options.container.as_deref().and_then(|name| explain_finding::run(name, options.json)) {
         return printed;
     }
@@ -73,7 +74,7 @@ pub fn run(options: &Options) -> ExitCode {
             return code;
         }
     };
-    let explanation = explain(input, options);
+    let explanation = explain(input, options, config);
     let text =
         if options.json { json::pretty(&explanation).unwrap_or_default() + "\n" } else { in_words(&explanation) };
     let printed = output::print(&text);
@@ -89,7 +90,7 @@ impl Explanation {
     }
 }
 
-fn explain(input: Input, options: &Options) -> Explanation {
+fn explain(input: Input, options: &Explain, config: Option<&Path>) -> Explanation {
     let mut explanation = Explanation {
         outcome: Outcome::None,
         reason: String::new(),
@@ -100,7 +101,7 @@ fn explain(input: Input, options: &Options) -> Explanation {
         findings: Vec::new(),
         last_decides: false,
     };
-    if let Err(error) = follow(input, options, &mut explanation) {
+    if let Err(error) = follow(input, options, config, &mut explanation) {
         explanation.decide(Outcome::Error, Finding::error(&error));
         explanation.edits.clear();
     }
@@ -108,11 +109,11 @@ fn explain(input: Input, options: &Options) -> Explanation {
 }
 
 /// The hook's own way, as far as it goes without changing the container.
-fn follow(input: Input, options: &Options, explanation: &mut Explanation) -> Result<()> {
+fn follow(input: Input, options: &Explain, config: Option<&Path>, explanation: &mut Explanation) -> Result<()> {
     let (spec, called) = read_container(input, options)?;
     let pid = if let Called::WithState(pid) = called { pid } else { 0 };
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
-    let Some((request, mut config)) = plan::asked(&spec, options.config.as_deref(), explanation)? else {
+    let Some((request, mut config)) = plan::asked(&spec, config, explanation)? else {
         return Ok(());
     };
     if let Some(root) = &options.root {
@@ -131,7 +132,7 @@ fn follow(input: Input, options: &Options, explanation: &mut Explanation) -> Res
     let Some(gpus) = plan::gpus(request, config, explanation)? else { return Ok(()) };
     match called {
         Called::WithState(pid) => explanation.steps(&gpus, &spec, pid),
-        Called::Precreate(text) => explanation.additions(&gpus, &spec, text, options.cdi.hook_path.as_deref()),
+        Called::Precreate(text) => explanation.additions(&gpus, &spec, text),
     }
 }
 
@@ -186,8 +187,8 @@ impl Explanation {
     }
 
     /// What precreate adds to config.json, and what its hook entry does when there is a rootfs.
-    fn additions(&mut self, gpus: &Gpus, spec: &SpecView, text: String, hook_path: Option<&Path>) -> Result<()> {
-        let additions = precreate::additions(gpus, spec, hook_path, &mut self.findings)?;
+    fn additions(&mut self, gpus: &Gpus, spec: &SpecView, text: String) -> Result<()> {
+        let additions = precreate::additions(gpus, spec, &mut self.findings)?;
         additions.apply(text)?;
         self.edits = text::describe_additions(&additions);
         self.findings.extend(plan::newer_libcuda(&image_at(spec, gpus)));
@@ -222,7 +223,7 @@ const HINT: &str = "oci-nvidia-hook explain CONTAINER, or oci-nvidia-hook explai
 
 /// # Errors
 /// If there is no such container, or nothing on stdin: then there is nothing to explain. With the exit status.
-fn read_input(options: &Options) -> Result<Input, (anyhow::Error, ExitCode)> {
+fn read_input(options: &Explain) -> Result<Input, (anyhow::Error, ExitCode)> {
     let failed = |error| (error, ExitCode::FAILURE);
     if let Some(name) = &options.container {
         return super::why::bundle_of(name).map(Input::Bundle).map_err(failed);
@@ -239,8 +240,8 @@ fn read_input(options: &Options) -> Result<Input, (anyhow::Error, ExitCode)> {
     Ok(Input::Text(bytes))
 }
 
-fn read_container(input: Input, options: &Options) -> Result<(SpecView, Called)> {
-    let is_precreate = options.stage == Some(Stage::Precreate);
+fn read_container(input: Input, options: &Explain) -> Result<(SpecView, Called)> {
+    let is_precreate = options.stage == Some(ExplainStage::Precreate);
     let (bytes, here) = match input {
         Input::Bundle(bundle) if is_precreate => {
             let path = bundle.join("config.json");

@@ -1,6 +1,7 @@
 //! `info`: the driver and its GPUs.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -12,7 +13,8 @@ use nvidia_host::host::Host;
 use nvidia_host::inventory::report::Report;
 use nvidia_host::inventory::{FailedGpu, Gpu, Inventory};
 
-use super::{Options, output};
+use super::args::Info;
+use super::output;
 use crate::log::Log;
 
 /// How it is printed.
@@ -29,14 +31,14 @@ pub enum Form {
 
 /// Prints the inventory.
 #[must_use]
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(options: &Info, config: Option<&Path>) -> ExitCode {
     let form = match (options.json, options.csv) {
         (true, _) => Form::Json,
         (_, true) => Form::Csv,
         _ => Form::Labels,
     };
     let mut log = Log::default();
-    let text = configuration(options).and_then(|config| text(&config, form, &mut log));
+    let text = configuration(config, options.root.as_deref()).and_then(|config| text(&config, form, &mut log));
     output::print_or_fail(text, &mut log)
 }
 
@@ -66,11 +68,11 @@ fn not_usable(failed: &FailedGpu) -> Finding {
 ///
 /// # Errors
 /// If the file is wrong.
-pub(super) fn configuration(options: &Options) -> Result<Config> {
-    let (mut config, findings) = config::read(options.config.as_deref())?;
+pub(super) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<Config> {
+    let (mut config, findings) = config::read(file)?;
     let mut log = Log::default();
     findings.iter().for_each(|finding| log.finding(finding));
-    if let Some(root) = &options.root {
+    if let Some(root) = root {
         config.driver_root = HostPath::new(root);
     }
     Ok(config)

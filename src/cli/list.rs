@@ -23,8 +23,8 @@ use nvidia_host::inventory::caps::{MigCap, parse_line};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::select::Device;
 
-use super::selection::Selection;
-use super::{Options, info, output};
+use super::selection::{Parts, Selection};
+use super::{args, info, output};
 use crate::log::Log;
 use crate::select;
 
@@ -77,10 +77,10 @@ impl Kind {
 
 /// Prints them.
 #[must_use]
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(options: &args::List, config: Option<&Path>) -> ExitCode {
     let mut log = Log::default();
-    let text = info::configuration(options).and_then(|config| {
-        let (items, unknown) = items(&options.selection, &config, &mut log)?;
+    let text = info::configuration(config, options.root.as_deref()).and_then(|config| {
+        let (items, unknown) = items(&options.parts, &config, &mut log)?;
         // On stderr: programs read a path on each line of stdout.
         unknown.iter().for_each(|finding| log.remark(finding));
         if options.json { json(&items) } else { Ok(text_of(&items)) }
@@ -92,8 +92,8 @@ pub fn run(options: &Options) -> ExitCode {
 ///
 /// # Errors
 /// If there is no driver, or a device that was chosen is none of this host.
-pub(super) fn text(selection: &Selection, config: &Config, log: &mut Log) -> Result<String> {
-    Ok(text_of(&items(selection, config, log)?.0))
+pub(super) fn text(parts: &Parts, config: &Config, log: &mut Log) -> Result<String> {
+    Ok(text_of(&items(parts, config, log)?.0))
 }
 
 fn text_of(items: &[Item]) -> String {
@@ -113,34 +113,35 @@ fn json(items: &[Item]) -> Result<String> {
 }
 
 /// With them, the libraries among them that the catalogue lacks.
-fn items(selection: &Selection, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Option<Finding>)> {
-    let everything = selection.is_everything();
-    let chosen = selection.clone().completed();
+fn items(parts: &Parts, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Option<Finding>)> {
+    let everything = parts.is_everything();
+    let chosen = parts.clone().completed();
+    let Selection { devices: chosen_devices, compat32, mig_config, mig_monitor, .. } = &chosen.selection;
     let (mut items, mut finding) = (Vec::new(), None);
-    if chosen.devices.is_some()
-        || chosen.mig_config.is_some()
-        || chosen.mig_monitor.is_some()
-        || !chosen.imex_channels.is_empty()
+    if chosen_devices.is_some()
+        || mig_config.is_some()
+        || mig_monitor.is_some()
+        || chosen.selection.imex_channels().next().is_some()
     {
-        items = devices(&chosen, config, log)?;
+        items = devices(&chosen.selection, config, log)?;
     }
-    let Selection { libraries, compat32, binaries, ipcs, firmwares, .. } = chosen;
-    if [libraries, compat32, binaries, ipcs, firmwares].contains(&true) {
+    let Parts { libraries, binaries, ipcs, firmwares, .. } = chosen;
+    if [libraries, *compat32, binaries, ipcs, firmwares].contains(&true) {
         let (root, mut files, unknown) = find(config, log)?;
-        files.leave_out(chosen.omit);
-        let ipc = if ipcs { daemons(&root, chosen.omit, config, log) } else { Vec::new() };
+        files.leave_out(chosen.selection.omit());
+        let ipc = if ipcs { daemons(&root, chosen.selection.omit(), config, log) } else { Vec::new() };
         items.extend(paths(&files, &ipc, &chosen, everything).into_iter().filter_map(|(kind, source)| {
             let is_unknown = unknown.iter().any(|library| library.source == *source);
             Some(Item { is_unknown, ..item(root.inside(source).ok()?, source.as_path(), kind) })
         }));
-        finding = unknown_finding(&unknown).filter(|_| libraries || compat32);
+        finding = unknown_finding(&unknown).filter(|_| libraries || *compat32);
     }
     Ok((items, finding))
 }
 
 fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
     let host = Host::look_afresh(config)?;
-    let request = chosen.request(config.supported_driver_capabilities, config)?;
+    let request = chosen.request(config.supported_driver_capabilities, &[], config)?;
     let (devices, mut findings) = select::decide(&request, &host.inventory, config)?;
     let wanted = request.wanted()?;
     let facts = host.device_facts(&wanted, &devices);
@@ -242,12 +243,7 @@ fn daemons(root: &Tree, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> 
     found
 }
 
-fn paths<'a>(
-    files: &'a DriverFiles,
-    ipc: &'a [Ipc],
-    chosen: &Selection,
-    everything: bool,
-) -> Vec<(Kind, &'a HostPath)> {
+fn paths<'a>(files: &'a DriverFiles, ipc: &'a [Ipc], chosen: &Parts, everything: bool) -> Vec<(Kind, &'a HostPath)> {
     let libraries = |native: bool, kind: Kind| {
         let of_arch = files.libraries.iter().filter(move |library| (library.arch == Arch::native()) == native);
         of_arch.map(move |library| (kind, &library.source))
@@ -263,7 +259,7 @@ fn paths<'a>(
     if chosen.libraries {
         paths.extend(libraries(true, Kind::Library));
     }
-    if chosen.compat32 {
+    if chosen.selection.compat32 {
         paths.extend(libraries(false, Kind::Library32));
     }
     paths.extend(ipc.iter().map(|ipc| (Kind::Ipc, &ipc.source)));

@@ -1,5 +1,6 @@
 //! `prepare`: modules loaded and device nodes made, at boot or before the first container.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -11,14 +12,14 @@ use nvidia_host::device_id::imex_channel;
 use nvidia_host::host::Host;
 use nvidia_host::prepare::host::{AT_BOOT, Prepared, may_prepare, prepare_host};
 
-use super::{Options, output};
+use super::{args, output, selection};
 use crate::log::Log;
 
 /// Prepares the host, and prints what was done.
 #[must_use]
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(options: &args::Prepare, config: Option<&Path>) -> ExitCode {
     let mut log = Log::default();
-    let prepared = match run_as_root(options) {
+    let prepared = match run_as_root(options, config) {
         Ok(prepared) => prepared,
         Err(error) => {
             log.error(&error);
@@ -30,12 +31,12 @@ pub fn run(options: &Options) -> ExitCode {
     if prepared.failed.is_empty() { printed } else { ExitCode::FAILURE }
 }
 
-fn run_as_root(options: &Options) -> Result<Prepared> {
-    let (mut config, _) = config::read(options.config.as_deref())?;
+fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepared> {
+    let (mut config, _) = config::read(config)?;
     if let Some(root) = &options.root {
         config.driver_root = HostPath::new(root);
     }
-    let channels = options.selection.imex_channels.iter().map(|channel| imex_channel(channel));
+    let channels = selection::words(&options.imex_channels).map(imex_channel);
     let channels = channels.collect::<Result<Vec<_>>>()?;
     if !may_prepare()? {
         return Err(failure(

@@ -1,101 +1,72 @@
 //! The options that choose devices and parts of the driver, as nvidia-container-cli has them, and the request they make.
 
-use std::ffi::OsString;
-
 use anyhow::Result;
+use clap::Args;
 
 use base::report::{catalog, failure};
-use nvidia_host::capability::{Capabilities, Capability, Omit};
+use nvidia_host::capability::{Capabilities, Omit};
 use nvidia_host::config::{Config, Require};
 use nvidia_host::device_id::{self, VisibleDevices};
 use nvidia_host::require::Requirement;
 
-use super::grammar::{Completes, Opt, option, switch};
 use crate::request::{GpuRequest, MAX_REQUIREMENTS};
 
-pub(super) static DEVICE: Opt = option(
-    "-d, --device ID\tGPUs and MIG devices, by index, UUID or bus id; a comma list, or all",
-    Completes::Words("all"),
-);
-pub(super) static LIBRARIES: Opt = switch("-l, --libraries\tlibraries");
-pub(super) static BINARIES: Opt = switch("-b, --binaries\tprograms");
-pub(super) static IPCS: Opt = switch("-i, --ipcs\tsockets of the driver's daemons");
-pub(super) static FIRMWARES: Opt = switch("-f, --firmwares\tthe firmware of the GPUs' own processor");
-pub(super) static COMPAT32: Opt = switch("--compat32\t32-bit libraries");
-pub(super) static MIG_CONFIG: Opt =
-    option("--mig-config ID\twhat it takes to lay out MIG devices; only all is accepted", Completes::Words("all"));
-pub(super) static MIG_MONITOR: Opt =
-    option("--mig-monitor ID\twhat it takes to watch MIG devices; only all is accepted", Completes::Words("all"));
-pub(super) static IMEX_CHANNEL: Opt =
-    option("--imex-channel CHANNEL\tIMEX channels, by number; a comma list", Completes::Nothing);
-pub(super) static NO_PERSISTENCED: Opt = switch("--no-persistenced\twithout the socket of nvidia-persistenced");
-pub(super) static NO_FABRICMANAGER: Opt = switch("--no-fabricmanager\twithout the socket of the fabric manager");
-pub(super) static NO_GSP_FIRMWARE: Opt = switch("--no-gsp-firmware\twithout GPU firmware");
-
-/// What was chosen.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Devices, and what belongs to them.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// `--device`; none: it was not given
+    /// GPUs and MIG devices, by index, UUID or bus id; a comma list, or all
+    #[arg(short, long = "device", value_name = "ID", value_delimiter = ',')]
     pub devices: Option<Vec<String>>,
-    /// `--libraries`
-    pub libraries: bool,
-    /// `--compat32`
+    /// 32-bit libraries
+    #[arg(long)]
     pub compat32: bool,
-    /// `--binaries`
-    pub binaries: bool,
-    /// `--ipcs`
-    pub ipcs: bool,
-    /// `--firmwares`
-    pub firmwares: bool,
-    /// `--mig-config`
+    /// What it takes to lay out MIG devices; only all is accepted
+    #[arg(long, value_name = "ID", value_parser = ["all"], hide_possible_values = true)]
     pub mig_config: Option<String>,
-    /// `--mig-monitor`
+    /// What it takes to watch MIG devices; only all is accepted
+    #[arg(long, value_name = "ID", value_parser = ["all"], hide_possible_values = true)]
     pub mig_monitor: Option<String>,
-    /// `--imex-channel`
+    /// IMEX channels, by number; a comma list
+    #[arg(long = "imex-channel", value_name = "CHANNEL", value_delimiter = ',')]
     pub imex_channels: Vec<String>,
-    /// `--compute` and its like
-    pub capabilities: Vec<Capability>,
-    /// `--require`
-    pub requirements: Vec<String>,
-    /// `--no-persistenced` and its like
-    pub omit: Omit,
+    /// Without the socket of nvidia-persistenced
+    #[arg(long)]
+    no_persistenced: bool,
+    /// Without the socket of the fabric manager
+    #[arg(long)]
+    no_fabricmanager: bool,
+    /// Without GPU firmware
+    #[arg(long)]
+    no_gsp_firmware: bool,
 }
 
-impl Selection {
-    /// Takes an option, if it is one of these.
-    ///
-    /// # Errors
-    /// If its value is wrong.
-    pub fn set(&mut self, option: &str, value: Option<&OsString>) -> Result<bool> {
-        let text = value.and_then(|value| value.to_str()).unwrap_or_default();
-        match option {
-            "device" => self.devices.get_or_insert_default().extend(words(text)),
-            "libraries" => self.libraries = true,
-            "binaries" => self.binaries = true,
-            "ipcs" => self.ipcs = true,
-            "firmwares" => self.firmwares = true,
-            "compat32" => self.compat32 = true,
-            "mig-config" => self.mig_config = Some(only_all(option, text)?),
-            "mig-monitor" => self.mig_monitor = Some(only_all(option, text)?),
-            "imex-channel" => self.imex_channels.extend(words(text)),
-            "no-persistenced" => self.omit.persistenced = true,
-            "no-fabricmanager" => self.omit.fabricmanager = true,
-            "no-gsp-firmware" => self.omit.firmware = true,
-            "no-devbind" => self.omit.node_mounts = true,
-            "require" => self.requirements.push(text.to_owned()),
-            capability => match Capability::ALL.into_iter().find(|known| known.name() == capability) {
-                Some(capability) => self.capabilities.push(capability),
-                None => return Ok(false),
-            },
-        }
-        Ok(true)
-    }
+/// What of the driver to list.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Devices
+    #[command(flatten)]
+    pub selection: Selection,
+    /// Libraries
+    #[arg(short, long)]
+    pub libraries: bool,
+    /// Programs
+    #[arg(short, long)]
+    pub binaries: bool,
+    /// Sockets of the driver's daemons
+    #[arg(short, long)]
+    pub ipcs: bool,
+    /// The firmware of the GPUs' own processor
+    #[arg(short, long)]
+    pub firmwares: bool,
+}
 
+impl Parts {
     /// Whether nothing was chosen: that means everything. A channel chooses nothing else away.
     #[must_use]
     pub fn is_everything(&self) -> bool {
-        let chosen = Self { imex_channels: Vec::new(), omit: Omit::default(), ..self.clone() };
-        chosen == Self::default()
+        let Self { selection: Selection { devices, compat32, mig_config, mig_monitor, .. }, .. } = self;
+        let has_parts = self.libraries || self.binaries || self.ipcs || self.firmwares || *compat32;
+        !has_parts && devices.is_none() && mig_config.is_none() && mig_monitor.is_none()
     }
 
     /// The same with what everything is.
@@ -104,15 +75,33 @@ impl Selection {
         if !self.is_everything() {
             return self;
         }
-        let devices = Some(vec!["all".to_owned()]);
-        Self { devices, libraries: true, compat32: true, binaries: true, ipcs: true, firmwares: true, ..self }
+        let selection = Selection { devices: Some(vec!["all".to_owned()]), compat32: true, ..self.selection };
+        Self { selection, libraries: true, binaries: true, ipcs: true, firmwares: true }
+    }
+}
+
+impl Selection {
+    /// What is left out.
+    #[must_use]
+    pub fn omit(&self) -> Omit {
+        Omit {
+            persistenced: self.no_persistenced,
+            fabricmanager: self.no_fabricmanager,
+            firmware: self.no_gsp_firmware,
+            ..Omit::default()
+        }
     }
 
-    /// The request that it is, under the administrator's rules.
+    /// The IMEX channels, without empty words.
+    pub fn imex_channels(&self) -> impl Iterator<Item = &str> {
+        words(&self.imex_channels)
+    }
+
+    /// The request that it is with these capabilities and `--require` options, under the administrator's rules.
     ///
     /// # Errors
     /// If it asks for what containers may not have.
-    pub fn request(&self, capabilities: Capabilities, config: &Config) -> Result<GpuRequest> {
+    pub fn request(&self, capabilities: Capabilities, requirements: &[String], config: &Config) -> Result<GpuRequest> {
         if let Some(refused) = capabilities.iter().find(|asked| !config.supported_driver_capabilities.has(*asked)) {
             return Err(failure(
                 &catalog::CAPABILITY,
@@ -120,20 +109,17 @@ impl Selection {
                 "check supported-driver-capabilities in config.toml",
             ));
         }
-        if self.requirements.len() > MAX_REQUIREMENTS {
+        if requirements.len() > MAX_REQUIREMENTS {
             return Err(failure(
                 &catalog::BAD_REQUIREMENT,
-                format!(
-                    "there are {} \"--require\", at most {MAX_REQUIREMENTS} are looked at",
-                    self.requirements.len()
-                ),
+                format!("there are {} \"--require\", at most {MAX_REQUIREMENTS} are looked at", requirements.len()),
                 "join them with commas",
             ));
         }
         let requirement = |text: &String| Requirement { variable: "--require".to_owned(), text: text.clone() };
         let requirements = match config.requirements() {
             Require::Off => Vec::new(),
-            Require::Enforce | Require::Warn => self.requirements.iter().map(requirement).collect(),
+            Require::Enforce | Require::Warn => requirements.iter().map(requirement).collect(),
         };
         Ok(GpuRequest {
             devices: visible(self.devices.as_deref().unwrap_or_default()),
@@ -142,35 +128,28 @@ impl Selection {
             requirements,
             mig_config: self.mig_config.clone(),
             mig_monitor: self.mig_monitor.clone(),
-            imex_channels: device_id::unique(self.imex_channels.iter().map(String::as_str)),
-            omit: self.omit,
+            imex_channels: device_id::unique(self.imex_channels()),
+            omit: self.omit(),
         })
     }
 }
 
-fn words(text: &str) -> impl Iterator<Item = String> {
-    text.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned)
-}
-
-fn only_all(option: &str, text: &str) -> Result<String> {
-    if text != "all" {
-        return Err(failure(
-            &catalog::BAD_REQUEST,
-            format!("--{option}={text:?} is not \"all\""),
-            format!("give --{option}=all, or leave it out"),
-        ));
-    }
-    Ok(text.to_owned())
+/// The words of a comma list.
+pub(super) fn words(list: &[String]) -> impl Iterator<Item = &str> {
+    list.iter().map(|word| word.trim()).filter(|word| !word.is_empty())
 }
 
 /// `none` and `void` are words of images, and no devices here.
 fn visible(names: &[String]) -> VisibleDevices {
-    if names.is_empty() {
-        VisibleDevices::None
-    } else if names.iter().any(|name| name.eq_ignore_ascii_case("all")) {
+    let mut names = words(names).peekable();
+    if names.peek().is_none() {
+        return VisibleDevices::None;
+    }
+    let names: Vec<_> = names.map(unsigned).collect();
+    if names.iter().any(|name| name.eq_ignore_ascii_case("all")) {
         VisibleDevices::All
     } else {
-        VisibleDevices::List(device_id::unique(names.iter().map(|name| unsigned(name))))
+        VisibleDevices::List(device_id::unique(names))
     }
 }
 
@@ -182,30 +161,35 @@ fn unsigned(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+    use nvidia_host::capability::Capability;
+
     use super::*;
 
-    fn selection(options: &[(&str, &str)]) -> Selection {
-        let mut selection = Selection::default();
-        for (name, value) in options {
-            assert!(selection.set(name, Some(&value.into())).unwrap(), "{name}");
-        }
-        selection
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        parts: Parts,
+    }
+
+    fn parts(options: &[&str]) -> Parts {
+        Line::try_parse_from(std::iter::once(&"list").chain(options)).unwrap().parts
     }
 
     #[test]
     fn a_request_of_flags() {
         let all = Capabilities::of(&Capability::ALL);
-        let devices = |options: &[(&str, &str)]| {
-            selection(options).request(all, &Config::default()).unwrap().devices.names().join(" ")
+        let devices = |options: &[&str]| {
+            let request = parts(options).selection.request(all, &[], &Config::default());
+            request.unwrap().devices.names().join(" ")
         };
         assert_eq!(devices(&[]), "none");
-        assert_eq!(devices(&[("device", "")]), "none");
-        assert_eq!(devices(&[("device", "1,0"), ("device", "GPU-x,,1")]), "1 0 GPU-x");
-        assert_eq!(devices(&[("device", "0"), ("device", "ALL")]), "all");
-        assert_eq!(devices(&[("device", "+1,1,+x,+")]), "1 +x +");
-        assert_eq!(devices(&[("device", "void,none")]), "void none", "which no host has");
-        assert!(Selection::default().set("mig-config", Some(&"0".into())).is_err());
-        assert!(!Selection::default().set("json", None).unwrap());
+        assert_eq!(devices(&["--device="]), "none");
+        assert_eq!(devices(&["--device", "1,0", "-dGPU-x,, 1"]), "1 0 GPU-x");
+        assert_eq!(devices(&["--device", "0", "-d=ALL"]), "all");
+        assert_eq!(devices(&["--device", "+1,1,+x,+"]), "1 +x +");
+        assert_eq!(devices(&["--device", "void,none"]), "void none", "which no host has");
+        assert!(Line::try_parse_from(["list", "--mig-config", "0"]).is_err());
     }
 
     #[test]
@@ -215,26 +199,27 @@ mod tests {
             disable_require: true,
             ..Config::default()
         };
-        let asked = selection(&[("require", "cuda>=99")]);
-        assert!(asked.request(Capabilities::of(&[Capability::Utility]), &config).unwrap().requirements.is_empty());
-        let refused = asked.request(Capabilities::of(&[Capability::Compute]), &config).unwrap_err();
+        let request = |capability, requirements: &[String], config| {
+            Selection::default().request(Capabilities::of(&[capability]), requirements, config)
+        };
+        assert!(request(Capability::Utility, &["cuda>=99".into()], &config).unwrap().requirements.is_empty());
+        let refused = request(Capability::Compute, &[], &config).unwrap_err();
         assert!(base::report::render(&refused).contains("\"--compute\" asks for what containers may not have"));
-        let many = Selection { requirements: vec![String::new(); 33], ..Selection::default() };
-        assert!(many.request(Capabilities::of(&[]), &Config::default()).is_err());
+        assert!(request(Capability::Utility, &vec![String::new(); 33], &Config::default()).is_err());
     }
 
     #[test]
     fn nothing_chosen_is_everything() {
         for (options, everything) in [
             (&[][..], true),
-            (&[("imex-channel", "0")], true),
-            (&[("no-persistenced", "")], true),
-            (&[("libraries", "")], false),
-            (&[("device", "")], false),
-            (&[("mig-config", "all")], false),
+            (&["--imex-channel=0"], true),
+            (&["--no-persistenced"], true),
+            (&["--libraries"], false),
+            (&["--device="], false),
+            (&["--mig-config=all"], false),
         ] {
-            assert_eq!(selection(options).is_everything(), everything, "{options:?}");
-            assert_eq!(selection(options).completed().binaries, everything, "{options:?}");
+            assert_eq!(parts(options).is_everything(), everything, "{options:?}");
+            assert_eq!(parts(options).completed().binaries, everything, "{options:?}");
         }
     }
 }

@@ -11,14 +11,14 @@ use base::report::one_line;
 use base::tree::Tree;
 
 use super::terminal::{Colour, Terminal};
-use super::{Options, output};
+use super::{args, output};
 use crate::engine::status::{self, Status};
 use crate::engine::{User, hooks, look};
 use crate::log::Log;
 
 /// Prints it. 0 if the hook is active in every engine that is installed.
 #[must_use]
-pub fn run(options: &Options, terminal: Terminal) -> ExitCode {
+pub fn run(options: &args::Status, terminal: Terminal) -> ExitCode {
     let printed = statuses().and_then(|statuses| {
         let all_active = statuses.iter().all(|status| status.active || !status.installed);
         let text = if options.json { base::json::pretty(&statuses)? + "\n" } else { text(&statuses, terminal) };

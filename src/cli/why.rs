@@ -13,7 +13,7 @@ use base::report::{Finding, catalog, failure, one_line};
 use base::sys::{ns, run_dir};
 use nvidia_host::config;
 
-use super::{Options, output, why_list};
+use super::{args, output, why_list};
 use crate::log::Log;
 use crate::oci;
 use crate::plan::{self, Verdict};
@@ -42,9 +42,9 @@ enum Meant {
 
 /// Prints it. 0 if there is something to tell, also if that is a failure.
 #[must_use]
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(options: &args::Why, config: Option<&Path>) -> ExitCode {
     let told = match &options.container {
-        Some(name) => tell(name, options),
+        Some(name) => tell(name, options, config),
         None => tell_all(options),
     };
     match told {
@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn tell_all(options: &Options) -> Result<String> {
+fn tell_all(options: &args::Why) -> Result<String> {
     let (records, _) = records_and_known()?;
     let roots = roots_records();
     if options.json {
@@ -84,7 +84,7 @@ fn roots_records() -> Option<String> {
     })
 }
 
-fn tell(name: &str, options: &Options) -> Result<String> {
+fn tell(name: &str, options: &args::Why, config: Option<&Path>) -> Result<String> {
     let (records, known) = records_and_known()?;
     match find(name, &records, &known) {
         Meant::Records(places) => {
@@ -95,7 +95,7 @@ fn tell(name: &str, options: &Options) -> Result<String> {
                 records => Ok(records.iter().map(|record| in_words(record)).collect::<Vec<_>>().join("\n")),
             }
         }
-        Meant::Known(at) => known.get(at).map_or_else(|| Ok(String::new()), |known| without_record(known, options)),
+        Meant::Known(at) => known.get(at).map_or_else(|| Ok(String::new()), |known| without_record(known, config)),
         Meant::Several(ids) => Err(ambiguous(name, &ids)),
         Meant::Nothing => Err(unknown(name)),
     }
@@ -238,9 +238,9 @@ fn find(name: &str, records: &[Record], known: &[Known]) -> Meant {
 }
 
 /// Most containers ask for nothing, and cost nothing: they have no record.
-fn without_record(known: &Known, options: &Options) -> Result<String> {
+fn without_record(known: &Known, config: Option<&Path>) -> Result<String> {
     let spec = oci::spec_view::read(&known.bundle)?;
-    let (config, _) = config::read(options.config.as_deref())?;
+    let (config, _) = config::read(config)?;
     let why = match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => match given::find(&spec) {
             Some(given) => format!("it asks the hook for nothing: {reason}\n{given}"),

@@ -21,11 +21,11 @@ use crate::record::{Outcome, storage};
 use crate::request;
 
 /// The config.json of the container whose config.json is on stdin; `None` if it must not start. Podman does not show what is
-/// said here. `hook_path` is the program for the hook entry, if it is not this one.
+/// said here.
 #[must_use]
-pub fn run(config: Option<&Path>, hook_path: Option<&Path>) -> Option<Vec<u8>> {
+pub fn run(config: Option<&Path>) -> Option<Vec<u8>> {
     let mut log = Log::for_stage("precreate");
-    match edit(config, hook_path, &mut log) {
+    match edit(config, &mut log) {
         Ok(config_json) => Some(config_json),
         Err(error) => {
             log.fail(&error);
@@ -35,7 +35,7 @@ pub fn run(config: Option<&Path>, hook_path: Option<&Path>) -> Option<Vec<u8>> {
 }
 
 /// The bytes that were read, where there is nothing to do.
-fn edit(config: Option<&Path>, hook_path: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
+fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
     let start = Instant::now();
     let bytes = read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
@@ -48,7 +48,7 @@ fn edit(config: Option<&Path>, hook_path: Option<&Path>, log: &mut Log) -> Resul
     let Some(gpus) = plan::gpus(request, config, log)? else { return Ok(bytes) };
     container::set_deadline(start)?;
     let mut findings = Vec::new();
-    let additions = additions(&gpus, &spec, hook_path, &mut findings);
+    let additions = additions(&gpus, &spec, &mut findings);
     findings.iter().for_each(|finding| log.finding(finding));
     let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
@@ -65,16 +65,11 @@ fn edit(config: Option<&Path>, hook_path: Option<&Path>, log: &mut Log) -> Resul
 ///
 /// # Errors
 /// If the container cannot have these edits.
-pub fn additions(
-    gpus: &Gpus,
-    spec: &SpecView,
-    hook_path: Option<&Path>,
-    findings: &mut Vec<Finding>,
-) -> Result<Additions> {
+pub fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding>) -> Result<Additions> {
     // Of the image the hook looks at names only: its rootfs is mounted, and no process is in it.
     let image = OpenContainer::facts_of(&spec.rootfs);
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
-    let (additions, more) = gpus.additions(spec, image, hook_program(hook_path)?, facts)?;
+    let (additions, more) = gpus.additions(spec, image, hook_program(None)?, facts)?;
     findings.extend(more);
     let hosts_dev = HostsDev::find();
     for point in &additions.points {

@@ -105,13 +105,22 @@ fn names_and_versions_of_a_choice() {
         cdi_schema::validate(&serde_json::to_value(spec).unwrap());
     }
     for (arguments, says) in [
-        (&["--name-strategy", "type"][..], "--name-strategy \"type\" is not made of index and uuid"),
-        (&["--format", "toml"], "--format \"toml\" is neither json nor yaml"),
-        (&["--vendor", "9.com"], "--vendor: \"9.com\" does not start with a letter"),
-        (&["--class", ""], "--class: it is empty"),
+        (
+            &["--name-strategy", "type"][..],
+            "invalid value 'type' for '--name-strategy <LIST>' [possible values: index, uuid, index,uuid]",
+        ),
+        (&["--format", "toml"], "invalid value 'toml' for '--format <FORMAT>' [possible values: json, yaml]"),
+        (
+            &["--vendor", "9.com"],
+            "invalid value '9.com' for '--vendor <VENDOR>': \"9.com\" does not start with a letter",
+        ),
+        (&["--class", ""], "for '--class <CLASS>': it is empty"),
         // The CDI library that it has panics: it looks at what is between the first and the last letter.
-        (&["--class", "g"], "--class: \"g\" has one letter, and CRI-O 1.37 does not start with such a CDI spec"),
-        (&["--vendor", "n"], "--vendor: \"n\" has one letter"),
+        (
+            &["--class", "g"],
+            "'g' for '--class <CLASS>': CRI-O 1.37 does not start with a CDI spec whose vendor or class has one letter",
+        ),
+        (&["--vendor", "n"], "invalid value 'n' for '--vendor <VENDOR>': CRI-O 1.37 does not start"),
     ] {
         let mut words = vec!["generate", "--output", "-"];
         words.extend(arguments);

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use oci_nvidia_hook::cli::PROGRAM;
-use oci_nvidia_hook::cli::grammar::Completes;
+use clap::{Arg, CommandFactory};
+use oci_nvidia_hook::cli::args::Cli;
 
 use crate::Test;
 use crate::driver::FakeDriver;
@@ -25,34 +25,75 @@ fn hook(arguments: &[&str]) -> String {
     run(Command::new(HOOK).args(arguments).env_clear()).ok()
 }
 
+/// The program with what clap adds to it.
+fn program() -> clap::Command {
+    let mut program = Cli::command();
+    program.build();
+    program
+}
+
+/// The commands by their names of one word or two.
+fn commands(program: &clap::Command) -> Vec<(String, &clap::Command)> {
+    let of_group = |command: &'_ clap::Command| command.get_name() != "help" && command.has_subcommands();
+    let mut commands = Vec::new();
+    for command in program.get_subcommands() {
+        let name = command.get_name();
+        if of_group(command) {
+            commands.extend(command.get_subcommands().map(|sub| (format!("{name} {}", sub.get_name()), sub)));
+        } else {
+            commands.push((name.to_owned(), command));
+        }
+    }
+    commands
+}
+
+/// The first words.
+fn first_words(program: &clap::Command) -> BTreeSet<String> {
+    program.get_subcommands().map(|command| command.get_name().to_owned()).collect()
+}
+
+/// `-d, --device ID`, as the man page has it.
+fn usage_of(arg: &Arg) -> String {
+    let short = arg.get_short().map(|short| format!("-{short}, ")).unwrap_or_default();
+    let value = arg.get_value_names().filter(|_| arg.get_action().takes_values());
+    let value = value.map(|names| format!(" {}", names.join(" "))).unwrap_or_default();
+    format!("{short}--{}{value}", arg.get_long().unwrap())
+}
+
+/// The options of a command alone, without those of the program.
+fn own_options<'a>(program: &clap::Command, command: &'a clap::Command) -> Vec<&'a Arg> {
+    let of_program = |arg: &Arg| program.get_arguments().any(|other| other.get_id() == arg.get_id());
+    command.get_arguments().filter(|arg| !arg.is_positional() && !of_program(arg)).collect()
+}
+
 fn each_command_has_its_own() {
+    let program = program();
     let overview = hook(&["--help"]);
     assert_eq!(hook(&["help"]), overview);
     assert!(overview.lines().all(|line| line.len() <= 80), "{overview}");
-    for command in PROGRAM.commands {
-        assert!(overview.contains(&format!("\n  {} ", command.name)), "{}", command.name);
-        let words: Vec<_> = command.name.split(' ').collect();
-        let text = hook(&[&words[..], &["--help"]].concat());
+    for word in first_words(&program) {
+        assert!(overview.contains(&format!("\n  {word} ")), "{word}");
+    }
+    for (name, command) in commands(&program) {
+        let words: Vec<_> = name.split(' ').collect();
+        let text = if name == "help" { continue } else { hook(&[&words[..], &["--help"]].concat()) };
         assert_eq!(hook(&[&["help"], &words[..]].concat()), text);
-        assert!(text.starts_with(&format!("oci-nvidia-hook {}: {}\n", command.name, command.summary)), "{text}");
-        for option in command.options {
-            assert!(text.contains(&format!("\n  {}", option.usage())), "{}: {text}", option.usage());
-        }
-        for (_, lines) in command.examples {
-            assert!(lines.lines().all(|line| text.contains(&format!("    {line}\n"))), "{text}");
+        assert!(text.starts_with(&command.get_about().unwrap().to_string()), "{text}");
+        assert!(text.contains(&format!("\nUsage: oci-nvidia-hook {name} [OPTIONS]")), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        for option in own_options(&program, command) {
+            assert!(text.contains(&format!("--{}", option.get_long().unwrap())), "{option}: {text}");
         }
     }
     // A group is one page, with a line for each of its commands.
     let group = hook(&["cdi", "--help"]);
     assert_eq!((hook(&["help", "cdi"]), hook(&["cdi", "-h"])), (group.clone(), group.clone()));
-    assert!(group.starts_with("usage: oci-nvidia-hook cdi COMMAND [options]\n"), "{group}");
-    assert!(group.ends_with("\n\"oci-nvidia-hook cdi COMMAND --help\" shows the options of a command.\n"), "{group}");
-    assert_eq!(group.matches("usage: ").count(), 1, "{group}");
+    assert!(group.contains("Usage: oci-nvidia-hook cdi [OPTIONS] <COMMAND>\n"), "{group}");
     for word in ["generate", "refresh", "list", "check"] {
         assert_eq!(group.lines().filter(|line| line.starts_with(&format!("  {word} "))).count(), 1, "{group}");
     }
     let stderr = run(Command::new(HOOK).args(["help", "nonsense"])).failed(2);
-    assert!(stderr.contains("\"nonsense\"") && stderr.contains("hint: "), "{stderr}");
+    assert!(stderr.contains("'nonsense'") && stderr.contains("hint: "), "{stderr}");
     let stderr = run(Command::new(HOOK).args(["lsit"])).failed(2);
     assert!(stderr.contains("did you mean list?"), "{stderr}");
 }
@@ -78,10 +119,8 @@ fn bash_completes() {
     let (_dir, path) = path_with_the_hook();
     let offered = |line: &str| offered(&path, &format!("oci-nvidia-hook {line}"));
     let set = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<BTreeSet<_>>();
-    let first: BTreeSet<_> = PROGRAM.commands.iter().map(|command| command.name.split(' ').next().unwrap()).collect();
-    let words = offered("");
-    assert!(first.iter().all(|word| words.contains(*word)), "{words:?}");
-    assert_eq!(words.len(), first.len(), "{words:?}");
+    let program = program();
+    assert_eq!(offered(""), first_words(&program));
     for (line, words) in [
         ("exp", &["explain"][..]),
         ("cdi ", &["generate", "refresh", "list", "check"]),
@@ -104,16 +143,10 @@ fn bash_completes() {
     ] {
         assert_eq!(offered(line), set(words), "{line}");
     }
-    for command in PROGRAM.commands {
-        let words = offered(&format!("{} --", command.name));
-        let expected: BTreeSet<_> = command
-            .options
-            .iter()
-            .copied()
-            .chain(PROGRAM.options)
-            .map(|option| format!("--{}", option.long()))
-            .collect();
-        assert_eq!(words, expected, "{}", command.name);
+    for (name, command) in commands(&program).into_iter().filter(|(name, _)| name != "help") {
+        let options = own_options(&program, command).into_iter().chain(program.get_arguments());
+        let expected: BTreeSet<_> = options.map(|option| format!("--{}", option.get_long().unwrap())).collect();
+        assert_eq!(offered(&format!("{name} --")), expected, "{name}");
     }
 }
 
@@ -175,9 +208,7 @@ fn fish_completes() {
         text.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect::<BTreeSet<_>>()
     };
     let set = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<BTreeSet<_>>();
-    let first: BTreeSet<_> =
-        PROGRAM.commands.iter().map(|command| command.name.split(' ').next().unwrap().to_owned()).collect();
-    assert_eq!(offered(""), first);
+    assert_eq!(offered(""), first_words(&program()));
     for (line, words) in [
         ("cdi ", &["generate", "refresh", "list", "check"][..]),
         ("info --", &["--json", "--csv", "--root", "--config", "--help", "--version"]),
@@ -199,25 +230,21 @@ fn the_man_page_tells_of_all() {
         rest.split("\n.SH ").next().unwrap().to_owned()
     };
     let told = format!("{}\n{}", section("STAGES"), section("COMMANDS"));
-    let mut commands = Vec::new();
+    let program = program();
+    let known = commands(&program);
+    let mut documented = Vec::new();
     for part in told.split("\n.SS ").skip(1) {
         let (name, text) = part.split_once('\n').unwrap();
-        commands.push(name.trim_matches('"').to_owned());
-        let command = PROGRAM.commands.iter().find(|command| command.name == name.trim_matches('"'));
-        let command = command.unwrap_or_else(|| panic!("{name} is no command"));
-        assert_eq!(options_of(text), command.options.iter().map(|option| option.usage()).collect::<Vec<_>>(), "{name}");
+        let name = name.trim_matches('"');
+        documented.push(name);
+        let (_, command) = known.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("unknown {name}"));
+        let usages: Vec<_> = own_options(&program, command).into_iter().map(usage_of).collect();
+        assert_eq!(options_of(text), usages, "{name}");
+        let values = command.get_positionals().flat_map(Arg::get_possible_values);
+        assert!(values.into_iter().all(|value| page.contains(value.get_name())), "{name}");
     }
-    assert_eq!(commands, PROGRAM.commands.iter().map(|command| command.name).collect::<Vec<_>>());
-    assert_eq!(
-        options_of(&section("OPTIONS")),
-        PROGRAM.options.iter().map(|option| option.usage()).collect::<Vec<_>>()
-    );
-    for words in PROGRAM.commands.iter().filter_map(|command| match command.operand?.completes {
-        Completes::Words(words) => Some(words),
-        _ => None,
-    }) {
-        assert!(words.split(' ').all(|word| page.contains(word)));
-    }
+    assert_eq!(documented, known.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
+    assert_eq!(options_of(&section("OPTIONS")), program.get_arguments().map(usage_of).collect::<Vec<_>>());
     // Both pages name each other, and the documents that are installed.
     assert!(section("SEE ALSO").contains("oci-nvidia-hook.toml"));
 }

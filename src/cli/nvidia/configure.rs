@@ -5,15 +5,15 @@ use std::path::Path;
 use anyhow::Result;
 
 use base::report::{catalog, failure};
-use nvidia_host::capability::{Capabilities, Capability};
 use nvidia_host::config::Config;
 
-use super::cli::Options;
+use super::cli::Configure;
 use crate::log::Log;
 use crate::stages;
 
 /// Gives it to the container whose root file system is `rootfs`: of the process that was named, or where we are.
-pub(super) fn configure(rootfs: &Path, options: &Options, config: Config, log: &mut Log) -> Result<()> {
+pub(super) fn configure(options: &Configure, config: Config, log: &mut Log) -> Result<()> {
+    let rootfs = &options.rootfs;
     if !rootfs.is_absolute() || rootfs == Path::new("/") {
         return Err(failure(
             &catalog::COMMAND_LINE,
@@ -21,14 +21,7 @@ pub(super) fn configure(rootfs: &Path, options: &Options, config: Config, log: &
             "name its directory, from / on and not / itself",
         ));
     }
-    let request = options.selection.request(capabilities(options), &config)?;
+    let mut request = options.selection.request(options.capabilities(), &options.requirements, &config)?;
+    request.omit.node_mounts = options.no_devbind;
     stages::configure::configure(rootfs, options.pid, request, config, log)
-}
-
-fn capabilities(options: &Options) -> Capabilities {
-    let mut chosen = options.selection.capabilities.clone();
-    if options.selection.compat32 {
-        chosen.push(Capability::Compat32);
-    }
-    Capabilities::of(&chosen)
 }

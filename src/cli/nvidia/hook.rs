@@ -2,7 +2,7 @@
 //! two, and none behind the first word that is no flag. Words behind the stage mean nothing.
 //! <https://pkg.go.dev/flag#hdr-Command_line_flag_syntax>
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,10 +10,9 @@ use anyhow::{Result, bail};
 
 use base::report::{catalog, failure};
 
-use crate::cli::grammar::Program;
-use crate::cli::{PROGRAM, USAGE, Verb, output, precreate};
+use crate::cli::stage::Stage;
+use crate::cli::{USAGE, output};
 use crate::log::Log;
-use crate::stages;
 
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
@@ -55,11 +54,8 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         ));
     }
     let Some(stage) = call.stage else { return wrong("it names no stage") };
-    match verb(&PROGRAM, &stage) {
-        Some(Verb::Inject(place)) => stages::prestart::run(place, call.config.as_deref(), call.debug),
-        Some(Verb::Precreate) => precreate(call.config.as_deref(), None),
-        Some(Verb::Forget) => stages::poststop::run(),
-        Some(_) => ExitCode::SUCCESS,
+    match stage.to_str().and_then(Stage::named) {
+        Some(stage) => stage.run(call.config.as_deref(), call.debug),
         None => wrong(&format!("{stage:?} is no stage this hook serves")),
     }
 }
@@ -68,12 +64,6 @@ fn wrong(what: &str) -> ExitCode {
     let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
     Log::default().error(&failure(&catalog::COMMAND_LINE, format!("wrong command line: {what}"), hint));
     ExitCode::from(USAGE)
-}
-
-/// The same words as of our own command line, and nothing that is no stage.
-fn verb(program: &Program, stage: &OsStr) -> Option<Verb> {
-    let found = program.commands.iter().find(|command| command.verb.is_stage() && stage == command.name);
-    found.map(|command| command.verb)
 }
 
 /// Parses the arguments, argv\[0\] left out.
@@ -152,20 +142,6 @@ mod tests {
         }
         for args in [&["-x", "prestart"][..], &["-config"], &["-debug=perhaps", "prestart"], &["---config", "/c"]] {
             assert!(parsed(args).is_err(), "{args:?}");
-        }
-    }
-
-    #[test]
-    fn no_other_command_of_ours_is_a_stage() {
-        for (word, is_stage) in [
-            ("prestart", true),
-            ("poststop", true),
-            ("createRuntime", true),
-            ("info", false),
-            ("prepare", false),
-            ("x", false),
-        ] {
-            assert_eq!(verb(&PROGRAM, OsStr::new(word)).is_some(), is_stage, "{word}");
         }
     }
 }
