@@ -68,12 +68,25 @@ pub fn parse(bytes: &[u8]) -> Result<Spec, String> {
 ///
 /// # Errors
 /// The first field that is unknown, or of another type than CDI has it.
-pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
     // For serde, null would be an object without fields.
     if value.is_null() {
         return Err("it is empty".to_owned());
     }
+    remove_nulls(&mut value);
     serde_path_to_error::deserialize(value).map_err(|error| error.to_string())
+}
+
+/// Engines take `null` for a field that is missing, as Go's decoder does. An unknown field is an error all the same.
+fn remove_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|name, value| !value.is_null() || !yaml::is_field(name));
+            fields.values_mut().for_each(remove_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
+        _ => {}
+    }
 }
 
 /// Writes a file in one step, readable for all users. Creates its directory if necessary.
@@ -149,6 +162,13 @@ mod tests {
     }
 
     #[test]
+    fn null_is_a_field_that_is_missing() {
+        let edits = json!({"env": null, "mounts": null, "intelRdt": null});
+        let spec: Spec = from_value(json!({"cdiVersion": null, "devices": null, "containerEdits": edits})).unwrap();
+        assert_eq!(spec, Spec::default());
+    }
+
+    #[test]
     fn every_field_there_and_back() {
         let edits = json!({
             "env": ["A=b"], "additionalGids": [44], "intelRdt": {"closID": "x"},
@@ -169,6 +189,8 @@ mod tests {
     fn wrong_fields_are_named() {
         for (value, says) in [
             (json!(null), "it is empty"),
+            (json!({"extra": null}), "unknown field `extra`"),
+            (json!({"annotations": {"a": null}}), "annotations.a: invalid type: null"),
             (json!({"extra": 1}), "unknown field `extra`"),
             (json!({"cdiVersion": 1.0}), "cdiVersion: invalid type: floating point"),
             (json!({"devices": {}}), "devices: invalid type: map"),

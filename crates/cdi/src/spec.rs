@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::name;
 
@@ -11,21 +11,16 @@ use super::name;
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Spec {
     /// The version of the CDI specification: `0.5.0`
-    #[serde(deserialize_with = "or_default")]
     pub cdi_version: String,
     /// Vendor and class: `nvidia.com/gpu`
-    #[serde(deserialize_with = "or_default")]
     pub kind: String,
     /// For people and programs that look after specs; since 0.6.0
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
     /// At least one
-    #[serde(deserialize_with = "or_default")]
     pub devices: Vec<Device>,
     /// For every container that gets one of the devices
     #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub container_edits: ContainerEdits,
 }
 
@@ -34,14 +29,11 @@ pub struct Spec {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Device {
     /// What follows `=` in its qualified name
-    #[serde(deserialize_with = "or_default")]
     pub name: String,
     /// Since 0.6.0
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
     /// At least one
-    #[serde(deserialize_with = "or_default")]
     pub container_edits: ContainerEdits,
 }
 
@@ -51,30 +43,24 @@ pub struct Device {
 pub struct ContainerEdits {
     /// `NAME=VALUE`
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub env: Vec<String>,
     /// Nodes that the container has, each with access to its device
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub device_nodes: Vec<DeviceNode>,
     /// Network interfaces that move into the container; since 1.1.0
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub net_devices: Vec<NetDevice>,
     /// Programs that the runtime starts
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub hooks: Vec<Hook>,
     /// Files of the host that the container sees
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub mounts: Vec<Mount>,
     /// Since 0.7.0
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<serde_json::Value>,
     /// Groups that the container's process joins; since 0.7.0
     #[serde(skip_serializing_if = "Vec::is_empty", rename = "additionalGids")]
-    #[serde(deserialize_with = "or_default")]
     pub additional_gids: Vec<u32>,
 }
 
@@ -83,7 +69,6 @@ pub struct ContainerEdits {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct DeviceNode {
     /// The path in the container
-    #[serde(deserialize_with = "or_default")]
     pub path: String,
     /// On the host, if it is another there; since 0.5.0
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,14 +101,11 @@ pub struct DeviceNode {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Mount {
     /// The path on the host
-    #[serde(deserialize_with = "or_default")]
     pub host_path: String,
     /// In the container
-    #[serde(deserialize_with = "or_default")]
     pub container_path: String,
     /// The options of the mount, as in mount(8)
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub options: Vec<String>,
     /// The file system's; since 0.4.0
     #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
@@ -135,18 +117,14 @@ pub struct Mount {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Hook {
     /// The stage at which the runtime calls it: `createContainer`
-    #[serde(deserialize_with = "or_default")]
     pub hook_name: String,
     /// The absolute path of the program
-    #[serde(deserialize_with = "or_default")]
     pub path: String,
     /// The arguments, starting with `argv[0]`
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub args: Vec<String>,
     /// All of its environment; runc gives it the container's where this is empty
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[serde(deserialize_with = "or_default")]
     pub env: Vec<String>,
     /// The time limit in seconds
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -158,16 +136,9 @@ pub struct Hook {
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct NetDevice {
     /// On the host
-    #[serde(deserialize_with = "or_default")]
     pub host_interface_name: String,
     /// In the container
-    #[serde(deserialize_with = "or_default")]
     pub name: String,
-}
-
-/// Engines take `null` for a field that is missing, as Go's decoder does.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 impl ContainerEdits {

@@ -126,8 +126,8 @@ fn number(text: &str) -> Option<Number> {
     }
 }
 
-/// The fields of a spec in the order of its documentation; others come after them.
-const ORDER: [&str; 22] = [
+/// All fields of a spec, in the order of its documentation.
+const ORDER: [&str; 28] = [
     "cdiVersion",
     "kind",
     "name",
@@ -150,7 +150,18 @@ const ORDER: [&str; 22] = [
     "minor",
     "fileMode",
     "permissions",
+    "timeout",
+    "uid",
+    "gid",
+    "netDevices",
+    "hostInterfaceName",
+    "intelRdt",
 ];
+
+/// Whether a spec can have a field of this name.
+pub(crate) fn is_field(name: &str) -> bool {
+    ORDER.contains(&name)
+}
 
 /// Prints a value as a document.
 #[must_use]
