@@ -240,7 +240,7 @@ fn v1_below_a_cgroup_that_lacks_the_device() {
     fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
     let text = base::report::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
     assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-test-"), "{text}");
-    assert!(text.contains("inner/devices.allow\": not allowed (EPERM) (ONH-041)\nhint: "), "{text}");
+    assert!(text.contains("inner/devices.allow\": operation not permitted (EPERM) (ONH-041)\nhint: "), "{text}");
 }
 
 /// crun with `--cgroups=disabled`: the container runs in the cgroup of the service that started it.
