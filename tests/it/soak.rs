@@ -23,7 +23,8 @@ fn left(id: &str) -> Left {
     let text = |script: &str| sh(script).stdout.trim().to_owned();
     Left {
         mounts: std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
-        processes: text(&format!("pgrep -f '{id}' | grep -v $$ || true")),
+        // In brackets, so that no shell that runs this is found, which has the pattern in its command line.
+        processes: text(&format!("pgrep -f '[{}]{}' || true", &id[..1], &id[1..])),
         cgroups: text(&format!("find /sys/fs/cgroup -maxdepth 3 -name '{id}*' 2>/dev/null || true")),
     }
 }
