@@ -17,7 +17,6 @@ use crate::engine::cdi::Reader;
 pub struct Verdict {
     /// The qualified name of the device, or the path of the file
     pub subject: String,
-    /// Whether engines can use it
     pub ok: bool,
     /// Why not; if they can, what there is to know, or nothing
     pub reason: String,
@@ -36,8 +35,7 @@ pub struct Verdict {
 
 /// What the host is like now.
 #[derive(Debug)]
-pub struct Now<'a> {
-    /// The engines that are installed
+pub(crate) struct Now<'a> {
     pub readers: &'a [Reader],
     /// If a driver is loaded
     pub stamp: Option<&'a Stamp>,
@@ -46,14 +44,12 @@ pub struct Now<'a> {
 const REFRESH: &str = "run \"oci-nvidia-hook cdi generate\"";
 
 /// Whether this program wrote the spec: each spec of ours has one of our hook entries.
-#[must_use]
-pub fn is_ours(spec: &Spec) -> bool {
+pub(crate) fn is_ours(spec: &Spec) -> bool {
     spec.container_edits.hooks.iter().any(|hook| RootfsEdits::of_entry(&hook.args).is_some())
 }
 
 /// Every file that engines do not read.
-#[must_use]
-pub fn files(files: &[SpecFile]) -> Vec<Verdict> {
+pub(crate) fn files(files: &[SpecFile]) -> Vec<Verdict> {
     let broken = files.iter().filter_map(|file| Some((file, file.spec.as_ref().err()?)));
     let verdict = |(file, why): (&SpecFile, &String)| {
         let path = file.path.display().to_string();
@@ -76,8 +72,7 @@ pub fn files(files: &[SpecFile]) -> Vec<Verdict> {
 }
 
 /// Every device, by name. `is_there` says whether the host has a path.
-#[must_use]
-pub fn devices(files: &[SpecFile], now: &Now<'_>, is_there: impl Fn(&str) -> bool) -> Vec<Verdict> {
+pub(crate) fn devices(files: &[SpecFile], now: &Now<'_>, is_there: impl Fn(&str) -> bool) -> Vec<Verdict> {
     let path = |number: usize| files.get(number).map(|file| file.path.display().to_string()).unwrap_or_default();
     let verdict = |(name, found): (String, Found)| match found {
         Found::Conflict(a, b) => {
@@ -186,8 +181,7 @@ fn known(file: &SpecFile, spec: &Spec, now: &Now<'_>) -> Option<(String, String)
 }
 
 /// A file because of which engines do not take the devices of `ours`: one that is more important, or as important.
-#[must_use]
-pub fn in_the_way(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
+pub(crate) fn in_the_way(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
     let spec = files.get(ours)?.spec.as_ref().ok()?;
     let found = registry::resolve(files);
     let names = spec.devices.iter().map(|device| format!("{}={}", spec.kind, device.name));
@@ -201,8 +195,7 @@ pub fn in_the_way(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
 }
 
 /// For a name that nobody has: the reason, with what there is.
-#[must_use]
-pub fn unknown(name: &str, known: &[Verdict]) -> Verdict {
+pub(crate) fn unknown(name: &str, known: &[Verdict]) -> Verdict {
     let ends = |known: &&Verdict| {
         let device = known.subject.split_once('=').map_or("", |(_, device)| device);
         let asked = name.rsplit('=').next().unwrap_or_default();

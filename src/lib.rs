@@ -23,18 +23,37 @@
 //! | [`engine`], [`cdi_check`], [`doctor`] | this host and its engines, inspected |
 //! | [`cli`] | command lines parsed, results printed |
 //!
-//! `docs/architecture.md` has the whole picture.
+//! `docs/architecture.md` has the whole picture. Nothing but [`run`] is public: other programs use the libraries in `crates`.
 
-pub mod cdi_check;
-pub mod cli;
-pub mod doctor;
-pub mod engine;
-pub mod inject;
-pub mod log;
-pub mod lower;
-pub mod oci;
-pub mod plan;
-pub mod record;
-pub mod request;
-pub mod select;
-pub mod stages;
+#![allow(
+    missing_docs,
+    reason = "a private library: the names of its items are their documentation where that is enough"
+)]
+
+mod cdi_check;
+mod cli;
+mod doctor;
+mod engine;
+mod inject;
+mod log;
+mod lower;
+mod oci;
+mod plan;
+mod record;
+mod request;
+mod select;
+mod stages;
+
+#[doc(hidden)]
+pub mod testing;
+
+use std::process::ExitCode;
+
+/// Runs the command of this process's arguments, and returns its exit code.
+pub fn run() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().collect();
+    let terminal = cli::terminal::Terminal::look();
+    // At some stages, some runtimes start a hook with the environment that the image chose (CVE-2025-23266).
+    base::sys::process::clear_environment();
+    cli::run(args, terminal)
+}

@@ -319,7 +319,6 @@ pub struct SpecOptions {
 
 impl SpecOptions {
     /// Whether containers are put into the groups of device nodes; `None`: if the engines of this host read that.
-    #[must_use]
     pub const fn additional_gids(&self) -> Option<bool> {
         match (self.additional_gids, self.no_additional_gids) {
             (false, false) => None,

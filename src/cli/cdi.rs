@@ -52,9 +52,7 @@ impl SpecOptions {
     }
 }
 
-/// Runs a command.
-#[must_use]
-pub fn run(command: &Cdi, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(command: &Cdi, config: Option<&Path>) -> ExitCode {
     let ran = match command {
         Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
         Cdi::Refresh { create, spec, root } => refresh(*create, spec, (config, root.as_deref())),

@@ -45,7 +45,7 @@ fn places(dirs: &SpecDirs) -> Vec<View> {
 ///
 /// # Errors
 /// None: files that they do not read have no devices.
-pub fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
+pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     let names = names_of(dirs);
     if json {
         return Ok(output::print(&(base::json::pretty(&names)? + "\n")));
@@ -71,8 +71,7 @@ fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
 }
 
 /// The names of the devices that engines find, or that are in these directories.
-#[must_use]
-pub fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
+pub(crate) fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
     names_of(&SpecDirs { spec_dirs: spec_dirs.iter().map(Into::into).collect() })
 }
 
@@ -80,7 +79,7 @@ pub fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
 ///
 /// # Errors
 /// If config.toml is wrong.
-pub fn check(options: &CdiCheck, config: Option<&Path>) -> Result<ExitCode> {
+pub(crate) fn check(options: &CdiCheck, config: Option<&Path>) -> Result<ExitCode> {
     let config = info::configuration(config, options.root.as_deref())?;
     let stamp = stamp(&config);
     let mut all_good = true;
@@ -111,8 +110,7 @@ fn stamp(config: &Config) -> Option<Stamp> {
 }
 
 /// Why engines may not find what was written there.
-#[must_use]
-pub fn doubts(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
+pub(crate) fn doubts(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
     let mut doubts = Vec::new();
     for View { readers, dirs } in places(dirs) {
         let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {

@@ -28,7 +28,6 @@ const fn code(worst: Status) -> u8 {
 }
 
 /// Examines this host and prints what it found.
-#[must_use]
 pub fn run(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) -> ExitCode {
     match examine(options, config, terminal) {
         Ok(code) => ExitCode::from(code),
@@ -59,7 +58,6 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
     Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) })
 }
 
-/// Whether it was printed.
 fn print(outcomes: &[Outcome], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
     let text = if options.json { base::json::pretty(&outcomes)? + "\n" } else { text(outcomes, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
@@ -106,7 +104,6 @@ fn caller() -> Caller {
 }
 
 /// In words: a line for each outcome, and what mends it.
-#[must_use]
 pub fn text(outcomes: &[Outcome], terminal: Terminal) -> String {
     let mut text = String::new();
     let width = outcomes.iter().map(|outcome| outcome.check.len()).max().unwrap_or_default();

@@ -62,8 +62,7 @@ struct Subject {
 
 /// Explains the container that is named, or whose state or config.json is on stdin. The exit code is the hook's. A number of
 /// the catalog, such as `ONH-030`, is explained in place of a container.
-#[must_use]
-pub fn run(options: &Explain, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(options: &Explain, config: Option<&Path>) -> ExitCode {
     if let Some(printed) = options.container.as_deref().and_then(|name| explain_finding::run(name, options.json)) {
         return printed;
     }
@@ -211,11 +210,9 @@ enum Called {
     Precreate(String),
 }
 
-/// Where the container is described.
 enum Input {
     /// In the bundle of a container that an engine has.
     Bundle(PathBuf),
-    /// On stdin.
     Text(Vec<u8>),
 }
 

@@ -17,9 +17,8 @@ use super::args::Info;
 use super::output;
 use crate::log::Log;
 
-/// How it is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Form {
+pub(crate) enum Form {
     /// A label and a value on each line
     #[default]
     Labels,
@@ -29,9 +28,7 @@ pub enum Form {
     Json,
 }
 
-/// Prints the inventory.
-#[must_use]
-pub fn run(options: &Info, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(options: &Info, config: Option<&Path>) -> ExitCode {
     let form = match (options.json, options.csv) {
         (true, _) => Form::Json,
         (_, true) => Form::Csv,

@@ -28,7 +28,6 @@ use super::{args, info, output};
 use crate::log::Log;
 use crate::select;
 
-/// One of them.
 #[derive(Debug)]
 struct Item {
     path: PathBuf,
@@ -75,9 +74,7 @@ impl Kind {
     }
 }
 
-/// Prints them.
-#[must_use]
-pub fn run(options: &args::List, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(options: &args::List, config: Option<&Path>) -> ExitCode {
     let mut log = Log::default();
     let text = info::configuration(config, options.root.as_deref()).and_then(|config| {
         let (items, unknown) = items(&options.parts, &config, &mut log)?;

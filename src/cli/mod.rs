@@ -2,23 +2,23 @@
 //! [`parse`] the errors, and [`stage`] what engines call, which is tried first.
 
 pub mod args;
-pub mod cdi;
-pub mod cdi_check;
+pub(crate) mod cdi;
+pub(crate) mod cdi_check;
 mod completion;
 pub mod doctor;
-pub mod explain;
+pub(crate) mod explain;
 mod explain_finding;
-pub mod info;
-pub mod list;
-pub mod nvidia;
-pub mod output;
+pub(crate) mod info;
+pub(crate) mod list;
+pub(crate) mod nvidia;
+pub(crate) mod output;
 pub mod parse;
-pub mod prepare;
-pub mod selection;
+pub(crate) mod prepare;
+pub(crate) mod selection;
 pub mod stage;
 pub mod status;
-pub mod terminal;
-pub mod why;
+pub(crate) mod terminal;
+pub(crate) mod why;
 mod why_list;
 
 use std::ffi::{OsStr, OsString};
@@ -40,8 +40,7 @@ const USAGE: u8 = 2;
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Runs the command with these arguments, argv\[0\] first; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
-#[must_use]
-pub fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> ExitCode {
+pub(crate) fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();

@@ -8,12 +8,11 @@ use anyhow::Result;
 use crate::log::Log;
 
 /// Prints and succeeds, or fails when nobody reads.
-pub fn print(text: &str) -> ExitCode {
+pub(crate) fn print(text: &str) -> ExitCode {
     write(text.as_bytes())
 }
 
-/// The same for bytes.
-pub fn write(bytes: &[u8]) -> ExitCode {
+pub(crate) fn write(bytes: &[u8]) -> ExitCode {
     let mut stdout = std::io::stdout().lock();
     // Stdout is buffered by lines, and what it could not write at the end of the program nobody would hear of.
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -23,7 +22,7 @@ pub fn write(bytes: &[u8]) -> ExitCode {
 }
 
 /// Prints it, or says why there is nothing to print.
-pub fn print_or_fail(text: Result<String>, log: &mut Log) -> ExitCode {
+pub(crate) fn print_or_fail(text: Result<String>, log: &mut Log) -> ExitCode {
     match text {
         Ok(text) => print(&text),
         Err(error) => {

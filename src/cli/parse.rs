@@ -11,11 +11,8 @@ use base::report::{catalog, failure};
 /// What a command line asks for.
 #[derive(Debug)]
 pub enum Asked<T> {
-    /// To run a command.
     Run(T),
-    /// For this help text.
     Help(String),
-    /// For the version.
     Version,
 }
 

@@ -16,8 +16,7 @@ use super::{args, output, selection};
 use crate::log::Log;
 
 /// Prepares the host, and prints what was done.
-#[must_use]
-pub fn run(options: &args::Prepare, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(options: &args::Prepare, config: Option<&Path>) -> ExitCode {
     let mut log = Log::default();
     let prepared = match run_as_root(options, config) {
         Ok(prepared) => prepared,

@@ -62,7 +62,6 @@ pub struct Parts {
 
 impl Parts {
     /// Whether nothing was chosen: that means everything. A channel chooses nothing else away.
-    #[must_use]
     pub fn is_everything(&self) -> bool {
         let Self { selection: Selection { devices, compat32, mig_config, mig_monitor, .. }, .. } = self;
         let has_parts = self.libraries || self.binaries || self.ipcs || self.firmwares || *compat32;
@@ -70,7 +69,6 @@ impl Parts {
     }
 
     /// The same with what everything is.
-    #[must_use]
     pub fn completed(self) -> Self {
         if !self.is_everything() {
             return self;
@@ -82,7 +80,6 @@ impl Parts {
 
 impl Selection {
     /// What is left out.
-    #[must_use]
     pub fn omit(&self) -> Omit {
         Omit {
             persistenced: self.no_persistenced,

@@ -44,7 +44,6 @@ pub enum Stage {
 
 impl Stage {
     /// The stage of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "prestart" => Self::Prestart,
@@ -58,7 +57,6 @@ impl Stage {
     }
 
     /// Runs it.
-    #[must_use]
     pub fn run(self, config: Option<&Path>, debug: bool) -> ExitCode {
         match self {
             Self::Prestart | Self::CreateRuntime => prestart::run(Place::Outside, config, debug),
@@ -75,7 +73,6 @@ impl Stage {
 
 /// The stage and `--config` of a command line that has nothing else; `None` for any other, also for a wrong one: the parser of
 /// all commands reads those.
-#[must_use]
 pub fn parse(args: &[OsString]) -> Option<(Stage, Option<&Path>)> {
     let (mut stage, mut config) = (None, None);
     let is_value = |value: &&str| !value.is_empty() && (*value == "-" || !value.starts_with('-'));

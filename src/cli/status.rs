@@ -17,7 +17,6 @@ use crate::engine::{User, hooks, look};
 use crate::log::Log;
 
 /// Prints it. 0 if the hook is active in every engine that is installed.
-#[must_use]
 pub fn run(options: &args::Status, terminal: Terminal) -> ExitCode {
     let printed = statuses().and_then(|statuses| {
         let all_active = statuses.iter().all(|status| status.active || !status.installed);
@@ -38,7 +37,6 @@ fn statuses() -> Result<Vec<Status>> {
 }
 
 /// Who calls, if it is not root. Without an environment, the home directory is what the user database says.
-#[must_use]
 pub fn this_user() -> Option<User> {
     let uid = nix::unistd::getuid();
     if uid.is_root() {
@@ -49,8 +47,6 @@ pub fn this_user() -> Option<User> {
     Some(User { name, uid: uid.as_raw(), home: entry.map(|entry| entry.dir).filter(|home| home != Path::new("/")) })
 }
 
-/// In words.
-#[must_use]
 pub fn text(statuses: &[Status], terminal: Terminal) -> String {
     let mut text = String::new();
     for status in statuses {

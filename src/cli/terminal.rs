@@ -2,21 +2,16 @@
 
 use std::io::IsTerminal;
 
-/// What stdout can show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminal {
-    /// Whether words may be coloured
     pub colour: bool,
 }
 
 /// The colours of a terminal, by meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
-    /// As it should be
     Good,
-    /// Worth knowing
     Plain,
-    /// To be mended
     Warning,
     /// To be mended first
     Bad,
@@ -24,7 +19,6 @@ pub enum Colour {
 
 impl Terminal {
     /// Looks at stdout, and at `NO_COLOR` (<https://no-color.org>) and `TERM`. Nothing of what they say is kept.
-    #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this is where it is read")]
     pub fn look() -> Self {
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -32,8 +26,6 @@ impl Terminal {
         Self { colour: std::io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb }
     }
 
-    /// The text in a colour.
-    #[must_use]
     pub fn paint(self, colour: Colour, text: &str) -> String {
         let code = match colour {
             Colour::Good => "32",

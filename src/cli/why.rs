@@ -22,13 +22,11 @@ use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};
 use crate::request::given;
 
-/// A container that engines have.
 struct Known {
     listed: Listed,
     bundle: PathBuf,
 }
 
-/// Which container is meant.
 #[derive(Debug, PartialEq, Eq)]
 enum Meant {
     /// The records of these places in the list
@@ -41,8 +39,7 @@ enum Meant {
 }
 
 /// Prints it. 0 if there is something to tell, also if that is a failure.
-#[must_use]
-pub fn run(options: &args::Why, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(options: &args::Why, config: Option<&Path>) -> ExitCode {
     let told = match &options.container {
         Some(name) => tell(name, options, config),
         None => tell_all(options),
@@ -277,7 +274,6 @@ pub(super) const fn ended(record: &Record) -> &'static str {
 }
 
 /// What is in a record may be a container's: it stays on its line.
-#[must_use]
 pub fn in_words(record: &Record) -> String {
     let mut text = String::new();
     let container = &record.container;

@@ -29,17 +29,15 @@ use crate::record::store::Store;
 
 /// Of one file; of a longer one, the end.
 const MOST: usize = 256 << 10;
-/// Of containers.
 const MOST_RECORDS: usize = 20;
 
-/// A file of the bundle.
 type Member = (String, Vec<u8>);
 
 /// Collects them. `config` is the file of `--config`.
 ///
 /// # Errors
 /// None of the host's: what is not there is not in it.
-pub fn collect(
+pub(crate) fn collect(
     host: &Tree,
     facts: &Facts,
     outcomes: &[Outcome],
@@ -163,7 +161,7 @@ fn records() -> Vec<Member> {
 ///
 /// # Errors
 /// If something has that name already, a link too, or it cannot be written.
-pub fn write(path: &Path, members: &[Member]) -> Result<()> {
+pub(crate) fn write(path: &Path, members: &[Member]) -> Result<()> {
     let write = || -> io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         pack(members, file)?.sync_all()

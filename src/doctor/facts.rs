@@ -18,34 +18,26 @@ use nvidia_host::inventory::cap_files::CapFile;
 use crate::cdi_check::Verdict;
 use crate::engine::{Engine, User};
 
-/// All that checks look at.
 #[derive(Debug)]
 pub struct Facts {
     /// Who asks, if it is not root
     pub user: Option<User>,
     /// The groups of who asks
     pub groups: BTreeSet<u32>,
-    /// Whose packages the host has
     pub distribution: Distribution,
     /// Config.toml, or what is wrong with it
     pub config: Result<(Config, Vec<Finding>), Finding>,
-    /// Whether there is a config.toml
     pub has_config: bool,
     /// Where config.toml lets the log be written, and whether that works
     pub log: Option<(PathBuf, Result<(), String>)>,
-    /// Whether the journal takes lines
     pub journal: bool,
-    /// The driver and its GPUs
     pub driver: DriverFacts,
-    /// Container engines
     pub engines: Vec<Engine>,
-    /// Our hook's JSON files
     pub installed: Vec<PathBuf>,
     /// Programs of NVIDIA's container toolkit, and not ours under their names
     pub nvidias: Vec<PathBuf>,
     /// Whether cgroups are of version 2; `None`: neither is mounted
     pub cgroup_v2: Option<bool>,
-    /// Whether systemd runs
     pub systemd: bool,
     /// If the kernel has it
     pub selinux: Option<Selinux>,
@@ -62,9 +54,7 @@ pub struct DriverFacts {
     pub diagnosis: Option<Finding>,
     /// The version of the loaded kernel module
     pub module: Option<String>,
-    /// Kernel modules that are loaded
     pub modules: BTreeSet<String>,
-    /// Whether the firmware enforces signatures
     pub secure_boot: bool,
     /// What the kernel said last of why the module was not loaded
     pub refused: Option<String>,
@@ -96,17 +86,13 @@ pub struct DriverFacts {
     pub nvml: Option<(Result<Inventory, Finding>, Duration)>,
     /// Why it was not
     pub not_asked: String,
-    /// How it was asked
     pub question: Option<Question>,
-    /// Whether nvidia-persistenced runs
     pub persistenced: bool,
-    /// Whether the fabric manager runs
     pub fabric_manager: bool,
     /// Device nodes without their link in /dev/char
     pub without_link: Vec<String>,
 }
 
-/// A device of NVIDIA's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
     /// `0000:3b:00.0`
@@ -124,14 +110,12 @@ pub struct Node {
     pub name: String,
     /// Its minor number; the major is 195
     pub minor: u32,
-    /// What is there
     pub found: Option<Located>,
 }
 
 /// SELinux, if the kernel has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selinux {
-    /// Whether it enforces
     pub enforcing: bool,
     /// `container_use_devices`, if the policy has it
     pub devices: Option<bool>,
@@ -142,9 +126,7 @@ pub struct Selinux {
 /// CDI as engines that look in the same directories see it.
 #[derive(Debug)]
 pub struct CdiView {
-    /// Whose
     pub engines: String,
-    /// Where they look
     pub dirs: Vec<PathBuf>,
     /// Of each device, and of each file that they do not read
     pub verdicts: Vec<Verdict>,
@@ -165,7 +147,6 @@ impl Facts {
 }
 
 impl PciDevice {
-    /// Display controllers.
     pub fn is_gpu(&self) -> bool {
         self.class.starts_with("0x03")
     }

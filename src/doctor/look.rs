@@ -22,11 +22,9 @@ use crate::engine::{Engine, User, hooks, runtime};
 pub struct Caller {
     /// If it is not root
     pub user: Option<User>,
-    /// Group ids
     pub groups: BTreeSet<u32>,
 }
 
-/// Programs of NVIDIA's container toolkit.
 const NVIDIAS: [&str; 6] = [
     "nvidia-container-runtime-hook",
     "nvidia-container-toolkit",
@@ -36,11 +34,9 @@ const NVIDIAS: [&str; 6] = [
     "nvidia-ctk",
 ];
 
-/// The administrator's settings.
 pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// Looks at the host below `host`. `config` is the file of `--config`.
-#[must_use]
 pub fn look(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let config = read_config(host, config);

@@ -3,8 +3,8 @@
 //! [`look()`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
 //! [`Outcome`]s. Nothing is changed here. What cannot be seen without root is said, not guessed.
 
-pub mod bundle;
-pub mod container;
+pub(crate) mod bundle;
+pub(crate) mod container;
 mod driver;
 mod engines;
 mod facts;
@@ -15,7 +15,7 @@ mod look_driver;
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-pub use facts::Facts;
+pub(crate) use facts::Facts;
 pub use look::{Caller, look};
 
 use base::report::{Finding, Kind, Severity};
@@ -23,21 +23,16 @@ use base::report::{Finding, Kind, Severity};
 /// How a check ended, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
-    /// As it should be
     Ok,
     /// Not looked at: it depends on something that is missing, or takes root
     Skipped,
-    /// Worth knowing
     Note,
-    /// Some containers lack something
     Warning,
     /// Containers that ask for GPUs do not start
     Error,
 }
 
 impl Status {
-    /// As it is printed.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -49,18 +44,14 @@ impl Status {
     }
 }
 
-/// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The check's name: stable
     pub check: &'static str,
-    /// How it ended
     pub status: Status,
     /// Which finding it is; none where there is nothing to mend
     pub kind: Option<&'static Kind>,
-    /// What is the case
     pub what: String,
-    /// What mends it
     pub fix: String,
 }
 
@@ -135,14 +126,10 @@ const CHECKS: &[fn(&Facts) -> Vec<Outcome>] = &[
     host::groups,
 ];
 
-/// Runs all checks.
-#[must_use]
 pub fn examine(facts: &Facts) -> Vec<Outcome> {
     CHECKS.iter().flat_map(|check| check(facts)).collect()
 }
 
-/// The worst of them.
-#[must_use]
 pub fn worst(outcomes: &[Outcome]) -> Status {
     outcomes.iter().map(|outcome| outcome.status).max().unwrap_or(Status::Ok)
 }

@@ -10,12 +10,11 @@ use cdi_spec::rules::VERSIONS;
 use super::{Engine, Kind, Version};
 
 /// Where engines look by default, the least important directory first.
-pub const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+pub(crate) const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 /// An engine that reads specs by itself, and its version if it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reader {
-    /// Which engine, and whose
+pub(crate) struct Reader {
     pub kind: Kind,
     /// What it prints for `--version`
     pub version: Option<Version>,
@@ -23,8 +22,7 @@ pub struct Reader {
 
 /// Engines that look in the same directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct View {
-    /// Engines that read these directories
+pub(crate) struct View {
     pub readers: Vec<Reader>,
     /// The directories, the least important first
     pub dirs: Vec<PathBuf>,
@@ -44,8 +42,7 @@ const CRIO: [(&str, Version); 3] =
 
 impl Reader {
     /// Whether it reads specs of this version; `None` if that is not known.
-    #[must_use]
-    pub fn reads(&self, cdi_version: &str) -> Option<bool> {
+    pub(crate) fn reads(&self, cdi_version: &str) -> Option<bool> {
         let since: &[(&str, Version)] = match self.kind {
             Kind::Podman | Kind::PodmanOf(_) => &PODMAN,
             Kind::Crio => &CRIO,
@@ -73,18 +70,9 @@ impl fmt::Display for Reader {
     }
 }
 
-impl View {
-    /// `Podman as root (4.3.1), CRI-O (1.37.0)`
-    #[must_use]
-    pub fn names(&self) -> String {
-        self.readers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-    }
-}
-
 /// Groups the installed engines by the directories in which they look. Docker is left out: which versions of specs it reads,
 /// and whether it reads any, is not known.
-#[must_use]
-pub fn views(engines: &[Engine]) -> Vec<View> {
+pub(crate) fn views(engines: &[Engine]) -> Vec<View> {
     let installed = engines.iter().filter(|engine| engine.program.is_some() && engine.kind != Kind::Docker);
     let reader = |engine: &Engine| Reader { kind: engine.kind.clone(), version: engine.version };
     group(installed.map(|engine| (reader(engine), engine.settings.cdi_dirs.clone())))

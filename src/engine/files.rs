@@ -18,8 +18,7 @@ pub(super) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN
 
 /// The configuration files that an engine of this version reads, whether or not they exist. An unknown version is taken for an
 /// old one.
-#[must_use]
-pub fn list(kind: &Kind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
+pub(crate) fn list(kind: &Kind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
     let version = version.unwrap_or_default();
     match kind {
         Kind::Crio => crio(host),

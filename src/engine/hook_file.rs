@@ -14,11 +14,9 @@ pub const PRECREATE: &str = "precreate";
 /// A hook, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookFile {
-    /// Path of the program
     pub path: PathBuf,
     /// Its arguments, `argv[0]` among them
     pub args: Vec<String>,
-    /// When engines have it run
     pub stages: Vec<String>,
     /// Containers that the hook is started for
     pub applies: Applies,
@@ -29,7 +27,6 @@ pub struct HookFile {
 /// For which containers a hook runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applies {
-    /// Every container
     Always,
     /// None: its conditions exclude each other, or there are none
     Never,

@@ -12,9 +12,7 @@ use super::settings;
 /// A hook that the engine has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The JSON file
     pub file: PathBuf,
-    /// Content of the file
     pub hook: HookFile,
     /// The program, all links followed
     pub program: PathBuf,
@@ -25,7 +23,6 @@ pub struct Entry {
 /// What an engine makes of its directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hooks {
-    /// Hooks that it starts
     pub entries: Vec<Entry>,
     /// Files that it refuses, and why: no container starts then, and CRI-O itself does not
     pub refused: Vec<(PathBuf, Refusal)>,
@@ -48,13 +45,11 @@ const NVIDIAS: [&str; 5] = [
 
 impl Entry {
     /// Whether it is this program; a link that has one of NVIDIA's names may lead here.
-    #[must_use]
     pub fn is_ours(&self) -> bool {
         self.program.file_name().is_some_and(|name| name == OURS) && !is_old_wrapper(&self.hook)
     }
 
     /// Whether it is one of NVIDIA's.
-    #[must_use]
     pub fn is_nvidias(&self) -> bool {
         is_old_wrapper(&self.hook)
             || self.program.file_name().is_some_and(|name| NVIDIAS.iter().any(|known| name == *known))
@@ -77,8 +72,7 @@ impl Hooks {
 }
 
 /// Reads these directories, the least important first. `precreate`: whether the engine knows that stage.
-#[must_use]
-pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
+pub(crate) fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
         let names =
@@ -104,7 +98,6 @@ const PLACES: [&str; 4] = [
 ];
 
 /// The files that name our program.
-#[must_use]
 pub fn installed(host: &Tree) -> Vec<PathBuf> {
     let files =
         PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));

@@ -21,7 +21,6 @@ const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// An engine, as its configuration makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// Kind of engine
     pub kind: Kind,
     /// Its program; none: it is not installed, and nothing else is known
     pub program: Option<PathBuf>,
@@ -37,7 +36,6 @@ pub struct Engine {
     pub on_disk: Option<Settings>,
     /// Files that are there and cannot be read by us
     pub unseen: Vec<PathBuf>,
-    /// Hooks that it starts
     pub hooks: Hooks,
     /// Default OCI runtime
     pub runtime: Option<Runtime>,
@@ -48,7 +46,6 @@ pub struct Engine {
 }
 
 /// Inspects all engines; with a user, also Podman of that user.
-#[must_use]
 pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
     kinds(user).map(|kind| look_at(host, kind, &mut versions)).collect()
@@ -60,8 +57,7 @@ fn kinds(user: Option<User>) -> impl Iterator<Item = Kind> {
 
 /// Where the installed engines look for CDI specs. An engine's version decides which configuration files it reads, but it is
 /// found out by running the program, which costs more than all the rest: that is done only where the answer depends on it.
-#[must_use]
-pub fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
+pub(crate) fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
     let mut versions = Versions::default();
     let readers = kinds(user).filter(|kind| *kind != Kind::Docker).filter_map(|kind| {
         let program = runtime::program(host, kind.program())?;
@@ -76,8 +72,7 @@ pub fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
 }
 
 /// Whether all engines of this host read CDI specs of this version, as far as it is known, and there is one.
-#[must_use]
-pub fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -> bool {
+pub(crate) fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -> bool {
     let mut versions = Versions::default();
     let mut any = false;
     kinds(user).filter(|kind| *kind != Kind::Docker).all(|kind| {
@@ -200,7 +195,6 @@ fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
 enum Untold {
     /// It was not run, or says something else
     Unknown,
-    /// It ended with an error
     Failed,
 }
 

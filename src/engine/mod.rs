@@ -5,41 +5,36 @@
 //! what an engine makes of CDI specs. Every command that needs to know an engine goes through here.
 //! Environment variables that lead an engine elsewhere (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are not ours to see.
 
-pub mod cdi;
-pub mod files;
-pub mod hook_file;
-pub mod hooks;
-pub mod look;
-pub mod runtime;
-pub mod settings;
-pub mod status;
-pub mod version;
+pub(crate) mod cdi;
+pub(crate) mod files;
+pub(crate) mod hook_file;
+pub(crate) mod hooks;
+pub(crate) mod look;
+pub(crate) mod runtime;
+pub(crate) mod settings;
+pub(crate) mod status;
+pub(crate) mod version;
 
 use std::fmt;
 use std::path::PathBuf;
 
-pub use look::Engine;
+pub(crate) use look::Engine;
 pub use version::Version;
 
-/// A user of rootless Podman.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// `tux`; the number where the user has no name
     pub name: String,
-    /// User id
     pub uid: u32,
     /// The home directory, if it is known
     pub home: Option<PathBuf>,
 }
 
-/// Which engine, and whose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Podman of root
     Podman,
     /// Podman of a user
     PodmanOf(User),
-    /// CRI-O
     Crio,
     /// Docker, which starts hooks by itself only for `--gpus`
     Docker,
@@ -47,7 +42,6 @@ pub enum Kind {
 
 impl Kind {
     /// The program whose presence means that the engine is installed.
-    #[must_use]
     pub const fn program(&self) -> &'static str {
         match self {
             Self::Podman | Self::PodmanOf(_) => "podman",
@@ -57,7 +51,6 @@ impl Kind {
     }
 
     /// Whether it is one of the two Podmans.
-    #[must_use]
     pub const fn is_podman(&self) -> bool {
         matches!(self, Self::Podman | Self::PodmanOf(_))
     }

@@ -10,10 +10,9 @@ use super::{Kind, Version};
 /// CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
 /// Where programs are, as engines and shells look.
-pub const PROGRAM_DIRS: [&str; 7] =
+pub(crate) const PROGRAM_DIRS: [&str; 7] =
     ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin", "/usr/lib/cri-o-runc/sbin"];
 
-/// A runtime of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
     /// `runc`, `crun`
@@ -25,14 +24,12 @@ pub struct Runtime {
 }
 
 /// The first program of that name.
-#[must_use]
-pub fn program(host: &Tree, name: &str) -> Option<PathBuf> {
+pub(crate) fn program(host: &Tree, name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| host.locate(path).is_ok())
 }
 
 /// The name and the program of an engine's default runtime; `None` for Docker, whose runtime does not matter here.
-#[must_use]
-pub fn find_default(
+pub(crate) fn find_default(
     kind: &Kind,
     settings: &Settings,
     version: Option<Version>,

@@ -8,13 +8,12 @@ use super::cdi::DEFAULT_DIRS;
 use super::{Kind, Version};
 
 /// Where Podman and CRI-O look for hooks that are not told otherwise.
-pub const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
+pub(crate) const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
 /// Where Podman of root looks too, from 5.0 on, if its list is empty.
-pub const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
+pub(crate) const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
 /// Podman that knows `{append = true}`.
 const APPEND: Version = Version(5, 0, 0);
 
-/// What counts after all files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Hooks directories, the least important first

@@ -14,7 +14,6 @@ use super::{Engine, Kind};
 pub struct Status {
     /// `Podman as root`, `Podman of tux`, `CRI-O`, `Docker`
     pub engine: String,
-    /// Whether it is installed
     pub installed: bool,
     /// Its version, where it tells one
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +34,6 @@ pub struct Status {
 /// A JSON file of a hooks directory that has the engine start us.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Started {
-    /// The file
     pub file: PathBuf,
     /// Stages at which the file starts the hook
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -44,7 +42,6 @@ pub struct Started {
 
 impl Status {
     /// `/…/a.json (prestart) and /…/b.json (precreate)`
-    #[must_use]
     pub fn files(&self) -> String {
         let words = |hook: &Started| match hook.stages.as_slice() {
             [] => hook.file.display().to_string(),
@@ -58,13 +55,12 @@ impl Status {
 const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", PRECREATE];
 
 /// Our hooks in an engine that do something.
-pub fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
+pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
     let at_our_stages = |entry: &&Entry| entry.hook.stages.iter().any(|stage| OUR_STAGES.contains(&stage.as_str()));
     engine.hooks.entries.iter().filter(|entry| entry.is_ours()).filter(at_our_stages)
 }
 
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
-#[must_use]
 pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
     let mut status = Status {
         engine: engine.kind.to_string(),

@@ -31,7 +31,7 @@ const MAX_COMPAT: usize = 1000;
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn set_deadline(start: Instant) -> Result<()> {
+pub(crate) fn set_deadline(start: Instant) -> Result<()> {
     let patience = timeouts::for_container(start.elapsed());
     let error = failure(
         &catalog::TOO_LONG,
@@ -45,7 +45,7 @@ pub fn set_deadline(start: Instant) -> Result<()> {
 
 /// A container before pivot_root, seen from the host's side.
 #[derive(Debug)]
-pub struct OpenContainer {
+pub(crate) struct OpenContainer {
     rootfs: Root,
     /// None: the one that we are in
     mount_ns: Option<MountNs>,
@@ -57,8 +57,7 @@ pub struct OpenContainer {
 
 /// A container whose mount namespace we are in.
 #[derive(Debug)]
-pub struct Inside {
-    /// The rootfs of the container
+pub(crate) struct Inside {
     pub rootfs: Root,
     /// The ids of its user namespace, if that is not ours
     pub ids: Option<Ids>,
@@ -73,7 +72,7 @@ impl OpenContainer {
     /// # Errors
     /// If the process is gone, the rootfs is not there, or the process is in a mount namespace of the host's, where mounts
     /// would stay when the container is gone.
-    pub fn open(pid: i32, rootfs: &Path) -> Result<Self> {
+    pub(crate) fn open(pid: i32, rootfs: &Path) -> Result<Self> {
         let open = || -> Result<Self> {
             ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
             let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process is gone")?;
@@ -102,7 +101,7 @@ impl OpenContainer {
     ///
     /// # Errors
     /// If none of them is mounted, the rootfs is not there, or we are in a mount namespace of the host's.
-    pub fn inside(rootfs: &Path) -> Result<Self> {
+    pub(crate) fn inside(rootfs: &Path) -> Result<Self> {
         let container = Self::here(rootfs)?;
         let device =
             |path| Some(rustix::fs::fstat(container.rootfs.open_at(Path::new(path), OFlags::PATH).ok()?).ok()?.st_dev);
@@ -126,28 +125,25 @@ impl OpenContainer {
     ///
     /// # Errors
     /// If the rootfs is not there.
-    pub fn here(rootfs: &Path) -> Result<Self> {
+    pub(crate) fn here(rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "the container's rootfs is \"/\"");
         let rootfs = Root::open(rootfs).with_context(|| format!("cannot open the container's rootfs {rootfs:?}"))?;
         Ok(Self { rootfs, mount_ns: None, owner: us(), ids: None })
     }
 
     /// The root file system of the container.
-    #[must_use]
-    pub const fn rootfs(&self) -> &Root {
+    pub(crate) const fn rootfs(&self) -> &Root {
         &self.rootfs
     }
 
     /// The facts about the rootfs that decide which steps are needed.
-    #[must_use]
-    pub fn facts(&self) -> RootfsFacts {
+    pub(crate) fn facts(&self) -> RootfsFacts {
         facts(&self.rootfs)
     }
 
     /// The same of a rootfs that no process waits in; `None` if nothing of it can be seen. For a container with a user
     /// namespace, Podman names an empty directory from 5.0 on, and mounts the rootfs there when it starts the runtime.
-    #[must_use]
-    pub fn facts_of(rootfs: &Path) -> Option<RootfsFacts> {
+    pub(crate) fn facts_of(rootfs: &Path) -> Option<RootfsFacts> {
         let rootfs = Root::open(rootfs).ok()?;
         let dir = rootfs.open_at(Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
         let is_name = |entry: rustix::fs::DirEntry| !matches!(entry.file_name().to_bytes(), b"." | b"..");
@@ -157,8 +153,7 @@ impl OpenContainer {
 
     /// A library that is mounted in it: for which programs, and the name by which they know it. `None` if it is something
     /// else. It may be of a volume, and then any file.
-    #[must_use]
-    pub fn library(&self, path: &ContainerPath) -> Option<(Arch, OsString)> {
+    pub(crate) fn library(&self, path: &ContainerPath) -> Option<(Arch, OsString)> {
         let is_library = |name: &OsStr| name.as_bytes().starts_with(b"lib") && name.to_string_lossy().contains(".so");
         let file = self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::NOFOLLOW).ok();
         let mut file = self.rootfs.open_stored(file.filter(|_| is_library(path.file_name()))?).ok()?;
@@ -171,8 +166,12 @@ impl OpenContainer {
     }
 
     /// The names in its directory of CUDA compatibility libraries, if those are to be used with this driver.
-    #[must_use]
-    pub fn compat_libraries(&self, dir: &ContainerPath, host_driver: &str, host_cuda: &str) -> BTreeSet<OsString> {
+    pub(crate) fn compat_libraries(
+        &self,
+        dir: &ContainerPath,
+        host_driver: &str,
+        host_cuda: &str,
+    ) -> BTreeSet<OsString> {
         let names = |dir: OwnedFd| -> Option<BTreeSet<OsString>> {
             let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
             Some(BTreeSet::from_iter(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())))
@@ -196,7 +195,7 @@ impl OpenContainer {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn enter(self) -> Result<Inside> {
+    pub(crate) fn enter(self) -> Result<Inside> {
         let owner_is_us = self.owner == us();
         if let Some(mount_ns) = self.mount_ns {
             mount_ns.enter().context("cannot enter the container's mount namespace")?;
@@ -241,7 +240,6 @@ fn facts(rootfs: &Root) -> RootfsFacts {
 }
 
 /// Whether an error means that there is nothing by that name.
-#[must_use]
-pub fn is_missing(error: &io::Error) -> bool {
+pub(crate) fn is_missing(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
 }

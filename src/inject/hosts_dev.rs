@@ -10,15 +10,14 @@ use base::report::{catalog, failure};
 
 /// The file system of the host's `/dev`, to recognize it in a container that has it as a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostsDev {
+pub(crate) struct HostsDev {
     /// `None` if `/dev` is part of the root file system: its device number then does not identify it
     device: Option<u64>,
 }
 
 impl HostsDev {
     /// Reads it; to be called in the host's mount namespace.
-    #[must_use]
-    pub fn find() -> Self {
+    pub(crate) fn find() -> Self {
         let device = |path: &str| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);
         Self { device: device("/dev").filter(|dev| Some(*dev) != device("/")) }
     }
@@ -27,7 +26,7 @@ impl HostsDev {
     ///
     /// # Errors
     /// If it cannot be looked at.
-    pub fn has(self, dir: impl AsFd) -> Result<bool> {
+    pub(crate) fn has(self, dir: impl AsFd) -> Result<bool> {
         Ok(self.device.is_some() && Some(rustix::fs::fstat(dir)?.st_dev) == self.device)
     }
 
@@ -35,7 +34,7 @@ impl HostsDev {
     ///
     /// # Errors
     /// If it is missing in a directory of the host's /dev.
-    pub fn refuse_missing(self, path: &Path) -> Result<()> {
+    pub(crate) fn refuse_missing(self, path: &Path) -> Result<()> {
         let is_missing = rustix::fs::lstat(path).is_err();
         let existing = path.ancestors().find_map(|path| rustix::fs::stat(path).ok());
         match existing {
@@ -46,7 +45,7 @@ impl HostsDev {
 }
 
 /// The error of a container that has the host's `/dev` as a volume without the nodes.
-pub fn refusal() -> anyhow::Error {
+pub(crate) fn refusal() -> anyhow::Error {
     failure(
         &catalog::HOSTS_DEV,
         "the container has the host's \"/dev\" as a volume, which lacks it, and what is created there would stay",

@@ -29,8 +29,7 @@ const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
 /// Whether the file system of this root is one container's alone: on overlayfs its upper layer is, and elsewhere the layer that
 /// containers/storage lists for this container. `path` is the one in config.json.
-#[must_use]
-pub fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path) -> bool {
+pub(crate) fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path) -> bool {
     rustix::fs::fstatfs(rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC)
         || bundle.is_some_and(|bundle| storage::has_layer(id, bundle, path))
 }
@@ -43,8 +42,7 @@ pub(super) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
 
 /// What the runtime made to mount the driver's files on, where config.json has it do that: empty files, now that nothing is
 /// mounted on them. An image has no use for an empty file in such a place.
-#[must_use]
-pub fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
+pub(crate) fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
     let Ok(root) = rustix::fs::fstat(rootfs) else { return Vec::new() };
     let look = |path: &ContainerPath| {
         let dir = open_own_dir(rootfs, &root, path.relative().parent()?)?;
@@ -61,7 +59,7 @@ pub fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
 }
 
 /// Removes what is still as it was created, and the linker cache's entries of it.
-pub fn remove(rootfs: &Root, created: &[Entry]) {
+pub(crate) fn remove(rootfs: &Root, created: &[Entry]) {
     let Ok(root) = rustix::fs::fstat(rootfs) else { return };
     // Names come after the directory that was made for them.
     let removed = created.iter().rev().filter(|entry| remove_one(rootfs, &root, entry).is_some());

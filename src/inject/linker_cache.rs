@@ -10,11 +10,10 @@ use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry, Pieces};
 use crate::lower::live::CacheEntry;
 
 /// A system with 100 000 libraries has half of it.
-pub const MAX_SIZE: usize = 16 << 20;
+pub(crate) const MAX_SIZE: usize = 16 << 20;
 
 /// The new content, in pieces, without entries that lead to `stale`; `None` if the old one is good, or not ours to touch.
-#[must_use]
-pub fn merge<'a>(
+pub(crate) fn merge<'a>(
     old: Option<&'a [u8]>,
     entries: &[CacheEntry],
     stale: &BTreeSet<PathBuf>,
@@ -38,8 +37,7 @@ pub fn merge<'a>(
 
 /// ld.so ignores a cache that it cannot read, and so do we: the libraries are in a directory that it searches anyway.
 /// Replacing what a newer ldconfig wrote could cost the image its own libraries.
-#[must_use]
-pub fn left_alone(error: &anyhow::Error) -> Finding {
+pub(crate) fn left_alone(error: &anyhow::Error) -> Finding {
     Finding::of(
         &catalog::IMAGE_CACHE,
         format!("the image's \"/etc/ld.so.cache\" is left as it is: {}", base::report::line(error)),

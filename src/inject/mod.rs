@@ -4,18 +4,18 @@
 //! The mount namespace is the transaction. If a step fails, the runtime ends the container and its mounts with it;
 //! what we created in its file system is removed by [`Take::undo`].
 
-pub mod cgroup;
-pub mod container;
+pub(crate) mod cgroup;
+pub(crate) mod container;
 mod directory;
-pub mod hosts_dev;
-pub mod leftovers;
-pub mod linker_cache;
+pub(crate) mod hosts_dev;
+pub(crate) mod leftovers;
+pub(crate) mod linker_cache;
 mod mountinfo;
 mod mounts;
-pub mod prepare;
+pub(crate) mod prepare;
 mod read_only;
 mod source;
-pub mod target;
+pub(crate) mod target;
 mod tmpfs;
 
 use std::fmt;
@@ -36,7 +36,7 @@ use crate::record::created::Entry;
 
 /// Steps with all that they need of the host: nothing has been done to the container yet.
 #[derive(Debug)]
-pub struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     steps: Vec<(&'a Step, Prepared<'a>)>,
     api: mount::Api,
     hosts_dev: HostsDev,
@@ -49,7 +49,7 @@ pub struct Plan<'a> {
 ///
 /// # Errors
 /// If one fails that it cannot do without, or the label is none.
-pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
+pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
     let label = Label::of(mount_label)?;
     let (api, hosts_dev) = (mount::api(), HostsDev::find());
     let mut plan = Plan { steps: Vec::new(), api, hosts_dev, label, findings: Vec::new() };
@@ -63,10 +63,8 @@ pub fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
     Ok(plan)
 }
 
-/// What came of the steps.
 #[derive(Debug, Default)]
-pub struct Finished {
-    /// What there is to say
+pub(crate) struct Finished {
     pub findings: Vec<Finding>,
     /// Names that were created in the container
     pub created: Vec<Entry>,
@@ -76,7 +74,7 @@ pub struct Finished {
 ///
 /// # Errors
 /// If one fails; then those before it are undone.
-pub fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
+pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let facts = Facts {
         has_own_dev: mounts::has_own_dev(container.mounts),

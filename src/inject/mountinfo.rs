@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
-#[must_use]
 pub(super) fn shared(mountinfo: &[u8]) -> BTreeSet<u64> {
     let shared = |line: &&[u8]| {
         let fields = line.split(|byte| *byte == b' ').skip(6);
@@ -16,7 +15,6 @@ pub(super) fn shared(mountinfo: &[u8]) -> BTreeSet<u64> {
 }
 
 /// Whether something is mounted below a directory (not on it).
-#[must_use]
 pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
     let mut prefix = escaped(dir);
     prefix.push(b'/');
@@ -25,7 +23,6 @@ pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
 }
 
 /// The numbers of the file systems, as `st_dev` has them, of mounts that `is_counted` by their mount point.
-#[must_use]
 pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> BTreeSet<u64> {
     let device = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ').skip(2);
@@ -37,7 +34,6 @@ pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> B
 }
 
 /// The numbers of the file systems that are mounted elsewhere than in the directory `dir`, at it or below it.
-#[must_use]
 pub(super) fn devices_outside(mountinfo: &[u8], dir: &Path) -> BTreeSet<u64> {
     let dir = escaped(dir);
     devices(mountinfo, |point| point.strip_prefix(&*dir).is_none_or(|rest| !matches!(rest.first(), None | Some(b'/'))))

@@ -36,7 +36,6 @@ pub(super) const TMPFS_MAGIC: FsWord = 0x0102_1994;
 pub(super) struct Mounts {
     /// config.json has a tmpfs at /dev
     has_own_dev: bool,
-    /// The mount of the rootfs
     rootfs: OnceCell<Id>,
     /// On which names may be created: a tmpfs of this container
     own: Vec<Id>,
@@ -46,7 +45,6 @@ pub(super) struct Mounts {
     foreign: Vec<Id>,
     /// Others see what is mounted on it
     shared: Vec<(Id, bool)>,
-    /// Directories that were looked at
     directories: Vec<(Rc<OwnedFd>, Id)>,
     /// /proc/self/mountinfo, where the kernel does not report on a single mount. Of what we mount since nothing is asked.
     table: OnceCell<Vec<u8>>,
@@ -108,7 +106,6 @@ impl Mounts {
         self.refuse(mount, dir)
     }
 
-    /// Closes the directories.
     pub(super) fn forget_directories(&mut self) {
         self.directories.clear();
     }
@@ -192,7 +189,6 @@ pub(super) fn read_table() -> Result<Vec<u8>> {
 }
 
 /// Whether config.json has the runtime mount a tmpfs at /dev.
-#[must_use]
 pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
     let is_own = |mount: &Mount| {
         mount.destination == std::path::Path::new("/dev") && mount.kind.as_deref() == Some("tmpfs") && !mount.is_bind()

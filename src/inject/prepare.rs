@@ -17,42 +17,31 @@ use crate::lower::live::{CacheEntry, Step};
 
 /// A step with all that it needs of the host.
 #[derive(Debug)]
-pub enum Prepared<'a> {
+pub(crate) enum Prepared<'a> {
     /// Mount a regular file or a socket.
     Mount {
-        /// the opened file
         source: Source,
-        /// where it goes
         target: &'a ContainerPath,
     },
-    /// Mount a device node.
     MountNode {
         /// the opened node of the host
         source: Source,
-        /// where it goes
         target: &'a ContainerPath,
         /// major and minor number
         device: (u32, u32),
         /// the process for which one of the container's own is created
         own: Option<&'a Process>,
     },
-    /// A directory of the host's.
     MountDirectory {
-        /// the opened directory
         source: Source,
-        /// where it goes
         target: &'a ContainerPath,
     },
-    /// A directory of our own.
     MountFiles {
-        /// the files that it contains
         directory: Directory,
-        /// where it goes
         target: &'a ContainerPath,
     },
     /// As in [`Step::Link`].
     Link {
-        /// path of the link
         link: &'a ContainerPath,
         /// target of the link, as it is written
         text: &'a Path,
@@ -65,9 +54,7 @@ pub enum Prepared<'a> {
     MaskParams,
     /// As in [`Step::SetMode`].
     SetMode {
-        /// path whose mode is set
         target: &'a ContainerPath,
-        /// permission bits
         mode: u32,
     },
     /// As in [`Step::ListDirectories`].
@@ -85,7 +72,7 @@ pub enum Prepared<'a> {
 ///
 /// # Errors
 /// If a source is missing or not what it is said to be, or cannot be mounted.
-pub fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
+pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
     Ok(match step {
         Step::MountFile { source, target, .. } => Prepared::Mount { source: open_file(source, api)?, target },
         Step::MountIpc { channel, target, .. } => prepare_ipc(channel, target, api)?,

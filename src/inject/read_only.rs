@@ -206,7 +206,6 @@ pub(super) fn not_covered(path: &Path) -> anyhow::Error {
 }
 
 /// A volume that the container may write, but for this directory.
-#[must_use]
 pub(super) fn covered(path: &Path) -> Finding {
     Finding::of(
         &catalog::COVERED,

@@ -12,7 +12,7 @@ use base::sys::mount::{self, Api, MountAttrs, in_place};
 
 /// A file or directory of the host's, ready to be mounted.
 #[derive(Debug)]
-pub struct Source {
+pub(crate) struct Source {
     tree: Tree,
     stat: Stat,
     attrs: MountAttrs,
@@ -20,7 +20,6 @@ pub struct Source {
 
 #[derive(Debug)]
 enum Tree {
-    /// A detached mount, restricted already.
     Detached(OwnedFd),
     /// For [`Api::InPlace`]: mount(2) takes nothing of another mount namespace, so it is opened again in the
     /// container's, which has the host's tree until pivot_root, and must then be the same file. That is compared by inode
@@ -37,7 +36,7 @@ impl Source {
     ///
     /// # Errors
     /// If it is not there, `check` refuses it, or it cannot be mounted.
-    pub fn open(
+    pub(crate) fn open(
         path: &HostPath,
         attrs: MountAttrs,
         api: Api,
@@ -64,7 +63,7 @@ impl Source {
     ///
     /// # Errors
     /// If it cannot be mounted.
-    pub fn from_fd(opened: OwnedFd, path: HostPath, attrs: MountAttrs, api: Api) -> Result<Self> {
+    pub(crate) fn from_fd(opened: OwnedFd, path: HostPath, attrs: MountAttrs, api: Api) -> Result<Self> {
         let stat = rustix::fs::fstat(&opened)?;
         let tree = match api {
             Api::Detached => {
@@ -81,7 +80,7 @@ impl Source {
     ///
     /// # Errors
     /// If it cannot be mounted.
-    pub fn copy_of(mounted: &OwnedFd, attrs: MountAttrs, api: Api) -> Result<Self> {
+    pub(crate) fn copy_of(mounted: &OwnedFd, attrs: MountAttrs, api: Api) -> Result<Self> {
         let stat = rustix::fs::fstat(mounted)?;
         let tree = match api {
             Api::Detached => {
@@ -95,14 +94,12 @@ impl Source {
     }
 
     /// The file type, owner and device number of the opened file.
-    #[must_use]
-    pub const fn stat(&self) -> &Stat {
+    pub(crate) const fn stat(&self) -> &Stat {
         &self.stat
     }
 
     /// Whether this is the file that is mounted.
-    #[must_use]
-    pub const fn is(&self, stat: &Stat) -> bool {
+    pub(crate) const fn is(&self, stat: &Stat) -> bool {
         same_file(&self.stat, stat)
     }
 
@@ -111,7 +108,7 @@ impl Source {
     ///
     /// # Errors
     /// If the kernel refuses, or it has to be mounted in place and something else is there.
-    pub fn attach_at(self, dir: &OwnedFd, path: &Path) -> Result<OwnedFd> {
+    pub(crate) fn attach_at(self, dir: &OwnedFd, path: &Path) -> Result<OwnedFd> {
         if let Tree::Detached(mount) = self.tree {
             mount::attach_at(&mount, dir, path).context("move_mount")?;
             return Ok(mount);
@@ -126,7 +123,7 @@ impl Source {
     ///
     /// # Errors
     /// If the kernel refuses, or the file is another one by now.
-    pub fn attach(self, dir: &OwnedFd, name: &Path, point: OwnedFd) -> Result<OwnedFd> {
+    pub(crate) fn attach(self, dir: &OwnedFd, name: &Path, point: OwnedFd) -> Result<OwnedFd> {
         let source = match self.tree {
             Tree::Detached(mount) => {
                 mount::attach(&mount, point).context("move_mount")?;

@@ -37,7 +37,7 @@ use crate::record::created::Entry;
 
 /// A container whose mount namespace we are in, and what we did to it.
 #[derive(Debug)]
-pub struct Target {
+pub(crate) struct Target {
     rootfs: Root,
     /// The ids of its user namespace, if it has one that we are not in
     ids: Option<Ids>,
@@ -50,7 +50,6 @@ pub struct Target {
     /// Directories in which they may be
     own: Vec<Rc<OwnedFd>>,
     done: Vec<Done>,
-    /// Files mounted so far
     mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Whether the container requires the step that is being carried out
     need: Need,
@@ -74,7 +73,7 @@ pub struct Target {
 
 /// What is known of a container before its mount namespace is entered.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// config.json has the runtime mount a tmpfs at /dev
     pub has_own_dev: bool,
     /// No other container has its root file system
@@ -100,7 +99,6 @@ enum Done {
     },
 }
 
-/// What is at a name.
 enum Existing {
     /// The file that the step asks for
     Asked,
@@ -167,8 +165,7 @@ impl Take for Target {
 
 impl Target {
     /// The rootfs must have been opened in the mount namespace that we are in now.
-    #[must_use]
-    pub fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, facts: Facts) -> Self {
+    pub(crate) fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, facts: Facts) -> Self {
         Self {
             rootfs: inside.rootfs,
             ids: inside.ids,

@@ -21,7 +21,7 @@ const OPTIONS: [(&std::ffi::CStr, &std::ffi::CStr); 2] = [(c"mode", c"0555"), (c
 
 /// What is to be in it.
 #[derive(Debug)]
-pub struct Directory {
+pub(crate) struct Directory {
     files: Vec<(OsString, Vec<u8>)>,
     mounts: Vec<(PathBuf, FileType, Source)>,
     label: Option<Label>,
@@ -34,7 +34,7 @@ impl Directory {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn prepare(
+    pub(crate) fn prepare(
         files: Vec<(OsString, Vec<u8>)>,
         mounts: Vec<(PathBuf, FileType, Source)>,
         api: Api,
@@ -53,7 +53,13 @@ impl Directory {
     ///
     /// # Errors
     /// If the kernel refuses; `done` has what was mounted until then.
-    pub fn attach(mut self, dir: &OwnedFd, name: &OsStr, point: OwnedFd, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
+    pub(crate) fn attach(
+        mut self,
+        dir: &OwnedFd,
+        name: &OsStr,
+        point: OwnedFd,
+        done: &mut Vec<Rc<OwnedFd>>,
+    ) -> Result<()> {
         let in_place = self.detached.is_none();
         let tmpfs = match self.detached.take() {
             Some(tmpfs) => {

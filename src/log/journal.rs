@@ -10,11 +10,11 @@ const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// Its socket, connected: it stays in reach after the container's mount namespace was entered.
 #[derive(Debug)]
-pub struct Journal(UnixDatagram);
+pub(crate) struct Journal(UnixDatagram);
 
 impl Journal {
     /// The host's; an error where there is none.
-    pub fn connect() -> io::Result<Self> {
+    pub(crate) fn connect() -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         socket.connect(SOCKET)?;
         // A journal that does not read loses lines: no container waits for it.
@@ -23,14 +23,13 @@ impl Journal {
     }
 
     /// Sends an entry. One that cannot be sent is lost.
-    pub fn send(&self, fields: &[(&str, &str)]) {
+    pub(crate) fn send(&self, fields: &[(&str, &str)]) {
         self.0.send(&encode(fields)).ok();
     }
 }
 
 /// As syslog(3) counts them.
-#[must_use]
-pub const fn priority(severity: Severity) -> &'static str {
+pub(crate) const fn priority(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "3",
         Severity::Warning => "4",
@@ -40,7 +39,6 @@ pub const fn priority(severity: Severity) -> &'static str {
 
 /// Fields without a value are left out. A value that has line ends goes with its length before it, so that it cannot
 /// begin a field of its own.
-#[must_use]
 pub fn encode(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {

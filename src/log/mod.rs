@@ -1,7 +1,7 @@
 //! What the hook says, and to whom: to stderr, which runc shows to the user when we fail; and, because other runtimes
 //! and stages drop that, to the journal, to the configured file and into the container's record.
 
-pub mod journal;
+pub(crate) mod journal;
 mod stderr;
 
 use std::fs::{File, OpenOptions};
@@ -26,7 +26,7 @@ pub const NAME: &str = "oci-nvidia-hook";
 
 /// Where lines go. All of it must be open before the container's mount namespace is entered.
 #[derive(Debug, Default)]
-pub struct Log {
+pub(crate) struct Log {
     file: Option<File>,
     /// Whether `file` is stderr
     is_stderr: bool,
@@ -38,25 +38,24 @@ pub struct Log {
 
 impl Log {
     /// For a call at this stage; on stderr only, until [`Log::keep`] and [`Log::open`].
-    #[must_use]
-    pub fn for_stage(stage: &str) -> Self {
+    pub(crate) fn for_stage(stage: &str) -> Self {
         Self { record: Record::begin(stage, SystemTime::now()), step: Some(Instant::now()), ..Self::default() }
     }
 
     /// Sets the container that the messages are about.
-    pub fn name_container(&mut self, id: &str, pod: Pod, bundle: &std::path::Path) {
+    pub(crate) fn name_container(&mut self, id: &str, pod: Pod, bundle: &std::path::Path) {
         self.record.name_container(one_line(id), pod, bundle);
     }
 
     /// From here on lines go to the journal.
-    pub fn connect(&mut self) {
+    pub(crate) fn connect(&mut self) {
         if self.journal.is_none() {
             self.journal = Journal::connect().ok();
         }
     }
 
     /// From here on lines go to the journal, and there will be a record: the container asks for GPUs, or the call fails.
-    pub fn keep(&mut self) {
+    pub(crate) fn keep(&mut self) {
         self.connect();
         if self.store.is_none() {
             // Without a place for records (a user without /run/user) there is the rest.
@@ -70,7 +69,7 @@ impl Log {
     ///
     /// # Errors
     /// If it cannot be opened for appending.
-    pub fn open(&mut self, path: &HostPath) -> Result<()> {
+    pub(crate) fn open(&mut self, path: &HostPath) -> Result<()> {
         // What the descriptor is open for already; the path is a link, and may be to what cannot be opened again.
         if path.as_path() == std::path::Path::new("/dev/stderr") {
             let stderr = std::io::stderr().as_fd().try_clone_to_owned();
@@ -90,18 +89,17 @@ impl Log {
     }
 
     /// Whether lines go to a file.
-    #[must_use]
-    pub const fn is_open(&self) -> bool {
+    pub(crate) const fn is_open(&self) -> bool {
         self.file.is_some()
     }
 
     /// What there will be to read about this call.
-    pub const fn record(&mut self) -> &mut Record {
+    pub(crate) const fn record(&mut self) -> &mut Record {
         &mut self.record
     }
 
     /// A step of the call is done: how long it took is recorded.
-    pub fn step_done(&mut self, name: &str) {
+    pub(crate) fn step_done(&mut self, name: &str) {
         let now = Instant::now();
         if let Some(began) = self.step.replace(now) {
             self.record.step(name, now.duration_since(began));
@@ -110,14 +108,14 @@ impl Log {
 
     /// Records how far it got, before something that can take long: an engine ends a hook that takes too long, and then
     /// nobody says anything.
-    pub fn record_so_far(&self) {
+    pub(crate) fn record_so_far(&self) {
         if let Some(store) = &self.store {
             store.write(&self.record);
         }
     }
 
     /// Records the result of the call.
-    pub fn end(&mut self, outcome: Outcome, reason: &str) {
+    pub(crate) fn end(&mut self, outcome: Outcome, reason: &str) {
         self.record.end(outcome, one_line(reason));
         if let Some(store) = &self.store {
             // What the stage before did is more to tell than that this one did nothing.
@@ -128,7 +126,7 @@ impl Log {
     }
 
     /// Records the end of a call that finished what the engine began, unless an earlier stage has a record of more.
-    pub fn end_of_rest(&mut self, reason: &str) {
+    pub(crate) fn end_of_rest(&mut self, reason: &str) {
         let earlier = self.store.as_ref().and_then(|store| store.stage_of(&self.record.container.id));
         if earlier.is_none_or(|stage| stage == self.record.stage) {
             self.end(Outcome::Given, reason);
@@ -140,14 +138,14 @@ impl Log {
     }
 
     /// What was created in the container, with what earlier calls created there.
-    pub fn created(&mut self, created: Vec<Entry>) {
+    pub(crate) fn created(&mut self, created: Vec<Entry>) {
         let store = self.store.as_ref();
         let earlier = store.and_then(|store| store.created_in(&self.record.container.id)).unwrap_or_default();
         self.record.created = created::merge(earlier, created);
     }
 
     /// Logs and prints the error that stops the container.
-    pub fn error(&mut self, error: &anyhow::Error) {
+    pub(crate) fn error(&mut self, error: &anyhow::Error) {
         let text = render(error);
         self.say(&format!("{NAME}: {text}"));
         for line in text.lines() {
@@ -159,7 +157,7 @@ impl Log {
     }
 
     /// The end of a call that stops the container, whatever it was about.
-    pub fn fail(&mut self, error: &anyhow::Error) {
+    pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         self.keep();
         self.error(error);
         self.record.remember_name();
@@ -167,7 +165,7 @@ impl Log {
     }
 
     /// What does not. Notes are not for stderr.
-    pub fn finding(&mut self, finding: &Finding) {
+    pub(crate) fn finding(&mut self, finding: &Finding) {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
         let id = finding.kind.id;
         match finding.kind.severity {
@@ -182,18 +180,18 @@ impl Log {
     }
 
     /// What the user of a command should know although it is not part of the answer: on stderr only.
-    pub fn report(&self, what: &str) {
+    pub(crate) fn report(&self, what: &str) {
         self.say(&format!("{NAME}: {}", one_line(what)));
     }
 
     /// What the person at the terminal should know, beside what is printed.
-    pub fn remark(&self, finding: &Finding) {
+    pub(crate) fn remark(&self, finding: &Finding) {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
         self.say(&format!("{NAME}: note: {what} ({})\nhint: {fix}", finding.kind.id));
     }
 
     /// What was done, for the logs only.
-    pub fn note(&mut self, what: &str) {
+    pub(crate) fn note(&mut self, what: &str) {
         let what = one_line(what);
         self.write("note", &what);
         self.send(Severity::Note, &what, "", "");

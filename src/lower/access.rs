@@ -20,7 +20,7 @@ const OVERFLOW_ID: u32 = 65534;
 
 /// Who the container's process is on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub(crate) struct Process {
     /// Its number in the container, for people
     named: u32,
     /// `None` for one that nobody is on the host
@@ -36,8 +36,7 @@ pub struct Process {
 
 impl Process {
     /// Reads the user and groups of the process from config.json.
-    #[must_use]
-    pub fn from_spec(spec: &SpecView, is_rootless: bool) -> Self {
+    pub(crate) fn from_spec(spec: &SpecView, is_rootless: bool) -> Self {
         let (uid, gid) = spec.user;
         let outside = |mappings: &[IdMapping], id| if spec.user_namespace { map(mappings, id) } else { Some(id) };
         let groups = std::iter::once(gid).chain(spec.additional_gids.iter().copied());
@@ -52,27 +51,23 @@ impl Process {
     }
 
     /// Root, of whom no config.json says more.
-    #[must_use]
-    pub fn root(is_rootless: bool) -> Self {
+    pub(crate) fn root(is_rootless: bool) -> Self {
         Self { named: 0, uid: Some(0), groups: vec![0], is_root: !is_rootless, keeps_groups: false, is_rootless }
     }
 
     /// Whether the engine, and with it this program, is in a user namespace.
-    #[must_use]
-    pub const fn is_rootless(&self) -> bool {
+    pub(crate) const fn is_rootless(&self) -> bool {
         self.is_rootless
     }
 
     /// The same process, in these groups of the host's too.
-    #[must_use]
-    pub fn with_groups(mut self, more: impl IntoIterator<Item = u32>) -> Self {
+    pub(crate) fn with_groups(mut self, more: impl IntoIterator<Item = u32>) -> Self {
         self.groups.extend(more);
         self
     }
 
     /// Whether it may open a node with these facts.
-    #[must_use]
-    pub fn may_open(&self, node: NodeFacts) -> bool {
+    pub(crate) fn may_open(&self, node: NodeFacts) -> bool {
         // Nodes of MIG capabilities are opened for reading; nobody may write to them.
         let wanted = if node.mode & 0o222 == 0 { 0o4 } else { 0o6 };
         let allows = |shift: u32| node.mode >> shift & wanted == wanted;
@@ -90,8 +85,7 @@ impl Process {
     }
 
     /// What there is to say of nodes that it cannot open; `None` if there are none.
-    #[must_use]
-    pub fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, NodeFacts)>) -> Option<Finding> {
+    pub(crate) fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, NodeFacts)>) -> Option<Finding> {
         let (first, facts) = nodes.next()?;
         let more = match nodes.count() {
             0 => String::new(),
@@ -115,7 +109,7 @@ impl Process {
 
 /// Has the hook create nodes for the container in place of those of a group that the process is not in. A node that is for
 /// root alone stays so: the driver makes the one that repartitions GPUs that way.
-pub fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap<HostPath, NodeFacts>) {
+pub(crate) fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap<HostPath, NodeFacts>) {
     for step in steps {
         if let Step::MountNode { source, own, .. } = step
             && let Some(facts) = nodes.get(source)
@@ -128,7 +122,7 @@ pub fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap<HostPa
 }
 
 /// Those of the steps' nodes that stay the host's and that the process cannot open.
-pub fn inaccessible<'a>(
+pub(crate) fn inaccessible<'a>(
     steps: &'a [Step],
     process: &'a Process,
     nodes: &'a BTreeMap<HostPath, NodeFacts>,

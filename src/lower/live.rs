@@ -13,8 +13,7 @@ use super::access::Process;
 
 /// One thing to do to a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Mount a regular file, read-only.
+pub(crate) enum Step {
     MountFile {
         /// on the host
         source: HostPath,
@@ -32,7 +31,6 @@ pub enum Step {
         /// in the container
         target: ContainerPath,
     },
-    /// Mount a device node.
     MountNode {
         /// on the host
         source: HostPath,
@@ -45,7 +43,6 @@ pub enum Step {
     },
     /// `ln -sfn TEXT LINK`
     Link {
-        /// path of the link
         link: ContainerPath,
         /// Its text, never resolved by us
         text: OsString,
@@ -58,10 +55,8 @@ pub enum Step {
     MountFiles {
         /// in the container
         target: ContainerPath,
-        /// name and content
         files: Vec<(&'static str, String)>,
     },
-    /// Hide /proc/driver/nvidia behind this.
     MaskProc(ProcMask),
     /// Let the driver's libraries in the container make no device nodes: hide `/proc/driver/nvidia/params` alone.
     MaskParams,
@@ -69,7 +64,6 @@ pub enum Step {
     SetMode {
         /// in the container
         target: ContainerPath,
-        /// permission bits
         mode: u32,
     },
     /// Have the image's ldconfig look in these directories: it writes the cache anew when a package is installed.
@@ -79,25 +73,20 @@ pub enum Step {
         /// Unless it looks there already
         others: Vec<ContainerPath>,
     },
-    /// Add these to /etc/ld.so.cache.
     UpdateLinkerCache(Vec<CacheEntry>),
 }
 
 /// A library for the linker cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheEntry {
-    /// Name that programs ask for
+pub(crate) struct CacheEntry {
     pub soname: OsString,
-    /// Path that they get
     pub path: ContainerPath,
-    /// Architecture of the programs
     pub arch: Arch,
 }
 
 impl Step {
     /// Whether the container can do without.
-    #[must_use]
-    pub const fn need(&self) -> Need {
+    pub(crate) const fn need(&self) -> Need {
         match self {
             Self::MountFile { need, .. } | Self::Link { need, .. } => *need,
             Self::MountIpc { .. } | Self::MountFiles { .. } | Self::SetMode { .. } | Self::ListDirectories { .. } => {
@@ -132,8 +121,7 @@ impl fmt::Display for Step {
 
 /// The steps, in the order in which they must be taken: a link after the file it leads to, and the linker cache,
 /// which cannot be taken back, last.
-#[must_use]
-pub fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
+pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut cache = Vec::new();
     for file in &edits.files {
@@ -195,7 +183,7 @@ pub(super) fn egl_profile(devices: u64) -> Option<Step> {
 }
 
 /// Leads programs to the image's own libraries in `dir`, for those names of ours that it has too.
-pub fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&OsStr) -> bool) {
+pub(crate) fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&OsStr) -> bool) {
     let mut is_preferred = false;
     for step in &mut *steps {
         let Step::UpdateLinkerCache(entries) = step else { continue };

@@ -1,10 +1,10 @@
 //! Lowering: edits as steps in a container, as changes of config.json, as text. Pure.
 
-pub mod access;
-pub mod live;
-pub mod oci;
-pub mod rootfs;
-pub mod text;
+pub(crate) mod access;
+pub(crate) mod live;
+pub(crate) mod oci;
+pub(crate) mod rootfs;
+pub(crate) mod text;
 
 #[cfg(test)]
 mod tests;

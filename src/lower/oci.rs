@@ -112,7 +112,6 @@ impl Additions {
     }
 
     /// The arrays of config.json, and what each of them gets.
-    #[must_use]
     pub fn arrays(&self) -> [(&'static [&'static str], &[Value]); 5] {
         [
             (&["process", "user", "additionalGids"], &self.additional_gids),
@@ -173,8 +172,7 @@ fn has_hook(spec: &SpecView, hook: &Hook) -> bool {
 }
 
 /// A group of the host's by its number in the container; none if it has none there.
-#[must_use]
-pub fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u32> {
+pub(crate) fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u32> {
     if facts.in_user_namespace && gid == OVERFLOW_GID {
         return None;
     }

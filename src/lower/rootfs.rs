@@ -13,8 +13,7 @@ use nvidia_host::edits::{Need, ProcMask};
 use super::live::{self, CacheEntry, Step};
 
 /// The steps, in the order in which they must be taken. `proc_files` is what the files of `mask` have in them.
-#[must_use]
-pub fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
+pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
     let links = edits.links.iter().map(|(link, text)| Step::Link {
         link: link.clone(),
         text: text.clone().into(),

@@ -8,8 +8,7 @@ use super::live::Step;
 use super::oci::Additions;
 
 /// A step as JSON; the names of the fields are an interface.
-#[must_use]
-pub fn describe(step: &Step) -> Value {
+pub(crate) fn describe(step: &Step) -> Value {
     match step {
         Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
             json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
@@ -48,15 +47,13 @@ pub fn describe(step: &Step) -> Value {
 }
 
 /// What precreate adds to config.json as data: the array by its keys, and the item.
-#[must_use]
-pub fn describe_additions(additions: &Additions) -> Vec<Value> {
+pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
     let of = |(array, items): &(&'static [&'static str], &[Value])| -> Vec<Value> {
         items.iter().map(|item| json!({"action": "add", "array": array, "item": item})).collect()
     };
     additions.arrays().iter().flat_map(of).collect()
 }
 
-/// The same on one line.
 fn addition(array: &Value, item: &Value) -> String {
     let keys: Vec<_> = array.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let word = |name: &str| match item.get(name) {
@@ -78,9 +75,7 @@ fn addition(array: &Value, item: &Value) -> String {
     format!("add to {} of config.json: {item}", keys.join("."))
 }
 
-/// The same on one line.
-#[must_use]
-pub fn line(step: &Value) -> String {
+pub(crate) fn line(step: &Value) -> String {
     let field = |name: &str| step.get(name).and_then(Value::as_str).unwrap_or_default();
     let path = field("path");
     match field("action") {

@@ -7,9 +7,7 @@ use oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType};
 /// A character device to be read and written, never made: mknod(2) stays refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceRule {
-    /// Major number.
     pub major: u32,
-    /// Minor number.
     pub minor: u32,
 }
 
@@ -24,7 +22,6 @@ impl fmt::Display for DeviceRule {
 ///
 /// Entries apply in order, a missing number (or the runtimes' -1) stands for all. Where runtimes differ, and without
 /// any entry, the answer is no: then we open the cgroup ourselves, which does no harm if it was open.
-#[must_use]
 pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> bool {
     let (mut read, mut write) = (false, false);
     for entry in config_rules.iter().filter(|entry| concerns(entry, rule)) {

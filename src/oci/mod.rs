@@ -4,26 +4,25 @@
 //! refuse capability names it does not know; for a hook that is an outage over a field nobody reads.
 
 mod annotated;
-pub mod device_rules;
-pub mod insertion;
+pub(crate) mod device_rules;
+pub(crate) mod insertion;
 mod lists;
-pub mod pod;
-pub mod spec_view;
-pub mod state;
+pub(crate) mod pod;
+pub(crate) mod spec_view;
+pub(crate) mod state;
 
 pub use pod::Pod;
 pub use spec_view::SpecView;
-pub use state::State;
+pub(crate) use state::State;
 
 use anyhow::Result;
 use serde_json::value::RawValue;
 
 /// No engine writes a state or config.json anywhere near this; a larger one is a mistake or an attack on memory.
-pub const MAX_JSON: usize = 16 << 20;
+pub(crate) const MAX_JSON: usize = 16 << 20;
 
 /// Whether these bytes are config.json, and not the state of a container, which names a bundle and describes no process.
-#[must_use]
-pub fn is_spec(bytes: &[u8]) -> bool {
+pub(crate) fn is_spec(bytes: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Members<'a> {
         #[serde(default, borrow)]

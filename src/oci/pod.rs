@@ -19,11 +19,8 @@ const NAMES: [[&str; 2]; 3] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// Name of the pod
     pub name: String,
-    /// Namespace of the pod
     pub namespace: String,
-    /// The container's name in it
     pub container: String,
 }
 

@@ -63,10 +63,8 @@ pub struct Device {
     /// `c`, `b`, `u` or `p`
     #[serde(default, rename = "type")]
     pub kind: Option<String>,
-    /// Its number
     #[serde(default)]
     pub major: Option<i64>,
-    /// Its number
     #[serde(default)]
     pub minor: Option<i64>,
 }
@@ -81,7 +79,6 @@ pub struct IdMapping {
     /// The first one outside
     #[serde(rename = "hostID")]
     pub host_id: u32,
-    /// How many
     pub size: u32,
 }
 
@@ -104,7 +101,6 @@ pub struct Mount {
 
 impl Mount {
     /// Whether it shows a place of the host's, as runtimes decide it.
-    #[must_use]
     pub fn is_bind(&self) -> bool {
         let bind = |option: &String| option == "bind" || option == "rbind";
         self.kind.as_deref() == Some("bind") || self.options.iter().flatten().any(bind)
@@ -196,7 +192,7 @@ struct RawResources<'a> {
 ///
 /// # Errors
 /// If it cannot be read or parsed, or names no rootfs.
-pub fn read(bundle: &Path) -> Result<SpecView> {
+pub(crate) fn read(bundle: &Path) -> Result<SpecView> {
     read_with(bundle, parse)
 }
 
@@ -204,7 +200,7 @@ pub fn read(bundle: &Path) -> Result<SpecView> {
 ///
 /// # Errors
 /// Those of [`read`].
-pub fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
+pub(crate) fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
     read_with(bundle, |bytes, bundle| parse_if(bytes, bundle, is_wanted))
 }
 
@@ -227,7 +223,7 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
 }
 
 /// Whether a container is of interest, by its environment and privilege, and the JSON text of its `mounts` and `linux`.
-pub type IsWanted = fn(&SpecView, &str, &str) -> bool;
+pub(crate) type IsWanted = fn(&SpecView, &str, &str) -> bool;
 
 /// The same, but of a container that is not wanted only the rootfs, the environment and the privilege are read, and the rest
 /// stays empty.

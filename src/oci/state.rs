@@ -18,7 +18,6 @@ pub struct State {
     pub id: String,
     /// The container's init process, in our pid namespace; 0 if there is none (yet).
     pub pid: i32,
-    /// The directory that holds config.json.
     pub bundle: PathBuf,
 }
 
@@ -53,8 +52,7 @@ pub fn parse(bytes: &[u8]) -> Result<State> {
 }
 
 /// What Kubernetes calls the container, from the annotations of a state: for one whose config.json cannot be read.
-#[must_use]
-pub fn pod(bytes: &[u8]) -> Pod {
+pub(crate) fn pod(bytes: &[u8]) -> Pod {
     #[derive(Deserialize)]
     struct Annotated<'a> {
         #[serde(borrow, default)]

@@ -13,8 +13,7 @@ use crate::oci::{SpecView, State};
 
 /// What its set-up depends on. config.json says all of it; a command line says where the container is, and nothing else.
 #[derive(Clone, Debug)]
-pub struct Container<'a> {
-    /// As the runtime names it
+pub(crate) struct Container<'a> {
     pub id: &'a str,
     /// The directory of its config.json; `None` if it has none
     pub bundle: Option<&'a Path>,
@@ -39,7 +38,7 @@ impl<'a> Container<'a> {
     ///
     /// # Errors
     /// If the user namespace of this process cannot be determined.
-    pub fn of(state: &'a State, spec: &'a SpecView) -> Result<Self> {
+    pub(crate) fn of(state: &'a State, spec: &'a SpecView) -> Result<Self> {
         Ok(Self { id: &state.id, bundle: Some(&state.bundle), ..Self::of_spec(spec)? })
     }
 
@@ -47,7 +46,7 @@ impl<'a> Container<'a> {
     ///
     /// # Errors
     /// Those of [`Self::of`].
-    pub fn of_spec(spec: &'a SpecView) -> Result<Self> {
+    pub(crate) fn of_spec(spec: &'a SpecView) -> Result<Self> {
         Ok(Self {
             id: "",
             bundle: None,
@@ -65,7 +64,7 @@ impl<'a> Container<'a> {
     ///
     /// # Errors
     /// Those of [`Self::of`].
-    pub fn at(rootfs: &'a Path, id: &'a str) -> Result<Self> {
+    pub(crate) fn at(rootfs: &'a Path, id: &'a str) -> Result<Self> {
         Ok(Self {
             id,
             bundle: None,

@@ -29,7 +29,7 @@ use crate::request::GpuRequest;
 
 /// What a container gets of this host, and what that follows from.
 #[derive(Debug)]
-pub struct Gpus {
+pub(crate) struct Gpus {
     pub(super) request: GpuRequest,
     pub(super) config: Config,
     pub(super) host: Host,
@@ -38,8 +38,7 @@ pub struct Gpus {
 
 /// What has to be known of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Image {
-    /// Its distribution and its loader
+pub(crate) struct Image {
     pub facts: RootfsFacts,
     /// The names of its CUDA compatibility libraries, if they are newer than the host's
     pub compat: BTreeSet<OsString>,
@@ -47,27 +46,24 @@ pub struct Image {
 
 /// What is done in a container that waits at a hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Live {
+pub(crate) struct Live {
     /// In this order
     pub steps: Vec<Step>,
     /// What its device cgroup must allow, and config.json does not: what the runtime allowed survives when it applies its
     /// rules again
     pub rules: Vec<DeviceRule>,
-    /// What the administrator should know
     pub findings: Vec<Finding>,
 }
 
 impl Gpus {
     /// config.toml, with which it was decided.
-    #[must_use]
-    pub const fn config(&self) -> &Config {
+    pub(crate) const fn config(&self) -> &Config {
         &self.config
     }
 
     /// Where an image may have CUDA compatibility libraries, if those are to be used, with the versions of the host's driver and
     /// of its CUDA that decide about it.
-    #[must_use]
-    pub fn compat_libraries(&self) -> Option<(ContainerPath, &str, &str)> {
+    pub(crate) fn compat_libraries(&self) -> Option<(ContainerPath, &str, &str)> {
         if !self.uses_compat_libraries() {
             return None;
         }
@@ -80,8 +76,7 @@ impl Gpus {
     }
 
     /// What the hook does in the container.
-    #[must_use]
-    pub fn steps(&self, container: &Container<'_>, image: &Image) -> Live {
+    pub(crate) fn steps(&self, container: &Container<'_>, image: &Image) -> Live {
         let mut steps = match self.request.omit.node_mounts {
             true => live::lower(&Edits { nodes: Vec::new(), ..self.edits.clone() }, image.facts),
             false => live::lower(&self.edits, image.facts),
@@ -117,7 +112,7 @@ impl Gpus {
     ///
     /// # Errors
     /// If config.json has another device in the place of one of ours.
-    pub fn additions(
+    pub(crate) fn additions(
         &self,
         spec: &SpecView,
         image: Option<RootfsFacts>,
@@ -156,8 +151,7 @@ impl fmt::Display for Gpus {
 }
 
 /// Programs in the container use the image's libcuda.
-#[must_use]
-pub fn newer_libcuda(image: &Image) -> Option<Finding> {
+pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
     if image.compat.is_empty() {
         return None;
     }

@@ -26,19 +26,18 @@ use nvidia_host::inventory::select::Device;
 use crate::oci::SpecView;
 use crate::request::GpuRequest;
 use crate::select;
-pub use container::Container;
-pub use gpus::{Gpus, Image, Live, newer_libcuda};
-pub use verdict::{Verdict, nothing, verdict};
+pub(crate) use container::Container;
+pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda};
+pub(crate) use verdict::{Verdict, nothing, verdict};
 
 /// Is told what comes of a container, and how far the decision is.
-pub trait Observer {
+pub(crate) trait Observer {
     /// config.json alone asks for nothing. For most containers that is all, and it must cost nothing.
     fn not_asked(&mut self, spec: &SpecView);
     /// config.toml was read, because the container asks or may ask.
     fn config_read(&mut self, config: &Config);
     /// It is known whether the container asks for GPUs.
     fn decided(&mut self, asks: bool);
-    /// Something to know about.
     fn finding(&mut self, finding: &Finding);
     /// The container asks for nothing, for this reason.
     fn nothing(&mut self, reason: String, spec: &SpecView);
@@ -51,7 +50,6 @@ pub trait Observer {
     /// # Errors
     /// If there is no driver, or it does not answer.
     fn host(&mut self, request: &GpuRequest, config: &Config) -> Result<Host>;
-    /// The container gets these devices.
     fn devices(&mut self, devices: &[Device<'_>]);
 }
 
@@ -59,7 +57,7 @@ pub trait Observer {
 ///
 /// # Errors
 /// If the request or config.toml is wrong.
-pub fn asked(
+pub(crate) fn asked(
     spec: &SpecView,
     config: Option<&Path>,
     observer: &mut impl Observer,
@@ -87,7 +85,7 @@ pub fn asked(
 ///
 /// # Errors
 /// If there is no driver, the container cannot have what it asks for, or something is missing that it cannot do without.
-pub fn gpus(request: GpuRequest, config: Config, observer: &mut impl Observer) -> Result<Option<Gpus>> {
+pub(crate) fn gpus(request: GpuRequest, config: Config, observer: &mut impl Observer) -> Result<Option<Gpus>> {
     match find(&request, &config, observer) {
         Ok((host, edits)) => Ok(Some(Gpus { request, config, host, edits })),
         Err(error) => {
@@ -118,7 +116,7 @@ fn with_names(request: &GpuRequest, host: &Host) -> GpuRequest {
 ///
 /// # Errors
 /// If its path is not absolute.
-pub fn hook_program(named: Option<&Path>) -> Result<HostPath> {
+pub(crate) fn hook_program(named: Option<&Path>) -> Result<HostPath> {
     let path = match named {
         Some(path) => path.to_owned(),
         None => std::env::current_exe()?,

@@ -16,12 +16,10 @@ use crate::request::{self, Decision, GpuRequest, Hint, given};
 
 /// What a container asks the hook for.
 #[derive(Debug)]
-pub enum Verdict {
-    /// Nothing, for this reason.
+pub(crate) enum Verdict {
     Nothing(String),
     /// Something that it may not have, or that another program gives it.
     LeftAlone(Finding),
-    /// These.
     Gpus(Box<GpuRequest>),
 }
 
@@ -41,7 +39,7 @@ pub(super) fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Opti
 ///
 /// # Errors
 /// If it asks for something that does not exist, or may not be asked for.
-pub fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
+pub(crate) fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
     Ok(match request::from_spec(spec, config)? {
         Decision::Nothing(reason) => Verdict::Nothing(reason),
         Decision::Refused(reason) => Verdict::LeftAlone(refused(reason, &spec.pod)),
@@ -53,8 +51,7 @@ pub fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
 }
 
 /// Why the hook does nothing. A container that asks it for nothing may have its GPUs from the engine.
-#[must_use]
-pub fn nothing(reason: String, spec: &SpecView) -> String {
+pub(crate) fn nothing(reason: String, spec: &SpecView) -> String {
     match given::find(spec) {
         Some(given) => format!("{reason}, and {given}"),
         None => reason,

@@ -16,7 +16,6 @@ const LIMITS: [(usize, usize); 4] = [(64, 2000), (24, 300), (8, 100), (2, 40)];
 
 impl Record {
     /// As it is written. `None` if the path of its bundle cannot be.
-    #[must_use]
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let forms =
             LIMITS.iter().filter_map(|(items, chars)| Some(json::pretty(&self.cut(*items, *chars)).ok()?.into_bytes()));

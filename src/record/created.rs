@@ -14,7 +14,6 @@ const MAX_ENTRIES: usize = 400;
 pub struct Entry {
     /// Path in the container
     pub path: PathBuf,
-    /// The number of its inode
     pub inode: u64,
 }
 
@@ -34,8 +33,7 @@ impl TryFrom<String> for Entry {
 }
 
 /// Both, each path once: a container has a record of its last call, and several calls can set it up.
-#[must_use]
-pub fn merge(earlier: Vec<Entry>, later: Vec<Entry>) -> Vec<Entry> {
+pub(crate) fn merge(earlier: Vec<Entry>, later: Vec<Entry>) -> Vec<Entry> {
     let is_later = |entry: &Entry| later.iter().any(|other| other.path.as_os_str() == entry.path.as_os_str());
     let mut all: Vec<_> = earlier.into_iter().filter(|entry| !is_later(entry)).collect();
     all.extend(later);

@@ -2,10 +2,10 @@
 //! `why` tells, long after the engine has dropped what was on stderr.
 
 mod bound;
-pub mod created;
+pub(crate) mod created;
 mod prune;
-pub mod storage;
-pub mod store;
+pub(crate) mod storage;
+pub(crate) mod store;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -26,7 +26,6 @@ const MAX_ENTRIES: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// The hook's own version
     pub hook: String,
     /// The container that the call was for
     pub container: Container,
@@ -34,21 +33,16 @@ pub struct Record {
     pub stage: String,
     /// When it began: RFC 3339, UTC
     pub started: String,
-    /// Result of the call
     pub outcome: Outcome,
-    /// Why so, in a line
     pub reason: String,
     /// What asks, and for which devices
     pub request: String,
     /// What it asked for, if it did
     pub asked: Option<Asked>,
-    /// The version of the driver
     pub driver: String,
     /// The GPUs that it was to get, by name
     pub devices: Vec<String>,
-    /// What there was to say
     pub findings: Vec<Said>,
-    /// What was done, in order
     pub steps: Vec<Step>,
     /// What was created in the container's file system, for `poststop`: inode numbers and paths
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -59,19 +53,16 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Container {
-    /// As the engine numbers it
     pub id: String,
     /// As the user calls it; kept where the engine would forget it
     pub name: String,
     /// Names in Kubernetes; empty for other engines
     pub pod: Pod,
-    /// The directory of its config.json
     pub bundle: PathBuf,
 }
 
 impl Container {
     /// The id as engines print it.
-    #[must_use]
     pub fn short(&self) -> &str {
         let is_hash = self.id.len() == 64 && self.id.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_hash { self.id.get(..12).unwrap_or_default() } else { &self.id }
@@ -89,7 +80,6 @@ pub enum Outcome {
     Given,
     /// It got fewer GPUs than it asked for.
     Partly,
-    /// The container asked for nothing.
     Nothing,
     /// It asked and may not, or somebody else sets it up.
     LeftAlone,
@@ -106,7 +96,6 @@ pub struct Said {
     pub severity: String,
     /// The message, with the names at hand
     pub what: String,
-    /// Why it matters
     pub why: String,
     /// How to fix it; empty if nothing has to be fixed
     pub fix: String,
@@ -115,15 +104,12 @@ pub struct Said {
 /// A step of the call, with its duration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// In a word or two
     pub name: String,
-    /// Duration
     pub milliseconds: f64,
 }
 
 impl Record {
     /// A record for a call at this stage that begins now.
-    #[must_use]
     pub fn begin(stage: &str, now: SystemTime) -> Self {
         Self {
             version: VERSION,
@@ -160,7 +146,6 @@ impl Record {
         }
     }
 
-    /// Adds to what was done.
     pub fn step(&mut self, name: &str, took: Duration) {
         self.steps.push(Step { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
     }

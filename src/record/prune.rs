@@ -21,16 +21,12 @@ const TEXTS: usize = 4;
 /// A record and what is known of its file.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
-    /// Name of the record's file
     pub name: String,
-    /// Content of the record
     pub record: Record,
-    /// Whether the container's bundle exists
     pub is_there: bool,
 }
 
 /// The names of those to remove.
-#[must_use]
 pub(super) fn surplus(records: Vec<Kept>) -> Vec<String> {
     let (running, others): (Vec<_>, Vec<_>) =
         records.into_iter().partition(|kept| kept.is_there && kept.record.outcome != Outcome::Failed);
@@ -58,7 +54,6 @@ fn beyond(records: Vec<Kept>, count: usize) -> Vec<String> {
 }
 
 /// Earlier failures of the same container that this one makes superfluous: the same text, or too many texts.
-#[must_use]
 pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<String> {
     let of = |record: &Record| {
         let container = &record.container;

@@ -12,59 +12,51 @@ use crate::oci::spec_view::Mount;
 /// Thousands of containers; a larger file is none of these.
 const MAX_LIST: usize = 16 << 20;
 
-/// A container that is listed.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// 64 hex digits
     pub id: String,
     /// Podman gives it one, CRI-O one of many parts
     #[serde(default)]
     pub names: Vec<String>,
-    /// Id of its storage layer
     #[serde(default)]
     pub layer: String,
 }
 
 /// The name of the container `id` whose bundle is `<dir>/<id>/userdata`.
-#[must_use]
-pub fn name_of(id: &str, bundle: &Path) -> Option<String> {
+pub(crate) fn name_of(id: &str, bundle: &Path) -> Option<String> {
     let listed = read(dir_of(bundle)?);
     listed.into_iter().find(|listed| listed.id == id)?.names.into_iter().next()
 }
 
 /// Whether `rootfs` is the layer that is listed for the container `id` whose bundle is `<dir>/<id>/userdata`. Each container has
 /// a layer of its own; one that was started with `--rootfs` may share that directory with another.
-#[must_use]
-pub fn has_layer(id: &str, bundle: &Path, rootfs: &Path) -> bool {
+pub(crate) fn has_layer(id: &str, bundle: &Path, rootfs: &Path) -> bool {
     let listed = dir_of(bundle).map(read).unwrap_or_default();
     let layer = listed.into_iter().find(|listed| listed.id == id).map(|listed| listed.layer).unwrap_or_default();
     !layer.is_empty() && rootfs.components().any(|part| part.as_os_str() == layer.as_str())
 }
 
 /// The containers in a directory of this form, and in the one of those that end with the boot.
-#[must_use]
-pub fn read(dir: &Path) -> Vec<Listed> {
+pub(crate) fn read(dir: &Path) -> Vec<Listed> {
     let lists = ["containers.json", "volatile-containers.json"].into_iter();
     lists.flat_map(|name| read_list(&dir.join(name)).unwrap_or_default()).collect()
 }
 
 /// Where bundles of the engines of root are, or of a user with this home: a directory for each storage driver.
-#[must_use]
-pub fn dirs(home: Option<&Path>) -> Vec<PathBuf> {
+pub(crate) fn dirs(home: Option<&Path>) -> Vec<PathBuf> {
     let root = home.map_or_else(|| PathBuf::from("/var/lib"), |home| home.join(".local/share"));
     ["overlay", "btrfs", "vfs"].map(|driver| root.join(format!("containers/storage/{driver}-containers"))).into()
 }
 
 /// The directory that has all bundles, if this one is of its form.
-#[must_use]
-pub fn dir_of(bundle: &Path) -> Option<&Path> {
+pub(crate) fn dir_of(bundle: &Path) -> Option<&Path> {
     let is_userdata = bundle.file_name().is_some_and(|name| name == "userdata");
     if is_userdata { bundle.parent()?.parent() } else { None }
 }
 
 /// The bundle that these mounts of the engine's own are from: at precreate nobody says which container it is.
-#[must_use]
-pub fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
+pub(crate) fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
     let is_userdata = |path: &&Path| {
         let id = dir_of(path).and_then(|dir| path.strip_prefix(dir).ok()?.parent()?.to_str());
         id.is_some_and(|id| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))

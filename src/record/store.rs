@@ -12,17 +12,16 @@ use super::prune::{Kept, MAX_RECORDS, superseded, surplus};
 use super::{Outcome, Record};
 
 /// Directory of the records below the run directory.
-pub const DIR: &str = "containers";
+pub(crate) const DIR: &str = "containers";
 /// A writer that was killed leaves its temporary file. No call takes as long as this.
 const LEFT_OVER: Duration = Duration::from_secs(1200);
 
-/// The directory of records, open.
 #[derive(Debug)]
-pub struct Store(RunDir);
+pub(crate) struct Store(RunDir);
 
 /// The records of all containers, and the files that could not be read.
 #[derive(Debug, Default)]
-pub struct Found {
+pub(crate) struct Found {
     /// Records, the newest first
     pub records: Vec<Record>,
     /// The names of files that cannot be read, and why
@@ -31,12 +30,12 @@ pub struct Found {
 
 impl Store {
     /// Opens it; makes it if it is missing.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         Ok(Self(RunDir::open()?.below(DIR)?))
     }
 
     /// Opens it, if there is one.
-    pub fn existing() -> io::Result<Option<Self>> {
+    pub(crate) fn existing() -> io::Result<Option<Self>> {
         match RunDir::existing()? {
             Some(run) => Ok(run.existing_below(DIR)?.map(Self)),
             None => Ok(None),
@@ -44,7 +43,7 @@ impl Store {
     }
 
     /// Writes a record over the container's last one. A full disk stops no container.
-    pub fn write(&self, record: &Record) {
+    pub(crate) fn write(&self, record: &Record) {
         if let (Some(name), Some(bytes)) = (file_name(&record.container.id), record.to_bytes()) {
             self.0.replace(&name, &bytes).ok();
             // Only a failure costs the look at all others.
@@ -57,19 +56,17 @@ impl Store {
     }
 
     /// The stage of the call that the container's record is of.
-    #[must_use]
-    pub fn stage_of(&self, id: &str) -> Option<String> {
+    pub(crate) fn stage_of(&self, id: &str) -> Option<String> {
         file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.stage)
     }
 
     /// What calls for this container have created in it; `None` if it has no record.
-    #[must_use]
-    pub fn created_in(&self, id: &str) -> Option<Vec<Entry>> {
+    pub(crate) fn created_in(&self, id: &str) -> Option<Vec<Entry>> {
         file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.created)
     }
 
     /// Replaces that in the container's record.
-    pub fn set_created(&self, id: &str, created: Vec<Entry>) {
+    pub(crate) fn set_created(&self, id: &str, created: Vec<Entry>) {
         let record = file_name(id).and_then(|name| self.read(&name).ok());
         if let Some(record) = record {
             self.write(&Record { created, ..record });
@@ -77,7 +74,7 @@ impl Store {
     }
 
     /// All records, and the files that are none.
-    pub fn all(&self) -> io::Result<Found> {
+    pub(crate) fn all(&self) -> io::Result<Found> {
         let mut found = Found::default();
         for name in self.0.names()? {
             match self.read(&name) {
@@ -90,7 +87,7 @@ impl Store {
     }
 
     /// Removes the record of a container that has ended. That of one that failed stays: it is what people ask for.
-    pub fn forget(&self, id: &str) {
+    pub(crate) fn forget(&self, id: &str) {
         let Some(name) = file_name(id) else { return };
         if self.read(&name).is_ok_and(|record| record.outcome == Outcome::Failed) {
             return;
@@ -99,7 +96,7 @@ impl Store {
     }
 
     /// Removes records if there are too many, and with them what cannot be read and what killed writers have left.
-    pub fn prune(&self) {
+    pub(crate) fn prune(&self) {
         let Ok(names) = self.0.all_names() else { return };
         if names.len() < MAX_RECORDS {
             return;

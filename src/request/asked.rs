@@ -12,15 +12,12 @@ use super::GpuRequest;
 pub struct Asked {
     /// Indices, UUIDs and so on; or `all`, `none`
     pub visible_devices: Vec<String>,
-    /// Names of the capabilities
     pub driver_capabilities: Vec<String>,
-    /// As the image writes them
     pub requirements: Vec<String>,
     /// `NVIDIA_MIG_CONFIG_DEVICES`
     pub mig_config_devices: Option<String>,
     /// `NVIDIA_MIG_MONITOR_DEVICES`
     pub mig_monitor_devices: Option<String>,
-    /// Numbers of the channels
     pub imex_channels: Vec<String>,
 }
 

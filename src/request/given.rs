@@ -9,9 +9,8 @@ use base::report::one_line;
 use super::{nodes, others};
 use crate::oci::SpecView;
 
-/// What config.json shows of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub(crate) struct Given {
     /// Their nodes, by path in the container. None where only annotations name devices.
     pub nodes: BTreeSet<PathBuf>,
     /// CDI devices by name. Kubernetes writes them into annotations, Podman writes them nowhere.
@@ -21,8 +20,7 @@ pub struct Given {
 }
 
 /// None of it is a request: what it says is for people to read.
-#[must_use]
-pub fn find(spec: &SpecView) -> Option<Given> {
+pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     let trace = others::of_cdi_spec(spec);
     // config.json of a privileged container lists every node of the host, whoever set it up.
     let counts = !spec.privileged || trace.is_some() || !spec.cdi_devices.is_empty();

@@ -2,11 +2,11 @@
 //!
 //! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
 
-pub mod asked;
-pub mod given;
-pub mod mounts;
-pub mod nodes;
-pub mod others;
+pub(crate) mod asked;
+pub(crate) mod given;
+pub(crate) mod mounts;
+pub(crate) mod nodes;
+pub(crate) mod others;
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,6 @@ pub struct GpuRequest {
     pub devices: VisibleDevices,
     /// What said so, for messages: a variable, or the mounts.
     pub asked_by: String,
-    /// Which parts of the driver.
     pub capabilities: Capabilities,
     /// What the driver and the GPUs must be.
     pub requirements: Vec<Requirement>,
@@ -41,7 +40,6 @@ pub struct GpuRequest {
     pub mig_config: Option<String>,
     /// The GPUs whose MIG devices it may watch; privileged containers only.
     pub mig_monitor: Option<String>,
-    /// IMEX channels, by number.
     pub imex_channels: Vec<String>,
     /// What it does not want. Images cannot say that, command lines can.
     pub omit: Omit,
@@ -97,13 +95,11 @@ pub enum Hint {
     /// Only if config.toml names one of its variables as `swarm-resource`, or by the device nodes that it was given. A
     /// mistake in config.toml does not stop it.
     Perhaps,
-    /// It asks for something.
     Yes,
 }
 
 /// Decided from config.json alone, so that a container without GPUs costs nothing, and a mistake in config.toml cannot
 /// stop it.
-#[must_use]
 pub fn hint(spec: &SpecView) -> Hint {
     match hint_of(&spec.env) {
         _ if spec.mounts.iter().any(mounts::is_request) => Hint::Yes,
@@ -134,7 +130,6 @@ fn hint_of(env: &BTreeMap<String, String>) -> Hint {
 
 /// Whether a container can ask for anything, by its environment, its privilege, and the JSON text of its `mounts` and
 /// `linux` alone. Never `false` where [`hint`] is another than [`Hint::No`].
-#[must_use]
 pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
     hint_of(&spec.env) != Hint::No || mounts::may_request(mounts) || (is_silent(spec) && nodes::may_be_granted(linux))
 }
@@ -172,7 +167,6 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
 /// How much a container means that it asks for nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
-    /// The variable was set explicitly.
     Explicit,
     /// Nothing that counts was said: device nodes may speak for it.
     Default,
@@ -255,7 +249,7 @@ fn imex_channels(spec: &SpecView, config: &Config, from_mounts: Vec<String>, env
 }
 
 /// More is a mistake: images have one to five.
-pub const MAX_REQUIREMENTS: usize = 32;
+pub(crate) const MAX_REQUIREMENTS: usize = 32;
 
 fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
     let disabled = spec.env.get("NVIDIA_DISABLE_REQUIRE").is_some_and(|value| is_go_true(value));

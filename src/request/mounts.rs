@@ -16,19 +16,15 @@ const DIRS: [&str; 2] = [DIR, "/run/nvidia-container-devices"];
 /// The origin of such a request, for messages.
 pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
 
-/// What the mounts ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountRequest {
-    /// GPUs, as in NVIDIA_VISIBLE_DEVICES
     pub devices: Vec<String>,
-    /// IMEX channels
     pub imex: Vec<String>,
 }
 
 impl MountRequest {
     /// The GPUs; `None` if no mount names one. `all` is the same word as in the variable, in any case: a mount of this name
     /// is what NVIDIA's documentation and kind's recipes have.
-    #[must_use]
     pub fn visible(&self) -> Option<VisibleDevices> {
         let is_all = |name: &String| name.eq_ignore_ascii_case("all");
         match self.devices.as_slice() {
@@ -40,8 +36,7 @@ impl MountRequest {
 }
 
 /// Whether it is such a mount: by its text without `.`, `//` and `..`, or one whose name climbs out of the directory.
-#[must_use]
-pub fn is_request(mount: &Mount) -> bool {
+pub(crate) fn is_request(mount: &Mount) -> bool {
     let is_below = |path: &Path| DIRS.iter().any(|dir| path.starts_with(dir) && path != Path::new(dir));
     clean(&mount.source) == Path::new("/dev/null")
         && (is_below(&clean(&mount.destination)) || is_below(&mount.destination))
@@ -49,8 +44,7 @@ pub fn is_request(mount: &Mount) -> bool {
 
 /// Whether there can be one in this JSON text. The name of the directory stands in it as it is, unless something in the text
 /// is written with a backslash.
-#[must_use]
-pub fn may_request(mounts: &str) -> bool {
+pub(crate) fn may_request(mounts: &str) -> bool {
     mounts.contains("nvidia-container-devices") || mounts.contains('\\')
 }
 

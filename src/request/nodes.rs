@@ -17,7 +17,6 @@ pub const ORIGIN: &str = "a device node in config.json";
 const LAST_GPU: u32 = 247;
 
 /// Those among the nodes of config.json; `None` if none is a GPU's.
-#[must_use]
 pub fn granted(devices: &[Device]) -> Option<Nodes> {
     let characters = || devices.iter().filter(|device| device.kind.as_deref() == Some("c"));
     let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
@@ -36,8 +35,7 @@ fn is_cap_name(name: Option<&OsStr>) -> bool {
 
 /// Whether there can be one in this JSON text of `linux`. Numbers have one form that [`granted`] reads, and the major number
 /// stands in it as it is.
-#[must_use]
-pub fn may_be_granted(linux: &str) -> bool {
+pub(crate) fn may_be_granted(linux: &str) -> bool {
     linux.contains("195")
 }
 

@@ -16,7 +16,7 @@ const CONTROL_NODE: &str = "/dev/nvidiactl";
 
 /// Another program that sets the container up, as config.json shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Other {
+pub(crate) enum Other {
     /// A hook: this one at another stage, or NVIDIA's
     Hook(String),
     /// Mounts of the driver's libraries, and its control node
@@ -25,7 +25,7 @@ pub enum Other {
 
 /// Which one, if there is one; `is_us` reports whether a program of the host is this one, which may be installed under
 /// NVIDIA's names as well.
-pub fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
+pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
     let hook = spec.hooks.iter().find(|hook| {
         let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
         let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

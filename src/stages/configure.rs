@@ -18,7 +18,13 @@ use crate::request::GpuRequest;
 ///
 /// # Errors
 /// If it cannot be given; then nothing of it is there.
-pub fn configure(rootfs: &Path, pid: Option<i32>, request: GpuRequest, config: Config, log: &mut Log) -> Result<()> {
+pub(crate) fn configure(
+    rootfs: &Path,
+    pid: Option<i32>,
+    request: GpuRequest,
+    config: Config,
+    log: &mut Log,
+) -> Result<()> {
     let start = begin();
     let (place, pid) = match pid {
         Some(pid) => (Place::Outside, pid),

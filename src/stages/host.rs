@@ -57,7 +57,6 @@ fn is_bare(config: &Config) -> Result<bool> {
     Ok(!["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(exists))
 }
 
-/// Returns whether anything was done.
 fn prepare_for(wanted: &Wanted, config: &Config, log: &mut Log) -> bool {
     // A failure is not reported here: the error about what is missing then is the one to read.
     let prepared = prepare(wanted, config, log).unwrap_or_default();

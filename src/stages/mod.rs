@@ -1,14 +1,14 @@
 //! The stages of a container's life at which an engine or a runtime calls the program: what each reads, has decided by
 //! [`crate::plan`], and does.
 
-pub mod cdi_hook;
-pub mod configure;
+pub(crate) mod cdi_hook;
+pub(crate) mod configure;
 mod host;
 mod observer;
-pub mod poststop;
-pub mod precreate;
-pub mod prestart;
-pub mod rootfs;
+pub(crate) mod poststop;
+pub(crate) mod precreate;
+pub(crate) mod prestart;
+pub(crate) mod rootfs;
 
 use anyhow::{Context, Result};
 
@@ -22,7 +22,7 @@ use crate::oci;
 use crate::plan::{Gpus, Image};
 
 /// Opens the configured log. Losing it is no reason to stop a container.
-pub fn open_log(config: &Config, log: &mut Log) {
+pub(crate) fn open_log(config: &Config, log: &mut Log) {
     if let Some(path) = &config.debug
         && !log.is_open()
         && let Err(error) = log.open(path)
@@ -36,8 +36,7 @@ fn read_stdin() -> Result<Vec<u8>> {
 }
 
 /// What the plan has to know of the image of this container.
-#[must_use]
-pub fn image(container: &OpenContainer, gpus: &Gpus) -> Image {
+pub(crate) fn image(container: &OpenContainer, gpus: &Gpus) -> Image {
     let libraries = gpus.compat_libraries();
     let compat =
         libraries.map(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda)).unwrap_or_default();

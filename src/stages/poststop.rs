@@ -15,8 +15,7 @@ use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 
 /// A container has ended: what its start created in its file system goes, and its record, unless it failed.
-#[must_use]
-pub fn run() -> ExitCode {
+pub(crate) fn run() -> ExitCode {
     let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
     if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
         let created = store.created_in(&state.id);

@@ -22,8 +22,7 @@ use crate::request;
 
 /// The config.json of the container whose config.json is on stdin; `None` if it must not start. Podman does not show what is
 /// said here.
-#[must_use]
-pub fn run(config: Option<&Path>) -> Option<Vec<u8>> {
+pub(crate) fn run(config: Option<&Path>) -> Option<Vec<u8>> {
     let mut log = Log::for_stage("precreate");
     match edit(config, &mut log) {
         Ok(config_json) => Some(config_json),
@@ -65,7 +64,7 @@ fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// If the container cannot have these edits.
-pub fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding>) -> Result<Additions> {
+pub(crate) fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding>) -> Result<Additions> {
     // Of the image the hook looks at names only: its rootfs is mounted, and no process is in it.
     let image = OpenContainer::facts_of(&spec.rootfs);
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };

@@ -23,7 +23,7 @@ use crate::request;
 
 /// From where the hook sees the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     /// prestart, createRuntime: the runtime's namespaces; the state has the container's process
     Outside,
     /// createContainer: the container's namespaces, before pivot_root
@@ -44,8 +44,7 @@ impl Place {
 
 /// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not. `debug` has the log on stderr,
 /// whatever config.toml says.
-#[must_use]
-pub fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
+pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
     let mut log = Log::for_stage(place.stage());
     match set_up(place, config, debug, &mut log) {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,8 +27,7 @@ use crate::oci::{self, SpecView};
 use crate::plan::Container;
 
 /// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
-#[must_use]
-pub fn run(edits: RootfsEdits) -> ExitCode {
+pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut log = Log::for_stage("rootfs");
     match finish(edits, &mut log) {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use base::sys::ns;
 use cdi_spec::spec::{ContainerEdits, Spec};
-use oci_nvidia_hook::engine::{Version, version};
+use oci_nvidia_hook::testing::engine::{Version, version};
 
 use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};

@@ -13,8 +13,8 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use base::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
-use oci_nvidia_hook::inject::cgroup::{self, Access, Member, Outcome};
-use oci_nvidia_hook::oci::device_rules::DeviceRule;
+use oci_nvidia_hook::testing::inject::cgroup::{self, Access, Member, Outcome};
+use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};

@@ -13,7 +13,7 @@ use nvidia_host::edits::build::mask_params;
 use nvidia_host::inventory::caps::{self, MigCap};
 use nvidia_host::prepare::parse_majors;
 use nvidia_host::require::{self, Properties, Requirement};
-use oci_nvidia_hook::oci::spec_view;
+use oci_nvidia_hook::testing::oci::spec_view;
 
 use crate::Test;
 use crate::support::{HOOK, run_with, scratch, source};

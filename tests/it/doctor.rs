@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 use base::paths::HostPath;
 use base::report::{Finding, catalog};
 use base::tree::Tree;
-use oci_nvidia_hook::cli::terminal::Terminal;
-use oci_nvidia_hook::cli::{doctor as words, status as status_words};
-use oci_nvidia_hook::doctor::{self, Caller, Outcome, Status};
-use oci_nvidia_hook::engine::{User, hooks, look, status};
+use oci_nvidia_hook::testing::cli::terminal::Terminal;
+use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
+use oci_nvidia_hook::testing::doctor::{self, Caller, Outcome, Status};
+use oci_nvidia_hook::testing::engine::{User, hooks, look, status};
 
 use crate::Test;
 use crate::driver::FakeDriver;

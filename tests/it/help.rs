@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use clap::{Arg, CommandFactory};
-use oci_nvidia_hook::cli::args::Cli;
+use oci_nvidia_hook::testing::cli::args::Cli;
 
 use crate::Test;
 use crate::driver::FakeDriver;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use base::paths::HostPath;
 use base::tree::Tree;
-use oci_nvidia_hook::engine::{Kind, Version, hooks, look, status as engine_status, version};
+use oci_nvidia_hook::testing::engine::{Kind, Version, hooks, look, status as engine_status, version};
 
 use crate::Test;
 use crate::driver::Image;

@@ -31,8 +31,7 @@ All take --container-spec FILE, which has the container's state instead of stdin
 ";
 
 /// Runs the hook with these arguments, argv\[0\] left out, under this name.
-#[must_use]
-pub fn run(name: &str, args: Vec<OsString>) -> ExitCode {
+pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
     match entry::parse(name, args) {
         Ok(Call::Hook(hook)) => stages::cdi_hook::run(&hook),
         Ok(Call::Help) => output::print(HELP),

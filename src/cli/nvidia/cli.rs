@@ -158,7 +158,6 @@ impl User {
 }
 
 /// Runs the command with these arguments, argv\[0\] left out.
-#[must_use]
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let mut log = Log::for_stage(super::CLI);
     let text = match parse(args) {
@@ -213,7 +212,6 @@ fn carry_out(cli: &Cli, log: &mut Log) -> Result<String> {
 
 impl Configure {
     /// What of the driver is given.
-    #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         let asked = [
             (self.compute, Capability::Compute),

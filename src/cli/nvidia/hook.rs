@@ -25,7 +25,6 @@ or poststop, or another that \"oci-nvidia-hook --help\" names.
   -version      print the version
 ";
 
-/// What a command line says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Call {
     /// `-config`
@@ -37,7 +36,6 @@ pub struct Call {
 }
 
 /// Runs the hook with these arguments, argv\[0\] left out.
-#[must_use]
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let call = match parse(args) {
         Ok(call) => call,

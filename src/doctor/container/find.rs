@@ -33,7 +33,7 @@ fn parse_start(stat: &str) -> Option<u64> {
 ///
 /// # Errors
 /// If there is none, or ids of several containers begin so.
-pub fn by_id(proc: &Path, id: &str) -> Result<i32> {
+pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
     let none = || {
         failure(
             &catalog::CONTAINER,

@@ -41,7 +41,7 @@ const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 ///
 /// # Errors
 /// If it is no container's, has ended, or may not be looked at.
-pub fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
+pub(crate) fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
     // A number can become another process's; an open directory of /proc is that of one process for ever.
     let open = rustix::fs::openat(
         CWD,

@@ -3,10 +3,10 @@
 //! [`find`] finds its process, [`mod@look`] reads what that sees into [`ContainerFacts`], and the checks here are pure. The container
 //! is hostile: its files are opened below its root and never run, and of what is no regular file nothing is read.
 
-pub mod find;
+pub(crate) mod find;
 mod look;
 
-pub use look::look;
+pub(crate) use look::look;
 
 use base::report::catalog;
 use base::sys::confine::Identity;
@@ -19,14 +19,13 @@ use crate::oci::device_rules::DeviceRule;
 
 /// A running container, as far as GPUs depend on it.
 #[derive(Debug)]
-pub struct ContainerFacts {
+pub(crate) struct ContainerFacts {
     /// Its first process, as the host counts
     pub pid: i32,
     /// The name or id that it was asked for by; empty if only by the process
     pub name: String,
     /// The version of the host's kernel module
     pub module: Option<String>,
-    /// Who its process is
     pub process: Process,
     /// The libraries that programs open by name
     pub libraries: Vec<Library>,
@@ -38,10 +37,9 @@ pub struct ContainerFacts {
 
 /// A process, as the host sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub(crate) struct Process {
     /// User and group that files are opened as
     pub identity: Identity,
-    /// Its other groups
     pub groups: Vec<u32>,
     /// Whether permissions of the host's files mean nothing to it (`CAP_DAC_OVERRIDE` in the host's user namespace)
     pub overrides: bool,
@@ -49,9 +47,8 @@ pub struct Process {
     pub capabilities: Option<String>,
 }
 
-/// A library of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Library {
+pub(crate) struct Library {
     /// As programs open it: `libcuda.so.1`
     pub name: &'static str,
     /// The one that the linker finds
@@ -62,8 +59,7 @@ pub struct Library {
 
 /// A file that a library's name leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Where the linker finds it
+pub(crate) struct Found {
     pub path: String,
     /// As its file's name has it
     pub version: Option<String>,
@@ -73,21 +69,19 @@ pub struct Found {
 
 /// A device node that there should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub(crate) struct Node {
     /// `nvidiactl`
     pub name: String,
     /// Its number, where that is known
     pub expected: Option<(u32, u32)>,
-    /// What is there
     pub found: Option<FoundNode>,
 }
 
 /// A file in the place of a device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundNode {
+pub(crate) struct FoundNode {
     /// Its number, if it is a character device
     pub device: Option<(u32, u32)>,
-    /// Its permissions
     pub mode: u32,
     /// Its owner, as the host counts
     pub uid: u32,
@@ -97,9 +91,7 @@ pub struct FoundNode {
     pub nodev: bool,
 }
 
-/// Runs all checks.
-#[must_use]
-pub fn examine(facts: &ContainerFacts) -> Vec<Outcome> {
+pub(crate) fn examine(facts: &ContainerFacts) -> Vec<Outcome> {
     [process, libraries, nodes, access, cgroup].iter().flat_map(|check| check(facts)).collect()
 }
 

@@ -13,7 +13,7 @@ use crate::oci::device_rules::DeviceRule;
 
 /// The filter that decides which devices the processes of a cgroup may open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Filter {
+pub(crate) enum Filter {
     /// Nothing: all devices are allowed
     None,
     /// Version 1: what is in `devices.list`
@@ -26,11 +26,10 @@ pub enum Filter {
 ///
 /// # Errors
 /// If it cannot be found or read, as without root on version 2.
-pub fn filter(pid: Pid) -> Result<Filter> {
+pub(crate) fn filter(pid: Pid) -> Result<Filter> {
     filter_of(&located(&mounts()?, &format!("/proc/{pid}/cgroup"))?)
 }
 
-/// The same, of a cgroup.
 pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
     match cgroup {
         DeviceCgroup::None => Ok(Filter::None),
@@ -61,8 +60,7 @@ impl Filter {
     }
 
     /// Whether the device may be read and written; `None` if that cannot be told.
-    #[must_use]
-    pub fn allows(&self, rule: DeviceRule) -> Option<bool> {
+    pub(crate) fn allows(&self, rule: DeviceRule) -> Option<bool> {
         match self {
             Self::None => Some(true),
             Self::List(text) => Some(is_listed(text, rule)),

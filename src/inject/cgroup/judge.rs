@@ -32,7 +32,6 @@ const UNLISTED: [DeviceRule; 3] = [
 const MAX_STEPS: usize = 1_000_000;
 
 /// Judges a program, as its loader wrote it.
-#[must_use]
 pub(super) fn judge(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
     let ask = |rule: &DeviceRule, access| run(program, [access, rule.major, rule.minor]);
     let allowed = |rule: &DeviceRule| {
@@ -48,7 +47,6 @@ pub(super) fn judge(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
     }
 }
 
-/// What a register holds.
 #[derive(Clone, Copy)]
 enum Value {
     Number(u64),

@@ -20,12 +20,7 @@ pub enum DeviceCgroup {
     /// A directory of the v1 hierarchy with the `devices` controller.
     V1(HostPath),
     /// A cgroup2 directory.
-    V2 {
-        /// Where the hierarchy is mounted.
-        mount: HostPath,
-        /// The process's cgroup in it.
-        path: HostPath,
-    },
+    V2 { mount: HostPath, path: HostPath },
     /// No hierarchy that can filter devices is mounted.
     None,
 }
@@ -63,7 +58,6 @@ pub fn locate(mountinfo: &str, cgroup: &str) -> Result<DeviceCgroup> {
     Ok(DeviceCgroup::V1(HostPath::new(below(&devices, own)?.1)))
 }
 
-/// One line of mountinfo.
 #[derive(Debug)]
 struct Mount {
     id: u32,

@@ -4,7 +4,7 @@
 //! which the runtime has made the cgroup already; a device listed in config.json ([`crate::oci::device_rules::already_allowed`]) needs none of it.
 //! Kernel side: `Documentation/admin-guide/cgroup-v1/devices.rst`, `cgroup-v2.rst` ("Device controller").
 
-pub mod ask;
+pub(crate) mod ask;
 mod dbus;
 mod judge;
 mod locate;
@@ -45,7 +45,6 @@ pub enum Access {
 pub struct Outcome {
     /// What the container may do now.
     pub access: Access,
-    /// What is left to say.
     pub findings: Vec<Finding>,
 }
 
@@ -60,7 +59,6 @@ impl Outcome {
 pub struct Member<'a> {
     /// Process id of the container's init
     pub pid: Pid,
-    /// OCI id of the container
     pub id: &'a str,
     /// `linux.cgroupsPath` of config.json; `None` if there is no config.json, and the caller vouches for the cgroup.
     pub cgroups_path: Option<&'a str>,
@@ -97,8 +95,7 @@ pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Outcome> {
 
 /// What is left to say where config.toml forbids to change the cgroup (`no-cgroups`): a finding, if the devices cannot be
 /// opened then. Nothing is changed.
-#[must_use]
-pub fn forbidden(pid: Pid, rules: &[DeviceRule]) -> Option<Finding> {
+pub(crate) fn forbidden(pid: Pid, rules: &[DeviceRule]) -> Option<Finding> {
     if rules.is_empty() {
         return None;
     }
@@ -132,7 +129,7 @@ fn shared_finding(path: &Path) -> Finding {
 /// Moves this process to where `pid` is, so that the same devices can be opened.
 ///
 /// Must run in the cgroup namespace of that process (cgroup_namespaces(7)).
-pub fn join(pid: Pid) -> Result<()> {
+pub(crate) fn join(pid: Pid) -> Result<()> {
     let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
     let path = match locate(&mounts()?, &cgroup)? {
         DeviceCgroup::None => return Ok(()),
@@ -156,7 +153,7 @@ fn read(path: &str) -> Result<String> {
 }
 
 /// The ways by which a container's devices are in its config.json: there whoever applies its rules again applies ours.
-pub const LISTED_HINT: &str =
+pub(crate) const LISTED_HINT: &str =
     "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
 
 /// systemd gives its units back the rules that it knows.

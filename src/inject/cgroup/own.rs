@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 /// How a cgroup of the container's own is recognised.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marks<'a> {
-    /// The container's OCI id
     pub(super) id: &'a str,
     /// `linux.cgroupsPath` of config.json; empty if it has none. `None`: the caller has named the process, and vouches for
     /// its cgroup.
@@ -23,7 +22,6 @@ impl Marks<'_> {
     ///
     /// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), while systemd's program, and crun's, can sit on
     /// the scope; both have to allow. Further up are slices and services that others share.
-    #[must_use]
     pub(super) fn own(&self, mount: &Path, path: &Path) -> Vec<PathBuf> {
         let inside: Vec<&Path> = path.ancestors().take_while(|cgroup| *cgroup != mount).collect();
         let named = inside.iter().position(|cgroup| self.name(mount, cgroup));

@@ -9,12 +9,12 @@ use base::paths::ContainerPath;
 use nvidia_host::driver::compat;
 
 /// The program that CDI specs of NVIDIA's toolkit and device plugin have engines call.
-pub const CDI_HOOK: &str = "nvidia-cdi-hook";
+pub(crate) const CDI_HOOK: &str = "nvidia-cdi-hook";
 /// The same, as its command `hook`.
-pub const CTK: &str = "nvidia-ctk";
+pub(crate) const CTK: &str = "nvidia-ctk";
 
 /// The hooks, as NVIDIA calls them.
-pub const HOOKS: [&str; 6] = [
+pub(crate) const HOOKS: [&str; 6] = [
     "create-symlinks",
     "update-ldcache",
     "enable-cuda-compat",
@@ -23,23 +23,18 @@ pub const HOOKS: [&str; 6] = [
     "chmod",
 ];
 
-/// What an entry asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Call {
-    /// To be told about it
+pub(crate) enum Call {
     Help,
-    /// To be told the version
     Version,
-    /// One of the hooks
     Hook(Hook),
     /// A hook that this program does not have, or none: newer specs than the program are used all the same, as NVIDIA's
     /// programs do it
     Unknown(String),
 }
 
-/// One hook entry.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Hook {
+pub(crate) struct Hook {
     pub(super) name: &'static str,
     pub(super) links: Vec<(PathBuf, ContainerPath)>,
     pub(super) folders: Vec<ContainerPath>,
@@ -62,7 +57,7 @@ fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
 ///
 /// # Errors
 /// If an option is unknown, or its value is wrong.
-pub fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
+pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
     let mut args = args.into_iter();
     let mut in_group = program == CDI_HOOK;
     let name = loop {

@@ -1,7 +1,7 @@
 //! The hook entries of CDI specs that NVIDIA's toolkit, device plugin and DRA driver write. The steps are those of our own
 //! entries, so the same fence holds: no ldconfig is run, and no path leads out of the container.
 
-pub mod entry;
+pub(crate) mod entry;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -27,8 +27,7 @@ use entry::{CDI_HOOK, CTK, Call, Hook};
 
 /// Does what the entry says to the container whose state is on stdin, or in the file that it names. 0 if the container may
 /// start, 1 if it must not.
-#[must_use]
-pub fn run(hook: &Hook) -> ExitCode {
+pub(crate) fn run(hook: &Hook) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut log = Log::for_stage(hook.name);
     match carry_out(hook, &mut log) {

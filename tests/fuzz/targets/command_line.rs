@@ -5,11 +5,11 @@ use std::os::unix::ffi::OsStringExt;
 
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
-use oci_nvidia_hook::cli::args::{self, Cli};
-use oci_nvidia_hook::cli::nvidia::cli::{self, Command, Configure};
-use oci_nvidia_hook::cli::nvidia::hook;
-use oci_nvidia_hook::cli::parse::{self, Asked};
-use oci_nvidia_hook::cli::stage;
+use oci_nvidia_hook::testing::cli::args::{self, Cli};
+use oci_nvidia_hook::testing::cli::nvidia::cli::{self, Command, Configure};
+use oci_nvidia_hook::testing::cli::nvidia::hook;
+use oci_nvidia_hook::testing::cli::parse::{self, Asked};
+use oci_nvidia_hook::testing::cli::stage;
 
 use super::check_error;
 

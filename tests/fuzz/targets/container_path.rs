@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
 use base::paths::ContainerPath;
-use oci_nvidia_hook::oci::spec_view::Mount;
-use oci_nvidia_hook::request::mounts;
+use oci_nvidia_hook::testing::oci::spec_view::Mount;
+use oci_nvidia_hook::testing::request::mounts;
 
 use super::check_error;
 

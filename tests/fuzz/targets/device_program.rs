@@ -2,8 +2,8 @@
 //! there are; eight bytes for each; then eight for each instruction.
 
 use base::sys::bpf::Insn;
-use oci_nvidia_hook::inject::cgroup::extend;
-use oci_nvidia_hook::oci::device_rules::DeviceRule;
+use oci_nvidia_hook::testing::inject::cgroup::extend;
+use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use super::check_error;
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use oci_nvidia_hook::oci::device_rules::{DeviceRule, already_allowed};
-use oci_nvidia_hook::oci::spec_view::parse;
+use oci_nvidia_hook::testing::oci::device_rules::{DeviceRule, already_allowed};
+use oci_nvidia_hook::testing::oci::spec_view::parse;
 
 use super::check_error;
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use base::report::one_line;
-use oci_nvidia_hook::engine::settings::Settings;
-use oci_nvidia_hook::engine::{Kind, Version};
+use oci_nvidia_hook::testing::engine::settings::Settings;
+use oci_nvidia_hook::testing::engine::{Kind, Version};
 
 use super::{check_line, text};
 

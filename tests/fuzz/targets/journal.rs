@@ -1,6 +1,6 @@
 //! What is sent to the journal, read back as the journal reads it: a value cannot begin a field.
 
-use oci_nvidia_hook::log::journal::encode;
+use oci_nvidia_hook::testing::log::journal::encode;
 
 use super::text;
 

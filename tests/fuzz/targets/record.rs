@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use base::report::{Finding, catalog};
-use oci_nvidia_hook::cli::why::in_words;
-use oci_nvidia_hook::oci::Pod;
-use oci_nvidia_hook::record::{Outcome, Record};
+use oci_nvidia_hook::testing::cli::why::in_words;
+use oci_nvidia_hook::testing::oci::Pod;
+use oci_nvidia_hook::testing::record::{Outcome, Record};
 
 use super::{check_line, text};
 

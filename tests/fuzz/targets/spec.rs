@@ -7,12 +7,12 @@ use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
-use oci_nvidia_hook::lower::oci::{Additions, OciFacts};
-use oci_nvidia_hook::oci::SpecView;
-use oci_nvidia_hook::oci::device_rules::{DeviceRule, already_allowed};
-use oci_nvidia_hook::oci::spec_view::parse;
-use oci_nvidia_hook::request::{Decision, GpuRequest, Hint, from_spec, hint, mounts, nodes};
-use oci_nvidia_hook::select::decide;
+use oci_nvidia_hook::testing::lower::oci::{Additions, OciFacts};
+use oci_nvidia_hook::testing::oci::SpecView;
+use oci_nvidia_hook::testing::oci::device_rules::{DeviceRule, already_allowed};
+use oci_nvidia_hook::testing::oci::spec_view::parse;
+use oci_nvidia_hook::testing::request::{Decision, GpuRequest, Hint, from_spec, hint, mounts, nodes};
+use oci_nvidia_hook::testing::select::decide;
 
 use super::{check_error, check_findings, sample_inventory};
 

@@ -1,6 +1,6 @@
 //! The container state on stdin.
 
-use oci_nvidia_hook::oci::state::parse;
+use oci_nvidia_hook::testing::oci::state::parse;
 
 use super::check_error;
 

@@ -1,0 +1,88 @@
+//! Lets the integration tests, the benchmarks and the fuzz targets reach what they call. This is not an API: the program does not
+//! use it, and nothing here is stable. Each module is named after the one that it opens.
+
+pub mod cli {
+    pub use crate::cli::{
+        args::{self, Cli},
+        doctor, parse, stage, status,
+    };
+    pub mod terminal {
+        pub use crate::cli::terminal::Terminal;
+    }
+    pub mod why {
+        pub use crate::cli::why::in_words;
+    }
+    pub mod nvidia {
+        pub use crate::cli::nvidia::{cli, hook};
+    }
+}
+pub mod doctor {
+    pub use crate::doctor::{Caller, Outcome, Status, examine, look, worst};
+}
+pub mod engine {
+    pub use crate::engine::{Kind, User, Version};
+    pub mod hook_file {
+        pub use crate::engine::hook_file::{Applies, PRECREATE, parse};
+    }
+    pub mod hooks {
+        pub use crate::engine::hooks::installed;
+    }
+    pub mod look {
+        pub use crate::engine::look::inspect_engines;
+    }
+    pub mod settings {
+        pub use crate::engine::settings::Settings;
+    }
+    pub mod status {
+        pub use crate::engine::status::judge;
+    }
+    pub mod version {
+        pub use crate::engine::version::parse;
+    }
+}
+pub mod inject {
+    pub mod cgroup {
+        pub use crate::inject::cgroup::{Access, DeviceCgroup, Member, Outcome, allow, extend, locate};
+    }
+}
+pub mod log {
+    pub use crate::log::NAME;
+    pub mod journal {
+        pub use crate::log::journal::encode;
+    }
+}
+pub mod lower {
+    pub mod oci {
+        pub use crate::lower::oci::{Additions, OciFacts};
+    }
+}
+pub mod oci {
+    pub use crate::oci::{Pod, SpecView};
+    pub mod device_rules {
+        pub use crate::oci::device_rules::{DeviceRule, already_allowed};
+    }
+    pub mod insertion {
+        pub use crate::oci::insertion::append;
+    }
+    pub mod spec_view {
+        pub use crate::oci::spec_view::{Mount, parse, parse_if};
+    }
+    pub mod state {
+        pub use crate::oci::state::parse;
+    }
+}
+pub mod record {
+    pub use crate::record::{Outcome, Record};
+}
+pub mod request {
+    pub use crate::request::{Decision, GpuRequest, Hint, from_spec, hint, may_ask};
+    pub mod mounts {
+        pub use crate::request::mounts::{ORIGIN, parse};
+    }
+    pub mod nodes {
+        pub use crate::request::nodes::{ORIGIN, granted};
+    }
+}
+pub mod select {
+    pub use crate::select::decide;
+}
