@@ -162,11 +162,8 @@ fn records() -> Vec<Member> {
 /// # Errors
 /// If something has that name already, a link too, or it cannot be written.
 pub(crate) fn write(path: &Path, members: &[Member]) -> Result<()> {
-    let write = || -> io::Result<()> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        pack(members, file)?.sync_all()
-    };
-    write().with_context(|| {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    file.and_then(|file| pack(members, file)?.sync_all()).with_context(|| {
         Failure::new(
             &catalog::BUNDLE,
             format!("cannot write {path:?}"),

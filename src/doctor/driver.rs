@@ -4,31 +4,28 @@ use rustix::fs::FileType;
 
 use base::report::catalog;
 use base::tree::Located;
-use nvidia_host::capability::Capability;
 use nvidia_host::driver::group::GIVE_A_GROUP;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::packages::Distribution;
 
 use super::facts::Node;
-use super::{Facts, Outcome};
+use super::{Facts, Outcome, or};
 
 const NO_MODULE: &str = "the kernel module is not loaded";
 
 pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "module";
     let driver = &facts.driver;
     if let Some(version) = &driver.module {
-        return vec![Outcome::ok(CHECK, format!("the kernel module of driver {version} is loaded"))];
+        return vec![Outcome::ok(format!("the kernel module of driver {version} is loaded"))];
     }
     if !facts.has_gpu() {
-        return vec![Outcome::skipped(CHECK, "there is no GPU for it")];
+        return vec![Outcome::skipped("there is no GPU for it")];
     }
     let gpus = || driver.pci.iter().flatten().filter(|device| device.is_gpu());
     let open = gpus().find(|gpu| matches!(gpu.driver.as_deref(), Some("nouveau" | "nova_core" | "nova-core")));
     if let Some(gpu) = open {
         let other = gpu.driver.as_deref().unwrap_or_default();
         return vec![Outcome::of(
-            CHECK,
             &catalog::NOT_LOADED,
             format!("the kernel module {other} drives {}, and nvidia is not loaded", gpu.address),
             format!("echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"),
@@ -36,10 +33,10 @@ pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
     }
     if gpus().next().is_some() && gpus().all(|gpu| gpu.driver.as_deref() == Some("vfio-pci")) {
         let what = "all GPUs are kept for virtual machines (vfio-pci)";
-        return vec![Outcome::of(CHECK, &catalog::NOT_LOADED, what, "take them out of vfio-pci's ids=, and reboot")];
+        return vec![Outcome::of(&catalog::NOT_LOADED, what, "take them out of vfio-pci's ids=, and reboot")];
     }
     let Some(mut finding) = driver.diagnosis.clone() else {
-        return vec![Outcome::of(CHECK, &catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia")];
+        return vec![Outcome::of(&catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia")];
     };
     if let Some(refused) = &driver.refused {
         finding.what = format!("{}; the kernel says: {refused}", finding.what);
@@ -57,80 +54,70 @@ pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
             }
         };
     }
-    vec![Outcome::found(CHECK, finding)]
+    vec![Outcome::found(finding)]
 }
 
 pub(super) fn libraries(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "libraries";
     let driver = &facts.driver;
     match (&driver.module, &driver.diagnosis) {
-        (None, _) if driver.on_disk.is_empty() => vec![Outcome::skipped(CHECK, "no driver is installed")],
-        (None, _) => vec![Outcome::skipped(CHECK, format!("{NO_MODULE}, so no version is the right one"))],
-        (Some(_), Some(finding)) => vec![Outcome::found(CHECK, finding.clone())],
-        (Some(version), None) => vec![Outcome::ok(CHECK, format!("libnvidia-ml is of driver {version} too"))],
+        (None, _) if driver.on_disk.is_empty() => vec![Outcome::skipped("no driver is installed")],
+        (None, _) => vec![Outcome::skipped(format!("{NO_MODULE}, so no version is the right one"))],
+        (Some(_), Some(finding)) => vec![Outcome::found(finding.clone())],
+        (Some(version), None) => vec![Outcome::ok(format!("libnvidia-ml is of driver {version} too"))],
     }
 }
 
 pub(super) fn versions(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "versions";
     let versions: Vec<_> = facts.driver.on_disk.iter().map(String::as_str).collect();
     match versions.as_slice() {
-        [] => return vec![Outcome::skipped(CHECK, "no libraries of a driver are where they usually are")],
-        [one] => return vec![Outcome::ok(CHECK, format!("only libraries of driver {one} are there"))],
+        [] => return vec![Outcome::skipped("no libraries of a driver are where they usually are")],
+        [one] => return vec![Outcome::ok(format!("only libraries of driver {one} are there"))],
         _ => {}
     }
     let what = format!("there are libraries of driver {}", versions.join(" and "));
-    vec![Outcome::of(CHECK, &catalog::SEVERAL_VERSIONS, what, "remove the packages of those that are not loaded")]
+    vec![Outcome::of(&catalog::SEVERAL_VERSIONS, what, "remove the packages of those that are not loaded")]
 }
 
 pub(super) fn capabilities(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "capabilities";
     let driver = &facts.driver;
     if driver.module.is_none() || driver.diagnosis.is_some() {
-        return vec![Outcome::skipped(CHECK, "there is no complete driver")];
+        return vec![Outcome::skipped("there is no complete driver")];
     }
     let parts = [&driver.not_installed, &driver.unknown];
-    let notes = parts.into_iter().flatten().map(|finding| Outcome::found(CHECK, finding.clone()));
+    let notes = parts.into_iter().flatten().map(|finding| Outcome::found(finding.clone()));
     if driver.lacking.is_empty() && driver.not_installed.is_none() {
-        let ok = Outcome::ok(CHECK, "the libraries of every driver capability are installed");
+        let ok = Outcome::ok("the libraries of every driver capability are installed");
         return std::iter::once(ok).chain(notes).collect();
     }
-    let outcome = |(capability, finding): &(Capability, _)| {
-        let finding: &base::report::Finding = finding;
-        let fix = facts.distribution.package(*capability).map_or_else(|| finding.fix.clone(), str::to_owned);
-        Outcome::of(CHECK, &catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
-    };
-    driver.lacking.iter().map(outcome).chain(notes).collect()
+    let lacking = driver.lacking.iter().map(|(capability, finding)| {
+        let fix = facts.distribution.package(*capability).unwrap_or(&finding.fix);
+        Outcome::of(&catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
+    });
+    lacking.chain(notes).collect()
 }
 
 /// What containers reach of the driver's daemons.
 pub(super) fn daemons(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "daemons";
     let (given, refused) = &facts.driver.daemons;
     if !refused.is_empty() {
-        return refused.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect();
+        return refused.iter().map(|finding| Outcome::found(finding.clone())).collect();
     }
     let given: Vec<_> = given.iter().map(ToString::to_string).collect();
     match given.as_slice() {
-        [] => vec![Outcome::skipped(CHECK, "no daemon of the driver has a socket here")],
-        given => vec![Outcome::ok(CHECK, format!("containers can reach {}", given.join(", ")))],
+        [] => vec![Outcome::skipped("no daemon of the driver has a socket here")],
+        given => vec![Outcome::ok(format!("containers can reach {}", given.join(", ")))],
     }
 }
 
 pub(super) fn nodes(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "nodes";
     if facts.driver.module.is_none() {
-        return vec![Outcome::skipped(CHECK, NO_MODULE)];
+        return vec![Outcome::skipped(NO_MODULE)];
     }
-    let wrong = |node: &Node| match &node.found {
-        None => Some(Outcome::of(CHECK, &catalog::NODE_MISSING, missing(&node.name), prepare(facts))),
-        Some(found) => is_another(CHECK, node, found),
-    };
-    let wrong: Vec<_> = facts.driver.nodes.iter().filter_map(wrong).collect();
-    if wrong.is_empty() {
-        return vec![Outcome::ok(CHECK, format!("{} device nodes are there", facts.driver.nodes.len()))];
-    }
-    wrong
+    let wrong = facts.driver.nodes.iter().filter_map(|node| match &node.found {
+        None => Some(Outcome::of(&catalog::NODE_MISSING, missing(&node.name), prepare(facts))),
+        Some(found) => is_another(node, found),
+    });
+    or(wrong, Outcome::ok(format!("{} device nodes are there", facts.driver.nodes.len())))
 }
 
 fn missing(name: &str) -> String {
@@ -143,12 +130,11 @@ pub(super) fn prepare(facts: &Facts) -> &'static str {
 }
 
 /// A node that is another device than its name means.
-fn is_another(check: &'static str, node: &Node, found: &Located) -> Option<Outcome> {
+fn is_another(node: &Node, found: &Located) -> Option<Outcome> {
     if found.kind == FileType::CharacterDevice && found.device == (NVIDIA_MAJOR, node.minor) {
         return None;
     }
     Some(Outcome::of(
-        check,
         &catalog::NODE_WRONG,
         format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor),
         format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display()),
@@ -157,25 +143,22 @@ fn is_another(check: &'static str, node: &Node, found: &Located) -> Option<Outco
 
 /// Without a display, nothing on the host opens this node, so nothing has created it.
 pub(super) fn modeset(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "modeset";
-    let Some(node) = &facts.driver.modeset else { return vec![Outcome::skipped(CHECK, NO_MODULE)] };
+    let Some(node) = &facts.driver.modeset else { return vec![Outcome::skipped(NO_MODULE)] };
     let Some(found) = &node.found else {
-        return vec![Outcome::of(CHECK, &catalog::NO_MODESET, missing(&node.name), prepare(facts))];
+        return vec![Outcome::of(&catalog::NO_MODESET, missing(&node.name), prepare(facts))];
     };
-    let ok = || Outcome::ok(CHECK, "the device node \"/dev/nvidia-modeset\" exists");
-    vec![is_another(CHECK, node, found).unwrap_or_else(ok)]
+    or(is_another(node, found), Outcome::ok("the device node \"/dev/nvidia-modeset\" exists"))
 }
 
 pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "uvm";
     if facts.driver.module.is_none() {
-        return vec![Outcome::skipped(CHECK, NO_MODULE)];
+        return vec![Outcome::skipped(NO_MODULE)];
     }
     // Without a list of modules, nobody knows.
     let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
     let loaded = if is_loaded { "" } else { ", and the kernel module nvidia_uvm is not loaded" };
     if facts.driver.uvm.is_some() {
-        return vec![Outcome::ok(CHECK, "the device node \"/dev/nvidia-uvm\" is there")];
+        return vec![Outcome::ok("the device node \"/dev/nvidia-uvm\" is there")];
     }
     let fix = match &facts.user {
         Some(_) => {
@@ -185,7 +168,7 @@ pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
     };
     let who = if facts.user.is_some() { "; rootless containers cannot load it" } else { "" };
     let what = format!("the device node \"/dev/nvidia-uvm\" is missing{loaded}{who}");
-    vec![Outcome::of(CHECK, &catalog::NO_UVM, what, fix)]
+    vec![Outcome::of(&catalog::NO_UVM, what, fix)]
 }
 
 /// Whether the kernel lets a process without caps read and write a node.
@@ -206,27 +189,26 @@ pub(super) fn allows(mode: u32, owner: u32, group: u32, uid: u32, is_in: impl Fn
 }
 
 pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "hook-user";
     match &facts.driver.identity {
-        None if facts.driver.module.is_none() => vec![Outcome::skipped(CHECK, NO_MODULE)],
-        None => vec![Outcome::skipped(CHECK, "whether the hook of root may open the GPUs is seen by root only")],
-        Some(Err(finding)) => vec![Outcome::found(CHECK, finding.clone())],
+        None if facts.driver.module.is_none() => vec![Outcome::skipped(NO_MODULE)],
+        None => vec![Outcome::skipped("whether the hook of root may open the GPUs is seen by root only")],
+        Some(Err(finding)) => vec![Outcome::found(finding.clone())],
         Some(Ok(who)) => {
             let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
             let shut = nodes.clone().find(|node| !may_open(node, who.uid, |gid| gid == who.gid));
             let Some(node) = shut else {
                 if facts.driver.only_root_may_ask {
                     let what = "only root may open the driver's device nodes, so NVML runs as root";
-                    return vec![Outcome::of(CHECK, &catalog::NVML_AS_ROOT, what, GIVE_A_GROUP)];
+                    return vec![Outcome::of(&catalog::NVML_AS_ROOT, what, GIVE_A_GROUP)];
                 }
-                return vec![Outcome::ok(CHECK, format!("user {}, group {} may open the GPUs", who.uid, who.gid))];
+                return vec![Outcome::ok(format!("user {}, group {} may open the GPUs", who.uid, who.gid))];
             };
             let what = format!("user {}, group {} may not open {}", who.uid, who.gid, owned(node));
             let fix = format!(
                 "set user = \"root:{}\" in the [nvidia-container-cli] table of config.toml, or remove the line",
                 group(node.gid)
             );
-            vec![Outcome::of(CHECK, &catalog::NVML_PERMISSION, what, fix)]
+            vec![Outcome::of(&catalog::NVML_PERMISSION, what, fix)]
         }
     }
 }

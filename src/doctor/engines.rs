@@ -1,12 +1,11 @@
 //! Checks of container engines, their runtimes, cgroups and CDI.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use base::report::catalog;
 use nvidia_host::timeouts;
 
-use super::{Facts, Outcome};
+use super::{Facts, Outcome, or};
 use crate::cdi_check::Verdict;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
@@ -29,59 +28,54 @@ fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
 }
 
 pub(super) fn hook(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "hook";
-    let mut outcomes: Vec<_> = with_hooks(facts).map(|engine| in_engine(facts, engine)).collect();
-    for file in facts.engines.iter().flat_map(|engine| &engine.unseen) {
-        outcomes.push(Outcome::skipped(CHECK, format!("{file:?} cannot be read by this user")));
-    }
-    if outcomes.is_empty() {
-        outcomes.push(Outcome::skipped(CHECK, "neither Podman nor CRI-O is installed"));
-    }
-    outcomes
+    let unseen = facts.engines.iter().flat_map(|engine| &engine.unseen);
+    let unseen = unseen.map(|file| Outcome::skipped(format!("{file:?} cannot be read by this user")));
+    let outcomes = with_hooks(facts).map(|engine| in_engine(facts, engine)).chain(unseen);
+    or(outcomes, Outcome::skipped("neither Podman nor CRI-O is installed"))
 }
 
 fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
-    const CHECK: &str = "hook";
     let status = status::judge(engine, &facts.installed);
     let what = format!("{}: {}", engine.kind, status.why);
     if status.active {
         let active = format!("{} starts the hook, by {}", engine.kind, status.files());
         if status.why.is_empty() {
-            return Outcome::ok(CHECK, active);
+            return Outcome::ok(active);
         }
         let file = status.hooks.first().map(|hook| hook.file.display().to_string()).unwrap_or_default();
         let fix = match status.fix.as_str() {
             "" => format!("write \"when\": {{\"always\": true}} in {file}"),
             fix => fix.to_owned(),
         };
-        return Outcome::of(CHECK, &catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
+        return Outcome::of(&catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
     }
     let usable = usable_cdi_devices(facts, engine);
     let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
     if !stops && usable > 0 {
-        return Outcome::ok(
-            CHECK,
-            format!("{}: the hook is not active, and {usable} CDI devices are: {}", engine.kind, status.why),
-        );
+        return Outcome::ok(format!(
+            "{}: the hook is not active, and {usable} CDI devices are: {}",
+            engine.kind, status.why
+        ));
     }
     let kind = if stops { &catalog::ENGINE_STOPPED } else { &catalog::NOT_ACTIVE };
-    Outcome::of(CHECK, kind, what, status.fix)
+    Outcome::of(kind, what, status.fix)
 }
 
 /// An engine that loses patience first ends the hook before it can report what it waits for.
 pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "timeouts";
     let nvml = facts.settings().nvml_timeout;
     let needed = timeouts::of_call(nvml).as_secs();
     let files: BTreeMap<_, _> =
         with_hooks(facts).flat_map(status::ours).map(|entry| (&entry.file, entry.hook.timeout)).collect();
     if files.is_empty() {
-        return vec![Outcome::skipped(CHECK, "no engine starts the hook")];
+        return vec![Outcome::skipped("no engine starts the hook")];
     }
-    let outcome = |(file, timeout): (&PathBuf, Option<u64>)| {
-        let (name, enough) = (file.display(), needed.max(timeouts::HOOK.as_secs()));
+    let enough = needed.max(timeouts::HOOK.as_secs());
+    let mut outcomes = Vec::new();
+    for (file, timeout) in files {
+        let name = file.display();
         let (what, fix) = match timeout {
-            Some(timeout) if timeout >= needed => return None,
+            Some(timeout) if timeout >= needed => continue,
             Some(timeout) => (
                 format!(
                     "{file:?} ends the hook after {timeout} s, but with nvml-timeout = {} it may take {needed} s",
@@ -94,14 +88,9 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
                 format!("set \"timeout\": {enough} in the \"hook\" of {name}"),
             ),
         };
-        Some(Outcome::of(CHECK, &catalog::TIMEOUTS, what, fix))
-    };
-    let outcomes: Vec<_> = files.into_iter().filter_map(outcome).collect();
-    if outcomes.is_empty() {
-        vec![Outcome::ok(CHECK, "engines wait longer for the hook than it waits for the driver")]
-    } else {
-        outcomes
+        outcomes.push(Outcome::of(&catalog::TIMEOUTS, what, fix));
     }
+    or(outcomes, Outcome::ok("engines wait longer for the hook than it waits for the driver"))
 }
 
 /// Of NVIDIA's GPUs: who uses these needs no hook.
@@ -112,13 +101,12 @@ fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
 }
 
 pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "second-hook";
     let mut outcomes = Vec::new();
     for engine in with_hooks(facts) {
         for entry in engine.hooks.entries.iter().filter(|entry| entry.is_nvidias()) {
             let what = format!("{} starts {}, by {}", engine.kind, entry.hook.path.display(), entry.file.display());
             let fix = format!("remove NVIDIA's package, or: mv {0} {0}.off", entry.file.display());
-            outcomes.push(Outcome::of(CHECK, &catalog::SECOND_HOOK, what, fix));
+            outcomes.push(Outcome::of(&catalog::SECOND_HOOK, what, fix));
         }
         let ours: Vec<_> = status::ours(engine).collect();
         if let [first, second, ..] = ours.as_slice()
@@ -130,23 +118,18 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
                 first.file.display(),
                 second.file.display()
             );
-            outcomes.push(Outcome::of(CHECK, &catalog::SECOND_HOOK, what, format!("rm {}", second.file.display())));
+            outcomes.push(Outcome::of(&catalog::SECOND_HOOK, what, format!("rm {}", second.file.display())));
         }
     }
-    if outcomes.is_empty() {
-        outcomes.push(Outcome::ok(CHECK, "no engine starts another NVIDIA hook"));
-    }
-    outcomes
+    or(outcomes, Outcome::ok("no engine starts another NVIDIA hook"))
 }
 
 pub(super) fn nvidias_programs(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "nvidia-toolkit";
     if facts.nvidias.is_empty() {
-        return vec![Outcome::ok(CHECK, "NVIDIA's container toolkit is not installed")];
+        return vec![Outcome::ok("NVIDIA's container toolkit is not installed")];
     }
     let names: Vec<_> = facts.nvidias.iter().map(|path| path.display().to_string()).collect();
     vec![Outcome::of(
-        CHECK,
         &catalog::NVIDIA_BESIDE,
         format!("NVIDIA's container toolkit is installed too: {}", names.join(", ")),
         "remove nvidia-container-toolkit and libnvidia-container-tools, if nothing else needs them",
@@ -172,39 +155,30 @@ fn adds_devices(engine: &Engine) -> bool {
 }
 
 pub(super) fn runtime(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "runtime";
-    let outcome = |(engine, runtime): (&Engine, &Runtime)| {
-        let Some(program) = &runtime.program else {
-            let what = format!("{}: its runtime {} is not there", engine.kind, runtime.name);
-            let from =
-                if engine.kind == Kind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
-            return Outcome::of(
-                CHECK,
-                &catalog::NO_RUNTIME,
-                what,
-                format!("install {}, or change {from}", runtime.name),
-            );
-        };
-        let version = runtime.version.map_or_else(|| "of unknown version".to_owned(), |version| version.to_string());
-        let is_new_crun = runtime.name == "crun" && runtime.version.is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
-        if is_new_crun && by_systemd(facts, engine) && adds_devices(engine) && facts.cgroup_v2 == Some(true) {
-            let what =
-                format!("{}: crun {version} leaves device rules to systemd, and the hook cannot add any", engine.kind);
-            return Outcome::of(CHECK, &catalog::CRUN, what, STAYS);
-        }
-        Outcome::ok(
-            CHECK,
-            format!("{} starts containers with {} ({} {version})", engine.kind, program.display(), runtime.name),
-        )
+    let outcomes = runtimes(facts).map(|(engine, runtime)| runtime_of(facts, engine, runtime));
+    or(outcomes, Outcome::skipped("neither Podman nor CRI-O is installed"))
+}
+
+fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Outcome {
+    let Some(program) = &runtime.program else {
+        let what = format!("{}: its runtime {} is not there", engine.kind, runtime.name);
+        let from =
+            if engine.kind == Kind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
+        return Outcome::of(&catalog::NO_RUNTIME, what, format!("install {}, or change {from}", runtime.name));
     };
-    let outcomes: Vec<_> = runtimes(facts).map(outcome).collect();
-    if outcomes.is_empty() { vec![Outcome::skipped(CHECK, "neither Podman nor CRI-O is installed")] } else { outcomes }
+    let version = runtime.version.map_or_else(|| "of unknown version".to_owned(), |version| version.to_string());
+    let is_new_crun = runtime.name == "crun" && runtime.version.is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
+    if is_new_crun && by_systemd(facts, engine) && adds_devices(engine) && facts.cgroup_v2 == Some(true) {
+        let what =
+            format!("{}: crun {version} leaves device rules to systemd, and the hook cannot add any", engine.kind);
+        return Outcome::of(&catalog::CRUN, what, STAYS);
+    }
+    Outcome::ok(format!("{} starts containers with {} ({} {version})", engine.kind, program.display(), runtime.name))
 }
 
 pub(super) fn cgroups(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "cgroups";
     let Some(v2) = facts.cgroup_v2 else {
-        return vec![Outcome::skipped(CHECK, "no cgroups with devices are mounted at /sys/fs/cgroup")];
+        return vec![Outcome::skipped("no cgroups with devices are mounted at /sys/fs/cgroup")];
     };
     let at_risk: Vec<_> =
         with_hooks(facts).filter(|engine| adds_devices(engine) && by_systemd(facts, engine)).collect();
@@ -213,56 +187,48 @@ pub(super) fn cgroups(facts: &Facts) -> Vec<Outcome> {
             "{}: systemd manages cgroups of version 1, and does not know what the hook adds to them",
             engine.kind
         );
-        return vec![Outcome::of(CHECK, &catalog::RELOAD_CUTS, what, STAYS)];
+        return vec![Outcome::of(&catalog::RELOAD_CUTS, what, STAYS)];
     }
-    vec![Outcome::ok(CHECK, format!("cgroups are of version {}", if v2 { 2 } else { 1 }))]
+    vec![Outcome::ok(format!("cgroups are of version {}", if v2 { 2 } else { 1 }))]
 }
 
 pub(super) fn dev_char(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "dev-char";
     if facts.driver.nodes.is_empty() {
-        return vec![Outcome::skipped(CHECK, "there are no device nodes")];
+        return vec![Outcome::skipped("there are no device nodes")];
     }
-    let needs = |(engine, runtime): &(&Engine, &Runtime)| {
+    let needing = runtimes(facts).find(|(engine, runtime)| {
         let is_old = runtime.version.is_some_and(|version| version < RUNC_WITHOUT_DEV_CHAR);
         runtime.name == "runc" && is_old && by_systemd(facts, engine)
-    };
-    match (runtimes(facts).find(needs), facts.driver.without_link.first()) {
+    });
+    match (needing, facts.driver.without_link.first()) {
         (Some((engine, runtime)), Some(node)) => {
             let version = runtime.version.unwrap_or_default();
             let what = format!("{}: runc {version} leaves out {node:?}, which has no link in /dev/char", engine.kind);
-            vec![Outcome::of(
-                CHECK,
-                &catalog::DEV_CHAR,
-                what,
-                "oci-nvidia-hook prepare; or install runc 1.1.7 or newer",
-            )]
+            vec![Outcome::of(&catalog::DEV_CHAR, what, "oci-nvidia-hook prepare; or install runc 1.1.7 or newer")]
         }
-        (None, _) => vec![Outcome::ok(CHECK, "no runtime of this host needs links in /dev/char")],
-        (Some(_), None) => vec![Outcome::ok(CHECK, "the device nodes have their links in /dev/char")],
+        (None, _) => vec![Outcome::ok("no runtime of this host needs links in /dev/char")],
+        (Some(_), None) => vec![Outcome::ok("the device nodes have their links in /dev/char")],
     }
 }
 
 pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "cdi";
     /// A broken file has the devices of a whole host.
     const MOST: usize = 3;
     let mut outcomes = Vec::new();
     for view in &facts.cdi {
-        outcomes.extend(view.conflicts.iter().take(MOST).map(|conflict| Outcome::found(CHECK, conflict.clone())));
+        outcomes.extend(view.conflicts.iter().take(MOST).map(|conflict| Outcome::found(conflict.clone())));
         let bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
         for verdict in bad.iter().take(MOST) {
             let what = format!("{}: {}: {}", view.engines, verdict.subject, verdict.reason);
-            outcomes.push(Outcome::of(CHECK, &catalog::SPEC_USELESS, what, verdict.hint.clone()));
+            outcomes.push(Outcome::of(&catalog::SPEC_USELESS, what, verdict.hint.clone()));
         }
         if bad.len() > MOST {
             let more = format!("{} more are the same way", bad.len() - MOST);
-            outcomes.push(Outcome::of(CHECK, &catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
+            outcomes.push(Outcome::of(&catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
         }
         let hidden = view.verdicts.iter().find(|verdict| verdict.root_only);
         if let Some(verdict) = hidden {
             outcomes.push(Outcome::of(
-                CHECK,
                 &catalog::SPEC_USELESS,
                 format!("{}: {}", verdict.file, verdict.reason),
                 verdict.hint.clone(),
@@ -276,23 +242,21 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
             } else {
                 format!("{} can use {good} CDI devices", view.engines)
             };
-            outcomes.push(Outcome::ok(CHECK, what));
+            outcomes.push(Outcome::ok(what));
         }
     }
-    if outcomes.is_empty() { vec![Outcome::skipped(CHECK, "no engine that reads CDI is installed")] } else { outcomes }
+    or(outcomes, Outcome::skipped("no engine that reads CDI is installed"))
 }
 
 pub(super) fn exposed(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "exposed";
     let crio = installed(facts).any(|engine| engine.kind == Kind::Crio && status::ours(engine).next().is_some());
     if !crio {
-        return vec![Outcome::skipped(CHECK, "the hook is not active in CRI-O")];
+        return vec![Outcome::skipped("the hook is not active in CRI-O")];
     }
     if !facts.settings().accept_envvar_when_unprivileged {
-        return vec![Outcome::ok(CHECK, "pods get only the GPUs that they were given")];
+        return vec![Outcome::ok("pods get only the GPUs that they were given")];
     }
     vec![Outcome::of(
-        CHECK,
         &catalog::EXPOSED,
         "every pod may ask for all GPUs by NVIDIA_VISIBLE_DEVICES",
         "write accept-nvidia-visible-devices-envvar-when-unprivileged = false and \

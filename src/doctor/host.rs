@@ -8,17 +8,15 @@ use super::{Facts, Outcome};
 use crate::engine::Kind;
 
 pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "config";
     match &facts.config {
-        Err(finding) => vec![Outcome::found(CHECK, finding.clone())],
+        Err(finding) => vec![Outcome::found(finding.clone())],
         Ok((_, findings)) if findings.is_empty() && !facts.has_config => {
-            vec![Outcome::ok(CHECK, "there is no config.toml: the defaults hold")]
+            vec![Outcome::ok("there is no config.toml: the defaults hold")]
         }
         Ok((config, findings)) => {
-            let mut outcomes: Vec<_> = findings.iter().map(|finding| Outcome::found(CHECK, finding.clone())).collect();
+            let mut outcomes: Vec<_> = findings.iter().map(|finding| Outcome::found(finding.clone())).collect();
             if !config.edit_cgroups && facts.user.is_none() {
                 outcomes.push(Outcome::of(
-                    CHECK,
                     &catalog::NO_CGROUPS,
                     "no-cgroups = true in config.toml: containers of rootful engines cannot open the GPUs, unless their \
                      config.json lists them (CDI, precreate)",
@@ -26,7 +24,7 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
                 ));
             }
             if outcomes.is_empty() {
-                outcomes.push(Outcome::ok(CHECK, "config.toml is read without a complaint"));
+                outcomes.push(Outcome::ok("config.toml is read without a complaint"));
             }
             outcomes
         }
@@ -34,18 +32,16 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
 }
 
 pub(super) fn log(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "log";
     match &facts.log {
-        None if facts.journal => vec![Outcome::ok(CHECK, "the log is the journal: \"journalctl -t oci-nvidia-hook\"")],
+        None if facts.journal => vec![Outcome::ok("the log is the journal: \"journalctl -t oci-nvidia-hook\"")],
         None => {
-            vec![Outcome::ok(CHECK, "there is no journal; what happened to a container is in \"oci-nvidia-hook why\"")]
+            vec![Outcome::ok("there is no journal; what happened to a container is in \"oci-nvidia-hook why\"")]
         }
-        Some((path, Ok(()))) => vec![Outcome::ok(CHECK, format!("{path:?} can be written"))],
+        Some((path, Ok(()))) => vec![Outcome::ok(format!("{path:?} can be written"))],
         Some((path, Err(_))) if facts.user.is_some() => {
-            vec![Outcome::skipped(CHECK, format!("{path:?} is not for this user to write"))]
+            vec![Outcome::skipped(format!("{path:?} is not for this user to write"))]
         }
         Some((path, Err(why))) => vec![Outcome::of(
-            CHECK,
             &catalog::NO_LOG,
             format!("the log file {path:?} cannot be written: {why}"),
             "set debug in config.toml to a file in a directory that is there",
@@ -54,22 +50,20 @@ pub(super) fn log(facts: &Facts) -> Vec<Outcome> {
 }
 
 pub(super) fn selinux(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "selinux";
-    let Some(selinux) = facts.selinux else { return vec![Outcome::skipped(CHECK, "the kernel has no SELinux")] };
+    let Some(selinux) = facts.selinux else { return vec![Outcome::skipped("the kernel has no SELinux")] };
     if !selinux.enforcing {
-        return vec![Outcome::ok(CHECK, "SELinux does not enforce")];
+        return vec![Outcome::ok("SELinux does not enforce")];
     }
     match (selinux.devices, selinux.xserver_devices) {
-        (Some(true), _) => vec![Outcome::ok(CHECK, "containers may use devices (container_use_devices)")],
-        (_, Some(true)) => vec![Outcome::ok(CHECK, "containers may use the GPUs (container_use_xserver_devices)")],
+        (Some(true), _) => vec![Outcome::ok("containers may use devices (container_use_devices)")],
+        (_, Some(true)) => vec![Outcome::ok("containers may use the GPUs (container_use_xserver_devices)")],
         (None, None) => {
-            vec![Outcome::skipped(CHECK, "the policy has no booleans of containers, or they cannot be read")]
+            vec![Outcome::skipped("the policy has no booleans of containers, or they cannot be read")]
         }
         (_, xserver) => {
             // The first one is newer, and opens less.
             let boolean = if xserver.is_some() { "container_use_xserver_devices" } else { "container_use_devices" };
             vec![Outcome::of(
-                CHECK,
                 &catalog::SELINUX,
                 format!("SELinux enforces, and {boolean} is off"),
                 format!("setsebool -P {boolean} on"),
@@ -79,14 +73,13 @@ pub(super) fn selinux(facts: &Facts) -> Vec<Outcome> {
 }
 
 pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
-    const CHECK: &str = "groups";
     let nodes = || facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
     if nodes().next().is_none() {
-        return vec![Outcome::skipped(CHECK, "there are no device nodes")];
+        return vec![Outcome::skipped("there are no device nodes")];
     }
     let only_for_a_group = nodes().filter(|node| node.mode & 0o006 != 0o006);
     let Some((gid, mode)) = only_for_a_group.map(|node| (node.gid, node.mode)).min() else {
-        return vec![Outcome::ok(CHECK, "every user may open the device nodes")];
+        return vec![Outcome::ok("every user may open the device nodes")];
     };
     let name = group(gid);
     let Some(user) = &facts.user else {
@@ -94,7 +87,7 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         if join("USER", gid, mode) == GIVE_A_GROUP {
             let what = "only root may open the device nodes: containers need nodes of their own, which the hook, CDI or a \
                         device plugin creates for them; rootless Podman has no access";
-            return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, GIVE_A_GROUP)];
+            return vec![Outcome::of(&catalog::GROUP_NODES, what, GIVE_A_GROUP)];
         }
         let what = format!(
             "the device nodes are for the group {name}: users of rootless Podman have to be in it, and so do processes of \
@@ -102,12 +95,12 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         );
         let join = join("USER", gid, mode);
         let fix = format!("{join}; --group-add {gid}; in a pod supplementalGroups: [{gid}]");
-        return vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, fix)];
+        return vec![Outcome::of(&catalog::GROUP_NODES, what, fix)];
     };
     if let Some(node) = nodes().find(|node| !may_open(node, user.uid, |gid| facts.groups.contains(&gid))) {
         let what = format!("user {} may not open {}", user.name, owned(node));
         let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
-        return vec![Outcome::of(CHECK, &catalog::NODE_ACCESS, what, fix)];
+        return vec![Outcome::of(&catalog::NODE_ACCESS, what, fix)];
     }
     let podman = facts.engines.iter().find(|engine| matches!(engine.kind, Kind::PodmanOf(_)));
     let runtime = podman.and_then(|engine| engine.runtime.as_ref());
@@ -118,5 +111,5 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         }
         _ => "podman run --group-add keep-groups …".to_owned(),
     };
-    vec![Outcome::of(CHECK, &catalog::GROUP_NODES, what, fix)]
+    vec![Outcome::of(&catalog::GROUP_NODES, what, fix)]
 }

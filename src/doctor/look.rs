@@ -77,19 +77,16 @@ fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>
     let read =
         if is_all || path.is_some() { config::read(path.as_deref()) } else { Ok((Config::default(), Vec::new())) };
     let (mut config, findings) = read.map_err(|error| Finding::error(&error))?;
-    let moved = |path: &HostPath| {
-        HostPath::new(prefix.as_path().join(path.as_path().strip_prefix("/").unwrap_or(path.as_path())))
-    };
     if !is_all && !config.driver_root.as_path().starts_with(prefix.as_path()) {
-        config.driver_root = moved(&config.driver_root);
-        config.dev_root = config.dev_root.as_ref().map(moved);
+        config.driver_root = HostPath::new(host.on_host(config.driver_root.as_path()));
+        config.dev_root = config.dev_root.map(|root| HostPath::new(host.on_host(root.as_path())));
     }
     Ok((config, findings))
 }
 
 /// Whether the log can be written, without writing it.
 fn try_log(host: &Tree, log: &HostPath) -> Result<(), String> {
-    let path = host.path().as_path().join(log.as_path().strip_prefix("/").unwrap_or(log.as_path()));
+    let path = host.on_host(log.as_path());
     let dir = path.parent().unwrap_or_else(|| Path::new("/"));
     let place = match path.symlink_metadata() {
         Ok(metadata) if metadata.is_symlink() => return Err("it is a link".to_owned()),
@@ -122,32 +119,27 @@ fn look_at_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &Driver
     if let (Some(stamp), Some((Ok(inventory), _))) = (&mut stamp, &driver.nvml) {
         stamp.complete(inventory);
     }
-    let below = |path: &Path| host.path().as_path().join(path.strip_prefix("/").unwrap_or(path));
-    let view = |View { readers, dirs }: View| {
-        let files = registry::read(&dirs.iter().map(|dir| below(dir)).collect::<Vec<_>>());
-        let now = Now { readers: &readers, stamp: stamp.as_ref() };
-        let mut verdicts = cdi_check::devices(&files, &now, |path| rustix::fs::lstat(below(Path::new(path))).is_ok());
-        let is_ours =
-            |file: usize| files.get(file).and_then(|file| file.spec.as_ref().ok()).is_some_and(cdi_check::is_ours);
-        let conflicts = registry::resolve(&files).into_iter().filter_map(|(name, found)| match found {
-            Found::Conflict(a, b) => {
-                // Ours is made anew by itself.
-                let (a, b) = if is_ours(a) { (b, a) } else { (a, b) };
-                let [a, b] =
-                    [a, b].map(|file| files.get(file).map(|file| file.path.display().to_string()).unwrap_or_default());
-                verdicts.retain(|verdict| verdict.subject != name);
-                Some(Finding::of(
-                    &catalog::SPEC_CONFLICT,
-                    format!("\"{a}\" and \"{b}\" both have {name}"),
-                    format!("rm {a}"),
-                ))
-            }
-            Found::In(_) => None,
-        });
-        let conflicts = conflicts.collect();
-        verdicts.extend(cdi_check::files(&files));
-        let names: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
-        CdiView { engines: names.join(", "), dirs, verdicts, conflicts }
-    };
-    cdi::views(engines).into_iter().map(view).collect()
+    let views = cdi::views(engines).into_iter();
+    views.map(|view| look_at_view(host, view, stamp.as_ref())).collect()
+}
+
+fn look_at_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&Stamp>) -> CdiView {
+    let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
+    let now = Now { readers: &readers, stamp };
+    let is_there = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
+    let mut verdicts = cdi_check::devices(&files, &now, is_there);
+    let mut conflicts = Vec::new();
+    for (name, found) in registry::resolve(&files) {
+        let Found::Conflict(a, b) = found else { continue };
+        let (Some(a), Some(b)) = (files.get(a), files.get(b)) else { continue };
+        // The hook updates its own spec, so the other file is the one to remove.
+        let is_ours = a.spec.as_ref().is_ok_and(cdi_check::is_ours);
+        let (a, b) = if is_ours { (b.path.display(), a.path.display()) } else { (a.path.display(), b.path.display()) };
+        verdicts.retain(|verdict| verdict.subject != name);
+        let what = format!("\"{a}\" and \"{b}\" both have {name}");
+        conflicts.push(Finding::of(&catalog::SPEC_CONFLICT, what, format!("rm {a}")));
+    }
+    verdicts.extend(cdi_check::files(&files));
+    let names: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
+    CdiView { engines: names.join(", "), dirs, verdicts, conflicts }
 }

@@ -136,17 +136,17 @@ pub(super) fn driver(host: &Tree, config: &Config) -> DriverFacts {
 fn pci(host: &Tree) -> Option<Vec<PciDevice>> {
     let dir = Path::new(PCI_DEVICES);
     host.locate(dir).ok()?;
-    let device = |name: std::ffi::OsString| {
-        let of =
-            |file: &str| Some(String::from_utf8_lossy(&host.read(&dir.join(&name).join(file)).ok()?).trim().to_owned());
-        if of("vendor")? != "0x10de" {
-            return None;
-        }
-        let driver = host.locate(&dir.join(&name).join("driver")).ok();
-        let driver = driver.and_then(|driver| Some(driver.path.file_name()?.to_string_lossy().into_owned()));
-        Some(PciDevice { address: name.to_string_lossy().into_owned(), class: of("class")?, driver })
-    };
-    Some(host.names(dir).into_iter().filter_map(device).collect())
+    Some(host.names(dir).into_iter().filter_map(|name| pci_device(host, &dir.join(name))).collect())
+}
+
+fn pci_device(host: &Tree, dir: &Path) -> Option<PciDevice> {
+    let attribute = |file: &str| Some(String::from_utf8_lossy(&host.read(&dir.join(file)).ok()?).trim().to_owned());
+    if attribute("vendor")? != "0x10de" {
+        return None;
+    }
+    let name = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
+    let driver = host.locate(&dir.join("driver")).ok().and_then(|driver| name(&driver.path));
+    Some(PciDevice { address: name(dir)?, class: attribute("class")?, driver })
 }
 
 /// The versions in the names of libnvidia-ml and libcuda, wherever they usually are.
@@ -177,13 +177,17 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
             }
         }
     }
-    let finding = |lacking: &[(Capability, Vec<String>)]| {
-        let fix = packages::distribution_of(search.root).commands(lacking.iter().map(|(capability, _)| *capability));
-        Finding::of(&catalog::NOT_INSTALLED, packages::lacking_in_words(search.root, lacking), fix)
-    };
-    let finding = (!lacking.is_empty()).then(|| finding(&lacking));
-    (errors, finding)
+    if lacking.is_empty() {
+        return (errors, None);
+    }
+    let fix = packages::distribution_of(search.root).commands(lacking.iter().map(|(capability, _)| *capability));
+    let what = packages::lacking_in_words(search.root, &lacking);
+    (errors, Some(Finding::of(&catalog::NOT_INSTALLED, what, fix)))
 }
+
+/// Words of the kernel about a module that it does not load.
+const REFUSALS: [&str; 6] =
+    ["verification failed", "rejected", "Lockdown", "Unknown symbol", "version magic", "disagrees about version"];
 
 /// What the kernel said last of a module of NVIDIA's that it refused, and of an error of a GPU; nothing if its log may
 /// not be read.
@@ -204,18 +208,10 @@ fn kernel_log(host: &Tree) -> (Option<String>, Option<String>) {
         }
     }
     let all = String::from_utf8_lossy(&bytes);
-    let message = |line: &str| line.split_once(';').map_or(line, |(_, message)| message).to_owned();
-    let last = |is: &dyn Fn(&str) -> bool| all.lines().rfind(|line| is(line)).map(message);
-    let is_refusal = |line: &str| {
-        let signs = [
-            "verification failed",
-            "rejected",
-            "Lockdown",
-            "Unknown symbol",
-            "version magic",
-            "disagrees about version",
-        ];
-        line.contains("nvidia") && signs.iter().any(|sign| line.contains(sign))
-    };
-    (last(&is_refusal), last(&|line: &str| line.contains("NVRM: Xid")))
+    // A line of /dev/kmsg is "priority,sequence,time,flags;message".
+    let mut messages = all.lines().map(|line| line.split_once(';').map_or(line, |(_, message)| message));
+    let refusal =
+        messages.clone().rfind(|line| line.contains("nvidia") && REFUSALS.iter().any(|sign| line.contains(sign)));
+    let xid = messages.rfind(|line| line.contains("NVRM: Xid"));
+    (refusal.map(str::to_owned), xid.map(str::to_owned))
 }

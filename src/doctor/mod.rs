@@ -56,26 +56,26 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn ok(check: &'static str, what: impl Into<String>) -> Self {
-        Self { check, status: Status::Ok, kind: None, what: what.into(), fix: String::new() }
+    fn ok(what: impl Into<String>) -> Self {
+        Self { check: "", status: Status::Ok, kind: None, what: what.into(), fix: String::new() }
     }
 
-    fn skipped(check: &'static str, why: impl Into<String>) -> Self {
-        Self { check, status: Status::Skipped, kind: None, what: why.into(), fix: String::new() }
+    fn skipped(why: impl Into<String>) -> Self {
+        Self { check: "", status: Status::Skipped, kind: None, what: why.into(), fix: String::new() }
     }
 
-    fn found(check: &'static str, finding: Finding) -> Self {
+    fn found(finding: Finding) -> Self {
         let status = match finding.kind.severity {
             Severity::Note => Status::Note,
             Severity::Warning => Status::Warning,
             Severity::Error => Status::Error,
         };
-        Self { check, status, kind: Some(finding.kind), what: finding.what, fix: finding.fix }
+        Self { check: "", status, kind: Some(finding.kind), what: finding.what, fix: finding.fix }
     }
 
     /// The same for a finding that is made here.
-    fn of(check: &'static str, kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::found(check, Finding::of(kind, what, fix))
+    fn of(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::found(Finding::of(kind, what, fix))
     }
 }
 
@@ -93,41 +93,62 @@ impl Serialize for Outcome {
     }
 }
 
+/// The results of a check, or this one if it found nothing.
+fn or(outcomes: impl IntoIterator<Item = Outcome>, otherwise: Outcome) -> Vec<Outcome> {
+    let mut outcomes: Vec<_> = outcomes.into_iter().collect();
+    if outcomes.is_empty() {
+        outcomes.push(otherwise);
+    }
+    outcomes
+}
+
+/// A check with its name. It returns results without a name.
+type Check<F> = (&'static str, fn(&F) -> Vec<Outcome>);
+
+/// Runs the checks, and gives the results the names of their checks.
+fn run<F>(checks: &[Check<F>], facts: &F) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    for (check, examine) in checks {
+        outcomes.extend(examine(facts).into_iter().map(|outcome| Outcome { check, ..outcome }));
+    }
+    outcomes
+}
+
 /// The checks in their order. Those of engines come once for each.
-const CHECKS: &[fn(&Facts) -> Vec<Outcome>] = &[
-    gpus::on_the_bus,
-    driver::module,
-    driver::libraries,
-    driver::versions,
-    driver::capabilities,
-    driver::nodes,
-    driver::uvm,
-    driver::modeset,
-    host::config,
-    host::log,
-    driver::hooks_user,
-    gpus::nvml,
-    gpus::failed,
-    gpus::persistence,
-    gpus::fabric,
-    driver::daemons,
-    gpus::mig,
-    gpus::limits,
-    engines::hook,
-    engines::timeouts,
-    engines::second_hook,
-    engines::nvidias_programs,
-    engines::runtime,
-    engines::cgroups,
-    engines::dev_char,
-    engines::cdi,
-    engines::exposed,
-    host::selinux,
-    host::groups,
+const CHECKS: &[Check<Facts>] = &[
+    ("pci", gpus::on_the_bus),
+    ("module", driver::module),
+    ("libraries", driver::libraries),
+    ("versions", driver::versions),
+    ("capabilities", driver::capabilities),
+    ("nodes", driver::nodes),
+    ("uvm", driver::uvm),
+    ("modeset", driver::modeset),
+    ("config", host::config),
+    ("log", host::log),
+    ("hook-user", driver::hooks_user),
+    ("nvml", gpus::nvml),
+    ("gpus", gpus::failed),
+    ("persistence", gpus::persistence),
+    ("fabric-manager", gpus::fabric),
+    ("daemons", driver::daemons),
+    ("mig", gpus::mig),
+    ("limits", gpus::limits),
+    ("hook", engines::hook),
+    ("timeouts", engines::timeouts),
+    ("second-hook", engines::second_hook),
+    ("nvidia-toolkit", engines::nvidias_programs),
+    ("runtime", engines::runtime),
+    ("cgroups", engines::cgroups),
+    ("dev-char", engines::dev_char),
+    ("cdi", engines::cdi),
+    ("exposed", engines::exposed),
+    ("selinux", host::selinux),
+    ("groups", host::groups),
 ];
 
 pub fn examine(facts: &Facts) -> Vec<Outcome> {
-    CHECKS.iter().flat_map(|check| check(facts)).collect()
+    run(CHECKS, facts)
 }
 
 pub fn worst(outcomes: &[Outcome]) -> Status {

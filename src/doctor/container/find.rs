@@ -34,15 +34,8 @@ fn parse_start(stat: &str) -> Option<u64> {
 /// # Errors
 /// If there is none, or ids of several containers begin so.
 pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
-    let none = || {
-        failure(
-            &catalog::CONTAINER,
-            format!("no process of a container {id:?} is found"),
-            "give the id of one that runs, or a process of it with --pid",
-        )
-    };
     if id.len() < SHORTEST || !id.bytes().all(|c| c.is_ascii_hexdigit()) {
-        return Err(none());
+        return Err(not_found(id));
     }
     let mut first: BTreeMap<String, (u64, i32)> = BTreeMap::new();
     for entry in std::fs::read_dir(proc).map_err(anyhow::Error::new)?.flatten() {
@@ -62,8 +55,16 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
             let what = format!("{id:?} is the beginning of {one} and {other}");
             Err(failure(&catalog::CONTAINER, what, "give more of the id"))
         }
-        (None, _) => Err(none()),
+        (None, _) => Err(not_found(id)),
     }
+}
+
+fn not_found(id: &str) -> anyhow::Error {
+    failure(
+        &catalog::CONTAINER,
+        format!("no process of a container {id:?} is found"),
+        "give the id of one that runs, or a process of it with --pid",
+    )
 }
 
 #[cfg(test)]

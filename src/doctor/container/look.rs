@@ -18,7 +18,7 @@ use base::sys::in_root::{Root, open_regular, real_path};
 use base::sys::proc_file;
 use nvidia_host::config::Config;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
-use nvidia_host::driver::ldcache::{self, Arch};
+use nvidia_host::driver::ldcache::{self, Arch, Cache};
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::prepare;
@@ -51,11 +51,10 @@ pub(crate) fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFac
     );
     let proc = open.map_err(anyhow::Error::new).with_context(|| format!("cannot look at process {pid}"))?;
     let path = |name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", proc.as_fd().as_raw_fd()));
-    let refused = |error: std::io::Error| {
+    let root = Root::open(&path("root")).with_context(|| {
         let what = format!("cannot look into the container of process {pid}");
-        anyhow::Error::new(error).context(Failure::new(&catalog::CONTAINER, what, "run it as root"))
-    };
-    let root = Root::open(&path("root")).map_err(refused)?;
+        Failure::new(&catalog::CONTAINER, what, "run it as root")
+    })?;
     let namespace = |name: &str| std::fs::read_link(path(name)).ok();
     let ours = |name: &str| std::fs::read_link(Path::new("/proc/self").join(name)).ok();
     if namespace("ns/mnt") == ours("ns/mnt") {
@@ -67,9 +66,8 @@ pub(crate) fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFac
     }
     let status = proc_file::read_text(path("status"))?;
     let environment = proc_file::read(path("environ")).unwrap_or_default();
-    let variable = |name: &str| variable(&environment, name);
     let in_ours = namespace("ns/user") == ours("ns/user");
-    let process = parse_process(&status, in_ours, variable("NVIDIA_DRIVER_CAPABILITIES"))
+    let process = parse_process(&status, in_ours, variable(&environment, "NVIDIA_DRIVER_CAPABILITIES"))
         .with_context(|| format!("cannot read the status of process {pid}"))?;
     let driver = nvidia_host::driver::open_root(&config.driver_root)?;
     let module = procfs::read_version(&driver.owner_of(DRIVER_PROC)?);
@@ -81,7 +79,7 @@ pub(crate) fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFac
         name: name.to_owned(),
         module,
         process,
-        libraries: libraries(&root, variable("LD_LIBRARY_PATH").as_deref()),
+        libraries: libraries(&root, variable(&environment, "LD_LIBRARY_PATH").as_deref()),
         nodes: nodes(&root, uvm),
         filter,
     })
@@ -111,25 +109,24 @@ fn parse_process(status: &str, in_our_namespace: bool, capabilities: Option<Stri
 fn libraries(root: &Root, library_path: Option<&str>) -> Vec<Library> {
     let cache = read_cache(root).unwrap_or_default();
     let cache = ldcache::parse(&cache).ok();
-    let of = |name: &'static str| {
-        let from_cache = cache.iter().flat_map(|cache| cache.candidates(OsStr::new(name), Arch::native()));
-        let from_cache: Vec<PathBuf> = from_cache.map(|entry| PathBuf::from(entry.path)).collect();
-        let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
-        let debians = [format!("/lib/{machine}"), format!("/usr/lib/{machine}")];
-        let given = library_path.unwrap_or_default().split(':').filter(|dir| dir.starts_with('/'));
-        let in_dirs = |dirs: Vec<PathBuf>| dirs.into_iter().map(|dir| dir.join(name));
-        let usual = debians.iter().map(PathBuf::from).chain(LINKER_DIRS.iter().map(PathBuf::from));
-        let places = in_dirs(given.map(PathBuf::from).collect()).chain(from_cache).chain(in_dirs(usual.collect()));
-        let found = places.into_iter().find_map(|path| look_at(root, &path));
-        let elsewhere = || {
-            let dirs = LIBRARY_DIRS.iter().chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
-            let paths = dirs.map(|dir| Path::new(dir).join(name));
-            paths.into_iter().find_map(|path| Some(look_at(root, &path)?.path))
-        };
-        let elsewhere = if found.is_none() { elsewhere() } else { None };
-        Library { name, found, elsewhere }
-    };
-    LIBRARIES.into_iter().map(of).collect()
+    LIBRARIES.map(|name| find_library(root, cache.as_ref(), library_path, name)).into()
+}
+
+fn find_library(root: &Root, cache: Option<&Cache>, library_path: Option<&str>, name: &'static str) -> Library {
+    let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let debians = [format!("/lib/{machine}"), format!("/usr/lib/{machine}")];
+    let given = library_path.unwrap_or_default().split(':').filter(|dir| dir.starts_with('/'));
+    let cached = cache.iter().flat_map(|cache| cache.candidates(OsStr::new(name), Arch::native()));
+    let usual = debians.iter().map(String::as_str).chain(LINKER_DIRS);
+    let mut paths: Vec<PathBuf> = given.map(|dir| Path::new(dir).join(name)).collect();
+    paths.extend(cached.map(|entry| PathBuf::from(entry.path)));
+    paths.extend(usual.map(|dir| Path::new(dir).join(name)));
+    if let Some(found) = paths.iter().find_map(|path| look_at(root, path)) {
+        return Library { name, found: Some(found), elsewhere: None };
+    }
+    let mut others = LIBRARY_DIRS.iter().chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
+    let elsewhere = others.find_map(|dir| look_at(root, &Path::new(dir).join(name)));
+    Library { name, found: None, elsewhere: elsewhere.map(|found| found.path) }
 }
 
 fn read_cache(root: &Root) -> Option<Vec<u8>> {
@@ -161,11 +158,8 @@ fn nodes(root: &Root, uvm: Option<(u32, u32)>) -> Vec<Node> {
     let names = names(root, Path::new("/dev")).into_iter();
     let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));
     let all = [("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR))), ("nvidia-uvm".to_owned(), uvm)];
-    let of = |(name, expected): (String, Option<(u32, u32)>)| {
-        let found = look_at_node(root, &Path::new("/dev").join(&name));
-        Node { name, expected, found }
-    };
-    all.into_iter().chain(gpus).map(of).collect()
+    let look = |(name, expected)| Node { found: look_at_node(root, &Path::new("/dev").join(&name)), name, expected };
+    all.into_iter().chain(gpus).map(look).collect()
 }
 
 fn names(root: &Root, dir: &Path) -> Vec<String> {

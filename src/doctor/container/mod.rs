@@ -12,8 +12,8 @@ use base::report::catalog;
 use base::sys::confine::Identity;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 
-use super::Outcome;
 use super::driver::{allows, group};
+use super::{Check, Outcome, or, run};
 use crate::inject::cgroup::ask::Filter;
 use crate::oci::device_rules::DeviceRule;
 
@@ -91,8 +91,12 @@ pub(crate) struct FoundNode {
     pub nodev: bool,
 }
 
+/// The checks in their order.
+const CHECKS: &[Check<ContainerFacts>] =
+    &[("container", process), ("libraries", libraries), ("nodes", nodes), ("access", access), ("cgroup", cgroup)];
+
 pub(crate) fn examine(facts: &ContainerFacts) -> Vec<Outcome> {
-    [process, libraries, nodes, access, cgroup].iter().flat_map(|check| check(facts)).collect()
+    run(CHECKS, facts)
 }
 
 /// How a container gets what it lacks.
@@ -105,50 +109,48 @@ fn again(facts: &ContainerFacts) -> String {
 }
 
 fn process(facts: &ContainerFacts) -> Vec<Outcome> {
-    const CHECK: &str = "container";
     let Identity { uid, gid } = facts.process.identity;
     let driver = match &facts.module {
         Some(version) => format!("driver {version}"),
         None => {
             let what = "the kernel module of the host is not loaded";
-            return vec![Outcome::of(CHECK, &catalog::NOT_LOADED, what, "oci-nvidia-hook doctor")];
+            return vec![Outcome::of(&catalog::NOT_LOADED, what, "oci-nvidia-hook doctor")];
         }
     };
-    vec![Outcome::ok(CHECK, format!("process {} runs as user {uid}, group {gid} of the host; {driver}", facts.pid))]
+    vec![Outcome::ok(format!("process {} runs as user {uid}, group {gid} of the host; {driver}", facts.pid))]
 }
 
 fn libraries(facts: &ContainerFacts) -> Vec<Outcome> {
-    const CHECK: &str = "libraries";
-    facts.libraries.iter().map(|library| of_library(CHECK, library, facts)).collect()
+    facts.libraries.iter().map(|library| of_library(library, facts)).collect()
 }
 
-fn of_library(check: &'static str, library: &Library, facts: &ContainerFacts) -> Outcome {
+fn of_library(library: &Library, facts: &ContainerFacts) -> Outcome {
     let name = library.name;
     let Some(found) = &library.found else {
         if !is_asked_for(name, facts) {
-            return Outcome::skipped(check, format!("{name}: NVIDIA_DRIVER_CAPABILITIES does not ask for it"));
+            return Outcome::skipped(format!("{name}: NVIDIA_DRIVER_CAPABILITIES does not ask for it"));
         }
         let Some(place) = &library.elsewhere else {
             let what = format!("{name} is missing in the container");
-            return Outcome::of(check, &catalog::CONTAINER_LIBRARY, what, again(facts));
+            return Outcome::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
         };
         let what = format!("{name} is at {place:?}, and the container's dynamic linker does not look there");
         let dir = place.rsplit_once('/').map_or("/", |(dir, _)| dir);
         let fix = format!("start it with -e LD_LIBRARY_PATH={dir}, or let the hook or CDI place the libraries");
-        return Outcome::of(check, &catalog::CONTAINER_PATH, what, fix);
+        return Outcome::of(&catalog::CONTAINER_PATH, what, fix);
     };
     if found.is_empty {
         let what = format!("{:?} is empty: it is what remains where the driver's file was mounted before", found.path);
-        return Outcome::of(check, &catalog::CONTAINER_LIBRARY, what, again(facts));
+        return Outcome::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
     }
     match (&found.version, &facts.module) {
         (Some(version), Some(module)) if version != module => {
             let what = format!("{:?} is of driver {version}, and the kernel module is of {module}", found.path);
             let fix = "start it again; libraries in the image or in a volume must go, or be of the host's version";
-            Outcome::of(check, &catalog::CONTAINER_VERSION, what, fix)
+            Outcome::of(&catalog::CONTAINER_VERSION, what, fix)
         }
-        (Some(version), _) => Outcome::ok(check, format!("{name} is {:?}, of driver {version}", found.path)),
-        (None, _) => Outcome::ok(check, format!("{name} is {:?}, whose name has no version", found.path)),
+        (Some(version), _) => Outcome::ok(format!("{name} is {:?}, of driver {version}", found.path)),
+        (None, _) => Outcome::ok(format!("{name} is {:?}, whose name has no version", found.path)),
     }
 }
 
@@ -160,14 +162,13 @@ fn is_asked_for(library: &str, facts: &ContainerFacts) -> bool {
 }
 
 fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
-    const CHECK: &str = "nodes";
     let mut outcomes = Vec::new();
     for node in &facts.nodes {
         let path = format!("/dev/{}", node.name);
         match (&node.found, node.expected) {
             (None, _) => {
                 let what = format!("the device node \"{path}\" is missing in the container");
-                outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_NODE, what, again(facts)));
+                outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
             }
             (Some(found), expected) if found.device.is_none() || expected.is_some() && found.device != expected => {
                 let is = found
@@ -175,7 +176,7 @@ fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
                     .map_or_else(|| "not a device node".to_owned(), |(major, minor)| format!("{major}:{minor}"));
                 let should = expected.map_or(String::new(), |(major, minor)| format!(", it should be {major}:{minor}"));
                 let what = format!("\"{path}\" of the container is {is}{should}");
-                outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_NODE, what, again(facts)));
+                outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
             }
             _ => {}
         }
@@ -184,10 +185,10 @@ fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
     let gpus = facts.nodes.iter().filter(is_gpu).count();
     if gpus == 0 {
         let what = "the container has no device node of a GPU (\"/dev/nvidia0\" and so on)";
-        outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_NODE, what, again(facts)));
+        outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
     } else if outcomes.is_empty() {
         let names: Vec<_> = facts.nodes.iter().map(|node| node.name.as_str()).collect();
-        outcomes.push(Outcome::ok(CHECK, format!("it has {}", names.join(", "))));
+        outcomes.push(Outcome::ok(format!("it has {}", names.join(", "))));
     }
     outcomes
 }
@@ -202,7 +203,6 @@ fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&Node, &FoundNode, (u32
 }
 
 fn access(facts: &ContainerFacts) -> Vec<Outcome> {
-    const CHECK: &str = "access";
     let Process { identity, groups, overrides, .. } = &facts.process;
     let is_in = |gid: u32| gid == identity.gid || groups.contains(&gid);
     let mut outcomes = Vec::new();
@@ -210,7 +210,7 @@ fn access(facts: &ContainerFacts) -> Vec<Outcome> {
         if found.nodev {
             let what = format!("\"/dev/{}\" is on a file system that is mounted nodev", node.name);
             let fix = "have the engine create the node: --device, CDI, or precreate";
-            outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_ACCESS, what, fix));
+            outcomes.push(Outcome::of(&catalog::CONTAINER_ACCESS, what, fix));
             continue;
         }
         if *overrides || allows(found.mode, found.uid, found.gid, identity.uid, is_in) {
@@ -230,43 +230,39 @@ fn access(facts: &ContainerFacts) -> Vec<Outcome> {
              use CDI",
             found.gid
         );
-        outcomes.push(Outcome::of(CHECK, &catalog::CONTAINER_ACCESS, what, fix));
+        outcomes.push(Outcome::of(&catalog::CONTAINER_ACCESS, what, fix));
     }
     match (outcomes.is_empty(), good(facts).count()) {
-        (true, 0) => vec![Outcome::skipped(CHECK, "there is no device node to open")],
-        (true, _) => vec![Outcome::ok(CHECK, "modes and owners of the device nodes let its process open them")],
+        (true, 0) => vec![Outcome::skipped("there is no device node to open")],
+        (true, _) => vec![Outcome::ok("modes and owners of the device nodes let its process open them")],
         _ => outcomes,
     }
 }
 
 fn cgroup(facts: &ContainerFacts) -> Vec<Outcome> {
-    const CHECK: &str = "cgroup";
     let filter = match &facts.filter {
-        Ok(Filter::None) => return vec![Outcome::ok(CHECK, "no device cgroup limits it")],
+        Ok(Filter::None) => return vec![Outcome::ok("no device cgroup limits it")],
         Ok(filter) => filter,
-        Err(why) => return vec![Outcome::skipped(CHECK, format!("its device cgroup cannot be read: {why}"))],
+        Err(why) => return vec![Outcome::skipped(format!("its device cgroup cannot be read: {why}"))],
     };
-    let asked: Vec<_> = good(facts)
-        .map(|(node, _, (major, minor))| (node, (major, minor), filter.allows(DeviceRule { major, minor })))
-        .collect();
-    let denied = asked.iter().filter(|(.., allowed)| *allowed == Some(false));
-    let outcome = |(node, (major, minor), _): &(&Node, (u32, u32), Option<bool>)| {
-        let what = format!("the device cgroup denies \"/dev/{}\" ({major}:{minor})", node.name);
-        let fix = "start it again; if it worked before, \"systemctl daemon-reload\" or an update of its resources took the \
-                   GPUs away: let the engine list the devices (--device, CDI, precreate)";
-        Outcome::of(CHECK, &catalog::CONTAINER_CGROUP, what, fix)
+    let fix = "start it again; if it worked before, \"systemctl daemon-reload\" or an update of its resources took the \
+               GPUs away: let the engine list the devices (--device, CDI, precreate)";
+    let (mut denied, mut answers) = (Vec::new(), Vec::new());
+    for (node, _, (major, minor)) in good(facts) {
+        match filter.allows(DeviceRule { major, minor }) {
+            Some(false) => {
+                let what = format!("the device cgroup denies \"/dev/{}\" ({major}:{minor})", node.name);
+                denied.push(Outcome::of(&catalog::CONTAINER_CGROUP, what, fix));
+            }
+            answer => answers.push(answer),
+        }
+    }
+    let otherwise = match answers.iter().min() {
+        None => Outcome::skipped("there is no device node to open"),
+        Some(None) => Outcome::skipped("what its device programs allow cannot be told"),
+        Some(Some(_)) => Outcome::ok("its device cgroup allows the GPUs"),
     };
-    let denied: Vec<_> = denied.map(outcome).collect();
-    if !denied.is_empty() {
-        return denied;
-    }
-    if asked.is_empty() {
-        return vec![Outcome::skipped(CHECK, "there is no device node to open")];
-    }
-    if asked.iter().any(|(.., allowed)| allowed.is_none()) {
-        return vec![Outcome::skipped(CHECK, "what its device programs allow cannot be told")];
-    }
-    vec![Outcome::ok(CHECK, "its device cgroup allows the GPUs")]
+    or(denied, otherwise)
 }
 
 /// The number of a GPU's device node by its name; `None` if it is another's.
