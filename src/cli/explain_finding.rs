@@ -21,7 +21,7 @@ pub(super) fn run(name: &str, json: bool) -> Option<ExitCode> {
         Log::default().error(&failure(
             &catalog::COMMAND_LINE,
             format!("unknown finding {name:?}"),
-            "see findings.md in the documentation for the list of numbers; they have three digits, as in ONH-030",
+            "see troubleshooting.md in the documentation for the list of numbers; they have three digits, as in ONH-030",
         ));
         ExitCode::from(USAGE)
     })

@@ -73,7 +73,7 @@ fn bundle(dir: &Path, spec: &serde_json::Value) -> String {
 
 #[track_caller]
 fn at_most<T: PartialOrd + std::fmt::Display>(what: &str, is: T, most: T) {
-    assert!(is <= most, "{what}: {is}, more than {most}; see docs/performance.md");
+    assert!(is <= most, "{what}: {is}, more than {most}; see docs/architecture.md");
 }
 
 fn bytes_of_the_program() {
@@ -102,7 +102,7 @@ fn as_fast_as_true() {
         ours[40].as_secs_f64() / theirs[40].as_secs_f64()
     };
     let ratios: Vec<f64> = (0..5).map(|_| ratio()).take_while(|ratio| *ratio > most::TIMES_TRUE).collect();
-    assert!(ratios.len() < 5, "{ratios:.2?} times as long as /bin/true; see docs/performance.md");
+    assert!(ratios.len() < 5, "{ratios:.2?} times as long as /bin/true; see docs/architecture.md");
 }
 
 /// Each library more is a tenth of what a container without GPUs costs.

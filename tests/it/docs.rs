@@ -19,6 +19,8 @@ pub const TESTS: &[Test] = &[
     ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
     ("docs::every_key_is_told_of", &[], every_key_is_told_of),
     ("docs::manifests_are_yaml", &[], manifests_are_yaml),
+    ("docs::pages_are_short_and_indexed", &[], pages_are_short_and_indexed),
+    ("docs::pictures_show_their_sources", &[], pictures_show_their_sources),
 ];
 
 /// The files below a directory with this extension, and their texts.
@@ -87,43 +89,28 @@ fn quoted(text: &str) -> Vec<&str> {
 const BEGIN: &str = "<!-- Generated from crates/base/src/report/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
 const END: &str = "<!-- End of the generated part -->\n";
 
-/// The tables of docs/findings.md. The heading of a group, and the first number that is no longer part of it.
-fn tables_of_findings() -> String {
-    let groups = [
-        ("Command line and configuration", "ONH-010"),
-        ("Driver", "ONH-030"),
-        ("Requests", "ONH-040"),
-        ("Container setup", "ONH-050"),
-        ("Commands and engines", "ONH-100"),
-        ("config.toml and permissions", "ONH-200"),
-        ("Host", "ONH-300"),
-        ("Image and container", "ONH-400"),
-        ("CDI", "ONH-500"),
-        ("Engines and running containers", "ONH-600"),
-    ];
-    let mut kinds = catalog::ALL.iter().peekable();
-    let mut text = String::new();
-    for (heading, end) in groups {
-        text += &format!(
-            "\n## {heading}\n\n| number | severity | meaning | why it matters | how to fix it |\n|---|---|---|---|---|\n"
-        );
-        while let Some(kind) = kinds.next_if(|kind| kind.id < end) {
-            let see = if kind.see.ends_with(".md") { format!("[{0}]({0})", kind.see) } else { kind.see.to_owned() };
-            let (id, severity) = (kind.id, kind.severity.name());
-            text += &format!("| {id} | {severity} | {} | {} | {}. See {see} |\n", kind.title, kind.why, kind.fix);
-        }
+/// The table of findings in docs/troubleshooting.md, one line each.
+fn table_of_findings() -> String {
+    let mut text = "| number | severity | meaning | effect or cause | fix |\n|---|---|---|---|---|\n".to_owned();
+    for kind in catalog::ALL {
+        let see = match kind.see {
+            "troubleshooting.md" => String::new(),
+            page if page.ends_with(".md") => format!(". See [{page}]({page})"),
+            page => format!(". See {page}"),
+        };
+        let (id, severity) = (kind.id, kind.severity.name());
+        text += &format!("| {id} | {severity} | {} | {} | {}{see} |\n", kind.title, kind.why, kind.fix);
     }
-    assert_eq!(kinds.next(), None, "a group is missing");
-    text + "\n"
+    text
 }
 
-/// The tables of docs/findings.md are generated. This is the only place where the words of the catalog are pinned.
+/// The table is generated. This is the only place that pins the words of the catalog.
 fn findings_are_those_of_the_catalog() {
-    let path = source("docs/findings.md");
+    let path = source("docs/troubleshooting.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once(BEGIN).unwrap();
     let (found, after) = rest.split_once(END).unwrap();
-    let generated = tables_of_findings();
+    let generated = table_of_findings();
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, [before, BEGIN, &generated, END, after].concat()).unwrap();
         return;
@@ -160,7 +147,7 @@ fn each_finding_is_explained() {
 
 /// Each trouble has numbers or a reason why it cannot arise, and tests that know these numbers.
 fn every_trouble_is_answered() {
-    let text = std::fs::read_to_string(source("docs/findings.md")).unwrap();
+    let text = std::fs::read_to_string(source("docs/compatibility.md")).unwrap();
     let table = text.split("\n## Common problems\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let mut count = 0;
     for row in table.lines().filter(|line| line.starts_with('|') && line.contains("::")) {
@@ -301,19 +288,68 @@ fn keys_of_config_toml_are_known() {
     assert!(seen >= 4, "{seen}");
 }
 
-/// In the table of README.md, in config.toml itself and in its man page.
+/// In the table of docs/configuration.md, in config.toml itself and in its man page.
 fn every_key_is_told_of() {
     let read = |path: &str| std::fs::read_to_string(source(path)).unwrap();
-    let (readme, shipped, man) =
-        (read("README.md"), read("config/config.toml"), read("docs/man/oci-nvidia-hook.toml.5"));
-    let settings = readme.split("\n## Settings\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let (page, shipped, man) =
+        (read("docs/configuration.md"), read("config/config.toml"), read("docs/man/oci-nvidia-hook.toml.5"));
+    let keys = page.split("\n## Keys\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let mut seen = 0;
     for key in KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
         let name = key.name.rsplit('.').next().unwrap();
-        assert!(settings.contains(&format!("`{}`", key.name)), "README.md: {}", key.name);
+        assert!(keys.contains(&format!("`{}`", key.name)), "docs/configuration.md: {}", key.name);
         assert!(shipped.contains(&format!("#{name} = ")), "config.toml: {}", key.name);
         assert!(man.contains(&format!("\n.BR {name} ")), "man page: {}", key.name);
         seen += 1;
     }
     assert!(seen > 15, "{seen}");
+}
+
+/// At most twelve pages of at most 200 lines, all of them in the index. Only the table of findings may make one longer.
+fn pages_are_short_and_indexed() {
+    let lines = |name: &str| std::fs::read_to_string(source(name)).unwrap().lines().count();
+    assert!(lines("README.md") <= 130, "README.md: {}", lines("README.md"));
+    let index = std::fs::read_to_string(source("docs/README.md")).unwrap();
+    let mut count = 0;
+    for entry in std::fs::read_dir(source("docs")).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if !name.ends_with(".md") {
+            continue;
+        }
+        let more = if name == "troubleshooting.md" { catalog::ALL.len() } else { 0 };
+        let length = lines(&format!("docs/{name}"));
+        assert!(length <= 200 + more, "docs/{name}: {length} lines");
+        assert!(name == "README.md" || index.contains(&format!("]({name})")), "docs/README.md does not list {name}");
+        count += 1;
+    }
+    assert!(count <= 12, "{count} pages");
+}
+
+/// The text of an SVG file, without spaces.
+fn text_of_svg(svg: &str) -> String {
+    let texts = svg.split("<text").skip(1).map(|rest| rest.split_once('>').unwrap().1.split("</text>").next().unwrap());
+    let whole: String = texts.collect();
+    let plain = whole.replace("&#160;", " ").replace("&#45;", "-").replace("&#39;", "'").replace("&quot;", "\"");
+    plain.replace("&#x27;", "'").replace("&gt;", ">").split_whitespace().collect()
+}
+
+/// Each picture was rendered again after its source changed.
+fn pictures_show_their_sources() {
+    let squeeze = |text: &str| text.split_whitespace().collect::<String>();
+    let mut seen = 0;
+    for (path, text) in texts(&source("docs/pictures"), "dot").into_iter().chain(texts(&source("docs/pictures"), "txt"))
+    {
+        let svg = text_of_svg(&std::fs::read_to_string(path.with_extension("svg")).unwrap());
+        let labels: Vec<String> = if path.extension().is_some_and(|kind| kind == "txt") {
+            text.lines().map(squeeze).collect()
+        } else {
+            let labels = text.split("label=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+            labels.flat_map(|label| label.split("\\n")).map(squeeze).collect()
+        };
+        for label in labels {
+            assert!(svg.contains(&label), "{}: {label:?} is missing; run docs/pictures/make-pictures", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 60, "{seen}");
 }

@@ -105,7 +105,7 @@ fn words_of(dir: &Path) -> String {
     let statuses: Vec<_> =
         look::inspect_engines(&host, None).iter().map(|engine| status::judge(engine, &installed)).collect();
     let terminal = Terminal::default();
-    // docs/findings.md has the words that come from the catalog.
+    // docs/troubleshooting.md has the words that come from the catalog.
     let diagnosis = words::text(&outcomes, terminal);
     let diagnosis: Vec<_> = diagnosis.lines().filter(|line| !line.trim_start().starts_with("why: ")).collect();
     let text = format!("{}\n\n{}", diagnosis.join("\n"), status_words::text(&statuses, terminal));

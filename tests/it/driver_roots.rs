@@ -1,4 +1,4 @@
-//! Where the driver is not at `/`, or not all of it: what docs/driver-roots.md says.
+//! Where the driver is not at `/`, or not all of it: what docs/hosts.md says.
 
 use std::path::Path;
 use std::process::Command;

@@ -134,7 +134,7 @@ fn bash_completes() {
         ("cdi generate --output x.json --name-strategy=uu", &["uuid"]),
         ("explain --stage create", &["createRuntime", "createContainer"]),
         ("list --device ", &["all"]),
-        ("--config find", &["findings.md"]),
+        ("--config trou", &["troubleshooting.md"]),
         ("info --root ma", &["man"]),
         ("info --root find", &[]),
         ("completion z", &["zsh"]),
@@ -216,7 +216,7 @@ fn fish_completes() {
         ("list --no-f", &["--no-fabricmanager"]),
         ("cdi generate --format ", &["json", "yaml"]),
         ("completion ", &["bash", "zsh", "fish"]),
-        ("--config find", &["findings.md"]),
+        ("--config trou", &["troubleshooting.md"]),
     ] {
         assert_eq!(offered(line), set(words), "{line}");
     }

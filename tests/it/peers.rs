@@ -1,4 +1,4 @@
-//! What NVIDIA's stack is known to say badly, or not at all, caused through podman: docs/findings.md has its words beside
+//! What NVIDIA's stack is known to say badly, or not at all, caused through podman: docs/compatibility.md has its words beside
 //! ours.
 
 use std::fs;
@@ -38,7 +38,7 @@ impl Case {
     }
 
     /// The container does not start, podman shows our number, these words and a hint, and takes it for no error of its
-    /// own; and docs/findings.md has the number beside the peers' words.
+    /// own; and docs/compatibility.md has the number beside the peers' words.
     #[track_caller]
     fn stops(&self, env: &[&str], id: &str, says: &str) {
         let stderr = self.run(env, &["true"]).failed(126);
@@ -48,11 +48,11 @@ impl Case {
     }
 }
 
-/// The table of docs/findings.md that has the peers' words.
+/// The table of docs/compatibility.md that has the peers' words.
 #[track_caller]
 fn assert_beside_theirs(id: &str) {
-    let text = fs::read_to_string(source("docs/findings.md")).unwrap();
-    let table = text.split("\n## Comparison with NVIDIA's messages\n").nth(1).unwrap();
+    let text = fs::read_to_string(source("docs/compatibility.md")).unwrap();
+    let table = text.split("\n## Comparison of messages\n").nth(1).unwrap();
     assert!(table.lines().any(|line| line.starts_with("| ") && line.contains(id)), "{id} is not in the table");
 }
 

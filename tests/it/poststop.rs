@@ -17,9 +17,9 @@ pub const TESTS: &[Test] = &[
     ("poststop::a_shared_root_is_left_alone", engine::NEEDS, a_shared_root_is_left_alone),
 ];
 
-/// The file that docs/ways.md has for it, with the tested program.
+/// The file that docs/modes.md has for it, with the tested program.
 fn install(podman: &Podman) {
-    let docs = std::fs::read_to_string(source("docs/ways.md")).unwrap();
+    let docs = std::fs::read_to_string(source("docs/modes.md")).unwrap();
     let mut json: Value = serde_json::from_str(crate::docs::blocks(&docs, "json")[0]).unwrap();
     assert_eq!(json["stages"], serde_json::json!(["poststop"]));
     json["hook"]["path"] = HOOK.into();

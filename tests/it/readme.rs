@@ -1,5 +1,5 @@
-//! README.md and docs/ways.md from the top, as somebody new to it would go through them: every command of theirs, on a host
-//! where packages go to `/usr` and `/etc` and nothing else is configured. A command that is not listed here is an error.
+//! Runs every command of README.md, docs/install.md, docs/modes.md and docs/usage.md, in the order of the pages, on a host
+//! on which packages are installed to `/usr` and `/etc` and nothing else is configured. A command without a row is an error.
 //!
 //! The host is this one in a mount namespace of its own, with layers over `/usr` and `/etc`. Its driver is the fake one.
 
@@ -147,23 +147,26 @@ const PAGES: &[Page] = &[
         driver: &["--gpus", "2"],
         hosts: &[
             ("openSUSE and SLE", &[]),
-            ("MicroOS, Leap Micro and SL Micro", &[]),
-            ("Fedora", &[]),
             ("Debian and Ubuntu", &["oci-nvidia-hook"]),
-            ("Others, by hand", &[]),
-            ("Engines", &["oci-nvidia-hook"]),
+            ("Three commands", &["oci-nvidia-hook"]),
         ],
     },
     Page {
-        file: "docs/ways.md",
+        file: "docs/install.md",
         driver: &["--gpus", "2"],
         hosts: &[
-            ("Ways to set a container up", &["oci-nvidia-hook"]),
-            ("precreate", &["oci-nvidia-hook"]),
-            ("CDI", &["oci-nvidia-hook"]),
+            ("MicroOS, Leap Micro and SL Micro", &[]),
+            ("Fedora", &[]),
+            ("Without a package", &[]),
+            ("Rootless Podman", &["oci-nvidia-hook"]),
         ],
     },
-    Page { file: "docs/mig.md", driver: &["--gpus", "2", "--mig"], hosts: &[("Asking for one", &["oci-nvidia-hook"])] },
+    Page {
+        file: "docs/modes.md",
+        driver: &["--gpus", "2"],
+        hosts: &[("Hook", &["oci-nvidia-hook"]), ("precreate", &["oci-nvidia-hook"]), ("CDI", &["oci-nvidia-hook"])],
+    },
+    Page { file: "docs/usage.md", driver: &["--gpus", "2", "--mig"], hosts: &[("MIG devices", &["oci-nvidia-hook"])] },
 ];
 
 fn way(page: &str, command: &str) -> Way {

@@ -2,7 +2,7 @@
 //!
 //! 00x command line and configuration, 01x and 02x the driver, 03x the request, 04x the container, 05x files that commands
 //! write, 06x engines that start no container; 1xx config.toml and permissions, 2xx the host, 3xx the image and its
-//! container, 4xx CDI, 5xx engines. docs/findings.md is generated from this file.
+//! container, 4xx CDI, 5xx engines. The table of docs/troubleshooting.md is generated from this file.
 
 use super::kind::{Kind, Severity};
 use Severity::{Error, Note, Warning};
@@ -37,7 +37,7 @@ kinds! {
         fix "see `oci-nvidia-hook --help`, or `args` in the hook's JSON file if an engine started it" see "oci-nvidia-hook(8)";
     STATE "ONH-003" Error "the container's state or config.json cannot be read"
         why "the hook cannot find out which container it was called for, or what the container asks for"
-        fix "have the engine call the hook at a stage of the OCI runtime specification, with the container's state on stdin" see "ways.md";
+        fix "have the engine call the hook at a stage of the OCI runtime specification, with the container's state on stdin" see "modes.md";
     CONFIG_FILE "ONH-004" Error "config.toml cannot be read, or is writable by users other than root"
         why "config.toml decides which containers get GPUs and which libraries are loaded"
         fix "make root the owner and the only writer: `chown root:root FILE; chmod go-w FILE`" see "security.md";
@@ -55,13 +55,13 @@ kinds! {
         fix "run `modprobe nvidia`; if that fails, `journalctl -k` shows the reason (Secure Boot rejects unsigned modules)" see "troubleshooting.md";
     NO_LIBRARIES "ONH-012" Error "the driver's libraries are missing"
         why "containers use the libraries of the host"
-        fix "install the libraries in the version of the kernel module, or set `root` in config.toml to the directory that contains them" see "driver-roots.md";
+        fix "install the libraries in the version of the kernel module, or set `root` in config.toml to the directory that contains them" see "hosts.md";
     MISMATCH "ONH-013" Error "the kernel module and the libraries have different versions"
         why "the libraries work only with the kernel module of their own version"
         fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "troubleshooting.md";
     DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
         why "the hook looks for the driver below this directory"
-        fix "correct `root` in the `[nvidia-container-cli]` table of config.toml" see "driver-roots.md";
+        fix "correct `root` in the `[nvidia-container-cli]` table of config.toml" see "hosts.md";
     NVML_LOAD "ONH-015" Error "libnvidia-ml cannot be loaded"
         why "the hook asks this library which GPUs exist"
         fix "reinstall the driver's libraries and run `ldconfig`" see "troubleshooting.md";
@@ -88,7 +88,7 @@ kinds! {
         fix "run `oci-nvidia-hook prepare` as root, which replaces the node" see "troubleshooting.md";
     LIBRARY_MISSING "ONH-023" Error "a required library of the driver is missing"
         why "programs in the container would not start"
-        fix "install the driver's libraries in the version of the kernel module and run `ldconfig`" see "driver-roots.md";
+        fix "install the driver's libraries in the version of the kernel module and run `ldconfig`" see "hosts.md";
     UNKNOWN_DEVICE "ONH-030" Error "the requested GPU does not exist"
         why "the container would start with fewer GPUs than it asked for"
         fix "request one of the GPUs that the hint lists; `oci-nvidia-hook info` also prints UUIDs and bus addresses" see "troubleshooting.md";
@@ -112,25 +112,25 @@ kinds! {
         fix "request capabilities that the hint lists, or extend `supported-driver-capabilities` in config.toml" see "oci-nvidia-hook.toml(5)";
     PRIVILEGE "ONH-037" Error "the request requires a privileged container"
         why "managing or monitoring MIG devices affects all users of a GPU"
-        fix "start the container with `--privileged`, or without the variable that the message names" see "mig.md";
+        fix "start the container with `--privileged`, or without the variable that the message names" see "usage.md";
     BAD_REQUEST "ONH-038" Error "the request is invalid"
         why "guessing the intended value could give the container the wrong device"
         fix "correct the variable or mount that the message names; the hint lists what is allowed" see "troubleshooting.md";
     CONTAINER "ONH-040" Error "the container cannot be entered"
         why "the hook was not called at a stage at which it can set the container up"
-        fix "have the engine call the hook at prestart or createRuntime (`stages` in the hook's JSON file)" see "ways.md";
+        fix "have the engine call the hook at prestart or createRuntime (`stages` in the hook's JSON file)" see "modes.md";
     CGROUP "ONH-041" Error "the container's cgroup cannot be changed to allow the GPUs"
         why "the device nodes would exist, but programs could not open them"
-        fix "have the engine list the devices in config.json (precreate or CDI)" see "ways.md";
+        fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
     SHARED "ONH-042" Error "a mount would propagate to the host"
         why "nothing that is set up for a container may change the host"
         fix "mount the volume with `rslave` or `rprivate` propagation" see "security.md";
     READ_ONLY "ONH-043" Error "a read-only directory of the container cannot be covered with an overlay"
         why "the driver's files cannot be placed in it"
-        fix "load the kernel module `overlay`, or use an image whose root file system is writable" see "kernel-features.md";
+        fix "load the kernel module `overlay`, or use an image whose root file system is writable" see "hosts.md";
     DEVICE_TAKEN "ONH-044" Error "config.json lists another device at the path of a GPU's device node"
         why "the container can have only one of the two"
-        fix "start the container without that `--device` option" see "ways.md";
+        fix "start the container without that `--device` option" see "modes.md";
     NO_PROC "ONH-045" Error "/proc of the container is not a proc file system"
         why "the hook cannot limit which GPUs the container sees there"
         fix "have the engine mount a proc file system at `/proc`" see "security.md";
@@ -139,7 +139,7 @@ kinds! {
         fix "change the image or the volume at the path that the message names" see "troubleshooting.md";
     HOSTS_DEV "ONH-047" Error "a device node would have to be created in the host's /dev"
         why "it would stay there when the container is gone, and every container and the driver would use it"
-        fix "create the node with `oci-nvidia-hook prepare --root /`, or start the container without `-v /dev:/dev`" see "driver-roots.md";
+        fix "create the node with `oci-nvidia-hook prepare --root /`, or start the container without `-v /dev:/dev`" see "hosts.md";
     VOLUME "ONH-048" Error "the driver's files would have to be created on a volume"
         why "files on a volume remain when the container is gone, and may belong to the host"
         fix "mount the volume at another path: it contains other mounts, or its file system does not support an overlay" see "security.md";
@@ -148,10 +148,10 @@ kinds! {
         fix "find the volume (FUSE, NFS) that does not answer; `findmnt` lists them" see "troubleshooting.md";
     SPEC_FILE "ONH-050" Error "the CDI spec cannot be written"
         why "an existing CDI spec is unchanged"
-        fix "run the command as root, or select a file with `--output`" see "ways.md";
+        fix "run the command as root, or select a file with `--output`" see "modes.md";
     SPEC_EMPTY "ONH-051" Error "no GPU for a CDI spec"
         why "engines reject a CDI spec without devices"
-        fix "see which GPUs exist with `oci-nvidia-hook info`; check the `[devices]` table of config.toml" see "ways.md";
+        fix "see which GPUs exist with `oci-nvidia-hook info`; check the `[devices]` table of config.toml" see "modes.md";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read"
         why "it contains the GPUs to explain with"
         fix "create it with `oci-nvidia-hook info --json` on the host that has the GPUs" see "oci-nvidia-hook(8)";
@@ -179,7 +179,7 @@ kinds! {
         fix "rename the resource in Docker so that its variable begins with `DOCKER_RESOURCE_`" see "oci-nvidia-hook.toml(5)";
     OTHERS "ONH-105" Note "GPUs are already provided by another mechanism"
         why "config.json contains the mounts of CDI or another NVIDIA hook, and setting up a container twice causes conflicts"
-        fix "nothing has to be done; to have this hook set the container up, remove the other mechanism" see "ways.md";
+        fix "nothing has to be done; to have this hook set the container up, remove the other mechanism" see "modes.md";
     EXPOSED "ONH-106" Note "every pod can request all GPUs"
         why "a variable in the image is enough, whatever the scheduler assigned to the pod"
         fix "on a shared cluster, set `accept-nvidia-visible-devices-envvar-when-unprivileged = false` and `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
@@ -194,7 +194,7 @@ kinds! {
         fix "remove the file; the hook also removes it when there are many records" see "oci-nvidia-hook(8)";
     OTHER_FILES "ONH-110" Warning "config.json already contains files of the driver"
         why "it mounts libcuda or libnvidia-ml and lists `/dev/nvidiactl`, as CDI specs do; setting up a container twice causes conflicts, so the hook does nothing"
-        fix "remove one of the two mechanisms" see "ways.md";
+        fix "remove one of the two mechanisms" see "modes.md";
     NODES_ONLY "ONH-111" Warning "a container has device nodes of GPUs but gets no files of the driver"
         why "a device plugin or `--device` added the nodes, and an error keeps the hook from adding the driver's files; the container starts without them"
         fix "fix the error that the message names, or set `NVIDIA_VISIBLE_DEVICES=void` for a container that does not need the driver" see "kubernetes.md";
@@ -207,7 +207,7 @@ kinds! {
         fix "see `journalctl -k` and `nvidia-smi -q` on the host" see "troubleshooting.md";
     STALE_CACHE "ONH-202" Warning "the linker cache lists a library that does not exist"
         why "the library cannot be given to containers"
-        fix "run `ldconfig` on the host as root" see "driver-roots.md";
+        fix "run `ldconfig` on the host as root" see "hosts.md";
     OTHER_VERSION "ONH-203" Warning "a library of another driver version was found"
         why "the libraries work only with the kernel module of their own version"
         fix "reboot after a driver update; otherwise remove the packages of the other version" see "troubleshooting.md";
@@ -219,19 +219,19 @@ kinds! {
         fix "run `oci-nvidia-hook prepare` as root" see "troubleshooting.md";
     NO_CACHE "ONH-206" Note "the linker cache cannot be read"
         why "the hook searches the usual library directories instead"
-        fix "run `ldconfig` on the host as root" see "driver-roots.md";
+        fix "run `ldconfig` on the host as root" see "hosts.md";
     NO_FILE "ONH-207" Warning "a file that config.toml names for containers does not exist"
         why "containers do not get the file"
         fix "correct `files` in the `[driver]` table of config.toml" see "oci-nvidia-hook.toml(5)";
     UNREADABLE "ONH-208" Warning "a path of the driver cannot be read"
         why "containers lack the files below it; the disk may be damaged, or symbolic links form a loop"
-        fix "run `stat` on the path as root" see "driver-roots.md";
+        fix "run `stat` on the path as root" see "hosts.md";
     SEVERAL_VERSIONS "ONH-209" Note "libraries of several driver versions are installed"
         why "only those of the loaded kernel module work, and programs on the host may use the others"
         fix "remove the packages of the versions that are not loaded" see "troubleshooting.md";
     LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed"
         why "containers that ask for the capability lack them, or do not start"
-        fix "install the package that the message names; SUSE and Debian have separate packages for compute, graphics and video" see "driver-roots.md";
+        fix "install the package that the message names; SUSE and Debian have separate packages for compute, graphics and video" see "hosts.md";
     NODE_ACCESS "ONH-211" Warning "a user has no permission to open the device nodes"
         why "rootless containers of that user get no GPU"
         fix "join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE) and log in again" see "troubleshooting.md";
@@ -240,16 +240,16 @@ kinds! {
         fix "use `--group-add keep-groups` with rootless Podman and crun, and `supplementalGroups` with the group's number for pods that have `runAsUser`" see "troubleshooting.md";
     SLOW_NVML "ONH-213" Warning "NVML is slow"
         why "without persistence mode the driver initializes idle GPUs for every container, which delays its start"
-        fix "run `systemctl enable --now nvidia-persistenced`" see "performance.md";
+        fix "run `systemctl enable --now nvidia-persistenced`" see "troubleshooting.md";
     NO_PERSISTENCE "ONH-214" Note "nvidia-persistenced is not running"
         why "unless persistence mode is on, the driver initializes an idle GPU for its first user, which takes seconds"
-        fix "run `systemctl enable --now nvidia-persistenced`, unless `nvidia-smi -pm 1` has enabled persistence mode" see "performance.md";
+        fix "run `systemctl enable --now nvidia-persistenced`, unless `nvidia-smi -pm 1` has enabled persistence mode" see "troubleshooting.md";
     NO_FABRIC_MANAGER "ONH-215" Warning "the fabric manager is not running"
         why "on a board with NVSwitches, CUDA fails with \"system not yet initialized\" (802)"
         fix "run `systemctl enable --now nvidia-fabricmanager`; its version must be the driver's" see "troubleshooting.md";
     MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device"
         why "containers can use such a GPU only through its MIG devices"
-        fix "create MIG devices (`nvidia-smi mig -cgi … -C`) or leave MIG mode (`nvidia-smi -mig 0`); if the driver lists instances, `doctor` names the part that is missing" see "mig.md";
+        fix "create MIG devices (`nvidia-smi mig -cgi … -C`) or leave MIG mode (`nvidia-smi -mig 0`); if the driver lists instances, `doctor` names the part that is missing" see "usage.md";
     NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer and is missing from the table"
         why "programs that read the output of `info --csv` do not see the GPU"
         fix "see `nvidia-smi -q` and `journalctl -k` on the host" see "troubleshooting.md";
@@ -264,13 +264,13 @@ kinds! {
         fix "run `modprobe nvidia-modeset` and then `oci-nvidia-hook prepare`, as root" see "troubleshooting.md";
     NOT_INSTALLED "ONH-224" Note "parts of the driver are not installed"
         why "containers that ask for these capabilities do not get them"
-        fix "install the packages that the message names if containers need these capabilities" see "driver-roots.md";
+        fix "install the packages that the message names if containers need these capabilities" see "hosts.md";
     UNKNOWN_LIBRARIES "ONH-225" Note "libraries of the driver are not in the catalog"
         why "the driver is newer than this program; containers get these libraries by CDI or with `NVIDIA_DRIVER_CAPABILITIES=all` only"
-        fix "update this program; `oci-nvidia-hook list` reports the libraries on stderr and marks them with `\"catalogued\": false` in its JSON output" see "driver-roots.md";
+        fix "update this program; `oci-nvidia-hook list` reports the libraries on stderr and marks them with `\"catalogued\": false` in its JSON output" see "hosts.md";
     MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device"
         why "CUDA programs find no device, since they run on MIG devices only"
-        fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if there are none, create some or leave MIG mode" see "mig.md";
+        fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if there are none, create some or leave MIG mode" see "usage.md";
     IMAGE_CUDA "ONH-231" Note "the libcuda of the image is used instead of the host's"
         why "the image contains NVIDIA's forward compatibility libraries, which are newer than the host's"
         fix "nothing has to be done; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
@@ -286,10 +286,10 @@ kinds! {
         fix "check the path that the message names in the image" see "troubleshooting.md";
     CGROUP_ABOVE "ONH-304" Warning "a cgroup above the container's has device rules of its own"
         why "they may deny the GPUs to the container"
-        fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "ways.md";
+        fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "modes.md";
     NOT_TOLD "ONH-305" Note "systemd does not know about the devices of the container"
         why "`systemctl daemon-reload` removes the container's access to them"
-        fix "have the engine list the devices in config.json (precreate or CDI)" see "ways.md";
+        fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
     NO_GLIBC "ONH-306" Warning "the image does not contain glibc"
         why "the device nodes exist, but nvidia-smi and the CUDA libraries cannot be loaded"
         fix "use an image with glibc (openSUSE, Debian, Fedora, UBI)" see "compatibility.md";
@@ -298,10 +298,10 @@ kinds! {
         fix "mount the volume at another path if the container has to write to the directory" see "security.md";
     CRUN "ONH-310" Warning "crun passed the device rules to systemd"
         why "a hook cannot extend them"
-        fix "have the engine list the devices in config.json (precreate or CDI)" see "ways.md";
+        fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
     SHARED_CGROUP "ONH-311" Warning "the container has no cgroup of its own"
         why "it runs in the cgroup of a service (`--cgroups=disabled`): device rules that are added there would apply to the whole service, and would remain"
-        fix "start the container without `--cgroups=disabled`, or allow the GPUs with `DeviceAllow=` in the unit of the service" see "ways.md";
+        fix "start the container without `--cgroups=disabled`, or allow the GPUs with `DeviceAllow=` in the unit of the service" see "modes.md";
     DENIED_BY_PROGRAM "ONH-312" Warning "a device program of the container's cgroup denies the GPUs"
         why "it was attached to deny them and stays in effect, so the container cannot open them"
         fix "change the policy that attached the program; `bpftool prog show id …` describes it" see "security.md";
@@ -320,23 +320,23 @@ kinds! {
 
     SPEC_LACKS_GPU "ONH-401" Warning "the CDI spec lacks a GPU"
         why "the GPU does not answer"
-        fix "see `nvidia-smi -q` and `journalctl -k` on the host, then run `oci-nvidia-hook cdi refresh`" see "ways.md";
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host, then run `oci-nvidia-hook cdi refresh`" see "modes.md";
     SPEC_CONFLICT "ONH-402" Warning "another CDI spec defines the same devices"
         why "engines accept neither of the two definitions"
-        fix "remove one of the CDI specs" see "ways.md";
+        fix "remove one of the CDI specs" see "modes.md";
     SPEC_UNSEEN "ONH-403" Warning "the CDI spec is in a directory that engines do not read"
         why "no container gets its devices"
-        fix "write it to a directory that engines read, with `--output`, or add its directory to `cdi_spec_dirs` of the engine" see "ways.md";
+        fix "write it to a directory that engines read, with `--output`, or add its directory to `cdi_spec_dirs` of the engine" see "modes.md";
     SPEC_USELESS "ONH-404" Warning "engines cannot use a CDI device or a CDI spec"
         why "a container that requests the device does not start"
-        fix "run `oci-nvidia-hook cdi generate`; the message has the reason: another driver version, a missing file, or a CDI version that the engine does not support" see "ways.md";
+        fix "run `oci-nvidia-hook cdi generate`; the message has the reason: another driver version, a missing file, or a CDI version that the engine does not support" see "modes.md";
 
     NOT_ACTIVE "ONH-501" Warning "an engine does not start the hook"
         why "its containers get no GPU with `NVIDIA_VISIBLE_DEVICES`"
         fix "run `oci-nvidia-hook status`, which prints the directories that the engine reads and how to fix them" see "troubleshooting.md";
     CONDITIONAL "ONH-502" Note "an engine starts the hook only for some containers"
         why "the others get no GPU with `NVIDIA_VISIBLE_DEVICES`"
-        fix "set `\"when\": {\"always\": true}` in the hook's JSON file" see "ways.md";
+        fix "set `\"when\": {\"always\": true}` in the hook's JSON file" see "modes.md";
     SECOND_HOOK "ONH-503" Warning "an engine also starts another NVIDIA hook"
         why "setting up a container twice causes conflicts: the second hook does nothing, or fails"
         fix "remove NVIDIA's package, or its hook's JSON file" see "compatibility.md";
@@ -348,13 +348,13 @@ kinds! {
         fix "install the runtime, or configure another one in the engine" see "compatibility.md";
     RELOAD_CUTS "ONH-506" Warning "systemd manages cgroup v1"
         why "`systemctl daemon-reload` removes the GPUs from running containers"
-        fix "have the engine list the devices in config.json (precreate or CDI), or boot with cgroup v2" see "ways.md";
+        fix "have the engine list the devices in config.json (precreate or CDI), or boot with cgroup v2" see "modes.md";
     DEV_CHAR "ONH-507" Warning "runc ignores devices without a link in /dev/char"
         why "containers that get such devices from the engine may not be able to open them"
-        fix "run `oci-nvidia-hook prepare`, which creates the links, or update to runc 1.1.7 or newer" see "ways.md";
+        fix "run `oci-nvidia-hook prepare`, which creates the links, or update to runc 1.1.7 or newer" see "modes.md";
     SELINUX "ONH-508" Warning "SELinux denies containers access to devices"
         why "opening a GPU fails with \"permission denied\", and NVML reports \"insufficient permissions\""
-        fix "run `setsebool -P container_use_xserver_devices on`, or set `container_use_devices` if the policy does not have that boolean" see "selinux.md";
+        fix "run `setsebool -P container_use_xserver_devices on`, or set `container_use_devices` if the policy does not have that boolean" see "hosts.md";
     CONTAINER_LIBRARY "ONH-509" Warning "a container lacks a library of the driver"
         why "its programs fail with \"cannot open shared object file\""
         fix "start it with the hook or CDI; a device plugin has to mount the library itself" see "troubleshooting.md";
@@ -372,7 +372,7 @@ kinds! {
         fix "use `--group-add`, `supplementalGroups` or CDI; on a file system that is mounted with nodev, have the engine create the node" see "troubleshooting.md";
     CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
-        fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "ways.md";
+        fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";
 }
 
 #[cfg(test)]

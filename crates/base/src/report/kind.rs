@@ -39,6 +39,6 @@ pub struct Kind {
     pub why: &'static str,
     /// How to fix it in general; a finding of a particular host has its own command.
     pub fix: &'static str,
-    /// The page that explains more, such as `mig.md`; empty if there is none.
+    /// The page that explains more, such as `usage.md`; empty if there is no such page.
     pub see: &'static str,
 }
