@@ -74,7 +74,41 @@ pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
         return Err("it is empty".to_owned());
     }
     remove_nulls(&mut value);
-    serde_path_to_error::deserialize(value).map_err(|error| error.to_string())
+    // One value in each line, so that the line of an error leads to the value.
+    #[expect(clippy::disallowed_methods, reason = "read again below, not printed")]
+    let text = serde_json::to_string_pretty(&value).map_err(|error| error.to_string())?;
+    serde_json::from_str(&text).map_err(|error| {
+        let message = error.to_string();
+        let cause = message.rsplit_once(" at line ").map_or(message.as_str(), |(cause, _)| cause);
+        match path_of_line(&value, &mut error.line()).as_deref().unwrap_or_default() {
+            "" => cause.to_owned(),
+            path => format!("{}: {cause}", path.trim_start_matches('.')),
+        }
+    })
+}
+
+/// Returns the path of the value that begins or ends in a line of the pretty-printed text: `.devices[0].name`. `line` counts down
+/// to 1.
+fn path_of_line(value: &Value, line: &mut usize) -> Option<String> {
+    if *line == 1 {
+        return Some(String::new());
+    }
+    *line -= 1;
+    let parts: Vec<(String, &Value)> = match value {
+        Value::Object(fields) => fields.iter().map(|(name, value)| (format!(".{name}"), value)).collect(),
+        Value::Array(items) => items.iter().enumerate().map(|(at, value)| (format!("[{at}]"), value)).collect(),
+        _ => Vec::new(),
+    };
+    if parts.is_empty() {
+        return None;
+    }
+    for (step, part) in parts {
+        if let Some(rest) = path_of_line(part, line) {
+            return Some(step + &rest);
+        }
+    }
+    // The closing bracket has a line of its own.
+    path_of_line(&Value::Null, line)
 }
 
 /// Engines take `null` for a field that is missing, as Go's decoder does. An unknown field is an error all the same.
@@ -202,6 +236,10 @@ mod tests {
                 "containerEdits.additionalGids[0]: invalid value: integer `-1`",
             ),
             (json!({"annotations": {"a": 1}}), "annotations.a: invalid type: integer `1`"),
+            (json!({"containerEdits": {"env": [], "mounts": [{}, {"hostPath": "/a", "x": 1}], "hooks": [{"args": ["a"]}]}}), {
+                "containerEdits.mounts[1].x: unknown field `x`"
+            }),
+            (json!([1]), "invalid type: "),
         ] {
             let why = from_value::<Spec>(value).unwrap_err();
             assert!(why.contains(says), "{why}");
