@@ -65,8 +65,10 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
 pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
     let nvml = facts.settings().nvml_timeout;
     let needed = timeouts::of_call(nvml).as_secs();
-    let files: BTreeMap<_, _> =
-        with_hooks(facts).flat_map(status::ours).map(|entry| (&entry.file, entry.hook.timeout)).collect();
+    let mut files = BTreeMap::new();
+    for entry in with_hooks(facts).flat_map(status::ours) {
+        files.insert(&entry.file, entry.hook.timeout);
+    }
     if files.is_empty() {
         return vec![Outcome::skipped("no engine starts the hook")];
     }

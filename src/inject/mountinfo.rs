@@ -1,17 +1,16 @@
 //! What must be known of the mounts around a mount point. Parses /proc/self/mountinfo, see proc_pid_mountinfo(5).
 
-use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
-pub(super) fn shared(mountinfo: &[u8]) -> BTreeSet<u64> {
+pub(super) fn shared(mountinfo: &[u8]) -> Vec<u64> {
     let shared = |line: &&[u8]| {
         let fields = line.split(|byte| *byte == b' ').skip(6);
         fields.take_while(|field| *field != b"-").any(|field| field.starts_with(b"shared:"))
     };
     let id = |line: &[u8]| std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?.parse().ok();
-    BTreeSet::from_iter(mountinfo.split(|byte| *byte == b'\n').filter(shared).filter_map(id))
+    mountinfo.split(|byte| *byte == b'\n').filter(shared).filter_map(id).collect()
 }
 
 /// Whether something is mounted below a directory (not on it).
@@ -23,18 +22,18 @@ pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
 }
 
 /// The numbers of the file systems, as `st_dev` has them, of mounts that `is_counted` by their mount point.
-pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> BTreeSet<u64> {
+pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> Vec<u64> {
     let device = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ').skip(2);
         let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
         let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
         is_counted(fields.nth(1)?).then_some(device)
     };
-    BTreeSet::from_iter(mountinfo.split(|byte| *byte == b'\n').filter_map(device))
+    mountinfo.split(|byte| *byte == b'\n').filter_map(device).collect()
 }
 
 /// The numbers of the file systems that are mounted elsewhere than in the directory `dir`, at it or below it.
-pub(super) fn devices_outside(mountinfo: &[u8], dir: &Path) -> BTreeSet<u64> {
+pub(super) fn devices_outside(mountinfo: &[u8], dir: &Path) -> Vec<u64> {
     let dir = escaped(dir);
     devices(mountinfo, |point| point.strip_prefix(&*dir).is_none_or(|rest| !matches!(rest.first(), None | Some(b'/'))))
 }
@@ -53,6 +52,8 @@ fn escaped(path: &Path) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    type Numbers = std::collections::BTreeSet<u64>;
+
     const TEXT: &[u8] = b"21 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
         22 21 0:5 / /dev rw,nosuid master:2 - devtmpfs x rw\n\
         23 21 0:6 / /a\\040b/c rw,nosuid shared:4 master:1 - tmpfs shared:9 rw\n\
@@ -60,8 +61,8 @@ mod tests {
 
     #[test]
     fn shared_mounts() {
-        assert_eq!(shared(TEXT), BTreeSet::from([21, 23]));
-        assert_eq!(shared(b""), BTreeSet::new());
+        assert_eq!(shared(TEXT), [21, 23]);
+        assert!(shared(b"").is_empty());
     }
 
     #[test]
@@ -73,16 +74,15 @@ mod tests {
 
     #[test]
     fn file_systems() {
-        let numbers =
-            |minors: &[u32]| minors.iter().map(|minor| rustix::fs::makedev(0, *minor)).collect::<BTreeSet<_>>();
-        let disk = BTreeSet::from([rustix::fs::makedev(8, 1)]);
-        assert_eq!(devices(TEXT, |_| true), &disk | &numbers(&[5, 6]));
-        assert_eq!(devices(TEXT, |point| point == b"/dev"), numbers(&[5]));
+        let numbers = |minors: &[u32]| minors.iter().map(|minor| rustix::fs::makedev(0, *minor)).collect::<Numbers>();
+        let disk = Numbers::from([rustix::fs::makedev(8, 1)]);
+        assert_eq!(Numbers::from_iter(devices(TEXT, |_| true)), &disk | &numbers(&[5, 6]));
+        assert_eq!(Numbers::from_iter(devices(TEXT, |point| point == b"/dev")), numbers(&[5]));
         for (dir, outside) in [("/dev", &[6][..]), ("/a b", &[5, 6]), ("/de", &[5, 6]), ("/x", &[5, 6])] {
-            assert_eq!(devices_outside(TEXT, Path::new(dir)), &disk | &numbers(outside), "{dir}");
+            assert_eq!(Numbers::from_iter(devices_outside(TEXT, Path::new(dir))), &disk | &numbers(outside), "{dir}");
         }
         let twice = b"1 0 0:7 / /m/rootfs rw - overlay o rw\n2 1 0:8 / /m/rootfs/dev rw - tmpfs t rw\n3 0 0:9 / /m rw - a b c\n";
-        assert_eq!(devices_outside(twice, Path::new("/m/rootfs")), numbers(&[9]));
-        assert_eq!(devices(b"what\nis 1 x:y / /this\n", |_| true), BTreeSet::new());
+        assert_eq!(Numbers::from_iter(devices_outside(twice, Path::new("/m/rootfs"))), numbers(&[9]));
+        assert!(devices(b"what\nis 1 x:y / /this\n", |_| true).is_empty());
     }
 }

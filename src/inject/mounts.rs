@@ -14,7 +14,6 @@
 //!   of the rootfs.
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
@@ -170,7 +169,7 @@ impl Mounts {
     }
 
     fn is_listed_as_shared(&self, point: &OwnedFd) -> Result<bool> {
-        let shared: BTreeSet<u64> = mountinfo::shared(self.table()?);
+        let shared = mountinfo::shared(self.table()?);
         Ok(!shared.is_empty() && shared.contains(&statmount::reused_id(point)?))
     }
 

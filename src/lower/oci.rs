@@ -2,7 +2,6 @@
 //!
 //! Nothing is taken out and nothing is changed: what the container has already is left alone.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -59,10 +58,11 @@ impl Additions {
             additions.device(node, spec, facts)?;
         }
         additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
-        let gids = BTreeSet::from_iter(edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts)));
-        additions
-            .additional_gids
-            .extend(gids.into_iter().filter(|gid| !spec.additional_gids.contains(gid)).map(Value::from));
+        let gids = edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts));
+        let mut gids: Vec<u32> = gids.filter(|gid| !spec.additional_gids.contains(gid)).collect();
+        gids.sort_unstable();
+        gids.dedup();
+        additions.additional_gids.extend(gids.into_iter().map(Value::from));
         additions.hooks.extend(edits.hooks.iter().filter(|hook| !has_hook(spec, hook)).map(entry));
         Ok(additions)
     }

@@ -41,7 +41,7 @@ pub(super) fn surplus(records: Vec<Kept>) -> Vec<String> {
 fn beyond(records: Vec<Kept>, count: usize) -> Vec<String> {
     let failed = |kept: &Kept| kept.record.outcome == Outcome::Failed;
     let mut records = records;
-    records.sort_by_cached_key(|kept| (!failed(kept), Reverse(kept.record.started.clone())));
+    records.sort_by_cached_key(|kept| (usize::from(!failed(kept)), Reverse(kept.record.started.clone())));
     let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
     let ranked = records.into_iter().map(|kept| {
         let rank = of_namespace.entry(kept.record.container.pod.namespace.clone()).or_default();

@@ -236,9 +236,10 @@ mod tests {
                 "containerEdits.additionalGids[0]: invalid value: integer `-1`",
             ),
             (json!({"annotations": {"a": 1}}), "annotations.a: invalid type: integer `1`"),
-            (json!({"containerEdits": {"env": [], "mounts": [{}, {"hostPath": "/a", "x": 1}], "hooks": [{"args": ["a"]}]}}), {
-                "containerEdits.mounts[1].x: unknown field `x`"
-            }),
+            (
+                json!({"containerEdits": {"env": [], "mounts": [{}, {"hostPath": "/a", "x": 1}], "hooks": [{"args": ["a"]}]}}),
+                { "containerEdits.mounts[1].x: unknown field `x`" },
+            ),
             (json!([1]), "invalid type: "),
         ] {
             let why = from_value::<Spec>(value).unwrap_err();

@@ -1,6 +1,6 @@
 //! A CDI spec: its fields, in the order in which they are written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -169,7 +169,8 @@ impl ContainerEdits {
         dedup(&mut self.net_devices);
         dedup(&mut self.hooks);
         dedup(&mut self.mounts);
-        self.additional_gids = BTreeSet::from_iter(self.additional_gids).into_iter().collect();
+        self.additional_gids.sort_unstable();
+        self.additional_gids.dedup();
         self
     }
 

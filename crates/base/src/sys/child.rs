@@ -10,7 +10,6 @@
 //! worker become its children and are killed.
 #![allow(unsafe_code, reason = "fork, unshare and close_range have no safe form")]
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -55,7 +54,7 @@ pub struct Child {
     pending: Vec<u8>,
     read: usize,
     /// Children of this process that were there before
-    others: Option<BTreeSet<i32>>,
+    others: Option<Vec<i32>>,
     reaped: bool,
 }
 
@@ -248,8 +247,8 @@ impl Drop for Child {
                 reap_all(until);
                 break;
             };
-            let before = self.others.iter().flatten().copied().collect();
-            let orphans: Vec<i32> = now.difference(&before).copied().collect();
+            let is_other = |child: &i32| self.others.as_ref().is_some_and(|others| others.contains(child));
+            let orphans: Vec<i32> = now.into_iter().filter(|child| !is_other(child)).collect();
             if orphans.is_empty() || Instant::now() >= until {
                 break;
             }
@@ -280,7 +279,7 @@ fn reap_all(until: Instant) {
 
 /// The children of this process, as its first thread has them; orphans go to that thread as well. `None` on a kernel without
 /// `CONFIG_PROC_CHILDREN`, and where /proc is that of another PID namespace, whose numbers are not ours to signal.
-fn children() -> Option<BTreeSet<i32>> {
+fn children() -> Option<Vec<i32>> {
     let pid = nix::unistd::getpid();
     let is_ours = std::fs::read_link("/proc/self").is_ok_and(|to| to.as_os_str() == pid.to_string().as_str());
     let path = format!("/proc/self/task/{pid}/children");

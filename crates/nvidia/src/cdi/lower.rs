@@ -63,12 +63,13 @@ impl NodeFacts {
     /// Those of the nodes of these edits that exist.
     #[must_use]
     pub fn of_nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, Self> {
-        let nodes = edits.flat_map(|edits| &edits.nodes);
-        let facts = nodes.filter_map(|node| {
-            let stat = rustix::fs::lstat(node.source.as_path()).ok()?;
-            Some((node.source.clone(), Self::of(&stat)))
-        });
-        facts.collect()
+        let mut facts = BTreeMap::new();
+        for node in edits.flat_map(|edits| &edits.nodes) {
+            if let Ok(stat) = rustix::fs::lstat(node.source.as_path()) {
+                facts.insert(node.source.clone(), Self::of(&stat));
+            }
+        }
+        facts
     }
 
     /// The group that a process must be in to use it, if not everybody may.
@@ -116,8 +117,8 @@ pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerE
 /// What the engine leaves to do.
 #[must_use]
 pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
-    let channels = edits.ipc.iter().filter(|ipc| !ipc.is_fixed).map(|ipc| ipc.channel.clone()).collect();
-    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, channels, ..RootfsEdits::default() };
+    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
+    rest.channels.extend(edits.ipc.iter().filter(|ipc| !ipc.is_fixed).map(|ipc| ipc.channel.clone()));
     // Else they are where the image looks.
     let unknown = host.image.is_none();
     // The same files, each at the directory that it has here, give the same links as with any other.

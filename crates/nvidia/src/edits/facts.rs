@@ -50,7 +50,7 @@ pub struct DeviceFacts {
     /// Files and directories below /proc/driver/nvidia, by their path in /proc, and where they are on the host
     pub proc_paths: BTreeMap<PathBuf, HostPath>,
     /// The directory of each GPU below `/proc/driver/nvidia/gpus`
-    pub gpu_dirs: BTreeMap<BusId, OsString>,
+    pub gpu_dirs: Vec<(BusId, OsString)>,
     /// The GPUs and MIG devices that config.toml lets containers have
     pub limits: Limits,
     /// Whether they keep a MIG device of this host from containers
@@ -68,7 +68,7 @@ impl DeviceFacts {
             mig_minors: None,
             has_proc: false,
             proc_paths: BTreeMap::new(),
-            gpu_dirs: BTreeMap::new(),
+            gpu_dirs: Vec::new(),
             limits: Limits::default(),
             withholds_mig: false,
         }
@@ -102,6 +102,7 @@ impl DeviceFacts {
     /// The directory of a GPU in /proc.
     #[must_use]
     pub fn gpu_dir(&self, bus_id: BusId) -> Option<PathBuf> {
-        Some(Path::new(DRIVER_PROC).join("gpus").join(self.gpu_dirs.get(&bus_id)?))
+        let (_, dir) = self.gpu_dirs.iter().find(|(known, _)| *known == bus_id)?;
+        Some(Path::new(DRIVER_PROC).join("gpus").join(dir))
     }
 }

@@ -155,12 +155,8 @@ fn checksum(bytes: &[u8]) -> u64 {
 }
 
 fn has_same_gpus(cached: &Inventory, newer: &Inventory) -> bool {
-    let of = |inventory: &Inventory| -> Vec<String> {
-        let mut uuids: Vec<_> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        uuids.sort_unstable();
-        uuids
-    };
-    of(cached) == of(newer)
+    let is_cached = |gpu: &super::Gpu| cached.gpus.iter().any(|known| known.uuid == gpu.uuid);
+    cached.gpus.len() == newer.gpus.len() && newer.gpus.iter().all(is_cached)
 }
 
 /// Where the answer to one question is cached.

@@ -49,7 +49,9 @@ impl MigCap {
 /// Parses mig-minors: each line a capability and a minor number. Lines of another form are left out.
 #[must_use]
 pub fn parse_mig_minors(text: &str) -> BTreeMap<MigCap, u32> {
-    BTreeMap::from_iter(text.lines().filter_map(parse_line))
+    let mut minors = BTreeMap::new();
+    minors.extend(text.lines().filter_map(parse_line));
+    minors
 }
 
 /// One of its lines.

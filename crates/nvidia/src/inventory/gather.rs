@@ -23,8 +23,7 @@ pub struct NvmlAnswer {
 #[derive(Debug, Default)]
 pub struct Gathered {
     driver: Option<Driver>,
-    gpus: Vec<Gpu>,
-    failed: Vec<FailedGpu>,
+    inventory: Inventory,
     /// The GPU that is being asked, and since when
     asking: Option<(u32, Instant)>,
     given_up: Vec<u32>,
@@ -45,13 +44,13 @@ impl Gathered {
             Report::Gpu(gpu) => {
                 self.asking = None;
                 let is_new = |known: &Gpu| known.index != gpu.index && known.bus_id != gpu.bus_id;
-                let is_consistent = self.gpus.iter().all(is_new);
-                self.gpus.push(gpu);
+                let is_consistent = self.inventory.gpus.iter().all(is_new);
+                self.inventory.add_gpu(gpu);
                 return is_consistent;
             }
             Report::Failed(failed) => {
                 self.asking = None;
-                self.failed.push(failed);
+                self.inventory.add_failed(failed);
             }
         }
         true
@@ -60,8 +59,8 @@ impl Gathered {
     /// The GPUs that need not be asked again.
     #[must_use]
     pub fn indices(&self) -> Vec<u32> {
-        let failed = self.failed.iter().filter_map(|failed| failed.index);
-        self.gpus.iter().map(|gpu| gpu.index).chain(failed).collect()
+        let failed = self.inventory.failed.iter().filter_map(|failed| failed.index);
+        self.inventory.gpus.iter().map(|gpu| gpu.index).chain(failed).collect()
     }
 
     /// Whether every GPU has been asked.
@@ -97,7 +96,7 @@ impl Gathered {
             NoAnswer::Died(None) => "NVML ends the process when it is asked about it".to_owned(),
         };
         self.given_up.push(index);
-        self.failed.push(FailedGpu { index: Some(index), why, ..FailedGpu::default() });
+        self.inventory.add_failed(FailedGpu { index: Some(index), why, ..FailedGpu::default() });
         true
     }
 
@@ -109,17 +108,9 @@ impl Gathered {
 
     /// The answer, in the order of indices.
     #[must_use]
-    pub fn answer(mut self) -> NvmlAnswer {
-        self.gpus.sort_by_key(|gpu| gpu.index);
-        self.failed.sort_by_key(|failed| failed.index);
+    pub fn answer(self) -> NvmlAnswer {
         let driver = self.driver.unwrap_or_default();
-        let inventory = Inventory {
-            driver_version: driver.version,
-            cuda_version: driver.cuda,
-            gpus: self.gpus,
-            failed: self.failed,
-            ..Inventory::default()
-        };
+        let inventory = Inventory { driver_version: driver.version, cuda_version: driver.cuda, ..self.inventory };
         NvmlAnswer { inventory, gave_up: !self.given_up.is_empty() }
     }
 }

@@ -6,7 +6,7 @@
 //! all of them. An index then always means the same GPU, or an error.
 
 use super::procfs::KernelGpu;
-use super::{BusId, ExcludedGpu, FailedGpu, Inventory};
+use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory};
 
 /// Adds what the kernel module knows to NVML's answer: GPUs that NVML does not list, the identity of those that did not
 /// answer, and those that the administrator excluded.
@@ -79,20 +79,17 @@ fn number(inventory: &mut Inventory) {
     places.sort_unstable();
     places.dedup();
     let place = |bus_id: &BusId| places.binary_search(bus_id).ok().and_then(|place| u32::try_from(place).ok());
-    for gpu in &mut inventory.gpus {
-        gpu.index = place(&gpu.bus_id).unwrap_or(gpu.index);
+    for gpu in std::mem::take(&mut inventory.gpus) {
+        inventory.add_gpu(Gpu { index: place(&gpu.bus_id).unwrap_or(gpu.index), ..gpu });
     }
-    for failed in &mut inventory.failed {
-        failed.index = failed.bus_id.as_ref().and_then(place);
+    for failed in std::mem::take(&mut inventory.failed) {
+        inventory.add_failed(FailedGpu { index: failed.bus_id.as_ref().and_then(place), ..failed });
     }
-    inventory.gpus.sort_by_key(|gpu| gpu.index);
-    inventory.failed.sort_by_key(|failed| failed.index);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::Gpu;
     use crate::inventory::select::tests::inventory as sample;
 
     const NO_NODE: &str = "GPU 0: the device node \"/dev/nvidia0\" of the GPU at 00000000:01:00.0 is missing";

@@ -124,6 +124,20 @@ fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<B
     }
 }
 
+impl Inventory {
+    /// Adds a GPU after those with smaller indices.
+    fn add_gpu(&mut self, gpu: Gpu) {
+        let place = self.gpus.partition_point(|known| known.index <= gpu.index);
+        self.gpus.insert(place, gpu);
+    }
+
+    /// Adds a GPU that failed after those with smaller indices. Those without an index come first.
+    fn add_failed(&mut self, failed: FailedGpu) {
+        let place = self.failed.partition_point(|known| known.index <= failed.index);
+        self.failed.insert(place, failed);
+    }
+}
+
 impl Gpu {
     /// Whether `id` names it.
     #[must_use]

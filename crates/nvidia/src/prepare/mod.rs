@@ -7,7 +7,7 @@ pub mod host;
 mod label;
 pub mod make_node;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
@@ -27,11 +27,14 @@ use crate::inventory::procfs::{self, DRIVER_PROC};
 #[must_use]
 pub fn parse_majors(devices: &str) -> BTreeMap<String, u32> {
     let character = devices.split("Block devices:").next().unwrap_or_default();
-    let entries = character.lines().filter_map(|line| {
-        let (major, name) = line.trim().split_once(' ')?;
-        Some((name.trim().to_owned(), major.parse().ok()?))
-    });
-    BTreeMap::from_iter(entries.filter(|(name, _)| name == "nvidia" || name.starts_with("nvidia-")))
+    let mut majors = BTreeMap::new();
+    for (major, name) in character.lines().filter_map(|line| line.trim().split_once(' ')) {
+        let name = name.trim();
+        if let (true, Ok(major)) = (name == "nvidia" || name.starts_with("nvidia-"), major.parse()) {
+            majors.insert(name.to_owned(), major);
+        }
+    }
+    majors
 }
 
 /// What a host has, as far as the plan depends on it.
@@ -110,10 +113,13 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
         }
     }
     if let Some(major) = facts.majors.get(IMEX_CHANNELS) {
-        let first = facts.imex.channel_0.then_some(&0);
-        let exists = |channel: &&u32| facts.imex.count.is_none_or(|count| **channel < count);
-        for channel in BTreeSet::from_iter(first.into_iter().chain(channels).filter(exists)) {
-            add(format!("{IMEX_CHANNELS}/channel{channel}"), (*major, *channel), policy);
+        let first = facts.imex.channel_0.then_some(0);
+        let mut channels: Vec<u32> = first.into_iter().chain(channels.iter().copied()).collect();
+        channels.retain(|channel| facts.imex.count.is_none_or(|count| *channel < count));
+        channels.sort_unstable();
+        channels.dedup();
+        for channel in channels {
+            add(format!("{IMEX_CHANNELS}/channel{channel}"), (*major, channel), policy);
         }
     }
     nodes
