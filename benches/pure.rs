@@ -135,7 +135,7 @@ fn inventory(gpus: u32) -> Inventory {
         brand: "Tesla".to_owned(),
         mig_enabled: false,
         mig_devices: Vec::new(),
-        missing_mig_nodes: Vec::new(),
+        unlisted_mig: Vec::new(),
     };
     Inventory { gpus: (0..gpus).map(gpu).collect(), ..Inventory::default() }
 }

@@ -61,8 +61,10 @@ fn without_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
     }
     let has_part =
         |gpu: &Gpu| devices.iter().any(|device| matches!(device, Device::Mig(of, _) if of.index == gpu.index));
+    // For "all" the selection has reported these.
+    let is_reported = |gpu: &Gpu| request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
     let whole = devices.iter().filter_map(|device| match device {
-        Device::Gpu(gpu) if gpu.mig_enabled && !has_part(gpu) => Some(gpu),
+        Device::Gpu(gpu) if gpu.mig_enabled && !has_part(gpu) && !is_reported(gpu) => Some(gpu),
         _ => None,
     });
     let finding = |gpu: &&Gpu| match gpu.mig_devices.first() {
@@ -71,7 +73,7 @@ fn without_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
             format!("GPU {} is in MIG mode and is given without its MIG devices", gpu.index),
             format!("ask for its MIG devices, as {}:{} or {}", gpu.index, mig.index, mig.uuid),
         ),
-        None if !gpu.missing_mig_nodes.is_empty() => Finding::of(
+        None if !gpu.unlisted_mig.is_empty() => Finding::of(
             &catalog::MIG_WHOLE,
             format!("GPU {} is given without its MIG devices, because {}", gpu.index, mig_nodes_missing(gpu)),
             PREPARE,

@@ -158,7 +158,7 @@ pub(super) fn mig(facts: &Facts) -> Vec<Outcome> {
 /// What keeps a GPU in MIG mode from having MIG devices. Partitioning it again would end the work of containers that use
 /// the existing instances, so that is advised only if the driver lists none.
 fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Outcome> {
-    if !gpu.missing_mig_nodes.is_empty() {
+    if !gpu.unlisted_mig.is_empty() {
         return Some(Outcome::of(&catalog::NODE_MISSING, mig_nodes_missing(gpu), prepare(facts)));
     }
     if !gpu.mig_devices.is_empty() {

@@ -186,10 +186,13 @@ fn what_cannot_be_examined() {
     let fake = FakeDriver::shared();
     let us = std::process::id().to_string();
     for (arguments, says) in [
-        (&["--pid", us.as_str()][..], "is not in a container"),
-        (&["--pid", "999999999"], "cannot look at process 999999999"),
-        (&["--container", "0123456789abcdef0123456789abcdef"], "\"0123456789abcdef0123456789abcdef\""),
-        (&["--container", "no-such-name"], "\"no-such-name\""),
+        (&["--pid", us.as_str()][..], "is not in a container (ONH-055)\nhint: "),
+        (&["--pid", "999999999"], "process 999999999 does not exist (ONH-055)\nhint: "),
+        (
+            &["--container", "0123456789abcdef0123456789abcdef"],
+            "\"0123456789abcdef0123456789abcdef\" (ONH-055)\nhint: ",
+        ),
+        (&["--container", "no-such-name"], "no running container is called \"no-such-name\" (ONH-055)\nhint: "),
     ] {
         let (code, outcomes, stderr) = doctor(fake, arguments);
         assert!(code == Some(3) && outcomes.is_empty() && stderr.contains(says), "{arguments:?}: {stderr}");

@@ -14,6 +14,7 @@ pub const TESTS: &[Test] = &[
     ("explain::stdin_is_config_json_or_a_state", NEEDS, stdin_is_config_json_or_a_state),
     ("explain::nothing_to_explain", &[], nothing_to_explain),
     ("explain::a_container_by_its_name", &[Need::Root], a_container_by_its_name),
+    ("explain::a_container_by_its_name_at_precreate", NEEDS, a_container_by_its_name_at_precreate),
     ("explain::gpus_by_cdi", &[], gpus_by_cdi),
 ];
 
@@ -98,6 +99,29 @@ fn a_container_by_its_name() {
     fs::remove_file(dir.path().join("c2/config.json")).unwrap();
     let stderr = explain("c2").failed(1);
     assert!(stderr.contains("\"c2\" has no config.json any more: ") && stderr.contains("hook why c2\n"), "{stderr}");
+}
+
+/// Above the kernel's highest process id: the hook must never find one to set up.
+const NO_PROCESS: i32 = 999_999_999;
+
+/// The same as with its config.json on stdin.
+fn a_container_by_its_name_at_precreate() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let spec = json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": "rootfs"}}).to_string();
+    fs::create_dir(dir.path().join("rootfs")).unwrap();
+    fs::write(dir.path().join("config.json"), &spec).unwrap();
+    let config = fake.config.to_str().unwrap();
+    let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir.path()}).to_string();
+    // The hook sets nothing up, and the record has the bundle all the same.
+    run_with(isolated(dir.path()).args(["--config", config, "prestart"]), state.as_bytes()).failed(1);
+    let explain = |name: &[&str], stdin: &str| {
+        let mut explain = isolated(dir.path());
+        explain.args(["--config", config, "explain", "--stage", "precreate"]).args(name).current_dir(dir.path());
+        run_with(&mut explain, stdin.as_bytes()).ok()
+    };
+    let text = explain(&["web1"], "");
+    assert!(text.contains("edit: add to linux.resources.devices of config.json: allow c 195:1 rw\n"), "{text}");
+    assert_eq!(text, explain(&[], &spec));
 }
 
 /// It asks the hook for nothing, and has GPUs.

@@ -9,13 +9,7 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::ldconfig::{LIST, LOOK, cdi_container, precreate_container};
 use crate::support::{Need, run, scratch, sh};
 
-const DPKG: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("dpkg"),
-    Need::Program("dpkg-deb"),
-    Need::File("/var/lib/dpkg/info/libc-bin.triggers"),
-];
+const DPKG: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("dpkg"), Need::Program("dpkg-deb")];
 const RPM: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("rpm"), Need::Program("rpmbuild")];
 
 pub const TESTS: &[Test] = &[
@@ -30,17 +24,22 @@ enum Manager {
     Rpm,
 }
 
-/// The image with this host's dpkg, and with libc-bin as dpkg knows it: its trigger runs ldconfig.
+/// The image with this host's dpkg, and with a libc-bin whose trigger runs ldconfig, as Debian's does. Not every dpkg is built
+/// with start-stop-daemon.
 const DPKG_ROOT: &str = r#"
 for program in dpkg dpkg-deb dpkg-split dpkg-query dpkg-trigger tar rm diff start-stop-daemon; do
+    command -v $program >/dev/null || continue
     for file in $(command -v $program) $(ldd $(command -v $program) | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p'); do
         mkdir -p "$root$(dirname $file)"; [ -e "$root$file" ] || cp -L $file "$root$file"
     done
 done
 info=$root/var/lib/dpkg/info
 mkdir -p $info $root/var/lib/dpkg/updates $root/var/lib/dpkg/triggers $root/var/log
-dpkg -s libc-bin | grep -E '^(Package|Status|Architecture|Version|Maintainer|Description):' >$root/var/lib/dpkg/status
-cp /var/lib/dpkg/info/libc-bin.postinst /var/lib/dpkg/info/libc-bin.triggers $info
+printf "Package: libc-bin\nStatus: install ok installed\nArchitecture: $(dpkg --print-architecture)\n" >$root/var/lib/dpkg/status
+printf "Version: 1\nMaintainer: a <a@b.c>\nDescription: x\n" >>$root/var/lib/dpkg/status
+echo 'interest-noawait ldconfig' >$info/libc-bin.triggers
+printf '#!/bin/sh\n[ "$1" != triggered ] || ldconfig\n' >$info/libc-bin.postinst
+chmod 755 $info/libc-bin.postinst
 echo /. >$info/libc-bin.list
 echo libc-bin >$root/var/lib/dpkg/triggers/ldconfig
 : >$root/var/lib/dpkg/triggers/File

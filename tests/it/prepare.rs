@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::json;
+
 use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run_with, scratch, sh};
@@ -140,10 +142,49 @@ fn what_a_request_needs_is_made() {
     }
     host.fake.configure("");
     host.container(&["NVIDIA_VISIBLE_DEVICES=all"], "").0.ok();
+    a_mig_device_without_its_node(&host);
     assert_eq!(mode(&host.dev("nvidia-caps")), "755 root:root 0:0");
     for (minor, expected) in [(1, "400"), (2, "444"), (12, "444"), (22, "444")] {
         let made = mode(&host.dev(&format!("nvidia-caps/nvidia-cap{minor}")));
         assert_eq!(made, format!("{expected} root:root 1fe:{minor:x}"));
+    }
+}
+
+/// NVML lists the other MIG device under the index of this one. Each way to give GPUs to a container reports it.
+fn a_mig_device_without_its_node(host: &Host) {
+    host.remove("nvidia-caps/nvidia-cap13").fake.configure("load-kmods = false\n");
+    let missing = "device nodes of MIG devices of GPU 0 are missing: \"/dev/nvidia-caps/nvidia-cap13\" \
+                   (GPU instance 1, compute instance 0)";
+    let (ran, listed) = host.container(&[ALL], "nvidia-smi -L");
+    assert_eq!((ran.code, listed.lines().count()), (Some(0), 3), "{listed}");
+    let spec_of = |request: &str| json!({"process": {"env": [request]}, "root": {"path": "/nowhere"}}).to_string();
+    let hook = |arguments: &[&str], stdin: &str| {
+        let mut hook = host.program();
+        run_with(hook.arg("--config").arg(&host.fake.config).args(arguments), stdin.as_bytes())
+    };
+    let precreated = hook(&["precreate"], &spec_of(ALL));
+    let generated = hook(&["cdi", "generate", "--output", "-"], "");
+    assert!(!generated.stdout.contains("\"0:0\""), "an index may name another MIG device: {}", generated.stdout);
+    assert!(generated.stdout.contains("MIG-51eed000-0002-4000-8000-0000fa4e0002"), "{}", generated.stdout);
+    for ran in [ran, precreated, generated] {
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let warning = format!("{missing} (ONH-232)\nhint: run \"oci-nvidia-hook prepare\" as root on the host");
+        assert!(ran.stderr.replace("warning: ", "").contains(&warning), "{}", ran.stderr);
+    }
+    for arguments in [&["explain"][..], &["explain", "--stage", "precreate"]] {
+        let explained = hook(arguments, &spec_of(ALL)).ok();
+        assert!(explained.contains("ONH-232 warning: ") && explained.contains(missing), "{arguments:?}: {explained}");
+    }
+    for (name, is_given) in [
+        ("0:0", false),
+        ("0:1", false),
+        ("MIG-51eed000-0001-4000-8000-0000fa4e0001", false),
+        ("MIG-51eed000-0002-4000-8000-0000fa4e0002", true),
+    ] {
+        let ran = hook(&["precreate"], &spec_of(&format!("NVIDIA_VISIBLE_DEVICES={name}")));
+        assert_eq!(ran.code == Some(0), is_given, "{name}: {ran:?}");
+        let error = format!("{missing} (ONH-021)\nhint: run \"oci-nvidia-hook prepare\" as root on the host");
+        assert_eq!(ran.stderr.contains(&error), !is_given, "{name}: {ran:?}");
     }
 }
 
@@ -181,9 +222,12 @@ fn one_number_and_one_command() {
             "{request}: {stderr}"
         );
     }
-    host.prepare(&[]).ok();
+    assert!(host.prepare(&[]).ok().contains("made /dev/nvidia1 c 195:1 0:"));
     let (ran, _) = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "true");
     ran.ok();
+    host.remove("char/195:1");
+    assert_eq!(host.prepare(&[]).ok(), "made the link /dev/char/195:1 to /dev/nvidia1\n");
+    assert_eq!(host.prepare(&[]).ok(), "");
 }
 
 fn failures_are_reported() {

@@ -19,8 +19,6 @@ pub enum Need {
     CgroupV2,
     /// A device node of the kernel's
     Device(&'static str),
-    /// A file of the distribution's
-    File(&'static str),
 }
 
 impl Need {
@@ -40,7 +38,7 @@ impl Need {
             }
             Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
                 .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),
-            Self::Device(path) | Self::File(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
+            Self::Device(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
             Self::CgroupV2 => {
                 let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
                 (!filesystems.contains("cgroup2")).then(|| "needs cgroup v2".to_owned())

@@ -53,7 +53,7 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
         (Some((_, (_, pid))), None) => Ok(pid),
         (Some((one, _)), Some((other, _))) => {
             let what = format!("{id:?} is the beginning of {one} and {other}");
-            Err(failure(&catalog::CONTAINER, what, "give more of the id"))
+            Err(failure(&catalog::NOT_EXAMINED, what, "give more of the id"))
         }
         (None, _) => Err(not_found(id)),
     }
@@ -61,9 +61,10 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
 
 fn not_found(id: &str) -> anyhow::Error {
     failure(
-        &catalog::CONTAINER,
-        format!("no process of a container {id:?} is found"),
-        "give the id of one that runs, or a process of it with --pid",
+        &catalog::NOT_EXAMINED,
+        format!("no running container is called {id:?}"),
+        "name a container with the id that \"podman ps --no-trunc\" or \"crictl ps --no-trunc\" prints, as root, or a process of \
+         it with --pid",
     )
 }
 
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(by_id(proc.path(), ID).unwrap(), 50);
         assert_eq!(by_id(proc.path(), &ID[..28]).unwrap(), 50);
         for (id, says) in
-            [("0123456", "is the beginning of"), ("0123", "no process"), ("ffffffff", "no process"), ("../../", "no")]
+            [("0123456", "is the beginning of"), ("0123", "no running"), ("ffffffff", "no running"), ("../../", "no")]
         {
             let error = by_id(proc.path(), id).unwrap_err();
             assert!(error.to_string().contains(says), "{id}: {error}");

@@ -49,17 +49,14 @@ pub(crate) fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFac
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     );
-    let proc = open.map_err(anyhow::Error::new).with_context(|| format!("cannot look at process {pid}"))?;
+    let proc = open.map_err(|errno| cannot_enter(pid, errno.into()))?;
     let path = |name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", proc.as_fd().as_raw_fd()));
-    let root = Root::open(&path("root")).with_context(|| {
-        let what = format!("cannot look into the container of process {pid}");
-        Failure::new(&catalog::CONTAINER, what, "run it as root")
-    })?;
+    let root = Root::open(&path("root")).map_err(|error| cannot_enter(pid, error))?;
     let namespace = |name: &str| std::fs::read_link(path(name)).ok();
     let ours = |name: &str| std::fs::read_link(Path::new("/proc/self").join(name)).ok();
     if namespace("ns/mnt") == ours("ns/mnt") {
         return Err(failure(
-            &catalog::CONTAINER,
+            &catalog::NOT_EXAMINED,
             format!("process {pid} is not in a container"),
             "give a process of one with --pid, or its id with --container",
         ));
@@ -83,6 +80,21 @@ pub(crate) fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFac
         nodes: nodes(&root, uvm),
         filter,
     })
+}
+
+/// Why a file of a process in /proc cannot be opened.
+fn cannot_enter(pid: i32, error: std::io::Error) -> anyhow::Error {
+    // The option hidepid= of /proc hides the processes of other users from everyone but root.
+    if error.kind() == std::io::ErrorKind::NotFound && rustix::process::geteuid().is_root() {
+        return failure(
+            &catalog::NOT_EXAMINED,
+            format!("process {pid} does not exist"),
+            "name a running container with --container; \"oci-nvidia-hook why\" and \"podman ps\" list containers",
+        );
+    }
+    let what = format!("cannot look into the container of process {pid}");
+    let hint = "run the command as root; \"ps -e\" lists the processes that exist";
+    anyhow::Error::new(error).context(Failure::new(&catalog::NOT_EXAMINED, what, hint))
 }
 
 fn variable(environment: &[u8], name: &str) -> Option<String> {

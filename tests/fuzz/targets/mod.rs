@@ -84,7 +84,7 @@ pub fn sample_inventory() -> Inventory {
         brand: "Tesla".to_owned(),
         mig_enabled: index == 1,
         mig_devices: Vec::new(),
-        missing_mig_nodes: Vec::new(),
+        unlisted_mig: Vec::new(),
     };
     let mig =
         |index: u32| MigDevice { index, uuid: format!("MIG-6{index}"), gpu_instance: 7 + index, compute_instance: 0 };

@@ -161,6 +161,9 @@ kinds! {
     BUNDLE "ONH-054" Error "the report cannot be written"
         why "there is nothing to attach to a bug report"
         fix "select a new file in a writable directory with `doctor --bundle`" see "oci-nvidia-hook(8)";
+    NOT_EXAMINED "ONH-055" Error "a running container cannot be examined"
+        why "its process does not exist, or belongs to another user, or is not in a container"
+        fix "run `doctor --container` or `doctor --pid` as root, for a container that is running" see "troubleshooting.md";
     ENGINE_STOPPED "ONH-060" Error "an engine rejects one of its configuration or hook files"
         why "the engine starts no container at all until the file is corrected"
         fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "troubleshooting.md";
@@ -274,6 +277,9 @@ kinds! {
     IMAGE_CUDA "ONH-231" Note "the libcuda of the image is used instead of the host's"
         why "the image contains NVIDIA's forward compatibility libraries, which are newer than the host's"
         fix "nothing has to be done; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
+    MIG_LEFT_OUT "ONH-232" Warning "MIG devices without device nodes are left out"
+        why "NVML does not list a MIG device if one of its device nodes is missing, so a request for `all` does not include it, and its index may name another MIG device"
+        fix "run `oci-nvidia-hook prepare` as root; it creates the nodes that the message names" see "usage.md";
 
     HIDDEN "ONH-301" Note "a library of the driver hides a library of the image"
         why "the image's copy would not work with the host's kernel module"

@@ -30,7 +30,8 @@ impl Default for Naming {
 }
 
 impl Naming {
-    /// The names of a device. A GPU that is split has none: its parts are what containers can use.
+    /// The names of a device. A GPU that is split has none: its parts are what containers can use. A MIG device has no index
+    /// while NVML does not list every MIG device of its GPU, because the index may name another one later.
     #[must_use]
     pub fn names(self, device: select::Device<'_>) -> Vec<String> {
         let index = match device {
@@ -38,10 +39,11 @@ impl Naming {
             select::Device::Gpu(gpu) => gpu.index.to_string(),
             select::Device::Mig(gpu, mig) => format!("{}:{}", gpu.index, mig.index),
         };
+        let has_index = self.index && device.gpu().unlisted_mig.is_empty();
         let uuid = device.uuid().to_owned();
         // Drivers before 470 have UUIDs of MIG devices with slashes in them.
         let uuid = Some(uuid).filter(|uuid| self.uuid && name::check_device(uuid).is_ok());
-        Some(index).filter(|_| self.index).into_iter().chain(uuid).collect()
+        Some(index).filter(|_| has_index).into_iter().chain(uuid).collect()
     }
 }
 

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::edits::{Wanted, decide};
 use crate::host::Host;
 use crate::inventory::Inventory;
-use crate::inventory::select::{permitted_devices, permitted_failed};
+use crate::inventory::select::{mig_left_out, permitted_devices, permitted_failed};
 
 /// What the administrator chooses about a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +77,7 @@ fn make_with(
     failed.extend(permitted_failed(&host.inventory, &config.devices).map(|gpu| left_out(gpu.to_string())));
     let complete = failed.is_empty();
     findings.extend(failed);
+    findings.extend(mig_left_out(&host.inventory, &config.devices));
     findings.extend(host.findings());
     let nodes = NodeFacts::of_nodes(devices.iter().map(|device| &device.edits).chain([&common]));
     let is_for_a_group = nodes.values().any(|node| node.additional_gid().is_some());

@@ -7,9 +7,9 @@ use base::tree::Tree;
 
 use crate::device_id::parse_decimal;
 use crate::driver::params::{NodePolicy, field, parse_policy};
-use crate::inventory::Inventory;
 use crate::inventory::caps::MigCap;
 use crate::inventory::procfs::DRIVER_PROC;
+use crate::inventory::{Inventory, UnlistedMig};
 
 /// A capability, and the node that grants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,16 +71,24 @@ pub fn existing(proc: &Tree) -> Vec<CapFile> {
     caps.into_iter().filter_map(read).collect()
 }
 
-/// Notes for each GPU in MIG mode which nodes of its MIG devices are missing.
+/// Notes for each GPU in MIG mode which of its MIG devices lack nodes.
 ///
 /// NVML lists a MIG device only if it can open both of its nodes, while the kernel module lists its capabilities in any
 /// case. So a GPU without MIG devices in NVML's answer may have been partitioned all the same.
 pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapFile], dev: &Tree) {
+    let missing: Vec<_> = caps.iter().filter(|file| file.is_missing_below(dev)).collect();
     for gpu in inventory.gpus.iter_mut().filter(|gpu| gpu.mig_enabled) {
-        let caps = caps.iter().filter(|file| file.cap.gpu() == Some(gpu.minor));
-        let missing = caps.filter(|file| file.is_missing_below(dev));
-        gpu.missing_mig_nodes = missing.map(CapFile::node_name).collect();
+        gpu.unlisted_mig = caps.iter().filter_map(|file| unlisted(gpu.minor, file.cap, &missing)).collect();
     }
+}
+
+/// The MIG device of this capability of the GPU, if one of its two nodes is missing.
+fn unlisted(gpu: u32, cap: MigCap, missing: &[&CapFile]) -> Option<UnlistedMig> {
+    let MigCap::ComputeInstance(minor, gpu_instance, compute_instance) = cap else { return None };
+    let needed = [MigCap::GpuInstance(minor, gpu_instance), cap];
+    let nodes = missing.iter().filter(|file| needed.contains(&file.cap)).map(|file| file.node_name());
+    let nodes: Vec<_> = nodes.collect();
+    (minor == gpu && !nodes.is_empty()).then_some(UnlistedMig { gpu_instance, compute_instance, nodes })
 }
 
 #[cfg(test)]

@@ -61,10 +61,21 @@ pub struct Gpu {
     pub mig_enabled: bool,
     /// Its MIG devices, in NVML's order.
     pub mig_devices: Vec<MigDevice>,
-    /// Device nodes of its MIG devices that are missing, below /dev: NVML does not list these MIG devices. The driver's
-    /// files show it anew each time, so it is no part of what is kept or printed.
+    /// Its MIG devices that NVML does not list because they lack device nodes. They are read from the driver's files each
+    /// time, so they are not part of what is cached or printed.
     #[serde(skip)]
-    pub missing_mig_nodes: Vec<String>,
+    pub unlisted_mig: Vec<UnlistedMig>,
+}
+
+/// A MIG device that lacks device nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnlistedMig {
+    /// The id of its GPU instance
+    pub gpu_instance: u32,
+    /// The id of its compute instance
+    pub compute_instance: u32,
+    /// The nodes that are missing, below /dev
+    pub nodes: Vec<String>,
 }
 
 /// A part of a GPU that works like a GPU of its own.
@@ -199,6 +210,14 @@ impl MigDevice {
             DeviceId::Mig { gpu: index, mig } => (*index, *mig) == (gpu.index, self.index),
             _ => false,
         }
+    }
+}
+
+impl fmt::Display for UnlistedMig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gpu_instance, compute_instance, nodes } = self;
+        let nodes: Vec<_> = nodes.iter().map(|name| format!("\"/dev/{name}\"")).collect();
+        write!(f, "{} (GPU instance {gpu_instance}, compute instance {compute_instance})", nodes.join(", "))
     }
 }
 

@@ -83,7 +83,7 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
             brand: api.brand(device).map(brand_name).unwrap_or_default().to_owned(),
             mig_devices: if mig_enabled { take_mig(api, device)? } else { Vec::new() },
             mig_enabled,
-            missing_mig_nodes: Vec::new(),
+            unlisted_mig: Vec::new(),
         })
     })();
     taken.map_err(|failed: Failed| {

@@ -181,7 +181,7 @@ impl From<Report> for Inventory {
                 brand: gpu.brand.unwrap_or_default(),
                 mig_enabled: mig.enabled.unwrap_or(!mig_devices.is_empty()),
                 mig_devices,
-                missing_mig_nodes: Vec::new(),
+                unlisted_mig: Vec::new(),
             }
         });
         let excluded = report.excluded.unwrap_or_default().into_iter();

@@ -180,7 +180,20 @@ fn select_all<'a>(
             "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host",
         )
     });
-    Ok((chosen, left_out.collect()))
+    let findings = left_out.chain(mig_left_out(inventory, limits)).collect();
+    Ok((chosen, findings))
+}
+
+/// Findings about the MIG devices that containers may have and that NVML does not list: "all" does not include them.
+pub fn mig_left_out(inventory: &Inventory, limits: &Limits) -> impl Iterator<Item = Finding> {
+    with_unlisted_mig(inventory, limits).map(|gpu| {
+        let what = format!("\"all\" does not include every MIG device: {}", mig_nodes_missing(gpu));
+        Finding::of(&catalog::MIG_LEFT_OUT, what, PREPARE)
+    })
+}
+
+fn with_unlisted_mig<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a Gpu> {
+    inventory.gpus.iter().filter(|gpu| permit(limits, gpu, None) && !gpu.unlisted_mig.is_empty())
 }
 
 fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limits) -> Result<Device<'a>> {
@@ -194,6 +207,10 @@ fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limit
     };
     if !permitted(found, limits) {
         return Err(denied(name, asked_by, inventory, limits));
+    }
+    // NVML numbers only the MIG devices that it lists, so this index may belong to another one.
+    if matches!(id, DeviceId::Mig { .. }) && !found.gpu().unlisted_mig.is_empty() {
+        return Err(mig_unlisted(name, asked_by, found.gpu()));
     }
     Ok(found)
 }
@@ -230,14 +247,12 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         DeviceId::Uuid(uuid) if uuid.starts_with("MIG-") => "MIG device",
         _ => "GPU",
     };
-    let split = inventory.gpus.iter().filter(|gpu| permit(limits, gpu, None) && !gpu.missing_mig_nodes.is_empty());
     let may_be_its = |gpu: &&Gpu| match id {
         DeviceId::Mig { gpu: index, .. } => gpu.index == *index,
         _ => kind == "MIG device",
     };
-    if let Some(gpu) = split.into_iter().find(may_be_its) {
-        let what = format!("{asked_by} asks for {name:?}, and {}", mig_nodes_missing(gpu));
-        return failure(&catalog::NODE_MISSING, what, PREPARE);
+    if let Some(gpu) = with_unlisted_mig(inventory, limits).find(may_be_its) {
+        return mig_unlisted(name, asked_by, gpu);
     }
     let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");
     // It may be one that does not work and has not reported what it was asked for by.
@@ -247,11 +262,16 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
     failure(&catalog::UNKNOWN_DEVICE, what, format!("ask for one of {}", known(inventory, limits)))
 }
 
-/// `device nodes of MIG devices of GPU 0 are missing: "/dev/nvidia-caps/nvidia-cap12"`
+fn mig_unlisted(name: &str, asked_by: &str, gpu: &Gpu) -> anyhow::Error {
+    let what = format!("{asked_by} asks for {name:?}, and {}", mig_nodes_missing(gpu));
+    failure(&catalog::NODE_MISSING, what, PREPARE)
+}
+
+/// `device nodes of MIG devices of GPU 0 are missing: "/dev/nvidia-caps/nvidia-cap13" (GPU instance 1, compute instance 0)`
 #[must_use]
 pub fn mig_nodes_missing(gpu: &Gpu) -> String {
-    let nodes: Vec<_> = gpu.missing_mig_nodes.iter().map(|name| format!("\"/dev/{name}\"")).collect();
-    format!("device nodes of MIG devices of GPU {} are missing: {}", gpu.index, nodes.join(", "))
+    let devices: Vec<_> = gpu.unlisted_mig.iter().map(ToString::to_string).collect();
+    format!("device nodes of MIG devices of GPU {} are missing: {}", gpu.index, devices.join(", "))
 }
 
 fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
@@ -289,7 +309,7 @@ fn known(inventory: &Inventory, limits: &Limits) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::device_id;
-    use crate::inventory::BusId;
+    use crate::inventory::{BusId, UnlistedMig};
     use base::report::render;
 
     /// Three GPUs; the last is split in two.
@@ -304,7 +324,7 @@ pub(crate) mod tests {
             brand: "Tesla".to_owned(),
             mig_enabled: false,
             mig_devices: Vec::new(),
-            missing_mig_nodes: Vec::new(),
+            unlisted_mig: Vec::new(),
         };
         let mut inventory = Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() };
         inventory.gpus[2].mig_enabled = true;
@@ -396,6 +416,32 @@ pub(crate) mod tests {
             let text = render(&chosen(asked, &inventory).unwrap_err());
             assert_eq!(text.contains("; GPU-00000009: it is lost"), is_named, "{asked}: {text}");
         }
+    }
+
+    #[test]
+    fn a_mig_device_without_nodes_is_reported() {
+        let mut inventory = inventory();
+        inventory.gpus[2].mig_devices.remove(0);
+        inventory.gpus[2].mig_devices[0].index = 0;
+        inventory.gpus[2].unlisted_mig = vec![UnlistedMig {
+            gpu_instance: 5,
+            compute_instance: 0,
+            nodes: vec!["nvidia-caps/nvidia-cap12".into(), "nvidia-caps/nvidia-cap13".into()],
+        }];
+        let missing = "device nodes of MIG devices of GPU 2 are missing: \"/dev/nvidia-caps/nvidia-cap12\", \
+                       \"/dev/nvidia-caps/nvidia-cap13\" (GPU instance 5, compute instance 0)";
+        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        assert_eq!((devices.len(), findings.len()), (4, 1));
+        assert_eq!((findings[0].kind.id, findings[0].fix.as_str()), ("ONH-232", PREPARE));
+        assert!(findings[0].what.ends_with(missing), "{}", findings[0].what);
+        // Index 0 is now that of another MIG device.
+        for asked in ["MIG-20", "2:0", "2:1", "MIG-GPU-00000002/5/0"] {
+            let text = render(&chosen(asked, &inventory).unwrap_err());
+            assert!(text.contains(&format!("{missing} (ONH-021)\nhint: {PREPARE}")), "{asked}: {text}");
+        }
+        assert_eq!(chosen("MIG-21", &inventory).unwrap(), ["MIG-21"]);
+        let limits = Limits { allow: vec![], deny: vec!["2".into()] };
+        assert!(select(&VisibleDevices::All, "x", &inventory, &limits).unwrap().1.is_empty());
     }
 
     #[test]

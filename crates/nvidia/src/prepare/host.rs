@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use super::make_node::Made;
 use super::{Places, make_node};
 use crate::config::Config;
 use crate::driver;
@@ -16,7 +17,7 @@ pub const AT_BOOT: Duration = Duration::from_secs(180);
 /// What was done on a host, and what failed.
 #[derive(Debug, Default)]
 pub struct Prepared {
-    /// A line for each module and node
+    /// A line for each module, node and link
     pub done: Vec<String>,
     /// What could not be done, without which containers get no GPU, or not the one that they ask for
     pub failed: Vec<anyhow::Error>,
@@ -48,8 +49,11 @@ pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Re
     prepared.is_loaded = facts.policy.is_some();
     for node in super::plan(&facts, channels) {
         match make_node::carry_out(&places.dev.path(), &node) {
-            Ok(true) => prepared.done.push(format!("made {node}")),
-            Ok(false) => {}
+            Ok(Made { node: true, .. }) => prepared.done.push(format!("made {node}")),
+            Ok(Made { link: Some(link), .. }) => {
+                prepared.done.push(format!("made the link {} to /dev/{}", link.display(), node.name));
+            }
+            Ok(Made { node: false, link: None }) => {}
             Err(error) => prepared.failed.push(error),
         }
     }

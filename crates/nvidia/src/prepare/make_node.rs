@@ -13,17 +13,26 @@ use base::report::{catalog, classify, failure};
 use super::{Node, label};
 use crate::driver::params::NodePolicy;
 
+/// What was done for a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Whether the node was created, or its owner and mode were changed
+    pub node: bool,
+    /// Its `/dev/char` link, if that was created
+    pub link: Option<PathBuf>,
+}
+
 /// Makes the node if it is missing or wrong, and its `/dev/char` link, by which runc and systemd find the device of a
-/// number. Returns whether anything was done.
+/// number.
 ///
 /// # Errors
 /// If it cannot be made, or the driver leaves that to the administrator.
-pub fn carry_out(root: &HostPath, node: &Node) -> Result<bool> {
+pub fn carry_out(root: &HostPath, node: &Node) -> Result<Made> {
     let dev = root.as_path().join("dev");
     let path = dev.join(&node.name);
     let made = if node.policy.modify { make(&path, node) } else { leave(&path, node) };
-    let linked = made.and_then(|made| Ok(link(&dev, node)? || made));
-    linked.with_context(|| format!("cannot make the device node {path:?}")).map_err(|error| {
+    let made = made.and_then(|made| Ok(Made { node: made, link: link(&dev, node)? }));
+    made.with_context(|| format!("cannot make the device node {path:?}")).map_err(|error| {
         let fix = format!("check that {dev:?} can be written to, and run \"oci-nvidia-hook prepare\" again as root");
         classify(error, &catalog::NODE_MISSING, &fix)
     })
@@ -42,7 +51,8 @@ fn leave(path: &Path, node: &Node) -> Result<bool> {
     ))
 }
 
-fn link(dev: &Path, node: &Node) -> Result<bool> {
+/// The link, if it had to be created.
+fn link(dev: &Path, node: &Node) -> Result<Option<PathBuf>> {
     let (major, minor) = node.device;
     let chars = dev.join("char");
     let link = chars.join(format!("{major}:{minor}"));
@@ -52,14 +62,15 @@ fn link(dev: &Path, node: &Node) -> Result<bool> {
         old.is_ok_and(|old| old.as_bytes() == text.as_os_str().as_encoded_bytes())
     };
     if is_right() {
-        return Ok(false);
+        return Ok(None);
     }
     make_dir(&chars)?;
     rustix::fs::unlinkat(CWD, &link, AtFlags::empty()).ok();
     match rustix::fs::symlinkat(&text, CWD, &link) {
         // Hooks of containers that start together make the same link.
-        Err(_) if is_right() => Ok(false),
-        made => made.map(|()| true).with_context(|| format!("cannot make the link {link:?}")),
+        Err(_) if is_right() => Ok(None),
+        Ok(()) => Ok(Some(link)),
+        Err(errno) => Err(errno).with_context(|| format!("cannot make the link {link:?}")),
     }
 }
 
