@@ -86,8 +86,8 @@ fn quoted(text: &str) -> Vec<&str> {
     text.split("```").step_by(2).flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
 }
 
-const BEGIN: &str = "<!-- Generated from crates/base/src/report/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
-const END: &str = "<!-- End of the generated part -->\n";
+pub const BEGIN: &str = "<!-- Generated from crates/base/src/report/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
+pub const END: &str = "<!-- End of the generated part -->\n";
 
 /// The table of findings in docs/troubleshooting.md, one line each.
 fn table_of_findings() -> String {

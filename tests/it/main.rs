@@ -71,6 +71,7 @@ mod rpm;
 mod shapes;
 mod soak;
 mod status;
+mod style;
 mod support;
 mod systemd;
 mod timeouts;
@@ -139,6 +140,7 @@ const ALL: &[&[Test]] = &[
     shapes::TESTS,
     soak::TESTS,
     status::TESTS,
+    style::TESTS,
     systemd::TESTS,
     timeouts::TESTS,
     why::TESTS,

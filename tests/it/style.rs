@@ -1,0 +1,219 @@
+//! Counts the patterns of STYLE.md that a machine can count, in the documents and in the string literals of the program.
+
+use std::path::Path;
+
+use crate::Test;
+use crate::docs::{BEGIN, END, pages, texts};
+use crate::support::source;
+
+pub const TESTS: &[Test] = &[
+    ("style::patterns_are_found", &[], patterns_are_found),
+    ("style::of_the_documents", &[], of_the_documents),
+    ("style::of_the_program", &[], of_the_program),
+];
+
+/// Words to avoid, and how often they may occur.
+struct Pattern {
+    /// Phrases. A word has alternatives (`is|are`), `*` is any word, and `.` is a punctuation mark.
+    phrases: &'static [&'static str],
+    /// The phrase does not count after this word.
+    unless_after: &'static str,
+    /// At most 5 % of the number when STYLE.md was written, for single words that are sometimes right.
+    documents: usize,
+    /// The number today. Lower it with each text that is rewritten; it ends where the documents are.
+    program: usize,
+}
+
+const PATTERNS: &[Pattern] = &[
+    Pattern { phrases: &["is|are|was|were no|none"], unless_after: "there", documents: 0, program: 28 },
+    Pattern { phrases: &["tell|tells|telling|told|say|says|saying|said"], unless_after: "", documents: 5, program: 10 },
+    Pattern { phrases: &["mend|mends|mended|mending"], unless_after: "", documents: 0, program: 1 },
+    Pattern {
+        phrases: &[
+            "of ours|theirs|yours",
+            "of nvidia's|root's .|and|or|is|are|in|on|at|that|which|to",
+            "of the host's|image's|driver's|engine's|container's|user's|kernel's .|and|or|is|are|in|on|at|that|which|to",
+        ],
+        unless_after: "",
+        documents: 0,
+        program: 4,
+    },
+    Pattern { phrases: &["somebody|nobody|everybody|anybody|whoever"], unless_after: "", documents: 1, program: 3 },
+    Pattern {
+        phrases: &["not there", "there is|are none", "that|which is|are there"],
+        unless_after: "",
+        documents: 0,
+        program: 7,
+    },
+    Pattern { phrases: &["beside|behind"], unless_after: "", documents: 1, program: 0 },
+    Pattern { phrases: &["as good as", "no more than", "ever so"], unless_after: "", documents: 0, program: 0 },
+    Pattern {
+        phrases: &[
+            "take|takes|taken|took away",
+            "take|takes|taken|took * away",
+            "take|takes|taken|took * * away",
+            "lay|lays|laid out",
+            "make|makes|made up",
+            "find|finds|found out",
+        ],
+        unless_after: "",
+        documents: 0,
+        program: 4,
+    },
+    Pattern { phrases: &["look|looks|looked|looking at|for"], unless_after: "", documents: 1, program: 26 },
+];
+
+/// Lower-case words; punctuation marks become `.`.
+fn words(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        let mut part = String::new();
+        for letter in word.to_lowercase().chars() {
+            if letter.is_alphanumeric() || "'-_/".contains(letter) {
+                part.push(letter);
+                continue;
+            }
+            found.extend([std::mem::take(&mut part), ".".to_owned()]);
+        }
+        found.push(part);
+    }
+    found.retain(|word| !word.is_empty());
+    found
+}
+
+fn is_phrase(phrase: &str, words: &[String]) -> bool {
+    let mut at = words.iter();
+    phrase.split(' ').all(|wanted| {
+        at.next().is_some_and(|word| (wanted == "*" && word != ".") || wanted.split('|').any(|one| one == word))
+    })
+}
+
+/// Where the pattern occurs, with some words around it.
+fn occurrences(pattern: &Pattern, text: &str) -> Vec<String> {
+    let words = words(text);
+    let found = (0..words.len()).filter(|at| {
+        let before = at.checked_sub(1).map_or("", |before| &words[before]);
+        (pattern.unless_after.is_empty() || before != pattern.unless_after)
+            && pattern.phrases.iter().any(|phrase| is_phrase(phrase, &words[*at..]))
+    });
+    found.map(|at| words[at.saturating_sub(4)..(at + 6).min(words.len())].join(" ")).collect()
+}
+
+/// Without code: what is in backticks, and the blocks between ```.
+fn without_code(text: &str) -> String {
+    let prose: String = text.split("```").step_by(2).collect();
+    prose.replace("``", "\"").split('`').step_by(2).collect::<Vec<_>>().join(" x ")
+}
+
+/// Without macros, and the words that they set in bold or italics.
+fn of_a_man_page(text: &str) -> String {
+    let lines = text.lines().filter(|line| ![".B", ".I", ".T"].iter().any(|font| line.starts_with(font)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn documents() -> Vec<(String, String)> {
+    let name = |path: &Path| path.strip_prefix(source("")).unwrap_or(path).display().to_string();
+    // The table of findings is part of the program.
+    let written = |text: &str| text.split(BEGIN).flat_map(|part| part.rsplit(END).next()).collect::<String>();
+    let mut found: Vec<_> =
+        pages().into_iter().map(|(path, text)| (name(&path), without_code(&written(&text)))).collect();
+    for page in std::fs::read_dir(source("docs/man")).unwrap().flatten() {
+        found.push((name(&page.path()), of_a_man_page(&std::fs::read_to_string(page.path()).unwrap())));
+    }
+    let mut others =
+        vec![source("config/config.toml"), source("packaging/rpm.spec"), source("packaging/debian/control")];
+    for (dir, kind) in [("systemd", "service"), ("systemd", "path"), ("udev", "rules"), ("podman", "conf")] {
+        let found = texts(&source("packaging").join(dir), kind);
+        assert!(!found.is_empty(), "packaging/{dir} has no .{kind} files");
+        others.extend(found.into_iter().map(|(path, _)| path));
+    }
+    // A plain user's copy of the tree lacks some of these.
+    let others = others.into_iter().filter_map(|path| Some((name(&path), std::fs::read_to_string(path).ok()?)));
+    found.extend(others);
+    found
+}
+
+/// The string literals of a source file with more than one word, without its tests and comments. The doc comments of the
+/// command line are help texts.
+fn literals(path: &Path, text: &str) -> String {
+    let text = text.split("#[cfg(test)]").next().unwrap();
+    let is_help = path.ends_with("cli/args.rs");
+    let (mut code, mut found) = (String::new(), String::new());
+    for line in text.lines().map(str::trim_start) {
+        match line.strip_prefix("///") {
+            Some(help) if is_help => found += &format!("{help}\n"),
+            _ if line.starts_with("//") => {}
+            _ => code += &format!("{line}\n"),
+        }
+    }
+    let code = code.replace("\\\\", "").replace("\\\"", "'").replace("'\"'", "");
+    for literal in code.split('"').skip(1).step_by(2).filter(|literal| literal.contains(' ')) {
+        found += &format!(". {}", literal.replace("\\n", " . "));
+    }
+    without_code(&found)
+}
+
+fn program() -> Vec<(String, String)> {
+    let roots = ["src", "crates/base/src", "crates/cdi/src", "crates/nvidia/src"];
+    let files = roots.iter().flat_map(|root| texts(&source(root), "rs"));
+    let files = files.filter(|(path, _)| !path.ends_with("tests.rs"));
+    files.map(|(path, text)| (path.display().to_string(), literals(&path, &text))).collect()
+}
+
+fn count(texts: &[(String, String)], most: fn(&Pattern) -> usize) {
+    let mut wrong = Vec::new();
+    for pattern in PATTERNS {
+        let found: Vec<_> = texts
+            .iter()
+            .flat_map(|(name, text)| occurrences(pattern, text).into_iter().map(move |near| format!("{name}: {near}")))
+            .collect();
+        if found.len() > most(pattern) {
+            wrong.push(format!(
+                "{:?}: {}, at most {}\n  {}",
+                pattern.phrases,
+                found.len(),
+                most(pattern),
+                found.join("\n  ")
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "STYLE.md names better words:\n{}", wrong.join("\n"));
+}
+
+fn of_the_documents() {
+    let texts = documents();
+    assert!(texts.len() > 20, "{}", texts.len());
+    count(&texts, |pattern| pattern.documents);
+}
+
+fn of_the_program() {
+    let texts = program();
+    assert!(texts.iter().any(|(_, text)| text.contains("the requested GPU does not exist")), "literals are found");
+    count(&texts, |pattern| pattern.program);
+}
+
+/// Each phrase is found in a sentence, and not in a better one.
+fn patterns_are_found() {
+    let bad = [
+        "\"x\" is no stage",
+        "it tells what is wrong",
+        "the command that mends it",
+        "a file of the host's, and more",
+        "if nobody asks",
+        "if the file is not there",
+        "the file beside it",
+        "as good as new",
+        "take the file away",
+        "it looks at the driver",
+    ];
+    for (pattern, bad) in PATTERNS.iter().zip(bad) {
+        assert_eq!(occurrences(pattern, bad).len(), 1, "{bad}");
+    }
+    let good = "there is no GPU. The files of the host's driver are missing, and root can remove them: see \
+                `nobody is not there` and ``x` beside y``. It is. No file is listed.";
+    for pattern in PATTERNS {
+        assert_eq!(occurrences(pattern, &without_code(good)), Vec::<String>::new());
+    }
+    let code = "//! it tells\nlet x = f(\"tell me\", '\"', \"said\"); // say no\n#[cfg(test)]\n\"it says so\"";
+    assert_eq!(literals(Path::new("x.rs"), code), ". tell me");
+}
