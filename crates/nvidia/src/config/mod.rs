@@ -304,8 +304,8 @@ mod tests {
             assert!(text.contains(&format!("\n{name} = ")), "{name} is not in config/config.toml");
             let man = include_str!("../../../../docs/man/oci-nvidia-hook.toml.5");
             assert!(man.contains(&format!("\n.BR {name} \"")), "{name} is not in its man page");
-            let readme = include_str!("../../../../README.md");
-            assert!(readme.contains(&format!("`{}`", key.name)), "{} is not in README.md", key.name);
+            let page = include_str!("../../../../docs/configuration.md");
+            assert!(page.contains(&format!("`{}`", key.name)), "{} is not in docs/configuration.md", key.name);
         }
     }
 
