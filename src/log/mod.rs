@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use journal::{Journal, priority};
 
 use base::paths::HostPath;
-use base::report::{Finding, Severity, Told, one_line, render};
+use base::report::{ErrorReport, Finding, Severity, one_line, render};
 
 use crate::oci::Pod;
 use crate::record::created::{self, Entry};
@@ -151,7 +151,7 @@ impl Log {
         for line in text.lines() {
             self.write("error", line);
         }
-        let Told { kind, line, hint } = Told::of(error);
+        let ErrorReport { kind, line, hint } = ErrorReport::new(error);
         self.send(Severity::Error, &line, kind.id, &hint);
         self.record.found(&Finding::error(error));
     }
@@ -161,7 +161,7 @@ impl Log {
         self.keep();
         self.error(error);
         self.record.remember_name();
-        self.end(Outcome::Failed, &Told::of(error).line);
+        self.end(Outcome::Failed, &ErrorReport::new(error).line);
     }
 
     /// What does not. Notes are not for stderr.

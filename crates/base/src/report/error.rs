@@ -1,7 +1,7 @@
-//! Errors as the user reads them: one line, then one `hint:` line with the command that mends it.
+//! Errors as the user reads them: one line, then one `hint:` line with the command that fixes it.
 //!
 //! Every function returns [`anyhow::Result`]; each boundary adds what it was doing with
-//! [`anyhow::Context`]. Where we know the mend, the context is a [`Failure`], which carries a hint.
+//! [`anyhow::Context`]. If the fix is known, the context is a [`Failure`], which carries a hint.
 //! [`render`] is the only place that turns an error into text.
 
 use std::{fmt, io};
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::catalog;
 use super::kind::Kind;
 
-/// What could not be done, and the command or the setting that mends it.
+/// What could not be done, and the command or the setting that fixes it.
 #[derive(Debug)]
 pub struct Failure {
     kind: &'static Kind,
@@ -60,21 +60,21 @@ pub fn errno_of(error: &anyhow::Error) -> Option<Errno> {
     error.chain().find_map(errno)
 }
 
-/// An error in words. Container data can stand in it, so control characters are escaped: it goes to terminals and logs.
+/// An error as text for terminals and logs. The texts may contain data of a container, therefore control characters are escaped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// Which one of the catalogue; the outermost, if there are several.
+pub struct ErrorReport {
+    /// The kind in the catalog: that of the outermost [`Failure`].
     pub kind: &'static Kind,
     /// Outermost action first, cause last.
     pub line: String,
-    /// What mends it; empty if that is not known.
+    /// The command or the setting that fixes it; empty if none is known.
     pub hint: String,
 }
 
-impl Told {
-    /// Tells it.
+impl ErrorReport {
+    /// Joins the causes of an error.
     #[must_use]
-    pub fn of(error: &anyhow::Error) -> Self {
+    pub fn new(error: &anyhow::Error) -> Self {
         let causes: Vec<_> = error.chain().map(describe).filter(|cause| !cause.is_empty()).collect();
         let line = one_line(&causes.join(": "));
         let failure = error.downcast_ref::<Failure>();
@@ -86,7 +86,7 @@ impl Told {
 /// An error as one line with its number, and a second line `hint: …` if one is known.
 #[must_use]
 pub fn render(error: &anyhow::Error) -> String {
-    let Told { kind, line, hint } = Told::of(error);
+    let ErrorReport { kind, line, hint } = ErrorReport::new(error);
     let hint = if hint.is_empty() { hint } else { format!("\nhint: {hint}") };
     format!("{line} ({}){hint}", kind.id)
 }
@@ -94,7 +94,7 @@ pub fn render(error: &anyhow::Error) -> String {
 /// An error as one line, to stand inside of another text.
 #[must_use]
 pub fn line(error: &anyhow::Error) -> String {
-    Told::of(error).line
+    ErrorReport::new(error).line
 }
 
 /// What of a text is shown at most, in characters: a container may put a megabyte into a variable.

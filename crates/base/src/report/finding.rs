@@ -2,7 +2,7 @@
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use super::error::Told;
+use super::error::ErrorReport;
 use super::kind::Kind;
 
 /// One observation. Texts follow the rules of [`crate::report`].
@@ -25,8 +25,8 @@ impl Finding {
     /// What stops a container, for those who list findings.
     #[must_use]
     pub fn error(error: &anyhow::Error) -> Self {
-        let told = Told::of(error);
-        Self { kind: told.kind, what: told.line, fix: told.hint }
+        let ErrorReport { kind, line, hint } = ErrorReport::new(error);
+        Self { kind, what: line, fix: hint }
     }
 }
 

@@ -7,6 +7,8 @@ mod error;
 mod finding;
 mod kind;
 
-pub use error::{Failure, Told, classify, errno_of, errno_text, failure, kind_of, line, moves_text, one_line, render};
+pub use error::{
+    ErrorReport, Failure, classify, errno_of, errno_text, failure, kind_of, line, moves_text, one_line, render,
+};
 pub use finding::Finding;
 pub use kind::{Kind, Severity};

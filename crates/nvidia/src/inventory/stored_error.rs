@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use base::report::{Told, catalog, failure};
+use base::report::{ErrorReport, catalog, failure};
 
 /// The number, the line and the hint of an error. The chain of its causes is part of the line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub(super) struct StoredError {
 
 impl StoredError {
     pub(super) fn of(error: &anyhow::Error) -> Self {
-        let Told { kind, line, hint } = Told::of(error);
+        let ErrorReport { kind, line, hint } = ErrorReport::new(error);
         Self { id: kind.id.to_owned(), line, hint }
     }
 }
