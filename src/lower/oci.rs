@@ -60,7 +60,7 @@ impl Additions {
         additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
         let gids = edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts));
         let mut gids: Vec<u32> = gids.filter(|gid| !spec.additional_gids.contains(gid)).collect();
-        gids.sort_unstable();
+        gids.sort();
         gids.dedup();
         additions.additional_gids.extend(gids.into_iter().map(Value::from));
         additions.hooks.extend(edits.hooks.iter().filter(|hook| !has_hook(spec, hook)).map(entry));

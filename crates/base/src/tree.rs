@@ -174,7 +174,7 @@ impl Tree {
             .filter_map(|entry| Some(OsString::from_vec(entry.ok()?.file_name().to_bytes().to_vec())))
             .filter(|name| name != "." && name != "..");
         let mut names: Vec<OsString> = names.collect();
-        names.sort_unstable();
+        names.sort();
         names
     }
 

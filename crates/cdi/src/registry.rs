@@ -42,7 +42,7 @@ pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
     for (priority, dir) in dirs.iter().enumerate() {
         let Ok(entries) = std::fs::read_dir(dir) else { continue };
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|path| !path.is_dir()).collect();
-        paths.sort_unstable();
+        paths.sort();
         files.extend(paths.into_iter().map(|path| read_file(path, priority)));
     }
     files

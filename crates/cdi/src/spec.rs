@@ -169,7 +169,7 @@ impl ContainerEdits {
         dedup(&mut self.net_devices);
         dedup(&mut self.hooks);
         dedup(&mut self.mounts);
-        self.additional_gids.sort_unstable();
+        self.additional_gids.sort();
         self.additional_gids.dedup();
         self
     }

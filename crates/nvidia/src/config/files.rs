@@ -57,7 +57,7 @@ fn drop_ins(path: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let files = entries.filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
     let mut files: Vec<PathBuf> = files.collect();
-    files.sort_unstable();
+    files.sort();
     files
 }
 

@@ -88,7 +88,7 @@ pub fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel: &[Kern
     };
     let failed = inventory.failed.iter().filter_map(|failed| failed.index);
     let mut indices: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.index).chain(failed).collect();
-    indices.sort_unstable();
+    indices.sort();
     inventory.driver_version == version
         && inventory.gpus.len() + inventory.failed.len() == kernel.len()
         && !kernel.is_empty()

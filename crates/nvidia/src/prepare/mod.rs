@@ -116,7 +116,7 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
         let first = facts.imex.channel_0.then_some(0);
         let mut channels: Vec<u32> = first.into_iter().chain(channels.iter().copied()).collect();
         channels.retain(|channel| facts.imex.count.is_none_or(|count| *channel < count));
-        channels.sort_unstable();
+        channels.sort();
         channels.dedup();
         for channel in channels {
             add(format!("{IMEX_CHANNELS}/channel{channel}"), (*major, channel), policy);
