@@ -52,8 +52,8 @@ use std::process::ExitCode;
 /// Runs the command of this process's arguments, and returns its exit code.
 pub fn run() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
-    let terminal = cli::terminal::Terminal::look();
+    let environment = cli::terminal::Environment::read();
     // At some stages, some runtimes start a hook with the environment that the image chose (CVE-2025-23266).
     base::sys::process::clear_environment();
-    cli::run(args, terminal)
+    cli::run(args, environment)
 }

@@ -12,6 +12,7 @@ use nvidia_host::cdi::generate::Naming;
 
 use super::selection::Parts;
 use super::stage::Stage;
+use super::terminal::Color;
 
 /// NVIDIA GPUs in containers of CRI-O and Podman
 ///
@@ -87,17 +88,18 @@ pub enum Command {
     Why(Why),
     /// Show the driver and the GPUs
     ///
-    /// The labels and their order are those of nvidia-container-cli info.
+    /// It prints the versions of the driver and of CUDA, and a table of the GPUs and MIG devices. Called as
+    /// nvidia-container-cli, the program prints the labels of nvidia-container-cli info.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook info\n  \
                             oci-nvidia-hook info --json > gpus.json")]
     Info(Info),
     /// List the driver's files and devices that containers can get
     ///
-    /// It prints a path on each line, without the driver's root, in the order of nvidia-container-cli list. Without an option
-    /// that chooses, it lists everything: all devices, and the 32-bit libraries too. It asks the driver for its GPUs only
-    /// where devices are listed. Libraries that this program does not know are named on stderr; containers get them with
-    /// NVIDIA_DRIVER_CAPABILITIES=all only.
+    /// It prints a path on each line, without the driver's root, in the order of nvidia-container-cli list. On a terminal, the kind
+    /// of the file comes first. Without an option that chooses, it lists everything: all devices, and the 32-bit libraries too. It
+    /// asks the driver for its GPUs only where devices are listed. Libraries that this program does not know are named on stderr;
+    /// containers get them with NVIDIA_DRIVER_CAPABILITIES=all only.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook list --device 0 --binaries --libraries\n  \
                             oci-nvidia-hook list --json")]
@@ -119,6 +121,17 @@ pub enum Command {
         /// The shell
         shell: Shell,
     },
+}
+
+/// How a command prints its answer.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Output {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Use colors: auto (on a terminal), always or never
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
+    pub color: Color,
 }
 
 /// Options of `explain`.
@@ -164,9 +177,9 @@ pub enum ExplainStage {
 /// Options of `doctor`.
 #[derive(Args, Debug)]
 pub struct Doctor {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How the answer is printed
+    #[command(flatten)]
+    pub output: Output,
     /// Also write what a bug report needs to this new file (.tar.gz), without secrets and serial numbers
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub bundle: Option<PathBuf>,
@@ -181,9 +194,9 @@ pub struct Doctor {
 /// Options of `status`.
 #[derive(Args, Debug)]
 pub struct Status {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How the answer is printed
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Options of `why`.
@@ -192,17 +205,17 @@ pub struct Why {
     /// An id, the start of one, a name, or a pod (POD, NAMESPACE/POD or NAMESPACE/POD/CONTAINER)
     #[arg(value_name = "CONTAINER")]
     pub container: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How the answer is printed
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Options of `info`.
 #[derive(Args, Debug)]
 pub struct Info {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How the answer is printed
+    #[command(flatten)]
+    pub output: Output,
     /// Print comma-separated values: a table of the driver, a blank line, a table of the GPUs
     #[arg(long)]
     pub csv: bool,
@@ -217,9 +230,9 @@ pub struct List {
     /// What to list
     #[command(flatten)]
     pub parts: Parts,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How the answer is printed
+    #[command(flatten)]
+    pub output: Output,
     /// The root directory of the driver
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
@@ -344,9 +357,9 @@ pub struct CdiCheck {
     /// Where to look
     #[command(flatten)]
     pub dirs: SpecDirs,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
+    /// How the answer is printed
+    #[command(flatten)]
+    pub output: Output,
     /// The root directory of the driver
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,

@@ -14,6 +14,7 @@ use nvidia_host::cdi::of_host::{self, Settings};
 
 use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
+use super::terminal::Environment;
 use super::{cdi_check, info, output};
 use crate::engine::look;
 use crate::log::Log;
@@ -52,12 +53,13 @@ impl SpecOptions {
     }
 }
 
-pub(crate) fn run(command: &Cdi, config: Option<&Path>) -> ExitCode {
+/// Runs a command.
+pub(crate) fn run(command: &Cdi, config: Option<&Path>, environment: Environment) -> ExitCode {
     let ran = match command {
         Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
         Cdi::Refresh { create, spec, root } => refresh(*create, spec, (config, root.as_deref())),
         Cdi::List { dirs, json, root: _ } => cdi_check::list(dirs, *json),
-        Cdi::Check(options) => cdi_check::check(options, config),
+        Cdi::Check(options) => cdi_check::check(options, config, environment.stdout(options.output.color)),
     };
     ran.unwrap_or_else(|error| {
         Log::default().error(&error);

@@ -1,7 +1,6 @@
 //! `cdi list` and `cdi check`: the devices of all specs, and whether engines can use them.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,6 +18,7 @@ use nvidia_host::host::Host;
 
 use super::args::{CdiCheck, SpecDirs};
 use super::status::this_user;
+use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
 use crate::cdi_check::{self, Now, Verdict};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
@@ -48,7 +48,7 @@ fn places(dirs: &SpecDirs) -> Vec<View> {
 pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     let names = names_of(dirs);
     if json {
-        return Ok(output::print(&(base::json::pretty(&names)? + "\n")));
+        return Ok(output::print(&base::json::document("devices", &names)?));
     }
     if names.is_empty() {
         // A script that reads names reads none; a person sees why.
@@ -79,20 +79,20 @@ pub(crate) fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
 ///
 /// # Errors
 /// If config.toml is wrong.
-pub(crate) fn check(options: &CdiCheck, config: Option<&Path>) -> Result<ExitCode> {
+pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     let config = info::configuration(config, options.root.as_deref())?;
     let stamp = stamp(&config);
     let mut all_good = true;
-    let (mut text, mut data) = (String::new(), Vec::new());
+    let (mut lines, mut data) = (Vec::new(), Vec::new());
     for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&look::inspect_engines(host, this_user()))) {
         let now = Now { readers: &readers, stamp: stamp.as_ref() };
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
-        text += &in_words(&verdicts, &dirs, &readers);
+        lines.extend(in_words(&verdicts, &dirs, &readers, terminal));
         data.push(json!({"engines": engines, "spec_dirs": dirs, "verdicts": verdicts}));
     }
-    let text = if options.json { base::json::pretty(&data)? + "\n" } else { text };
+    let text = if options.output.json { base::json::document("views", &data)? } else { terminal.render(&lines) };
     let printed = output::print(&text);
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
@@ -160,31 +160,36 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<Verdict> {
     named
 }
 
-fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader]) -> String {
-    let mut text = String::new();
+fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
     let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
-    let word = |word: &str, engines: &[String]| match engines.join(", ") {
-        engines if engines.is_empty() => word.to_owned(),
-        engines => format!("{word} for {engines}"),
+    let for_engines = |engines: &[String]| match engines.join(", ") {
+        engines if engines.is_empty() => engines,
+        engines => format!(" for {engines}"),
     };
     if verdicts.is_empty() {
         let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-        let devices = word("there are no CDI devices", &names);
-        writeln!(text, "{devices} in {}\nhint: run \"oci-nvidia-hook cdi generate\"", dirs.join(", ")).ok();
+        let devices = format!("there are no CDI devices{} in {}", for_engines(&names), dirs.join(", "));
+        return vec![Line::new(2, devices), Line::new(6, "hint: run \"oci-nvidia-hook cdi generate\"")];
     }
+    let width = terminal.column(verdicts.iter().map(|verdict| verdict.subject.as_str()));
+    let hang = width + 2;
+    let mut lines = Vec::new();
     for Verdict { subject, ok, reason, hint, file, unread_by, .. } in verdicts {
-        let answer = if unread_by.is_empty() {
-            word(if *ok { "yes" } else { "no" }, &names)
+        let mut line = Line::new(hang, format!("{:<width$} ", one_line(subject) + ":", width = width + 1));
+        line = if unread_by.is_empty() {
+            let (tone, word) = if *ok { (Tone::Good, "yes") } else { (Tone::Bad, "no") };
+            line.then(tone, word).then(Tone::Plain, for_engines(&names))
         } else {
             let others: Vec<_> = names.iter().filter(|name| !unread_by.contains(name)).cloned().collect();
-            format!("{}, {}", word("yes", &others), word("no", unread_by))
+            let line = line.then(Tone::Good, "yes").then(Tone::Plain, for_engines(&others) + ", ");
+            line.then(Tone::Bad, "no").then(Tone::Plain, for_engines(unread_by))
         };
         let found = if *ok { format!(" ({})", one_line(file)) } else { String::new() };
         let separator = if reason.is_empty() { "" } else { ": " };
-        writeln!(text, "{}: {answer}{found}{separator}{}", one_line(subject), one_line(reason)).ok();
+        lines.push(line.then(Tone::Plain, format!("{found}{separator}{}", one_line(reason))));
         if !hint.is_empty() {
-            writeln!(text, "  hint: {}", one_line(hint)).ok();
+            lines.push(Line::new(hang, format!("{:hang$}hint: {}", "", one_line(hint))));
         }
     }
-    text
+    lines
 }

@@ -1,6 +1,5 @@
 //! `doctor`: what is wrong with this host, and what mends it.
 
-use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,7 +11,7 @@ use base::tree::Tree;
 use nvidia_host::config;
 
 use super::status::this_user;
-use super::terminal::{Colour, Terminal};
+use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
 use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
 use crate::engine::status;
@@ -59,7 +58,7 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
 }
 
 fn print(outcomes: &[Outcome], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
-    let text = if options.json { base::json::pretty(&outcomes)? + "\n" } else { text(outcomes, terminal) };
+    let text = if options.output.json { doctor::document(outcomes)? } else { text(outcomes, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 
@@ -105,31 +104,30 @@ fn caller() -> Caller {
 
 /// In words: a line for each outcome, and what mends it.
 pub fn text(outcomes: &[Outcome], terminal: Terminal) -> String {
-    let mut text = String::new();
-    let width = outcomes.iter().map(|outcome| outcome.check.len()).max().unwrap_or_default();
+    let mut rows = Vec::new();
     for outcome in outcomes {
-        let colour = match outcome.status {
-            Status::Ok => Colour::Good,
-            Status::Skipped | Status::Note => Colour::Plain,
-            Status::Warning => Colour::Warning,
-            Status::Error => Colour::Bad,
+        let tone = match outcome.status {
+            Status::Ok => Tone::Good,
+            Status::Skipped | Status::Note => Tone::Plain,
+            Status::Warning => Tone::Warning,
+            Status::Error => Tone::Bad,
         };
-        let word = terminal.paint(colour, &format!("{:<7}", outcome.status.name()));
         let id = outcome.kind.map(|kind| format!(" ({})", kind.id)).unwrap_or_default();
-        writeln!(text, "{word}  {:<width$}  {}{id}", outcome.check, one_line(&outcome.what)).ok();
-        let mut line = |label: &str, content: &str| {
+        let what = format!("{}{id}", one_line(&outcome.what));
+        rows.push([(tone, format!("{:<7}", outcome.status.name())), cell(outcome.check), cell(what)]);
+        for (label, content) in [("why", outcome.kind.map_or("", |kind| kind.why)), ("fix", &outcome.fix)] {
             if !content.is_empty() {
-                writeln!(text, "{:indent$}{label}: {}", "", one_line(content), indent = 11 + width).ok();
+                rows.push([cell(""), cell(""), cell(format!("{label}: {}", one_line(content)))]);
             }
-        };
-        line("why", outcome.kind.map_or("", |kind| kind.why));
-        line("fix", &outcome.fix);
+        }
     }
+    let mut lines = table(rows);
     let count = |status| outcomes.iter().filter(|outcome| outcome.status == status).count();
     let of = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let (errors, warnings, notes) = (count(Status::Error), count(Status::Warning), count(Status::Note));
-    writeln!(text, "\n{}, {}, {}", of(errors, "error"), of(warnings, "warning"), of(notes, "note")).ok();
-    text
+    let summary = format!("{}, {}, {}", of(errors, "error"), of(warnings, "warning"), of(notes, "note"));
+    lines.extend([Line::new(0, ""), Line::new(0, summary)]);
+    terminal.render(&lines)
 }
 
 #[cfg(test)]

@@ -7,20 +7,23 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog};
+use base::report::{Finding, catalog, one_line};
 use nvidia_host::config::{self, Config};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report::Report;
-use nvidia_host::inventory::{FailedGpu, Gpu, Inventory};
+use nvidia_host::inventory::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 
 use super::args::Info;
 use super::output;
+use super::terminal::{Cell, Line, Terminal, Tone, cell, table};
 use crate::log::Log;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How it is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// A label and a value on each line
-    #[default]
+    /// A table of the GPUs
+    Table(Terminal),
+    /// A label and a value on each line, as nvidia-container-cli prints them
     Labels,
     /// `--csv`
     Csv,
@@ -28,11 +31,12 @@ pub(crate) enum Form {
     Json,
 }
 
-pub(crate) fn run(options: &Info, config: Option<&Path>) -> ExitCode {
-    let form = match (options.json, options.csv) {
+/// Prints the inventory.
+pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> ExitCode {
+    let form = match (options.output.json, options.csv) {
         (true, _) => Form::Json,
         (_, true) => Form::Csv,
-        _ => Form::Labels,
+        _ => Form::Table(terminal),
     };
     let mut log = Log::default();
     let text = configuration(config, options.root.as_deref()).and_then(|config| text(&config, form, &mut log));
@@ -43,14 +47,15 @@ pub(crate) fn run(options: &Info, config: Option<&Path>) -> ExitCode {
 ///
 /// # Errors
 /// If there is no driver, or it does not answer.
-pub(super) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String> {
+pub(crate) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String> {
     let inventory = Host::look_afresh(config)?.inventory;
     Ok(match form {
+        Form::Table(terminal) => terminal.render(&overview(&inventory)),
         Form::Labels => labelled(&inventory),
         Form::Csv => {
             // A table has no place for them.
             inventory.failed.iter().for_each(|failed| log.finding(&not_usable(failed)));
-            table(&inventory)
+            comma_separated(&inventory)
         }
         Form::Json => base::json::pretty(&Report::from(&inventory))? + "\n",
     })
@@ -65,7 +70,7 @@ fn not_usable(failed: &FailedGpu) -> Finding {
 ///
 /// # Errors
 /// If the file is wrong.
-pub(super) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<Config> {
+pub(crate) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<Config> {
     let (mut config, findings) = config::read(file)?;
     let mut log = Log::default();
     findings.iter().for_each(|finding| log.finding(finding));
@@ -73,6 +78,85 @@ pub(super) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<
         config.driver_root = HostPath::new(root);
     }
     Ok(config)
+}
+
+/// Versions, and a row for each GPU and MIG device with the names that NVIDIA_VISIBLE_DEVICES takes.
+fn overview(inventory: &Inventory) -> Vec<Line> {
+    let [driver, cuda] = of_driver(inventory).map(or_unknown);
+    let versions = Line::new(0, format!("Driver {driver}, CUDA {cuda}"));
+    let mut rows = vec![["GPU", "Name", "Bus ID", "Minor", "MIG", "State", "UUID"].map(heading)];
+    for gpu in &inventory.gpus {
+        rows.push(row(gpu));
+        rows.extend(gpu.mig_devices.iter().map(|mig| mig_row(gpu, mig)));
+    }
+    rows.extend(inventory.failed.iter().map(failed_row));
+    rows.extend(inventory.excluded.iter().map(excluded_row));
+    if rows.len() == 1 {
+        return vec![versions, Line::new(0, "no GPUs")];
+    }
+    let mut lines = vec![versions, Line::default()];
+    lines.extend(table(rows));
+    let reasons = inventory.failed.iter().map(|failed| one_line(&failed.to_string()));
+    lines.extend(
+        reasons.map(|reason| Line::new(4, "").then(Tone::Bad, "not usable").then(Tone::Plain, format!(": {reason}"))),
+    );
+    lines
+}
+
+type Row = [Cell; 7];
+
+fn row(gpu: &Gpu) -> Row {
+    let mig = if gpu.mig_enabled { gpu.mig_devices.len().to_string() } else { "-".to_owned() };
+    [
+        cell(gpu.index.to_string()),
+        cell(or_unknown(gpu.model.clone())),
+        cell(gpu.bus_id.to_string()),
+        cell(gpu.minor.to_string()),
+        cell(mig),
+        (Tone::Good, "ok".to_owned()),
+        cell(one_line(&gpu.uuid)),
+    ]
+}
+
+fn mig_row(gpu: &Gpu, mig: &MigDevice) -> Row {
+    let name = format!("MIG device, instance {}/{}", mig.gpu_instance, mig.compute_instance);
+    let index = format!("{}:{}", gpu.index, mig.index);
+    [cell(index), cell(name), cell(""), cell(""), cell(""), (Tone::Good, "ok".to_owned()), cell(one_line(&mig.uuid))]
+}
+
+fn failed_row(gpu: &FailedGpu) -> Row {
+    let known = |text: Option<String>| cell(or_unknown(text.unwrap_or_default()));
+    [
+        known(gpu.index.map(|index| index.to_string())),
+        known(gpu.model.clone()),
+        known(gpu.bus_id.map(|bus_id| bus_id.to_string())),
+        known(gpu.minor.map(|minor| minor.to_string())),
+        cell("-"),
+        (Tone::Bad, "not usable".to_owned()),
+        known(gpu.uuid.clone()),
+    ]
+}
+
+/// NVML has no index for it.
+fn excluded_row(gpu: &ExcludedGpu) -> Row {
+    let uuid = cell(or_unknown(gpu.uuid.clone().unwrap_or_default()));
+    [
+        cell("-"),
+        cell("-"),
+        cell(gpu.bus_id.to_string()),
+        cell("-"),
+        cell("-"),
+        (Tone::Warning, "excluded".to_owned()),
+        uuid,
+    ]
+}
+
+fn heading(text: &str) -> Cell {
+    (Tone::Heading, text.to_owned())
+}
+
+fn or_unknown(text: String) -> String {
+    if text.is_empty() { "?".to_owned() } else { one_line(&text) }
 }
 
 /// The labels of `nvidia-container-cli info`, which scripts look for, in its order.
@@ -114,7 +198,7 @@ fn lines(labels: &[&str], values: &[String]) -> String {
 }
 
 /// Nothing is quoted or escaped: programs that read it do not expect that.
-fn table(inventory: &Inventory) -> String {
+fn comma_separated(inventory: &Inventory) -> String {
     let mut rows = vec![DRIVER.join(","), of_driver(inventory).join(","), String::new(), GPU.join(",")];
     rows.extend(inventory.gpus.iter().map(|gpu| of_gpu(gpu).join(",")));
     rows.join("\n") + "\n"

@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, catalog, failure, one_line};
 use base::tree::Tree;
 use nvidia_host::capability::{Capabilities, Capability, Omit};
 use nvidia_host::config::{Config, Limits};
@@ -24,10 +24,12 @@ use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::select::Device;
 
 use super::selection::{Parts, Selection};
+use super::terminal::{Line, Terminal, cell, table};
 use super::{args, info, output};
 use crate::log::Log;
 use crate::select;
 
+/// One of them.
 #[derive(Debug)]
 struct Item {
     path: PathBuf,
@@ -74,13 +76,19 @@ impl Kind {
     }
 }
 
-pub(crate) fn run(options: &args::List, config: Option<&Path>) -> ExitCode {
+/// Prints them.
+pub(crate) fn run(options: &args::List, config: Option<&Path>, terminal: Terminal) -> ExitCode {
     let mut log = Log::default();
     let text = info::configuration(config, options.root.as_deref()).and_then(|config| {
         let (items, unknown) = items(&options.parts, &config, &mut log)?;
         // On stderr: programs read a path on each line of stdout.
         unknown.iter().for_each(|finding| log.remark(finding));
-        if options.json { json(&items) } else { Ok(text_of(&items)) }
+        match options.output.json {
+            true => json(&items),
+            // Programs read a path on each line of a pipe.
+            false if terminal.is_screen() => Ok(terminal.render(&columns(&items))),
+            false => Ok(text_of(&items)),
+        }
     });
     output::print_or_fail(text, &mut log)
 }
@@ -89,13 +97,19 @@ pub(crate) fn run(options: &args::List, config: Option<&Path>) -> ExitCode {
 ///
 /// # Errors
 /// If there is no driver, or a device that was chosen is none of this host.
-pub(super) fn text(parts: &Parts, config: &Config, log: &mut Log) -> Result<String> {
+pub(crate) fn text(parts: &Parts, config: &Config, log: &mut Log) -> Result<String> {
     Ok(text_of(&items(parts, config, log)?.0))
 }
 
 fn text_of(items: &[Item]) -> String {
     let lines = items.iter().filter(|item| !item.kind.is_ours_alone());
     lines.map(|item| format!("{}\n", item.path.display())).collect()
+}
+
+/// The kind and the path of each; the files that nvidia-container-cli does not list are left out here too.
+fn columns(items: &[Item]) -> Vec<Line> {
+    let shown = items.iter().filter(|item| !item.kind.is_ours_alone());
+    table(shown.map(|item| [cell(item.kind.name()), cell(one_line(&item.path.to_string_lossy()))]).collect())
 }
 
 fn json(items: &[Item]) -> Result<String> {
@@ -106,7 +120,7 @@ fn json(items: &[Item]) -> Result<String> {
         }
         data
     };
-    Ok(base::json::pretty(&items.iter().map(data).collect::<Vec<_>>())? + "\n")
+    Ok(base::json::document("files", &items.iter().map(data).collect::<Vec<_>>())?)
 }
 
 /// With them, the libraries among them that the catalogue lacks.

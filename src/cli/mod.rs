@@ -34,13 +34,13 @@ use crate::log::Log;
 use crate::stages;
 use args::{Cli, Command};
 use parse::Asked;
-use terminal::Terminal;
+use terminal::Environment;
 
 const USAGE: u8 = 2;
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Runs the command with these arguments, argv\[0\] first; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
-pub(crate) fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) -> ExitCode {
+pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();
@@ -70,7 +70,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, terminal: Terminal) 
         // The cheapest command: tests of what a stage costs compare with it.
         Some((word, [])) if word == "--version" => output::print(VERSION),
         _ => match parse::parse(&args) {
-            Ok(Asked::Run(cli)) => carry_out(&cli, terminal),
+            Ok(Asked::Run(cli)) => carry_out(&cli, environment),
             Ok(Asked::Help(text)) => output::print(&text),
             Ok(Asked::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
@@ -89,18 +89,19 @@ fn usage_error(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-fn carry_out(Cli { config, command }: &Cli, terminal: Terminal) -> ExitCode {
+fn carry_out(Cli { config, command }: &Cli, environment: Environment) -> ExitCode {
     let config = config.as_deref();
+    let terminal = |output: &args::Output| environment.stdout(output.color);
     match command {
         Command::Stage(stage) => stage.run(config, false),
         Command::Explain(options) => explain::run(options, config),
-        Command::Doctor(options) => doctor::run(options, config, terminal),
-        Command::Status(options) => status::run(options, terminal),
-        Command::Why(options) => why::run(options, config),
-        Command::Info(options) => info::run(options, config),
-        Command::List(options) => list::run(options, config),
+        Command::Doctor(options) => doctor::run(options, config, terminal(&options.output)),
+        Command::Status(options) => status::run(options, terminal(&options.output)),
+        Command::Why(options) => why::run(options, config, terminal(&options.output)),
+        Command::Info(options) => info::run(options, config, terminal(&options.output)),
+        Command::List(options) => list::run(options, config, terminal(&options.output)),
         Command::Prepare(options) => prepare::run(options, config),
-        Command::Cdi(command) => cdi::run(command, config),
+        Command::Cdi(command) => cdi::run(command, config, environment),
         Command::Completion { shell } => completion::run(*shell),
     }
 }
@@ -131,7 +132,7 @@ mod tests {
         else {
             panic!()
         };
-        assert!(check.json && check.names == ["0", "all"]);
+        assert!(check.output.json && check.names == ["0", "all"]);
         let Command::Explain(explain) = parsed(&["explain", "--stage", "precreate", "--request"]).unwrap().command
         else {
             panic!()

@@ -1,6 +1,5 @@
 //! `status`: a line for each engine of this host, whether it starts our hook.
 
-use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,7 +9,7 @@ use base::paths::HostPath;
 use base::report::one_line;
 use base::tree::Tree;
 
-use super::terminal::{Colour, Terminal};
+use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
 use crate::engine::status::{self, Status};
 use crate::engine::{User, hooks, look};
@@ -20,7 +19,7 @@ use crate::log::Log;
 pub fn run(options: &args::Status, terminal: Terminal) -> ExitCode {
     let printed = statuses().and_then(|statuses| {
         let all_active = statuses.iter().all(|status| status.active || !status.installed);
-        let text = if options.json { base::json::pretty(&statuses)? + "\n" } else { text(&statuses, terminal) };
+        let text = if options.output.json { status::document(&statuses)? } else { text(&statuses, terminal) };
         let printed = output::print(&text);
         Ok(if all_active { printed } else { ExitCode::FAILURE })
     });
@@ -48,25 +47,25 @@ pub fn this_user() -> Option<User> {
 }
 
 pub fn text(statuses: &[Status], terminal: Terminal) -> String {
-    let mut text = String::new();
+    let width = terminal.column(statuses.iter().map(|status| status.engine.as_str()));
+    let hang = width + 2;
+    let mut lines = Vec::new();
     for status in statuses {
-        let (colour, word) = match (status.installed, status.active) {
-            (false, _) => (Colour::Plain, "not installed"),
-            (true, true) => (Colour::Good, "active"),
-            (true, false) => (Colour::Bad, "not active"),
+        let (tone, word) = match (status.installed, status.active) {
+            (false, _) => (Tone::Plain, "not installed"),
+            (true, true) => (Tone::Good, "active"),
+            (true, false) => (Tone::Bad, "not active"),
         };
-        write!(text, "{}: {}", one_line(&status.engine), terminal.paint(colour, word)).ok();
-        if status.active {
-            write!(text, ", by {}", one_line(&status.files())).ok();
-        }
-        if !status.why.is_empty() {
-            let separator = if status.active { ", " } else { ": " };
-            write!(text, "{separator}{}", one_line(&status.why)).ok();
-        }
-        text.push('\n');
+        let by = if status.active { format!(", by {}", one_line(&status.files())) } else { String::new() };
+        let why = match status.why.as_str() {
+            "" => String::new(),
+            why => format!("{} {}", if status.active { "," } else { ":" }, one_line(why)),
+        };
+        let engine = format!("{:<width$} ", one_line(&status.engine) + ":", width = width + 1);
+        lines.push(Line::new(hang, engine).then(tone, word).then(Tone::Plain, by + &why));
         if !status.fix.is_empty() {
-            writeln!(text, "  hint: {}", one_line(&status.fix)).ok();
+            lines.push(Line::new(hang, format!("{:hang$}hint: {}", "", one_line(&status.fix))));
         }
     }
-    text
+    terminal.render(&lines)
 }

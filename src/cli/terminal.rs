@@ -1,50 +1,283 @@
-//! How to print: decided in main, before the environment is forgotten, and from no more of it than this.
+//! Lays out what commands print for a person: columns, colors, and lines folded to the width of the terminal.
+//!
+//! Commands hand over [`Line`]s. Only this module knows escape codes and widths. A pipe gets the plain text, unfolded.
 
 use std::io::IsTerminal;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terminal {
-    pub colour: bool,
+use clap::ValueEnum;
+use rustix::termios::tcgetwinsize;
+
+/// When to use colors: `--color`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal
+    #[default]
+    Auto,
+    /// In a pipe too
+    Always,
+    /// Not at all
+    Never,
 }
 
-/// The colours of a terminal, by meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Colour {
-    Good,
+/// What the environment asks for. `main` reads it before it clears the environment; nothing else of the values is kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Environment {
+    no_color: bool,
+    force: bool,
+    is_dumb: bool,
+}
+
+impl Environment {
+    /// Reads `NO_COLOR` (<https://no-color.org>), `CLICOLOR_FORCE` (<https://bixense.com/clicolors>) and `TERM`.
+    #[expect(clippy::disallowed_methods, reason = "this is where it is read")]
+    pub(crate) fn read() -> Self {
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        Self {
+            no_color: is_set("NO_COLOR"),
+            force: std::env::var_os("CLICOLOR_FORCE").is_some_and(|value| !value.is_empty() && value != "0"),
+            is_dumb: std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty()),
+        }
+    }
+
+    /// What stdout can show. The command line decides first, then `NO_COLOR`, then `CLICOLOR_FORCE`.
+    pub(crate) fn stdout(self, color: Color) -> Terminal {
+        let stdout = std::io::stdout();
+        let is_terminal = stdout.is_terminal();
+        // A terminal without a size, as in a serial console, has 0 columns.
+        let columns = || tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
+        Terminal {
+            has_color: self.has_color(color, is_terminal),
+            width: is_terminal.then(|| columns().unwrap_or(usize::MAX)),
+        }
+    }
+
+    const fn has_color(self, color: Color, is_terminal: bool) -> bool {
+        match color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => !self.no_color && (self.force || (is_terminal && !self.is_dumb)),
+        }
+    }
+}
+
+/// Where the output goes. The default is a pipe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terminal {
+    has_color: bool,
+    /// In columns; `None` if stdout is not a terminal
+    width: Option<usize>,
+}
+
+/// The meaning of a word, which decides its color.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// Plain text
+    #[default]
     Plain,
+    /// A heading
+    Heading,
+    /// Works
+    Good,
+    /// Some containers lack something
     Warning,
-    /// To be mended first
+    /// Containers do not start
     Bad,
 }
 
-impl Terminal {
-    /// Looks at stdout, and at `NO_COLOR` (<https://no-color.org>) and `TERM`. Nothing of what they say is kept.
-    #[expect(clippy::disallowed_methods, reason = "this is where it is read")]
-    pub fn look() -> Self {
-        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
-        Self { colour: std::io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb }
+impl Tone {
+    /// The tone of a finding.
+    pub(crate) fn of_severity(name: &str) -> Self {
+        match name {
+            "error" => Self::Bad,
+            "warning" => Self::Warning,
+            _ => Self::Plain,
+        }
     }
 
-    pub fn paint(self, colour: Colour, text: &str) -> String {
-        let code = match colour {
-            Colour::Good => "32",
-            Colour::Warning => "33",
-            Colour::Bad => "31",
-            Colour::Plain => return text.to_owned(),
-        };
-        if self.colour { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
+    const fn code(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Heading => "\u{1b}[1m",
+            Self::Good => "\u{1b}[32m",
+            Self::Warning => "\u{1b}[33m",
+            Self::Bad => "\u{1b}[31m",
+        }
     }
+}
+
+/// A line of text whose parts have a tone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Line {
+    parts: Vec<(Tone, String)>,
+    /// Where the text goes on after a fold, in columns
+    hang: usize,
+}
+
+impl Line {
+    /// A line that begins with this text and, where it is folded, goes on in this column.
+    pub(crate) fn new(hang: usize, text: impl Into<String>) -> Self {
+        Self { parts: vec![(Tone::Plain, text.into())], hang }
+    }
+
+    /// The line with more text.
+    pub(crate) fn then(mut self, tone: Tone, text: impl Into<String>) -> Self {
+        self.parts.push((tone, text.into()));
+        self
+    }
+}
+
+/// A cell of a table.
+pub(crate) type Cell = (Tone, String);
+
+/// A cell of plain text.
+pub(crate) fn cell(text: impl Into<String>) -> Cell {
+    (Tone::Plain, text.into())
+}
+
+/// Aligns the columns of a table, two spaces apart. The last column is not padded, and long text in it is folded there.
+pub(crate) fn table<const N: usize>(rows: Vec<[Cell; N]>) -> Vec<Line> {
+    let mut widths = [0; N];
+    for row in &rows {
+        for ((_, text), width) in row.iter().zip(&mut widths) {
+            *width = (*width).max(text.chars().count());
+        }
+    }
+    let hang = widths.iter().take(N.saturating_sub(1)).map(|width| width + 2).sum();
+    let line = |row: [Cell; N]| {
+        let mut gap = 0;
+        let padded = row.into_iter().zip(widths).map(|((tone, text), width)| {
+            let cell = (tone, format!("{:gap$}{text}", ""));
+            gap = width + 2 - text.chars().count();
+            cell
+        });
+        Line { parts: padded.collect(), hang }
+    };
+    rows.into_iter().map(line).collect()
+}
+
+impl Terminal {
+    /// Whether a person reads this on a screen.
+    pub(crate) const fn is_screen(self) -> bool {
+        self.width.is_some()
+    }
+
+    /// The width of a column with these texts on a screen; 0 in a pipe, where nothing is aligned.
+    pub(crate) fn column<'a>(self, texts: impl Iterator<Item = &'a str>) -> usize {
+        if self.is_screen() { texts.map(|text| text.chars().count()).max().unwrap_or_default() } else { 0 }
+    }
+
+    /// The lines as text.
+    pub(crate) fn render(self, lines: &[Line]) -> String {
+        let mut text = String::new();
+        lines.iter().for_each(|line| self.add(line, &mut text));
+        text
+    }
+
+    fn add(self, line: &Line, out: &mut String) {
+        let width = self.width.unwrap_or(usize::MAX);
+        let hang = if line.hang <= width / 2 { line.hang } else { 4 };
+        let mut column = 0;
+        for (tone, text) in &line.parts {
+            let code = if self.has_color { tone.code() } else { "" };
+            out.push_str(code);
+            for piece in pieces(text) {
+                let word = piece.trim_start_matches(' ');
+                let needed = piece.chars().count();
+                let is_fold = piece.len() > word.len() && !word.is_empty() && column > hang;
+                if is_fold && column.saturating_add(needed) > width {
+                    out.push('\n');
+                    out.extend(std::iter::repeat_n(' ', hang));
+                    out.push_str(word);
+                    column = hang + word.chars().count();
+                } else {
+                    out.push_str(piece);
+                    column += needed;
+                }
+            }
+            if !code.is_empty() {
+                out.push_str("\u{1b}[0m");
+            }
+        }
+        out.push('\n');
+    }
+}
+
+/// The words of a text, each with the spaces in front of it.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let spaces = rest.len() - rest.trim_start_matches(' ').len();
+        let word = rest.get(spaces..)?;
+        let end = spaces + word.find(' ').unwrap_or(word.len());
+        let (piece, others) = rest.split_at_checked(end)?;
+        rest = others;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const PIPE: Terminal = Terminal { has_color: false, width: None };
+
+    fn narrow(width: usize) -> Terminal {
+        Terminal { has_color: false, width: Some(width) }
+    }
+
     #[test]
-    fn colours_are_for_terminals() {
-        assert_eq!(Terminal { colour: false }.paint(Colour::Bad, "x"), "x");
-        assert_eq!(Terminal { colour: true }.paint(Colour::Bad, "x"), "\u{1b}[31mx\u{1b}[0m");
-        assert_eq!(Terminal { colour: true }.paint(Colour::Plain, "x"), "x");
+    fn the_command_line_decides_then_no_color_then_clicolor_force() {
+        let of = |no_color, force, is_dumb| Environment { no_color, force, is_dumb };
+        for (environment, color, on_terminal, in_pipe) in [
+            (of(false, false, false), Color::Auto, true, false),
+            (of(false, false, true), Color::Auto, false, false),
+            (of(true, false, false), Color::Auto, false, false),
+            (of(false, true, true), Color::Auto, true, true),
+            (of(true, true, false), Color::Auto, false, false),
+            (of(true, false, true), Color::Always, true, true),
+            (of(false, true, false), Color::Never, false, false),
+        ] {
+            let found = [true, false].map(|is_terminal| environment.has_color(color, is_terminal));
+            assert_eq!(found, [on_terminal, in_pipe], "{environment:?} {color:?}");
+        }
+    }
+
+    #[test]
+    fn only_colors_differ() {
+        let line = Line::new(0, "a: ").then(Tone::Bad, "no").then(Tone::Plain, ", b");
+        assert_eq!(PIPE.render(std::slice::from_ref(&line)), "a: no, b\n");
+        let colored = Terminal { has_color: true, width: None };
+        assert_eq!(colored.render(&[line]), "a: \u{1b}[31mno\u{1b}[0m, b\n");
+    }
+
+    #[test]
+    fn long_lines_hang() {
+        let line = Line::new(4, "hint: one two  three /a/path/that/is/longer/than/the/screen four");
+        let text = "hint: one two\n    three\n    /a/path/that/is/longer/than/the/screen\n    four\n";
+        assert_eq!(narrow(14).render(std::slice::from_ref(&line)), text);
+        assert!(!PIPE.render(&[line]).trim_end().contains('\n'));
+        let exact = Line::new(2, "12345 789");
+        assert_eq!(narrow(9).render(std::slice::from_ref(&exact)), "12345 789\n");
+        assert_eq!(narrow(8).render(&[exact]), "12345\n  789\n");
+        // A comma that follows a word of another tone is not torn off.
+        let line = Line::new(2, "aaa ").then(Tone::Good, "bbb").then(Tone::Plain, ", c");
+        assert_eq!(narrow(7).render(&[line]), "aaa bbb,\n  c\n");
+    }
+
+    #[test]
+    fn a_table_folds_in_its_last_column() {
+        let row = |a: &str, b: &str| [cell(a), (Tone::Good, "x".to_owned()), cell(b)];
+        let lines = table(vec![row("a", "one two"), row("bbb", "three")]);
+        assert_eq!(PIPE.render(&lines), "a    x  one two\nbbb  x  three\n");
+        assert_eq!(narrow(16).render(&lines), "a    x  one two\nbbb  x  three\n");
+        assert_eq!(narrow(12).render(&lines), "a    x  one\n    two\nbbb  x\n    three\n");
+        assert_eq!(narrow(14).render(&lines), "a    x  one\n    two\nbbb  x  three\n");
+    }
+
+    #[test]
+    fn nothing_is_lost_or_added() {
+        for text in ["", " ", "a", "  a  b ", "\u{e9} \u{20ac}"] {
+            assert_eq!(pieces(text).collect::<String>(), text);
+        }
     }
 }

@@ -2,17 +2,18 @@
 //! its config.json.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use serde::Serialize;
 
 use base::json;
 use base::report::{Finding, catalog, failure, one_line};
 use base::sys::{ns, run_dir};
 use nvidia_host::config;
 
+use super::terminal::{Line, Terminal, Tone};
 use super::{args, output, why_list};
 use crate::log::Log;
 use crate::oci;
@@ -22,11 +23,34 @@ use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};
 use crate::request::given;
 
+/// A container that engines have.
 struct Known {
     listed: Listed,
     bundle: PathBuf,
 }
 
+/// The document of `--json`. The names are an interface.
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    version: u32,
+    /// The newest first
+    records: Vec<&'a Record>,
+    /// The container that was asked about, if it has no record
+    #[serde(skip_serializing_if = "Option::is_none")]
+    without_record: Option<WithoutRecord>,
+}
+
+impl<'a> Answer<'a> {
+    const fn of(records: Vec<&'a Record>) -> Self {
+        Self { version: json::VERSION, records, without_record: None }
+    }
+
+    fn print(&self) -> Result<String> {
+        Ok(json::pretty(self)? + "\n")
+    }
+}
+
+/// Which container is meant.
 #[derive(Debug, PartialEq, Eq)]
 enum Meant {
     /// The records of these places in the list
@@ -39,10 +63,10 @@ enum Meant {
 }
 
 /// Prints it. 0 if there is something to tell, also if that is a failure.
-pub(crate) fn run(options: &args::Why, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> ExitCode {
     let told = match &options.container {
-        Some(name) => tell(name, options, config),
-        None => tell_all(options),
+        Some(name) => tell(name, options, config, terminal),
+        None => tell_all(options, terminal),
     };
     match told {
         Ok(text) => output::print(&text),
@@ -53,13 +77,13 @@ pub(crate) fn run(options: &args::Why, config: Option<&Path>) -> ExitCode {
     }
 }
 
-fn tell_all(options: &args::Why) -> Result<String> {
+fn tell_all(options: &args::Why, terminal: Terminal) -> Result<String> {
     let (records, _) = records_and_known()?;
     let roots = roots_records();
-    if options.json {
+    if options.output.json {
         // Stdout is for the records alone.
         roots.iter().for_each(|hint| Log::default().report(hint));
-        return Ok(json::pretty(&records)? + "\n");
+        return Answer::of(records.iter().collect()).print();
     }
     if records.is_empty() {
         return Ok(match roots {
@@ -67,7 +91,7 @@ fn tell_all(options: &args::Why) -> Result<String> {
             None => "no container has asked for GPUs\n".to_owned(),
         });
     }
-    Ok(why_list::lines(&records) + &roots.map(|hint| hint + "\n").unwrap_or_default())
+    Ok(terminal.render(&why_list::lines(&records)) + &roots.map(|hint| hint + "\n").unwrap_or_default())
 }
 
 /// Where to look for containers of root's engines, for a user who cannot read their records.
@@ -81,18 +105,25 @@ fn roots_records() -> Option<String> {
     })
 }
 
-fn tell(name: &str, options: &args::Why, config: Option<&Path>) -> Result<String> {
+fn tell(name: &str, options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<String> {
     let (records, known) = records_and_known()?;
     match find(name, &records, &known) {
         Meant::Records(places) => {
             let meant: Vec<_> = places.iter().filter_map(|at| records.get(*at)).collect();
-            match meant.as_slice() {
-                [record] if options.json => Ok(json::pretty(record)? + "\n"),
-                records if options.json => Ok(json::pretty(&records)? + "\n"),
-                records => Ok(records.iter().map(|record| in_words(record)).collect::<Vec<_>>().join("\n")),
+            if options.output.json {
+                return Answer::of(meant).print();
             }
+            let texts: Vec<_> = meant.iter().map(|record| terminal.render(&lines(record))).collect();
+            Ok(texts.join("\n"))
         }
-        Meant::Known(at) => known.get(at).map_or_else(|| Ok(String::new()), |known| without_record(known, config)),
+        Meant::Known(at) => {
+            let Some(known) = known.get(at) else { return Ok(String::new()) };
+            let answer = without_record(known, config)?;
+            if options.output.json {
+                return Answer { without_record: Some(answer), ..Answer::of(Vec::new()) }.print();
+            }
+            Ok(terminal.render(&answer.lines()))
+        }
         Meant::Several(ids) => Err(ambiguous(name, &ids)),
         Meant::Nothing => Err(unknown(name)),
     }
@@ -234,32 +265,87 @@ fn find(name: &str, records: &[Record], known: &[Known]) -> Meant {
     }
 }
 
-/// Most containers ask for nothing, and cost nothing: they have no record.
-fn without_record(known: &Known, config: Option<&Path>) -> Result<String> {
-    let spec = oci::spec_view::read(&known.bundle)?;
-    let (config, _) = config::read(config)?;
-    let why = match plan::verdict(&spec, &config)? {
-        Verdict::Nothing(reason) => match given::find(&spec) {
-            Some(given) => format!("it asks the hook for nothing: {reason}\n{given}"),
-            None => format!("it asks for no GPU: {reason}"),
-        },
-        Verdict::LeftAlone(finding) => {
-            format!("the hook does nothing: {} ({})\nhint: {}", finding.what, finding.kind.id, finding.fix)
-        }
-        Verdict::Gpus(request) => format!(
-            "{} asks for {}, and there is no record that the hook was called for it since the last boot\n\
-             hint: \"oci-nvidia-hook status\" shows whether engines call the hook",
-            request.asked_by,
-            request.devices.names().join(",")
-        ),
-    };
-    let why = why.lines().map(one_line).collect::<Vec<_>>().join("\n");
-    Ok(format!("container {}\n{why}\n", named(&known.listed.id, known.listed.names.first())))
+/// What is known about a container without a record. Most containers have none: they ask for nothing. The names are an
+/// interface.
+#[derive(Debug, Serialize)]
+struct WithoutRecord {
+    id: String,
+    name: String,
+    outcome: NotSetUp,
+    reason: String,
+    /// Finding that decided; empty if none did
+    finding: &'static str,
+    /// CDI devices or device nodes that the engine gave to the container; empty if there are none
+    given: String,
+    hint: String,
 }
 
-fn named(id: &str, name: Option<&String>) -> String {
+/// Why there is no record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum NotSetUp {
+    /// The container asks for nothing.
+    Nothing,
+    /// It asks, and the hook leaves it alone.
+    LeftAlone,
+    /// It asks, and the hook was not called.
+    NotCalled,
+}
+
+fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord> {
+    let spec = oci::spec_view::read(&known.bundle)?;
+    let (config, _) = config::read(config)?;
+    let mut answer = WithoutRecord {
+        id: known.listed.id.clone(),
+        name: known.listed.names.first().cloned().unwrap_or_default(),
+        outcome: NotSetUp::Nothing,
+        reason: String::new(),
+        finding: "",
+        given: String::new(),
+        hint: String::new(),
+    };
+    match plan::verdict(&spec, &config)? {
+        Verdict::Nothing(reason) => {
+            answer.reason = reason;
+            answer.given = given::find(&spec).map(|given| given.to_string()).unwrap_or_default();
+        }
+        Verdict::LeftAlone(finding) => {
+            answer.outcome = NotSetUp::LeftAlone;
+            answer.finding = finding.kind.id;
+            (answer.reason, answer.hint) = (finding.what, finding.fix);
+        }
+        Verdict::Gpus(request) => {
+            answer.outcome = NotSetUp::NotCalled;
+            answer.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+            "\"oci-nvidia-hook status\" shows whether engines call the hook".clone_into(&mut answer.hint);
+        }
+    }
+    Ok(answer)
+}
+
+impl WithoutRecord {
+    fn lines(&self) -> Vec<Line> {
+        let reason = one_line(&self.reason);
+        let why = match self.outcome {
+            NotSetUp::Nothing if self.given.is_empty() => format!("it asks for no GPU: {reason}"),
+            NotSetUp::Nothing => format!("it asks the hook for nothing: {reason}"),
+            NotSetUp::LeftAlone => format!("the hook does nothing: {reason} ({})", self.finding),
+            NotSetUp::NotCalled => {
+                format!("{reason}, and there is no record that the hook was called for it since the last boot")
+            }
+        };
+        let mut lines = vec![format!("container {}", named(&self.id, &self.name)), why];
+        lines.extend(self.given.lines().map(one_line));
+        if self.outcome != NotSetUp::Nothing {
+            lines.push(format!("hint: {}", one_line(&self.hint)));
+        }
+        lines.into_iter().map(|line| Line::new(4, line)).collect()
+    }
+}
+
+fn named(id: &str, name: &str) -> String {
     let id = one_line(id);
-    name.filter(|name| !name.is_empty()).map_or_else(|| id.clone(), |name| format!("{id} ({})", one_line(name)))
+    if name.is_empty() { id } else { format!("{id} ({})", one_line(name)) }
 }
 
 pub(super) const fn ended(record: &Record) -> &'static str {
@@ -273,34 +359,55 @@ pub(super) const fn ended(record: &Record) -> &'static str {
     }
 }
 
-/// What is in a record may be a container's: it stays on its line.
+/// The record as text.
 pub fn in_words(record: &Record) -> String {
-    let mut text = String::new();
+    Terminal::default().render(&lines(record))
+}
+
+/// What is in a record may be a container's: it stays on its line.
+fn lines(record: &Record) -> Vec<Line> {
+    let plain = |text: String| Line::new(4, text);
     let container = &record.container;
-    writeln!(text, "container {}", named(&container.id, Some(&container.name))).ok();
+    let mut lines = vec![plain(format!("container {}", named(&container.id, &container.name)))];
     if !container.pod.name.is_empty() {
         let pod = &container.pod;
         let words = format!("pod {}/{}, container {}", pod.namespace, pod.name, pod.container);
-        writeln!(text, "{}", one_line(&words)).ok();
+        lines.push(plain(one_line(&words)));
     }
-    writeln!(
-        text,
-        "at {}, {}, by version {}",
-        one_line(&record.stage),
-        one_line(&record.started),
-        one_line(&record.hook)
-    )
-    .ok();
+    let [stage, started, hook] = [&record.stage, &record.started, &record.hook].map(|text| one_line(text));
+    lines.push(plain(format!("at {stage}, {started}, by version {hook}")));
     if let Some(asked) = &record.asked {
         let with = asked.driver_capabilities.join(",");
-        writeln!(text, "{}, with {}", one_line(&record.request), one_line(&with)).ok();
-        for requirement in &asked.requirements {
-            writeln!(text, "requires: {}", one_line(requirement)).ok();
-        }
+        lines.push(plain(format!("{}, with {}", one_line(&record.request), one_line(&with))));
+        lines.extend(asked.requirements.iter().map(|text| plain(format!("requires: {}", one_line(text)))));
     } else if !record.request.is_empty() {
-        writeln!(text, "{}", one_line(&record.request)).ok();
+        lines.push(plain(one_line(&record.request)));
     }
-    let outcome = match record.outcome {
+    lines.push(outcome(record));
+    lines.extend(record.devices.iter().map(|device| plain(format!("  {}", one_line(device)))));
+    for said in &record.findings {
+        let [id, severity, what, why, fix] =
+            [&said.id, &said.severity, &said.what, &said.why, &said.fix].map(|text| one_line(text));
+        // The reason of a failure is above.
+        lines.push(if said.severity == "error" && record.outcome == Outcome::Failed {
+            plain(format!("number: {id} ({why})"))
+        } else {
+            plain(format!("{id} ")).then(Tone::of_severity(&severity), &severity).then(Tone::Plain, format!(": {what}"))
+        });
+        if !fix.is_empty() {
+            lines.push(plain(format!("  hint: {fix}")));
+        }
+    }
+    let steps: Vec<_> =
+        record.steps.iter().map(|step| format!("{} {:.1} ms", one_line(&step.name), step.milliseconds)).collect();
+    if !steps.is_empty() {
+        lines.push(plain(format!("took: {}", steps.join(", "))));
+    }
+    lines
+}
+
+fn outcome(record: &Record) -> Line {
+    let words = match record.outcome {
         Outcome::Given if record.findings.iter().any(|said| said.id == catalog::NO_ACCESS.id) => {
             "it got what it asked for, but its process cannot open the device nodes"
         }
@@ -314,27 +421,16 @@ pub fn in_words(record: &Record) -> String {
         }
     };
     let reason = if record.reason.is_empty() { String::new() } else { format!(": {}", one_line(&record.reason)) };
-    writeln!(text, "{outcome}{reason}").ok();
-    for device in &record.devices {
-        writeln!(text, "  {}", one_line(device)).ok();
+    Line::new(4, "").then(tone(record.outcome), words).then(Tone::Plain, reason)
+}
+
+pub(super) const fn tone(outcome: Outcome) -> Tone {
+    match outcome {
+        Outcome::Given => Tone::Good,
+        Outcome::Partly => Tone::Warning,
+        Outcome::Failed | Outcome::Unfinished => Tone::Bad,
+        Outcome::Nothing | Outcome::LeftAlone => Tone::Plain,
     }
-    for said in &record.findings {
-        // The reason of a failure is above.
-        if said.severity != "error" || record.outcome != Outcome::Failed {
-            writeln!(text, "{} {}: {}", one_line(&said.id), one_line(&said.severity), one_line(&said.what)).ok();
-        } else {
-            writeln!(text, "number: {} ({})", one_line(&said.id), one_line(&said.why)).ok();
-        }
-        if !said.fix.is_empty() {
-            writeln!(text, "  hint: {}", one_line(&said.fix)).ok();
-        }
-    }
-    let steps: Vec<_> =
-        record.steps.iter().map(|step| format!("{} {:.1} ms", one_line(&step.name), step.milliseconds)).collect();
-    if !steps.is_empty() {
-        writeln!(text, "took: {}", steps.join(", ")).ok();
-    }
-    text
 }
 
 #[cfg(test)]

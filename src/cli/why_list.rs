@@ -2,7 +2,8 @@
 
 use base::report::one_line;
 
-use super::why::ended;
+use super::terminal::{Line, cell, table};
+use super::why::{ended, tone};
 use crate::record::{Container, Record};
 
 /// `namespace/pod/container`, or the name that the engine's user gave; empty where neither is known.
@@ -46,32 +47,25 @@ fn gpus(devices: &[String]) -> String {
 }
 
 /// A line for each, in columns: time, id, outcome, which container, its GPUs, the reason.
-pub(super) fn lines(records: &[Record]) -> String {
+pub(super) fn lines(records: &[Record]) -> Vec<Line> {
     let rows = records.iter().map(|record| {
         let who = who(&record.container);
         [
-            one_line(&record.started),
-            one_line(record.container.short()),
-            ended(record).to_owned(),
-            if who.is_empty() { "-".to_owned() } else { who },
-            gpus(&record.devices),
-            one_line(&record.reason),
+            cell(one_line(&record.started)),
+            cell(one_line(record.container.short())),
+            (tone(record.outcome), ended(record).to_owned()),
+            cell(if who.is_empty() { "-".to_owned() } else { who }),
+            cell(gpus(&record.devices)),
+            cell(one_line(&record.reason)),
         ]
     });
-    let rows: Vec<_> = rows.collect();
-    let width =
-        |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or_default();
-    let widths = [0, 1, 2, 3, 4].map(width);
-    let line = |row: &[String; 6]| {
-        let padded = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}  "));
-        format!("{}{}\n", padded.collect::<String>(), row.last().map_or("", String::as_str))
-    };
-    rows.iter().map(line).collect()
+    table(rows.collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::terminal::Terminal;
     use crate::oci::Pod;
     use crate::record::Outcome;
     use std::path::Path;
@@ -89,13 +83,13 @@ mod tests {
 
     #[test]
     fn columns() {
-        let text = lines(&[
+        let lines = lines(&[
             record(["lab", "cuda-0", "main"], "k8s_main", &["GPU 0: X (UUID: GPU-1)", "MIG 1:2 of X (UUID: MIG-1)"]),
             record(["", "", ""], "web\n\u{202e}", &[]),
             record(["", "", ""], "", &["/dev/nvidia3"]),
         ]);
         assert_eq!(
-            text,
+            Terminal::default().render(&lines),
             "1970-01-01T00:00:00.000Z  aa1  given  lab/cuda-0/main  0,1:2    because\n\
              1970-01-01T00:00:00.000Z  aa1  given  web\\n\\u{202e}    -        because\n\
              1970-01-01T00:00:00.000Z  aa1  given  -                nvidia3  because\n"

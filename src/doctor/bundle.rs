@@ -23,7 +23,7 @@ use nvidia_host::inventory::report::Report;
 use super::look::CONFIG;
 use super::{Facts, Outcome};
 use crate::engine::Engine;
-use crate::engine::status::Status;
+use crate::engine::status::{self, Status};
 use crate::record::Record;
 use crate::record::store::Store;
 
@@ -45,8 +45,8 @@ pub(crate) fn collect(
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {
     let mut members = vec![
-        ("doctor.json".to_owned(), bytes(outcomes)?),
-        ("status.json".to_owned(), bytes(statuses)?),
+        ("doctor.json".to_owned(), super::document(outcomes)?.into_bytes()),
+        ("status.json".to_owned(), status::document(statuses)?.into_bytes()),
         ("engines.json".to_owned(), bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
     ];
     if let Some((Ok(inventory), _)) = &facts.driver.nvml {

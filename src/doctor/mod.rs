@@ -151,6 +151,14 @@ pub fn examine(facts: &Facts) -> Vec<Outcome> {
     run(CHECKS, facts)
 }
 
+/// The document of `doctor --json`.
+///
+/// # Errors
+/// None that can happen: each value is text.
+pub(crate) fn document(outcomes: &[Outcome]) -> serde_json::Result<String> {
+    base::json::document("checks", &outcomes)
+}
+
 pub fn worst(outcomes: &[Outcome]) -> Status {
     outcomes.iter().map(|outcome| outcome.status).max().unwrap_or(Status::Ok)
 }

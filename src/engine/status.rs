@@ -54,6 +54,14 @@ impl Status {
 /// At these our hook does something.
 const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", PRECREATE];
 
+/// The document of `status --json`.
+///
+/// # Errors
+/// If a path is not UTF-8.
+pub(crate) fn document(statuses: &[Status]) -> serde_json::Result<String> {
+    base::json::document("engines", &statuses)
+}
+
 /// Our hooks in an engine that do something.
 pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
     let at_our_stages = |entry: &&Entry| entry.hook.stages.iter().any(|stage| OUR_STAGES.contains(&stage.as_str()));

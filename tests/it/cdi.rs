@@ -15,7 +15,7 @@ use nvidia_host::cdi::generate::sources;
 
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
-use crate::{Test, cdi_schema};
+use crate::{Test, cdi_schema, json_schema};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -320,8 +320,8 @@ fn mig_devices_made_anew_are_seen() {
     assert!(refreshed(&fake, &path));
     let check = || {
         let ran = cdi(&fake, &["check", "--json", "--spec-dir", dir.path().to_str().unwrap()]);
-        let data: Value = serde_json::from_str(&ran.stdout).unwrap();
-        let verdicts = data[0]["verdicts"].as_array().unwrap().clone();
+        let views = json_schema::part("cdi-check", &ran.stdout, "views");
+        let verdicts = views[0]["verdicts"].as_array().unwrap().clone();
         let bad = verdicts.iter().filter(|verdict| verdict["ok"] == false);
         bad.map(|verdict| verdict["subject"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };

@@ -128,7 +128,7 @@ fn bash_completes() {
         ("cdi r", &["refresh"]),
         ("--config /x inf", &["info"]),
         ("--config=/x inf", &["info"]),
-        ("info --", &["--json", "--csv", "--root", "--config", "--help", "--version"]),
+        ("info --", &["--json", "--color", "--csv", "--root", "--config", "--help", "--version"]),
         ("cdi generate --format ", &["json", "yaml"]),
         ("cdi generate --format=y", &["yaml"]),
         ("cdi generate --output x.json --name-strategy=uu", &["uuid"]),
@@ -138,6 +138,7 @@ fn bash_completes() {
         ("info --root ma", &["man"]),
         ("info --root find", &[]),
         ("completion z", &["zsh"]),
+        ("doctor --color ", &["auto", "always", "never"]),
         ("help expl", &["explain"]),
         ("cdi nonsense ", &[]),
     ] {
@@ -211,7 +212,7 @@ fn fish_completes() {
     assert_eq!(offered(""), first_words(&program()));
     for (line, words) in [
         ("cdi ", &["generate", "refresh", "list", "check"][..]),
-        ("info --", &["--json", "--csv", "--root", "--config", "--help", "--version"]),
+        ("info --", &["--json", "--color", "--csv", "--root", "--config", "--help", "--version"]),
         ("cdi list --", &["--spec-dir", "--json", "--root", "--config", "--help", "--version"]),
         ("list --no-f", &["--no-fabricmanager"]),
         ("cdi generate --format ", &["json", "yaml"]),

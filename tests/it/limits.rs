@@ -112,8 +112,8 @@ fn an_entry_that_matches_nothing() {
     let explanation = explain(&fake, ALL);
     assert_eq!((explanation["findings"][0]["id"].as_str(), devices(&explanation).len()), (Some("ONH-107"), 1));
     let check = |fake: &FakeDriver| {
-        let outcomes: Value = serde_json::from_str(&doctor(fake).stdout).unwrap();
-        let limits = outcomes.as_array().unwrap().iter().find(|outcome| outcome["check"] == "limits").unwrap().clone();
+        let outcomes = crate::json_schema::part("doctor", &doctor(fake).stdout, "checks");
+        let limits = outcomes.iter().find(|outcome| outcome["check"] == "limits").unwrap().clone();
         (limits["status"].as_str().unwrap().to_owned(), limits["what"].as_str().unwrap().to_owned())
     };
     assert_eq!(check(&fake), ("warning".to_owned(), says.to_owned()));

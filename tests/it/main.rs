@@ -45,6 +45,7 @@ mod grants;
 mod help;
 mod hostile;
 mod hosts;
+mod json_schema;
 mod kernels;
 mod ldcache;
 mod ldconfig;
@@ -115,6 +116,7 @@ const ALL: &[&[Test]] = &[
     help::TESTS,
     hostile::TESTS,
     hosts::TESTS,
+    json_schema::TESTS,
     ldcache::TESTS,
     limits::TESTS,
     ldconfig::TESTS,

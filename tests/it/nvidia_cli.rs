@@ -7,6 +7,7 @@ use std::process::Command;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
 
 const HOST: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
@@ -82,15 +83,17 @@ fn info_as_documented() {
     // MIG devices are not in it.
     let mig = FakeDriver::new(&["--gpus", "2", "--mig"]);
     assert_eq!(cli(&mig.root, &["info"]).ok(), golden("info"));
-    // Ours has the same.
-    let mut ours = Command::new(HOOK);
-    assert_eq!(run(ours.args(["info", "--root"]).arg(&fake.root).env_clear()).ok(), golden("info"));
+    // Under its own name, the program prints a table.
+    let table = |fake: &FakeDriver| run(Command::new(HOOK).args(["info", "--root"]).arg(&fake.root).env_clear()).ok();
+    assert_eq!(table(fake), golden("table"));
+    assert_eq!(table(&mig), golden("table-mig"));
     // Without a GPU there is a driver all the same.
     let none = FakeDriver::new(&["--gpus", "0"]);
     assert_eq!(
         cli(&none.root, &["info"]).ok().lines().collect::<Vec<_>>(),
         &golden("info").lines().collect::<Vec<_>>()[..2]
     );
+    assert_eq!(table(&none), "Driver 535.183.01, CUDA 12.2\nno GPUs\n");
 }
 
 fn list_as_documented() {
@@ -191,7 +194,7 @@ fn list_names_what_it_does_not_know() {
         assert!(ran.stdout.contains("/libnvidia-later.so.535.183.01\n"), "{ran:?}");
     }
     assert_eq!(ours(&["--binaries"]).stderr, "", "no libraries are listed");
-    let items: Vec<serde_json::Value> = serde_json::from_str(&ours(&["--json"]).stdout).unwrap();
+    let items = json_schema::part("list", &ours(&["--json"]).stdout, "files");
     let marked: Vec<_> = items.iter().filter(|item| item["catalogued"] == false).collect();
     let paths: Vec<_> = marked.iter().map(|item| (item["path"].as_str().unwrap(), &item["kind"])).collect();
     let (native, other) = (&"library".into(), &"library-32".into());
@@ -209,7 +212,7 @@ fn list_says_what_is_what() {
     let fake = host();
     let mut ours = Command::new(HOOK);
     let text = run(ours.args(["list", "--json", "--root"]).arg(&fake.root).env_clear()).ok();
-    let items: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let items = json_schema::part("list", &text, "files");
     let path = |item: &serde_json::Value| item["path"].as_str().unwrap().to_owned();
     let is_ours = |item: &&serde_json::Value| item["kind"] == "description" || item["kind"] == "drm-device";
     let (more, same): (Vec<_>, Vec<_>) = items.iter().partition(is_ours);

@@ -306,7 +306,7 @@ fn doctor_reports_a_node_once() {
     let doctor = |checks: &[&str]| -> Vec<(String, String, String)> {
         let mut doctor = host.program();
         let ran = run_with(doctor.arg("--config").arg(&host.fake.config).args(["doctor", "--json"]), b"");
-        let outcomes: Vec<serde_json::Value> = serde_json::from_str(&ran.stdout).unwrap();
+        let outcomes = crate::json_schema::part("doctor", &ran.stdout, "checks");
         let text = |outcome: &serde_json::Value, field: &str| outcome[field].as_str().unwrap_or_default().to_owned();
         let mut of_driver: Vec<_> =
             outcomes.iter().filter(|outcome| checks.contains(&&*text(outcome, "check"))).collect();

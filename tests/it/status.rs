@@ -9,7 +9,7 @@ use base::tree::Tree;
 use oci_nvidia_hook::testing::engine::{Kind, Version, hooks, look, status as engine_status, version};
 
 use crate::Test;
-use crate::driver::Image;
+use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
 use crate::support::{HOOK, Need, run, scratch, sh, source};
 
@@ -20,6 +20,12 @@ pub const TESTS: &[Test] = &[
     ("status::agrees_with_podman_of_a_user", NEEDS_USER, agrees_with_podman_of_a_user),
     ("status::of_a_cri_o_that_runs", &[Need::Root], of_a_cri_o_that_runs),
     ("status::colours_are_for_terminals", &[Need::Program("script")], colours_are_for_terminals),
+    ("status::what_decides_about_colors", &[], what_decides_about_colors),
+    (
+        "status::lines_fit_the_terminal",
+        &[Need::Root, Need::Program("cc"), Need::Program("script")],
+        lines_fit_the_terminal,
+    ),
 ];
 
 /// `hook FILE STAGE WHEN` writes a JSON file that names the trace-leaving hook; `$usr`, `$etc` are the two directories
@@ -139,7 +145,7 @@ fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) ->
     unshare.args(["-m", "sh", "-euc", &script, "sh", "sh", "-euc", podman]).env_remove("CONTAINERS_CONF");
     let ran = run(&mut unshare);
     let (trace, json) = ran.stdout.split_once('\n').unwrap_or_else(|| panic!("{ran:?}"));
-    let all: Vec<serde_json::Value> = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+    let all = crate::json_schema::part("status", json, "engines");
     let one = all.iter().find(|one| one["engine"].as_str().unwrap().starts_with(engine)).unwrap().clone();
     (trace == "ran", one)
 }
@@ -333,4 +339,63 @@ fn colours_are_for_terminals() {
     assert!(!on_a_terminal("TERM=dumb").contains('\u{1b}'));
     let piped = run(Command::new(HOOK).arg("status").env("TERM", "xterm"));
     assert!(!piped.stdout.is_empty() && !piped.stdout.contains('\u{1b}'));
+}
+
+/// A pipe gets the same text as ever, and only colors if it asks for them.
+fn what_decides_about_colors() {
+    let of = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let mut hook = Command::new(HOOK);
+        hook.env_clear().envs(variables.iter().copied()).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        run(hook.arg("status").args(arguments)).stdout
+    };
+    let plain = of(&[], &[]);
+    assert!(!plain.contains('\u{1b}'));
+    let colored = of(&[], &["--color", "always"]);
+    assert_eq!(of(&[("CLICOLOR_FORCE", "1")], &[]), colored);
+    assert_eq!(of(&[("NO_COLOR", "1")], &["--color=always"]), colored, "the command line decides");
+    assert_eq!(colored.replace("\u{1b}[0m", "").replace("\u{1b}[31m", "").replace("\u{1b}[32m", ""), plain);
+    assert!(colored == plain || colored.contains("\u{1b}[3"), "{colored}");
+    for (variables, arguments) in [
+        (&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")][..], &[][..]),
+        (&[("CLICOLOR_FORCE", "0")], &[]),
+        (&[("CLICOLOR_FORCE", "1")], &["--color=never"]),
+        (&[("TERM", "xterm")], &["--color", "auto"]),
+    ] {
+        assert_eq!(of(variables, arguments), plain, "{variables:?} {arguments:?}");
+    }
+    let stderr = run(Command::new(HOOK).args(["status", "--color", "pink"])).failed(2);
+    assert!(stderr.contains("'pink'") && stderr.contains("hint: "), "{stderr}");
+}
+
+/// Each command on a screen of 60 columns: no line is longer, unless one word is, and a pipe gets the same words.
+fn lines_fit_the_terminal() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
+    let spec = dir.path().join("nvidia.yaml");
+    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(["cdi", "generate", "--output"]).arg(&spec)).ok();
+    std::fs::write(dir.path().join("broken.json"), "{").unwrap();
+    let check = format!("cdi check --spec-dir {}", dir.path().display());
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    for command in ["doctor", "status", "info", &check] {
+        let hook = format!("{HOOK} --config {} {command}", fake.config.display());
+        let screen =
+            format!("env -i TERM=xterm PATH=\"$PATH\" script -qec 'stty cols 60; {hook} || true' /dev/null </dev/null");
+        let screen = sh(&screen).ok().replace('\r', "");
+        assert!(screen.contains('\u{1b}'), "{screen}");
+        let mut plain = screen;
+        for code in ["0", "1", "31", "32", "33"] {
+            plain = plain.replace(&format!("\u{1b}[{code}m"), "");
+        }
+        for line in plain.lines() {
+            let is_one_word = line.split_whitespace().count() == 1;
+            assert!(line.chars().count() <= 60 || is_one_word, "{command}: {line:?}\n{plain}");
+        }
+        let piped = sh(&format!("env -i PATH=\"$PATH\" {hook} || true")).ok();
+        assert_eq!(words(&plain), words(&piped), "{command}");
+        assert!(plain.lines().count() > piped.lines().count(), "{command}: nothing was folded\n{plain}");
+    }
+    // Kinds are for people: a pipe has paths alone.
+    let list = format!("{HOOK} --config {} list --binaries", fake.config.display());
+    let screen = sh(&format!("TERM=xterm script -qec '{list}' /dev/null </dev/null")).ok();
+    assert!(screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(), "{screen}");
+    assert!(sh(&list).ok().lines().all(|line| line.starts_with('/')));
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 
 pub const TESTS: &[Test] = &[
@@ -48,7 +49,7 @@ pub fn why(dir: &Path, args: &[&str]) -> Ran {
 }
 
 fn json(dir: &Path, name: &str) -> Value {
-    serde_json::from_str(&why(dir, &["--json", name]).ok()).unwrap()
+    json_schema::part("why", &why(dir, &["--json", name]).ok(), "records").remove(0)
 }
 
 struct Container {

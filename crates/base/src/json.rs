@@ -1,7 +1,7 @@
 //! JSON that this program writes for people who read it in a terminal, and that it reads in libraries.
 
-use serde::Serialize;
 use serde::de::{DeserializeOwned, Error};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::report::moves_text;
 
@@ -13,6 +13,26 @@ use crate::report::moves_text;
 pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
     #[expect(clippy::disallowed_methods, reason = "this is the one place")]
     serde_json::to_string_pretty(value).map(escaped)
+}
+
+/// The version of the documents that commands print. It changes if a key is removed or gets another meaning, not if one is added.
+pub const VERSION: u32 = 1;
+
+/// A document of one part, with the version: `{"version": 1, "NAME": CONTENT}` and a final newline.
+///
+/// # Errors
+/// As [`pretty`].
+pub fn document(name: &'static str, content: &impl Serialize) -> serde_json::Result<String> {
+    struct Document<T>(&'static str, T);
+    impl<T: Serialize> Serialize for Document<&T> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut map = serializer.serialize_map(Some(2))?;
+            map.serialize_entry("version", &VERSION)?;
+            map.serialize_entry(self.0, self.1)?;
+            map.end()
+        }
+    }
+    Ok(pretty(&Document(name, content))? + "\n")
 }
 
 /// Parses JSON as text, for the libraries. Only the hook parses bytes, because config.json may be long: where rustc optimizes for
@@ -53,6 +73,7 @@ mod tests {
         let json = pretty(&[text]).unwrap();
         assert_eq!(json, "[\n  \"a\\u009b31m\\u202eb\\u007f\\u0085\\u2066\\u200f\\u001b\\n\u{e9}€𝄞\\\\u009b\\\"\"\n]");
         assert_eq!(serde_json::from_str::<Vec<String>>(&json).unwrap(), [text]);
+        assert_eq!(document("x", &1).unwrap(), "{\n  \"version\": 1,\n  \"x\": 1\n}\n");
         assert_eq!(pretty(&["plain"]).unwrap(), "[\n  \"plain\"\n]");
     }
 }

@@ -14,6 +14,9 @@ use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 /// The whole report.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Report {
+    /// The version of the document; earlier ones have none
+    #[serde(default)]
+    version: Option<u32>,
     #[serde(default)]
     driver_version: Option<String>,
     #[serde(default)]
@@ -111,6 +114,7 @@ impl From<&Inventory> for Report {
             }),
         });
         Self {
+            version: Some(base::json::VERSION),
             driver_version: known(&inventory.driver_version),
             cuda_version: known(&inventory.cuda_version),
             gpus: Some(gpus.collect()),
