@@ -41,6 +41,26 @@ pub(crate) struct Now<'a> {
     pub stamp: Option<&'a Stamp>,
 }
 
+impl Verdict {
+    /// Engines can use it, until a reason against that is found.
+    fn of(subject: impl Into<String>, file: impl Into<String>) -> Self {
+        Self {
+            subject: subject.into(),
+            ok: true,
+            reason: String::new(),
+            hint: String::new(),
+            file: file.into(),
+            ours: false,
+            unread_by: Vec::new(),
+            root_only: false,
+        }
+    }
+
+    fn useless(self, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { ok: false, reason: reason.into(), hint: hint.into(), ..self }
+    }
+}
+
 const REFRESH: &str = "run \"oci-nvidia-hook cdi generate\"";
 
 /// Whether this program wrote the spec: each spec of ours has one of our hook entries.
@@ -50,71 +70,47 @@ pub(crate) fn is_ours(spec: &Spec) -> bool {
 
 /// Every file that engines do not read.
 pub(crate) fn files(files: &[SpecFile]) -> Vec<Verdict> {
-    let broken = files.iter().filter_map(|file| Some((file, file.spec.as_ref().err()?)));
-    let verdict = |(file, why): (&SpecFile, &String)| {
+    let mut verdicts = Vec::new();
+    for file in files {
+        let Err(why) = &file.spec else { continue };
         let path = file.path.display().to_string();
-        // Our own name and NVIDIA's; whoever wrote it, a new one takes its place.
+        // This name is ours and NVIDIA's: whichever program wrote the file, a new spec replaces it.
         let ours = file.path.file_stem().is_some_and(|stem| stem == nvidia_host::cdi::DEFAULT_NAME);
         let hint = if ours { REFRESH.to_owned() } else { format!("fix it, or remove it: \"rm {path}\"") };
-        let reason = format!("engines do not read it: {why}");
-        Verdict {
-            subject: path.clone(),
-            ok: false,
-            reason,
-            hint,
-            file: path,
-            ours,
-            unread_by: Vec::new(),
-            root_only: false,
-        }
-    };
-    broken.map(verdict).collect()
+        let verdict = Verdict::of(path.clone(), path).useless(format!("engines do not read it: {why}"), hint);
+        verdicts.push(Verdict { ours, ..verdict });
+    }
+    verdicts
 }
 
 /// Every device, by name. `is_there` says whether the host has a path.
 pub(crate) fn devices(files: &[SpecFile], now: &Now<'_>, is_there: impl Fn(&str) -> bool) -> Vec<Verdict> {
     let path = |number: usize| files.get(number).map(|file| file.path.display().to_string()).unwrap_or_default();
-    let verdict = |(name, found): (String, Found)| match found {
-        Found::Conflict(a, b) => {
-            let reason = format!("\"{}\" and \"{}\" both have it, and engines then take neither", path(a), path(b));
-            let hint = format!("remove one of them: \"rm {}\"", path(a));
-            Verdict {
-                subject: name,
-                ok: false,
-                reason,
-                hint,
-                file: path(a),
-                ours: false,
-                unread_by: Vec::new(),
-                root_only: false,
+    let mut verdicts = Vec::new();
+    for (name, found) in registry::resolve(files) {
+        verdicts.push(match found {
+            Found::Conflict(a, b) => {
+                let (a, b) = (path(a), path(b));
+                let reason = format!("\"{a}\" and \"{b}\" both have it, and engines then take neither");
+                let hint = format!("remove one of them: \"rm {a}\"");
+                Verdict::of(name, a).useless(reason, hint)
             }
-        }
-        Found::In(number) => match files.get(number) {
-            Some(file) => of_device(file, name, now, &is_there),
-            None => unknown(&name, &[]),
-        },
-    };
-    registry::resolve(files).into_iter().map(verdict).collect()
+            Found::In(number) => match files.get(number) {
+                Some(file) => of_device(file, name, now, &is_there),
+                None => unknown(&name, &[]),
+            },
+        });
+    }
+    verdicts
 }
 
 fn of_device(file: &SpecFile, name: String, now: &Now<'_>, is_there: &impl Fn(&str) -> bool) -> Verdict {
-    let path = file.path.display().to_string();
-    let mut verdict = Verdict {
-        subject: name,
-        ok: true,
-        reason: String::new(),
-        hint: String::new(),
-        file: path,
-        ours: false,
-        unread_by: Vec::new(),
-        root_only: false,
-    };
+    let mut verdict = Verdict::of(name, file.path.display().to_string());
     let Ok(spec) = &file.spec else { return verdict };
     verdict.ours = is_ours(spec);
     // What is wrong for all engines comes first: a newer engine would not help.
     if let Some((reason, hint)) = stale(spec, &verdict, now, is_there) {
-        (verdict.ok, verdict.reason, verdict.hint) = (false, reason, hint);
-        return verdict;
+        return verdict.useless(reason, hint);
     }
     let unread: Vec<_> = now.readers.iter().filter(|reader| reader.reads(&spec.cdi_version) == Some(false)).collect();
     if let Some(reader) = unread.first() {
@@ -196,25 +192,25 @@ pub(crate) fn in_the_way(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
 
 /// For a name that nobody has: the reason, with what there is.
 pub(crate) fn unknown(name: &str, known: &[Verdict]) -> Verdict {
-    let ends = |known: &&Verdict| {
-        let device = known.subject.split_once('=').map_or("", |(_, device)| device);
-        let asked = name.rsplit('=').next().unwrap_or_default();
-        // "gpu=0" is a short form that engines do not know; a name with a vendor means that vendor.
-        let is_short = !name.contains('/') && device == asked;
-        is_short || format!("gpu{device}") == asked
-    };
-    let same_kind = |known: &&Verdict| known.subject.split('=').next() == name.split('=').next();
-    let names: Vec<_> = known.iter().filter(same_kind).map(|known| known.subject.as_str()).collect();
+    let names = known.iter().map(|known| known.subject.as_str());
+    let similar = names.clone().find(|known| is_similar(known, name));
+    let names: Vec<_> = names.filter(|known| known.split('=').next() == name.split('=').next()).collect();
     let is_nvidias = name.starts_with("nvidia.com/") || !name.contains('/');
-    let hint = match known.iter().find(ends) {
-        Some(known) => format!("did you mean {}?", known.subject),
+    let hint = match similar {
+        Some(similar) => format!("did you mean {similar}?"),
         None if names.is_empty() && is_nvidias => REFRESH.to_owned(),
         None if names.is_empty() => "specs of another vendor are written by that vendor's program".to_owned(),
         None => format!("ask for one of {}", names.join(", ")),
     };
-    let reason = "no spec has it".to_owned();
-    let (subject, file) = (name.to_owned(), String::new());
-    Verdict { subject, ok: false, reason, hint, file, ours: false, unread_by: Vec::new(), root_only: false }
+    Verdict::of(name, "").useless("no spec has it", hint)
+}
+
+/// Whether `asked` is a short form of the qualified name `known`, such as `gpu=0`, which engines do not know. A name with a vendor
+/// means that vendor.
+fn is_similar(known: &str, asked: &str) -> bool {
+    let device = known.split_once('=').map_or("", |(_, device)| device);
+    let asked_device = asked.rsplit('=').next().unwrap_or_default();
+    !asked.contains('/') && device == asked_device || format!("gpu{device}") == asked_device
 }
 
 #[cfg(test)]

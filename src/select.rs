@@ -59,40 +59,39 @@ fn without_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
     if request.mig_config.is_some() || request.mig_monitor.is_some() || !request.capabilities.has(Capability::Compute) {
         return Vec::new();
     }
-    let has_part =
-        |gpu: &Gpu| devices.iter().any(|device| matches!(device, Device::Mig(of, _) if of.index == gpu.index));
-    // For "all" the selection has reported these.
+    let parts: Vec<u32> =
+        devices.iter().filter(|device| matches!(device, Device::Mig(..))).map(|device| device.gpu().index).collect();
+    let gpus = devices.iter().filter(|device| matches!(device, Device::Gpu(_))).map(|device| device.gpu());
+    // The selection has reported unlisted MIG devices if the container asks for "all".
     let is_reported = |gpu: &Gpu| request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
-    let whole = devices.iter().filter_map(|device| match device {
-        Device::Gpu(gpu) if gpu.mig_enabled && !has_part(gpu) && !is_reported(gpu) => Some(gpu),
-        _ => None,
-    });
-    let finding = |gpu: &&Gpu| match gpu.mig_devices.first() {
-        Some(mig) => Finding::of(
-            &catalog::MIG_WHOLE,
-            format!("GPU {} is in MIG mode and is given without its MIG devices", gpu.index),
-            format!("ask for its MIG devices, as {}:{} or {}", gpu.index, mig.index, mig.uuid),
+    let whole = gpus.filter(|gpu| gpu.mig_enabled && !parts.contains(&gpu.index) && !is_reported(gpu));
+    whole.map(without_its_parts).collect()
+}
+
+fn without_its_parts(gpu: &Gpu) -> Finding {
+    let index = gpu.index;
+    let (what, fix) = match gpu.mig_devices.first() {
+        Some(mig) => (
+            format!("GPU {index} is in MIG mode and is given without its MIG devices"),
+            format!("ask for its MIG devices, as {index}:{} or {}", mig.index, mig.uuid),
         ),
-        None if !gpu.unlisted_mig.is_empty() => Finding::of(
-            &catalog::MIG_WHOLE,
-            format!("GPU {} is given without its MIG devices, because {}", gpu.index, mig_nodes_missing(gpu)),
-            PREPARE,
+        None if !gpu.unlisted_mig.is_empty() => (
+            format!("GPU {index} is given without its MIG devices, because {}", mig_nodes_missing(gpu)),
+            PREPARE.to_owned(),
         ),
-        None => Finding::of(
-            &catalog::MIG_WHOLE,
-            format!("GPU {} is in MIG mode and has no MIG device", gpu.index),
-            format!("nvidia-smi mig -i {0} -cgi 0 -C; or leave the mode: nvidia-smi -i {0} -mig 0", gpu.index),
+        None => (
+            format!("GPU {index} is in MIG mode and has no MIG device"),
+            format!("nvidia-smi mig -i {index} -cgi 0 -C; or leave the mode: nvidia-smi -i {index} -mig 0"),
         ),
     };
-    whole.map(finding).collect()
+    Finding::of(&catalog::MIG_WHOLE, what, fix)
 }
 
 /// What requirements are checked against: each GPU once; without one, the driver alone.
 fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Properties)> {
-    let told = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let driver = Properties {
-        cuda: told(&inventory.cuda_version),
-        driver: told(&inventory.driver_version),
+        cuda: known(&inventory.cuda_version),
+        driver: known(&inventory.driver_version),
         ..Properties::default()
     };
     let mut gpus: Vec<&Gpu> = devices.iter().map(|device| device.gpu()).collect();
@@ -100,6 +99,11 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
     if gpus.is_empty() {
         return vec![("the host".to_owned(), driver)];
     }
-    let of = |gpu: &Gpu| Properties { arch: told(&gpu.compute_capability), brand: told(&gpu.brand), ..driver.clone() };
+    let of =
+        |gpu: &Gpu| Properties { arch: known(&gpu.compute_capability), brand: known(&gpu.brand), ..driver.clone() };
     gpus.into_iter().map(|gpu| (format!("GPU {}", gpu.index), of(gpu))).collect()
+}
+
+fn known(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
 }

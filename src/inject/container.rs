@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -73,20 +72,7 @@ impl OpenContainer {
     /// If the process is gone, the rootfs is not there, or the process is in a mount namespace of the host's, where mounts
     /// would stay when the container is gone.
     pub(crate) fn open(pid: i32, rootfs: &Path) -> Result<Self> {
-        let open = || -> Result<Self> {
-            ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
-            let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process is gone")?;
-            let owner = (owner.uid(), owner.gid());
-            let mount_ns = MountNs::of(pid)?;
-            if [ns::mount_ns_of("self"), ns::mount_ns_of("1")].contains(&Some(mount_ns.id()?)) {
-                return Err(no_mount_namespace());
-            }
-            let host = Root::open(Path::new(&format!("/proc/{pid}/root")))?;
-            let rootfs = host.open_root(rootfs).with_context(|| format!("open its rootfs {rootfs:?}"))?;
-            let ids = if owner == us() { None } else { Some(Ids::of(pid)?) };
-            Ok(Self { rootfs, mount_ns: Some(mount_ns), owner, ids })
-        };
-        open().with_context(|| {
+        Self::of_process(pid, rootfs).with_context(|| {
             Failure::new(
                 &catalog::CONTAINER,
                 format!("cannot open the container of process {pid}"),
@@ -94,6 +80,20 @@ impl OpenContainer {
                  check \"stages\" in the hook's JSON file",
             )
         })
+    }
+
+    fn of_process(pid: i32, rootfs: &Path) -> Result<Self> {
+        ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
+        let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process is gone")?;
+        let owner = (owner.uid(), owner.gid());
+        let mount_ns = MountNs::of(pid)?;
+        if [ns::mount_ns_of("self"), ns::mount_ns_of("1")].contains(&Some(mount_ns.id()?)) {
+            return Err(no_mount_namespace());
+        }
+        let host = Root::open(Path::new(&format!("/proc/{pid}/root")))?;
+        let rootfs = host.open_root(rootfs).with_context(|| format!("open its rootfs {rootfs:?}"))?;
+        let ids = if owner == us() { None } else { Some(Ids::of(pid)?) };
+        Ok(Self { rootfs, mount_ns: Some(mount_ns), owner, ids })
     }
 
     /// The same as [`Self::here`] for a stage at which the runtime has gone into the container, and has mounted its `/dev` and
@@ -172,23 +172,28 @@ impl OpenContainer {
         host_driver: &str,
         host_cuda: &str,
     ) -> BTreeSet<OsString> {
-        let names = |dir: OwnedFd| -> Option<BTreeSet<OsString>> {
-            let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
-            Some(BTreeSet::from_iter(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())))
-        };
-        let usable = || {
-            let dir = self.rootfs.open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?;
-            let dir = self.rootfs.open_stored_dir(dir).ok()?;
-            let library = dir.try_clone().ok()?;
-            let names = names(dir)?;
-            let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
-            // By the fd of the directory that was listed; a link, a fifo or a device there is no library.
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(library, format!("libcuda.so.{version}"), flags, Mode::empty()).ok()?;
-            let note = self.rootfs.open_stored(file).ok().and_then(compat::read_note);
-            compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
-        };
-        usable().unwrap_or_default()
+        self.usable_compat_libraries(dir, host_driver, host_cuda).unwrap_or_default()
+    }
+
+    fn usable_compat_libraries(
+        &self,
+        dir: &ContainerPath,
+        host_driver: &str,
+        host_cuda: &str,
+    ) -> Option<BTreeSet<OsString>> {
+        let dir = self.rootfs.open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?;
+        let dir = self.rootfs.open_stored_dir(dir).ok()?;
+        let library = dir.try_clone().ok()?;
+        let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
+        let names =
+            BTreeSet::from_iter(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()));
+        let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
+        // The path could lead elsewhere by now, so the file is opened in the directory that was listed. A link, a FIFO or a
+        // device there is not a library.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(library, format!("libcuda.so.{version}"), flags, Mode::empty()).ok()?;
+        let note = self.rootfs.open_stored(file).ok().and_then(compat::read_note);
+        compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
     }
 
     /// Enters its mount namespace. There is no way back.

@@ -44,18 +44,20 @@ pub(super) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
 /// mounted on them. An image has no use for an empty file in such a place.
 pub(crate) fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
     let Ok(root) = rustix::fs::fstat(rootfs) else { return Vec::new() };
-    let look = |path: &ContainerPath| {
-        let dir = open_own_dir(rootfs, &root, path.relative().parent()?)?;
-        let stat = rustix::fs::fstat(open_in(&dir, path.file_name()).ok()?).ok()?;
-        let is_empty = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
-        if is_empty { entry(path.absolute(), &stat) } else { None }
-    };
     let mounts = spec.mounts.iter().filter(|mount| mount.is_bind());
     let paths = mounts.filter_map(|mount| ContainerPath::new(&mount.destination));
-    let is_of_a_driver = |path: &ContainerPath| {
-        is_library_of_a_driver(path.file_name()) || path.relative().to_str().is_some_and(|text| text.contains("nvidia"))
-    };
-    paths.filter(is_of_a_driver).filter_map(|path| look(&path)).collect()
+    paths.filter(is_of_a_driver).filter_map(|path| empty_file(rootfs, &root, &path)).collect()
+}
+
+fn is_of_a_driver(path: &ContainerPath) -> bool {
+    is_library_of_a_driver(path.file_name()) || path.relative().to_str().is_some_and(|text| text.contains("nvidia"))
+}
+
+fn empty_file(rootfs: &Root, root: &Stat, path: &ContainerPath) -> Option<Entry> {
+    let dir = open_own_dir(rootfs, root, path.relative().parent()?)?;
+    let stat = rustix::fs::fstat(open_in(&dir, path.file_name()).ok()?).ok()?;
+    let is_empty = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
+    if is_empty { entry(path.absolute(), &stat) } else { None }
 }
 
 /// Removes what is still as it was created, and the linker cache's entries of it.

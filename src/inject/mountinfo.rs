@@ -5,12 +5,14 @@ use std::path::Path;
 
 /// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
 pub(super) fn shared(mountinfo: &[u8]) -> Vec<u64> {
-    let shared = |line: &&[u8]| {
-        let fields = line.split(|byte| *byte == b' ').skip(6);
-        fields.take_while(|field| *field != b"-").any(|field| field.starts_with(b"shared:"))
-    };
-    let id = |line: &[u8]| std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?.parse().ok();
-    mountinfo.split(|byte| *byte == b'\n').filter(shared).filter_map(id).collect()
+    mountinfo.split(|byte| *byte == b'\n').filter_map(id_of_shared).collect()
+}
+
+fn id_of_shared(line: &[u8]) -> Option<u64> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let mut optional = fields.skip(5).take_while(|field| *field != b"-");
+    optional.any(|field| field.starts_with(b"shared:")).then_some(id)
 }
 
 /// Whether something is mounted below a directory (not on it).
@@ -23,13 +25,14 @@ pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
 
 /// The numbers of the file systems, as `st_dev` has them, of mounts that `is_counted` by their mount point.
 pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> Vec<u64> {
-    let device = |line: &[u8]| {
-        let mut fields = line.split(|byte| *byte == b' ').skip(2);
-        let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
-        let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-        is_counted(fields.nth(1)?).then_some(device)
-    };
-    mountinfo.split(|byte| *byte == b'\n').filter_map(device).collect()
+    let mounts = mountinfo.split(|byte| *byte == b'\n').filter_map(device_and_point);
+    mounts.filter(|(_, point)| is_counted(point)).map(|(device, _)| device).collect()
+}
+
+fn device_and_point(line: &[u8]) -> Option<(u64, &[u8])> {
+    let mut fields = line.split(|byte| *byte == b' ').skip(2);
+    let (major, minor) = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
+    Some((rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), fields.nth(1)?))
 }
 
 /// The numbers of the file systems that are mounted elsewhere than in the directory `dir`, at it or below it.
@@ -40,12 +43,14 @@ pub(super) fn devices_outside(mountinfo: &[u8], dir: &Path) -> Vec<u64> {
 
 /// As the kernel writes paths there (`seq_path`).
 fn escaped(path: &Path) -> Vec<u8> {
-    let bytes = path.as_os_str().as_bytes().iter();
-    let escape = |byte: &u8| match byte {
-        b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
-        _ => vec![*byte],
-    };
-    bytes.flat_map(escape).collect()
+    let mut escaped = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").bytes()),
+            _ => escaped.push(*byte),
+        }
+    }
+    escaped
 }
 
 #[cfg(test)]

@@ -239,24 +239,25 @@ pub(super) fn hide_file(
     label: Option<&Label>,
 ) -> Result<OwnedFd> {
     let scratch = Scratch::mount(dir, read_table()?, "mode=0755,size=32m", label)?;
-    let bind = || -> Result<()> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&scratch.tmpfs, name, flags, Mode::from_raw_mode(0o644))?;
-        let mut file = File::from(file);
-        content.iter().try_for_each(|piece| file.write_all(piece))?;
-        Ok(in_place::bind(open_in(&scratch.tmpfs, name)?, point)?)
-    };
-    let bound = bind();
+    let bound = bind_new_file(&scratch.tmpfs, name, point, content);
     let unmounted = scratch.unmount().context(StillMounted);
     bound.context("mount a file of ours")?;
-    let restrict = || -> Result<OwnedFd> {
-        unmounted?;
-        let mounted = open_in(dir, name)?;
-        in_place::restrict(&mounted, MountAttrs::PROC_FILE).context("remount it restricted")?;
-        Ok(mounted)
-    };
-    restrict().map_err(|error| match in_place::take_back(dir, Path::new(name)) {
+    unmounted.and_then(|()| restrict(dir, name)).map_err(|error| match in_place::take_back(dir, Path::new(name)) {
         Ok(()) => error,
         Err(_) => error.context(StillMounted),
     })
+}
+
+fn bind_new_file(tmpfs: &OwnedFd, name: &OsStr, point: &OwnedFd, content: &[Cow<'_, [u8]>]) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(tmpfs, name, flags, Mode::from_raw_mode(0o644))?);
+    content.iter().try_for_each(|piece| file.write_all(piece))?;
+    Ok(in_place::bind(open_in(tmpfs, name)?, point)?)
+}
+
+/// Restricts what was just mounted at `name`, and returns it.
+fn restrict(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
+    let mounted = open_in(dir, name)?;
+    in_place::restrict(&mounted, MountAttrs::PROC_FILE).context("remount it restricted")?;
+    Ok(mounted)
 }

@@ -138,15 +138,18 @@ impl Source {
             Tree::Mounted(mount) => mount,
         };
         in_place::bind(&source, point).context("mount")?;
-        let restrict = || -> Result<OwnedFd> {
-            // Only now the name leads to the mount. A mount point cannot be renamed; by its number it is ours.
-            let mounted = open_in(dir, name.as_os_str())?;
-            ensure!(same_file(&rustix::fs::fstat(&mounted)?, &self.stat), "its mount point was replaced meanwhile");
-            in_place::restrict(&mounted, self.attrs).context("remount it restricted")?;
-            Ok(mounted)
-        };
-        restrict().inspect_err(|_| drop(in_place::take_back(dir, name)))
+        restrict(dir, name, &self.stat, self.attrs).inspect_err(|_| drop(in_place::take_back(dir, name)))
     }
+}
+
+/// Restricts the mount of this file that was just made at `name`, and returns it.
+fn restrict(dir: &OwnedFd, name: &Path, source: &Stat, attrs: MountAttrs) -> Result<OwnedFd> {
+    // The descriptor of the mount point shows the file below the mount: only the name leads to the mount. The kernel does not
+    // let a mount point be renamed or removed in this namespace, and the inode shows that the mount is ours.
+    let mounted = open_in(dir, name.as_os_str())?;
+    ensure!(same_file(&rustix::fs::fstat(&mounted)?, source), "its mount point was replaced meanwhile");
+    in_place::restrict(&mounted, attrs).context("remount it restricted")?;
+    Ok(mounted)
 }
 
 fn open_real(path: &Path) -> rustix::io::Result<OwnedFd> {

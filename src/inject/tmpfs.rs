@@ -70,13 +70,8 @@ impl Directory {
             }
             None => {
                 in_place::mount_tmpfs(&point, "mode=0555,size=1m", self.label.as_ref()).context("mount a tmpfs")?;
-                let open = || -> Result<OwnedFd> {
-                    let tmpfs = open_in(dir, name)?;
-                    let replaced = same_file(&rustix::fs::fstat(&tmpfs)?, &rustix::fs::fstat(&point)?);
-                    ensure!(!replaced, "its mount point was replaced meanwhile");
-                    Ok(tmpfs)
-                };
-                let tmpfs = Rc::new(open().inspect_err(|_| drop(in_place::take_back(dir, Path::new(name))))?);
+                let tmpfs = open_mounted(dir, name, &point);
+                let tmpfs = Rc::new(tmpfs.inspect_err(|_| drop(in_place::take_back(dir, Path::new(name))))?);
                 done.push(Rc::clone(&tmpfs));
                 self.fill(&tmpfs)?;
                 tmpfs
@@ -99,6 +94,14 @@ impl Directory {
         }
         self.mounts.iter().try_for_each(|(path, kind, _)| make_point(tmpfs, path, *kind))
     }
+}
+
+/// What is mounted on `point`, which `name` leads to.
+fn open_mounted(dir: &OwnedFd, name: &OsStr, point: &OwnedFd) -> Result<OwnedFd> {
+    let tmpfs = open_in(dir, name)?;
+    let is_point = same_file(&rustix::fs::fstat(&tmpfs)?, &rustix::fs::fstat(point)?);
+    ensure!(!is_point, "its mount point was replaced meanwhile");
+    Ok(tmpfs)
 }
 
 fn write_file(tmpfs: &OwnedFd, name: &OsStr, content: &[u8]) -> Result<()> {
@@ -125,13 +128,16 @@ fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
 
 /// `mkdir -p`; most have the same parent.
 fn make_dirs(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
-    let make = || match rustix::fs::mkdirat(tmpfs, path, Mode::from_raw_mode(0o555)) {
+    match (make_dir(tmpfs, path), path.parent()) {
+        (Err(Errno::NOENT), Some(parent)) => make_dirs(tmpfs, parent).and_then(|()| make_dir(tmpfs, path)),
+        (made, _) => made,
+    }
+}
+
+fn make_dir(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
+    match rustix::fs::mkdirat(tmpfs, path, Mode::from_raw_mode(0o555)) {
         Err(Errno::EXIST) => Ok(()),
         made => made,
-    };
-    match (make(), path.parent()) {
-        (Err(Errno::NOENT), Some(parent)) => make_dirs(tmpfs, parent).and_then(|()| make()),
-        (made, _) => made,
     }
 }
 

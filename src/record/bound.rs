@@ -24,13 +24,7 @@ impl Record {
 
     fn cut(&self, items: usize, chars: usize) -> Self {
         let text = |text: &String| cut(text, chars);
-        let texts = |list: &[String]| {
-            let mut kept: Vec<_> = list.iter().take(items).map(text).collect();
-            kept.extend(
-                list.len().checked_sub(items).filter(|more| *more > 0).map(|more| format!("… and {more} more")),
-            );
-            kept
-        };
+        let texts = |list: &[String]| cut_list(list, items, chars);
         let Container { id, name, pod, bundle } = &self.container;
         Self {
             version: self.version,
@@ -73,6 +67,14 @@ impl Record {
             created: if items == LIMITS[0].0 { self.created.clone() } else { Vec::new() },
         }
     }
+}
+
+fn cut_list(list: &[String], items: usize, chars: usize) -> Vec<String> {
+    let mut kept: Vec<_> = list.iter().take(items).map(|text| cut(text, chars)).collect();
+    if list.len() > items {
+        kept.push(format!("… and {} more", list.len() - items));
+    }
+    kept
 }
 
 fn cut(text: &str, chars: usize) -> String {

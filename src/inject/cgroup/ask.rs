@@ -79,16 +79,17 @@ impl Filter {
 
 /// Lines are `c 195:* rw`; `a *:* rwm` is everything. Read and write can be in different lines.
 fn is_listed(list: &str, rule: DeviceRule) -> bool {
+    let granted: String = list.lines().filter_map(|line| access(line, rule)).collect();
+    granted.contains('r') && granted.contains('w')
+}
+
+/// What a line allows for this device.
+fn access(line: &str, rule: DeviceRule) -> Option<&str> {
+    let mut words = line.split(' ');
+    let (kind, numbers, access) = (words.next()?, words.next()?, words.next()?);
+    let (major, minor) = numbers.split_once(':')?;
     let matches = |text: &str, number: u32| text == "*" || text.parse() == Ok(number);
-    let access = |line: &str| {
-        let mut words = line.split(' ');
-        let (kind, numbers, access) = (words.next()?, words.next()?, words.next()?);
-        let (major, minor) = numbers.split_once(':')?;
-        let fits = matches!(kind, "a" | "c") && matches(major, rule.major) && matches(minor, rule.minor);
-        fits.then(|| (access.contains('r'), access.contains('w')))
-    };
-    let found: Vec<_> = list.lines().filter_map(access).collect();
-    found.iter().any(|(read, _)| *read) && found.iter().any(|(_, write)| *write)
+    (matches!(kind, "a" | "c") && matches(major, rule.major) && matches(minor, rule.minor)).then_some(access)
 }
 
 /// What a device program answers to an open for reading and writing.

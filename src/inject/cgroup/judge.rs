@@ -33,18 +33,19 @@ const MAX_STEPS: usize = 1_000_000;
 
 /// Judges a program, as its loader wrote it.
 pub(super) fn judge(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
-    let ask = |rule: &DeviceRule, access| run(program, [access, rule.major, rule.minor]);
-    let allowed = |rule: &DeviceRule| {
-        let answers = [READ, WRITE, BOTH].map(|access| ask(rule, access));
-        answers.into_iter().try_fold(true, |all, answer| Some(all & (answer? & 1 == 1)))
-    };
-    let each: Option<Vec<bool>> = rules.iter().map(allowed).collect();
-    let unlisted: Option<Vec<bool>> = UNLISTED.iter().map(allowed).collect();
+    let each: Option<Vec<bool>> = rules.iter().map(|rule| allows(program, rule)).collect();
+    let unlisted: Option<Vec<bool>> = UNLISTED.iter().map(|rule| allows(program, rule)).collect();
     match (each, unlisted) {
         (Some(each), _) if each.iter().all(|allowed| *allowed) => Verdict::Allows,
         (Some(_), Some(unlisted)) if !unlisted.contains(&true) => Verdict::AllowList,
         _ => Verdict::Denies,
     }
+}
+
+/// Whether a device may be read, written and both; `None` if that is not known.
+fn allows(program: &[Insn], rule: &DeviceRule) -> Option<bool> {
+    let answers = [READ, WRITE, BOTH].map(|access| run(program, [access, rule.major, rule.minor]));
+    answers.into_iter().try_fold(true, |all, answer| Some(all & (answer? & 1 == 1)))
 }
 
 #[derive(Clone, Copy)]
@@ -117,9 +118,21 @@ fn load(bytes: &[u8], start: usize, code: u8) -> Option<u64> {
         _ => return None,
     };
     let found = bytes.get(start..start.checked_add(width)?)?;
-    // In the order of this machine, in which the kernel lays the context out.
-    let fold = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
-    Some(if cfg!(target_endian = "little") { found.iter().rev().fold(0, fold) } else { found.iter().fold(0, fold) })
+    // The kernel stores the context in the byte order of the machine.
+    let mut number = [0; 8];
+    let start = if cfg!(target_endian = "little") { 0 } else { 8 - width };
+    number.get_mut(start..start + width)?.copy_from_slice(found);
+    Some(u64::from_ne_bytes(number))
+}
+
+/// Operations of 32 bits take the lower half of a register, and clear the upper half.
+const fn narrow(is_wide: bool, number: u64) -> u64 {
+    if is_wide { number } else { number & 0xffff_ffff }
+}
+
+/// The number as a signed one of 64 or 32 bits.
+fn signed(is_wide: bool, number: u64) -> i64 {
+    if is_wide { number.cast_signed() } else { i64::from(u32::try_from(number).unwrap_or_default().cast_signed()) }
 }
 
 fn compute(class: u8, operation: u8, old: Option<Value>, operand: Value) -> Option<Value> {
@@ -129,8 +142,7 @@ fn compute(class: u8, operation: u8, old: Option<Value>, operand: Value) -> Opti
     let is_wide = class == 7;
     let b = operand.number()?;
     let a = if operation == 0xb0 { 0 } else { old?.number()? };
-    let narrow = |number: u64| if is_wide { number } else { number & 0xffff_ffff };
-    let (a, b) = (narrow(a), narrow(b));
+    let (a, b) = (narrow(is_wide, a), narrow(is_wide, b));
     let shift = u32::try_from(b).ok().filter(|shift| *shift < if is_wide { 64 } else { 32 });
     let result = match operation {
         0x00 => a.wrapping_add(b),
@@ -144,31 +156,25 @@ fn compute(class: u8, operation: u8, old: Option<Value>, operand: Value) -> Opti
         0xb0 => b,
         _ => return None,
     };
-    Some(Value::Number(narrow(result)))
+    Some(Value::Number(narrow(is_wide, result)))
 }
 
 fn compare(class: u8, operation: u8, a: u64, b: u64) -> Option<bool> {
-    let narrow = |number: u64| if class == 5 { number } else { number & 0xffff_ffff };
-    let signed = |number: u64| {
-        if class == 5 {
-            number.cast_signed()
-        } else {
-            i64::from(u32::try_from(number).unwrap_or_default().cast_signed())
-        }
-    };
-    let (a, b) = (narrow(a), narrow(b));
+    let is_wide = class == 5;
+    let (a, b) = (narrow(is_wide, a), narrow(is_wide, b));
+    let (signed_a, signed_b) = (signed(is_wide, a), signed(is_wide, b));
     Some(match operation {
         0x10 => a == b,
         0x20 => a > b,
         0x30 => a >= b,
         0x40 => a & b != 0,
         0x50 => a != b,
-        0x60 => signed(a) > signed(b),
-        0x70 => signed(a) >= signed(b),
+        0x60 => signed_a > signed_b,
+        0x70 => signed_a >= signed_b,
         0xa0 => a < b,
         0xb0 => a <= b,
-        0xc0 => signed(a) < signed(b),
-        0xd0 => signed(a) <= signed(b),
+        0xc0 => signed_a < signed_b,
+        0xd0 => signed_a <= signed_b,
         _ => return None,
     })
 }

@@ -75,6 +75,12 @@ impl Mount {
     fn is_v1_devices(&self) -> bool {
         self.kind == "cgroup" && self.super_options.split(',').any(|option| option == "devices")
     }
+
+    /// Whether this mount hides the mount point of a sibling. No two siblings are at the same point: the second one is stacked
+    /// on the first.
+    fn covers(&self, sibling: &Self) -> bool {
+        self.id != sibling.id && self.point != sibling.point && sibling.point.starts_with(&self.point)
+    }
 }
 
 /// `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG]... - TYPE SOURCE SUPER_OPTIONS`; `None` for anything else.
@@ -156,10 +162,7 @@ impl<'a> Tree<'a> {
             line.push(at.id);
             // also the end of a circle, which the kernel's text has not
             self.bare.insert(at.id, false);
-            // no two siblings are at the same point: the second one is stacked on the first
-            let covers =
-                |other: &&Mount| other.id != at.id && other.point != at.point && at.point.starts_with(&other.point);
-            if self.on(at.parent).any(covers) {
+            if self.on(at.parent).any(|other| other.covers(at)) {
                 break false;
             }
             match self.by_id.get(&at.parent).filter(|up| up.id != at.id) {
@@ -183,13 +186,16 @@ fn own_path(cgroup: &str, matches: impl Fn(&str) -> bool) -> Option<&Path> {
     })
 }
 
+/// Whether a path leads out of the reader's cgroup namespace, for which the kernel writes "/.." (cgroup_namespaces(7)).
+fn is_outside(path: &Path) -> bool {
+    path.components().any(|part| part == Component::ParentDir)
+}
+
 /// The mount point, and the directory below it that is the cgroup `own`.
 ///
 /// Of several mounts that show it: a writable one, then the one that shows most of the hierarchy, then the last one.
 fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
-    // the kernel writes "/.." for what is outside of the reader's cgroup namespace (cgroup_namespaces(7))
-    let outside = |path: &Path| path.components().any(|part| part == Component::ParentDir);
-    if outside(own) {
+    if is_outside(own) {
         return Err(failure(
             &catalog::CGROUP,
             format!("its cgroup {own:?} is outside of this cgroup namespace"),
@@ -198,7 +204,7 @@ fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
     }
     let best = mounts
         .iter()
-        .filter(|mount| mount.root.is_absolute() && !outside(&mount.root))
+        .filter(|mount| mount.root.is_absolute() && !is_outside(&mount.root))
         .filter_map(|mount| Some((mount, own.strip_prefix(&mount.root).ok()?)))
         .enumerate()
         .max_by_key(|(order, (mount, rest))| (!mount.read_only, rest.components().count(), *order));

@@ -30,18 +30,19 @@ const MAX_MESSAGES: usize = 1000;
 /// # Errors
 /// If there is no systemd, or it refuses, or does not answer within five seconds.
 pub(super) fn allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
-    let told = || -> Result<()> {
-        let mut systemd = Connection::open()?;
-        let policy = systemd.call(|serial| dbus::get_property(serial, unit, "DevicePolicy"))?;
-        let list = systemd.call(|serial| dbus::get_property(serial, unit, "DeviceAllow"))?;
-        let policy = dbus::text_property(&policy).context("it shows no device policy")?;
-        let is_empty = dbus::is_empty_list(&list, "a(ss)").context("it shows no list of devices")?;
-        if policy != "auto" || !is_empty {
-            systemd.call(|serial| dbus::set_device_allow(serial, unit, rules))?;
-        }
-        Ok(())
-    };
-    told().with_context(|| format!("cannot tell systemd about the devices of {unit:?}"))
+    extend_device_allow(unit, rules).with_context(|| format!("cannot tell systemd about the devices of {unit:?}"))
+}
+
+fn extend_device_allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
+    let mut systemd = Connection::open()?;
+    let policy = systemd.call(|serial| dbus::get_property(serial, unit, "DevicePolicy"))?;
+    let list = systemd.call(|serial| dbus::get_property(serial, unit, "DeviceAllow"))?;
+    let policy = dbus::text_property(&policy).context("it shows no device policy")?;
+    let is_empty = dbus::is_empty_list(&list, "a(ss)").context("it shows no list of devices")?;
+    if policy != "auto" || !is_empty {
+        systemd.call(|serial| dbus::set_device_allow(serial, unit, rules))?;
+    }
+    Ok(())
 }
 
 /// A connection to systemd's private socket.

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -56,30 +57,34 @@ impl Target {
         let listed = self.rootfs.open_stored_dir(dir.try_clone().ok()?).ok()?;
         let entries = rustix::fs::Dir::new(listed).ok()?.take(MAX_NAMES).flatten();
         let names: Vec<_> = entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect();
-        let is_empty_file = |name: &OsString| {
-            let stat = rustix::fs::statat(&*dir, name, AtFlags::SYMLINK_NOFOLLOW);
-            stat.is_ok_and(|stat| {
-                FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-                    && stat.st_size == 0
-                    && stat.st_nlink == 1
-            })
-        };
         let mut stale: BTreeSet<_> =
-            names.iter().filter(|name| is_library_of_a_driver(name) && is_empty_file(name)).cloned().collect();
+            names.iter().filter(|name| is_library_of_a_driver(name) && is_empty_file(&dir, name)).cloned().collect();
+        let links: Vec<(&OsString, OsString)> = names
+            .iter()
+            .filter(|name| name.as_bytes().starts_with(b"lib"))
+            .filter_map(|name| Some((name, link_text(&dir, name)?)))
+            .collect();
         // libx.so.1 -> libx.so.535.1, and libx.so -> libx.so.1
         for _ in 0..2 {
-            let leads_to_stale = |name: &&OsString| {
-                let text = rustix::fs::readlinkat(&*dir, name.as_os_str(), Vec::new());
-                text.is_ok_and(|text| stale.contains(OsStr::from_bytes(text.as_bytes())))
-            };
-            let is_of_library = |name: &&OsString| name.as_bytes().starts_with(b"lib");
-            let links: Vec<_> = names.iter().filter(is_of_library).filter(leads_to_stale).cloned().collect();
-            stale.extend(links);
+            let found: Vec<_> = links.iter().filter(|(_, text)| stale.contains(text)).map(|(name, _)| *name).collect();
+            stale.extend(found.into_iter().cloned());
         }
-        let created = |name: &OsString| Created { dir: Rc::clone(&dir), name: name.into(), is_dir: false };
-        self.stale.extend(stale.iter().map(created));
+        for name in &stale {
+            self.stale.push(Created { dir: Rc::clone(&dir), name: name.into(), is_dir: false });
+        }
         Some(stale)
     }
+}
+
+fn is_empty_file(dir: &OwnedFd, name: &OsStr) -> bool {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0 && stat.st_nlink == 1
+    })
+}
+
+fn link_text(dir: &OwnedFd, name: &OsStr) -> Option<OsString> {
+    let text = rustix::fs::readlinkat(dir, name, Vec::new()).ok()?;
+    Some(OsString::from_vec(text.into_bytes()))
 }
 
 /// `libcuda.so.535.183.01`, for the libraries that the hook gives.

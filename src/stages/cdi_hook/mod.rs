@@ -3,7 +3,7 @@
 
 pub(crate) mod entry;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -106,16 +106,16 @@ fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: 
 
 /// The same container's hook entries for compatibility libraries.
 fn compat_hooks(spec: &SpecView) -> impl Iterator<Item = Hook> {
-    let hook = |args: &[String]| {
-        let (called, args) = args.split_first()?;
-        let name =
-            Path::new(called).file_name().and_then(OsStr::to_str).filter(|name| [CTK, CDI_HOOK].contains(name))?;
-        match entry::parse(name, args.iter().map(OsString::from).collect()) {
-            Ok(Call::Hook(hook)) if hook.name == "enable-cuda-compat" => Some(hook),
-            _ => None,
-        }
-    };
-    spec.hooks.iter().filter_map(move |entry| hook(&entry.args))
+    spec.hooks.iter().filter_map(|entry| compat_hook(&entry.args))
+}
+
+fn compat_hook(args: &[String]) -> Option<Hook> {
+    let (called, args) = args.split_first()?;
+    let name = Path::new(called).file_name()?.to_str().filter(|name| [CTK, CDI_HOOK].contains(name))?;
+    match entry::parse(name, args.iter().map(OsString::from).collect()) {
+        Ok(Call::Hook(hook)) if hook.name == "enable-cuda-compat" => Some(hook),
+        _ => None,
+    }
 }
 
 /// Where the image has a newer libcuda that is to be used, and the names there.
