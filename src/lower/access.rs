@@ -13,10 +13,7 @@ use nvidia_host::cdi::lower::NodeFacts;
 
 use super::live::Step;
 use crate::oci::SpecView;
-use crate::oci::spec_view::IdMapping;
-
-/// What ids are seen as that a user namespace does not map.
-const OVERFLOW_ID: u32 = 65534;
+use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
 
 /// Who the container's process is on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +35,8 @@ impl Process {
     /// Reads the user and groups of the process from config.json.
     pub(crate) fn from_spec(spec: &SpecView, is_rootless: bool) -> Self {
         let (uid, gid) = spec.user;
-        let outside = |mappings: &[IdMapping], id| if spec.user_namespace { map(mappings, id) } else { Some(id) };
+        let outside =
+            |mappings: &[_], id| if spec.user_namespace { IdMapping::outside(mappings, id) } else { Some(id) };
         let groups = std::iter::once(gid).chain(spec.additional_gids.iter().copied());
         Self {
             named: uid,
@@ -132,14 +130,6 @@ pub(crate) fn inaccessible<'a>(
             nodes.get(source).filter(|facts| !process.may_open(**facts)).map(|facts| (source, *facts))
         }
         _ => None,
-    })
-}
-
-/// An id of the container's as the runtime's namespace has it.
-fn map(mappings: &[IdMapping], id: u32) -> Option<u32> {
-    mappings.iter().find_map(|mapping| {
-        let offset = id.checked_sub(mapping.container_id).filter(|offset| *offset < mapping.size)?;
-        mapping.host_id.checked_add(offset)
     })
 }
 

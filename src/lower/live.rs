@@ -14,46 +14,36 @@ use super::access::Process;
 /// One thing to do to a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
+    /// Mount a file of the host, read-only.
     MountFile {
-        /// on the host
         source: HostPath,
-        /// in the container
         target: ContainerPath,
-        /// whether the container can do without
         need: Need,
     },
-    /// Mount a socket, or a directory of sockets.
+    /// Mount a socket, or a directory of sockets. `source` is where it is on the host, for messages.
     MountIpc {
-        /// how to open it on the host
         channel: Channel,
-        /// where it is there, for people
         source: HostPath,
-        /// in the container
         target: ContainerPath,
     },
+    /// Mount a device node of the host, whose number is checked again on the open file. For a process that cannot open that node
+    /// (`own`), create one in the container.
     MountNode {
-        /// on the host
         source: HostPath,
-        /// in the container
         target: ContainerPath,
-        /// major and minor, checked again on the open file
         device: (u32, u32),
-        /// the process that cannot open the host's node, if a node is to be created for the container instead
         own: Option<Process>,
     },
-    /// `ln -sfn TEXT LINK`
+    /// `ln -sfn TEXT LINK`. The hook never resolves the text. If the image has a file of its own in place of the link, the mounted
+    /// `file`, to which the link leads, is mounted over that.
     Link {
         link: ContainerPath,
-        /// Its text, never resolved by us
         text: OsString,
-        /// The mounted file it leads to: mounted at `link` instead where the image has a file of its own there
         file: ContainerPath,
-        /// Whether the container can do without
         need: Need,
     },
     /// Mount a directory with these files, read-only, over what the image has.
     MountFiles {
-        /// in the container
         target: ContainerPath,
         files: Vec<(&'static str, String)>,
     },
@@ -62,15 +52,13 @@ pub(crate) enum Step {
     MaskParams,
     /// `chmod MODE TARGET`, of what is the container's own
     SetMode {
-        /// in the container
         target: ContainerPath,
         mode: u32,
     },
-    /// Have the image's ldconfig look in these directories: it writes the cache anew when a package is installed.
+    /// Have the image's ldconfig read these directories, because it writes the cache anew when a package is installed: `first`
+    /// before all others, even if it reads them already, and `others` unless it does.
     ListDirectories {
-        /// Before all others, whether it looks there already or not
         first: Vec<ContainerPath>,
-        /// Unless it looks there already
         others: Vec<ContainerPath>,
     },
     UpdateLinkerCache(Vec<CacheEntry>),

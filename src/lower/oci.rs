@@ -15,7 +15,7 @@ use nvidia_host::cdi::lower::STAGE;
 use crate::oci::SpecView;
 use crate::oci::device_rules::{DeviceRule, already_allowed};
 use crate::oci::insertion::append;
-use crate::oci::spec_view::IdMapping;
+use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
 
 /// What has to be known beside config.json.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +23,6 @@ pub struct OciFacts {
     /// Whether we, and so the runtime, are in a user namespace (rootless Podman)
     pub in_user_namespace: bool,
 }
-
-/// What ids are seen as that a user namespace does not map: `/proc/sys/kernel/overflowgid` unless somebody changed it.
-const OVERFLOW_GID: u32 = 65534;
 
 /// A bind mount of a device node: it must not be `nodev`. Read-only, as in [`base::sys::mount::MountAttrs::DEVICE_NODE`].
 const NODE_OPTIONS: [&str; 5] = ["ro", "nosuid", "noexec", "rbind", "rprivate"];
@@ -173,17 +170,10 @@ fn has_hook(spec: &SpecView, hook: &Hook) -> bool {
 
 /// A group of the host's by its number in the container; none if it has none there.
 pub(crate) fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u32> {
-    if facts.in_user_namespace && gid == OVERFLOW_GID {
+    if facts.in_user_namespace && gid == OVERFLOW_ID {
         return None;
     }
-    if spec.user_namespace { map(&spec.gid_mappings, gid) } else { Some(gid) }
-}
-
-fn map(mappings: &[IdMapping], id: u32) -> Option<u32> {
-    mappings.iter().find_map(|mapping| {
-        let offset = id.checked_sub(mapping.host_id).filter(|offset| *offset < mapping.size)?;
-        mapping.container_id.checked_add(offset)
-    })
+    if spec.user_namespace { IdMapping::inside(&spec.gid_mappings, gid) } else { Some(gid) }
 }
 
 #[cfg(test)]

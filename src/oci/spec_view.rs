@@ -56,22 +56,19 @@ pub struct SpecView {
 
 /// What we look at of a device node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Device {
     /// In the container
-    #[serde(default)]
     pub path: PathBuf,
     /// `c`, `b`, `u` or `p`
-    #[serde(default, rename = "type")]
+    #[serde(rename = "type")]
     pub kind: Option<String>,
-    #[serde(default)]
     pub major: Option<i64>,
-    #[serde(default)]
     pub minor: Option<i64>,
 }
 
 /// Ids of a user namespace, and those that they are outside of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct IdMapping {
     /// The first one inside
     #[serde(rename = "containerID")]
@@ -82,39 +79,58 @@ pub struct IdMapping {
     pub size: u32,
 }
 
+/// The number that the kernel shows for an id that the reader's user namespace does not map: `/proc/sys/kernel/overflowuid` and
+/// `overflowgid`, unless root changed them.
+pub(crate) const OVERFLOW_ID: u32 = 65534;
+
+impl IdMapping {
+    /// An id of the container as it is outside of the user namespace.
+    pub(crate) fn outside(mappings: &[Self], id: u32) -> Option<u32> {
+        mappings.iter().find_map(|mapping| {
+            let offset = id.checked_sub(mapping.container_id).filter(|offset| *offset < mapping.size)?;
+            mapping.host_id.checked_add(offset)
+        })
+    }
+
+    /// An id of the outside as it is in the user namespace.
+    pub(crate) fn inside(mappings: &[Self], id: u32) -> Option<u32> {
+        mappings.iter().find_map(|mapping| {
+            let offset = id.checked_sub(mapping.host_id).filter(|offset| *offset < mapping.size)?;
+            mapping.container_id.checked_add(offset)
+        })
+    }
+}
+
 /// What we look at of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Mount {
     /// On the host
-    #[serde(default)]
     pub source: PathBuf,
     /// In the container
-    #[serde(default)]
     pub destination: PathBuf,
     /// `bind`, or the file system's
-    #[serde(default, rename = "type")]
+    #[serde(rename = "type")]
     pub kind: Option<String>,
     /// As mount(8) has them
-    #[serde(default)]
     pub options: Option<Vec<String>>,
 }
 
 impl Mount {
     /// Whether it shows a place of the host's, as runtimes decide it.
     pub fn is_bind(&self) -> bool {
-        let bind = |option: &String| option == "bind" || option == "rbind";
-        self.kind.as_deref() == Some("bind") || self.options.iter().flatten().any(bind)
+        let mut options = self.options.iter().flatten();
+        self.kind.as_deref() == Some("bind") || options.any(|option| option == "bind" || option == "rbind")
     }
 }
 
 /// What we look at of a hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Hook {
     /// The program, on the host
-    #[serde(default)]
     pub path: PathBuf,
     /// Its arguments, its own name first
-    #[serde(default)]
     pub args: Vec<String>,
 }
 
@@ -124,37 +140,36 @@ const KEEP_GROUPS: &str = "run.oci.keep_original_groups";
 /// What is long in it stays text until it is known to matter.
 #[derive(Deserialize)]
 struct Raw<'a> {
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     annotations: Option<&'a RawValue>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     hooks: Option<&'a RawValue>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     mounts: Option<&'a RawValue>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     process: Option<RawProcess<'a>>,
-    #[serde(default)]
     root: Option<RawRoot>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     linux: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct RawProcess<'a> {
-    #[serde(default)]
     env: Option<Environment>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     capabilities: Option<&'a RawValue>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     user: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RawUser<'a> {
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     uid: Option<&'a RawValue>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     gid: Option<&'a RawValue>,
-    #[serde(default, rename = "additionalGids", borrow)]
+    #[serde(borrow)]
     additional_gids: Option<&'a RawValue>,
 }
 
@@ -165,26 +180,27 @@ struct RawRoot {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RawLinux<'a> {
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     resources: Option<RawResources<'a>>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     devices: Option<&'a RawValue>,
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     namespaces: Option<&'a RawValue>,
-    #[serde(default, rename = "uidMappings", borrow)]
+    #[serde(borrow)]
     uid_mappings: Option<&'a RawValue>,
-    #[serde(default, rename = "gidMappings", borrow)]
+    #[serde(borrow)]
     gid_mappings: Option<&'a RawValue>,
-    #[serde(default, rename = "cgroupsPath", borrow)]
+    #[serde(borrow)]
     cgroups_path: Option<&'a RawValue>,
-    #[serde(default, rename = "mountLabel", borrow)]
+    #[serde(borrow)]
     mount_label: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct RawResources<'a> {
-    #[serde(default, borrow)]
+    #[serde(borrow)]
     devices: Option<&'a RawValue>,
 }
 
@@ -206,8 +222,8 @@ pub(crate) fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
 
 fn read_with(bundle: &Path, parse: impl FnOnce(&[u8], &Path) -> Result<SpecView>) -> Result<SpecView> {
     let path = bundle.join("config.json");
-    let read = || parse(&read_file(&path)?, bundle);
-    read().with_context(|| format!("cannot read the container's spec {path:?}"))
+    let spec = read_file(&path).and_then(|bytes| parse(&bytes, bundle));
+    spec.with_context(|| format!("cannot read the container's spec {path:?}"))
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
@@ -298,7 +314,7 @@ fn hooks(stages: Option<BTreeMap<String, &RawValue>>) -> Result<Vec<Hook>> {
 fn has_sys_admin(capabilities: Option<&RawValue>) -> Result<bool> {
     #[derive(Deserialize)]
     struct Sets<'a> {
-        #[serde(default, borrow)]
+        #[serde(borrow)]
         bounding: Option<&'a RawValue>,
     }
     let bounding = match capabilities {

@@ -18,6 +18,7 @@ use base::sys::in_root::{Root, open_regular, real_path};
 use base::sys::proc_file;
 use nvidia_host::config::Config;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
+use nvidia_host::driver::is_version;
 use nvidia_host::driver::ldcache::{self, Arch, Cache};
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
@@ -161,8 +162,7 @@ fn look_at(root: &Root, path: &Path) -> Option<Found> {
 /// `libcuda.so.535.183.01` → `535.183.01`
 fn version_of(name: &str) -> Option<String> {
     let (_, version) = name.split_once(".so.")?;
-    let is_version = version.contains('.') && version.bytes().all(|c| c.is_ascii_digit() || c == b'.');
-    is_version.then(|| version.to_owned())
+    is_version(version).then(|| version.to_owned())
 }
 
 /// Those that every container with GPUs has, and those of GPUs that are there.

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, FileType, OFlags};
 
 use base::paths::ContainerPath;
 use base::sys::in_root::Created;
-use nvidia_host::driver::file_table;
+use nvidia_host::driver::{file_table, is_version};
 
 use super::Target;
 use crate::inject::tmpfs::is_read_only;
@@ -91,8 +91,7 @@ fn link_text(dir: &OwnedFd, name: &OsStr) -> Option<OsString> {
 pub(crate) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
     let Some(name) = name.as_ref().to_str() else { return false };
     let Some((library, version)) = name.split_once(".so.") else { return false };
-    let is_version = version.contains('.') && version.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    is_version && file_table::LIBRARIES.iter().any(|row| row.name == library)
+    is_version(version) && file_table::LIBRARIES.iter().any(|row| row.name == library)
 }
 
 #[cfg(test)]

@@ -136,8 +136,8 @@ fn groups_by_their_numbers_in_the_container() {
     assert_eq!(gids(mapped, 44, HOST), [json!(9)]);
     assert!(gids(mapped, 45, HOST).is_empty() && gids(mapped, 39, HOST).is_empty());
     assert_eq!(gids("", 44, HOST), [json!(44)]);
-    assert!(gids("", OVERFLOW_GID, ROOTLESS).is_empty(), "whatever is not mapped looks like this one");
-    assert_eq!(gids("", OVERFLOW_GID, HOST), [json!(OVERFLOW_GID)]);
+    assert!(gids("", OVERFLOW_ID, ROOTLESS).is_empty(), "whatever is not mapped looks like this one");
+    assert_eq!(gids("", OVERFLOW_ID, HOST), [json!(OVERFLOW_ID)]);
 }
 
 fn any_config() -> impl Strategy<Value = String> {

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use base::json;
 
 use super::elf::Elf;
+use super::is_version;
 use crate::require::compare_versions;
 
 /// Where images have it, below the rootfs.
@@ -33,8 +34,7 @@ pub struct Note {
 /// The version in `libcuda.so.575.57.08`, if the directory has exactly one such name.
 #[must_use]
 pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let is_version = |text: &&str| text.contains('.') && text.bytes().all(|c| c.is_ascii_digit() || c == b'.');
-    let mut versions = names.filter_map(|name| name.strip_prefix("libcuda.so.")).filter(is_version);
+    let mut versions = names.filter_map(|name| name.strip_prefix("libcuda.so.")).filter(|text| is_version(text));
     let first = versions.next()?;
     versions.next().is_none().then_some(first)
 }

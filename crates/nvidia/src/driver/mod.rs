@@ -35,6 +35,12 @@ pub fn open_root(path: &HostPath) -> Result<Tree> {
     })
 }
 
+/// Whether a text, such as `535.183.01`, looks like the version of a driver.
+#[must_use]
+pub fn is_version(text: &str) -> bool {
+    text.contains('.') && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
