@@ -17,18 +17,15 @@ pub mod cli {
     }
 }
 pub mod doctor {
-    pub use crate::doctor::{Caller, Outcome, Status, examine, look, worst};
+    pub use crate::doctor::{Caller, Outcome, Status, examine, inspect, worst};
 }
 pub mod engine {
-    pub use crate::engine::{Kind, User, Version};
+    pub use crate::engine::{Kind, User, Version, inspect_engines};
     pub mod hook_file {
         pub use crate::engine::hook_file::{Applies, PRECREATE, parse};
     }
     pub mod hooks {
         pub use crate::engine::hooks::installed;
-    }
-    pub mod look {
-        pub use crate::engine::look::inspect_engines;
     }
     pub mod settings {
         pub use crate::engine::settings::Settings;

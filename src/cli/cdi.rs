@@ -16,7 +16,7 @@ use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
 use super::terminal::Environment;
 use super::{cdi_check, info, output};
-use crate::engine::look;
+use crate::engine::inspect;
 use crate::log::Log;
 use crate::plan::hook_program;
 
@@ -136,5 +136,5 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
 
 /// An engine that does not know this field refuses the whole file.
 fn engines_read_gids() -> bool {
-    Tree::open(&HostPath::new("/")).is_ok_and(|host| look::all_read_cdi(&host, this_user(), "0.7.0"))
+    Tree::open(&HostPath::new("/")).is_ok_and(|host| inspect::all_read_cdi(&host, this_user(), "0.7.0"))
 }

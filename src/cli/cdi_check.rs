@@ -22,7 +22,7 @@ use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
 use crate::cdi_check::{self, Now, Verdict};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
-use crate::engine::look;
+use crate::engine::inspect;
 use crate::log::Log;
 
 /// Where each engine looks, or all of them in the directories of the command line.
@@ -38,7 +38,7 @@ fn views(given: &SpecDirs, look: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
 
 /// Where they look is all that is needed.
 fn places(dirs: &SpecDirs) -> Vec<View> {
-    views(dirs, |host| look::cdi_views(host, this_user()))
+    views(dirs, |host| inspect::cdi_views(host, this_user()))
 }
 
 /// Prints the qualified names of the devices that engines find.
@@ -84,7 +84,7 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
     let stamp = stamp(&config);
     let mut all_good = true;
     let (mut lines, mut data) = (Vec::new(), Vec::new());
-    for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&look::inspect_engines(host, this_user()))) {
+    for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&inspect::inspect_engines(host, this_user()))) {
         let now = Now { readers: &readers, stamp: stamp.as_ref() };
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);

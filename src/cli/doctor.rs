@@ -44,7 +44,7 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
         return Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) });
     }
     let host = Tree::open(&HostPath::new("/"))?;
-    let facts = doctor::look(&host, config, caller());
+    let facts = doctor::inspect(&host, config, caller());
     let outcomes = doctor::examine(&facts);
     invalidate_cached_inventory(&facts);
     let printed = print(&outcomes, options, terminal)?;
@@ -72,7 +72,7 @@ fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Ve
             container::find::by_id(Path::new("/proc"), &id)?
         }
     };
-    Ok(container::examine(&container::look(pid, name, &config)?))
+    Ok(container::examine(&container::inspect(pid, name, &config)?))
 }
 
 /// Ends the answer that is kept for containers if NVML has just contradicted it: the kernel does not show everything that

@@ -12,7 +12,7 @@ use base::tree::Tree;
 use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
 use crate::engine::status::{self, Status};
-use crate::engine::{User, hooks, look};
+use crate::engine::{User, hooks, inspect_engines};
 use crate::log::Log;
 
 /// Prints it. 0 if the hook is active in every engine that is installed.
@@ -32,7 +32,7 @@ pub fn run(options: &args::Status, terminal: Terminal) -> ExitCode {
 fn statuses() -> Result<Vec<Status>> {
     let host = Tree::open(&HostPath::new("/"))?;
     let installed = hooks::installed(&host);
-    Ok(look::inspect_engines(&host, this_user()).iter().map(|engine| status::judge(engine, &installed)).collect())
+    Ok(inspect_engines(&host, this_user()).iter().map(|engine| status::judge(engine, &installed)).collect())
 }
 
 /// Who calls, if it is not root. Without an environment, the home directory is what the user database says.

@@ -20,7 +20,7 @@ use base::tree::Tree;
 use nvidia_host::inventory::procfs::DRIVER_PROC;
 use nvidia_host::inventory::report::Report;
 
-use super::look::CONFIG;
+use super::inspect::CONFIG;
 use super::{Facts, Outcome};
 use crate::engine::Engine;
 use crate::engine::status::{self, Status};

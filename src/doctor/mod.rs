@@ -1,6 +1,6 @@
 //! `doctor`: what is wrong with a host, in the order in which things depend on each other.
 //!
-//! [`look()`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
+//! [`inspect()`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
 //! [`Outcome`]s. Nothing is changed here. What cannot be seen without root is said, not guessed.
 
 pub(crate) mod bundle;
@@ -10,13 +10,13 @@ mod engines;
 mod facts;
 mod gpus;
 mod host;
-mod look;
-mod look_driver;
+mod inspect;
+mod inspect_driver;
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 pub(crate) use facts::Facts;
-pub use look::{Caller, look};
+pub use inspect::{Caller, inspect};
 
 use base::report::{Finding, Kind, Severity};
 

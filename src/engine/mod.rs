@@ -9,7 +9,7 @@ pub(crate) mod cdi;
 pub(crate) mod files;
 pub(crate) mod hook_file;
 pub(crate) mod hooks;
-pub(crate) mod look;
+pub(crate) mod inspect;
 pub(crate) mod runtime;
 pub(crate) mod settings;
 pub(crate) mod status;
@@ -18,7 +18,8 @@ pub(crate) mod version;
 use std::fmt;
 use std::path::PathBuf;
 
-pub(crate) use look::Engine;
+pub(crate) use inspect::Engine;
+pub use inspect::inspect_engines;
 pub use version::Version;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use base::tree::Tree;
 use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
 use oci_nvidia_hook::testing::doctor::{self, Caller, Outcome, Status};
-use oci_nvidia_hook::testing::engine::{User, hooks, look, status};
+use oci_nvidia_hook::testing::engine::{User, hooks, inspect_engines, status};
 
 use crate::Test;
 use crate::driver::FakeDriver;
@@ -95,7 +95,7 @@ fn changed(script: &str) -> tempfile::TempDir {
 
 fn examine(host: &Path, caller: Caller) -> Vec<Outcome> {
     let host = Tree::open(&HostPath::new(host)).unwrap();
-    doctor::examine(&doctor::look(&host, None, caller))
+    doctor::examine(&doctor::inspect(&host, None, caller))
 }
 
 /// The words of doctor, and those of status.
@@ -104,7 +104,7 @@ fn words_of(dir: &Path) -> String {
     let host = Tree::open(&HostPath::new(dir)).unwrap();
     let installed = hooks::installed(&host);
     let statuses: Vec<_> =
-        look::inspect_engines(&host, None).iter().map(|engine| status::judge(engine, &installed)).collect();
+        inspect_engines(&host, None).iter().map(|engine| status::judge(engine, &installed)).collect();
     let terminal = Terminal::default();
     // docs/troubleshooting.md has the words that come from the catalog.
     let diagnosis = words::text(&outcomes, terminal);
@@ -426,7 +426,7 @@ fn a_user_sees_less() {
         outside.iter().filter(|outcome| outcome.check == "hook" && outcome.what.contains("Podman of tux"));
     assert_eq!(engines.next().unwrap().status, Status::Ok);
     // One fault is reported once: as a warning, with the group.
-    let mut facts = doctor::look(&Tree::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
+    let mut facts = doctor::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
     let refused = Finding::of(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
     for (user, status) in [(facts.user.clone(), Status::Skipped), (None, Status::Error)] {
         facts.user = user;

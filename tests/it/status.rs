@@ -6,7 +6,7 @@ use std::process::Command;
 
 use base::paths::HostPath;
 use base::tree::Tree;
-use oci_nvidia_hook::testing::engine::{Kind, Version, hooks, look, status as engine_status, version};
+use oci_nvidia_hook::testing::engine::{Kind, Version, hooks, inspect_engines, status as engine_status, version};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
@@ -262,7 +262,7 @@ fn of_a_cri_o_that_runs() {
         write(&running, live);
         write(&conf, on_disk);
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let engines = look::inspect_engines(&host, None);
+        let engines = inspect_engines(&host, None);
         let crio = engines.iter().find(|engine| engine.kind == Kind::Crio).unwrap();
         engine_status::judge(crio, &hooks::installed(&host))
     };

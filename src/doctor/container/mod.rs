@@ -1,12 +1,12 @@
 //! `doctor --container`: what a running container lacks, whoever set it up: files, device nodes, the right to open them.
 //!
-//! [`find`] finds its process, [`mod@look`] reads what that sees into [`ContainerFacts`], and the checks here are pure. The container
+//! [`find`] finds its process, [`mod@inspect`] reads what that sees into [`ContainerFacts`], and the checks here are pure. The container
 //! is hostile: its files are opened below its root and never run, and of what is no regular file nothing is read.
 
 pub(crate) mod find;
-mod look;
+mod inspect;
 
-pub(crate) use look::look;
+pub(crate) use inspect::inspect;
 
 use base::report::catalog;
 use base::sys::confine::Identity;

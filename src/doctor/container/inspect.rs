@@ -42,7 +42,7 @@ const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 ///
 /// # Errors
 /// If it is no container's, has ended, or may not be looked at.
-pub(crate) fn look(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
+pub(crate) fn inspect(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
     // A number can become another process's; an open directory of /proc is that of one process for ever.
     let open = rustix::fs::openat(
         CWD,
@@ -134,11 +134,11 @@ fn find_library(root: &Root, cache: Option<&Cache>, library_path: Option<&str>, 
     let mut paths: Vec<PathBuf> = given.map(|dir| Path::new(dir).join(name)).collect();
     paths.extend(cached.map(|entry| PathBuf::from(entry.path)));
     paths.extend(usual.map(|dir| Path::new(dir).join(name)));
-    if let Some(found) = paths.iter().find_map(|path| look_at(root, path)) {
+    if let Some(found) = paths.iter().find_map(|path| inspect_library(root, path)) {
         return Library { name, found: Some(found), elsewhere: None };
     }
     let mut others = LIBRARY_DIRS.iter().chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
-    let elsewhere = others.find_map(|dir| look_at(root, &Path::new(dir).join(name)));
+    let elsewhere = others.find_map(|dir| inspect_library(root, &Path::new(dir).join(name)));
     Library { name, found: None, elsewhere: elsewhere.map(|found| found.path) }
 }
 
@@ -147,7 +147,7 @@ fn read_cache(root: &Root) -> Option<Vec<u8>> {
     read_file_limited(&open_regular(fd).ok()?, MAX_CACHE).ok()
 }
 
-fn look_at(root: &Root, path: &Path) -> Option<Found> {
+fn inspect_library(root: &Root, path: &Path) -> Option<Found> {
     let fd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -170,8 +170,8 @@ fn nodes(root: &Root, uvm: Option<(u32, u32)>) -> Vec<Node> {
     let names = names(root, Path::new("/dev")).into_iter();
     let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));
     let all = [("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR))), ("nvidia-uvm".to_owned(), uvm)];
-    let look = |(name, expected)| Node { found: look_at_node(root, &Path::new("/dev").join(&name)), name, expected };
-    all.into_iter().chain(gpus).map(look).collect()
+    let inspect = |(name, expected)| Node { found: inspect_node(root, &Path::new("/dev").join(&name)), name, expected };
+    all.into_iter().chain(gpus).map(inspect).collect()
 }
 
 fn names(root: &Root, dir: &Path) -> Vec<String> {
@@ -183,7 +183,7 @@ fn names(root: &Root, dir: &Path) -> Vec<String> {
     names
 }
 
-fn look_at_node(root: &Root, path: &Path) -> Option<FoundNode> {
+fn inspect_node(root: &Root, path: &Path) -> Option<FoundNode> {
     let fd: OwnedFd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     let is_char = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;

@@ -12,7 +12,7 @@ use nvidia_host::config::{self, Config};
 use nvidia_host::driver::packages;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
-use super::look_driver::driver;
+use super::inspect_driver::inspect_driver;
 use crate::cdi_check::{self, Now};
 use crate::engine::cdi::{self, View};
 use crate::engine::{Engine, User, hooks, runtime};
@@ -37,19 +37,19 @@ const NVIDIAS: [&str; 6] = [
 pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// Looks at the host below `host`. `config` is the file of `--config`.
-pub fn look(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
+pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let config = read_config(host, config);
     let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
-    let engines = crate::engine::look::inspect_engines(host, caller.user.clone());
-    let driver = driver(host, &settings);
+    let engines = crate::engine::inspect_engines(host, caller.user.clone());
+    let driver = inspect_driver(host, &settings);
     let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
     let nvidias = NVIDIAS.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
     Facts {
         distribution: packages::distribution_of(host),
         log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log))),
         journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
-        cdi: look_at_cdi(host, &settings, &engines, &driver),
+        cdi: inspect_cdi(host, &settings, &engines, &driver),
         driver,
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
@@ -114,16 +114,16 @@ fn selinux(host: &Tree) -> Option<Selinux> {
     })
 }
 
-fn look_at_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
+fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
     let mut stamp = Stamp::look(config, &"");
     if let (Some(stamp), Some((Ok(inventory), _))) = (&mut stamp, &driver.nvml) {
         stamp.complete(inventory);
     }
     let views = cdi::views(engines).into_iter();
-    views.map(|view| look_at_view(host, view, stamp.as_ref())).collect()
+    views.map(|view| inspect_cdi_view(host, view, stamp.as_ref())).collect()
 }
 
-fn look_at_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&Stamp>) -> CdiView {
+fn inspect_cdi_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&Stamp>) -> CdiView {
     let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
     let now = Now { readers: &readers, stamp };
     let is_there = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();

@@ -48,7 +48,7 @@ pub struct Engine {
 /// Inspects all engines; with a user, also Podman of that user.
 pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
-    kinds(user).map(|kind| look_at(host, kind, &mut versions)).collect()
+    kinds(user).map(|kind| inspect_engine(host, kind, &mut versions)).collect()
 }
 
 fn kinds(user: Option<User>) -> impl Iterator<Item = Kind> {
@@ -108,7 +108,7 @@ fn configuration(host: &Tree, kind: &Kind, version: Option<Version>) -> Configur
     found
 }
 
-fn look_at(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
+fn inspect_engine(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
     let program = runtime::program(host, kind.program());
     let asked = program.as_ref().map(|program| versions.ask(host, program));
     let mut engine = Engine {

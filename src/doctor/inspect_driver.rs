@@ -25,7 +25,7 @@ use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::{cap_files, merge};
 
 use super::facts::{DriverFacts, Node, PciDevice};
-use super::look::text;
+use super::inspect::text;
 
 /// Where the firmware says whether it enforces signatures: four bytes of attributes, then 1 or 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
@@ -36,7 +36,7 @@ fn owner<'r>(driver: &'r Tree, host: &'r Tree, path: &str) -> &'r Tree {
 }
 
 /// Looks at it: this asks NVML, which takes time.
-pub(super) fn driver(host: &Tree, config: &Config) -> DriverFacts {
+pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let mut facts = DriverFacts { pci: pci(host), ..DriverFacts::default() };
     let modules = text(host, "/proc/modules").unwrap_or_default();
     facts.modules.extend(modules.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned));
