@@ -39,7 +39,7 @@ pub mod engine {
 }
 pub mod inject {
     pub mod cgroup {
-        pub use crate::inject::cgroup::{Access, DeviceCgroup, Member, Outcome, allow, extend, locate};
+        pub use crate::inject::cgroup::{Access, DeviceCgroup, Grant, Member, allow, extend, locate};
     }
 }
 pub mod log {

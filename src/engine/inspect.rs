@@ -132,7 +132,7 @@ fn inspect_engine(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
     (engine.files, engine.unseen, engine.settings) = (files, unseen, settings);
     // Another user's program reads other files.
     let is_root = rustix::process::geteuid().is_root();
-    engine.fails = asked == Some(Err(Untold::Failed)) && is_root != matches!(engine.kind, Kind::PodmanOf(_));
+    engine.fails = asked == Some(Err(NoVersion::Failed)) && is_root != matches!(engine.kind, Kind::PodmanOf(_));
     if let Kind::Docker = engine.kind {
         let linked = runtime::program(host, DOCKERS_HOOK);
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
@@ -192,7 +192,7 @@ fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
 
 /// Why a program's version is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Untold {
+enum NoVersion {
     /// It was not run, or says something else
     Unknown,
     Failed,
@@ -200,26 +200,26 @@ enum Untold {
 
 /// Versions of programs, each of which is run once.
 #[derive(Debug, Default)]
-struct Versions(Vec<(PathBuf, Result<Version, Untold>)>);
+struct Versions(Vec<(PathBuf, Result<Version, NoVersion>)>);
 
 impl Versions {
-    fn ask(&mut self, host: &Tree, program: &Path) -> Result<Version, Untold> {
+    fn ask(&mut self, host: &Tree, program: &Path) -> Result<Version, NoVersion> {
         if let Some((_, known)) = self.0.iter().find(|(known, _)| known == program) {
             return *known;
         }
-        let told = ask_version(host, program);
-        self.0.push((program.to_owned(), told));
-        told
+        let version = ask_version(host, program);
+        self.0.push((program.to_owned(), version));
+        version
     }
 }
 
 /// A program that somebody else could have written is not run.
-fn ask_version(host: &Tree, program: &Path) -> Result<Version, Untold> {
-    let program = trusted(host, program).ok_or(Untold::Unknown)?;
+fn ask_version(host: &Tree, program: &Path) -> Result<Version, NoVersion> {
+    let program = trusted(host, program).ok_or(NoVersion::Unknown)?;
     match process::read_version(program.as_path(), VERSION_DEADLINE) {
-        Ok(said) => version::parse(&said).ok_or(Untold::Unknown),
-        Err(error) if error.kind() == std::io::ErrorKind::Other => Err(Untold::Failed),
-        Err(_) => Err(Untold::Unknown),
+        Ok(said) => version::parse(&said).ok_or(NoVersion::Unknown),
+        Err(error) if error.kind() == std::io::ErrorKind::Other => Err(NoVersion::Failed),
+        Err(_) => Err(NoVersion::Unknown),
     }
 }
 
@@ -236,9 +236,9 @@ mod tests {
         let script = format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display());
         std::fs::write(&program, script).unwrap();
         for (mode, told, ran) in [
-            (0o777, Err(Untold::Unknown), false),
-            (0o775, Err(Untold::Unknown), false),
-            (0o644, Err(Untold::Unknown), false),
+            (0o777, Err(NoVersion::Unknown), false),
+            (0o775, Err(NoVersion::Unknown), false),
+            (0o644, Err(NoVersion::Unknown), false),
             (0o755, Ok(Version(5, 4, 1)), true),
         ] {
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -246,7 +246,7 @@ mod tests {
             assert_eq!(trace.try_exists().unwrap(), ran, "{mode:o}");
         }
         std::fs::write(&program, "#!/bin/sh\nexit 125").unwrap();
-        assert_eq!(ask_version(&host, Path::new("/podman")), Err(Untold::Failed));
+        assert_eq!(ask_version(&host, Path::new("/podman")), Err(NoVersion::Failed));
     }
 
     /// Podman wherever shells find it, and run only where its version decides what it reads.

@@ -37,8 +37,8 @@ pub(super) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
     Ok(Present::Other(fd, stat))
 }
 
-/// An empty file as a mount point. A link in its place is not followed (CVE-2024-0133). Not opened: overlayfs would open
-/// the file behind it, too.
+/// Creates an empty file as a mount point. mknod(2) fails if the name exists, so it never follows a link (CVE-2024-0133). It does
+/// not open the file, which on overlayfs would open the file of the upper layer as well.
 pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::mknodat(dir, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
 }

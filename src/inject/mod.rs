@@ -24,7 +24,7 @@ use anyhow::{Context, Result};
 use container::OpenContainer;
 use hosts_dev::HostsDev;
 use prepare::Prepared;
-use target::{Facts, Target};
+use target::{Target, TargetFacts};
 
 use base::report::{Finding, catalog, classify};
 use base::sys::mount::{self, Label};
@@ -76,7 +76,7 @@ pub(crate) struct Finished {
 /// If one fails; then those before it are undone.
 pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
-    let facts = Facts {
+    let facts = TargetFacts {
         has_own_dev: mounts::has_own_dev(container.mounts),
         is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, container.rootfs),
     };

@@ -11,6 +11,7 @@ pub(super) fn shared(mountinfo: &[u8]) -> Vec<u64> {
 fn id_of_shared(line: &[u8]) -> Option<u64> {
     let mut fields = line.split(|byte| *byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    // Six fields, then any number of optional ones, then a lone hyphen. The source of a mount can contain "shared:" as well.
     let mut optional = fields.skip(5).take_while(|field| *field != b"-");
     optional.any(|field| field.starts_with(b"shared:")).then_some(id)
 }

@@ -84,7 +84,7 @@ impl Scratch {
     pub(super) fn create_node(&self, (major, minor): (u32, u32)) -> rustix::io::Result<OwnedFd> {
         let (name, mode) = (OsStr::new("node"), Mode::from_raw_mode(0o666));
         rustix::fs::mknodat(&self.tmpfs, name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
-        // Not what the umask leaves of it.
+        // mknod(2) subtracts the umask from the mode, and chmod(2) does not.
         rustix::fs::chmodat(&self.tmpfs, name, mode, AtFlags::empty())?;
         open_in(&self.tmpfs, name)
     }
@@ -186,6 +186,7 @@ pub(super) fn cover(
     let Scratch { tmpfs, place, table } = Scratch::mount(below, table, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));
+    // overlayfs requires both directories on one file system, and renames files from one to the other.
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
@@ -238,6 +239,7 @@ pub(super) fn hide_file(
     content: &[Cow<'_, [u8]>],
     label: Option<&Label>,
 ) -> Result<OwnedFd> {
+    // The largest linker cache that the hook accepts has 16 MiB. Without a size, a tmpfs may take half of the memory.
     let scratch = Scratch::mount(dir, read_table()?, "mode=0755,size=32m", label)?;
     let bound = bind_new_file(&scratch.tmpfs, name, point, content);
     let unmounted = scratch.unmount().context(StillMounted);

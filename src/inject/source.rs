@@ -137,6 +137,7 @@ impl Source {
             }
             Tree::Mounted(mount) => mount,
         };
+        // A bind mount takes over the flags of its source: mount(2) ignores new flags together with MS_BIND. They need a remount.
         in_place::bind(&source, point).context("mount")?;
         restrict(dir, name, &self.stat, self.attrs).inspect_err(|_| drop(in_place::take_back(dir, name)))
     }

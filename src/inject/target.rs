@@ -73,7 +73,7 @@ pub(crate) struct Target {
 
 /// What is known of a container before its mount namespace is entered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct TargetFacts {
     /// config.json has the runtime mount a tmpfs at /dev
     pub has_own_dev: bool,
     /// No other container has its root file system
@@ -153,6 +153,7 @@ impl Take for Target {
     }
 
     fn finish(&mut self) -> Result<Finished> {
+        // A layer stays writable until here because the steps create names in it.
         self.layers.iter().try_for_each(|layer| read_only::seal(layer))?;
         // Nothing can fail from here on, and what cannot be removed does no harm.
         for left in self.stale.drain(..) {
@@ -165,7 +166,7 @@ impl Take for Target {
 
 impl Target {
     /// The rootfs must have been opened in the mount namespace that we are in now.
-    pub(crate) fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, facts: Facts) -> Self {
+    pub(crate) fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, facts: TargetFacts) -> Self {
         Self {
             rootfs: inside.rootfs,
             ids: inside.ids,
@@ -309,6 +310,9 @@ impl Target {
     }
 
     fn mask_proc(&mut self, directory: Directory) -> Result<()> {
+        // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
+        // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container does
+        // not have (CVE-2021-1056).
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let dir = match self.rootfs.open_at(Path::new("proc/driver"), flags) {
             Ok(dir) => dir,

@@ -167,6 +167,7 @@ pub(super) fn egl_profile(devices: u64) -> Option<Step> {
         "{{\"profiles\": [{{\"name\": \"_container_\", \"settings\": [\"EGLVisibleDGPUDevices\", {devices:#x}]}}],\n\
          \"rules\": [{{\"pattern\": [], \"profile\": \"_container_\"}}]}}\n"
     );
+    // The number is the mask of the GPUs that EGL lists. Bit N stands for /dev/nvidiaN.
     (devices != 0).then(|| Step::MountFiles { target, files: vec![("10-container.conf", profile)] })
 }
 

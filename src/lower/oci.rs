@@ -69,7 +69,7 @@ impl Additions {
         let (Some(major), Some(minor)) = (number(node.major), number(node.minor)) else { return Ok(()) };
         let path = Path::new(&node.path);
         let rule = DeviceRule { major, minor };
-        // In a user namespace nothing filters devices, and nobody may say what a filter has to be.
+        // A rootless runtime cannot filter devices, so config.json needs no rule.
         if !facts.in_user_namespace && !already_allowed(&spec.device_rules, rule) {
             self.device_rules.push(json!({
                 "allow": true, "type": "c", "major": major, "minor": minor,

@@ -119,7 +119,8 @@ pub(super) fn give(
     // All that can fail on the host's side comes before the first thing that anybody can see.
     let prepared = inject::prepare(&steps, container.mount_label)?;
     log.step_done("container");
-    // In a user namespace nothing filters devices, and nobody may write cgroups of the host.
+    // A rootless runtime cannot attach a device filter: both the "devices" controller and BPF_PROG_TYPE_CGROUP_DEVICE require
+    // capabilities in the host's user namespace. So there is no filter to extend.
     if !container.process.is_rootless() {
         allow_devices(Pid::from_raw(pid), container, &rules, gpus.config().edit_cgroups, log)?;
         log.step_done("cgroup");
@@ -163,7 +164,8 @@ fn leave_device_cgroup(runtime: i32) -> Result<()> {
     cgroup::join(Pid::from_raw(runtime))
 }
 
-/// A root user of a user namespace may not.
+/// The error of a hook that runs in the container's user namespace. To enter the runtime's cgroup namespace, setns(2) requires
+/// CAP_SYS_ADMIN in the user namespace that owns it, and the container's root user has that only in his own.
 fn kept_inside(why: &anyhow::Error) -> Failure {
     Failure::new(
         &catalog::CGROUP,

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use base::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
-use oci_nvidia_hook::testing::inject::cgroup::{self, Access, Member, Outcome};
+use oci_nvidia_hook::testing::inject::cgroup::{self, Access, Grant, Member};
 use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::Test;
@@ -152,7 +152,7 @@ impl Group {
         Member { pid: self.pid(), id, cgroups_path: Some(named.unwrap_or_default().trim_start_matches("devices/")) }
     }
 
-    fn allow(&self, id: &str, rules: &[DeviceRule]) -> Outcome {
+    fn allow(&self, id: &str, rules: &[DeviceRule]) -> Grant {
         cgroup::allow(self.member(id), rules).unwrap_or_else(|error| panic!("{error:?}"))
     }
 }
@@ -227,7 +227,7 @@ fn v1_devices_allow() {
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied]);
 
     for _ in 0..2 {
-        assert_eq!(group.allow("x", &[FIRST]), Outcome { access: Access::Added, findings: vec![] });
+        assert_eq!(group.allow("x", &[FIRST]), Grant { access: Access::Added, findings: vec![] });
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
         assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "c 195:0 rw\n");
     }
@@ -248,7 +248,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     let group = Group::new("/sys/fs/cgroup/devices", "v1-service", "web.service");
     let of_others = Member { pid: group.pid(), id: "0a", cgroups_path: Some("/libpod_parent/libpod-0a") };
     let open = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!(open, Outcome { access: Access::Unfiltered, findings: vec![] });
+    assert_eq!(open, Grant { access: Access::Unfiltered, findings: vec![] });
     fs::write(group.path.join("devices.deny"), "a").unwrap();
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::NotOurs, "ONH-311"));
@@ -259,7 +259,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     fs::write(group.path.join("devices.allow"), FIRST.to_string()).unwrap();
     assert_eq!(group.open(FIRST), Allowed);
     let listed = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!(listed, Outcome { access: Access::Unfiltered, findings: vec![] });
+    assert_eq!(listed, Grant { access: Access::Unfiltered, findings: vec![] });
 }
 
 fn v2_a_cgroup_of_others_is_left_alone() {
@@ -276,7 +276,7 @@ fn v2_a_cgroup_of_others_is_left_alone() {
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
     let null = DeviceRule { major: 1, minor: 3 };
     let allowed = cgroup::allow(of_others, &[null]).unwrap();
-    assert_eq!(allowed, Outcome { access: Access::Unfiltered, findings: vec![] }, "the filter has nothing against it");
+    assert_eq!(allowed, Grant { access: Access::Unfiltered, findings: vec![] }, "the filter has nothing against it");
 }
 
 /// The key of NVIDIA's guide for rootless containers, left over where containers of root have a filter.
@@ -379,7 +379,7 @@ fn v2_a_program_that_denies_is_left_in_force() {
     assert!(group.attached(0).contains(&agents), "it is still there");
     // Devices that it does not single out are added to the runtime's.
     let other = DeviceRule { major: 511, minor: 0 };
-    assert_eq!(group.allow("x", &[other]), Outcome { access: Access::Added, findings: vec![] });
+    assert_eq!(group.allow("x", &[other]), Grant { access: Access::Added, findings: vec![] });
     assert_eq!(group.open(other), Allowed);
     // What it was before: a block at the start of both programs.
     let naive = Group::new("/sys/fs/cgroup", "denied-naive", "");
@@ -421,7 +421,7 @@ fn v2_extends_what_is_attached() {
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied], "{name}");
         let before = group.attached(0);
 
-        assert_eq!(group.allow("x", &[FIRST]), Outcome { access: Access::Added, findings: vec![] }, "{name}");
+        assert_eq!(group.allow("x", &[FIRST]), Grant { access: Access::Added, findings: vec![] }, "{name}");
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied], "{name}");
         assert_eq!(group.open(DeviceRule { major: 1, minor: 3 }), Allowed, "{name}: what was allowed");
         assert_eq!(group.ask(FIRST, "mknod \"$2.new\" c 195 0"), Denied, "{name}");
@@ -472,7 +472,7 @@ fn v2_nothing_attached_is_nothing_to_do() {
         return;
     }
     let group = Group::new("/sys/fs/cgroup", "open", "");
-    assert_eq!(group.allow("x", &[FIRST]), Outcome { access: Access::Unfiltered, findings: vec![] });
+    assert_eq!(group.allow("x", &[FIRST]), Grant { access: Access::Unfiltered, findings: vec![] });
     assert!(group.attached(0).is_empty());
     assert_eq!(group.open(FIRST), Allowed);
 }
@@ -490,7 +490,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
     assert!(outcome.findings[0].what.contains("\"libpod-0a.scope\""), "{:?}", outcome.findings);
     assert_eq!(outcome.findings[0].kind.id, "ONH-305");
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
-    assert_eq!(group.allow("0a", &[FIRST]), Outcome { access: Access::Present, findings: vec![] });
+    assert_eq!(group.allow("0a", &[FIRST]), Grant { access: Access::Present, findings: vec![] });
 }
 
 /// crun 1.23 and systemd: systemd attaches the pinned program again, so what is put in its place does not hold.
@@ -559,7 +559,7 @@ pub fn attach_as_crun(scope: &str) {
     bpf::attach(File::open(scope).unwrap().as_fd(), program.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
     let member = Member { pid, id: "plain", cgroups_path: Some("system.slice:onh:plain") };
     let outcome = cgroup::allow(member, &[FIRST]).unwrap();
-    assert_eq!(outcome, Outcome { access: Access::Added, findings: vec![] });
+    assert_eq!(outcome, Grant { access: Access::Added, findings: vec![] });
 }
 
 fn v2_runc_container() {

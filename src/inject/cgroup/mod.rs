@@ -42,13 +42,13 @@ pub enum Access {
 
 /// The result of [`allow`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct Grant {
     /// What the container may do now.
     pub access: Access,
     pub findings: Vec<Finding>,
 }
 
-impl Outcome {
+impl Grant {
     fn plain(access: Access) -> Self {
         Self { access, findings: Vec::new() }
     }
@@ -67,23 +67,23 @@ pub struct Member<'a> {
 /// Lets the container read and write the devices, if it has a cgroup of its own. Can be repeated.
 ///
 /// Must run in the runtime's mount namespace: there the cgroup is seen as the runtime sees it.
-pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Outcome> {
+pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
     if rules.is_empty() {
-        return Ok(Outcome::plain(Access::Present));
+        return Ok(Grant::plain(Access::Present));
     }
     let pid = member.pid;
     let mounts = mounts()?;
     let located = located(&mounts, &format!("/proc/{pid}/cgroup"))
         .with_context(|| format!("cannot find the cgroup of process {pid}"))?;
-    let Some((mount, path)) = located.place() else { return Ok(Outcome::plain(Access::Unfiltered)) };
+    let Some((mount, path)) = located.place() else { return Ok(Grant::plain(Access::Unfiltered)) };
     let caller = self::located(&mounts, "/proc/self/cgroup").ok();
     let caller = caller.as_ref().and_then(DeviceCgroup::place).map(|(_, path)| path);
     let marks = own::Marks { id: member.id, cgroups_path: member.cgroups_path, caller };
     let own = marks.own(mount, path);
     if own.is_empty() {
         return Ok(match keeps_out(&located, rules) {
-            Some(false) => Outcome::plain(Access::Unfiltered),
-            _ => Outcome { access: Access::NotOurs, findings: vec![shared_finding(path)] },
+            Some(false) => Grant::plain(Access::Unfiltered),
+            _ => Grant { access: Access::NotOurs, findings: vec![shared_finding(path)] },
         });
     }
     match &located {

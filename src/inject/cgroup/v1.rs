@@ -8,11 +8,11 @@ use anyhow::{Context as _, Result};
 use base::paths::HostPath;
 use base::report::{Failure, catalog};
 
-use super::{Access, Outcome, systemd_finding};
+use super::{Access, Grant, systemd_finding};
 use crate::oci::device_rules::DeviceRule;
 
 /// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each: the kernel takes one rule at a time.
-pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Outcome> {
+pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
     let path = cgroup.as_path().join("devices.allow");
     let mut file = OpenOptions::new().write(true).open(&path).with_context(|| format!("cannot open {path:?}"))?;
     for rule in rules {
@@ -30,7 +30,8 @@ pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Outcome> 
             return Err(error);
         }
     }
+    // systemd writes the lists of its scopes anew at "systemctl daemon-reload", and does not know these rules.
     let unit = cgroup.as_path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let findings = if unit.ends_with(".scope") { vec![systemd_finding(&unit, None)] } else { Vec::new() };
-    Ok(Outcome { access: Access::Added, findings })
+    Ok(Grant { access: Access::Added, findings })
 }

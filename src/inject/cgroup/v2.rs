@@ -14,7 +14,7 @@ use base::sys::bpf::{self, Attached, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, In
 use super::judge::{Verdict, judge};
 use super::own::carries_id;
 use super::program::{UNBLIND_HINT, extend};
-use super::{Access, LISTED_HINT, Outcome, systemd, systemd_finding};
+use super::{Access, Grant, LISTED_HINT, systemd, systemd_finding};
 use crate::oci::device_rules::DeviceRule;
 
 /// As `bpftool prog` shows it.
@@ -24,9 +24,9 @@ const NAME: &str = "onh_devices";
 /// container's alone, its init's first.
 ///
 /// systemd and the runtime can change programs under our hands (a daemon-reload); what was read is then read again.
-pub(super) fn allow(mount: &Path, own: &[PathBuf], id: &str, rules: &[DeviceRule]) -> Result<Outcome> {
+pub(super) fn allow(mount: &Path, own: &[PathBuf], id: &str, rules: &[DeviceRule]) -> Result<Grant> {
     if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount, cgroup)) {
-        return Ok(Outcome { access: Access::NotOurs, findings: vec![systemds_finding(unit)] });
+        return Ok(Grant { access: Access::NotOurs, findings: vec![systemds_finding(unit)] });
     }
     // First: it exchanges its own program, which has to be read after that.
     let unit = unit(own, id);
@@ -46,7 +46,7 @@ fn unit(own: &[PathBuf], id: &str) -> Option<String> {
     Some(named.or_else(|| scopes.next_back())?.file_name()?.to_str()?.to_owned())
 }
 
-fn extend_programs(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
+fn extend_programs(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     let mut tries = 3;
     loop {
         tries -= 1;
@@ -57,7 +57,7 @@ fn extend_programs(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
     }
 }
 
-fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
+fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     let mut own_ids = BTreeSet::new();
     let mut work = Vec::new();
     let mut findings = Vec::new();
@@ -78,6 +78,7 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
             }
         }
     }
+    // The kernel asks the programs of all cgroups above as well, and each of them must allow the device.
     let effective = own.first().map_or(Ok(Vec::new()), |cgroup| bpf::effective(cgroup.dir.as_fd()))?;
     let denies = |id: &u32| {
         !own_ids.contains(id) && read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows)
@@ -86,12 +87,13 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
         findings.push(foreign_finding(&cgroup.path));
     }
     if own_ids.is_empty() {
-        return Ok(Outcome { access: Access::Unfiltered, findings });
+        return Ok(Grant { access: Access::Unfiltered, findings });
     }
     if work.is_empty() {
-        return Ok(Outcome { access: Access::Present, findings });
+        return Ok(Grant { access: Access::Present, findings });
     }
 
+    // All programs are loaded before the first one is attached. If the verifier refuses one, nothing has changed.
     let loaded: Vec<OwnedFd> = work
         .iter()
         .map(|rewrite| {
@@ -101,7 +103,7 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Outcome> {
     for (rewrite, new) in work.iter().zip(&loaded) {
         rewrite.attach(new).with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))?;
     }
-    Ok(Outcome { access: Access::Added, findings })
+    Ok(Grant { access: Access::Added, findings })
 }
 
 /// Where crun since 1.23 keeps the programs that it has systemd attach (`BPFProgram=` in systemd.resource-control(5)). What
