@@ -84,7 +84,8 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
     let stamp = stamp(&config);
     let mut all_good = true;
     let (mut lines, mut data) = (Vec::new(), Vec::new());
-    for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&inspect::inspect_engines(host, this_user()))) {
+    for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&inspect::inspect_engines(host, this_user())))
+    {
         let now = Now { readers: &readers, stamp: stamp.as_ref() };
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
