@@ -83,7 +83,7 @@ impl Capabilities {
 
     /// What an image gets that does not say.
     #[must_use]
-    pub fn default_set() -> Self {
+    pub(crate) fn default_set() -> Self {
         Self::of(&[Compute, Utility])
     }
 

@@ -133,7 +133,7 @@ fn parse_id(word: &str) -> DeviceId {
 
 /// Digits only: `u32::from_str` would take `+1`.
 #[must_use]
-pub fn parse_decimal(word: &str) -> Option<u32> {
+pub(crate) fn parse_decimal(word: &str) -> Option<u32> {
     word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok())?
 }
 

@@ -117,7 +117,7 @@ pub fn one_line(text: &str) -> String {
 
 /// Whether a character moves the cursor of a terminal, ends a line, or turns the direction of text.
 #[must_use]
-pub fn moves_text(c: char) -> bool {
+pub(crate) fn moves_text(c: char) -> bool {
     c.is_control() || turns_text(c)
 }
 
@@ -144,7 +144,7 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
 
 /// The kernel's answer in words.
 #[must_use]
-pub fn errno_text(errno: Errno) -> String {
+pub(crate) fn errno_text(errno: Errno) -> String {
     format!("{} ({errno:?})", lower_first(errno.desc()))
 }
 

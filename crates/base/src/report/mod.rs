@@ -7,8 +7,7 @@ mod error;
 mod finding;
 mod kind;
 
-pub use error::{
-    ErrorReport, Failure, classify, errno_of, errno_text, failure, kind_of, line, moves_text, one_line, render,
-};
+pub use error::{ErrorReport, Failure, classify, errno_of, failure, kind_of, line, one_line, render};
+pub(crate) use error::{errno_text, moves_text};
 pub use finding::Finding;
 pub use kind::{Kind, Severity};

@@ -67,7 +67,7 @@ impl Root {
 
     /// Opens the directory `path` if there is no link on the way: then the path is what it says. `None` if there is one, or it
     /// cannot be told.
-    pub fn open_plain_dir(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn open_plain_dir(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
         if !path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_))) {
             return Ok(None);
         }

@@ -72,7 +72,7 @@ pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN.
-pub fn new_pid_ns_for_children() -> io::Result<()> {
+pub(crate) fn new_pid_ns_for_children() -> io::Result<()> {
     Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID)?)
 }
 
@@ -91,7 +91,7 @@ pub fn in_user_namespace() -> io::Result<bool> {
 }
 
 /// What user a user of our namespace is outside of it; `None` for one that nobody is.
-pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
+pub(crate) fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
     Ok(outside(&proc_file::read_text("/proc/self/uid_map")?, uid))
 }
 

@@ -32,7 +32,7 @@ fn parent_of(status: &str) -> Option<i32> {
 
 /// All of it, which is probably of this size. What is short is read to the stack first: to get and give back large blocks of
 /// memory takes longer than to copy a few hundred bytes.
-pub fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8>> {
     let mut room = [0; USUAL];
     let mut filled = 0;
     while let Some(rest) = room.get_mut(filled..).filter(|rest| !rest.is_empty()) {

@@ -92,7 +92,7 @@ pub fn find(name: &str) -> Option<&'static Key> {
 
 /// Whether keys of this table have rows.
 #[must_use]
-pub fn is_table(name: &str) -> bool {
+pub(crate) fn is_table(name: &str) -> bool {
     let below = |key: &Key| {
         key.name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')).is_some_and(|rest| !rest.is_empty())
     };

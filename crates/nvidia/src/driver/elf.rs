@@ -83,7 +83,7 @@ impl<R: Read + Seek> Elf<R> {
 
     /// The byte order that it is in.
     #[must_use]
-    pub fn endian(&self) -> AnyEndian {
+    pub(crate) fn endian(&self) -> AnyEndian {
         self.header.endianness
     }
 

@@ -96,7 +96,7 @@ pub const LIBRARIES: &[Row] = &[
 ];
 
 /// Programs.
-pub const BINARIES: &[Row] = &[
+pub(crate) const BINARIES: &[Row] = &[
     row("nvidia-smi", &[Utility]),
     row("nvidia-debugdump", &[Utility]),
     row("nvidia-persistenced", &[Utility]),
@@ -109,7 +109,7 @@ pub const BINARIES: &[Row] = &[
 ];
 
 /// Where programs are looked for, in order. Not `$PATH`: the environment decides nothing here.
-pub const BINARY_DIRS: &[&str] = &[
+pub(crate) const BINARY_DIRS: &[&str] = &[
     "/usr/local/sbin",
     "/usr/local/bin",
     "/usr/sbin",
@@ -178,7 +178,7 @@ const fn description(path: &'static str, dir: &'static str, capabilities: &'stat
 }
 
 /// All of them.
-pub const DESCRIPTIONS: &[Description] = &[
+pub(crate) const DESCRIPTIONS: &[Description] = &[
     description("OpenCL/vendors/nvidia.icd", "etc", CUDA),
     description("glvnd/egl_vendor.d/10_nvidia.json", "usr/share", GL),
     description("egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share", GL),
@@ -201,29 +201,29 @@ pub const DESCRIPTIONS: &[Description] = &[
 ];
 
 /// Sockets by which programs in the container talk to daemons of the host: (path, capability).
-pub const SOCKETS: &[(&str, Capability)] =
+pub(crate) const SOCKETS: &[(&str, Capability)] =
     &[("/run/nvidia-persistenced/socket", Utility), ("/run/nvidia-fabricmanager/socket", Utility)];
 
 /// The directory with the sockets and pipes of the MPS control daemon, unless the administrator names another one.
-pub const MPS_DIRECTORY: (&str, Capability) = ("/tmp/nvidia-mps", Compute);
+pub(crate) const MPS_DIRECTORY: (&str, Capability) = ("/tmp/nvidia-mps", Compute);
 
 /// Where the kernel looks for firmware; the GPU's own (GSP) is below `nvidia/<version>` there.
-pub const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];
+pub(crate) const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];
 
 /// Where the kernel looks for firmware first, if the administrator has named a directory.
-pub const FIRMWARE_DIR_PARAMETER: &str = "/sys/module/firmware_class/parameters/path";
+pub(crate) const FIRMWARE_DIR_PARAMETER: &str = "/sys/module/firmware_class/parameters/path";
 
 /// DLSS for Windows programs, in this directory below the libraries. Proton looks for it beside libGLX_nvidia.
-pub const WINE_DIR: &str = "nvidia/wine";
+pub(crate) const WINE_DIR: &str = "nvidia/wine";
 /// Its files.
-pub const WINE_FILES: &[&str] = &["nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"];
+pub(crate) const WINE_FILES: &[&str] = &["nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"];
 
 /// Libraries of the driver's version that are of use on the host only: the settings program's.
-pub const HOST_ONLY: &[&str] = &["libnvidia-gtk2", "libnvidia-gtk3"];
+pub(crate) const HOST_ONLY: &[&str] = &["libnvidia-gtk2", "libnvidia-gtk3"];
 
 /// What a capability is about: without one library of each group, a container gets nothing of it, or half of it.
 #[must_use]
-pub const fn characteristic(capability: Capability) -> &'static [&'static [&'static str]] {
+pub(crate) const fn characteristic(capability: Capability) -> &'static [&'static [&'static str]] {
     match capability {
         Utility => &[&["libnvidia-ml"]],
         Compute => &[&["libcuda"]],
@@ -237,7 +237,7 @@ pub const fn characteristic(capability: Capability) -> &'static [&'static [&'sta
 }
 
 /// Where the X server's modules of the driver are.
-pub const XORG_DIRS: &[&str] = &[
+pub(crate) const XORG_DIRS: &[&str] = &[
     "/usr/lib/xorg/modules/drivers",
     "/usr/lib/xorg/modules/extensions",
     "/usr/lib64/xorg/modules/drivers",

@@ -93,7 +93,7 @@ pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
 
 /// The X server's modules of the driver, at the same path: an X server in the container has its own list of paths.
 #[must_use]
-pub fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
+pub(crate) fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
     // The X server opens its modules by names without a version.
     let names = ["nvidia_drv.so", "libglxserver_nvidia.so", &format!("libglxserver_nvidia.so.{version}")];
     let find = |name: &&str| {

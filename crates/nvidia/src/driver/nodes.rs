@@ -108,7 +108,7 @@ impl NodeState {
 ///
 /// # Errors
 /// If it has another number: a node of another device under this name would give the container that device.
-pub fn check_major(node: DeviceNode) -> Result<DeviceNode> {
+pub(crate) fn check_major(node: DeviceNode) -> Result<DeviceNode> {
     if node.major == NVIDIA_MAJOR {
         return Ok(node);
     }

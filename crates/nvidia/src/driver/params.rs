@@ -49,6 +49,6 @@ pub struct Imex {
 
 /// Parses `params`.
 #[must_use]
-pub fn parse_imex(params: &str) -> Imex {
+pub(crate) fn parse_imex(params: &str) -> Imex {
     Imex { count: field(params, "ImexChannelCount"), channel_0: field(params, "CreateImexChannel0") == Some(1) }
 }

@@ -107,7 +107,7 @@ pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
 /// What a GPU adds for EGL: libEGL_nvidia counts the host's GPUs, and its application profile says which it may show. The
 /// mask has 64 bits; a GPU beyond them is not hidden.
 #[must_use]
-pub fn egl_device(minor: u32) -> Edits {
+pub(crate) fn egl_device(minor: u32) -> Edits {
     Edits { egl_devices: 1u64.checked_shl(minor).unwrap_or_default(), ..Edits::default() }
 }
 

@@ -28,14 +28,14 @@ const COMMON_NODES: [(&str, [Capability; 2], Option<&Kind>); 3] = [
 ];
 
 /// The names below /dev of the nodes that [`common_nodes`] looks up.
-pub fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
+pub(crate) fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
     let of_capabilities = COMMON_NODES.iter().filter(|(_, capabilities, _)| wanted.capabilities.any(capabilities));
     std::iter::once("nvidiactl").chain(of_capabilities.map(|(name, ..)| *name))
 }
 
 /// Whether the nodes in `/dev/dri` are wanted.
 #[must_use]
-pub fn wants_drm(wanted: &Wanted) -> bool {
+pub(crate) fn wants_drm(wanted: &Wanted) -> bool {
     wanted.capabilities.any(&DRM)
 }
 
@@ -120,7 +120,7 @@ fn drm_nodes(facts: &DeviceFacts, gpu: &Gpu) -> Result<Vec<DeviceNode>> {
 
 /// The capabilities of a MIG device: access to its GPU instance and to its compute instance.
 #[must_use]
-pub const fn caps_of(gpu: &Gpu, mig: &MigDevice) -> [MigCap; 2] {
+pub(crate) const fn caps_of(gpu: &Gpu, mig: &MigDevice) -> [MigCap; 2] {
     let instance = MigCap::GpuInstance(gpu.minor, mig.gpu_instance);
     [instance, MigCap::ComputeInstance(gpu.minor, mig.gpu_instance, mig.compute_instance)]
 }
@@ -138,7 +138,7 @@ fn of_mig_device(facts: &DeviceFacts, gpu: &Gpu, mig: &MigDevice) -> Result<Edit
 
 /// The name below /dev of the node with this minor number.
 #[must_use]
-pub fn cap_node_name(minor: u32) -> String {
+pub(crate) fn cap_node_name(minor: u32) -> String {
     format!("nvidia-caps/nvidia-cap{minor}")
 }
 
@@ -175,7 +175,7 @@ pub fn mig_management(facts: &DeviceFacts, wanted: &Wanted, devices: &[Device<'_
 }
 
 /// The names below /dev of the nodes of all instances that these GPUs could have and containers may manage.
-pub fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> impl Iterator<Item = String> {
+pub(crate) fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> impl Iterator<Item = String> {
     let is_managed = |cap: MigCap| devices.iter().any(|device| is_management_of(cap, device.gpu(), &facts.limits));
     let minors = facts.mig_minors.iter().flatten();
     minors.filter(move |(cap, _)| is_managed(**cap)).map(|(_, minor)| cap_node_name(*minor))
@@ -200,7 +200,7 @@ pub fn is_management_of(cap: MigCap, gpu: &Gpu, limits: &Limits) -> bool {
 /// What is visible below /proc/driver/nvidia: the whole directory of capabilities, unless it has files of MIG devices that
 /// containers may not have. With a driver that has no nodes for capabilities, those files give access.
 #[must_use]
-pub fn management_paths(facts: &DeviceFacts, cap: MigCap, devices: &[Device<'_>]) -> BTreeSet<PathBuf> {
+pub(crate) fn management_paths(facts: &DeviceFacts, cap: MigCap, devices: &[Device<'_>]) -> BTreeSet<PathBuf> {
     if !facts.withholds_mig {
         return [Path::new(DRIVER_PROC).join("capabilities")].into();
     }
@@ -214,7 +214,7 @@ pub fn management_paths(facts: &DeviceFacts, cap: MigCap, devices: &[Device<'_>]
 
 /// The name below /dev of the node of an IMEX channel.
 #[must_use]
-pub fn imex_node_name(channel: u32) -> String {
+pub(crate) fn imex_node_name(channel: u32) -> String {
     format!("{IMEX_CHANNELS}/channel{channel}")
 }
 

@@ -101,7 +101,7 @@ impl DeviceFacts {
 
     /// The directory of a GPU in /proc.
     #[must_use]
-    pub fn gpu_dir(&self, bus_id: BusId) -> Option<PathBuf> {
+    pub(crate) fn gpu_dir(&self, bus_id: BusId) -> Option<PathBuf> {
         let (_, dir) = self.gpu_dirs.iter().find(|(known, _)| *known == bus_id)?;
         Some(Path::new(DRIVER_PROC).join("gpus").join(dir))
     }

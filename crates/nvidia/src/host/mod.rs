@@ -88,7 +88,7 @@ impl Host {
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
-    pub fn look_with(config: &Config, options: LookOptions<'_>, slow: &dyn Fn()) -> Result<Self> {
+    pub(crate) fn look_with(config: &Config, options: LookOptions<'_>, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
         let (inventory, kernel_gpus) = installed.inventory(config, options, slow)?;
         let Installed { roots, linker_cache, .. } = installed;

@@ -214,7 +214,7 @@ impl Cache {
     ///
     /// # Errors
     /// Those of `ask`.
-    pub fn renew(&self, look: &dyn Fn() -> KernelView, ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
+    pub(crate) fn renew(&self, look: &dyn Fn() -> KernelView, ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
         let end = Instant::now() + self.patience;
         match self.lock() {
             Ok(Some(_lock)) => self.ask(look, ask, end),

@@ -25,13 +25,13 @@ pub struct CapFile {
 impl CapFile {
     /// Below /dev.
     #[must_use]
-    pub fn node_name(&self) -> String {
+    pub(crate) fn node_name(&self) -> String {
         format!("nvidia-caps/nvidia-cap{}", self.minor)
     }
 
     /// Whether this root lacks the node.
     #[must_use]
-    pub fn is_missing_below(&self, dev: &Tree) -> bool {
+    pub(crate) fn is_missing_below(&self, dev: &Tree) -> bool {
         dev.locate(&Path::new("/dev").join(self.node_name())).is_err()
     }
 }

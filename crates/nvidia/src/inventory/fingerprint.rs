@@ -77,7 +77,7 @@ pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) 
 
 /// The same for those GPUs that have answered, with each of the others known by its index.
 #[must_use]
-pub fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
+pub(crate) fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
     let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
     let confirmed = |gpu: &super::Gpu| {
         let is_it = |kernel: &&&KernelGpu| {
@@ -130,7 +130,7 @@ fn access(stat: &Stat) -> String {
 
 /// Whether there are GPU instances: their directories are `capabilities/gpu0/mig/gi1`.
 #[must_use]
-pub fn has_mig_devices(proc: &Tree) -> bool {
+pub(crate) fn has_mig_devices(proc: &Tree) -> bool {
     let capabilities = Path::new(DRIVER_PROC).join("capabilities");
     let starts = |name: &std::ffi::OsString, with: &str| name.to_str().is_some_and(|name| name.starts_with(with));
     let mut gpus = proc.names(&capabilities).into_iter().filter(|name| starts(name, "gpu"));

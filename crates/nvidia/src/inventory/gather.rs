@@ -65,7 +65,7 @@ impl Gathered {
 
     /// Whether every GPU has been asked.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         let is_asked = |count| self.asking.is_none() && self.indices().len() == count;
         self.driver.as_ref().and_then(|driver| usize::try_from(driver.count).ok()).is_some_and(is_asked)
     }
@@ -87,7 +87,7 @@ impl Gathered {
     }
 
     /// Gives up on the GPU that is being asked, if it is one of them that hangs or crashes; then true.
-    pub fn give_up(&mut self, why: &NoAnswer) -> bool {
+    pub(crate) fn give_up(&mut self, why: &NoAnswer) -> bool {
         let Some((index, _)) = self.asking.take() else { return false };
         let why = match why {
             NoAnswer::System(_) => return false,
@@ -102,7 +102,7 @@ impl Gathered {
 
     /// The GPUs that were given up, for a message.
     #[must_use]
-    pub fn given_up(&self) -> &[u32] {
+    pub(crate) fn given_up(&self) -> &[u32] {
         &self.given_up
     }
 
@@ -116,7 +116,7 @@ impl Gathered {
 }
 
 /// The shortest time in which it makes sense to start another process.
-pub const WORTH_ASKING: Duration = Duration::from_millis(20);
+pub(crate) const WORTH_ASKING: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

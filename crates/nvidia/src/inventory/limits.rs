@@ -23,7 +23,7 @@ pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
 /// The same for a GPU that does not work. A pattern for models matches nothing where the model is unknown; an `allow` list
 /// of such patterns then keeps nothing away, so that a broken GPU does not vanish without a word.
 #[must_use]
-pub fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
+pub(crate) fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
     let matches = |entry: &String| matches_failed(entry, gpu);
     let is_allowed = limits.allow.is_empty() || limits.allow.iter().any(|entry| matches(entry).unwrap_or(true));
     is_allowed && !limits.deny.iter().any(|entry| matches(entry).unwrap_or(false))

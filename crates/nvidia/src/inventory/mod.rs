@@ -173,7 +173,7 @@ impl FailedGpu {
 
     /// Whether `id` could name it: what the id compares is not known of this GPU.
     #[must_use]
-    pub fn may_be_named(&self, id: &DeviceId) -> bool {
+    pub(crate) fn may_be_named(&self, id: &DeviceId) -> bool {
         match id {
             DeviceId::Index(_) | DeviceId::Mig { .. } => self.index.is_none(),
             // The UUID of a MIG device does not show which GPU it is a part of.

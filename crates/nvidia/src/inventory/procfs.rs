@@ -56,7 +56,7 @@ pub fn parse_minor(information: &str) -> Option<u32> {
 
 /// Parses the same for `GPU UUID: <tab> GPU-…`. Question marks are what the module says where it does not know it.
 #[must_use]
-pub fn parse_uuid(information: &str) -> Option<String> {
+pub(crate) fn parse_uuid(information: &str) -> Option<String> {
     field(information, "GPU UUID:").filter(|uuid| !uuid.contains('?')).map(str::to_owned)
 }
 

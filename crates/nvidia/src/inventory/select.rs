@@ -134,7 +134,7 @@ pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<D
 }
 
 /// Every GPU that containers may have and that does not work.
-pub fn permitted_failed<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a FailedGpu> {
+pub(crate) fn permitted_failed<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a FailedGpu> {
     inventory.failed.iter().filter(|gpu| permit_failed(limits, gpu))
 }
 
@@ -185,7 +185,7 @@ fn select_all<'a>(
 }
 
 /// Findings about the MIG devices that containers may have and that NVML does not list: "all" does not include them.
-pub fn mig_left_out(inventory: &Inventory, limits: &Limits) -> impl Iterator<Item = Finding> {
+pub(crate) fn mig_left_out(inventory: &Inventory, limits: &Limits) -> impl Iterator<Item = Finding> {
     with_unlisted_mig(inventory, limits).map(|gpu| {
         let what = format!("\"all\" does not include every MIG device: {}", mig_nodes_missing(gpu));
         Finding::of(&catalog::MIG_LEFT_OUT, what, PREPARE)

@@ -10,17 +10,17 @@ pub struct Code(pub u32);
 
 impl Code {
     /// The GPU or the driver has no such feature.
-    pub const NOT_SUPPORTED: Self = Self(3);
+    pub(crate) const NOT_SUPPORTED: Self = Self(3);
     /// The device nodes cannot be opened by this user.
-    pub const NO_PERMISSION: Self = Self(4);
+    pub(crate) const NO_PERMISSION: Self = Self(4);
     /// There is no device of that number.
-    pub const NOT_FOUND: Self = Self(6);
+    pub(crate) const NOT_FOUND: Self = Self(6);
     /// No nvidia.ko, or no `/dev/nvidiactl`.
-    pub const DRIVER_NOT_LOADED: Self = Self(9);
+    pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
     /// An older library.
-    pub const FUNCTION_NOT_FOUND: Self = Self(13);
+    pub(crate) const FUNCTION_NOT_FOUND: Self = Self(13);
     /// The library is of another driver version than the kernel module.
-    pub const LIB_RM_VERSION_MISMATCH: Self = Self(18);
+    pub(crate) const LIB_RM_VERSION_MISMATCH: Self = Self(18);
 }
 
 /// A call that did not succeed.

@@ -79,7 +79,7 @@ impl fmt::Display for Node {
 
 /// The modules to load. After that the facts are others, and [`plan`] can say which nodes are due.
 #[must_use]
-pub fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
+pub(crate) fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
     if facts.pci_gpus == 0 {
         return Vec::new();
     }
@@ -128,7 +128,7 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
 /// A module that cannot be loaded, if that is an error: without nvidia-modeset only graphics suffer, and the hook reports
 /// that to the containers which ask for them.
 #[must_use]
-pub fn not_loaded(modprobe: &str, module: &str) -> Option<anyhow::Error> {
+pub(crate) fn not_loaded(modprobe: &str, module: &str) -> Option<anyhow::Error> {
     let (kind, consequence) = match module {
         "nvidia" => (&catalog::NOT_LOADED, ""),
         "nvidia_uvm" => (&catalog::NO_UVM, ", which CUDA needs"),
@@ -143,7 +143,7 @@ pub fn not_loaded(modprobe: &str, module: &str) -> Option<anyhow::Error> {
 
 /// Why a channel cannot be had, if the driver has none of this number.
 #[must_use]
-pub fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyhow::Error> {
+pub(crate) fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyhow::Error> {
     let (reason, fix) = match facts.imex.count {
         _ if !facts.majors.contains_key(IMEX_CHANNELS) => (
             format!("\"/proc/devices\" does not list {IMEX_CHANNELS}"),

@@ -161,7 +161,7 @@ impl Entry<'_> {
     /// `dl_cache_hwcap_extension`: bit 62 alone, beside 10 bits for the ISA level and 32 for the index. Loaders
     /// before glibc 2.33 take it for a feature that no CPU has.
     #[must_use]
-    pub fn hwcaps_index(&self) -> Option<u32> {
+    pub(crate) fn hwcaps_index(&self) -> Option<u32> {
         const MARK: u64 = 1 << 62;
         const ISA_LEVEL_AND_INDEX: u64 = (1 << 42) - 1;
         if self.hwcap & !ISA_LEVEL_AND_INDEX == MARK {
