@@ -128,7 +128,7 @@ fn follow(input: Input, options: &Explain, config: Option<&Path>, explanation: &
     if options.request_only {
         return Ok(());
     }
-    let Some(gpus) = plan::gpus(request, config, explanation)? else { return Ok(()) };
+    let Some(gpus) = plan::gpus(request, config, &spec.devices, explanation)? else { return Ok(()) };
     match called {
         Called::WithState(pid) => explanation.steps(&gpus, &spec, pid),
         Called::Precreate(text) => explanation.additions(&gpus, &spec, text),

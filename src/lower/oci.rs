@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use base::report::{catalog, failure};
 use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::lower::STAGE;
@@ -46,13 +45,11 @@ pub struct Additions {
 
 impl Additions {
     /// The parts of these edits that config.json does not have yet.
-    ///
-    /// # Errors
-    /// If config.json lists another device at the path of a device node.
-    pub fn new(edits: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Result<Self> {
+    #[must_use]
+    pub fn new(edits: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Self {
         let mut additions = Self::default();
         for node in &edits.device_nodes {
-            additions.device(node, spec, facts)?;
+            additions.device(node, spec, facts);
         }
         additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
         let gids = edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts));
@@ -61,12 +58,12 @@ impl Additions {
         gids.dedup();
         additions.additional_gids.extend(gids.into_iter().map(Value::from));
         additions.hooks.extend(edits.hooks.iter().filter(|hook| !has_hook(spec, hook)).map(entry));
-        Ok(additions)
+        additions
     }
 
     /// A node, and the rule that follows from it.
-    fn device(&mut self, node: &DeviceNode, spec: &SpecView, facts: OciFacts) -> Result<()> {
-        let (Some(major), Some(minor)) = (number(node.major), number(node.minor)) else { return Ok(()) };
+    fn device(&mut self, node: &DeviceNode, spec: &SpecView, facts: OciFacts) {
+        let (Some(major), Some(minor)) = (number(node.major), number(node.minor)) else { return };
         let path = Path::new(&node.path);
         let rule = DeviceRule { major, minor };
         // A rootless runtime cannot filter devices, so config.json needs no rule.
@@ -76,18 +73,8 @@ impl Additions {
                 "access": node.permissions.as_deref().unwrap_or("rw"),
             }));
         }
-        if let Some(present) = spec.devices.iter().find(|device| device.path == path) {
-            if (present.major, present.minor) == (node.major, node.minor) {
-                return Ok(());
-            }
-            return Err(failure(
-                &catalog::DEVICE_TAKEN,
-                format!("config.json has another device at {path:?}"),
-                format!("start the container without that \"--device\" option for {path:?}"),
-            ));
-        }
-        if has_mount(spec, &node.path) {
-            return Ok(());
+        if spec.devices.iter().any(|device| device.path == path) || has_mount(spec, &node.path) {
+            return;
         }
         // mknod(2) is refused in a user namespace, and in a directory of the host's it would make a node of the host's.
         let in_volume = in_volume(spec, path);
@@ -95,7 +82,7 @@ impl Additions {
             self.points.extend(in_volume);
             let source = node.host_path.as_ref().unwrap_or(&node.path);
             self.mounts.push(mount(source, &node.path, &NODE_OPTIONS));
-            return Ok(());
+            return;
         }
         let mut device = json!({
             "path": node.path, "type": "c", "major": major, "minor": minor,
@@ -105,7 +92,6 @@ impl Additions {
             fields.insert("fileMode".to_owned(), (mode & 0o777).into());
         }
         self.devices.push(device);
-        Ok(())
     }
 
     /// The arrays of config.json, and what each of them gets.

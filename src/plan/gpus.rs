@@ -5,8 +5,6 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 
-use anyhow::Result;
-
 use base::paths::{ContainerPath, HostPath};
 use base::report::{Finding, catalog};
 use cdi_spec::spec::ContainerEdits;
@@ -109,16 +107,13 @@ impl Gpus {
 
     /// What precreate adds to config.json. Files go where `image` looks; if that is not known, where the host has them, as with
     /// CDI. `program` is what its hook entry starts.
-    ///
-    /// # Errors
-    /// If config.json has another device in the place of one of ours.
     pub(crate) fn additions(
         &self,
         spec: &SpecView,
         image: Option<RootfsFacts>,
         program: HostPath,
         facts: OciFacts,
-    ) -> Result<(Additions, Vec<Finding>)> {
+    ) -> (Additions, Vec<Finding>) {
         let context = SpecContext {
             driver_root: self.host.driver().path(),
             proc_dir: self.host.proc_dir(),
@@ -131,9 +126,9 @@ impl Gpus {
         let versions = || (inventory.driver_version.clone(), inventory.cuda_version.clone());
         let entry = RootfsEdits { cuda_compat: self.uses_compat_libraries().then(versions), ..RootfsEdits::default() };
         let lowered = lower(&self.edits, &context, entry).sort();
-        let additions = Additions::new(&lowered, spec, facts)?;
+        let additions = Additions::new(&lowered, spec, facts);
         let findings = [image.and_then(RootfsFacts::finding), no_access(&context, &lowered, spec, facts)];
-        Ok((additions, findings.into_iter().flatten().collect()))
+        (additions, findings.into_iter().flatten().collect())
     }
 }
 

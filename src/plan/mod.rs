@@ -19,11 +19,11 @@ use base::paths::HostPath;
 use base::report::{Finding, catalog, failure};
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
-use nvidia_host::edits::Edits;
+use nvidia_host::edits::{DeviceNode, Edits};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device;
 
-use crate::oci::SpecView;
+use crate::oci::{SpecView, spec_view};
 use crate::request::GpuRequest;
 use crate::select;
 pub(crate) use container::Container;
@@ -81,12 +81,18 @@ pub(crate) fn asked(
     Ok(None)
 }
 
-/// What the request gets of this host. `None` if that is nothing, and the container starts all the same; the observer knows why.
+/// What the request gets of this host, for a container whose config.json lists these device nodes. `None` if that is nothing,
+/// and the container starts all the same; the observer knows why.
 ///
 /// # Errors
 /// If there is no driver, the container cannot have what it asks for, or something is missing that it cannot do without.
-pub(crate) fn gpus(request: GpuRequest, config: Config, observer: &mut impl Observer) -> Result<Option<Gpus>> {
-    match find(&request, &config, observer) {
+pub(crate) fn gpus(
+    request: GpuRequest,
+    config: Config,
+    listed: &[spec_view::Device],
+    observer: &mut impl Observer,
+) -> Result<Option<Gpus>> {
+    match find(&request, &config, listed, observer) {
         Ok((host, edits)) => Ok(Some(Gpus { request, config, host, edits })),
         Err(error) => {
             observer.left_alone(verdict::excuse(&request, &config, error)?);
@@ -95,15 +101,42 @@ pub(crate) fn gpus(request: GpuRequest, config: Config, observer: &mut impl Obse
     }
 }
 
-fn find(request: &GpuRequest, config: &Config, observer: &mut impl Observer) -> Result<(Host, Edits)> {
+fn find(
+    request: &GpuRequest,
+    config: &Config,
+    listed: &[spec_view::Device],
+    observer: &mut impl Observer,
+) -> Result<(Host, Edits)> {
     let host = observer.host(request, config)?;
     let request = with_names(request, &host);
     let (devices, findings) = select::decide(&request, &host.inventory, config)?;
     findings.iter().for_each(|finding| observer.finding(finding));
     let (edits, findings) = host.edits(&request.wanted()?, &devices)?;
     findings.iter().for_each(|finding| observer.finding(finding));
+    refuse_taken(&edits.nodes, listed)?;
     observer.devices(&devices);
     Ok((host, edits))
+}
+
+/// Refuses to replace a device that config.json lists. At prestart and later the runtime has already created it; at precreate
+/// config.json would list two devices at one path.
+///
+/// # Errors
+/// If config.json lists another device at the path of one of these nodes.
+fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::Device]) -> Result<()> {
+    let is_another = |node: &DeviceNode, device: &spec_view::Device| {
+        let number = (Some(i64::from(node.major)), Some(i64::from(node.minor)));
+        device.path == node.path.absolute() && (device.major, device.minor) != number
+    };
+    let Some(taken) = nodes.iter().find(|node| listed.iter().any(|device| is_another(node, device))) else {
+        return Ok(());
+    };
+    let path = taken.path.absolute();
+    Err(failure(
+        &catalog::DEVICE_TAKEN,
+        format!("config.json lists another device at {path:?}"),
+        format!("start the container without the \"--device\" option for {path:?}"),
+    ))
 }
 
 /// The same request, with the UUIDs of the GPUs and MIG devices that it was given the nodes of.

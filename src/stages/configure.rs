@@ -35,6 +35,6 @@ pub(crate) fn configure(
     let id = format!("process {pid}");
     log.name_container(&id, Pod::default(), Path::new(""));
     log.connect();
-    let Some(gpus) = plan::gpus(request, config, log)? else { return Ok(()) };
+    let Some(gpus) = plan::gpus(request, config, &[], log)? else { return Ok(()) };
     give(place, pid, &Container::at(rootfs, &id)?, &gpus, start, log)
 }

@@ -44,7 +44,7 @@ fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
     let (id, bundle) = name(&spec);
     log.name_container(&id, spec.pod.clone(), &bundle);
     let Some((request, config)) = plan::asked(&spec, config, log)? else { return Ok(bytes) };
-    let Some(gpus) = plan::gpus(request, config, log)? else { return Ok(bytes) };
+    let Some(gpus) = plan::gpus(request, config, &spec.devices, log)? else { return Ok(bytes) };
     container::set_deadline(start)?;
     let mut findings = Vec::new();
     let additions = additions(&gpus, &spec, &mut findings);
@@ -68,7 +68,7 @@ pub(crate) fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding
     // Of the image the hook looks at names only: its rootfs is mounted, and no process is in it.
     let image = OpenContainer::facts_of(&spec.rootfs);
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
-    let (additions, more) = gpus.additions(spec, image, hook_program(None)?, facts)?;
+    let (additions, more) = gpus.additions(spec, image, hook_program(None)?, facts);
     findings.extend(more);
     let hosts_dev = HostsDev::find();
     for point in &additions.points {

@@ -81,7 +81,7 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Re
             (init, leave_device_cgroup(runtime).err())
         }
     };
-    let gpus = plan::gpus(request, config, log).map_err(|error| match kept {
+    let gpus = plan::gpus(request, config, &spec.devices, log).map_err(|error| match kept {
         Some(why) => error.context(kept_inside(&why)),
         None => error,
     })?;

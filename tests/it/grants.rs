@@ -18,6 +18,7 @@ pub const TESTS: &[Test] = &[
     ("grants::device_nodes_bring_the_files", NEEDS, device_nodes_bring_the_files),
     ("grants::device_nodes_of_mig_devices", NEEDS_DRIVER, device_nodes_of_mig_devices),
     ("grants::device_nodes_that_mean_nothing", NEEDS, device_nodes_that_mean_nothing),
+    ("grants::a_device_in_the_place_of_a_node", NEEDS, a_device_in_the_place_of_a_node),
     ("grants::device_nodes_stop_no_container", NEEDS, device_nodes_stop_no_container),
     ("grants::podmans_device_option", engine::NEEDS, podmans_device_option),
     ("grants::a_mount_that_asks_for_all", NEEDS, a_mount_that_asks_for_all),
@@ -151,6 +152,63 @@ fn device_nodes_stop_no_container() {
     fs::write(&fake.config, "nonsense = ").unwrap();
     container.set_spec(&[], &gpu_1());
     assert_eq!(container.hook(&fake.config).ok(), "");
+}
+
+/// The device that config.json lists at the path of a device node is not replaced. A container that requests GPUs does not start.
+fn a_device_in_the_place_of_a_node() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let before = container.mountinfo();
+    let config = fake.config.display().to_string();
+    let at_each_stage = || {
+        let create_container = ["--config", &config, "createContainer"].map(str::to_owned);
+        [container.hook(&fake.config), container.create_container_hook(&create_container)]
+    };
+    let at_precreate = |spec: &str| {
+        let mut precreate = Command::new(HOOK);
+        run_with(precreate.args(["--config", &config, "precreate"]).env_clear(), spec.as_bytes())
+    };
+    let explained = |spec: &str| {
+        let mut at_prestart = Command::new(HOOK);
+        let state = container.state();
+        let at_prestart = run_with(at_prestart.args(["--config", &config, "explain"]).env_clear(), state.as_bytes());
+        [at_prestart, explain(&fake, spec)]
+    };
+    let asks = ["NVIDIA_VISIBLE_DEVICES=1"];
+    let (null_1, null_ctl) = (node("nvidia1", 1, 3), node("nvidiactl", 1, 3));
+
+    let taken = json!({"linux": {"devices": [null_1]}});
+    container.set_spec(&asks, &taken);
+    for ran in at_each_stage() {
+        let says = "config.json lists another device at \"/dev/nvidia1\" (ONH-044)\nhint: ";
+        assert!(ran.stderr.contains(says), "{ran:?}");
+        ran.failed(1);
+    }
+    let spec = with(taken, &asks, &[]);
+    assert!(at_precreate(&spec).failed(1).contains("(ONH-044)\nhint: "));
+    for told in explained(&spec) {
+        let stopped = told.stdout.starts_with("the hook stops the container: ") && told.stdout.contains("ONH-044");
+        assert!(told.code == Some(1) && stopped, "{told:?}");
+    }
+
+    // The node of a GPU that was not requested is at no path that the hook needs.
+    let other = with(json!({"linux": {"devices": [node("nvidia0", 195, 0)]}}), &asks, &[]);
+    at_precreate(&other).ok();
+
+    // A container that only has a GPU's node starts as its config.json describes it.
+    let granted = json!({"linux": {"devices": [node("nvidia1", 195, 1), null_ctl]}});
+    container.set_spec(&[], &granted);
+    for ran in at_each_stage() {
+        assert!(ran.stderr.contains("another device at \"/dev/nvidiactl\" (ONH-111)\nhint: "), "{ran:?}");
+        ran.ok();
+    }
+    let spec = with(granted, &[], &[]);
+    assert_eq!(at_precreate(&spec).ok(), spec);
+    for told in explained(&spec).map(Ran::ok) {
+        assert!(told.starts_with("the hook does nothing") && told.contains("ONH-111"), "{told}");
+    }
+    assert_eq!(container.mountinfo(), before);
 }
 
 /// At the three stages for which there is a hook file or a test.

@@ -124,13 +124,16 @@ fn explained_as_it_is_done() {
         "\"linux\":{",
         "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
     );
-    // A device plugin gave it this GPU. It asks the hook for nothing, but what stops it stops it.
+    // A device plugin gave it this GPU. It asks the hook for nothing, and nothing stops it.
     let given = spec(&image.rootfs, &[]).replace(
         "\"linux\":{",
         "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":195,\"minor\":1},\
          {\"path\":\"/dev/nvidiactl\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
     );
-    for (spec, says) in [(no_array, "it is no array"), (another, "(ONH-044)"), (given, "(ONH-044)")] {
+    assert_eq!(precreate(&fake.config, &given).ok(), given);
+    let told = explain(&fake, &["--stage", "precreate"], &given).ok();
+    assert!(told.starts_with("the hook does nothing: ") && told.contains("(ONH-111)\n"), "{told}");
+    for (spec, says) in [(no_array, "it is no array"), (another, "(ONH-044)")] {
         assert!(precreate(&fake.config, &spec).failed(1).contains(says), "{says}");
         let told = explain(&fake, &["--stage", "precreate"], &spec);
         assert_eq!(told.code, Some(1), "{told:?}");

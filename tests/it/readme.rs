@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use crate::docs::command_lines;
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
-use crate::support::{Need, Ran, run, sh, source};
+use crate::support::{Need, Ran, run, scratch, sh, source};
 use crate::zypper::CUDA_IMAGE;
 use crate::{Test, built};
 
@@ -32,7 +32,24 @@ pub const TESTS: &[Test] = &[
     ("readme::commands_of_a_tree", TREE, commands_of_a_tree),
     ("readme::commands_of_a_host", HOSTS, commands_of_a_host),
     ("readme::every_command_is_known", &[], every_command_is_known),
+    ("readme::help_of_the_demo", &[], help_of_the_demo),
 ];
+
+/// The demo reads its options before it installs or builds anything: `cat` is the only program that it finds.
+fn help_of_the_demo() {
+    let programs = scratch();
+    symlink("/bin/cat", programs.path().join("cat")).unwrap();
+    let demo = |option: &str| {
+        let mut demo = Command::new(source("tests/demo"));
+        run(demo.arg(option).env_clear().env("PATH", programs.path()))
+    };
+    for option in ["--help", "-h"] {
+        let help = demo(option).ok();
+        assert!(help.starts_with("Usage: make demo ") && help.contains("tests/demo [--help]\n"), "{help}");
+    }
+    let stderr = demo("--halp").failed(2);
+    assert_eq!(stderr, "demo: unknown option \"--halp\"; hint: tests/demo --help\n");
+}
 
 /// What is done with a command.
 #[derive(Clone, Copy)]

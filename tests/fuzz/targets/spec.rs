@@ -75,7 +75,7 @@ fn check_precreate(text: &str, spec: &SpecView) {
     };
     for in_user_namespace in [false, true] {
         let facts = OciFacts { in_user_namespace };
-        let edited = Additions::new(&edits, spec, facts).and_then(|additions| additions.apply(text.to_owned()));
+        let edited = Additions::new(&edits, spec, facts).apply(text.to_owned());
         let edited = match edited {
             Ok(edited) => edited,
             Err(error) => {
@@ -90,7 +90,7 @@ fn check_precreate(text: &str, spec: &SpecView) {
         let node = after.devices.iter().any(|device| device.path == Path::new("/dev/nvidia0"))
             || after.mounts.iter().any(|mount| mount.destination == Path::new("/dev/nvidia0"));
         assert!(node && after.env == spec.env && after.rootfs == spec.rootfs, "{edited}");
-        let again = Additions::new(&edits, &after, facts).and_then(|additions| additions.apply(edited.clone()));
+        let again = Additions::new(&edits, &after, facts).apply(edited.clone());
         assert_eq!(again.ok().as_ref(), Some(&edited), "twice is once");
     }
 }
