@@ -408,16 +408,13 @@ fn lines(record: &Record) -> Vec<Line> {
 
 fn outcome(record: &Record) -> Line {
     let words = match record.outcome {
-        Outcome::Given if record.findings.iter().any(|said| said.id == catalog::NO_ACCESS.id) => {
-            "it got what it asked for, but its process cannot open the device nodes"
-        }
-        Outcome::Given => "it got what it asked for",
-        Outcome::Partly => "it got fewer GPUs than it asked for",
-        Outcome::Nothing => "it asks for nothing",
-        Outcome::LeftAlone => "the hook did nothing",
-        Outcome::Failed => "the hook stopped it",
+        Outcome::Given => "it got what it asked for".to_owned(),
+        Outcome::Partly => format!("it got {}", record.shortfall().unwrap_or("less than it asked for")),
+        Outcome::Nothing => "it asks for nothing".to_owned(),
+        Outcome::LeftAlone => "the hook did nothing".to_owned(),
+        Outcome::Failed => "the hook stopped it".to_owned(),
         Outcome::Unfinished => {
-            "the hook did not come to an end: it still runs, or the engine ended it (its time is up)"
+            "the hook did not come to an end: it still runs, or the engine ended it (its time is up)".to_owned()
         }
     };
     let reason = if record.reason.is_empty() { String::new() } else { format!(": {}", one_line(&record.reason)) };

@@ -4,6 +4,7 @@
 mod bound;
 pub(crate) mod created;
 mod prune;
+mod shortfall;
 pub(crate) mod storage;
 pub(crate) mod store;
 
@@ -12,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use base::report::{Finding, catalog, one_line};
+use base::report::{Finding, one_line};
 
 use crate::oci::Pod;
 use crate::request::asked::Asked;
@@ -78,7 +79,7 @@ pub enum Outcome {
     Unfinished,
     /// The container got what it asked for.
     Given,
-    /// It got fewer GPUs than it asked for.
+    /// It got less than it asked for, or cannot use all of it: [`Record::shortfall`].
     Partly,
     Nothing,
     /// It asked and may not, or somebody else sets it up.
@@ -150,11 +151,16 @@ impl Record {
         self.steps.push(Step { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
     }
 
-    /// It is over. A container that was given GPUs while others did not answer got only some of what it asked for.
+    /// Ends the call. A container that was given GPUs has the outcome [`Outcome::Partly`] if a finding reports a shortfall.
     pub fn end(&mut self, outcome: Outcome, reason: String) {
-        let fewer = self.findings.iter().any(|said| said.id == catalog::GPU_LEFT_OUT.id);
-        self.outcome = if outcome == Outcome::Given && fewer { Outcome::Partly } else { outcome };
+        let is_short = outcome == Outcome::Given && self.shortfall().is_some();
+        self.outcome = if is_short { Outcome::Partly } else { outcome };
         self.reason = reason;
+    }
+
+    /// What a container that was given GPUs lacks or cannot use, after the words "it got".
+    pub fn shortfall(&self) -> Option<&'static str> {
+        shortfall::of(&self.findings)
     }
 
     /// Reads one.

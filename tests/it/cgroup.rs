@@ -20,6 +20,7 @@ use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Need, scratch};
+use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
 const V1_DRIVER: &[Need] =
@@ -289,9 +290,11 @@ fn v1_no_cgroups_is_reported() {
     let group = Group::new("/sys/fs/cgroup/devices", "no-cgroups", "");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
     fs::write(group.path.join("devices.deny"), "a").unwrap();
-    let ran = container.hook(&fake.config);
+    let ran = container.call(&mut isolated(dir.path()), &fake.config);
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
+    let text = why(dir.path(), &["waiting"]).ok();
+    assert!(text.contains("\nit got its GPUs, but its device cgroup denies them: injected "), "{text}");
     // config.json allows them: the engine's rules are not the hook's business.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);

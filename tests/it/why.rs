@@ -123,6 +123,12 @@ fn fewer_gpus_than_all() {
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0,2"]);
     container.hook(&fake).ok();
     assert_eq!(json(dir, "waiting")["outcome"], "given");
+    // The fake driver has no libraries for graphics.
+    container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"]);
+    container.hook(&fake).ok();
+    let text = why(dir, &["waiting"]).ok();
+    let says = "\nit got its GPUs, but not all driver libraries that it asked for: injected ";
+    assert!(text.contains(says) && text.contains("ONH-210"), "{text}");
 }
 
 fn a_failure_is_kept() {
