@@ -24,7 +24,7 @@ use crate::log::Log;
 use crate::lower::{live, rootfs};
 use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
-use crate::plan::Container;
+use crate::plan::{self, Container, Image};
 
 /// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
 pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
@@ -59,8 +59,9 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = rootfs::steps(&edits, facts, files);
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
-        let names = open.compat_libraries(&dir, driver, cuda);
-        live::prefer(&mut steps, &dir, |soname| names.contains(soname));
+        let image = Image { facts, compat: open.compat_libraries(&dir, driver, cuda) };
+        live::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
+        plan::newer_libcuda(&image).iter().for_each(|finding| log.finding(finding));
     }
     let finished =
         inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::of(&state, &spec)?)?;
