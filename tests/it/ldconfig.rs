@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
     ("ldconfig::directories_of_the_host_at_precreate", NEEDS, directories_of_the_host_at_precreate),
     ("ldconfig::cuda_compat_stays_first", NEEDS, cuda_compat_stays_first),
     ("ldconfig::images_without_configuration", NEEDS, images_without_configuration),
-    ("ldconfig::a_plain_configuration_is_left_alone", NEEDS, a_plain_configuration_is_left_alone),
+    ("ldconfig::a_configuration_without_drop_ins", NEEDS, a_configuration_without_drop_ins),
     ("ldconfig::nothing_is_written_without_need", NEEDS, nothing_is_written_without_need),
     ("ldconfig::a_list_that_is_out_of_date_goes", NEEDS, a_list_that_is_out_of_date_goes),
     ("ldconfig::volumes_are_left_alone", NEEDS, volumes_are_left_alone),
@@ -149,34 +149,58 @@ fn images_without_configuration() {
     container.exec("ls /etc/ld.so.conf* && exit 1; exit 0").ok();
 }
 
-/// It is the image's, and a file over it would be in the way of package managers.
-fn a_plain_configuration_is_left_alone() {
+/// The line that includes the directory is added, once. A link and a volume are left alone, and reported.
+fn a_configuration_without_drop_ins() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
-    let conf = std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap();
-    let container = cdi_container(dir.path(), &fake, &image.rootfs);
-    container.exec(LOOK).ok();
-    assert_eq!(std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap(), conf);
-    assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
-    // The hook says so.
-    let log = dir.path().join("log");
-    fake.configure(&format!("debug = \"{}\"", log.display()));
+    let conf = std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap();
+    assert!(!conf.contains("include"), "{conf}");
+    let expected = format!("include /etc/ld.so.conf.d/*.conf\n{conf}");
+    for _start in 0..2 {
+        let container = cdi_container(dir.path(), &fake, &image.rootfs);
+        assert_the_same_after_ldconfig(&container);
+        assert_eq!(std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap(), expected);
+    }
     let (dir, image) = with_compat("plain");
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     container.hook(&fake.config).ok();
-    let log = std::fs::read_to_string(log).unwrap();
-    assert!(
-        log.contains("will not find the libraries in \"/usr/local/cuda/compat\"") && log.contains("ONH-315"),
-        "{log}"
-    );
-    assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
+    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains("/cuda/compat/"));
+    assert_the_same_after_ldconfig(&container);
+    drop(container);
+
+    let (dir, image) = with_compat("plain");
+    let rename = |from: &str, to: &str| std::fs::rename(image.rootfs.join(from), image.rootfs.join(to)).unwrap();
+    rename("etc/ld.so.conf", "etc/other.conf");
+    symlink("other.conf", image.rootfs.join("etc/ld.so.conf")).unwrap();
+    assert_left_alone(dir.path(), &fake, &image, "");
+    std::fs::remove_file(image.rootfs.join("etc/ld.so.conf")).unwrap();
+    rename("etc/other.conf", "etc/ld.so.conf");
+    assert_left_alone(dir.path(), &fake, &image, "mount --bind $rootfs/etc/ld.so.conf $rootfs/etc/ld.so.conf\n");
+
     // One that lists the directory itself needs nothing.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
-    std::fs::write(image.rootfs.join("etc/ld.so.conf"), [&conf[..], b"/usr/lib64\n"].concat()).unwrap();
+    std::fs::write(image.rootfs.join("etc/ld.so.conf"), format!("{conf}/usr/lib64\n")).unwrap();
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
     assert_the_same_after_ldconfig(&container);
     assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
+}
+
+fn assert_left_alone(dir: &Path, fake: &FakeDriver, image: &Image, setup: &str) {
+    let conf = image.rootfs.join("etc/ld.so.conf");
+    let before = std::fs::read(&conf).unwrap();
+    let log = dir.join("log");
+    fake.configure(&format!("debug = \"{}\"", log.display()));
+    let container = Waiting::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], setup);
+    container.hook(&fake.config).ok();
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(
+        text.contains("will not find the libraries in \"/usr/local/cuda/compat\"") && text.contains("ONH-315"),
+        "{text}"
+    );
+    assert_eq!(std::fs::read(&conf).unwrap(), before);
+    assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
+    std::fs::remove_file(log).unwrap();
 }
 
 fn nothing_is_written_without_need() {

@@ -1,8 +1,8 @@
 //! Directories of ours that the image's own ldconfig would not look at. The linker cache that we write leads to them, but
 //! the next package that is installed in the container has ldconfig write that cache anew.
 //!
-//! A file of ours in `/etc/ld.so.conf.d` lists them, if the image includes that directory; a file of the image is never
-//! changed. The image's configuration is only read, within limits: reading less of it than there is at worst lists a
+//! A file of ours in `/etc/ld.so.conf.d` lists them. If the image's `/etc/ld.so.conf` does not include that directory, it gets
+//! the line that does, which is the only file of the image that changes. The image's configuration is only read, within limits: reading less of it than there is at worst lists a
 //! directory twice.
 
 use std::ffi::OsStr;
@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
 
 use base::paths::ContainerPath;
 use base::report::{Finding, catalog};
@@ -56,17 +57,21 @@ impl Target {
             self.remove_list();
             return Ok(());
         }
-        if configured.has_main && !configured.includes_ours {
-            self.findings.push(not_listed(&wanted, "its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\""));
-            return Ok(());
-        }
         let text = ldconf::drop_in(wanted.iter().map(PathBuf::as_path));
         if !self.may_create(&etc, Path::new("etc"))? {
             self.findings.push(not_listed(&wanted, "\"/etc\" is on a volume"));
             return Ok(());
         }
-        if !configured.has_main {
-            self.make_main(etc)?;
+        let is_included = match configured.main {
+            Main::Missing => self.create_main(etc).map(|()| true)?,
+            Main::Read(_) if configured.includes_ours => true,
+            Main::Read(text) => self.include_drop_ins(etc, text)?,
+            Main::Unreadable => false,
+        };
+        if !is_included {
+            let why = "its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\"";
+            self.findings.push(not_listed(&wanted, why));
+            return Ok(());
         }
         let dir = self.directory(Path::new(ldconf::DROP_INS))?;
         if !self.may_create(&dir, Path::new(ldconf::DROP_INS))? {
@@ -114,17 +119,35 @@ impl Target {
         }
     }
 
-    /// As every distribution has it: what is installed later may rely on it.
-    fn make_main(&mut self, etc: Rc<OwnedFd>) -> Result<()> {
-        // A link that leads nowhere is the image's.
+    /// Creates `/etc/ld.so.conf` with the line that it has in every distribution: packages that are installed later may
+    /// rely on it.
+    fn create_main(&mut self, etc: Rc<OwnedFd>) -> Result<()> {
         let Present::Nothing = find_present(&etc, OsStr::new(MAIN))? else {
-            bail!("\"/etc/ld.so.conf\" leads nowhere")
+            bail!("\"/etc/ld.so.conf\" is a link to a missing file")
         };
         let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
         write_beside(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
             .context("write \"/etc/ld.so.conf\"")?;
         self.done.push(Done::Created(created));
         Ok(())
+    }
+
+    /// Adds the same line at the top of an `/etc/ld.so.conf` without it: ldconfig searches the directories in the order of
+    /// the file, and forward compatibility libraries come first. Returns whether it did: a symbolic link and a volume at this
+    /// path are left alone.
+    fn include_drop_ins(&mut self, etc: Rc<OwnedFd>, old: Vec<u8>) -> Result<bool> {
+        let name = Path::new(MAIN);
+        let Present::Other(_, stat) = find_present(&etc, name.as_os_str())? else { return Ok(false) };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(false);
+        }
+        match write_beside(&etc, name, &[ldconf::DEFAULT.as_bytes().into(), old.as_slice().into()]) {
+            // rename(2) does not replace a mount point.
+            Err(error) if error.downcast_ref() == Some(&Errno::BUSY) => return Ok(false),
+            result => result.context("write \"/etc/ld.so.conf\"")?,
+        }
+        self.done.push(Done::Rewritten { dir: etc, name: name.into(), old });
+        Ok(true)
     }
 }
 
@@ -161,10 +184,19 @@ fn not_listed(dirs: &[PathBuf], why: &str) -> Finding {
     )
 }
 
+/// The image's `/etc/ld.so.conf`.
+#[derive(Debug, Default)]
+enum Main {
+    #[default]
+    Missing,
+    Read(Vec<u8>),
+    Unreadable,
+}
+
 /// What the image's ldconfig looks at, as far as its configuration says so.
 #[derive(Debug, Default)]
 struct Configured {
-    has_main: bool,
+    main: Main,
     /// A file of ours in `/etc/ld.so.conf.d` would be read
     includes_ours: bool,
     /// Device and inode of each directory: `/lib64` and `/usr/lib64` are usually the same
@@ -192,8 +224,13 @@ impl Configured {
             base::read::read_file_limited(&rootfs.open_stored(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
         };
         let text = read();
-        // One that cannot be read is there all the same: it is not ours to replace.
-        self.has_main |= depth == 0 && (text.is_ok() || rootfs.open_at(path, OFlags::PATH).is_ok());
+        if depth == 0 {
+            self.main = match &text {
+                Ok(text) => Main::Read(text.clone()),
+                Err(_) if rootfs.open_at(path, OFlags::PATH).is_ok() => Main::Unreadable,
+                Err(_) => Main::Missing,
+            };
+        }
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
         for directive in ldconf::parse(&text.unwrap_or_default(), parent) {
             match directive {
