@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::driver::{FakeDriver, Image};
 use crate::kernels;
@@ -200,8 +201,9 @@ impl Podman {
         );
         let mut unshare = Command::new("unshare");
         unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(self.with_storage());
-        unshare.args(["run", "--rm", "--network=none", "--log-driver=none"]).args(arguments);
-        run(unshare.env_remove("CONTAINERS_CONF"))
+        let log = Log::new(self.dir.path());
+        unshare.args(["run", "--rm", "--network=none"]).args(log.options()).args(arguments);
+        log.complete(run(unshare.env_remove("CONTAINERS_CONF")))
     }
 
     /// `podman run --rm ARGUMENTS`
@@ -211,18 +213,22 @@ impl Podman {
 
     /// The same after this shell script, in the same mount namespace.
     pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
-        let words = ["run", "--rm", "--network=none", "--log-driver=none"];
-        let words: Vec<_> =
-            words.iter().chain(arguments).map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
-        self.shell(cgroup, &format!("{script}\nexec \"$@\" {}", words.join(" ")))
+        let log = Log::new(self.dir.path());
+        let options = log.options();
+        let words = ["run", "--rm", "--network=none"].into_iter().chain(options.iter().map(String::as_str));
+        let words = words.chain(arguments.iter().copied());
+        let words: Vec<_> = words.map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
+        log.complete(self.shell(cgroup, &format!("{script}\nexec \"$@\" {}", words.join(" "))))
     }
 
     /// `podman run --rm ARGUMENTS` with this containers.conf alone, which says where hooks are.
     pub fn run_with_conf(&self, conf: &Path, arguments: &[&str]) -> Ran {
         let mut words = self.base();
         words.truncate(words.iter().position(|word| word == "--hooks-dir").unwrap());
-        words.extend(["run", "--rm", "--network=none", "--log-driver=none"].map(str::to_owned));
-        run(Command::new(&words[0]).args(&words[1..]).args(arguments).env("CONTAINERS_CONF", conf))
+        let log = Log::new(self.dir.path());
+        words.extend(["run", "--rm", "--network=none"].map(str::to_owned));
+        words.extend(log.options());
+        log.complete(run(Command::new(&words[0]).args(&words[1..]).args(arguments).env("CONTAINERS_CONF", conf)))
     }
 
     /// A shell script in a mount namespace of its own, in which `"$@"` is podman.
@@ -238,5 +244,33 @@ impl Podman {
         let mut unshare = Command::new("unshare");
         unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words);
         run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))
+    }
+}
+
+/// A log file of conmon's. On a busy machine, `podman run` can lose the output of a container that ends before podman has
+/// attached to it; conmon writes all of it to the log.
+struct Log(PathBuf);
+
+impl Log {
+    fn new(dir: &Path) -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        Self(dir.join(format!("log-{}", NUMBER.fetch_add(1, Ordering::Relaxed))))
+    }
+
+    fn options(&self) -> Vec<String> {
+        ["--log-driver=k8s-file".into(), format!("--log-opt=path={}", self.0.display())].into()
+    }
+
+    /// The same with the container's whole output, if a container was started.
+    fn complete(self, mut ran: Ran) -> Ran {
+        let Ok(log) = std::fs::read_to_string(&self.0) else { return ran };
+        // TIME stdout F LINE; P in place of F: the line goes on in the next entry.
+        let entries = log.lines().filter_map(|line| line.split_once(" stdout ")).map(|(_, entry)| entry);
+        ran.stdout = entries.fold(String::new(), |output, entry| match entry.split_once(' ') {
+            Some(("P", text)) => output + text,
+            Some((_, text)) => output + text + "\n",
+            None => output,
+        });
+        ran
     }
 }
