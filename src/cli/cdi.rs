@@ -41,7 +41,7 @@ impl SpecOptions {
                 Ok((Some(nvidia_host::cdi::default_path(format)), format))
             }
             Some(path) if path == Path::new("-") => Ok((None, self.format.unwrap_or_default())),
-            Some(path) => match Format::of(path) {
+            Some(path) => match Format::from_path(path) {
                 Some(format) => Ok((Some(path.clone()), self.format.unwrap_or(format))),
                 None => Err(failure(
                     &catalog::COMMAND_LINE,

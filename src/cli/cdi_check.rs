@@ -100,9 +100,9 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
 
 /// The host as it is now, without the options that a spec was made with. Only NVML knows which MIG devices there are.
 fn stamp(config: &Config) -> Option<Stamp> {
-    let mut stamp = Stamp::look(config, &())?;
+    let mut stamp = Stamp::of_host(config, &())?;
     if stamp.mig.is_some() {
-        match Host::look_afresh(config) {
+        match Host::inspect_afresh(config) {
             Ok(host) => stamp.complete(&host.inventory),
             Err(error) => Log::default().finding(&Finding::error(&error)),
         }

@@ -166,7 +166,7 @@ impl Observer for Explanation {
     }
 
     fn host(&mut self, _: &GpuRequest, config: &Config) -> Result<Host> {
-        Host::look(config, &|| ())
+        Host::inspect(config, &|| ())
     }
 
     fn devices(&mut self, devices: &[Device<'_>]) {

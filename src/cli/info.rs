@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> 
 /// # Errors
 /// If there is no driver, or it does not answer.
 pub(crate) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String> {
-    let inventory = Host::look_afresh(config)?.inventory;
+    let inventory = Host::inspect_afresh(config)?.inventory;
     Ok(match form {
         Form::Table(terminal) => terminal.render(&overview(&inventory)),
         Form::Labels => labelled(&inventory),

@@ -151,7 +151,7 @@ fn items(parts: &Parts, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Op
 }
 
 fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
-    let host = Host::look_afresh(config)?;
+    let host = Host::inspect_afresh(config)?;
     let request = chosen.request(config.supported_driver_capabilities, &[], config)?;
     let (devices, mut findings) = select::decide(&request, &host.inventory, config)?;
     let wanted = request.wanted()?;
@@ -232,7 +232,7 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
     let cache = LinkerCache::read(&root, config.ldcache.as_ref());
     let module = procfs::read_version(&root.owner_of(DRIVER_PROC)?);
     let any = Search { root: &root, cache: &cache, version: "", dirs: &config.library_dirs };
-    let version = module.clone().or_else(|| diagnosis::look(&any, module).libraries).ok_or_else(|| {
+    let version = module.clone().or_else(|| diagnosis::inspect(&any, module).libraries).ok_or_else(|| {
         failure(
             &catalog::NO_LIBRARIES,
             format!("there is no NVIDIA driver below {}", root.path()),

@@ -48,7 +48,7 @@ fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepare
     // Without a driver there is nothing to ask: a host without GPUs boots as well.
     if prepared.is_loaded && prepared.failed.is_empty() {
         // The first container need not wait for NVML then.
-        prepared.failed.extend(Host::look_afresh(&config).err());
+        prepared.failed.extend(Host::inspect_afresh(&config).err());
     }
     Ok(prepared)
 }

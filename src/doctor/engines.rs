@@ -64,7 +64,7 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
 /// An engine that loses patience first ends the hook before it can report what it waits for.
 pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
     let nvml = facts.settings().nvml_timeout;
-    let needed = timeouts::of_call(nvml).as_secs();
+    let needed = timeouts::longest_call(nvml).as_secs();
     let mut files = BTreeMap::new();
     for entry in with_hooks(facts).flat_map(status::ours) {
         files.insert(&entry.file, entry.hook.timeout);

@@ -115,7 +115,7 @@ fn selinux(host: &Tree) -> Option<Selinux> {
 }
 
 fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
-    let mut stamp = Stamp::look(config, &"");
+    let mut stamp = Stamp::of_host(config, &"");
     if let (Some(stamp), Some((Ok(inventory), _))) = (&mut stamp, &driver.nvml) {
         stamp.complete(inventory);
     }

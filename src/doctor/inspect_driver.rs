@@ -66,7 +66,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let search = Search { version: &version, ..any };
     let library = locate::management_library(&search);
     if library.is_none() || facts.module.is_none() {
-        let seen = diagnosis::look(&search, facts.module.clone());
+        let seen = diagnosis::inspect(&search, facts.module.clone());
         let count = facts.pci.as_ref().map(|devices| devices.iter().filter(|device| device.is_gpu()).count());
         let transactional = host.locate(Path::new("/usr/sbin/transactional-update")).is_ok();
         let seen = diagnosis::Installation { pci_gpus: count, transactional, ..seen };

@@ -86,13 +86,13 @@ impl OpenContainer {
         ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
         let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process is gone")?;
         let owner = (owner.uid(), owner.gid());
-        let mount_ns = MountNs::of(pid)?;
+        let mount_ns = MountNs::of_process(pid)?;
         if [ns::mount_ns_of("self"), ns::mount_ns_of("1")].contains(&Some(mount_ns.id()?)) {
             return Err(no_mount_namespace());
         }
         let host = Root::open(Path::new(&format!("/proc/{pid}/root")))?;
         let rootfs = host.open_root(rootfs).with_context(|| format!("open its rootfs {rootfs:?}"))?;
-        let ids = if owner == us() { None } else { Some(Ids::of(pid)?) };
+        let ids = if owner == us() { None } else { Some(Ids::of_process(pid)?) };
         Ok(Self { rootfs, mount_ns: Some(mount_ns), owner, ids })
     }
 

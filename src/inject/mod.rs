@@ -50,7 +50,7 @@ pub(crate) struct Plan<'a> {
 /// # Errors
 /// If one fails that it cannot do without, or the label is none.
 pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
-    let label = Label::of(mount_label)?;
+    let label = Label::from_config(mount_label)?;
     let (api, hosts_dev) = (mount::api(), HostsDev::find());
     let mut plan = Plan { steps: Vec::new(), api, hosts_dev, label, findings: Vec::new() };
     for step in steps {

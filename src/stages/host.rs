@@ -43,7 +43,7 @@ pub(super) fn look_prepared(request: &GpuRequest, config: &Config, log: &mut Log
 
 /// NVML can take long, and an engine ends a hook that takes too long.
 fn look(config: &Config, log: &Log) -> Result<Host> {
-    Host::look(config, &|| log.record_so_far())
+    Host::inspect(config, &|| log.record_so_far())
 }
 
 /// Right after boot nothing may have made the driver's nodes yet, or the links by which systemd knows devices: runc before

@@ -119,7 +119,7 @@ fn bad_config() {
         ("supported-driver-capabilities = \"compute,typo\"\n", &["supported-driver-capabilities", "\"typo\""]),
         (
             "[oci-nvidia-hook]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
-            &["line 2: accept-", "means nothing in the table [oci-nvidia-hook], it belongs above the first table"],
+            &["line 2: accept-", "is unknown in the table [oci-nvidia-hook]; it belongs above the first table"],
         ),
     ] {
         std::fs::write(&path, text).unwrap();
@@ -147,10 +147,7 @@ fn no_driver() {
     let proc = root.join("proc/driver/nvidia");
     std::fs::create_dir_all(&proc).unwrap();
     std::fs::write(proc.join("version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x\n").unwrap();
-    one_error(
-        hook(&args, &state),
-        &["the kernel module of driver 550.1 is loaded, and there is no libnvidia-ml below"],
-    );
+    one_error(hook(&args, &state), &["the kernel module of driver 550.1 is loaded, but libnvidia-ml is missing below"]);
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
     one_error(hook(&args, &state), &["\"/nowhere\"", "(ONH-014)"]);
     assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
@@ -164,7 +161,7 @@ fn module_and_libraries_differ() {
     std::fs::write(&version, text.replace("535.183.01", "550.54.14")).unwrap();
     one_error(
         with_fake(&fake, "all"),
-        &["the loaded kernel module is driver 550.54.14, and the libraries", "of 535.183.01"],
+        &["the loaded kernel module has version 550.54.14, and the libraries", "have version 535.183.01"],
     );
 
     std::fs::remove_dir_all(fake.root.join("proc")).unwrap();

@@ -549,7 +549,7 @@ fn v2_replace_wants_the_old_one() {
     assert_eq!(group.attached(0).len(), 1);
 
     let refused = bpf::load_device_program("onh_test", &[Insn::new(0x95, 0, 0, 0, 0)]).unwrap_err();
-    assert_eq!(refused.to_string(), "permission denied (EACCES), the verifier says \"R0 !read_ok\"");
+    assert_eq!(refused.to_string(), "permission denied (EACCES), the verifier reports \"R0 !read_ok\"");
 }
 
 /// Attaches an allow list to the scope, as crun does, and calls the hook for the process in it.

@@ -168,7 +168,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
          printf '\\6\\0\\0\\0\\1' >sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c; \
          printf '4,1,2,-;nvidia: module verification failed: signature missing\\n' >dev/kmsg",
         "module",
-        "ONH-011: 8 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not loaded; the kernel says: nvidia: \
+        "ONH-011: there are 8 NVIDIA GPUs on the PCI bus, but the kernel module nvidia is not loaded; the kernel says: nvidia: \
          module verification failed: signature missing; Secure Boot is on",
         Status::Error,
     ),

@@ -54,15 +54,15 @@ fn an_entry_of_no_form_is_an_error() {
         let config = std::fs::read_to_string(&fake.config).unwrap();
         let line = config.lines().position(|line| line.starts_with("deny")).unwrap() + 1;
         assert!(
-            stderr.contains(&format!("{:?} line {line}: devices.deny has a wrong value", fake.config))
-                && stderr.contains(&format!("{entry:?} does not name one"))
+            stderr.contains(&format!("{:?} line {line}: devices.deny has an invalid value", fake.config))
+                && stderr.contains(&format!("{entry:?} is not a valid entry"))
                 && stderr.contains("(ONH-005)"),
             "{entry:?}: {stderr}"
         );
         assert_eq!(explain(&fake, ALL)["outcome"], "error", "{entry:?}");
         let found = doctor(&fake);
         assert!(
-            found.stdout.contains("devices.deny has a wrong value") && found.code == Some(3),
+            found.stdout.contains("devices.deny has an invalid value") && found.code == Some(3),
             "{entry:?}: {found:?}"
         );
         assert!(container.exec("ls /dev").ok().split_whitespace().all(|name| !name.starts_with("nvidia")), "{entry:?}");

@@ -185,7 +185,7 @@ fn list_names_what_it_does_not_know() {
         let mut list = Command::new(HOOK);
         run(list.arg("list").args(options).arg("--root").arg(&fake.root).env_clear())
     };
-    let note = "oci-nvidia-hook: note: libraries of the driver are not in the catalogue: \
+    let note = "oci-nvidia-hook: note: libraries of the driver are not in the catalog: \
                 \"libnvidia-later.so.535.183.01\" (ONH-225)\nhint: ";
     for options in [&[][..], &["--libraries"], &["--compat32"]] {
         let ran = ours(options);

@@ -1,27 +1,28 @@
-//! JSON that this program writes for people who read it in a terminal, and that it reads in libraries.
+//! Prints JSON for terminals, and parses JSON in the library crates.
 
 use serde::de::{DeserializeOwned, Error};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::report::moves_text;
 
-/// Pretty-printed. Texts of containers cannot move a terminal's cursor, or turn the direction of what is read: serde_json
-/// escapes C0 control characters only, so C1 and those of Unicode's bidirectional algorithm are escaped here.
+/// Returns the value as indented JSON. Text from a container must not move the cursor of a terminal or change the direction of
+/// text: serde_json escapes only C0 control characters, so this function also escapes C1 and the characters of Unicode's
+/// bidirectional algorithm.
 ///
 /// # Errors
-/// If the value cannot be JSON: a path that is not UTF-8, a map whose keys are no texts.
+/// If JSON cannot represent the value: a path that is not UTF-8, or a map with keys that are not strings.
 pub fn pretty(value: &impl Serialize) -> serde_json::Result<String> {
-    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    #[expect(clippy::disallowed_methods, reason = "the only caller")]
     serde_json::to_string_pretty(value).map(escaped)
 }
 
 /// The version of the documents that commands print. It changes if a key is removed or gets another meaning, not if one is added.
 pub const VERSION: u32 = 1;
 
-/// A document of one part, with the version: `{"version": 1, "NAME": CONTENT}` and a final newline.
+/// Returns the document `{"version": 1, "NAME": CONTENT}` with a final newline.
 ///
 /// # Errors
-/// As [`pretty`].
+/// Those of [`pretty`].
 pub fn document(name: &'static str, content: &impl Serialize) -> serde_json::Result<String> {
     struct Document<T>(&'static str, T);
     impl<T: Serialize> Serialize for Document<&T> {
@@ -35,19 +36,19 @@ pub fn document(name: &'static str, content: &impl Serialize) -> serde_json::Res
     Ok(pretty(&Document(name, content))? + "\n")
 }
 
-/// Parses JSON as text, for the libraries. Only the hook parses bytes, because config.json may be long: where rustc optimizes for
-/// size, crates share instances of generic functions, so the parser of bytes would be that of the first library that has one, and
-/// less of it would be inlined (21 instructions for each byte of config.json instead of 17).
+/// Parses JSON in the library crates, which do not call `serde_json::from_slice`. If rustc optimizes for size, crates share
+/// instances of generic functions. The hook would get the parser of bytes from a library, with less of it inlined: 21 instead of
+/// 17 instructions for each byte of config.json.
 ///
 /// # Errors
-/// If it is not JSON of this type.
+/// If the bytes are not JSON of this type.
 pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     serde_json::from_str(std::str::from_utf8(bytes).map_err(Error::custom)?)
 }
 
-/// JSON itself is ASCII: what is escaped can only be in a text, where both forms mean the same.
+/// The syntax of JSON is ASCII. The escaped characters can only be in a string, where both forms mean the same.
 fn escaped(json: String) -> String {
-    // New lines are the formatter's own.
+    // The formatter writes newlines between values; those in strings are escaped already.
     let is_hidden = |c: char| c != '\n' && moves_text(c);
     if !json.contains(is_hidden) {
         return json;
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hidden_is_escaped_and_read_again() {
+    fn hidden_characters_are_escaped_and_parsed_again() {
         let text = "a\u{9b}31m\u{202e}b\u{7f}\u{85}\u{2066}\u{200f}\u{1b}\n\u{e9}€𝄞\\u009b\"";
         let json = pretty(&[text]).unwrap();
         assert_eq!(json, "[\n  \"a\\u009b31m\\u202eb\\u007f\\u0085\\u2066\\u200f\\u001b\\n\u{e9}€𝄞\\\\u009b\\\"\"\n]");

@@ -1,11 +1,11 @@
-//! What the other crates are built on. It does not know containers or GPUs.
+//! System calls, paths, errors and findings for the other crates. This crate does not know containers or GPUs.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`sys`] | system calls with safe signatures, and almost all `unsafe` code |
 //! | [`paths`] | paths of the host and paths of a container, as types that do not convert |
 //! | [`tree`] | a directory of the host used as `/`: no symbolic link leads out of it |
-//! | [`read`] | reads with a limit |
+//! | [`read`] | reads input of limited size |
 //! | [`report`] | errors and findings with a number and a fix |
 //! | [`json`], [`nearest`] | JSON as printed, and suggestions for misspelled words |
 //!

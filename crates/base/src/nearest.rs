@@ -1,23 +1,23 @@
-//! What was probably meant by a word that nobody knows.
+//! Suggests a known word for a misspelled one.
 
-/// The known word that is one or two letters off, or begins so; the nearest of them.
+/// Returns the known word with the fewest differing letters, at most two. A word that `word` abbreviates counts as one letter
+/// away.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_by(word, known, |known| known)
 }
 
-/// The same, compared by a part of each word.
+/// Like [`nearest`], but compares `word` with a part of each known word.
 pub fn nearest_by<'a>(
     word: &str,
     known: impl IntoIterator<Item = &'a str>,
     part: impl Fn(&'a str) -> &'a str,
 ) -> Option<&'a str> {
-    // The start of a word counts as near.
-    let far = |known: &str| if word.len() > 2 && known.starts_with(word) { 1 } else { distance(known, word) };
-    let near = known.into_iter().map(|known| (far(part(known)), known));
-    near.filter(|(far, known)| *far <= 2 && *far < part(known).len()).min().map(|(_, known)| known)
+    let away = |known: &str| if word.len() > 2 && known.starts_with(word) { 1 } else { distance(known, word) };
+    let near = known.into_iter().map(|known| (away(part(known)), known));
+    near.filter(|(away, known)| *away <= 2 && *away < part(known).len()).min().map(|(_, known)| known)
 }
 
-/// Levenshtein's.
+/// Returns the Levenshtein distance in bytes, or `usize::MAX` if the lengths alone differ by more than two.
 fn distance(a: &str, b: &str) -> usize {
     if a.len().abs_diff(b.len()) > 2 {
         return usize::MAX;

@@ -1,8 +1,8 @@
-//! Paths that cannot be confused: [`HostPath`] is ours, [`ContainerPath`] is a name inside a rootfs.
+//! Separate types for paths on the host ([`HostPath`]) and for names inside a container's rootfs ([`ContainerPath`]).
 //!
-//! Neither converts into the other by itself, so a mount source that came from the container (the mistake behind CVE-2024-0132
-//! and CVE-2025-23359) has to be written out as `HostPath::new(container…)`, which a review does not miss. The compiler does
-//! not prevent that. Only [`crate::sys::in_root`] turns a [`ContainerPath`] into a file descriptor.
+//! Neither converts into the other implicitly. To mount a source that the container chose (the mistake behind CVE-2024-0132 and
+//! CVE-2025-23359), code has to spell out `HostPath::new(container…)`, which stands out in a review; the compiler does not
+//! prevent it. Only [`crate::sys::in_root`] turns a [`ContainerPath`] into a file descriptor.
 
 use std::cmp::Ordering;
 use std::ffi::OsStr;
@@ -10,17 +10,17 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// An absolute path on the host, chosen by us, by the administrator's config or by the engine. Never by a container.
+/// An absolute path on the host. The hook, the administrator or the engine chose it, never a container.
 #[derive(Clone, Debug)]
 pub struct HostPath(PathBuf);
 
 impl HostPath {
-    /// Takes the path as it is; the caller vouches that no container chose it.
+    /// Wraps the path unchanged. The caller guarantees that no container chose it.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// For the system call that opens it.
+    /// Returns the path for a system call.
     #[must_use]
     pub fn as_path(&self) -> &Path {
         &self.0
@@ -35,13 +35,13 @@ impl fmt::Display for HostPath {
 
 /// A path inside the container, relative to its rootfs: no leading slash, no `.` or `..`, at least one component.
 ///
-/// It is only a name. Which file it means is the container's business, and is decided once, by the kernel,
-/// below the rootfs.
+/// It is only a name: symbolic links in the rootfs decide which file it refers to. The kernel resolves it once, below the
+/// rootfs.
 #[derive(Clone, Debug)]
 pub struct ContainerPath(PathBuf);
 
 impl ContainerPath {
-    /// `None` for an empty path, one with `..` or with a NUL byte.
+    /// Returns `None` if the path is empty or contains `..` or a NUL byte.
     #[must_use]
     pub fn new(path: impl AsRef<Path>) -> Option<Self> {
         let mut clean = PathBuf::new();
@@ -55,32 +55,33 @@ impl ContainerPath {
         (!clean.as_os_str().is_empty()).then_some(Self(clean))
     }
 
-    /// The path of a file below this directory; `None` if `name` is not one plain component.
+    /// Returns the path `name` below this directory. `name` may have several components (`gbm/x.so`). Returns `None` if `name`
+    /// is empty or contains `..` or a NUL byte.
     #[must_use]
     pub fn join(&self, name: impl AsRef<Path>) -> Option<Self> {
         let below = Self::new(name)?;
         Some(Self(self.0.join(below.0)))
     }
 
-    /// Relative to the rootfs, for `openat2(RESOLVE_IN_ROOT)`.
+    /// Returns the path relative to the rootfs, for `openat2(RESOLVE_IN_ROOT)`.
     #[must_use]
     pub fn relative(&self) -> &Path {
         &self.0
     }
 
-    /// As a process in the container writes it.
+    /// Returns the path with a leading slash, as a process in the container uses it.
     #[must_use]
     pub fn absolute(&self) -> PathBuf {
         Path::new("/").join(&self.0)
     }
 
-    /// The directory it lies in; `None` when that is the rootfs itself.
+    /// Returns the parent directory, or `None` if that is the rootfs itself.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         self.0.parent().and_then(Self::new)
     }
 
-    /// Its last component.
+    /// Returns the last component.
     #[must_use]
     pub fn file_name(&self) -> &OsStr {
         self.0.file_name().unwrap_or_default()
@@ -93,7 +94,7 @@ impl fmt::Display for ContainerPath {
     }
 }
 
-/// As they are written. std's way, component by component, takes fifty times as long.
+/// Compares paths as byte strings. std compares them component by component, which takes fifty times as long.
 macro_rules! compared_as_text {
     ($path:ty) => {
         impl PartialEq for $path {

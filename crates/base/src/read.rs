@@ -1,4 +1,4 @@
-//! Reading input of bounded size: what is read may be written by a container or another user.
+//! Reads input with a size limit. A container or another user may have written it, and could fill the memory of the host.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,18 +7,18 @@ use anyhow::{Context, Result, ensure};
 
 use crate::sys::proc_file::read_whole;
 
-/// Reads all of `input`, but no more than `limit` bytes.
+/// Reads `input` to its end.
 ///
 /// # Errors
-/// If reading fails or `input` is longer.
+/// If a read fails, or `input` has more than `limit` bytes.
 pub fn read_limited(input: impl Read, limit: usize) -> Result<Vec<u8>> {
     read_sized(input, 0, limit)
 }
 
-/// The same of a file that may be large.
+/// Reads a file to its end. The buffer is allocated once, with the size of the file.
 ///
 /// # Errors
-/// If reading fails or the file is longer.
+/// If a read fails, or the file has more than `limit` bytes.
 pub fn read_file_limited(file: &File, limit: usize) -> Result<Vec<u8>> {
     let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or_default();
     read_sized(file, size.min(limit), limit)

@@ -1,5 +1,7 @@
-//! A directory of the host that is used as `/`: symbolic links below it are followed, but never out of it. `/` itself on most
-//! hosts, `/run/nvidia/driver` where the driver lives in a container, a directory of a test.
+//! Uses a directory of the host as `/`: symbolic links below it are followed, but never out of it.
+//!
+//! The directory is `/` on most hosts, `/run/nvidia/driver` if a container contains the driver, and a temporary directory in
+//! tests.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -18,10 +20,10 @@ use crate::paths::HostPath;
 use crate::report::{Finding, catalog, errno_text};
 use crate::sys::in_root::{Root, real_path};
 
-/// Files read whole from the host: ld.so.cache of a large system has 1 MB.
+/// The size limit of [`Tree::read`] in bytes. The ld.so.cache of a large system has 1 MB.
 const MAX_FILE: usize = 64 << 20;
 
-/// An open directory that is used as `/`. Clones share what was opened and what could not be looked at.
+/// An open directory that is used as `/`. Clones share the directories that were opened and the paths that could not be examined.
 #[derive(Clone, Debug)]
 pub struct Tree(Arc<Opened>);
 
@@ -30,35 +32,35 @@ struct Opened {
     root: Root,
     /// The real path of the directory on the host.
     prefix: PathBuf,
-    /// The directories that files were looked for in, by the path that was given: most of the files are in a few of them,
-    /// and to look in an open directory costs a third of finding the way anew.
+    /// The directories that were opened, with the path that the caller gave. Most files are in a few directories, and a lookup
+    /// in an open directory takes a third of the time that a path lookup takes.
     dirs: Mutex<Vec<(PathBuf, Arc<OpenDir>)>>,
-    /// Paths at which something exists, or may exist, that could not be examined. Most callers treat that as missing, but it
-    /// has to be reported.
+    /// Paths that could not be examined although something may exist there. Most callers treat these as missing, so
+    /// [`Tree::findings`] reports them.
     troubles: Mutex<BTreeMap<PathBuf, io::Error>>,
 }
 
-/// A file below the tree, all symlinks followed.
+/// A file below the tree, after all symbolic links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Its path below the tree, with a leading slash.
+    /// The path below the tree, with a leading slash.
     pub path: PathBuf,
-    /// Its path on the host.
+    /// The path on the host.
     pub host: HostPath,
-    /// Its type: a regular file, a directory, a device.
+    /// The type: a regular file, a directory, a device.
     pub kind: FileType,
-    /// For a device node: major and minor.
+    /// The major and minor number of a device node.
     pub device: (u32, u32),
-    /// The user that owns it.
+    /// The owner.
     pub uid: u32,
-    /// The group that owns it.
+    /// The group.
     pub gid: u32,
-    /// Its permissions: 0o660.
+    /// The permission bits, such as 0o660.
     pub mode: u32,
 }
 
 impl Tree {
-    /// Opens this directory of the host.
+    /// Opens a directory of the host.
     ///
     /// # Errors
     /// If it does not exist or is not a directory.
@@ -71,24 +73,25 @@ impl Tree {
         Ok(Self(Arc::new(Opened { root, prefix, dirs: Mutex::default(), troubles: Mutex::default() })))
     }
 
-    /// What `path` leads to, all symbolic links followed.
+    /// Returns the file at `path` after all symbolic links.
     ///
     /// # Errors
-    /// If nothing exists there, or a link leads out of the tree.
+    /// If nothing exists there, which includes a link out of the tree, or the path cannot be examined.
     pub fn locate(&self, path: &Path) -> io::Result<Located> {
-        self.noted(path, self.look_at(path))
+        self.noted(path, self.locate_by_name(path))
     }
 
-    fn look_at(&self, path: &Path) -> io::Result<Located> {
+    /// Looks the name up in its directory, which is probably open already.
+    fn locate_by_name(&self, path: &Path) -> io::Result<Located> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return self.resolve(path) };
         let dir = self.dir(parent)?;
-        match dir.look_at(name)? {
+        match dir.follow(name)? {
             Some((name, stat)) => Ok(self.located(dir.path.join(name), &stat)),
             None => self.resolve(path),
         }
     }
 
-    /// For a path with a link to another directory in it: the kernel follows all of them.
+    /// Has the kernel follow all links, for a name that is a link to another directory.
     fn resolve(&self, path: &Path) -> io::Result<Located> {
         let fd = self.0.root.open_at(path, OFlags::PATH)?;
         Ok(self.located(self.path_of(&fd)?, &rustix::fs::fstat(&fd)?))
@@ -106,13 +109,13 @@ impl Tree {
         }
     }
 
-    /// The path on the host of a path below this directory; symbolic links are not followed.
+    /// Returns the path on the host of a path below this directory. Symbolic links are not followed.
     #[must_use]
     pub fn on_host(&self, path: &Path) -> PathBuf {
         self.0.prefix.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The path below this root of something open.
+    /// Returns the path below this directory of an open file.
     fn path_of(&self, fd: &OwnedFd) -> io::Result<PathBuf> {
         let real = real_path(fd.as_fd())?;
         let below = real.strip_prefix(&self.0.prefix).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
@@ -140,7 +143,7 @@ impl Tree {
     /// # Errors
     /// If it is missing or not a regular file.
     pub fn open_file(&self, path: &Path) -> Result<File> {
-        // Non-blocking: a fifo in its place must not stop the container start.
+        // Without O_NONBLOCK, opening a fifo in its place would block the start of the container.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(self.noted(path, self.0.root.open_at(path, flags))?);
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
@@ -156,7 +159,7 @@ impl Tree {
         crate::read::read_file_limited(&self.open_file(path)?, MAX_FILE)
     }
 
-    /// The start of a file, where it says what it is.
+    /// Reads the first bytes of a file, which show its format.
     #[must_use]
     pub fn header<const N: usize>(&self, path: &Path) -> Option<[u8; N]> {
         let mut header = [0; N];
@@ -164,7 +167,7 @@ impl Tree {
         Some(header)
     }
 
-    /// The names in a directory, sorted; none if it cannot be read.
+    /// Returns the sorted names in a directory, or none if it cannot be read.
     #[must_use]
     pub fn names(&self, dir: &Path) -> Vec<OsString> {
         let opened = self.noted(dir, self.0.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY));
@@ -186,7 +189,7 @@ impl Tree {
         self.noted(path, self.dir(path))
     }
 
-    /// Those of these directories that there are or may be, each once: distributions make `/bin` a link to `/usr/bin`.
+    /// Returns the directories that exist or cannot be examined, each once: on many distributions, `/bin` is a link to `/usr/bin`.
     #[must_use]
     pub fn existing(&self, dirs: &'static [&str]) -> Vec<&'static Path> {
         let mut seen: Vec<Arc<OpenDir>> = Vec::new();
@@ -196,27 +199,27 @@ impl Tree {
                 seen.push(dir);
                 true
             }
-            // Who looks for a file in it will say what is wrong.
+            // A lookup of a file in this directory reports the error.
             Err(error) => !is_missing(&error),
         };
         dirs.iter().map(Path::new).filter(is_another).collect()
     }
 
-    /// Where the device nodes and /proc are that belong to this root: the root itself if it has them (a driver
-    /// container binds them), else the host's `/`.
+    /// Returns the tree that contains `path`, a directory below /dev, /proc or /sys: this one if it exists here, because a driver
+    /// container mounts these file systems, otherwise the host's `/`.
     ///
     /// # Errors
-    /// If `/` cannot be opened, or whether the root has them cannot be examined.
+    /// If `/` cannot be opened, or the path cannot be examined.
     pub fn owner_of(&self, path: &str) -> Result<Self> {
         let here = match self.0.root.open_at(Path::new(path), OFlags::PATH) {
             Ok(_) => true,
             Err(error) if is_missing(&error) => false,
-            Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot look at {path:?}"))),
+            Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot examine {path:?}"))),
         };
         if here { Ok(self.clone()) } else { Ok(Self::open(&HostPath::new("/"))?) }
     }
 
-    /// A finding for each path that could not be examined so far, for a reason other than that nothing exists there.
+    /// Returns a finding for each path that could not be examined so far. A path at which nothing exists is not one of them.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let troubles = lock(&self.0.troubles);
@@ -225,19 +228,19 @@ impl Tree {
             let path = self.on_host(path);
             Finding::of(
                 &catalog::UNREADABLE,
-                format!("cannot look at {path:?}: {what}"),
+                format!("cannot examine {path:?}: {what}"),
                 format!("run \"stat {}\" as root", path.display()),
             )
         };
         troubles.iter().map(finding).collect()
     }
 
-    /// The open directory itself.
+    /// Returns the open directory.
     pub fn as_root(&self) -> &Root {
         &self.0.root
     }
 
-    /// Keeps an error for [`Self::findings`], unless it means that nothing is at `path`.
+    /// Stores an error for [`Self::findings`], unless it means that nothing exists at `path`.
     pub fn noted<T>(&self, path: &Path, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|error| {
             if !is_missing(error) {
@@ -247,22 +250,25 @@ impl Tree {
         })
     }
 
-    /// The path below this root, with a leading slash, of a file that was located in it.
+    /// Returns the path below this directory, with a leading slash, of a file on the host.
     ///
     /// # Errors
-    /// If it is not below it.
+    /// If the file is not below this directory.
     pub fn inside(&self, file: &HostPath) -> Result<PathBuf> {
-        let below = file.as_path().strip_prefix(&self.0.prefix).with_context(|| format!("{file} is outside"))?;
+        let below = file
+            .as_path()
+            .strip_prefix(&self.0.prefix)
+            .with_context(|| format!("{file} is not below {}", self.path()))?;
         Ok(Path::new("/").join(below))
     }
 
-    /// Whether both are clones of one tree, which share [`Self::findings`].
+    /// Whether both are clones of one tree, with the same [`Self::findings`].
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The real path of the directory on the host.
+    /// Returns the real path of the directory on the host.
     #[must_use]
     pub fn path(&self) -> HostPath {
         HostPath::new(&self.0.prefix)
@@ -273,21 +279,22 @@ impl Tree {
 #[derive(Debug)]
 pub struct OpenDir {
     fd: OwnedFd,
-    /// Its path below the tree, with a leading slash, after all symlinks
+    /// The path below the tree, with a leading slash, after all symbolic links
     path: PathBuf,
 }
 
 impl OpenDir {
-    /// What is at `name` in it, links not followed; `None` if nothing is, or it cannot be looked at.
+    /// Returns the state of `name` without following links, or `None` if it is missing or cannot be examined.
     #[must_use]
     pub fn stat(&self, name: &str) -> Option<Stat> {
         rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
-    /// What `name` leads to, and its name, if that is in this directory too, as libraries and their links are.
-    fn look_at(&self, name: &OsStr) -> io::Result<Option<(OsString, Stat)>> {
+    /// Follows links that stay in this directory, as those of libraries do, and returns the last name with its state. Returns
+    /// `None` for a link to another directory.
+    fn follow(&self, name: &OsStr) -> io::Result<Option<(OsString, Stat)>> {
         let mut name = name.to_owned();
-        // As many as are in use: `libcuda.so` → `libcuda.so.1` → `libcuda.so.535`. The kernel judges a longer chain.
+        // Drivers use two links: `libcuda.so` → `libcuda.so.1` → `libcuda.so.535`. The kernel follows a longer chain.
         for _ in 0..4 {
             let stat = rustix::fs::statat(&self.fd, &name, AtFlags::SYMLINK_NOFOLLOW)?;
             if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
@@ -303,12 +310,12 @@ impl OpenDir {
     }
 }
 
-/// A panic elsewhere leaves both lists as they were: each is changed in one step.
+/// Locks a list, even after a panic in another thread: each list is changed in one step, so it is never left inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file where a directory would have to be is as good as nothing.
+/// Whether an error means that nothing exists at the path. ENOTDIR means that too: a file is in place of a directory.
 pub fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
@@ -336,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_said() {
+    fn paths_that_cannot_be_examined_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         symlink("loop", dir.path().join("loop")).unwrap();
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();

@@ -1,4 +1,4 @@
-//! Spec files: their two formats, and writing one so that no engine ever reads half of it.
+//! Reads, prints and writes spec files in their two formats. A file is replaced atomically, so no engine reads half of it.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::spec::Spec;
 use super::yaml;
 
-/// How a spec is written.
+/// The format of a spec file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// `.json`
@@ -22,9 +22,9 @@ pub enum Format {
 }
 
 impl Format {
-    /// Of a file with this name; `None` if engines would not read it.
+    /// Returns the format that the extension of a path stands for, or `None` if engines do not read such files.
     #[must_use]
-    pub fn of(path: &Path) -> Option<Self> {
+    pub fn from_path(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "json" => Some(Self::Json),
             "yaml" => Some(Self::Yaml),
@@ -32,7 +32,7 @@ impl Format {
         }
     }
 
-    /// The file name extension.
+    /// Returns the file name extension, without a dot.
     #[must_use]
     pub const fn extension(self) -> &'static str {
         match self {
@@ -41,10 +41,10 @@ impl Format {
         }
     }
 
-    /// The text of a spec.
+    /// Returns a spec as text.
     ///
     /// # Errors
-    /// None that a spec can cause.
+    /// Those of serde_json; a spec causes none.
     pub fn print(self, spec: &Spec) -> serde_json::Result<String> {
         let value = serde_json::to_value(spec)?;
         Ok(match self {
@@ -55,23 +55,23 @@ impl Format {
     }
 }
 
-/// Reads a spec as engines do: a JSON file is YAML too. Whether its values are valid is decided by [`Spec::check`].
+/// Parses a spec file, as YAML or JSON: JSON is a subset of YAML. [`Spec::check`] checks the values.
 ///
 /// # Errors
-/// If it is not YAML, or has a field that CDI does not have.
+/// If the text is not YAML, or has a field that CDI does not define.
 pub fn parse(bytes: &[u8]) -> Result<Spec, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     from_value(yaml::parse(text)?)
 }
 
-/// A spec, or a part of one, of the JSON value that it is.
+/// Converts a JSON value to a spec or a part of one.
 ///
 /// # Errors
-/// The first field that is unknown, or of another type than CDI has it.
+/// Names the first field that is unknown or has the wrong type.
 pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
-    // For serde, null would be an object without fields.
+    // serde would accept null as an object without fields.
     if value.is_null() {
-        return Err("it is empty".to_owned());
+        return Err("the file is empty".to_owned());
     }
     remove_nulls(&mut value);
     // One value in each line, so that the line of an error leads to the value.
@@ -87,8 +87,8 @@ pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
     })
 }
 
-/// Returns the path of the value that begins or ends in a line of the pretty-printed text: `.devices[0].name`. `line` counts down
-/// to 1.
+/// Returns the path of the value that begins or ends in a line of the pretty-printed text, such as `.devices[0].name`. `line` counts
+/// down to 1.
 fn path_of_line(value: &Value, line: &mut usize) -> Option<String> {
     if *line == 1 {
         return Some(String::new());
@@ -107,11 +107,12 @@ fn path_of_line(value: &Value, line: &mut usize) -> Option<String> {
             return Some(step + &rest);
         }
     }
-    // The closing bracket has a line of its own.
+    // The closing bracket is on its own line.
     path_of_line(&Value::Null, line)
 }
 
-/// Engines take `null` for a field that is missing, as Go's decoder does. An unknown field is an error all the same.
+/// Removes known fields that are null: engines treat them as missing, because Go's decoder does. Unknown fields stay and cause an
+/// error.
 fn remove_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -123,15 +124,15 @@ fn remove_nulls(value: &mut Value) {
     }
 }
 
-/// Writes a file in one step, readable for all users. Creates its directory if necessary.
+/// Replaces a file atomically, with mode 0644. Creates its directory if necessary.
 ///
 /// # Errors
-/// If that is not possible; then the previous file is unchanged.
+/// If the file cannot be written. The previous file is then unchanged.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
-    // Engines read *.json and *.yaml only.
+    // Engines ignore the temporary file: they read only *.json and *.yaml.
     let temporary = dir.join(format!(".{}.{}.new", name.display(), std::process::id()));
     let written = write_new(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
     if written.is_err() {
@@ -142,7 +143,7 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
 
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let mut file = File::options().write(true).create_new(true).mode(0o644).open(path)?;
-    // Whatever the umask is: rootless Podman reads it too.
+    // The umask must not remove the read permission, which rootless Podman needs.
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn wrong_fields_are_named() {
         for (value, says) in [
-            (json!(null), "it is empty"),
+            (json!(null), "the file is empty"),
             (json!({"extra": null}), "unknown field `extra`"),
             (json!({"annotations": {"a": null}}), "annotations.a: invalid type: null"),
             (json!({"extra": 1}), "unknown field `extra`"),

@@ -1,8 +1,8 @@
-//! The Container Device Interface as a format. It does not know vendors or engines.
+//! The file format of the Container Device Interface. This crate does not know vendors or engines.
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>
 //!
-//! [`spec::Spec`] is what a spec file contains. [`mod@file`] reads and prints it as JSON or YAML, [`rules`] checks it as engines do,
-//! [`name`] checks the names of devices, and [`registry`] finds the specs of a host and which of them defines a device.
+//! [`spec::Spec`] is the content of a spec file. [`mod@file`] reads and prints it as JSON or YAML, [`rules`] checks it by the rules
+//! of the engines, [`name`] checks device names, and [`registry`] finds the specs of a host and the one that defines a device.
 //!
 //! ```
 //! use cdi_spec::file::{self, Format};

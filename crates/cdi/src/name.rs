@@ -1,24 +1,24 @@
-//! The grammar of CDI names: `VENDOR/CLASS=DEVICE`.
+//! Checks CDI names: `VENDOR/CLASS=DEVICE`.
 
-/// Checks a vendor or a class: a letter first, a letter or digit last, between them also `_`, `-` and `.`.
+/// Checks a vendor or a class. It starts with a letter, ends with a letter or digit, and may contain `_`, `-` and `.`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Describes the first mistake.
 pub fn check_vendor_or_class(name: &str) -> Result<(), String> {
     check(name, |first| first.is_ascii_alphabetic(), "a letter", "_-.")
 }
 
-/// Checks a device name: a letter or digit first and last, between them also `_`, `-`, `.` and `:`.
+/// Checks a device name. It starts and ends with a letter or digit, and may contain `_`, `-`, `.` and `:`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Describes the first mistake.
 pub fn check_device(name: &str) -> Result<(), String> {
     check(name, |first| first.is_ascii_alphanumeric(), "a letter or digit", "_-.:")
 }
 
 fn check(name: &str, may_start: impl Fn(char) -> bool, start: &str, marks: &str) -> Result<(), String> {
     let (Some(first), Some(last)) = (name.chars().next(), name.chars().next_back()) else {
-        return Err("it is empty".to_owned());
+        return Err("the name is empty".to_owned());
     };
     if !may_start(first) {
         return Err(format!("{name:?} does not start with {start}"));
@@ -27,19 +27,20 @@ fn check(name: &str, may_start: impl Fn(char) -> bool, start: &str, marks: &str)
         return Err(format!("{name:?} does not end with a letter or digit"));
     }
     match name.chars().find(|c| !c.is_ascii_alphanumeric() && !marks.contains(*c)) {
-        Some(wrong) => Err(format!("{name:?} has {wrong:?} in it")),
+        Some(wrong) => Err(format!("{name:?} contains {wrong:?}")),
         None => Ok(()),
     }
 }
 
-/// Splits a kind into vendor and class, both checked.
+/// Splits a kind into vendor and class, and checks both.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Describes the first mistake.
 pub fn parse_kind(kind: &str) -> Result<(&str, &str), String> {
-    let (vendor, class) = kind.split_once('/').ok_or_else(|| format!("{kind:?} is not VENDOR/CLASS"))?;
-    check_vendor_or_class(vendor).map_err(|why| format!("the vendor {why}"))?;
-    check_vendor_or_class(class).map_err(|why| format!("the class {why}"))?;
+    let (vendor, class) =
+        kind.split_once('/').ok_or_else(|| format!("{kind:?} does not have the form VENDOR/CLASS"))?;
+    check_vendor_or_class(vendor).map_err(|why| format!("invalid vendor: {why}"))?;
+    check_vendor_or_class(class).map_err(|why| format!("invalid class: {why}"))?;
     Ok((vendor, class))
 }
 

@@ -1,5 +1,5 @@
-//! The specs of a host, by the rules of the library that the engines share: which files are read, and which of two files
-//! wins that have the same device.
+//! Finds the specs of a host by the rules of the library that the engines share: which files they read, and which file wins if two
+//! define the same device.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::file::{self, Format};
 use super::spec::{Device, Spec};
 
-/// Two hundred times what a host with 16 GPUs needs.
+/// The size limit in bytes. The spec of a host with 16 GPUs has a two-hundredth of it.
 const MAX_SPEC: u64 = 64 << 20;
 
 /// A file in a spec directory.
@@ -18,24 +18,24 @@ const MAX_SPEC: u64 = 64 << 20;
 pub struct SpecFile {
     /// The path of the file
     pub path: PathBuf,
-    /// The place of its directory in the list: a later one wins
+    /// The index of its directory in the list. A later directory wins.
     pub priority: usize,
-    /// Whether users other than root can read it, as rootless Podman does
+    /// Whether all users can read it, which rootless Podman needs
     pub for_everybody: bool,
-    /// What it says, or why engines do not read it
+    /// The content, or the reason why engines do not read the file
     pub spec: Result<Spec, String>,
 }
 
-/// What an engine finds by a qualified name.
+/// The result of a lookup of a qualified name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The device of the file with this number
+    /// The file with this index defines the device
     In(usize),
-    /// Nothing: these files are of one directory, and both have it
+    /// These two files of one directory define the device, so engines reject it
     Conflict(usize, usize),
 }
 
-/// Reads all files of these directories, the least important directory first.
+/// Reads all files in these directories. The last directory has the highest priority.
 #[must_use]
 pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
     let mut files = Vec::new();
@@ -50,17 +50,17 @@ pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
 
 fn read_file(path: PathBuf, priority: usize) -> SpecFile {
     let mode = path.metadata().map(|metadata| metadata.permissions().mode()).unwrap_or_default();
-    let spec = match Format::of(&path) {
+    let spec = match Format::from_path(&path) {
         Some(_) => read_spec(&path),
         None => Err("engines read only files that end in .json or .yaml".to_owned()),
     };
     SpecFile { path, priority, for_everybody: mode & 0o004 != 0, spec }
 }
 
-/// A spec that engines can read.
+/// Reads and checks a spec file.
 ///
 /// # Errors
-/// Why they cannot.
+/// The reason why engines reject the file.
 pub fn read_spec(path: &Path) -> Result<Spec, String> {
     let bytes = read_bytes(path).map_err(|error| error.to_string())?;
     let spec = file::parse(&bytes)?;
@@ -71,17 +71,17 @@ pub fn read_spec(path: &Path) -> Result<Spec, String> {
 fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     let mut bytes = Vec::new();
     let read = file.take(MAX_SPEC + 1).read_to_end(&mut bytes)?;
     if u64::try_from(read).is_ok_and(|read| read > MAX_SPEC) {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} MiB", MAX_SPEC >> 20)));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", MAX_SPEC >> 20)));
     }
     Ok(bytes)
 }
 
-/// What an engine finds by each qualified name.
+/// Looks up every qualified name that the files define.
 #[must_use]
 pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
     let mut found: BTreeMap<String, Found> = BTreeMap::new();
@@ -97,7 +97,7 @@ pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
                 (Some((old, priority)), _) if priority == file.priority => {
                     found.insert(name, Found::Conflict(old, number));
                 }
-                // A conflict stays one, also where a more important directory has the device.
+                // A conflict remains, even if a directory with higher priority defines the device.
                 (None, true) => {}
                 _ => {
                     found.insert(name, Found::In(number));
@@ -108,7 +108,7 @@ pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
     found
 }
 
-/// The device of this qualified name in a spec.
+/// Returns the device with this qualified name in a spec.
 #[must_use]
 pub fn device<'a>(spec: &'a Spec, name: &str) -> Option<&'a Device> {
     let (kind, name) = name.split_once('=')?;
@@ -162,9 +162,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (text, says) in [
             ("cdiVersion: a: b", "line 1: "),
-            ("cdiVersion: 0.5.0\nkind: a.b/c\nkind: a.b/d\n", "is there twice"),
+            ("cdiVersion: 0.5.0\nkind: a.b/c\nkind: a.b/d\n", "duplicate key"),
             ("cdiVersion: 0.5.0\nbogus: 1\n", "unknown field `bogus`"),
-            ("", "it is empty"),
+            ("", "the file is empty"),
             ("cdiVersion: 0.5.0\nkind: a.b/c\n", "no devices"),
         ] {
             let path = dir.path().join("x.yaml");

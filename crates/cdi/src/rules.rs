@@ -1,25 +1,25 @@
-//! The rules by which engines read a spec, and the version that a spec needs.
+//! Checks specs by the rules of the engines, and determines the version that a spec needs.
 
 use super::name;
 use super::spec::{ContainerEdits, Spec};
 
-/// The versions of CDI, oldest first. 0.8.0 and 1.0.0 brought nothing that a spec could have.
+/// The versions of CDI, oldest first. 0.8.0 and 1.0.0 added no fields.
 pub const VERSIONS: [&str; 10] =
     ["0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0"];
 
-/// The stages at which CDI lets a hook run.
+/// The stages that CDI permits for hooks.
 pub const STAGES: [&str; 6] =
     ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
 
 impl Spec {
-    /// With the lowest version that has all of its fields.
+    /// Sets the lowest version that has all fields of the spec.
     #[must_use]
     pub fn with_minimum_version(mut self) -> Self {
         self.cdi_version = self.minimum_version().to_owned();
         self
     }
 
-    /// The lowest version that has all of its fields.
+    /// Returns the lowest version that has all fields of the spec.
     #[must_use]
     pub fn minimum_version(&self) -> &'static str {
         let devices = || self.devices.iter();
@@ -43,19 +43,19 @@ impl Spec {
         }
     }
 
-    /// Checks it as the engines do when they read it.
+    /// Checks the spec as engines do.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// Describes the first mistake.
     pub fn check(&self) -> Result<(), String> {
-        let place = |version: &str| VERSIONS.iter().position(|known| *known == version);
+        let position = |version: &str| VERSIONS.iter().position(|known| *known == version);
         let version = self.cdi_version.strip_prefix('v').unwrap_or(&self.cdi_version);
-        let Some(said) = place(version) else {
-            return Err(format!("cdiVersion {:?} is none that engines know", self.cdi_version));
+        let Some(stated) = position(version) else {
+            return Err(format!("unknown cdiVersion {:?}", self.cdi_version));
         };
         let needed = self.minimum_version();
-        if place(needed) > Some(said) {
-            return Err(format!("cdiVersion is {version}, but it has fields of {needed}"));
+        if position(needed) > Some(stated) {
+            return Err(format!("cdiVersion is {version}, but the spec has fields of {needed}"));
         }
         name::parse_kind(&self.kind).map_err(|why| format!("kind: {why}"))?;
         check_edits(&self.container_edits).map_err(|why| format!("containerEdits: {why}"))?;
@@ -64,21 +64,21 @@ impl Spec {
             let in_device = |why| format!("device {:?}: {why}", device.name);
             name::check_device(&device.name).map_err(in_device)?;
             if device.container_edits.is_empty() {
-                return Err(in_device("it has no containerEdits".to_owned()));
+                return Err(in_device("containerEdits is missing or empty".to_owned()));
             }
             check_edits(&device.container_edits).map_err(in_device)?;
             if !seen.insert(&device.name) {
-                return Err(in_device("it is there twice".to_owned()));
+                return Err(in_device("defined twice".to_owned()));
             }
         }
-        if self.devices.is_empty() { Err("it has no devices".to_owned()) } else { Ok(()) }
+        if self.devices.is_empty() { Err("there are no devices".to_owned()) } else { Ok(()) }
     }
 }
 
 fn check_edits(edits: &ContainerEdits) -> Result<(), String> {
     let is_variable = |text: &str| text.find('=').is_some_and(|at| at > 0);
     if let Some(wrong) = edits.env.iter().find(|text| !is_variable(text)) {
-        return Err(format!("{wrong:?} is no environment variable"));
+        return Err(format!("{wrong:?} is not an environment variable"));
     }
     for node in &edits.device_nodes {
         let kind = node.kind.as_deref().unwrap_or_default();
@@ -87,25 +87,25 @@ fn check_edits(edits: &ContainerEdits) -> Result<(), String> {
             return Err("a device node has no path".to_owned());
         }
         if !["", "b", "c", "u", "p"].contains(&kind) {
-            return Err(format!("the device node {:?} has the type {kind:?}", node.path));
+            return Err(format!("the device node {:?} has the unknown type {kind:?}", node.path));
         }
         if permissions != "none" && !permissions.chars().all(|c| "rwm".contains(c)) {
-            return Err(format!("the device node {:?} has the permissions {permissions:?}", node.path));
+            return Err(format!("the device node {:?} has invalid permissions {permissions:?}", node.path));
         }
-        // -1 would allow every device there is
+        // -1 is the wildcard of device rules, and would allow every device.
         if node.major.is_some_and(|major| major < 0) || node.minor.is_some_and(|minor| minor < 0) {
-            return Err(format!("the device node {:?} has a negative number", node.path));
+            return Err(format!("the device node {:?} has a negative device number", node.path));
         }
     }
     for hook in &edits.hooks {
         if !STAGES.contains(&hook.hook_name.as_str()) {
-            return Err(format!("a hook has the name {:?}, which is no stage", hook.hook_name));
+            return Err(format!("a hook has the unknown stage {:?}", hook.hook_name));
         }
         if hook.path.is_empty() {
             return Err(format!("a {} hook has no path", hook.hook_name));
         }
         if let Some(wrong) = hook.env.iter().find(|text| !is_variable(text)) {
-            return Err(format!("{wrong:?} of a {} hook is no environment variable", hook.hook_name));
+            return Err(format!("{wrong:?} of a {} hook is not an environment variable", hook.hook_name));
         }
     }
     match edits.mounts.iter().find(|mount| mount.host_path.is_empty() || mount.container_path.is_empty()) {
@@ -153,19 +153,19 @@ mod tests {
     fn each_rule_of_the_engines() {
         type Change = fn(&mut Spec);
         let changes: [(&str, Change); 16] = [
-            ("none that engines know", |spec| spec.cdi_version = "0.9.0".into()),
+            ("unknown cdiVersion", |spec| spec.cdi_version = "0.9.0".into()),
             ("fields of 0.5.0", |spec| spec.devices[0].name = "0".into()),
             ("kind: ", |spec| spec.kind = "gpu".into()),
             ("no devices", |spec| spec.devices.clear()),
-            ("there twice", |spec| spec.devices.push(spec.devices[0].clone())),
-            ("no containerEdits", |spec| spec.devices[0].container_edits = ContainerEdits::default()),
+            ("defined twice", |spec| spec.devices.push(spec.devices[0].clone())),
+            ("containerEdits is missing", |spec| spec.devices[0].container_edits = ContainerEdits::default()),
             ("does not end with", |spec| spec.devices[0].name = "gpu:".into()),
-            ("no environment variable", |spec| spec.container_edits.env = vec!["=x".into()]),
+            ("not an environment variable", |spec| spec.container_edits.env = vec!["=x".into()]),
             ("has no path", |spec| spec.devices[0].container_edits.device_nodes[0].path.clear()),
-            ("the type \"d\"", |spec| spec.devices[0].container_edits.device_nodes[0].kind = Some("d".into())),
+            ("unknown type \"d\"", |spec| spec.devices[0].container_edits.device_nodes[0].kind = Some("d".into())),
             ("permissions", |spec| spec.devices[0].container_edits.device_nodes[0].permissions = Some("rx".into())),
             ("negative", |spec| spec.devices[0].container_edits.device_nodes[0].major = Some(-1)),
-            ("no stage", |spec| spec.container_edits.hooks = vec![Hook::default()]),
+            ("unknown stage", |spec| spec.container_edits.hooks = vec![Hook::default()]),
             ("hook has no path", |spec| {
                 spec.container_edits.hooks = vec![Hook { hook_name: "prestart".into(), ..Hook::default() }];
             }),

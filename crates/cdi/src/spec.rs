@@ -1,4 +1,4 @@
-//! A CDI spec: its fields, in the order in which they are written.
+//! The fields of a CDI spec, in the order in which they are written.
 
 use std::collections::BTreeMap;
 
@@ -14,49 +14,49 @@ pub struct Spec {
     pub cdi_version: String,
     /// Vendor and class: `nvidia.com/gpu`
     pub kind: String,
-    /// For people and programs that look after specs; since 0.6.0
+    /// Information about the spec; since 0.6.0
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// At least one
+    /// The devices; at least one
     pub devices: Vec<Device>,
-    /// For every container that gets one of the devices
+    /// The edits for every container that gets one of the devices
     #[serde(skip_serializing_if = "ContainerEdits::is_empty")]
     pub container_edits: ContainerEdits,
 }
 
-/// A device that a container can be given by its name.
+/// A device that a container can request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Device {
-    /// What follows `=` in its qualified name
+    /// The part of the qualified name after `=`
     pub name: String,
-    /// Since 0.6.0
+    /// Information about the device; since 0.6.0
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// At least one
+    /// The edits for a container that gets the device; must not be empty
     pub container_edits: ContainerEdits,
 }
 
-/// What an engine does to the spec of a container.
+/// Changes that an engine makes to config.json of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ContainerEdits {
-    /// `NAME=VALUE`
+    /// Environment variables, `NAME=VALUE`
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Nodes that the container has, each with access to its device
+    /// Device nodes, with permission to access the devices
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
     /// Network interfaces that move into the container; since 1.1.0
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub net_devices: Vec<NetDevice>,
-    /// Programs that the runtime starts
+    /// Programs that the runtime executes
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
-    /// Files of the host that the container sees
+    /// Files and directories of the host
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
-    /// Since 0.7.0
+    /// Settings for Intel RDT, not interpreted; since 0.7.0
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<serde_json::Value>,
     /// Groups that the container's process joins; since 0.7.0
@@ -70,28 +70,28 @@ pub struct ContainerEdits {
 pub struct DeviceNode {
     /// The path in the container
     pub path: String,
-    /// On the host, if it is another there; since 0.5.0
+    /// The path on the host, if it differs; since 0.5.0
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_path: Option<String>,
-    /// `c`, `b`, `u` or `p`; an engine looks at the host's node where it is not said
+    /// `c`, `b`, `u` or `p`; if it is missing, engines read it from the host's node
     #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
     pub kind: Option<String>,
-    /// The device's
+    /// The major number of the device
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
-    /// The device's
+    /// The minor number of the device
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
-    /// Permission bits of the container's node
+    /// The permission bits of the node in the container
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// What the device cgroup allows, of `rwm`
+    /// The accesses that the device cgroup permits, from `rwm`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<String>,
-    /// Who owns the container's node; not said: the container's user
+    /// The owner of the node in the container; by default the container's user
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// The same for its group
+    /// The group of the node in the container; by default the container's group
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
 }
@@ -102,28 +102,28 @@ pub struct DeviceNode {
 pub struct Mount {
     /// The path on the host
     pub host_path: String,
-    /// In the container
+    /// The path in the container
     pub container_path: String,
-    /// The options of the mount, as in mount(8)
+    /// The mount options, see mount(8)
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-    /// The file system's; since 0.4.0
+    /// The file system type; since 0.4.0
     #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
     pub kind: Option<String>,
 }
 
-/// A program that the runtime starts.
+/// A program that the runtime executes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Hook {
-    /// The stage at which the runtime calls it: `createContainer`
+    /// The stage, such as `createContainer`
     pub hook_name: String,
     /// The absolute path of the program
     pub path: String,
     /// The arguments, starting with `argv[0]`
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// All of its environment; runc gives it the container's where this is empty
+    /// The whole environment; if it is empty, runc passes that of the container
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// The time limit in seconds
@@ -135,20 +135,20 @@ pub struct Hook {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct NetDevice {
-    /// On the host
+    /// The name on the host
     pub host_interface_name: String,
-    /// In the container
+    /// The name in the container
     pub name: String,
 }
 
 impl ContainerEdits {
-    /// Whether there is nothing in it.
+    /// Whether there are no edits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Both together, nothing twice.
+    /// Merges both without duplicates.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.env.extend(other.env);
@@ -161,7 +161,7 @@ impl ContainerEdits {
         self.dedup()
     }
 
-    /// Nothing twice; groups by number.
+    /// Removes duplicates, and sorts the groups.
     #[must_use]
     fn dedup(mut self) -> Self {
         dedup(&mut self.env);
@@ -174,7 +174,7 @@ impl ContainerEdits {
         self
     }
 
-    /// Mounts and nodes by the depth of their paths, then by name: a mount must come after those that it lies in.
+    /// Sorts mounts and nodes by the depth of their paths, then by name: a mount must come after the mounts that contain its target.
     #[must_use]
     pub fn sort(mut self) -> Self {
         self.device_nodes = by_depth(self.device_nodes, |node| &node.path);
@@ -182,7 +182,7 @@ impl ContainerEdits {
         self
     }
 
-    /// What `other` does not have.
+    /// Returns the edits that are not in `other`.
     #[must_use]
     fn without(mut self, other: &Self) -> Self {
         self.env.retain(|item| !other.env.contains(item));
@@ -212,10 +212,10 @@ fn by_depth<T>(mut list: Vec<T>, path: fn(&T) -> &String) -> Vec<T> {
 }
 
 impl Device {
-    /// A device that is all of these together; `None` if one of them has this name already.
+    /// Returns a device with the edits of all these devices, or `None` if one of them already has this name.
     ///
     /// # Errors
-    /// If no device can have this name.
+    /// If the name is not valid for a device.
     pub fn merged(devices: &[Self], name: &str) -> Result<Option<Self>, String> {
         name::check_device(name)?;
         if devices.iter().any(|device| device.name == name) {
@@ -228,8 +228,8 @@ impl Device {
 }
 
 impl Spec {
-    /// Nothing twice, neither in one place nor in a device and for all of them. A device that had nothing else keeps
-    /// what it has: an empty one is invalid.
+    /// Removes duplicates, and removes from each device the edits that every container gets. A device that would become empty, and
+    /// therefore invalid, keeps its edits.
     #[must_use]
     pub fn simplify(mut self) -> Self {
         self.container_edits = self.container_edits.dedup();

@@ -1,26 +1,27 @@
-//! YAML ↔ JSON values: what CDI needs of it. Read as engines read it, who turn it into JSON too; written in block style.
+//! Converts between YAML and JSON values, as far as CDI needs it. Like the engines, this module converts YAML to JSON before it is
+//! decoded. YAML is printed in block style.
 
 use std::collections::BTreeMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Number, Value};
 
-/// A spec has seven levels.
+/// The limit for nested values. A spec has seven levels.
 const DEEPEST: usize = 64;
-/// Of values, with those that aliases repeat: a small file can mean a large one.
+/// The limit for the number of values. Values that aliases repeat count, because they make a small file a large document.
 const MOST: usize = 1 << 20;
 
 /// Parses the first document.
 ///
 /// # Errors
-/// If it is no YAML, a key is there twice, or it is deeper or larger than any spec.
+/// If the text is not YAML, has a key twice, or is deeper or larger than any spec.
 pub fn parse(text: &str) -> Result<Value, String> {
     Reader { parser: Parser::new_from_str(text), anchors: BTreeMap::new(), count: 0 }.document()
 }
 
 struct Reader<'a> {
     parser: Parser<'a, saphyr_parser::StrInput<'a>>,
-    /// Values that have a name, with the number of values in them
+    /// The values that have an anchor, each with the number of values in it
     anchors: BTreeMap<usize, (Value, usize)>,
     count: usize,
 }
@@ -48,11 +49,11 @@ impl<'a> Reader<'a> {
         let before = self.count;
         self.count += 1;
         if depth > DEEPEST || self.count > MOST {
-            return Err("it is deeper or larger than any CDI spec".to_owned());
+            return Err("the document is deeper or larger than any CDI spec".to_owned());
         }
         let (anchor, value) = match event {
             Event::Alias(anchor) => {
-                let (value, count) = self.anchors.get(&anchor).ok_or("it has an alias of nothing")?;
+                let (value, count) = self.anchors.get(&anchor).ok_or("an alias refers to an unknown anchor")?;
                 self.count += count;
                 return Ok(value.clone());
             }
@@ -60,7 +61,7 @@ impl<'a> Reader<'a> {
             Event::Scalar(text, _, anchor, _) => (anchor, Value::String(text.into_owned())),
             Event::SequenceStart(anchor, _) => (anchor, self.list(depth)?),
             Event::MappingStart(anchor, _) => (anchor, self.map(depth)?),
-            _ => return Err("it ends too early".to_owned()),
+            _ => return Err("unexpected end of the document".to_owned()),
         };
         if anchor > 0 {
             self.anchors.insert(anchor, (value.clone(), self.count - before));
@@ -84,24 +85,24 @@ impl<'a> Reader<'a> {
             let key = match self.next()? {
                 Event::MappingEnd => return Ok(Value::Object(map)),
                 Event::Scalar(text, ..) => text.into_owned(),
-                _ => return Err("a key is no text".to_owned()),
+                _ => return Err("a key is not a string".to_owned()),
             };
             let event = self.next()?;
             let value = self.value(event, depth + 1)?;
             if map.contains_key(&key) {
-                return Err(format!("the key {key:?} is there twice"));
+                return Err(format!("duplicate key {key:?}"));
             }
             map.insert(key, value);
         }
     }
 }
 
-/// What a scalar without quotes means.
+/// Returns the value of a scalar without quotes.
 fn plain(text: &str) -> Value {
     word(text).or_else(|| number(text).map(Value::Number)).unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// Engines' parsers know the words of YAML 1.1.
+/// Returns the value of a word of YAML 1.1, which the parsers of the engines support.
 fn word(text: &str) -> Option<Value> {
     let is = |word: &&str| text.eq_ignore_ascii_case(word);
     match text {
@@ -121,12 +122,12 @@ fn number(text: &str) -> Option<Number> {
     let octal = || if text.len() > 1 { radix("0", 8) } else { None };
     match integer.or_else(octal).or_else(|| text.parse::<i64>().ok()) {
         Some(integer) => Some(integer.into()),
-        // What else is a number is none that a spec could have.
+        // Other numbers, such as .inf, do not occur in specs and stay text.
         None => serde_json::from_str(text).ok(),
     }
 }
 
-/// All fields of a spec, in the order of its documentation.
+/// All fields of a spec, in the order of the CDI specification.
 const ORDER: [&str; 28] = [
     "cdiVersion",
     "kind",
@@ -158,12 +159,12 @@ const ORDER: [&str; 28] = [
     "intelRdt",
 ];
 
-/// Whether a spec can have a field of this name.
+/// Whether CDI defines a field with this name.
 pub(crate) fn is_field(name: &str) -> bool {
     ORDER.contains(&name)
 }
 
-/// Prints a value as a document.
+/// Prints a value as a YAML document.
 #[must_use]
 pub fn print(value: &Value) -> String {
     let mut text = "---\n".to_owned();
@@ -176,7 +177,7 @@ pub fn print(value: &Value) -> String {
     text
 }
 
-/// The place in front of the first line is taken already: by a dash, or by nothing.
+/// Prints a block. The caller has already printed the indentation of the first line, or a dash in its place.
 fn print_block(value: &Value, indent: usize, text: &mut String) {
     let mut first = true;
     let mut begin = |text: &mut String| {
@@ -233,12 +234,12 @@ fn is_block(value: &Value) -> bool {
 fn print_inline(value: &Value, text: &mut String) {
     match value {
         Value::String(string) => print_scalar(string, text),
-        // JSON is YAML
+        // JSON is a subset of YAML.
         other => text.push_str(&other.to_string()),
     }
 }
 
-/// Without quotes only where no parser, of no version of YAML, could take it for something else.
+/// Prints a string. It stays without quotes only if it is a string for the parsers of all versions of YAML.
 fn print_scalar(scalar: &str, text: &mut String) {
     let start = scalar.strip_prefix("--").unwrap_or(scalar);
     let is_plain = start.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
@@ -278,18 +279,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_spec() {
+    fn other_documents_are_rejected() {
         let deep = "[".repeat(100_000);
         let mut laughs = "- &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         (1..9).for_each(|n| laughs += &format!("- &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(",")));
         for (text, says) in [
             ("a: b: c", "line 1: "),
-            ("a: 1\na: 2", "the key \"a\" is there twice"),
+            ("a: 1\na: 2", "duplicate key \"a\""),
             ("[*x]", ""),
             ("a: [", "line "),
             (deep.as_str(), ""),
             (&laughs, "larger than any"),
-            ("? [a]\n: b", "a key is no text"),
+            ("? [a]\n: b", "a key is not a string"),
         ] {
             let why = parse(text).unwrap_err();
             assert!(why.contains(says), "{why}");

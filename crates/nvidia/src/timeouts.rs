@@ -1,35 +1,37 @@
-//! How long a call of the hook may take, so that it reports what it waited for before the engine ends it. An engine that
-//! ends a hook shows no text of it, and one without a limit waits for ever.
+//! Time limits of the hook. They are shorter than those of the engines, so that the hook can report the reason for a delay: an engine
+//! that kills a hook does not show its output, and an engine without a limit waits forever.
 
 use std::time::Duration;
 
-/// What every hook file that is shipped, and every hook entry that is written into a CDI spec or config.json, allows a call.
-/// kubelet gives up on a container after 120 seconds, CRI-O and Podman after 240.
+/// The timeout in the hook files of the packages, and in the hook entries of CDI specs and config.json. kubelet gives up on a
+/// container after 120 seconds, CRI-O and Podman after 240.
 pub const HOOK: Duration = Duration::from_secs(60);
 
-/// What the driver's modules may take to load in a container's start: on a host whose boot has not prepared them.
+/// How long the driver's modules may take to load when a container starts, on a host that has not loaded them at boot.
 pub const MODULES: Duration = Duration::from_secs(10);
 
-/// Opening files, mounting, and asking systemd, which has 5 seconds to answer.
+/// How long the rest may take: opening files, mounting, and a request to systemd, which has 5 seconds to answer.
 const REST: Duration = Duration::from_secs(5);
 
-/// What the file systems of a container may take to answer, which is milliseconds, where the driver took `spent` before.
+/// Returns how long the file systems of a container may take to answer if the hook has already `spent` this time on the driver.
+/// Usually they answer within milliseconds.
 #[must_use]
 pub fn for_container(spent: Duration) -> Duration {
     const USUAL: Duration = Duration::from_secs(20);
-    // Less than the engine waits, or it ends the hook before the hook can say why.
+    // Three seconds less than the engine waits, so that the hook can report the reason before it is killed.
     HOOK.saturating_sub(spent + Duration::from_secs(3)).clamp(REST, USUAL)
 }
 
-/// What NVML may take if it is asked again, after `spent` on asking it first and waiting for others.
+/// Returns how long a second query of NVML may take, after the first one and the wait for other processes took `spent`.
 #[must_use]
 pub fn left_for_nvml(nvml_timeout: Duration, spent: Duration) -> Duration {
     nvml_timeout.saturating_sub(spent).max(Duration::from_secs(1)).min(nvml_timeout)
 }
 
-/// What a call can take at most where NVML may take this long: waiting for another call that asks NVML is part of that.
+/// Returns the longest time that a call of the hook can take with this limit for NVML. The wait for another process that queries
+/// NVML is part of that limit.
 #[must_use]
-pub fn of_call(nvml_timeout: Duration) -> Duration {
+pub fn longest_call(nvml_timeout: Duration) -> Duration {
     MODULES + nvml_timeout + REST
 }
 
@@ -60,6 +62,6 @@ mod tests {
 
     #[test]
     fn the_default_fits() {
-        assert!(of_call(crate::config::Config::default().nvml_timeout) <= HOOK);
+        assert!(longest_call(crate::config::Config::default().nvml_timeout) <= HOOK);
     }
 }

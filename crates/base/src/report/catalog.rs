@@ -1,13 +1,13 @@
-//! Every kind of finding. Scripts and search engines know the numbers: one is never reused for something else.
+//! The catalog of findings. Scripts rely on the numbers, so a number is never reused.
 //!
-//! 00x command line and configuration, 01x and 02x the driver, 03x the request, 04x the container, 05x files that commands
-//! write, 06x engines that start no container; 1xx config.toml and permissions, 2xx the host, 3xx the image and its
-//! container, 4xx CDI, 5xx engines. The table of docs/troubleshooting.md is generated from this file.
+//! Errors: 00x command line and configuration, 01x and 02x driver, 03x request, 04x container, 05x files that commands write,
+//! 06x engines that start no container. Warnings and notes: 1xx config.toml and permissions, 2xx host, 3xx image and container,
+//! 4xx CDI, 5xx engines. The table in docs/troubleshooting.md is generated from this file.
 
 use super::kind::{Kind, Severity};
 use Severity::{Error, Note, Warning};
 
-/// The kind with this number: `ONH-030`, `onh-030` or `030`.
+/// Returns the kind with this number: `ONH-030`, `onh-030` or `030`.
 #[must_use]
 pub fn find(number: &str) -> Option<&'static Kind> {
     ALL.iter().copied().find(|kind| {
@@ -30,13 +30,13 @@ macro_rules! kinds {
 
 kinds! {
     SYSTEM "ONH-001" Error "an operation failed"
-        why "the message names the operation, the object and the reason that the kernel gave"
+        why "the message names the operation, its object and the error of the kernel"
         fix "check the object that the message names; if it is as it should be, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes" see "troubleshooting.md";
     COMMAND_LINE "ONH-002" Error "wrong command line"
         why "nothing was done"
         fix "see `oci-nvidia-hook --help`, or `args` in the hook's JSON file if an engine started it" see "oci-nvidia-hook(8)";
     STATE "ONH-003" Error "the container's state or config.json cannot be read"
-        why "the hook cannot find out which container it was called for, or what the container asks for"
+        why "the hook cannot determine for which container it was called, or what the container asks for"
         fix "have the engine call the hook at a stage of the OCI runtime specification, with the container's state on stdin" see "modes.md";
     CONFIG_FILE "ONH-004" Error "config.toml cannot be read, or is writable by users other than root"
         why "config.toml decides which containers get GPUs and which libraries are loaded"
@@ -47,9 +47,9 @@ kinds! {
     NOT_ROOT "ONH-006" Error "the command must run as root"
         why "only root can load kernel modules and create device nodes"
         fix "run `sudo oci-nvidia-hook prepare`" see "oci-nvidia-hook(8)";
-    NO_GPU "ONH-010" Error "no NVIDIA GPU on the PCI bus"
+    NO_GPU "ONH-010" Error "there is no NVIDIA GPU on the PCI bus"
         why "a container that asks for a GPU cannot work on this host"
-        fix "look for the GPU with `lspci -d 10de:`; on a host without GPUs, start the container without `NVIDIA_VISIBLE_DEVICES`, or set `no-gpu = \"start\"` in config.toml" see "troubleshooting.md";
+        fix "list the NVIDIA devices with `lspci -d 10de:`; on a host without GPUs, start the container without `NVIDIA_VISIBLE_DEVICES`, or set `no-gpu = \"start\"` in config.toml" see "troubleshooting.md";
     NOT_LOADED "ONH-011" Error "the kernel module nvidia is not loaded"
         why "no GPU can be used without it"
         fix "run `modprobe nvidia`; if that fails, `journalctl -k` shows the reason (Secure Boot rejects unsigned modules)" see "troubleshooting.md";
@@ -60,7 +60,7 @@ kinds! {
         why "the libraries work only with the kernel module of their own version"
         fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "troubleshooting.md";
     DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
-        why "the hook looks for the driver below this directory"
+        why "the hook searches this directory for the driver"
         fix "correct `root` in the `[nvidia-container-cli]` table of config.toml" see "hosts.md";
     NVML_LOAD "ONH-015" Error "libnvidia-ml cannot be loaded"
         why "the hook asks this library which GPUs exist"
@@ -149,7 +149,7 @@ kinds! {
     SPEC_FILE "ONH-050" Error "the CDI spec cannot be written"
         why "an existing CDI spec is unchanged"
         fix "run the command as root, or select a file with `--output`" see "modes.md";
-    SPEC_EMPTY "ONH-051" Error "no GPU for a CDI spec"
+    SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec"
         why "engines reject a CDI spec without devices"
         fix "see which GPUs exist with `oci-nvidia-hook info`; check the `[devices]` table of config.toml" see "modes.md";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read"

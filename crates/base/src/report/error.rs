@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::catalog;
 use super::kind::Kind;
 
-/// What could not be done, and the command or the setting that fixes it.
+/// A failed action, and the command or setting that fixes it.
 #[derive(Debug)]
 pub struct Failure {
     kind: &'static Kind,
@@ -20,7 +20,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `what` in lower case without a final period, objects quoted; `hint` starts with a verb.
+    /// `what` is in lower case, quotes objects and has no final period; `hint` starts with a verb.
     pub fn new(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { kind, what: what.into(), hint: hint.into() }
     }
@@ -34,12 +34,13 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A [`Failure`] as an error of its own.
+/// Returns an error that consists of a [`Failure`] alone.
 pub fn failure(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Failure::new(kind, what, hint))
 }
 
-/// An error of this kind, unless something closer to its cause has said of what kind it is.
+/// Adds a kind and a hint to an error that has no kind yet. An error that has one is returned unchanged, because the code closer
+/// to the cause knows more.
 #[must_use]
 pub fn classify(error: anyhow::Error, kind: &'static Kind, hint: &str) -> anyhow::Error {
     match kind_of(&error) {
@@ -48,31 +49,32 @@ pub fn classify(error: anyhow::Error, kind: &'static Kind, hint: &str) -> anyhow
     }
 }
 
-/// The kind of an error in the catalog, if it has one: that of its outermost [`Failure`].
+/// Returns the kind of the outermost [`Failure`] of an error, if there is one.
 #[must_use]
 pub fn kind_of(error: &anyhow::Error) -> Option<&'static Kind> {
     error.downcast_ref::<Failure>().map(|failure| failure.kind)
 }
 
-/// The error of the system call because of which an error occurred, if there is one.
+/// Returns the errno of the system call that caused an error, if a system call did.
 #[must_use]
 pub fn errno_of(error: &anyhow::Error) -> Option<Errno> {
     error.chain().find_map(errno)
 }
 
-/// An error as text for terminals and logs. The texts may contain data of a container, therefore control characters are escaped.
+/// An error as text for terminals and logs. Control characters are escaped, because the texts may contain data from a
+/// container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorReport {
-    /// The kind in the catalog: that of the outermost [`Failure`].
+    /// The kind of the outermost [`Failure`], or [`catalog::SYSTEM`].
     pub kind: &'static Kind,
-    /// Outermost action first, cause last.
+    /// The outermost action first, the cause last.
     pub line: String,
-    /// The command or the setting that fixes it; empty if none is known.
+    /// The command or setting that fixes the error; empty if none is known.
     pub hint: String,
 }
 
 impl ErrorReport {
-    /// Joins the causes of an error.
+    /// Joins the causes of an error with colons.
     #[must_use]
     pub fn new(error: &anyhow::Error) -> Self {
         let causes: Vec<_> = error.chain().map(describe).filter(|cause| !cause.is_empty()).collect();
@@ -83,7 +85,7 @@ impl ErrorReport {
     }
 }
 
-/// An error as one line with its number, and a second line `hint: …` if one is known.
+/// Returns an error as one line with its number, and a second line `hint: …` if it has a hint.
 #[must_use]
 pub fn render(error: &anyhow::Error) -> String {
     let ErrorReport { kind, line, hint } = ErrorReport::new(error);
@@ -91,17 +93,17 @@ pub fn render(error: &anyhow::Error) -> String {
     format!("{line} ({}){hint}", kind.id)
 }
 
-/// An error as one line, to stand inside of another text.
+/// Returns an error as one line without number and hint, to be part of another text.
 #[must_use]
 pub fn line(error: &anyhow::Error) -> String {
     ErrorReport::new(error).line
 }
 
-/// What of a text is shown at most, in characters: a container may put a megabyte into a variable.
+/// The most characters of a text that are shown: the value of a container's variable can have a megabyte.
 const LONGEST: usize = 2000;
 
-/// Control characters escaped, so that the text stays on its line and moves no cursor, and those that end a line or turn
-/// the direction of text, so that it reads as it is; and cut at 2000 characters.
+/// Returns the text with every character escaped that moves the cursor, ends the line or changes the direction of text. A text
+/// of more than 2000 characters is cut.
 #[must_use]
 pub fn one_line(text: &str) -> String {
     let mut out = String::new();
@@ -115,7 +117,7 @@ pub fn one_line(text: &str) -> String {
     out
 }
 
-/// Whether a character moves the cursor of a terminal, ends a line, or turns the direction of text.
+/// Whether a character moves the cursor of a terminal, ends a line, or changes the direction of text.
 #[must_use]
 pub(crate) fn moves_text(c: char) -> bool {
     c.is_control() || turns_text(c)
@@ -130,7 +132,7 @@ fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
     errno(cause).map_or_else(|| cause.to_string(), errno_text)
 }
 
-/// Three crates have a type for it.
+/// Returns the errno of one cause. nix, rustix and std each have a type for it.
 fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     if let Some(errno) = cause.downcast_ref::<Errno>() {
         return Some(*errno);
@@ -142,7 +144,7 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     code.map(Errno::from_raw)
 }
 
-/// The kernel's answer in words.
+/// Formats an errno: `no such file or directory (ENOENT)`.
 #[must_use]
 pub(crate) fn errno_text(errno: Errno) -> String {
     format!("{} ({errno:?})", lower_first(errno.desc()))

@@ -5,24 +5,24 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use super::error::ErrorReport;
 use super::kind::Kind;
 
-/// One observation. Texts follow the rules of [`crate::report`].
+/// One observation. Its texts have the form of error messages: see [`Failure::new`](super::Failure::new).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which one of the catalogue.
+    /// The entry of the catalog.
     pub kind: &'static Kind,
-    /// What is the case, with the names at hand.
+    /// The observation, with the names of this host or container.
     pub what: String,
-    /// The command or the setting that mends it; empty if there is nothing to mend.
+    /// The command or setting that fixes it; empty if there is nothing to fix.
     pub fix: String,
 }
 
 impl Finding {
-    /// One of this kind.
+    /// Makes a finding of this kind.
     pub fn of(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { kind, what: what.into(), fix: fix.into() }
     }
 
-    /// What stops a container, for those who list findings.
+    /// Turns an error into a finding, to list it with others.
     #[must_use]
     pub fn error(error: &anyhow::Error) -> Self {
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
@@ -30,7 +30,7 @@ impl Finding {
     }
 }
 
-/// The names are an interface: `explain --json`, `doctor --json`, `cdi check --json` and records have them.
+/// The names of the fields are an interface: `explain --json`, `doctor --json`, `cdi check --json` and records contain them.
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Finding", 5)?;

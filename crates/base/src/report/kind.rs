@@ -1,4 +1,4 @@
-//! What the catalog records for a finding, whatever host it is found on.
+//! The type of the entries of the catalog.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Worth knowing; nothing has to be done.
+    /// Information; nothing has to be done.
     Note,
     /// The container starts, but lacks something.
     Warning,
@@ -26,19 +26,20 @@ impl Severity {
     }
 }
 
-/// An entry of the catalog. `explain ONH-030 --json` prints its fields under these names.
+/// An entry of the catalog: what is true of a finding on every host. `explain ONH-030 --json` prints its fields under these
+/// names.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Kind {
     /// `ONH-` and three digits. A number is never reused.
     pub id: &'static str,
-    /// How much it matters.
+    /// `error` for the numbers below 100.
     pub severity: Severity,
     /// The meaning, without the names of a particular host.
     pub title: &'static str,
-    /// Why it matters.
+    /// The consequence.
     pub why: &'static str,
-    /// How to fix it in general; a finding of a particular host has its own command.
+    /// The general fix; a [`Finding`](super::Finding) has the command for its host.
     pub fix: &'static str,
-    /// The page that explains more, such as `usage.md`; empty if there is no such page.
+    /// The page of the documentation, such as `usage.md` or `oci-nvidia-hook(8)`.
     pub see: &'static str,
 }

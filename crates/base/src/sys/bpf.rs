@@ -1,8 +1,8 @@
-//! bpf(2): as much of it as reads the device programs of a cgroup and puts longer ones in their place.
+//! Reads and replaces the device programs of a cgroup with bpf(2).
 //!
-//! Layouts and constants: `include/uapi/linux/bpf.h`, and bpf(2). Each attribute struct is a prefix of one member of
-//! `union bpf_attr`; the kernel is told its size, takes fields it does not get as zero, and accepts fields it does not
-//! know as long as they are zero.
+//! Layouts and constants are those of `include/uapi/linux/bpf.h` and bpf(2). Each attribute struct is a prefix of one member of
+//! `union bpf_attr`, and its size is passed to the kernel. The kernel treats missing fields as zero, and accepts unknown fields if
+//! they are zero.
 #![allow(unsafe_code, reason = "neither nix nor rustix has bpf(2)")]
 
 use std::fmt;
@@ -23,13 +23,13 @@ const BPF_PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const BPF_CGROUP_DEVICE: u32 = 6;
 const BPF_F_QUERY_EFFECTIVE: u32 = 1;
 
-/// Attach flag: a descendant's program takes the place of this one.
+/// Attach flag: the program of a descendant cgroup replaces this one.
 pub const BPF_F_ALLOW_OVERRIDE: u32 = 1;
-/// Attach flag: several programs run, those of all ancestors too, and all must allow.
+/// Attach flag: all programs run, including those of the ancestors, and every one must permit the access.
 pub const BPF_F_ALLOW_MULTI: u32 = 1 << 1;
 const BPF_F_REPLACE: u32 = 1 << 2;
 
-/// The verifier's reason is its last words; a log that does not fit is cut, which costs us at most the reason.
+/// The size of the verifier's log in bytes. The reason is at its end, and is lost if the log is longer.
 const LOG_SIZE: usize = 64 * 1024;
 
 /// One eBPF instruction, `struct bpf_insn`.
@@ -70,38 +70,38 @@ impl Insn {
 /// The device programs of one cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attached {
-    /// How they are attached: none, [`BPF_F_ALLOW_OVERRIDE`] or [`BPF_F_ALLOW_MULTI`].
+    /// How the programs are attached: 0, [`BPF_F_ALLOW_OVERRIDE`] or [`BPF_F_ALLOW_MULTI`].
     pub flags: u32,
-    /// Their ids.
+    /// The ids of the programs.
     pub ids: Vec<u32>,
-    /// Of the list; another one after each change. KERNEL(6.17): 0 before.
+    /// The revision of the list, which each change increments. KERNEL(6.17): 0 before.
     pub revision: u64,
 }
 
-/// A loaded program, as far as the kernel shows it.
+/// What the kernel shows of a loaded program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgInfo {
-    /// The name its loader gave it.
+    /// The name from its loader.
     pub name: String,
-    /// How many maps it uses.
+    /// The number of maps that it uses.
     pub maps: u32,
-    /// Its instructions after verification; `None` where the kernel withholds them (see [`prog_info`]).
+    /// The instructions after verification; `None` if the kernel withholds them (see [`prog_info`]).
     pub insns: Option<Vec<Insn>>,
 }
 
-/// Why the kernel did not load a program.
+/// The reason why the kernel did not load a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
-    /// What the call returned.
+    /// The error of the system call.
     pub errno: Errno,
-    /// The verifier's last words; empty if it was not asked.
+    /// The last line of the verifier's log; empty if the verifier did not run.
     pub reason: String,
 }
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&crate::report::errno_text(self.errno))?;
-        if self.reason.is_empty() { Ok(()) } else { write!(f, ", the verifier says {:?}", self.reason) }
+        if self.reason.is_empty() { Ok(()) } else { write!(f, ", the verifier reports {:?}", self.reason) }
     }
 }
 
@@ -117,14 +117,14 @@ struct QueryAttr {
     prog_ids: u64,
     prog_cnt: u32,
     pad: u32,
-    // arrays that we do not ask for, and what newer kernels write back
+    // Arrays that are not requested, and fields that newer kernels write
     prog_attach_flags: u64,
     link_ids: u64,
     link_attach_flags: u64,
     revision: u64,
 }
 
-/// Ids and attach flags of the device programs attached to a cgroup directory itself.
+/// Returns the device programs that are attached to a cgroup itself.
 ///
 /// EPERM without `CAP_NET_ADMIN`, EINVAL on kernels without cgroup BPF, EBADF if `cgroup` is not a cgroup2 directory.
 #[doc(alias = "BPF_PROG_QUERY")]
@@ -132,14 +132,15 @@ pub fn attached(cgroup: BorrowedFd<'_>) -> nix::Result<Attached> {
     query(cgroup, 0)
 }
 
-/// Ids of all device programs that decide for a cgroup, its ancestors' too. Errors as for [`attached`].
+/// Returns the ids of all device programs that are effective in a cgroup, including those of its ancestors. Errors as for
+/// [`attached`].
 #[doc(alias = "BPF_F_QUERY_EFFECTIVE")]
 pub fn effective(cgroup: BorrowedFd<'_>) -> nix::Result<Vec<u32>> {
     query(cgroup, BPF_F_QUERY_EFFECTIVE).map(|attached| attached.ids)
 }
 
 fn query(cgroup: BorrowedFd<'_>, query_flags: u32) -> nix::Result<Attached> {
-    // 64 is the kernel's own limit for one cgroup (BPF_CGROUP_MAX_PROGS); the effective ones can be more
+    // The kernel's limit for one cgroup is 64 (BPF_CGROUP_MAX_PROGS), but more programs can be effective.
     let mut room = 64;
     loop {
         let mut ids = vec![0_u32; room];
@@ -172,7 +173,7 @@ struct GetIdAttr {
     open_flags: u32,
 }
 
-/// A program by its id. EPERM without `CAP_SYS_ADMIN`, ENOENT if it is gone.
+/// Opens a program by its id. EPERM without `CAP_SYS_ADMIN`, ENOENT if the program does not exist any more.
 #[doc(alias = "BPF_PROG_GET_FD_BY_ID")]
 pub fn prog_by_id(id: u32) -> nix::Result<OwnedFd> {
     let mut attr = GetIdAttr { id, ..GetIdAttr::default() };
@@ -190,7 +191,7 @@ struct InfoAttr {
     info: u64,
 }
 
-/// `struct bpf_prog_info` up to the fields we read; the kernel fills as much as it is told there is.
+/// `struct bpf_prog_info` up to the last field that is read. The kernel fills in as many bytes as `info_len` states.
 #[derive(Default)]
 #[repr(C)]
 struct RawInfo {
@@ -208,11 +209,11 @@ struct RawInfo {
     name: [u8; 16],
 }
 
-/// Name, maps and instructions of a program.
+/// Returns the name, the number of maps and the instructions of a program.
 ///
-/// The kernel withholds the instructions from a caller without `CAP_BPF` (their length is 0), and those of a program
-/// with blinded constants from one that may not see kernel addresses (the pointer comes back as 0;
-/// `bpf_prog_get_info_by_fd` in `kernel/bpf/syscall.c`).
+/// Without `CAP_BPF` the kernel withholds the instructions: it reports their length as 0. It also withholds those of a program with
+/// blinded constants from a caller that may not see kernel addresses: it sets the pointer to 0 (`bpf_prog_get_info_by_fd` in
+/// `kernel/bpf/syscall.c`).
 #[doc(alias = "BPF_OBJ_GET_INFO_BY_FD")]
 pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
     let mut info = RawInfo::default();
@@ -234,7 +235,7 @@ pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
     })
 }
 
-/// `info.xlated_prog_insns` is null, or points to `xlated_prog_len` writable bytes.
+/// Calls `BPF_OBJ_GET_INFO_BY_FD`. `info.xlated_prog_insns` is null, or points to `xlated_prog_len` writable bytes.
 fn get_info(prog: BorrowedFd<'_>, info: &mut RawInfo) -> nix::Result<()> {
     let info_len = u32::try_from(size_of::<RawInfo>()).unwrap_or(0);
     let mut attr = InfoAttr { bpf_fd: raw(prog)?, info_len, info: address(info) };
@@ -261,11 +262,11 @@ struct LoadAttr {
     expected_attach_type: u32,
 }
 
-/// Verifies and loads a device program. `name` is cut to 15 bytes; the kernel wants `[A-Za-z0-9_.]`.
+/// Verifies and loads a device program. `name` is cut to 15 bytes; the kernel accepts `[A-Za-z0-9_.]`.
 ///
-/// EACCES and EINVAL are the verifier's: the program is tried once more with its log switched on, for the reason.
-/// KERNEL(5.11): before, programs count against `RLIMIT_MEMLOCK` and EPERM means that it is too low, so it is raised as
-/// far as we may, once.
+/// EACCES and EINVAL come from the verifier. In that case the program is loaded again with the log enabled, to get the reason.
+/// KERNEL(5.11): before, programs count against `RLIMIT_MEMLOCK`, and EPERM means that the limit is too low. It is raised once, as
+/// far as permitted.
 #[doc(alias = "BPF_PROG_LOAD")]
 pub fn load_device_program(name: &str, insns: &[Insn]) -> Result<OwnedFd, LoadError> {
     let plain = |errno| LoadError { errno, reason: String::new() };
@@ -306,7 +307,7 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
         // `license` to a C string, `log_buf` is null or points to `log_size` writable bytes; all outlive the call.
         unsafe { bpf(BPF_PROG_LOAD, &mut attr) }
     };
-    // the verifier gives up with EAGAIN when a signal is pending; libbpf (`sys_bpf_prog_load`) tries five times too
+    // The verifier returns EAGAIN if a signal is pending. libbpf (`sys_bpf_prog_load`) also tries five times.
     let mut tries = 5;
     let fd = loop {
         tries -= 1;
@@ -319,7 +320,7 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The log ends with the reason, then with a line of statistics.
+/// Returns the reason from a log: the last line before the statistics.
 fn last_words(log: &[u8]) -> String {
     let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text)
@@ -330,7 +331,7 @@ fn last_words(log: &[u8]) -> String {
         .to_owned()
 }
 
-/// `ulimit -l unlimited`, or as high as the hard limit; false if it was there already.
+/// Removes the memory lock limit, or raises it to the hard limit. Returns whether the limit has changed.
 fn raise_memlock() -> bool {
     let before = getrlimit(Resource::Memlock);
     let hard = Rlimit { current: before.maximum, maximum: before.maximum };
@@ -350,11 +351,10 @@ struct AttachAttr {
     expected_revision: u64,
 }
 
-/// Attaches a device program. `flags` must be those of the programs there are ([`attached`]); in place of `replace`
-/// if given, which only goes with [`BPF_F_ALLOW_MULTI`]. With other flags a cgroup has one program, and the new one
-/// takes its place.
+/// Attaches a device program. `flags` must be those of the attached programs ([`attached`]). With [`BPF_F_ALLOW_MULTI`] it replaces
+/// `replace`, if given. With other flags a cgroup has one program, which the new one replaces.
 ///
-/// KERNEL(5.6): EINVAL for `replace` before. ENOENT if `replace` is no longer attached, or is attached by a link.
+/// ENOENT if `replace` is not attached any more, or is attached with a link. KERNEL(5.6): before, EINVAL if `replace` is given.
 #[doc(alias = "BPF_PROG_ATTACH")]
 pub fn attach(
     cgroup: BorrowedFd<'_>,
@@ -377,7 +377,7 @@ pub fn attach(
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
 
-/// The same, if the programs are still those of this [`Attached::revision`], else ESTALE; 0 for any.
+/// Attaches a device program if the list still has this [`Attached::revision`], otherwise ESTALE. 0 stands for any revision.
 pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revision: u64) -> nix::Result<()> {
     let mut attr = AttachAttr {
         target_fd: raw(cgroup)?,
@@ -391,7 +391,7 @@ pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revis
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
 
-/// Takes a device program off a cgroup; ENOENT if it is not attached there.
+/// Detaches a device program from a cgroup. ENOENT if it is not attached there.
 #[doc(alias = "BPF_PROG_DETACH")]
 pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
     let mut attr = AttachAttr {
@@ -404,6 +404,8 @@ pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
     unsafe { bpf(BPF_PROG_DETACH, &mut attr) }.map(drop)
 }
 
+/// Calls bpf(2).
+///
 /// # Safety
 ///
 /// `T` has the layout of the start of the member of `union bpf_attr` that `command` reads and writes, has no padding
@@ -419,7 +421,7 @@ fn raw(fd: BorrowedFd<'_>) -> nix::Result<u32> {
     u32::try_from(fd.as_raw_fd()).map_err(|_| Errno::EBADF)
 }
 
-/// A pointer as bpf(2) takes it: 64 bits on every machine.
+/// Returns a pointer as bpf(2) takes it, with 64 bits on every architecture.
 fn address<T>(pointer: *const T) -> u64 {
     u64::try_from(pointer.expose_provenance()).unwrap_or(0)
 }

@@ -1,13 +1,13 @@
-//! A forked child that reports over a pipe, line by line, and of which nothing is left afterwards.
+//! Runs code in a forked child that reports over a pipe, line by line. No process is left afterwards.
 //!
-//! Three processes stand below the caller. The *warden* is a plain fork, which makes a PID namespace for its children; the
-//! caller itself could not leave such a namespace again inside a user namespace (setns(2)). The *init* is process 1 of that
-//! namespace and only waits. The *worker* runs the caller's code. When the init ends, the kernel kills everything in the
-//! namespace, including a process that called setsid(2) or cleared its parent-death signal, and nothing in the namespace
-//! can see, signal or stop a process outside of it (pid_namespaces(7)).
+//! The caller starts a chain of three processes. The *warden* is a plain fork that creates a PID namespace for its children; inside
+//! a user namespace, the caller itself could not return from such a namespace (setns(2)). The *init* is process 1 of that
+//! namespace and only waits. The *worker* runs the caller's code. When the init ends, the kernel kills all processes in the
+//! namespace, including one that called setsid(2) or cleared its parent-death signal. A process in the namespace cannot see,
+//! signal or stop a process outside of it (pid_namespaces(7)).
 //!
-//! A plain user may not make a PID namespace. Then there is no init, and the caller is a subreaper (prctl(2)): orphans of the
-//! worker become its children and are killed.
+//! An unprivileged user cannot create a PID namespace. In that case there is no init, and the caller becomes a subreaper
+//! (prctl(2)): orphans of the worker become its children, and it kills them.
 #![allow(unsafe_code, reason = "fork, unshare and close_range have no safe form")]
 
 use std::fs::File;
@@ -24,24 +24,24 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use super::{ns, proc_file, process};
 
-/// The longest report that is read; an inventory of 64 GPUs with 8 MIG devices each is a tenth of it.
+/// The longest report in bytes. An inventory of 64 GPUs with 8 MIG devices each has a tenth of this size.
 const MAX_REPORT: usize = 1 << 20;
 
-/// How long a killed child may take to go. One that hangs in the kernel (a lost GPU) is left to init: it holds
-/// nothing of the runtime's, its stdio is /dev/null.
+/// How long a killed child may take to end. A child that hangs in the kernel because of a lost GPU is left to init. It does not
+/// keep files of the runtime open, since its standard streams are /dev/null.
 const REAP: Duration = Duration::from_millis(500);
 
-/// An exit status above this is a signal that ended the worker, as in a shell.
+/// An exit status above this value means that a signal ended the worker, as in a shell.
 const SIGNALED: i32 = 128;
 
-/// Why there is no further line.
+/// The reason why there is no further line.
 #[derive(Debug)]
 pub enum NoAnswer {
     /// Fork, pipe or poll failed.
     System(io::Error),
     /// The deadline passed.
     Timeout,
-    /// The child ended, by this signal if it was one.
+    /// The child ended. The signal is given if one ended it.
     Died(Option<Signal>),
 }
 
@@ -50,20 +50,20 @@ pub enum NoAnswer {
 pub struct Child {
     warden: Pid,
     pipe: File,
-    /// What was read and not handed out yet
+    /// Bytes after the last line that was returned
     pending: Vec<u8>,
     read: usize,
-    /// Children of this process that were there before
+    /// The children that this process had before
     others: Option<Vec<i32>>,
     reaped: bool,
 }
 
-/// Runs `body` in a forked child. `body` gets the pipe; whatever it returns, the child ends.
+/// Runs `body` in a forked child, which ends when `body` returns. `body` gets the pipe.
 ///
-/// In the child stdio is /dev/null, and all other fds but the pipe are closed.
+/// The standard streams of the child are /dev/null, and all other file descriptors except the pipe are closed.
 ///
 /// # Errors
-/// If there can be no pipe or no process.
+/// If the pipe or the process cannot be created.
 pub fn spawn(body: impl FnOnce(&mut File)) -> io::Result<Child> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let others = children();
@@ -91,7 +91,7 @@ fn end(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// The warden: makes the namespace where that is allowed, and passes the worker's end on.
+/// Runs the warden: creates the namespace if that is permitted, and returns the exit status of the worker.
 fn guard(pipe: File, body: impl FnOnce(&mut File)) -> i32 {
     let has_init = ns::new_pid_ns_for_children().is_ok();
     pass_on(pipe, |mut pipe| {
@@ -102,17 +102,17 @@ fn guard(pipe: File, body: impl FnOnce(&mut File)) -> i32 {
     })
 }
 
-/// Forks a child with the pipe, and returns how it ended, as an exit status.
+/// Forks a child with the pipe, waits for it, and returns its exit status.
 fn pass_on(pipe: File, child: impl FnOnce(File) -> i32) -> i32 {
     // SAFETY: as in `spawn`; this process is itself a fork with one thread.
     match unsafe { fork() } {
         Err(_) => 1,
         Ok(ForkResult::Child) => end(child(pipe)),
         Ok(ForkResult::Parent { child }) => {
-            // The reader is to see the end of the pipe when the worker ends.
+            // The reader must see the end of the pipe when the worker ends.
             drop(pipe);
             loop {
-                // As process 1 it also inherits the worker's orphans, whose ends are of no interest.
+                // Process 1 also inherits the orphans of the worker. Their exit status does not matter.
                 match waitpid(None, None) {
                     Ok(WaitStatus::Exited(pid, code)) if pid == child => return code,
                     Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => return SIGNALED + signal as i32,
@@ -124,7 +124,7 @@ fn pass_on(pipe: File, child: impl FnOnce(File) -> i32) -> i32 {
     }
 }
 
-/// A session of its own, so that it has no controlling terminal and its process group is known.
+/// Runs the worker in a session of its own, so that it has no controlling terminal and a known process group.
 fn work(pipe: &mut File, body: impl FnOnce(&mut File)) -> i32 {
     nix::unistd::setsid().ok();
     if die_with_parent(&*pipe).is_err() {
@@ -134,7 +134,8 @@ fn work(pipe: &mut File, body: impl FnOnce(&mut File)) -> i32 {
     0
 }
 
-/// Cuts the child's ties to the runtime: a child that holds its stdout delays every error by its own life time.
+/// Closes the files of the runtime: it reads the output of a hook until all processes have closed it, so a child that kept the
+/// pipe open would delay every error.
 fn isolate(pipe: OwnedFd) -> io::Result<File> {
     let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR, Mode::empty())?;
     rustix::stdio::dup2_stdin(&null)?;
@@ -147,16 +148,16 @@ fn isolate(pipe: OwnedFd) -> io::Result<File> {
     Ok(pipe)
 }
 
-/// What the runtime left open in the hook must not be found by a library. Before Linux 5.9 it stays open: only what
-/// was opened without O_CLOEXEC is at stake, and no program is run.
+/// Closes files that the runtime left open in the hook, so that the driver's library cannot use them. Before Linux 5.9, which
+/// lacks close_range(2), they stay open.
 fn close_others(keep: &OwnedFd) {
     let keep = keep.as_fd().as_raw_fd().cast_unsigned();
     close_range(3, keep.saturating_sub(1));
     close_range(keep.saturating_add(1), u32::MAX);
 }
 
-/// Closes what a program inherited beside its standard streams: a daemon may have files open without O_CLOEXEC. For a program
-/// that has not opened anything yet. Before Linux 5.9 nothing is closed.
+/// Closes all inherited files except the standard streams: a daemon may have opened files without O_CLOEXEC. The calling program
+/// must not have opened any file. Before Linux 5.9 nothing is closed.
 pub fn close_inherited() {
     close_range(3, u32::MAX);
 }
@@ -170,10 +171,11 @@ fn close_range(first: u32, last: u32) {
     }
 }
 
-/// No process may outlive the hook. Changing credentials clears this (prctl(2)), so [`super::confine`] repeats it.
+/// Has the kernel kill this process when its parent ends: no process may outlive the hook. A change of credentials clears the
+/// setting (prctl(2)), so [`super::confine`] repeats it.
 ///
-/// A parent that ended before the call sends no signal. Its number does not show that, as it is 0 for a parent outside of
-/// the PID namespace; but the hook is the only reader of the pipe, and poll(2) reports a pipe that has none.
+/// A parent that ended before the call sends no signal. getppid(2) does not show that, because it returns 0 for a parent outside
+/// of the PID namespace. Therefore the pipe is polled: the hook is its only reader, and poll(2) reports a pipe without a reader.
 pub(super) fn die_with_parent(pipe: impl AsFd) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
     let mut polled = [PollFd::new(&pipe, PollFlags::empty())];
@@ -183,10 +185,10 @@ pub(super) fn die_with_parent(pipe: impl AsFd) -> io::Result<()> {
 }
 
 impl Child {
-    /// The next line, without its newline. One that has not come by `until` is [`NoAnswer::Timeout`].
+    /// Returns the next line, without its newline.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the child ends without another line, the line is not complete at `until`, or a system call fails.
     pub fn line(&mut self, until: Instant) -> Result<Vec<u8>, NoAnswer> {
         loop {
             if let Some(at) = self.pending.iter().position(|byte| *byte == b'\n') {
@@ -205,11 +207,11 @@ impl Child {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => return Err(NoAnswer::System(errno.into())),
             }
-            self.take()?;
+            self.read()?;
         }
     }
 
-    fn take(&mut self) -> Result<(), NoAnswer> {
+    fn read(&mut self) -> Result<(), NoAnswer> {
         let mut chunk = [0; 4096];
         let count = self.pipe.read(&mut chunk).map_err(NoAnswer::System)?;
         if count == 0 {
@@ -223,7 +225,7 @@ impl Child {
         Ok(())
     }
 
-    /// The signal that ended the worker, which has closed the pipe.
+    /// Returns the signal that ended the worker, which has closed the pipe.
     fn ended(&mut self) -> Option<Signal> {
         let status = process::wait(self.warden, REAP).ok()??;
         self.reaped = true;
@@ -237,7 +239,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
-            // It was not waited for, so the number is still its own.
+            // Nothing has waited for the warden, so its PID is not reused.
             kill(self.warden, Signal::SIGKILL).ok();
             process::wait(self.warden, REAP).ok();
         }
@@ -264,9 +266,10 @@ impl Drop for Child {
     }
 }
 
-/// Waits for all children: the warden has ended, and its end ended those that it left. A zombie that the hook leaves goes to
-/// process 1 of its PID namespace. At the createContainer stage that is crun, which waits for the hook and loses its SIGCHLD to
-/// that of the zombie: it then reports a timeout of the hook.
+/// Waits for all children. The warden has ended, and the kernel has killed the processes below it.
+///
+/// The hook must not leave a zombie. Process 1 of its PID namespace would inherit it, which is crun at the createContainer stage.
+/// crun waits for the SIGCHLD of the hook, misses it because of that of the zombie, and reports a timeout of the hook.
 fn reap_all(until: Instant) {
     while Instant::now() < until {
         match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
@@ -277,8 +280,8 @@ fn reap_all(until: Instant) {
     }
 }
 
-/// The children of this process, as its first thread has them; orphans go to that thread as well. `None` on a kernel without
-/// `CONFIG_PROC_CHILDREN`, and where /proc is that of another PID namespace, whose numbers are not ours to signal.
+/// Returns the children of the first thread of this process, which also inherits orphans. Returns `None` if the kernel lacks
+/// `CONFIG_PROC_CHILDREN`, or if /proc belongs to another PID namespace, in which the PIDs denote other processes.
 fn children() -> Option<Vec<i32>> {
     let pid = nix::unistd::getpid();
     let is_ours = std::fs::read_link("/proc/self").is_ok_and(|to| to.as_os_str() == pid.to_string().as_str());
@@ -287,7 +290,7 @@ fn children() -> Option<Vec<i32>> {
     Some(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// Writes all of `bytes`; an error means that the reader is gone.
+/// Writes `bytes` to the pipe. An error is ignored, because it means that the reader has ended.
 pub fn report(pipe: &mut File, bytes: &[u8]) {
     pipe.write_all(bytes).ok();
 }

@@ -1,4 +1,4 @@
-//! Rights that a forked child gives up before it runs code of the driver's vendor. There is no way back.
+//! Drops the privileges of a forked child before it runs the driver's library. The child cannot regain them.
 
 use std::fs::File;
 use std::io;
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 
 use super::{child, landlock, process};
 
-/// Who the child is to be.
+/// The user and group of the child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// real, effective and saved user id
+    /// The real, effective and saved user id
     pub uid: u32,
-    /// real, effective and saved group id, and the only supplementary group
+    /// The real, effective and saved group id, which is also the only supplementary group
     pub gid: u32,
 }
 
-/// Gives up everything that the NVML library does not need: environment, kernel caps (bounding set too), the chance
-/// to gain any by exec, with `identity` the user and groups, and with [`landlock::restrict`] every change of the file
-/// system. `pipe` is how the child reports.
+/// Drops what NVML does not need: the environment, all kernel capabilities including the bounding set, and the ability to gain any
+/// by execve(2). The child changes to `identity` if it is given, and [`landlock::restrict`] denies it changes of files. `pipe` is
+/// the pipe to the parent process.
 ///
 /// # Errors
-/// If a right cannot be given up.
+/// If a privilege cannot be dropped.
 pub fn confine(root: &Path, identity: Option<Identity>, pipe: &File) -> io::Result<()> {
     process::clear_environment();
     if root != Path::new("/") {
@@ -44,10 +44,10 @@ pub fn confine(root: &Path, identity: Option<Identity>, pipe: &File) -> io::Resu
     child::die_with_parent(pipe)
 }
 
-/// Before the user changes: it takes CAP_SETPCAP.
+/// Clears the bounding set. This requires CAP_SETPCAP, so it happens before the user is changed.
 fn drop_bounding_set() {
     for cap in CapabilitySet::all() {
-        // EPERM: an unprivileged caller has no CAP_SETPCAP, and nothing to lose; EINVAL: a cap this kernel does not know.
+        // EPERM means that an unprivileged caller lacks CAP_SETPCAP, EINVAL that the kernel does not have the capability.
         rustix::thread::remove_capability_from_bounding_set(cap).ok();
     }
 }
@@ -68,7 +68,7 @@ mod tests {
     use super::super::child::{report, spawn};
     use super::*;
 
-    /// What `body` reports after [`confine`].
+    /// Runs `body` after [`confine`], and returns what it reports.
     fn confined(identity: Option<Identity>, body: impl FnOnce() -> String) -> String {
         let mut child = spawn(|pipe| {
             confine(Path::new("/"), identity, pipe).unwrap();
@@ -100,7 +100,7 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
-        // Without the fence the mode bits allow all of this to everyone: the test can see a difference.
+        // Without Landlock, the mode bits permit all of this, so the test can fail.
         let attempts = |file: &Path| {
             let beside = |name: &str| file.with_file_name(name);
             let denied = [
@@ -124,24 +124,24 @@ mod tests {
         for name in ["old", "gone"] {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
-        let told = confined(None, || attempts(&file));
+        let report = confined(None, || attempts(&file));
         let expected = match landlock::version() {
             // truncate(2) is among what is denied since version 3
             3.. => {
                 "open denied, truncate denied, create denied, link denied, mkdir denied, fifo denied, rename denied, \
                  remove denied, exec denied; null Ok(())"
             }
-            _ => return assert!(told.ends_with("null Ok(())"), "{told}"),
+            _ => return assert!(report.ends_with("null Ok(())"), "{report}"),
         };
-        assert_eq!(told, expected);
+        assert_eq!(report, expected);
     }
 
     #[test]
     fn a_confined_child_signals_no_process_outside() {
         let parent = nix::unistd::getpid();
-        let told = confined(None, || format!("{:?}", nix::sys::signal::kill(parent, None)));
-        // ESRCH in a PID namespace of its own, EPERM behind the fence (version 6)
+        let result = confined(None, || format!("{:?}", nix::sys::signal::kill(parent, None)));
+        // ESRCH in a PID namespace of its own, EPERM with version 6 of Landlock
         let is_root = nix::unistd::geteuid().is_root();
-        assert!(told != "Ok(())" || !is_root && landlock::version() < 6, "{told}");
+        assert!(result != "Ok(())" || !is_root && landlock::version() < 6, "{result}");
     }
 }

@@ -1,4 +1,4 @@
-//! An end for a process that waits for a file system: of FUSE or of a network, whose server need not answer.
+//! Ends this process if it waits too long for a file system: the server of a FUSE or network file system may not answer.
 #![allow(unsafe_code, reason = "neither nix nor rustix has timers of a process with these features")]
 
 use std::io;
@@ -8,20 +8,19 @@ use std::time::Duration;
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// What is printed then.
+/// The text that is printed at the end.
 static TEXT: OnceLock<String> = OnceLock::new();
 
-/// So much later the process is killed, if it could not end by itself.
+/// The time between SIGALRM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Ends this process, with exit status 1 and `text` on stderr, if it still runs after this time.
+/// Ends this process, with exit status 1 and `text` on stderr, if it still runs after this time. Children do not inherit the timers.
 ///
-/// A signal with a handler does not wake a process that waits for a FUSE or NFS server: that one can only be killed, which happens
-/// a little later, without a word. Nothing ends a process that waits for a FUSE server which has taken its request, before
-/// somebody ends the server. Children inherit neither timer.
+/// A process that waits for a FUSE or NFS server does not run signal handlers. It is killed 5 seconds later, without a message. If
+/// the FUSE server has already read the request, the process does not end before the server does.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If a system call fails.
 pub fn set(after: Duration, text: String) -> io::Result<()> {
     if TEXT.set(format!("{text}\n")).is_err() {
         return Ok(());
@@ -33,8 +32,8 @@ pub fn set(after: Duration, text: String) -> io::Result<()> {
     kill(after + GRACE)
 }
 
-/// By a timer of its own: the one above has a signal that is handled. As system calls, because glibc before 2.34 has them in
-/// another library.
+/// Starts a second timer, because the signal of alarm(2) has a handler. It uses system calls, because the functions are in librt
+/// before glibc 2.34.
 fn kill(after: Duration) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid value of the struct: integers, and a null pointer.
     let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
@@ -50,8 +49,8 @@ fn kill(after: Duration) -> io::Result<()> {
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let once = libc::itimerspec { it_interval: none, it_value: libc::timespec { tv_sec: seconds(after), ..none } };
     let null = std::ptr::null_mut::<libc::itimerspec>();
-    // SAFETY: timer_settime(2) reads the itimerspec, which is alive, and keeps no pointer; null is an old value that is not
-    // wanted.
+    // SAFETY: timer_settime(2) reads the itimerspec, which is alive, and keeps no pointer; null means that the old value is not
+    // stored.
     match unsafe { libc::syscall(libc::SYS_timer_settime, id, 0, &raw const once, null) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -110,9 +109,9 @@ mod tests {
         assert_eq!(std::io::read_to_string(std::fs::File::from(read)).unwrap(), "too long\n");
     }
 
-    /// What waits for a FUSE or NFS server handles no signal.
+    /// A process that waits for a FUSE or NFS server handles no signal.
     #[test]
-    fn it_is_killed_where_the_signal_is_not_handled() {
+    fn a_process_that_handles_no_signal_is_killed() {
         let status = forked(|| {
             kill(Duration::from_secs(1)).unwrap();
             wait();
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_time_is_left_alone() {
+    fn a_process_that_ends_in_time_is_not_killed() {
         let status = forked(|| set(Duration::from_secs(60), String::new()).unwrap());
         assert!(matches!(status, WaitStatus::Exited(_, 7)), "{status:?}");
     }

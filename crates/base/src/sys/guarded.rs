@@ -1,10 +1,10 @@
-//! Opening a path of the host's without going where another user of the host leads.
+//! Opens a path of the host that another user of the host cannot redirect.
 //!
-//! A socket below `/run` belongs to a daemon's own user, and `/tmp` to everybody. Whoever can create a name in a directory on
-//! the way decides what the path means: with a symbolic link, or with a FUSE file system, which can show any owner and mode.
-//! The sysctl `fs.protected_symlinks` does not help: it is off on some hosts, and allows a link that root of a container
-//! made in a volume. So the path is walked one name at a time, from directory to open directory, and each of them is asked
-//! who may create names in it.
+//! Some directories of daemons belong to a user other than root, and every user can write to `/tmp`. A user who can create names in
+//! a directory on the path decides where the path leads, with a symbolic link or with a FUSE file system, which can show any owner
+//! and mode. The sysctl `fs.protected_symlinks` is not sufficient: it is off on some hosts, and permits links that root of a
+//! container created in a volume. Therefore the path is walked one name at a time, and each directory is checked for users who can
+//! create names in it.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -18,41 +18,41 @@ use rustix::io::Errno;
 use super::in_root::Root;
 use super::proc_file;
 
-/// The kernel's own limit (MAXSYMLINKS).
+/// The limit of the kernel for symbolic links in one lookup (MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
 
-/// Who, beside root and the user of this process, can put something else at a path.
+/// The users, other than root and the user of this process, who can replace the file at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chooser {
-    /// No other user: the path keeps its meaning
+    /// No other user
     NoOther,
-    /// The owner of this directory on the way
+    /// The owner of this directory on the path
     Owner(PathBuf, u32),
-    /// More users than one, by this directory on the way
+    /// Several users, because they can write to this directory on the path
     Others(PathBuf),
 }
 
-/// What is at a path.
+/// An opened path.
 #[derive(Debug)]
 pub struct Guarded {
     /// The open file, with `O_PATH`
     pub fd: OwnedFd,
-    /// What it is
+    /// The state of the file
     pub stat: Stat,
-    /// Its path below the root, with a leading slash, after root's links
+    /// The path below the root, with a leading slash, after symbolic links
     pub path: PathBuf,
-    /// Who else decides what that path means
+    /// The other users who can replace the file
     pub chooser: Chooser,
 }
 
-/// Why it was not opened.
+/// The reason why a path was not opened.
 #[derive(Debug)]
 pub enum Refused {
-    /// The system call failed, `NotFound` included
+    /// A system call failed, for example because the path is missing
     Io(io::Error),
-    /// This is a link, and another user may have made it
+    /// A symbolic link that another user may have created
     Link(PathBuf),
-    /// This is a mount point, and another user may have mounted it
+    /// A mount point in a directory to which another user can write
     Mount(PathBuf),
 }
 
@@ -68,17 +68,17 @@ impl From<io::Error> for Refused {
     }
 }
 
-/// Whether a user is root or ourselves. In a user namespace the host's root is one of many that have no number there, so only
-/// the user whose namespace it is remains.
+/// Whether a user is root or the user of this process. In a user namespace the host's root appears as the overflow user, like all
+/// users that are not mapped, so it is not trusted there.
 #[must_use]
 pub fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Opens `path` below `root`, which is taken to be root's own.
+/// Opens `path` below `root`. The directory `root` itself is trusted.
 ///
 /// # Errors
-/// If it is missing, or the way leads through something that another user may have made.
+/// If the path is missing, or leads through a link or a mount that another user may have created.
 pub fn open(root: &Root, path: &Path) -> Result<Guarded, Refused> {
     let mut walk = Walk { root: root.as_fd(), held: Vec::new(), chooser: Chooser::NoOther };
     let mut left: Vec<Option<OsString>> = Vec::new();
@@ -112,7 +112,7 @@ pub fn open(root: &Root, path: &Path) -> Result<Guarded, Refused> {
 
 struct Walk<'r> {
     root: BorrowedFd<'r>,
-    /// The directories on the way, and what was opened last
+    /// The directories on the path, and the file that was opened last
     held: Vec<(OsString, OwnedFd, Stat)>,
     chooser: Chooser,
 }
@@ -129,7 +129,7 @@ impl Walk<'_> {
         let is_writable = facts.st_mode & 0o022 != 0;
         let fd = rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let others_create = is_writable || !dir_is_trusted;
-        // Asked first: fstat(2) of a FUSE file system waits for the program of the user who mounted it.
+        // This check comes first, because fstat(2) on a FUSE file system waits for the program of the user who mounted it.
         if others_create && mount_id(fd.as_fd())? != mount_id(dir)? {
             return Err(Refused::Mount(self.path().join(name)));
         }
@@ -137,9 +137,9 @@ impl Walk<'_> {
         if others_create && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
             return Err(Refused::Link(self.path().join(name)));
         }
-        // In a directory with the sticky bit nobody can rename or remove what is root's.
-        let is_kept = dir_is_trusted && facts.st_mode & 0o1000 != 0 && is_trusted(stat.st_uid);
-        if is_writable && !is_kept {
+        // In a directory with the sticky bit, other users cannot rename or remove a file of root.
+        let is_sticky = dir_is_trusted && facts.st_mode & 0o1000 != 0 && is_trusted(stat.st_uid);
+        if is_writable && !is_sticky {
             self.chooser = Chooser::Others(self.path());
         } else if !dir_is_trusted && self.chooser == Chooser::NoOther {
             self.chooser = Chooser::Owner(self.path(), facts.st_uid);
@@ -153,7 +153,7 @@ impl Walk<'_> {
     }
 }
 
-/// Components that are left, the next one last; `None` leads back to the root.
+/// Adds the components of a path to the remaining ones, the next one last. `None` returns to the root.
 fn push(left: &mut Vec<Option<OsString>>, path: &Path) {
     use std::path::Component::{Normal, ParentDir, Prefix, RootDir};
     for component in path.components().rev() {
@@ -166,7 +166,8 @@ fn push(left: &mut Vec<Option<OsString>>, path: &Path) {
     }
 }
 
-/// The number of the mount that an open file lies in; see proc_pid_fdinfo(5). No question to its file system.
+/// Returns the id of the mount that contains an open file, see proc_pid_fdinfo(5). Unlike fstat(2), this does not call the file
+/// system.
 fn mount_id(fd: BorrowedFd<'_>) -> io::Result<u64> {
     let text = proc_file::read_text(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn only_links_in_directories_that_are_ours_are_followed() {
+    fn only_links_in_trusted_directories_are_followed() {
         let (dir, root) = tree();
         symlink("run", dir.path().join("var")).unwrap();
         symlink("../run/daemon", dir.path().join("tmp/link")).unwrap();
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_else_decides_what_a_path_means() {
+    fn users_who_can_replace_a_file_are_found() {
         let (_dir, root) = tree();
         let chooser = |path| open(&root, Path::new(path)).unwrap().chooser;
         assert_eq!(chooser("/run/daemon"), Chooser::NoOther);

@@ -1,10 +1,10 @@
-//! The ids that a user namespace knows; see user_namespaces(7).
+//! Reads the user and group ids that a user namespace maps, see user_namespaces(7).
 
 use std::io;
 
 use super::proc_file;
 
-/// Of one user namespace, as they are here.
+/// The mapped ids of one user namespace, as ranges in the namespace of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ids {
     users: Vec<(u32, u32)>,
@@ -12,16 +12,17 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Of the process `pid`.
+    /// Reads the ids of the user namespace of a process.
     ///
     /// # Errors
-    /// If it is gone.
-    pub fn of(pid: i32) -> io::Result<Self> {
+    /// If the process does not exist.
+    pub fn of_process(pid: i32) -> io::Result<Self> {
         let read = |name: &str| Ok::<_, io::Error>(ranges(&proc_file::read_text(format!("/proc/{pid}/{name}"))?));
         Ok(Self { users: read("uid_map")?, groups: read("gid_map")? })
     }
 
-    /// Whether the owner and the group of a file are known there. Then the capabilities of its root user are good for the file.
+    /// Whether the namespace maps the owner and the group of a file. Only then do the capabilities of its root user apply to the
+    /// file, see capabilities(7).
     #[must_use]
     pub fn has(&self, uid: u32, gid: u32) -> bool {
         let has = |ranges: &[(u32, u32)], id: u32| ranges.iter().any(|(first, count)| id.wrapping_sub(*first) < *count);
@@ -29,7 +30,7 @@ impl Ids {
     }
 }
 
-/// The first id outside and how many there are, of lines with the first one inside, the first one outside, and the number.
+/// Parses lines of three numbers: the first id inside, the first id outside, and the count. Returns the last two.
 fn ranges(map: &str) -> Vec<(u32, u32)> {
     let range = |line: &str| {
         let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse::<u32>);
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_known() {
+    fn only_mapped_ids_are_known() {
         let users = ranges("         0       1000          1\n         1     100000      65536\n");
         let ids = Ids { users, groups: ranges("0 0 4294967295\n") };
         for (uid, is) in
@@ -53,7 +54,7 @@ mod tests {
         }
         assert!(!Ids { users: ranges("0 0 10"), groups: ranges("nonsense\n1") }.has(1, 1));
         assert!(
-            Ids::of(std::process::id().try_into().unwrap())
+            Ids::of_process(std::process::id().try_into().unwrap())
                 .unwrap()
                 .has(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
         );

@@ -1,9 +1,9 @@
-//! Opening below a directory that a path cannot leave: a container's rootfs or the driver root.
+//! Opens files below a directory that a path cannot leave: a container's rootfs or the driver root.
 //!
-//! All of it rests on `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)`: the kernel resolves symlinks, absolute
-//! ones too, as if the directory were `/`, in one step, so there is no string to check and then use
-//! (CVE-2024-0132, CVE-2025-23359, CVE-2026-24260 were such strings). See openat2(2). Linux 5.6; before, or where a seccomp
-//! filter refuses the call, a walk does the same one component at a time.
+//! It uses `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)`: the kernel resolves symbolic links, including absolute ones, in one
+//! step and as if the directory were `/`. Therefore no path is checked first and used later, which was the mistake behind
+//! CVE-2024-0132, CVE-2025-23359 and CVE-2026-24260. openat2(2) exists since Linux 5.6. On earlier kernels, or if a seccomp filter
+//! denies the call, the module `walk` does the same one component at a time.
 
 mod walk;
 
@@ -18,17 +18,17 @@ use std::rc::Rc;
 use rustix::fs::{AtFlags, CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// How often a resolution is tried again when a rename or a mount elsewhere disturbed it (EAGAIN).
-/// A container that renames in a loop can make it fall back to the walk, not escape.
+/// How often a lookup is repeated if a rename or a mount disturbed it (EAGAIN). A container that renames in a loop can only cause
+/// the fallback to the walk.
 const TRIES: u32 = 128;
 
-/// A directory, open, that no path given to its methods can leave.
+/// An open directory. The paths that are given to its methods cannot leave it.
 #[derive(Debug)]
 pub struct Root {
     fd: OwnedFd,
 }
 
-/// A directory entry that we made, with the open directory it lies in: what undoing needs.
+/// A directory entry that the hook created, with its open directory, so that it can be removed again.
 #[derive(Debug)]
 pub struct Created {
     /// The directory that the file is in
@@ -40,7 +40,7 @@ pub struct Created {
 }
 
 impl Created {
-    /// Removes it again, if it is still there and (a directory) empty.
+    /// Removes the entry. A directory must be empty.
     pub fn remove(&self) -> io::Result<()> {
         let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         Ok(rustix::fs::unlinkat(&*self.dir, &self.name, flags)?)
@@ -54,19 +54,19 @@ impl AsFd for Root {
 }
 
 impl Root {
-    /// Opens `dir`, a path chosen by us, the administrator or the engine.
+    /// Opens `dir`, a path on the host that no container chose.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { fd: rustix::fs::openat(CWD, dir, flags, Mode::empty())? })
     }
 
-    /// Opens what `path` means below this root; a leading slash is the root.
+    /// Opens `path` below this root. A leading slash stands for the root.
     pub fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         resolve(&self.fd, path, flags)
     }
 
-    /// Opens the directory `path` if there is no link on the way: then the path is what it says. `None` if there is one, or it
-    /// cannot be told.
+    /// Opens the directory `path` if no component is a symbolic link, so that `path` is its real path. Returns `None` if a
+    /// component is one, or if that is unknown.
     pub(crate) fn open_plain_dir(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
         if !path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_))) {
             return Ok(None);
@@ -80,16 +80,16 @@ impl Root {
         }
     }
 
-    /// A smaller root: the directory `path` below this one.
+    /// Opens the directory `path` below this root as a root.
     pub fn open_root(&self, path: &Path) -> io::Result<Self> {
         Ok(Self { fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)? })
     }
 
-    /// `mkdir -p`, mode 0755, and the open directory. Each one made is pushed to `created`; before, `may_create` is asked
-    /// about the directory that it is made in.
+    /// Creates missing directories with mode 0755, as `mkdir -p` does, and returns the open directory. Each new directory is
+    /// appended to `created`. `may_create` is called before with the directory that will contain it.
     ///
-    /// The longest existing part is resolved by the kernel, in one step; from there on every directory is made
-    /// and opened by its parent's fd, and a symlink that appears there meanwhile is refused.
+    /// The kernel resolves the longest existing part in one step. From there on, every directory is created and opened in its
+    /// open parent, and a symbolic link that appears in the meantime is rejected.
     pub fn create_dir_all(
         &self,
         path: &Path,
@@ -116,7 +116,7 @@ impl Root {
             let made = Created { dir: Rc::clone(&dir), name: name.into(), is_dir: true };
             match rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => created.push(made),
-                Err(Errno::EXIST) => {} // a dangling symlink, or somebody was faster: the open below decides
+                Err(Errno::EXIST) => {} // a dangling symbolic link, or another process created it: the open below decides
                 Err(errno) => return Err(errno.into()),
             }
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -125,18 +125,18 @@ impl Root {
         Ok(dir)
     }
 
-    /// Opens for reading what was opened below this root with `O_PATH`, if it is a regular file that is stored somewhere. An
-    /// image can have a link to /proc/kmsg in its place: that is a regular file by its mode, and who reads it waits for the
-    /// kernel's next message, and takes it away from syslog.
+    /// Reopens a regular file for reading that was opened below this root with `O_PATH`. Files on virtual file systems are
+    /// rejected. An image could replace the file with a link to /proc/kmsg, which has the mode of a regular file: a read of it
+    /// waits for the next kernel message, and removes that message from syslog.
     ///
-    /// The file system of the root itself may be any: the engine put the image there, with FUSE as well (fuse-overlayfs).
+    /// Any file system is accepted if it is that of the root, because the engine mounted it. It may use FUSE (fuse-overlayfs).
     pub fn open_stored(&self, file: OwnedFd) -> io::Result<File> {
         let stat = regular(&file)?;
         self.check_stored(&file, &stat)?;
         reopen(&file, OFlags::NONBLOCK | OFlags::NOCTTY)
     }
 
-    /// The same of a directory, for its names.
+    /// Like [`Self::open_stored`], for a directory.
     pub fn open_stored_dir(&self, dir: OwnedFd) -> io::Result<OwnedFd> {
         self.check_stored(&dir, &rustix::fs::fstat(&dir)?)?;
         reopen(&dir, OFlags::DIRECTORY).map(Into::into)
@@ -146,10 +146,10 @@ impl Root {
         if keeps_files(file)? || rustix::fs::fstat(&self.fd)?.st_dev == stat.st_dev {
             return Ok(());
         }
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "it lies on a file system that stores no files"))
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is on a file system that does not store files"))
     }
 
-    /// The longest part of `path` that is a directory; at worst the root.
+    /// Returns the longest leading part of `path` that is an existing directory.
     #[must_use]
     pub fn existing_part<'a>(&self, path: &'a Path) -> &'a Path {
         let exists = |part: &&Path| self.open_at(part, OFlags::PATH | OFlags::DIRECTORY).is_ok();
@@ -158,13 +158,13 @@ impl Root {
 }
 
 fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-    // openat2 takes no empty path, and "" is what is left of "/" once the components are consumed.
+    // openat2(2) rejects an empty path, which is what remains of "/" without its slash.
     let path = if path.as_os_str().is_empty() { Path::new("/") } else { path };
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     for _ in 0..TRIES {
         match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // EPERM is what seccomp profiles of older engines answer to a call that they do not know.
+            // The seccomp profiles of older engines answer unknown calls with EPERM.
             Err(Errno::NOSYS | Errno::PERM) => break,
             result => return Ok(result?),
         }
@@ -172,21 +172,21 @@ fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     walk::open(root.as_fd(), path, flags)
 }
 
-/// Where an open file lies, as the kernel sees it from our root directory. For host files only: a container's
-/// answer would be a string to resolve again.
+/// Returns the path of an open file, as seen from the root directory of this process. Only for files of the host: a path in a
+/// container would have to be resolved again.
 pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
     let target = rustix::fs::readlinkat(CWD, fd_path(fd), Vec::new())?;
     Ok(PathBuf::from(OsStr::from_bytes(target.as_bytes())))
 }
 
-/// Opens for reading what `path` was opened as with `O_PATH`, if it is a regular file. An image may have a device node
-/// there, and opening one can be all that it takes: a watchdog resets the host.
+/// Reopens a regular file for reading that was opened with `O_PATH`. Other files are rejected before they are opened, because
+/// opening a device node can have effects: a watchdog resets the host.
 pub fn open_regular(path: OwnedFd) -> io::Result<File> {
     regular(&path)?;
     reopen(&path, OFlags::NONBLOCK | OFlags::NOCTTY)
 }
 
-/// What a regular file is, opened with `O_PATH`.
+/// Returns the state of a regular file, and an error for any other file.
 fn regular(path: &OwnedFd) -> io::Result<Stat> {
     let stat = rustix::fs::fstat(path)?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -195,17 +195,17 @@ fn regular(path: &OwnedFd) -> io::Result<Stat> {
     }
 }
 
-/// By the magic link, which means the open file and not its name.
+/// Opens the magic link of a file descriptor, which leads to the open file even if its name has been replaced.
 fn reopen(path: &OwnedFd, flags: OFlags) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | flags;
     Ok(rustix::fs::openat(CWD, fd_path(path.as_fd()), flags, Mode::empty())?.into())
 }
 
-/// Whether a file system keeps what is written to it. Those by which the kernel shows itself (proc, sysfs, cgroups, debugfs,
-/// …) make their files up when they are read: some wait for an event, and to read some changes something. All of those
-/// answer statfs(2) by the kernel's `simple_statfs`, which counts no blocks, as a tmpfs without a limit does.
+/// Whether a file system stores files. The kernel generates the files of proc, sysfs, cgroups, debugfs and others when they are
+/// read: a read may wait for an event or have side effects. These file systems answer statfs(2) with the kernel's `simple_statfs`,
+/// which reports 0 blocks. A tmpfs without a size limit does that too, so it is recognized by its magic number.
 ///
-/// A file of FUSE is made up by a process, which may keep a reader waiting for as long as it likes.
+/// A process generates the files of a FUSE file system and can block a reader forever.
 fn keeps_files(file: &OwnedFd) -> io::Result<bool> {
     const TMPFS: FsWord = 0x0102_1994;
     const FUSE: FsWord = 0x6573_5546;
@@ -213,8 +213,8 @@ fn keeps_files(file: &OwnedFd) -> io::Result<bool> {
     Ok(fs.f_type == TMPFS || (fs.f_blocks > 0 && fs.f_type != FUSE))
 }
 
-/// Opens a regular file of the host's for reading, where nobody else can put anything. A fifo there must not stop the
-/// container start.
+/// Opens a regular file of the host for reading, in a directory that only root can change. `O_NONBLOCK` keeps a fifo from
+/// blocking the start of a container.
 pub fn open_host_file(path: &Path) -> io::Result<(File, Stat)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
@@ -225,12 +225,12 @@ pub fn open_host_file(path: &Path) -> io::Result<(File, Stat)> {
     Ok((file.into(), stat))
 }
 
-/// Our working directory.
+/// Returns the working directory of this process.
 pub fn working_directory() -> io::Result<PathBuf> {
     std::env::current_dir()
 }
 
-/// The magic link to an open file of this process.
+/// Returns the magic link to an open file of this process.
 pub fn fd_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -252,9 +252,9 @@ mod tests {
         (dir, root)
     }
 
-    /// Both ways to resolve; what is true of one is true of the other.
+    /// Both implementations, which must have the same results.
     type Open = fn(&Root, &str, OFlags) -> io::Result<OwnedFd>;
-    const WAYS: [Open; 2] = [
+    const IMPLEMENTATIONS: [Open; 2] = [
         |root, path, flags| root.open_at(Path::new(path), flags),
         |root, path, flags| walk::open(root.as_fd(), Path::new(path), flags),
     ];
@@ -264,7 +264,7 @@ mod tests {
         let (dir, root) = tree();
         symlink("../lib/a", dir.path().join("usr/lib/up")).unwrap();
         symlink("/escape", dir.path().join("chain")).unwrap();
-        for open in WAYS {
+        for open in IMPLEMENTATIONS {
             for path in ["/lib/a", "lib/../lib/a", "usr/lib/up", "lib/up", "../../lib/./a", "usr//lib/a"] {
                 let file = open(&root, path, OFlags::PATH).unwrap();
                 assert_eq!(real_path(file.as_fd()).unwrap(), dir.path().join("usr/lib/a"), "{path}");
@@ -289,7 +289,7 @@ mod tests {
     fn content_is_read_through_links() {
         use std::io::Read;
         let (_dir, root) = tree();
-        for open in WAYS {
+        for open in IMPLEMENTATIONS {
             let mut text = String::new();
             std::fs::File::from(open(&root, "lib/a", OFlags::RDONLY).unwrap()).read_to_string(&mut text).unwrap();
             assert_eq!(text, "inside");
@@ -316,7 +316,7 @@ mod tests {
                     std::fs::rename(&moved, &inside).unwrap();
                 }
             });
-            let escaped = WAYS.iter().any(|open| (0..300).any(|_| open(&root, &long, OFlags::PATH).is_ok()));
+            let escaped = IMPLEMENTATIONS.iter().any(|open| (0..300).any(|_| open(&root, &long, OFlags::PATH).is_ok()));
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(!escaped);
         });
@@ -359,12 +359,12 @@ mod tests {
         let open = |path: &str| root.open_stored(root.open_at(Path::new(path), OFlags::PATH).unwrap());
         // A regular file by its mode; reading it waits for the kernel's next message, and takes it from syslog.
         for path in ["/proc/kmsg", "/proc/version", "/sys/kernel/notes"] {
-            assert!(open(path).unwrap_err().to_string().contains("stores no files"), "{path}");
+            assert!(open(path).unwrap_err().to_string().contains("does not store files"), "{path}");
         }
         let file = tempfile::NamedTempFile::new().unwrap();
         open(file.path().to_str().unwrap()).unwrap();
         assert!(open("/usr").is_err() && open("/dev/null").is_err());
-        // Where the rootfs lies itself, whatever that is.
+        // Any file system is accepted if it is that of the root.
         let proc = Root::open(Path::new("/proc")).unwrap();
         proc.open_stored(proc.open_at(Path::new("version"), OFlags::PATH).unwrap()).unwrap();
     }

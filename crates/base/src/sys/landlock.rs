@@ -1,4 +1,5 @@
-//! Landlock: a process gives up changes of the file system, whoever it is. <https://docs.kernel.org/userspace-api/landlock.html>
+//! Restricts this process with Landlock, which needs no privilege and also applies to root.
+//! <https://docs.kernel.org/userspace-api/landlock.html>
 #![allow(unsafe_code, reason = "neither nix nor rustix has the calls")]
 
 use std::io;
@@ -12,16 +13,16 @@ use rustix::fs::{CWD, Mode, OFlags};
 const CREATE_RULESET_VERSION: u32 = 1;
 const RULE_PATH_BENEATH: libc::c_int = 1;
 
-/// Bits of `LANDLOCK_ACCESS_FS_*`. Reading is not among those that are handled, so it stays allowed.
+/// Bits of `LANDLOCK_ACCESS_FS_*`. The rule set does not handle the bits for reading, so reading stays permitted.
 const EXECUTE: u64 = 1;
 const WRITE_FILE: u64 = 1 << 1;
-/// Removing directories and files; making character devices, directories, files, sockets, fifos, block devices and links
+/// Removing directories and files, and creating character devices, directories, files, sockets, fifos, block devices and links
 const REMOVE_AND_MAKE: u64 = 0b1_1111_1111 << 4;
-/// Version 2: a file goes to another directory. It is always denied to a process with any rule set of version 1.
+/// Version 2: linking or renaming a file to another directory. Version 1 always denies it.
 const REFER: u64 = 1 << 13;
-/// Version 3
+/// Version 3: truncate(2)
 const TRUNCATE: u64 = 1 << 14;
-/// Version 6: signals to processes without the same rule set
+/// Version 6: signals to processes outside of the rule set
 const SCOPE_SIGNAL: u64 = 1 << 1;
 
 #[derive(Default)]
@@ -38,10 +39,10 @@ struct PathBeneathAttr {
     parent_fd: i32,
 }
 
-/// The version of Landlock that the kernel has; 0 for none.
+/// Returns the version of Landlock that the kernel supports, or 0 if it has none.
 #[must_use]
 pub fn version() -> i64 {
-    // SAFETY: with this flag landlock_create_ruleset(2) wants NULL and 0, and returns a number.
+    // SAFETY: with this flag landlock_create_ruleset(2) takes NULL and 0, and returns a number.
     let version = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -53,16 +54,16 @@ pub fn version() -> i64 {
     version.max(0)
 }
 
-/// From here on this process and its children open files for writing below /dev only, create, rename and remove nothing, start
-/// no program, and signal no process outside.
+/// Restricts this process and its children: they cannot open files for writing outside of /dev, create, rename or remove files,
+/// execute programs, or signal other processes.
 ///
-/// The driver's library works with that: it opens device nodes for reading and writing (Landlock counts that as writing, hence
-/// /dev), reads `/proc` and `/sys`, and connects to the socket of nvidia-persistenced, which Landlock does not restrict. The
-/// only program that it starts is nvidia-modprobe, which is useless to a process with no_new_privs.
+/// The driver's library works under these restrictions. It opens device nodes for reading and writing, reads `/proc` and `/sys`, and
+/// connects to the socket of nvidia-persistenced, which Landlock does not restrict. The only program that it starts is
+/// nvidia-modprobe, whose set-uid bit has no effect in a process with no_new_privs.
 ///
 /// # Errors
-/// If the kernel has Landlock and does not obey. A kernel without it, or one whose seccomp profile refuses the call, leaves
-/// the process as it is.
+/// If a call of Landlock fails. Without Landlock, or if a seccomp filter denies it, the process is not restricted, and that is not an
+/// error.
 pub fn restrict() -> io::Result<()> {
     let version = version();
     let mut attr = RulesetAttr { handled_access_fs: EXECUTE | WRITE_FILE | REMOVE_AND_MAKE, ..RulesetAttr::default() };
@@ -88,13 +89,13 @@ pub fn restrict() -> io::Result<()> {
     // SAFETY: landlock_restrict_self(2) takes a descriptor and flags, and touches no memory.
     let done = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0_u32) };
     match Errno::result(done) {
-        // 16 rule sets are in force already, as many as the kernel stacks.
+        // E2BIG means that 16 rule sets are in force already, which is the limit of the kernel.
         Ok(_) | Err(Errno::E2BIG) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// /dev, and what a link there leads to.
+/// Returns /dev and the driver's links in it. A rule for /dev does not cover the target of a link outside of it.
 fn writable() -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let links = entries.filter(|entry| {
@@ -104,7 +105,7 @@ fn writable() -> Vec<std::path::PathBuf> {
     std::iter::once("/dev".into()).chain(links.map(|entry| entry.path())).collect()
 }
 
-/// Without the path there is nothing to allow.
+/// Adds a rule that permits writing below `path`. A missing path needs no rule.
 fn allow_writing_below(rules: &OwnedFd, path: &Path) -> io::Result<()> {
     let Ok(place) = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else { return Ok(()) };
     let attr = PathBeneathAttr { allowed_access: WRITE_FILE, parent_fd: place.as_raw_fd() };

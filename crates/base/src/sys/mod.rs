@@ -1,6 +1,6 @@
-//! System calls: with the NVML bindings of another crate, the only place with `unsafe`.
+//! Safe functions for system calls. Apart from the NVML bindings of the crate `nvidia_host`, all `unsafe` code is here.
 //!
-//! Files here wrap the kernel and decide nothing. Where `rustix` or `nix` has a safe function, callers use that.
+//! The modules wrap the kernel and contain no policy. If `rustix` or `nix` has a safe function, callers use that.
 
 pub mod bpf;
 pub mod child;

@@ -1,11 +1,11 @@
-//! Mounts as file descriptors: cloned and restricted while detached, attached fd to fd.
+//! Handles mounts as file descriptors: a mount is cloned and restricted while it is detached, then attached to its target.
 //!
-//! No path is given to any of these calls, so none can mean something else the second time. Shell equivalent of
-//! [`clone_tree`] + [`restrict`] + [`attach`]: `mount --bind -o ro,… SOURCE TARGET`, but never visible half done.
-//! See open_tree(2), mount_setattr(2), move_mount(2). Linux 5.12.
+//! These calls take no path of a container, so a path cannot change its meaning between two of them. [`clone_tree`],
+//! [`restrict`] and [`attach`] correspond to `mount --bind -o ro,… SOURCE TARGET`, but the mount is never visible without its
+//! restrictions. See open_tree(2), mount_setattr(2) and move_mount(2); all of them exist since Linux 5.12.
 //!
-//! For kernels before that, and seccomp profiles that refuse these calls, there is [`in_place`]: the same mounts by
-//! mount(2), named by the magic links of fds instead of by paths.
+//! [`in_place`] makes the same mounts with mount(2), for earlier kernels and for seccomp profiles that deny these calls. It
+//! names source and target with the magic links of their file descriptors.
 #![allow(unsafe_code, reason = "mount_setattr and statmount have no safe wrapper in nix or rustix")]
 
 use std::ffi::CStr;
@@ -24,16 +24,17 @@ pub mod statmount;
 
 pub use label::Label;
 
-/// How this kernel lets us mount.
+/// The mount calls that this kernel has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Api {
-    /// By fds of detached mounts
+    /// The calls for detached mounts
     Detached,
-    /// By mount(2) alone: [`in_place`]
+    /// Only mount(2), see [`in_place`]
     InPlace,
 }
 
-/// Asks the kernel with calls that cannot do anything: one is enough that it does not know, or that a filter refuses.
+/// Tests which mount calls the kernel has, with arguments that have no effect. One call that is missing, or that a seccomp filter
+/// denies, makes the answer [`Api::InPlace`].
 #[must_use]
 pub fn api() -> Api {
     let nothing = rustix::stdio::stdin();
@@ -45,51 +46,52 @@ pub fn api() -> Api {
         rustix::mount::fsmount(nothing, FsMountFlags::empty(), MountAttrFlags::empty()).map(drop),
         set_attr(nothing, &MountAttr::default(), 0),
     ];
-    // Without CAP_SYS_ADMIN it is EPERM as well, but then nothing mounts.
+    // ENOSYS and EPERM are the answers of seccomp filters. Without CAP_SYS_ADMIN the kernel answers EPERM too, but then
+    // mount(2) fails as well.
     let refused = |answer: &Result<(), Errno>| matches!(answer, Err(Errno::NOSYS | Errno::PERM));
     if answers.iter().any(refused) { Api::InPlace } else { Api::Detached }
 }
 
-/// What a process in the container may not do with the files below a mount.
+/// Restrictions for the files below a mount in a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountAttrs(MountAttrFlags);
 
 impl MountAttrs {
-    /// Libraries, programs: cannot be changed, and a set-uid bit or device node among them is dead.
+    /// For libraries and programs: read-only, and set-uid bits and device nodes have no effect.
     pub const DRIVER_FILE: Self = Self(
         MountAttrFlags::MOUNT_ATTR_RDONLY
             .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
             .union(MountAttrFlags::MOUNT_ATTR_NODEV),
     );
-    /// Device nodes. Read-only, which open(2) for writing does not mind for a device: its mode and the device cgroup decide
-    /// that. It is the inode that must not be written to, for it is the host's: root of a container owns it there, too, and
-    /// chmod(2), chown(2) and utimensat(2) need no capability then.
+    /// For device nodes. A read-only mount does not prevent open(2) of a device for writing: the mode of the node and the device
+    /// cgroup decide that. It protects the inode, which is the host's. Without a user namespace, root in the container owns the
+    /// inode, so that chmod(2), chown(2) and utimensat(2) would succeed without any capability.
     pub const DEVICE_NODE: Self = Self(
         MountAttrFlags::MOUNT_ATTR_RDONLY
             .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
             .union(MountAttrFlags::MOUNT_ATTR_NOEXEC),
     );
-    /// Sockets: connect(2) works on a read-only mount.
+    /// For sockets: connect(2) works on a read-only mount.
     pub const SOCKET: Self = Self(Self::DEVICE_NODE.0.union(MountAttrFlags::MOUNT_ATTR_NODEV));
-    /// A directory in which programs of the container may have to create a socket of their own.
+    /// For a directory in which programs of the container may create a socket.
     pub const SHARED_DIRECTORY: Self = Self(
         MountAttrFlags::MOUNT_ATTR_NOSUID
             .union(MountAttrFlags::MOUNT_ATTR_NODEV)
             .union(MountAttrFlags::MOUNT_ATTR_NOEXEC),
     );
-    /// A layer over a directory of the image: programs run from it, nothing is written to it.
+    /// For an overlay over a directory of the image: programs in it can run, and nothing can be written to it.
     pub const LAYER: Self = Self(MountAttrFlags::MOUNT_ATTR_RDONLY);
-    /// Information only.
+    /// For files with information about the driver.
     pub const PROC_FILE: Self = Self(Self::DRIVER_FILE.0.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
 }
 
-/// A detached copy of the mount at `source`: a single file, or a directory without what is mounted below it.
+/// Returns a detached bind mount of `source`: a file, or a directory without the mounts below it.
 pub fn clone_tree(source: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     Ok(rustix::mount::open_tree(source, c"", flags)?)
 }
 
-/// The same of what is at `path`, a path chosen by us; of a link itself.
+/// Returns a detached bind mount of `path`, which no container chose. If `path` is a symbolic link, the link is mounted.
 pub fn clone_tree_at(path: &Path) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
     Ok(rustix::mount::open_tree(CWD, path, flags)?)
@@ -104,16 +106,15 @@ struct MountAttr {
     userns_fd: u64,
 }
 
-/// Adds `attrs` to a mount and makes it private, so that nothing mounted on it later reaches its source's peers.
+/// Adds `attrs` to a mount and makes it private, so that a later mount on it does not propagate to the peers of its source.
 ///
-/// Attributes are only ever added: in a user namespace those of the source's mount are locked, and clearing one
-/// fails with EPERM.
+/// Attributes are only added. In a user namespace those of the source are locked, and clearing one fails with EPERM.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
     let attr = MountAttr { attr_set: attrs.0.bits().into(), propagation: libc::MS_PRIVATE, ..MountAttr::default() };
     Ok(set_attr(mount.as_fd(), &attr, size_of::<MountAttr>())?)
 }
 
-/// `size` is that of [`MountAttr`], or 0, which is answered with EINVAL.
+/// Calls mount_setattr(2). `size` is the size of [`MountAttr`] in bytes, or 0, for which the kernel returns EINVAL.
 fn set_attr(mount: BorrowedFd<'_>, attr: &MountAttr, size: usize) -> Result<(), Errno> {
     // SAFETY: mount_setattr(2) reads at most `size` bytes from `attr`, which is a live MountAttr of at least that size,
     // and a NUL-terminated path from `c""`; it keeps neither pointer, and writes to no memory of ours.
@@ -133,24 +134,24 @@ fn set_attr(mount: BorrowedFd<'_>, attr: &MountAttr, size: usize) -> Result<(), 
     }
 }
 
-/// Puts a detached mount on the file or directory `target`.
+/// Attaches a detached mount to the file or directory `target`.
 pub fn attach(mount: impl AsFd, target: impl AsFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(mount, c"", target, c"", flags)?)
 }
 
-/// Puts a detached mount at `path` in the directory `dir`; a link there is not followed.
+/// Attaches a detached mount to `path` in the directory `dir`. A symbolic link at `path` is not followed.
 pub fn attach_at(mount: impl AsFd, dir: impl AsFd, path: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(mount, c"", dir, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Takes an attached mount away again.
+/// Unmounts an attached mount.
 pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
-    // umount2(2) has no fd form; the magic link of an fd means the mount that the fd was opened on, no other.
+    // umount2(2) takes only a path. The magic link of an fd leads to the mount that the fd was opened on.
     Ok(rustix::mount::unmount(super::in_root::fd_path(mount), UnmountFlags::DETACH)?)
 }
 
-/// A new, detached tmpfs with these options and this label. Writable until [`restrict`]ed.
+/// Returns a new, detached tmpfs with these options and this SELinux label. It is writable until [`restrict`] is called.
 pub fn new_tmpfs(options: &[(&CStr, &CStr)], label: Option<&Label>) -> io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {

@@ -1,4 +1,4 @@
-//! Namespaces: entering the container's mount namespace, leaving its cgroup namespace, and knowing our own user namespace.
+//! Enters and compares namespaces, and examines the user namespace of this process.
 
 use std::fs::File;
 use std::io;
@@ -8,37 +8,38 @@ use std::sync::OnceLock;
 
 use super::proc_file;
 
-/// The mount namespace of a process, open.
+/// An open mount namespace.
 #[derive(Debug)]
 pub struct MountNs(OwnedFd);
 
 impl MountNs {
-    /// Of the process `pid`, which the runtime named: it waits for this hook, so the number is not reused.
-    pub fn of(pid: i32) -> io::Result<Self> {
+    /// Opens the mount namespace of a process. The runtime names the process, which waits for the hook, so its PID is not reused.
+    pub fn of_process(pid: i32) -> io::Result<Self> {
         Ok(Self(File::open(format!("/proc/{pid}/ns/mnt"))?.into()))
     }
 
-    /// Which one it is: the number of its file.
+    /// Returns the device and inode number, which identify the namespace.
     pub fn id(&self) -> io::Result<(u64, u64)> {
         let stat = rustix::fs::fstat(&self.0)?;
         Ok((stat.st_dev, stat.st_ino))
     }
 
-    /// Enters it, for good: the hook never comes back, so no host path can be used by mistake afterwards.
+    /// Enters the namespace. The hook never returns from it, so it cannot use a path of the host by mistake afterwards.
     ///
-    /// The kernel refuses (EINVAL) while a second thread shares our working directory and root; see setns(2).
-    #[expect(clippy::disallowed_methods, reason = "this is the one place")]
+    /// Fails with EINVAL while another thread shares the working directory and the root directory, see setns(2).
+    #[expect(clippy::disallowed_methods, reason = "the only caller")]
     pub fn enter(self) -> io::Result<()> {
         Ok(nix::sched::setns(self.0, nix::sched::CloneFlags::CLONE_NEWNS)?)
     }
 }
 
-/// Which mount namespace a process is in; `None` if that is not to be known, as of the host's processes in a user namespace.
+/// Returns the mount namespace of a process. Returns `None` if it cannot be read, as for the processes of the host in a user
+/// namespace.
 pub fn mount_ns_of(pid: &str) -> Option<(u64, u64)> {
     namespace_of(&Path::new("/proc").join(pid))
 }
 
-/// The mount namespace of the process or thread with this directory below /proc.
+/// Returns the mount namespace of the process or thread with this directory below /proc.
 fn namespace_of(proc_dir: &Path) -> Option<(u64, u64)> {
     let stat = rustix::fs::stat(proc_dir.join("ns/mnt")).ok()?;
     Some((stat.st_dev, stat.st_ino))
@@ -61,14 +62,14 @@ pub fn shares_mount_ns(pid: &str) -> bool {
     namespaces.peek().is_some() && namespaces.all(|namespace| namespace == own)
 }
 
-/// Enters the cgroup namespace of the process `pid`: paths of cgroups then mean what they mean there.
-#[expect(clippy::disallowed_methods, reason = "this is the one place")]
+/// Enters the cgroup namespace of a process: the paths in /proc/PID/cgroup are then relative to the root of that namespace.
+#[expect(clippy::disallowed_methods, reason = "the only caller")]
 pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
     let namespace = File::open(format!("/proc/{pid}/ns/cgroup"))?;
     Ok(nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWCGROUP)?)
 }
 
-/// Children that this process forks from here on are in a PID namespace of their own; the first one is its process 1.
+/// Creates a PID namespace for the children of this process. The first child becomes its process 1.
 ///
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN.
@@ -76,11 +77,10 @@ pub(crate) fn new_pid_ns_for_children() -> io::Result<()> {
     Ok(nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID)?)
 }
 
-/// Whether this process lives in a user namespace other than the initial one (rootless Podman).
+/// Whether this process is in a user namespace other than the initial one, as with rootless Podman. It can then neither create
+/// device nodes nor change device cgroups, and ids of the host may not be mapped.
 ///
-/// There device nodes cannot be made and device cgroups not be written, and host ids may be unmapped.
-///
-/// Looked up once: it does not change while a program does not make one itself.
+/// The result is cached: it changes only if the process enters another namespace, which this program does not do.
 pub fn in_user_namespace() -> io::Result<bool> {
     static IN_ONE: OnceLock<bool> = OnceLock::new();
     if let Some(known) = IN_ONE.get() {
@@ -90,12 +90,13 @@ pub fn in_user_namespace() -> io::Result<bool> {
     Ok(*IN_ONE.get_or_init(|| is))
 }
 
-/// What user a user of our namespace is outside of it; `None` for one that nobody is.
+/// Returns the id that a user of this namespace has outside of it, or `None` if it is not mapped.
 pub(crate) fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
     Ok(outside(&proc_file::read_text("/proc/self/uid_map")?, uid))
 }
 
-/// Lines of three: first id here, first id outside, how many; see user_namespaces(7).
+/// Looks an id up in a map with lines of three numbers: the first id inside, the first id outside, and the count. See
+/// user_namespaces(7).
 fn outside(map: &str, id: u32) -> Option<u32> {
     map.lines().find_map(|line| {
         let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
@@ -105,7 +106,7 @@ fn outside(map: &str, id: u32) -> Option<u32> {
     })
 }
 
-/// The initial namespace maps all ids to themselves; see user_namespaces(7).
+/// Whether a map is that of the initial namespace, which maps all ids to themselves. See user_namespaces(7).
 fn is_initial_uid_map(map: &str) -> bool {
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_a_user_is_outside() {
+    fn ids_are_mapped_to_those_outside() {
         let map = "         0       1000          1\n         1     100000      65536\n";
         for (here, there) in [(0, Some(1000)), (1, Some(100_000)), (65_536, Some(165_535)), (65_537, None)] {
             assert_eq!(outside(map, here), there, "{here}");
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_initial_map_is_known() {
+    fn the_initial_map_is_recognized() {
         assert!(is_initial_uid_map("         0          0 4294967295\n"));
         assert!(!is_initial_uid_map("         0       1000          1\n         1     100000      65536\n"));
         assert!(!is_initial_uid_map(""));

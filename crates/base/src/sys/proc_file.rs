@@ -1,37 +1,38 @@
-//! Files of proc(5), read at once: std begins with 32 bytes, and a kernel that is asked for a mount table piece by piece looks
-//! for the place again each time.
+//! Reads files of proc(5) with few large reads. std starts with 32 bytes, and the kernel walks the mount table from its start for
+//! each read of mountinfo.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Longer than most.
+/// The size in bytes of the first read. Most files are shorter.
 const USUAL: usize = 4 << 10;
 
-/// The content of one.
+/// Reads a file of proc(5).
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
-    // Of a file std asks for the size, of what is taken of one it does not: here it is 0 anyway.
+    // `take` keeps std from calling statx(2) for the size, which is 0 for these files.
     read_whole(File::open(path)?.take(u64::MAX), 0)
 }
 
-/// The same as text; what is no UTF-8 is replaced.
+/// Reads a file of proc(5) as text. Bytes that are not UTF-8 are replaced.
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&read(path)?).into_owned())
 }
 
-/// The parent of a process, in the pid namespace of /proc; `None` if it is in another one, or not to be known.
+/// Returns the parent of a process, in the PID namespace of /proc. Returns `None` if the parent is in another PID namespace or
+/// cannot be read.
 pub fn parent(pid: &str) -> Option<i32> {
     parent_of(&read_text(format!("/proc/{pid}/status")).ok()?)
 }
 
-/// `PPid:` of /proc/PID/status; see proc_pid_status(5).
+/// Parses `PPid:` of /proc/PID/status, see proc_pid_status(5). It is 0 for a parent in another PID namespace.
 fn parent_of(status: &str) -> Option<i32> {
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
     (parent > 0).then_some(parent)
 }
 
-/// All of it, which is probably of this size. What is short is read to the stack first: to get and give back large blocks of
-/// memory takes longer than to copy a few hundred bytes.
+/// Reads `input` to its end. `size` is the expected length in bytes. The first 4 KiB are read to the stack, because allocating
+/// and freeing a large buffer takes longer than copying a few hundred bytes.
 pub(crate) fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8>> {
     let mut room = [0; USUAL];
     let mut filled = 0;
@@ -47,7 +48,7 @@ pub(crate) fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8
     if filled < USUAL {
         return Ok(read.to_vec());
     }
-    // One more, to see the end without growing.
+    // One byte more, so that the read that returns 0 does not make the buffer grow.
     let mut bytes = Vec::with_capacity(size.saturating_add(1).max(4 * USUAL));
     bytes.extend_from_slice(read);
     input.read_to_end(&mut bytes)?;
@@ -58,7 +59,7 @@ pub(crate) fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8
 mod tests {
     use super::*;
 
-    /// Gives a few bytes at a time.
+    /// Returns at most 1000 bytes from each read.
     struct Slow<'a>(&'a [u8]);
 
     impl Read for Slow<'_> {

@@ -1,4 +1,4 @@
-//! The environment and credentials of this process, and the few host programs that it runs.
+//! Changes the environment and credentials of this process, and runs programs of the host.
 #![allow(unsafe_code, reason = "clearenv has no safe form")]
 
 use std::fs::File;
@@ -14,10 +14,10 @@ use nix::unistd::{Gid, Pid, Uid};
 use rustix::fs::MemfdFlags;
 use rustix::thread::CapabilitySets;
 
-/// How long a killed program may take to end. One that hangs in the kernel is left to init.
+/// How long a killed program may take to end. A program that hangs in the kernel is left to init.
 const REAP: Duration = Duration::from_millis(500);
 
-/// How the child ended; `None` if it is still running when `patience` is over.
+/// Waits for a child and returns its status, or `None` if it still runs after `patience`.
 pub(super) fn wait(child: Pid, patience: Duration) -> nix::Result<Option<WaitStatus>> {
     poll_until(patience, || match waitpid(child, Some(WaitPidFlag::WNOHANG))? {
         WaitStatus::StillAlive => Ok(None),
@@ -25,7 +25,7 @@ pub(super) fn wait(child: Pid, patience: Duration) -> nix::Result<Option<WaitSta
     })
 }
 
-/// Calls `poll` until it returns something; `None` if it has not when `patience` is over.
+/// Calls `poll` until it returns a value. Returns `None` if that does not happen within `patience`.
 fn poll_until<T, E>(patience: Duration, mut poll: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
     let end = Instant::now() + patience;
     loop {
@@ -37,18 +37,18 @@ fn poll_until<T, E>(patience: Duration, mut poll: impl FnMut() -> Result<Option<
     }
 }
 
-/// Clears the environment. For a process with one thread.
+/// Clears the environment. The process must have only one thread.
 pub fn clear_environment() {
-    // SAFETY: clearenv(3) frees nothing that somebody holds: there is no other thread to read environ, and no pointer
-    // into it is kept by this program.
+    // SAFETY: clearenv(3) invalidates pointers into the environment: there is no other thread that reads it, and this program
+    // keeps no such pointer.
     unsafe { libc::clearenv() };
 }
 
-/// Runs a program with `/` as its directory and an environment that only has `PATH`, and waits for it to end. Its standard
-/// input comes from `input`, and its standard output goes to `output`. Returns whether it succeeded.
+/// Runs a program with `/` as its working directory and only `PATH` in its environment. Waits for it to end, and returns whether it
+/// succeeded.
 ///
 /// # Errors
-/// If it cannot be started. [`io::ErrorKind::TimedOut`] if it was killed because it did not end within `deadline`.
+/// If the program cannot be started. [`io::ErrorKind::TimedOut`] if it was killed because it did not end within `deadline`.
 #[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
 fn run_program(
     program: &Path,
@@ -70,32 +70,32 @@ fn run_program(
 /// Runs modprobe(8) for a module, and returns whether it succeeded.
 ///
 /// # Errors
-/// If it cannot be started, or does not end within `deadline`.
+/// If the program cannot be started, or does not end within `deadline`.
 pub fn run_modprobe(program: &Path, module: &str, deadline: Duration) -> io::Result<bool> {
     run_program(program, &[module], (Stdio::null(), Stdio::null()), deadline)
 }
 
-/// What a program prints for `--version`: see [`read_output`].
+/// Returns the output of `PROGRAM --version`.
 ///
 /// # Errors
-/// As [`read_output`].
+/// Those of [`read_output`].
 pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
     read_output(program, &["--version"], deadline)
 }
 
-/// What a program prints with these arguments, up to 1 MiB.
+/// Runs a program and returns its standard output, up to 1 MiB.
 ///
 /// # Errors
-/// If it cannot be started, or does not end within `deadline`. [`io::ErrorKind::Other`] if it fails.
+/// If the program cannot be started, or does not end within `deadline`. [`io::ErrorKind::Other`] if it fails.
 pub fn read_output(program: &Path, arguments: &[&str], deadline: Duration) -> io::Result<String> {
     String::from_utf8(read_answer(program, arguments, Stdio::null(), deadline)?).map_err(io::Error::other)
 }
 
-/// Runs a program with this text as its standard input, and returns what it prints, up to 1 MiB. A program with threads may
-/// call it: the child process runs nothing of the caller's before it executes the program.
+/// Runs a program with this standard input and returns its standard output, up to 1 MiB. A program with threads may call it,
+/// because the child executes the program at once.
 ///
 /// # Errors
-/// As [`read_output`].
+/// Those of [`read_output`].
 pub fn exchange(program: &Path, arguments: &[&str], input: &[u8], deadline: Duration) -> io::Result<Vec<u8>> {
     let mut file = memory_file("input")?;
     file.write_all(input)?;
@@ -106,7 +106,7 @@ pub fn exchange(program: &Path, arguments: &[&str], input: &[u8], deadline: Dura
 fn read_answer(program: &Path, arguments: &[&str], input: Stdio, deadline: Duration) -> io::Result<Vec<u8>> {
     let mut output = memory_file("output")?;
     if !run_program(program, arguments, (input, output.try_clone()?.into()), deadline)? {
-        return Err(io::Error::other("it ends with an error"));
+        return Err(io::Error::other("the program failed"));
     }
     output.rewind()?;
     let mut bytes = Vec::new();
@@ -114,21 +114,22 @@ fn read_answer(program: &Path, arguments: &[&str], input: Stdio, deadline: Durat
     Ok(bytes)
 }
 
-/// Not a pipe, which would have to be read and written while the program runs.
+/// Creates a file in memory. A pipe would have to be served while the program runs.
 fn memory_file(name: &str) -> io::Result<File> {
     Ok(File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?))
 }
 
-/// Creates files as `uid`:`gid` from here on, with our caps kept: an id-mapped rootfs refuses inodes of an owner
-/// that its user namespace does not know (EOVERFLOW).
+/// Makes `uid`:`gid` the owner of the files that this process creates, and keeps its capabilities. On an id-mapped rootfs, creating
+/// a file for an owner that is not mapped fails with EOVERFLOW.
 pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     nix::unistd::setfsgid(gid);
     nix::unistd::setfsuid(uid);
-    // Leaving fsuid 0 takes the file caps out of the effective set (capabilities(7)); they are still permitted.
+    // If the file system user id is no longer 0, the kernel removes CAP_CHOWN, CAP_DAC_OVERRIDE and the others for files from the
+    // effective set (capabilities(7)). They stay in the permitted set.
     let caps = rustix::thread::capabilities(None)?;
     rustix::thread::set_capabilities(None, CapabilitySets { effective: caps.permitted, ..caps })?;
-    // setfsuid(2) reports nothing: asking again is how one learns whether it was obeyed.
+    // setfsuid(2) does not report errors. A second call returns the id that is in effect.
     if nix::unistd::setfsuid(uid) == uid && nix::unistd::setfsgid(gid) == gid {
         Ok(())
     } else {
@@ -136,7 +137,7 @@ pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
     }
 }
 
-/// Creates files as ourselves again. The kernel gives the caps of files back with fsuid 0; see capabilities(7).
+/// Undoes [`create_files_as`]. With file system user id 0 the kernel restores the capabilities for files, see capabilities(7).
 pub fn create_files_as_ourselves() {
     nix::unistd::setfsuid(nix::unistd::geteuid());
     nix::unistd::setfsgid(nix::unistd::getegid());
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_tells_no_version_is_ended() {
+    fn a_program_that_does_not_end_is_killed() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("slow");
         std::fs::write(&program, "#!/bin/sh\necho slow version 1.2.3\nexec sleep 60").unwrap();

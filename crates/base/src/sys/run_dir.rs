@@ -1,8 +1,8 @@
-//! The directory for what outlives one call of the hook, until the next boot: `/run/oci-nvidia-hook` of root,
-//! `/run/user/UID/oci-nvidia-hook` of a user whose containers are rootless.
+//! The run-time directory, whose files stay until the next boot: `/run/oci-nvidia-hook` for root, and
+//! `/run/user/UID/oci-nvidia-hook` for a user with rootless containers.
 //!
-//! Everything below it is ours alone (0700, 0600). Whatever else is found there is not read, and not written to: a link, a
-//! fifo, a file or directory of somebody else's or that somebody else may write (CWE-377, CWE-59).
+//! The directory has mode 0700 and its files have mode 0600. Symbolic links, fifos, and files or directories that another user owns
+//! or can write are neither read nor written (CWE-377, CWE-59).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,56 +17,56 @@ use rustix::io::Errno;
 use super::ns;
 
 const NAME: &str = "oci-nvidia-hook";
-/// How often a lock is tried again.
+/// The time between two attempts to take a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// It, open: its files stay in reach after the container's mount namespace was entered.
+/// An open directory. Its files stay accessible after the hook has entered the mount namespace of a container.
 #[derive(Debug)]
 pub struct RunDir {
     fd: OwnedFd,
 }
 
-/// A lock, held until it is dropped or the process ends.
+/// A lock that is held until the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: Flock<File>,
 }
 
 impl RunDir {
-    /// Opens ours; makes it if it is missing.
+    /// Opens the run-time directory, and creates it if it is missing.
     pub fn open() -> io::Result<Self> {
         Self::open_in(&base()?)
     }
 
-    /// Opens ours, if it is there.
+    /// Opens the run-time directory if it exists.
     pub fn existing() -> io::Result<Option<Self>> {
         or_missing(open_dir(CWD, &base()?.join(NAME)))
     }
 
-    /// The one in `base`, which has to exist.
+    /// Opens or creates the run-time directory in `base`, which must exist.
     pub fn open_in(base: &Path) -> io::Result<Self> {
         let base = rustix::fs::openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         make_dir(base.as_fd(), Path::new(NAME))
     }
 
-    /// A directory in it; made if it is missing.
+    /// Opens a directory below this one, and creates it if it is missing.
     pub fn below(&self, name: &str) -> io::Result<Self> {
         make_dir(self.fd.as_fd(), Path::new(name))
     }
 
-    /// A directory in it, if it is there.
+    /// Opens a directory below this one if it exists.
     pub fn existing_below(&self, name: &str) -> io::Result<Option<Self>> {
         or_missing(open_dir(self.fd.as_fd(), Path::new(name)))
     }
 
-    /// The content of a file of ours, of at most `limit` bytes; `None` if there is none.
+    /// Reads a file of at most `limit` bytes. Returns `None` if it does not exist.
     pub fn read(&self, name: &str, limit: u64) -> io::Result<Option<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Some(fd) = or_missing(rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(Into::into))? else {
             return Ok(None);
         };
         let size = check_ours(fd.as_fd(), FileType::RegularFile)?;
-        // One more, to see the end: without room to begin with, the first reads are of 32 bytes.
+        // One byte more, for the read that returns 0. With an empty buffer, std starts with reads of 32 bytes.
         let mut bytes = Vec::with_capacity(size.min(limit).saturating_add(1).try_into().unwrap_or_default());
         File::from(fd).take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
         if u64::try_from(bytes.len()).is_ok_and(|read| read > limit) {
@@ -75,14 +75,14 @@ impl RunDir {
         Ok(Some(bytes))
     }
 
-    /// Writes a file at once: who reads it meanwhile reads the old one. Whatever has its name is replaced.
+    /// Replaces a file atomically: a process that reads it at the same time gets the old content.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!(".{name}.{}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let create = || rustix::fs::openat(&self.fd, &temporary, flags, Mode::RUSR | Mode::WUSR);
         let fd = match create() {
             Err(Errno::EXIST) => {
-                // Of a dead process with our number.
+                // A process with the same PID left the file when it was killed.
                 rustix::fs::unlinkat(&self.fd, &temporary, AtFlags::empty())?;
                 create()?
             }
@@ -96,7 +96,7 @@ impl RunDir {
         done
     }
 
-    /// Removes a file; one that is not there is no error.
+    /// Removes a file. A missing file is not an error.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -104,14 +104,14 @@ impl RunDir {
         }
     }
 
-    /// The names in it that are text and do not begin with a dot, in no order.
+    /// Returns the names that are UTF-8 and do not begin with a dot, unsorted.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = self.all_names()?;
         names.retain(|name| !name.starts_with('.'));
         Ok(names)
     }
 
-    /// The same with those of temporary files.
+    /// Like [`Self::names`], with the names of temporary files.
     pub fn all_names(&self) -> io::Result<Vec<String>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(&self.fd, ".", flags, Mode::empty())?;
@@ -126,7 +126,7 @@ impl RunDir {
         Ok(names)
     }
 
-    /// How long ago a file was written; `None` if that is not known.
+    /// Returns how long ago a file was written, or `None` if that is unknown.
     #[must_use]
     pub fn age(&self, name: &str) -> Option<Duration> {
         let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
@@ -134,7 +134,7 @@ impl RunDir {
         SystemTime::now().duration_since(written).ok()
     }
 
-    /// Takes the lock of this name; `None` if somebody else holds it all the time.
+    /// Takes the lock with this name. Returns `None` if other processes hold it for the whole of `patience`.
     pub fn lock(&self, name: &str, patience: Duration) -> io::Result<Option<Lock>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
@@ -153,18 +153,18 @@ impl RunDir {
     }
 }
 
-/// Where ours is, for messages.
+/// Returns the path of the run-time directory, for messages.
 pub fn path() -> io::Result<PathBuf> {
     Ok(base()?.join(NAME))
 }
 
-/// Where root's is, which only root can read.
+/// Returns the path of root's run-time directory, which only root can read.
 #[must_use]
 pub fn path_of_root() -> PathBuf {
     Path::new("/run").join(NAME)
 }
 
-/// Where ours is. In a user namespace, root is the user who made it: `/run` belongs to somebody else.
+/// Returns the parent of the run-time directory. Root in a user namespace is the user who created it, and cannot write to `/run`.
 fn base() -> io::Result<PathBuf> {
     let us = rustix::process::geteuid().as_raw();
     if us == 0 && !ns::in_user_namespace()? {
@@ -192,15 +192,16 @@ fn open_dir(parent: impl AsFd, name: &Path) -> io::Result<RunDir> {
     Ok(RunDir { fd })
 }
 
-/// Whether only we can have written it; its size. With one name only: a hard link is a file of somebody else's directory too.
+/// Checks that no other user can have written a file, and returns its size. A file with several hard links is rejected, because it
+/// is also in another directory.
 fn check_ours(fd: impl AsFd, kind: FileType) -> io::Result<u64> {
     let stat = rustix::fs::fstat(fd)?;
-    let ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
-    let alone = kind == FileType::Directory || stat.st_nlink == 1;
-    if FileType::from_raw_mode(stat.st_mode) == kind && ours && alone {
+    let is_ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
+    let has_one_name = kind == FileType::Directory || stat.st_nlink == 1;
+    if FileType::from_raw_mode(stat.st_mode) == kind && is_ours && has_one_name {
         return Ok(stat.st_size.try_into().unwrap_or_default());
     }
-    Err(io::Error::other("it is not this hook's own"))
+    Err(io::Error::other("another user may have written it"))
 }
 
 fn or_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn files_are_written_and_read() {
         let (base, dir) = run_dir();
         assert_eq!(dir.read("a", 10).unwrap(), None);
         dir.replace("a", b"old").unwrap();
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_left_alone() {
+    fn files_of_others_are_neither_read_nor_written() {
         let (base, dir) = run_dir();
         let path = |name: &str| base.path().join(NAME).join(name);
         std::fs::write(base.path().join("secret"), "secret").unwrap();
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_others_is_not_taken() {
+    fn a_directory_of_others_is_rejected() {
         let base = tempfile::tempdir().unwrap();
         symlink("/tmp", base.path().join(NAME)).unwrap();
         assert!(RunDir::open_in(base.path()).is_err());
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn one_holds_the_lock() {
+    fn one_process_holds_the_lock() {
         let (_base, dir) = run_dir();
         let lock = dir.lock("lock", Duration::ZERO).unwrap().unwrap();
         let started = Instant::now();

@@ -49,8 +49,8 @@ pub fn make(
     engines_read_gids: &dyn Fn() -> bool,
     findings: &mut Vec<Finding>,
 ) -> Result<Spec> {
-    let stamp = Stamp::look(config, settings);
-    make_with(config, settings, engines_read_gids, findings, stamp, &Host::look_afresh(config)?)
+    let stamp = Stamp::of_host(config, settings);
+    make_with(config, settings, engines_read_gids, findings, stamp, &Host::inspect_afresh(config)?)
 }
 
 fn make_with(
@@ -147,12 +147,12 @@ fn refresh_once(
     let old = registry::read_spec(path).ok();
     let old_stamp = old.as_ref().and_then(Stamp::of);
     // Looked at before the driver is: what changes meanwhile makes the new spec old, and is seen next time.
-    let before = Stamp::look(config, settings);
+    let before = Stamp::of_host(config, settings);
     let mut stamp = before.clone();
     let mut host = None;
     // The kernel does not show which MIG devices there are.
     if let Some(stamp) = stamp.as_mut().filter(|stamp| stamp.mig.is_some()) {
-        stamp.complete(&host.insert(Host::look_afresh(config)?).inventory);
+        stamp.complete(&host.insert(Host::inspect_afresh(config)?).inventory);
     }
     let is_there = |path: &&str| rustix::fs::lstat(*path).is_ok();
     if let (Some(old), Some(stamp)) = (&old, &stamp)
@@ -166,7 +166,7 @@ fn refresh_once(
         stamp => {
             let host = match host {
                 Some(host) => host,
-                None => Host::look_afresh(config)?,
+                None => Host::inspect_afresh(config)?,
             };
             make_with(config, settings, engines_read_gids, findings, stamp, &host)?
         }
@@ -177,5 +177,5 @@ fn refresh_once(
         // It speaks of GPUs that are gone. A spec of another program's is not ours to remove.
         std::fs::remove_file(path)?;
     }
-    Ok(Stamp::look(config, settings) != before)
+    Ok(Stamp::of_host(config, settings) != before)
 }

@@ -88,7 +88,7 @@ impl Stamp {
 
     /// Looks at the host; `None` if no driver is loaded, or it has no GPU. A spec depends on `settings` as well.
     #[must_use]
-    pub fn look(config: &Config, settings: &impl std::fmt::Debug) -> Option<Self> {
+    pub fn of_host(config: &Config, settings: &impl std::fmt::Debug) -> Option<Self> {
         let driver = Tree::open(&config.driver_root).ok()?;
         let proc = driver.owner_of(DRIVER_PROC).ok()?;
         let driver_version = procfs::read_version(&proc)?;

@@ -1,4 +1,4 @@
-//! config.toml and its drop-ins on the host: where they are, and whose they must be.
+//! Finds and reads config.toml and its drop-in files, and checks who can write them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,24 +12,24 @@ use base::sys::ns;
 
 use super::{Config, parse_into};
 
-/// Where it is if nothing else is said.
+/// The default path.
 const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
-/// NVIDIA's has 2 KiB.
+/// The size limit in bytes. NVIDIA's file has 2 KiB.
 const MAX_SIZE: usize = 1 << 20;
-/// How a user namespace shows the files of a user that it does not know: root's, for a rootless engine.
+/// The owner that a user namespace shows for files of users that are not mapped. With a rootless engine, root is not mapped.
 const OVERFLOW_ID: u32 = 65534;
 
-/// Reads `path` (from `--config`), else the file below /etc, else defaults; and then the files of the directory beside it,
-/// `config.toml.d/*.toml`, in the order of their names. A later value replaces an earlier one.
+/// Reads `path` (from `--config`) or the default file if it exists. Then it reads the drop-in files `config.toml.d/*.toml` in the
+/// same directory, in the order of their names. A later value replaces an earlier one.
 ///
-/// No variable chooses another file: what has our environment is not always who may choose.
+/// No environment variable selects another file: an image may control the environment of the hook.
 ///
 /// # Errors
-/// If `path` is given and missing, or a file cannot be read, is wrong, or could have been written by somebody else.
+/// If `path` is given and missing, or a file cannot be read, is invalid, or is writable by users other than root.
 pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
     let (path, text) = match path {
         Some(path) => (path, Some(read_file(path)?)),
-        None => (Path::new(FILE), read_if_there(Path::new(FILE))?),
+        None => (Path::new(FILE), read_if_existing(Path::new(FILE))?),
     };
     let mut config = Config::default();
     let mut findings = Vec::new();
@@ -42,8 +42,8 @@ pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
     Ok((config, findings))
 }
 
-/// A link that leads nowhere is there: silent defaults would be a surprise.
-fn read_if_there(path: &Path) -> Result<Option<String>> {
+/// Reads a file, or returns `None` if it is missing. A dangling link is an error: the administrator expects a file to be read.
+fn read_if_existing(path: &Path) -> Result<Option<String>> {
     match read_file(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if is_missing(&error) && path.symlink_metadata().is_err() => Ok(None),
@@ -73,12 +73,15 @@ fn read_file(path: &Path) -> Result<String> {
             return Err(failure(
                 &catalog::CONFIG_FILE,
                 format!(
-                    "others than root may write it (owner {}:{}, mode {:04o})",
+                    "it is writable by users other than root (owner {}:{}, mode {:04o})",
                     stat.st_uid,
                     stat.st_gid,
                     stat.st_mode & 0o7777
                 ),
-                format!("run \"chown root:root {0}; chmod go-w {0}\" if its content is yours", path.display()),
+                format!(
+                    "check the content of the file, then run \"chown root:root {0}; chmod go-w {0}\"",
+                    path.display()
+                ),
             ));
         }
         let bytes = base::read::read_limited(file, MAX_SIZE)?;
@@ -90,12 +93,11 @@ fn read_file(path: &Path) -> Result<String> {
         if kind_of(&error).is_some() {
             return error.context(what);
         }
-        error.context(Failure::new(&catalog::CONFIG_FILE, what, "check the file, or the hook's --config option"))
+        error.context(Failure::new(&catalog::CONFIG_FILE, what, "correct the file, or the --config option of the hook"))
     })
 }
 
-/// Whether only root, or the user `us` whose containers these are, can have written a file: it says which directory is
-/// the driver's, and whose libraries are loaded.
+/// Whether only root, or the user `us` of this process, can have written a file. The file decides which libraries the hook loads.
 fn is_trusted(stat: &Stat, us: u32, in_user_namespace: bool) -> bool {
     let is_roots = |id: u32| id == 0 || in_user_namespace && id == OVERFLOW_ID;
     let by_group = stat.st_mode & 0o020 != 0 && !is_roots(stat.st_gid);
@@ -149,7 +151,7 @@ mod tests {
         std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"c\"]").unwrap();
         let text = base::report::render(&read(Some(&file)).unwrap_err());
         assert!(
-            text.contains("10.toml\" line 2: driver.files has a wrong value, it must be a list of absolute paths"),
+            text.contains("10.toml\" line 2: driver.files has an invalid value; it must be a list of absolute paths"),
             "{text}"
         );
     }
@@ -165,15 +167,15 @@ mod tests {
         };
         symlink("nowhere", path("dangling")).unwrap();
         says("dangling", "no such file or directory");
-        assert!(read_if_there(&path("dangling")).is_err());
-        assert!(read_if_there(&path("nothing")).unwrap().is_none());
+        assert!(read_if_existing(&path("dangling")).is_err());
+        assert!(read_if_existing(&path("nothing")).unwrap().is_none());
         says("nothing", "no such file or directory");
         nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         says("fifo", "not a regular file");
         says("", "not a regular file");
         std::fs::write(path("open"), "").unwrap();
         std::fs::set_permissions(path("open"), std::fs::Permissions::from_mode(0o666)).unwrap();
-        says("open", "others than root may write it");
+        says("open", "it is writable by users other than root");
         std::fs::write(path("bytes"), b"a\xff").unwrap();
         std::fs::set_permissions(path("bytes"), std::fs::Permissions::from_mode(0o644)).unwrap();
         says("bytes", "not UTF-8 at byte 1");

@@ -1,5 +1,5 @@
-//! Known keys in a table where they mean nothing. Lines that are appended to a file fall into its last table: a lock that is
-//! pasted there would leave the node open, with no more than a warning that engines do not show. So that is an error.
+//! Detects known keys in the wrong table. Lines that are appended to a file belong to its last table. A limit that is pasted there has
+//! no effect, and engines do not show warnings, so a misplaced key is an error.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use base::report::{catalog, failure};
 use super::line_of;
 use super::schema::{self, KEYS, Key, Meaning};
 
-/// Where a key, or a table, belongs: the empty text for the part above the first table.
+/// The table that a key or a table belongs to; empty for the part above the first table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place(&'static str);
 
-/// Where `name` belongs, which means nothing in the table `prefix`; `None` if it is not known elsewhere either.
+/// Returns the table that the unknown key `name` of the table `prefix` belongs to, or `None` if it is unknown everywhere.
 pub(super) fn place_of(prefix: &str, name: &str, value: &DeValue<'_>) -> Option<Place> {
     match value {
-        // [oci-nvidia-hook.devices] of [devices], and [device] that has keys of [devices].
+        // [oci-nvidia-hook.devices] instead of [devices], and [device] with keys of [devices].
         DeValue::Table(below) => {
             let named = tables().find(|table| *table == name && !prefix.is_empty());
             let nearest = || nearest_by(name, tables(), |table| table).filter(|_| prefix.is_empty());
@@ -34,7 +34,7 @@ fn keys() -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_)))
 }
 
-/// Tables at the top that have keys of their own.
+/// The top-level tables that have keys.
 fn tables() -> impl Iterator<Item = &'static str> {
     keys().map(|key| table(key.name)).filter(|table| !table.is_empty() && !table.contains('.'))
 }
@@ -47,7 +47,7 @@ fn last(key: &str) -> &str {
     key.rsplit('.').next().unwrap_or(key)
 }
 
-/// `at` is where the key starts.
+/// Returns the error for a misplaced key, which starts at byte `at`.
 pub(super) fn error(text: &str, path: &Path, key: &str, place: Place, at: usize) -> anyhow::Error {
     let line = line_of(text, at);
     let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
@@ -65,7 +65,7 @@ pub(super) fn error(text: &str, path: &Path, key: &str, place: Place, at: usize)
         };
     failure(
         &catalog::CONFIG,
-        format!("{path:?} line {line}: {name} means nothing {here}, it belongs {belongs}"),
+        format!("{path:?} line {line}: {name} is unknown {here}; it belongs {belongs}"),
         format!("move line {line}{drop_in}"),
     )
 }
@@ -91,8 +91,8 @@ mod tests {
         assert_eq!(
             refused(&text, "/etc/x/config.toml"),
             format!(
-                "\"/etc/x/config.toml\" line {lines}: accept-nvidia-visible-devices-envvar-when-unprivileged means nothing in \
-                 the table [oci-nvidia-hook], it belongs above the first table, which begins in line {first} (ONH-005)\n\
+                "\"/etc/x/config.toml\" line {lines}: accept-nvidia-visible-devices-envvar-when-unprivileged is unknown in \
+                 the table [oci-nvidia-hook]; it belongs above the first table, which begins in line {first} (ONH-005)\n\
                  hint: move line {lines}, or write it into a file of its own, /etc/x/config.toml.d/50-local.toml"
             )
         );
@@ -105,23 +105,23 @@ mod tests {
         for (text, says) in [
             (
                 "no-cgroups = true",
-                "line 1: no-cgroups means nothing above the first table, it belongs in the table [nvidia-container-cli]",
+                "line 1: no-cgroups is unknown above the first table; it belongs in the table [nvidia-container-cli]",
             ),
             (
                 "[driver]\nroot = \"/x\"",
-                "line 2: root means nothing in the table [driver], it belongs in the table [nvidia-container-cli]",
+                "line 2: root is unknown in the table [driver]; it belongs in the table [nvidia-container-cli]",
             ),
             (
                 "[nvidia-container-cli]\ndeny = [\"0\"]",
-                "deny means nothing in the table [nvidia-container-cli], it belongs in the table [devices]",
+                "deny is unknown in the table [nvidia-container-cli]; it belongs in the table [devices]",
             ),
             (
                 "[oci-nvidia-hook.devices]\ndeny = [\"0\"]",
-                "line 1: devices means nothing in the table [oci-nvidia-hook], it belongs in the table [devices]",
+                "line 1: devices is unknown in the table [oci-nvidia-hook]; it belongs in the table [devices]",
             ),
             (
                 "[device]\ndeny = [\"0\"]",
-                "line 1: device means nothing above the first table, it belongs in the table [devices]",
+                "line 1: device is unknown above the first table; it belongs in the table [devices]",
             ),
         ] {
             let refused = refused(text, "/etc/x/config.toml.d/50.toml");

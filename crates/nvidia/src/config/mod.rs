@@ -1,5 +1,5 @@
-//! The administrator's config.toml: NVIDIA's file and its keys, so that an existing one keeps working, and a few keys
-//! of ours. What each key means is in [`schema`]; who `user` is, in [`user`].
+//! Reads the administrator's config.toml. The file and most keys are NVIDIA's, so that an existing file keeps working; some keys are
+//! our own. [`schema`] lists the keys, and [`user`] resolves the value of `user`.
 
 mod files;
 mod misplaced;
@@ -21,94 +21,94 @@ pub use files::read;
 use schema::{KEYS, Key, Meaning};
 pub use user::{UserSpec, resolve};
 
-/// Docker's swarm names variables so; `swarm-resource` says which of them list GPUs.
+/// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.
 pub const SWARM_PREFIX: &str = "DOCKER_";
-/// Each costs a look for its line; a file of nothing but mistakes shall not cost their square.
+/// The most unknown keys that are reported. For each of them the lines of the file are counted, which would take quadratic time.
 const MAX_UNKNOWN: usize = 16;
 
-/// What the hook acts on.
+/// The settings of the hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Whether `NVIDIA_VISIBLE_DEVICES` of a container that is not privileged counts.
+    /// Whether unprivileged containers can request GPUs with `NVIDIA_VISIBLE_DEVICES`.
     pub accept_envvar_when_unprivileged: bool,
-    /// Whether devices may be asked for by volume mounts.
+    /// Whether containers can request GPUs with volume mounts.
     pub accept_volume_mounts: bool,
     /// Variables that replace `NVIDIA_VISIBLE_DEVICES`.
     pub swarm_resource: Vec<String>,
     /// NVIDIA's switch for [`Config::require`].
     pub disable_require: bool,
-    /// What becomes of `NVIDIA_REQUIRE_*`, if the switch does not turn it off.
+    /// How `NVIDIA_REQUIRE_*` is treated, unless `disable_require` is set.
     pub require: Require,
-    /// What becomes of a container that asks for `all` on a host without a GPU.
+    /// Whether a container that requests `all` starts on a host without a GPU.
     pub no_gpu: NoGpu,
     /// Whether requests for IMEX channels are ignored.
     pub ignore_imex_channels: bool,
-    /// Whether the node of an IMEX channel that a container asks for is made if it is missing.
+    /// Whether a missing device node of a requested IMEX channel is created.
     pub make_imex_channels: bool,
     /// The GPUs that containers may have.
     pub devices: Limits,
-    /// The driver capabilities that containers may ask for.
+    /// The driver capabilities that containers may request.
     pub supported_driver_capabilities: Capabilities,
-    /// The directory that is `/` for the driver.
+    /// The driver root.
     pub driver_root: HostPath,
-    /// The directory that is `/` for its device nodes, if it is another.
+    /// The directory that contains `dev` with the device nodes, if it is not found automatically.
     pub dev_root: Option<HostPath>,
-    /// More directories to look for its libraries in, below the driver root.
+    /// Additional directories with driver libraries, below the driver root.
     pub library_dirs: Vec<PathBuf>,
-    /// More files of the driver, below the driver root, for every container with GPUs.
+    /// Additional driver files, below the driver root, for every container with GPUs.
     pub driver_files: Vec<PathBuf>,
-    /// The directory of the MPS control daemon's sockets, below the driver root, if the administrator named one.
+    /// The directory with the sockets of the MPS control daemon, below the driver root, if it is configured.
     pub mps_directory: Option<PathBuf>,
-    /// The linker cache to look the driver's libraries up in, below the driver root; by default /etc/ld.so.cache.
+    /// The linker cache that lists the driver's libraries, below the driver root; by default /etc/ld.so.cache.
     pub ldcache: Option<HostPath>,
-    /// Whether the hook loads modules and makes device nodes that are missing.
+    /// Whether the hook loads missing modules and creates missing device nodes.
     pub load_kmods: bool,
-    /// Whether a newer libcuda that the image brings is used.
+    /// Whether a newer libcuda in the image is used.
     pub cuda_compat: bool,
     /// Whether device rules are added to the container's cgroup.
     pub edit_cgroups: bool,
-    /// Who asks NVML; by default [`crate::inventory::identity`] decides.
+    /// The user that calls NVML; by default [`crate::inventory::identity`] chooses one.
     pub user: Option<UserSpec>,
     /// The log file.
     pub debug: Option<HostPath>,
-    /// How long NVML may take.
+    /// The time limit for NVML.
     pub nvml_timeout: Duration,
 }
 
 impl Config {
-    /// What becomes of `NVIDIA_REQUIRE_*`: either key turns it off.
+    /// Returns how `NVIDIA_REQUIRE_*` is treated. Either of the two keys can turn it off.
     #[must_use]
     pub fn requirements(&self) -> Require {
         if self.disable_require { Require::Off } else { self.require }
     }
 }
 
-/// What becomes of an image's requirements.
+/// How the requirements of an image are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Require {
-    /// One that is not met stops the container.
+    /// A requirement that is not met keeps the container from starting.
     Enforce,
-    /// It is said, and the container starts.
+    /// A requirement that is not met is reported, and the container starts.
     Warn,
-    /// They are not looked at.
+    /// Requirements are ignored.
     Off,
 }
 
-/// What becomes of a container that asks for `all` on a host without a GPU.
+/// Whether a container that requests `all` starts on a host without a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoGpu {
-    /// It does not start.
+    /// The container does not start.
     Error,
-    /// It starts without GPUs, and a finding says so.
+    /// The container starts without GPUs, which a finding reports.
     Start,
 }
 
-/// Which GPUs containers may have: entries of [`crate::limit_entry`].
+/// The GPUs that containers may have, as entries of [`crate::limit_entry`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The only devices that containers may have; empty for all
     pub allow: Vec<String>,
-    /// Devices that containers may not have, even if `allow` has them
+    /// Devices that containers may not have, even if `allow` lists them
     pub deny: Vec<String>,
 }
 
@@ -141,10 +141,10 @@ impl Default for Config {
     }
 }
 
-/// Parses the text of `path`, which is only named in messages.
+/// Parses the text of a file. `path` is only used in messages.
 ///
 /// # Errors
-/// If it is no TOML, or a key has a value that it cannot have: with file, line, key, and what it can have.
+/// If the text is not TOML, or a key has an invalid value. The error names the file, the line, the key and the allowed values.
 pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
     let mut config = Config::default();
     let findings = parse_into(&mut config, text, path)?;
@@ -168,17 +168,18 @@ fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Findin
     Ok(findings)
 }
 
-/// A container is only looked at more closely if it has a variable that Docker's swarm could have set.
+/// Returns a finding if `swarm-resource` names a variable without the prefix. The hook ignores such variables, because the fast path
+/// for containers without a request only searches for the prefix.
 fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
     let unheard = config.swarm_resource.iter().find(|name| !name.starts_with(SWARM_PREFIX))?;
     Some(Finding::of(
         &catalog::SWARM_RESOURCE,
-        format!("{path:?}: swarm-resource has {unheard:?}, which does not begin with {SWARM_PREFIX}"),
+        format!("{path:?}: swarm-resource contains {unheard:?}, which does not begin with {SWARM_PREFIX}"),
         format!("name the resource in Docker so that its variable begins with {SWARM_PREFIX}RESOURCE_"),
     ))
 }
 
-/// 1 for the first line.
+/// Returns the number of the line that contains the byte `at`, starting at 1.
 fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes().get(..at).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count() + 1
 }
@@ -187,7 +188,7 @@ struct Reader<'a> {
     text: &'a str,
     path: &'a Path,
     config: &'a mut Config,
-    /// (key, where it starts)
+    /// Each key, and the byte at which it starts
     unknown: Vec<(String, usize)>,
 }
 
@@ -217,15 +218,15 @@ impl Reader<'_> {
             }
             (Meaning::Bool(_), _) => Err("true or false".to_owned()),
             (Meaning::Text(set), DeValue::String(value)) => set(self.config, value),
-            (Meaning::Text(_), _) => Err("a text in quotes".to_owned()),
+            (Meaning::Text(_), _) => Err("a string in quotes".to_owned()),
             (Meaning::Texts(set), DeValue::Array(values)) => {
                 let texts = values.iter().map(|value| value.get_ref().as_str().map(str::to_owned));
                 match texts.collect::<Option<Vec<_>>>() {
                     Some(texts) => set(self.config, texts),
-                    None => Err("a list of texts in quotes".to_owned()),
+                    None => Err("a list of strings in quotes".to_owned()),
                 }
             }
-            (Meaning::Texts(_), _) => Err("a list of texts in quotes".to_owned()),
+            (Meaning::Texts(_), _) => Err("a list of strings in quotes".to_owned()),
             (Meaning::Seconds(set), DeValue::Integer(value)) => {
                 let seconds = u64::from_str_radix(value.as_str(), value.radix()).ok();
                 match seconds.filter(|seconds| (1..=600).contains(seconds)) {
@@ -242,26 +243,26 @@ impl Reader<'_> {
             let line = line_of(self.text, at);
             failure(
                 &catalog::CONFIG,
-                format!("{:?} line {line}: {} has a wrong value, it must be {allowed}", self.path, key.name),
-                format!("change line {line} of {:?}", self.path),
+                format!("{:?} line {line}: {} has an invalid value; it must be {allowed}", self.path, key.name),
+                format!("correct line {line} of {:?}", self.path),
             )
         })
     }
 
     fn findings(&self) -> Vec<Finding> {
-        let said = self.unknown.iter().take(MAX_UNKNOWN).map(|(key, at)| {
+        let unknown = self.unknown.iter().take(MAX_UNKNOWN).map(|(key, at)| {
             let fix = match nearest(key) {
                 Some(known) => format!("did you mean {known}?"),
-                None => "remove it, or see oci-nvidia-hook's config.toml for the keys there are".to_owned(),
+                None => "remove the key; oci-nvidia-hook.toml(5) lists the known keys".to_owned(),
             };
             let what = format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at));
             Finding::of(&catalog::UNKNOWN_KEY, what, fix)
         });
-        said.collect()
+        unknown.collect()
     }
 }
 
-/// The known key that was probably meant: one or two letters off.
+/// Returns the known key with the most similar name, if one is similar enough.
 fn nearest(key: &str) -> Option<&'static str> {
     let name = key.rsplit('.').next().unwrap_or(key);
     nearest_by(name, KEYS.iter().map(|key| key.name), |known| known.rsplit('.').next().unwrap_or(known))
@@ -352,17 +353,17 @@ mod tests {
             ("a = 1\na = 2\n", "line 2: duplicate key"),
             (
                 "[nvidia-container-cli]\nno-cgroups = \"yes\"",
-                "line 2: nvidia-container-cli.no-cgroups has a wrong value, it must be true or false",
+                "line 2: nvidia-container-cli.no-cgroups has an invalid value; it must be true or false",
             ),
-            ("[nvidia-container-cli]\n\nroot = 3", "line 3: nvidia-container-cli.root has a wrong value"),
+            ("[nvidia-container-cli]\n\nroot = 3", "line 3: nvidia-container-cli.root has an invalid value"),
             ("[nvidia-container-cli]\nroot = \"x\"", "it must be an absolute path"),
             ("[nvidia-container-cli]\nuser = \"a:b:c\"", "it must be USER or USER:GROUP"),
-            ("[devices]\nallow = \"0\"", "it must be a list of texts in quotes"),
-            ("[devices]\ndeny = [0]", "it must be a list of texts in quotes"),
-            ("[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]", "line 3: devices.deny has a wrong value"),
-            ("[devices]\nallow = [\"H100\"]", "\"H100\" does not name one: write an index (0), a UUID"),
+            ("[devices]\nallow = \"0\"", "it must be a list of strings in quotes"),
+            ("[devices]\ndeny = [0]", "it must be a list of strings in quotes"),
+            ("[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]", "line 3: devices.deny has an invalid value"),
+            ("[devices]\nallow = [\"H100\"]", "\"H100\" is not a valid entry; write an index (0), a UUID"),
             ("[oci-nvidia-hook]\nrequire = \"maybe\"", "it must be \"enforce\", \"warn\" or \"off\""),
-            ("[oci-nvidia-hook]\nno-gpu = true", "it must be a text in quotes"),
+            ("[oci-nvidia-hook]\nno-gpu = true", "it must be a string in quotes"),
             ("[oci-nvidia-hook]\nno-gpu = \"ignore\"", "it must be \"error\" or \"start\""),
             ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
             ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),
@@ -392,7 +393,7 @@ mod tests {
                 "line 2: unknown key \"nvidia-container-cli.no-cgroup\"",
                 "no-cgroups?",
             ),
-            ("[elsewhere]\nx = 1", "unknown key \"elsewhere\"", "remove it"),
+            ("[elsewhere]\nx = 1", "unknown key \"elsewhere\"", "remove the key"),
         ] {
             let (config, findings) = parsed(text).unwrap();
             assert_eq!(config, Config::default());

@@ -1,4 +1,4 @@
-//! Every key of config.toml: data.
+//! The table of all keys of config.toml, and the functions that set them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,27 +9,28 @@ use super::{Config, NoGpu, Require, UserSpec};
 use crate::capability::Capabilities;
 use crate::limit_entry;
 
-/// What a key does. The setter of a text says what is allowed if it is not.
+/// The type of a key, and the function that sets it. The error of a setter describes the allowed values.
 #[derive(Clone, Copy, Debug)]
 pub enum Meaning {
-    /// true or false
+    /// A boolean
     Bool(fn(&mut Config, bool)),
-    /// A text
+    /// A string
     Text(fn(&mut Config, &str) -> Result<(), String>),
-    /// A list of texts
+    /// A list of strings
     Texts(fn(&mut Config, Vec<String>) -> Result<(), String>),
     /// Seconds from 1 to 600
     Seconds(fn(&mut Config, Duration)),
-    /// Of NVIDIA's stack, and nothing to us, for this reason: no warning, so that one file serves both.
+    /// A key of NVIDIA's stack that has no effect here, with the reason. It is accepted without a warning, so that both programs can
+    /// share a file.
     Unused(&'static str),
 }
 
-/// A key, by its whole name.
+/// A key and its meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// `table.key`; with a final dot, everything in that table
+    /// `table.key`; with a final dot, all keys of that table
     pub name: &'static str,
-    /// What it does
+    /// The type and the setter
     pub meaning: Meaning,
 }
 
@@ -42,7 +43,7 @@ const fn key(name: &'static str, meaning: Meaning) -> Key {
 const WRAPPER: &str = "there is no runtime wrapper";
 const ONE_BINARY: &str = "no other program is run";
 
-/// All of them. Source: NVIDIA container toolkit 1.20, and ours.
+/// All keys: those of NVIDIA Container Toolkit 1.20, and our own.
 pub const KEYS: &[Key] = &[
     key("accept-nvidia-visible-devices-envvar-when-unprivileged", Bool(|c, v| c.accept_envvar_when_unprivileged = v)),
     key("accept-nvidia-visible-devices-as-volume-mounts", Bool(|c, v| c.accept_volume_mounts = v)),
@@ -62,14 +63,17 @@ pub const KEYS: &[Key] = &[
     key("nvidia-container-cli.environment", Texts(environment)),
     key("nvidia-container-cli.ldconfig", Unused("the linker cache is written without ldconfig")),
     key("nvidia-container-cli.no-pivot", Unused("the linker cache is written without ldconfig")),
-    key("nvidia-container-cli.cuda-compat-mode", Unused("its place is in nvidia-container-runtime.modes.legacy")),
+    key("nvidia-container-cli.cuda-compat-mode", Unused("the key belongs in nvidia-container-runtime.modes.legacy")),
     key("nvidia-container-runtime.modes.legacy.cuda-compat-mode", Text(cuda_compat)),
     key("nvidia-container-runtime-hook.", Unused("there is one mode")),
     key("nvidia-container-runtime.", Unused(WRAPPER)),
     key("nvidia-ctk.", Unused(ONE_BINARY)),
     key("features.ignore-imex-channel-requests", Bool(|c, v| c.ignore_imex_channels = v)),
     key("features.disable-imex-channel-creation", Bool(|c, v| c.make_imex_channels = !v)),
-    key("features.", Unused("its switches make NVIDIA's stack less safe, or are for its other modes")),
+    key(
+        "features.",
+        Unused("the other features make NVIDIA's stack less secure, or are for modes that do not exist here"),
+    ),
     key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
     key("devices.deny", Texts(|c, v| add(&mut c.devices.deny, v))),
     key("driver.dev-root", Text(|c, v| path(v).map(|path| c.dev_root = path))),
@@ -80,17 +84,17 @@ pub const KEYS: &[Key] = &[
     key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
 ];
 
-/// The row of a key, or of the table that it is in as a whole.
+/// Returns the row of a key, or the row of its whole table.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Key> {
     let whole_table =
         |key: &&Key| key.name.strip_suffix('.').is_some_and(|table| name.split('.').next() == Some(table));
-    // A table in which some keys have rows of their own is read key by key.
+    // If some keys of a table have their own rows, the table is read key by key.
     let exact = KEYS.iter().find(|key| key.name == name);
     exact.or_else(|| KEYS.iter().find(whole_table).filter(|_| !is_table(name)))
 }
 
-/// Whether keys of this table have rows.
+/// Whether a table has keys with their own rows.
 #[must_use]
 pub(crate) fn is_table(name: &str) -> bool {
     let below = |key: &Key| {
@@ -99,7 +103,7 @@ pub(crate) fn is_table(name: &str) -> bool {
     KEYS.iter().any(below)
 }
 
-/// A path; `None` for the empty text, by which NVIDIA's generated file leaves a key unset.
+/// Parses a path. Returns `None` for an empty string, because NVIDIA's generated file contains empty values for unset keys.
 fn path(value: &str) -> Result<Option<HostPath>, String> {
     match value {
         "" => Ok(None),
@@ -108,10 +112,10 @@ fn path(value: &str) -> Result<Option<HostPath>, String> {
     }
 }
 
-/// A list of a drop-in adds to the one before.
+/// Appends entries: the lists of drop-in files are added to those of config.toml.
 fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
     if let Some((entry, why)) = more.iter().find_map(|entry| Some((entry, limit_entry::check(entry).err()?))) {
-        return Err(format!("a list of GPUs, and {entry:?} does not name one: write {why}"));
+        return Err(format!("a list of GPUs, and {entry:?} is not a valid entry; write {why}"));
     }
     list.extend(more);
     Ok(())
@@ -130,8 +134,8 @@ fn debug(config: &mut Config, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Variables for NVIDIA's program. The one that says where a daemon is counts here too; the others are about a program that
-/// is not run.
+/// Parses the environment variables for nvidia-container-cli. Only the directory of the MPS daemon has an effect here, because that
+/// program is not executed.
 fn environment(config: &mut Config, variables: Vec<String>) -> Result<(), String> {
     const MPS: &str = "CUDA_MPS_PIPE_DIRECTORY";
     for variable in &variables {
@@ -174,7 +178,7 @@ fn no_gpu(config: &mut Config, value: &str) -> Result<(), String> {
 }
 
 fn cuda_compat(config: &mut Config, value: &str) -> Result<(), String> {
-    // Here there is one way for the three of NVIDIA's: the order in the linker cache.
+    // NVIDIA's three modes have the same result here: the order of the libraries in the linker cache.
     config.cuda_compat = match value {
         "ldconfig" | "mount" | "hook" | "" => true,
         "disabled" => false,

@@ -1,4 +1,4 @@
-//! `user = "root:video"`: who the process is that asks NVML.
+//! Parses and resolves `user = "root:video"`, the user of the process that calls NVML.
 
 use anyhow::Result;
 use nix::unistd::{Gid, Group, Uid, User};
@@ -6,20 +6,20 @@ use nix::unistd::{Gid, Group, Uid, User};
 use base::report::{catalog, failure};
 use base::sys::confine::Identity;
 
-/// A user and perhaps a group, each by name or number. Not looked up yet.
+/// A user and an optional group, each by name or number, not yet resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserSpec {
-    /// Before the colon
+    /// The part before the colon
     pub user: String,
-    /// After it; without one, the user's primary group
+    /// The part after the colon; by default the primary group of the user
     pub group: Option<String>,
 }
 
 impl UserSpec {
-    /// Parses `USER[:GROUP]`; an empty text is no user.
+    /// Parses `USER[:GROUP]`. Returns `None` for an empty string.
     ///
     /// # Errors
-    /// Says what is allowed.
+    /// Describes the allowed form.
     pub fn parse(text: &str) -> Result<Option<Self>, String> {
         if text.is_empty() {
             return Ok(None);
@@ -33,10 +33,10 @@ impl UserSpec {
     }
 }
 
-/// Looks it up on the host.
+/// Looks the user and the group up on the host.
 ///
 /// # Errors
-/// If there is no such user or group.
+/// If the user or the group does not exist.
 pub fn resolve(spec: &UserSpec) -> Result<Identity> {
     let entry = match spec.user.parse() {
         Ok(uid) => User::from_uid(Uid::from_raw(uid))?,
@@ -54,7 +54,7 @@ pub fn resolve(spec: &UserSpec) -> Result<Identity> {
         None => entry.ok_or_else(|| unknown("user", &spec.user, spec))?.gid,
     };
     let identity = Identity { uid, gid: gid.as_raw() };
-    // To setresuid(2) this number means: leave it as it is.
+    // For setresuid(2), -1 means that the id is not changed.
     if [identity.uid, identity.gid].contains(&u32::MAX) {
         return Err(unknown("user or group", &u32::MAX.to_string(), spec));
     }

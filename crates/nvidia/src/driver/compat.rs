@@ -1,8 +1,8 @@
-//! CUDA forward compatibility: an image may bring a libcuda that is newer than the host's driver, in
-//! `/usr/local/cuda/compat`, and NVIDIA says with which drivers it works.
+//! Decides about CUDA forward compatibility. An image may contain a libcuda in `/usr/local/cuda/compat` that is newer than the
+//! host's driver. A note in the library lists the drivers that it works with.
 //! <https://docs.nvidia.com/deploy/cuda-compatibility/#forward-compatibility>
 //!
-//! Nothing of the image is mounted or loaded by us: its own linker cache leads its own programs to its own library.
+//! The hook neither mounts nor loads that library. Only the order of the linker cache in the container changes.
 
 use std::cmp::Ordering;
 use std::io::{Read, Seek};
@@ -17,21 +17,21 @@ use super::elf::Elf;
 use super::is_version;
 use crate::require::compare_versions;
 
-/// Where images have it, below the rootfs.
+/// The directory of the library in images, below the rootfs.
 pub const DIR: &str = "usr/local/cuda/compat";
 
-/// What the library says of itself, in the ELF section `.note.cuda.fwd_compatibility`.
+/// The note of the library, in the ELF section `.note.cuda.fwd_compatibility`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Note {
-    /// Its CUDA version
+    /// The CUDA version of the library
     #[serde(default, rename = "CUDA Version")]
     pub cuda: String,
-    /// The driver branches that it works with
+    /// The driver branches that the library works with
     #[serde(default, rename = "Driver")]
     pub drivers: Vec<u32>,
 }
 
-/// The version in `libcuda.so.575.57.08`, if the directory has exactly one such name.
+/// Returns the version in `libcuda.so.575.57.08`, if there is exactly one such name.
 #[must_use]
 pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut versions = names.filter_map(|name| name.strip_prefix("libcuda.so.")).filter(|text| is_version(text));
@@ -39,7 +39,7 @@ pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     versions.next().is_none().then_some(first)
 }
 
-/// Reads the note of a library. It comes from an image: any file will do.
+/// Reads the note of a library. The file comes from an image and may have any content.
 #[must_use]
 pub fn read_note(file: impl Read + Seek) -> Option<Note> {
     let mut elf = Elf::open(file)?;
@@ -52,7 +52,7 @@ pub fn read_note(file: impl Read + Seek) -> Option<Note> {
     })
 }
 
-/// Whether the image's library is to be used. Empty versions are not known.
+/// Whether to use the image's library. Empty versions are unknown.
 #[must_use]
 pub fn is_to_be_used(note: Option<&Note>, compat_driver: &str, host_driver: &str, host_cuda: &str) -> bool {
     let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());

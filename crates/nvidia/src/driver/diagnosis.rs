@@ -1,4 +1,4 @@
-//! Why there is no working driver: three different things that all look like "library not found" or "driver not loaded".
+//! Determines why there is no working driver. Different causes have the same symptoms, "library not found" or "driver not loaded".
 
 use std::path::{Path, PathBuf};
 
@@ -11,22 +11,22 @@ use super::locate;
 /// The PCI devices in sysfs.
 pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
-/// What the host has of a driver.
+/// The parts of a driver that a host has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Installation {
-    /// NVIDIA GPUs on the PCI bus; `None` if it cannot be looked at
+    /// The number of NVIDIA GPUs on the PCI bus; `None` if the bus cannot be examined
     pub pci_gpus: Option<usize>,
     /// The version of the loaded kernel module
     pub module: Option<String>,
-    /// The version that libnvidia-ml carries in its name, whichever it is
+    /// The version in the file name of libnvidia-ml
     pub libraries: Option<String>,
-    /// Whether software is installed into a snapshot that becomes `/` at the next boot
+    /// Whether updates go to a snapshot that becomes `/` at the next boot
     pub transactional: bool,
 }
 
-/// Looks at the host. `module` is what the kernel module says of itself.
+/// Examines the host. `module` is the version of the loaded kernel module.
 #[must_use]
-pub fn look(search: &Search<'_>, module: Option<String>) -> Installation {
+pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
     let root = search.root;
     let version = |library: Library| {
         let name = library.file_name.into_string().ok()?;
@@ -40,7 +40,8 @@ pub fn look(search: &Search<'_>, module: Option<String>) -> Installation {
     }
 }
 
-/// Display controllers (PCI class 03) of vendor 10de. From sysfs: reading config space would wake sleeping GPUs.
+/// Counts the display controllers (PCI class 03) of vendor 10de. It reads sysfs attributes, because reading the configuration space
+/// would wake sleeping GPUs.
 #[must_use]
 pub fn pci_gpus(root: &Tree) -> Option<usize> {
     let devices = Path::new(PCI_DEVICES);
@@ -54,7 +55,7 @@ pub fn pci_gpus(root: &Tree) -> Option<usize> {
     Some(root.names(devices).iter().filter(|name| is_gpu(name)).count())
 }
 
-/// Which of them it is; `None` if the driver looks complete.
+/// Returns the cause as an error, or `None` if the driver seems to be complete.
 #[must_use]
 pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
     let reboot = "reboot the host: the new driver is in the next snapshot";
@@ -62,41 +63,42 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
         (Some(module), Some(libraries)) if module != libraries => Some(failure(
             &catalog::MISMATCH,
             format!(
-                "the loaded kernel module is driver {module}, and the libraries below {} are of {libraries}",
+                "the loaded kernel module has version {module}, and the libraries below {} have version {libraries}",
                 root.path()
             ),
             if facts.transactional {
                 reboot
             } else {
-                "reboot the host, or install libraries and module of one version"
+                "reboot the host, or install libraries and a kernel module of the same version"
             },
         )),
         (Some(module), None) => Some(failure(
             &catalog::NO_LIBRARIES,
             format!(
-                "the kernel module of driver {module} is loaded, and there is no libnvidia-ml below {}",
+                "the kernel module of driver {module} is loaded, but libnvidia-ml is missing below {}",
                 root.path()
             ),
             format!(
                 "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or \
-                 set root in the [nvidia-container-cli] table of config.toml to the directory that has them"
+                 set root in the [nvidia-container-cli] table of config.toml to the directory that contains them"
             ),
         )),
         (None, _) if facts.pci_gpus == Some(0) => Some(failure(
             &catalog::NO_GPU,
             "there is no NVIDIA GPU on the PCI bus of this host",
-            "look for it with \"lspci -d 10de:\"; without GPUs, unset NVIDIA_VISIBLE_DEVICES for the container",
+            "list the NVIDIA devices with \"lspci -d 10de:\"; on a host without GPUs, unset NVIDIA_VISIBLE_DEVICES for the \
+             container",
         )),
         (None, libraries) => {
             let gpus = match facts.pci_gpus {
                 None => String::new(),
-                Some(1) => "an NVIDIA GPU is on the PCI bus, and ".to_owned(),
-                Some(count) => format!("{count} NVIDIA GPUs are on the PCI bus, and "),
+                Some(1) => "there is an NVIDIA GPU on the PCI bus, but ".to_owned(),
+                Some(count) => format!("there are {count} NVIDIA GPUs on the PCI bus, but "),
             };
             let hint = match libraries {
                 Some(_) if facts.transactional => reboot.to_owned(),
-                Some(_) => "load it with \"modprobe nvidia\"; if that fails, \"journalctl -k\" says why (Secure Boot \
-                            refuses unsigned modules)"
+                Some(_) => "load it with \"modprobe nvidia\"; if that fails, \"journalctl -k\" shows the reason \
+                            (Secure Boot rejects unsigned modules)"
                     .to_owned(),
                 None => "install the driver (openSUSE: nvidia-open-driver-G06-signed-kmp-default and \
                          nvidia-compute-utils-G06; Debian: nvidia-driver)"
@@ -127,20 +129,27 @@ mod tests {
                 "",
                 "535.1",
                 false,
-                "2 NVIDIA GPUs are on the PCI bus, and the kernel module nvidia is not",
+                "there are 2 NVIDIA GPUs on the PCI bus, but the kernel module nvidia is not",
                 "modprobe",
             ),
-            (Some(2), "", "535.1", true, "2 NVIDIA GPUs are on the PCI bus", "reboot"),
-            (Some(2), "", "", false, "2 NVIDIA GPUs are on the PCI bus", "install the driver"),
+            (Some(2), "", "535.1", true, "there are 2 NVIDIA GPUs on the PCI bus", "reboot"),
+            (Some(2), "", "", false, "there are 2 NVIDIA GPUs on the PCI bus", "install the driver"),
             (None, "", "535.1", false, "the kernel module nvidia is not loaded", "modprobe"),
-            (Some(1), "535.1", "550.2", false, "the loaded kernel module is driver 535.1, and the libraries", "reboot"),
-            (Some(1), "535.1", "550.2", true, "of 550.2", "next snapshot"),
+            (
+                Some(1),
+                "535.1",
+                "550.2",
+                false,
+                "the loaded kernel module has version 535.1, and the libraries",
+                "reboot",
+            ),
+            (Some(1), "535.1", "550.2", true, "have version 550.2", "next snapshot"),
             (
                 Some(1),
                 "535.1",
                 "",
                 false,
-                "driver 535.1 is loaded, and there is no libnvidia-ml",
+                "driver 535.1 is loaded, but libnvidia-ml is missing",
                 "nvidia-compute-utils",
             ),
         ] {

@@ -1,4 +1,4 @@
-//! What a library's ELF header and sections say: for which machine it is, its SONAME, its notes. See elf(5).
+//! Reads the ELF headers and sections of libraries: the architecture, the SONAME and notes. See elf(5).
 
 use std::ffi::{CStr, OsString};
 use std::io::{Read, Seek, SeekFrom};
@@ -12,16 +12,16 @@ use elf::section::{SectionHeader, SectionHeaderTable};
 
 use super::ldcache::Arch;
 
-/// What is read at once at most, in bytes. A library's tables of sections, their names and its dynamic section have some
-/// KiB each.
+/// The largest part in bytes that is read. The section table, the section names and the dynamic section of a library have a few KiB
+/// each.
 const MAX_PART: u64 = 1 << 20;
-/// NAME_MAX: a file cannot have a longer name.
+/// The longest file name in bytes (NAME_MAX).
 const MAX_NAME: u64 = 255;
 
-/// The first bytes of a file: enough for [`is_for`].
+/// The number of bytes that [`is_for`] needs.
 pub const HEADER: usize = 20;
 
-/// Whether a file that begins so is an ELF file for this architecture. See elf(5).
+/// Whether a file with these first bytes is an ELF file for this architecture.
 #[must_use]
 pub fn is_for(header: &[u8], arch: Arch) -> bool {
     let (class, machine) = match arch {
@@ -30,13 +30,13 @@ pub fn is_for(header: &[u8], arch: Arch) -> bool {
         Arch::I386 => (1, EM_386),
         Arch::Arm => (1, EM_ARM),
     };
-    // EI_CLASS, and e_machine in the machine's own byte order: all four are little-endian here.
+    // EI_CLASS and e_machine. All four architectures are little-endian.
     header.starts_with(b"\x7fELF")
         && header.get(4) == Some(&class)
         && header.get(18..20) == Some(&machine.to_le_bytes())
 }
 
-/// The name by which ld.so knows the library; `None` if it has none or is no library.
+/// Returns the SONAME of a library, or `None` if the file has none.
 #[must_use]
 pub fn soname(file: impl Read + Seek) -> Option<OsString> {
     let mut elf = Elf::open(file)?;
@@ -53,8 +53,8 @@ pub fn soname(file: impl Read + Seek) -> Option<OsString> {
 
 /// An open ELF file with sections.
 ///
-/// It may come from an image, and then it may be a hole of a terabyte with tables that span it. `elf::ElfStream` takes
-/// all sizes from the file as they are; here a part that is absurdly large is not there.
+/// A file from an image can be sparse, with a size of a terabyte and tables of that size. `elf::ElfStream` trusts all sizes in the
+/// file; this type treats parts of more than 1 MiB as missing.
 #[derive(Debug)]
 pub struct Elf<R> {
     file: R,
@@ -64,7 +64,7 @@ pub struct Elf<R> {
 }
 
 impl<R: Read + Seek> Elf<R> {
-    /// `None` if it is no such file.
+    /// Reads the headers. Returns `None` if the file is not an ELF file with sections.
     pub fn open(mut file: R) -> Option<Self> {
         let ident = parse_ident(&read_at(&mut file, 0, EI_NIDENT as u64)?).ok()?;
         let rest = match ident.1 {
@@ -73,7 +73,7 @@ impl<R: Read + Seek> Elf<R> {
         };
         let header = FileHeader::parse_tail(ident, &read_at(&mut file, EI_NIDENT as u64, rest as u64)?).ok()?;
         let size = SectionHeader::validate_entsize(header.class, header.e_shentsize.into()).ok()?;
-        // A number of 0 means that there are more than 65279. No library has so many.
+        // The number 0 stands for more than 65279 sections, which no library has.
         let table = read_at(&mut file, header.e_shoff, u64::from(header.e_shnum).checked_mul(size as u64)?)?;
         let sections: Vec<_> = SectionHeaderTable::new(header.endianness, header.class, &table).iter().collect();
         let names = sections.get(usize::from(header.e_shstrndx))?;
@@ -81,22 +81,22 @@ impl<R: Read + Seek> Elf<R> {
         Some(Self { file, header, sections, names })
     }
 
-    /// The byte order that it is in.
+    /// Returns the byte order of the file.
     #[must_use]
     pub(crate) fn endian(&self) -> AnyEndian {
         self.header.endianness
     }
 
-    /// 32 or 64 bits.
+    /// Returns whether the file has 32 or 64 bits.
     #[must_use]
     pub fn class(&self) -> Class {
         self.header.class
     }
 
-    /// The first section of this name.
+    /// Returns the first section with this name.
     #[must_use]
     pub fn section(&self, name: &str) -> Option<SectionHeader> {
-        // Not read to its end: 16 000 sections can share one name of a megabyte.
+        // Only the prefix is compared: in a hostile file, 16,000 sections can share one name of a megabyte.
         let is_named = |section: &&SectionHeader| {
             let rest = self.names.get(section.sh_name as usize..).and_then(|text| text.strip_prefix(name.as_bytes()));
             rest.is_some_and(|rest| rest.first() == Some(&0))
@@ -104,7 +104,7 @@ impl<R: Read + Seek> Elf<R> {
         self.sections.iter().find(is_named).copied()
     }
 
-    /// What is in a section; `None` if that is more than 1 MiB, or not there.
+    /// Reads the content of a section. Returns `None` if it is missing or has more than 1 MiB.
     pub fn data(&mut self, section: &SectionHeader) -> Option<Vec<u8>> {
         (section.sh_type != SHT_NOBITS).then(|| read_at(&mut self.file, section.sh_offset, section.sh_size))?
     }

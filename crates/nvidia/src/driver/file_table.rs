@@ -1,8 +1,8 @@
-//! Which files of the driver belong to which capability: data only.
+//! The catalog of driver files, with the capabilities that they belong to.
 //!
-//! The names are those that NVIDIA's container stack injects (libnvidia-container 1.20 and its CDI generator), and the
-//! "Installed Components" chapter of the driver README; a test holds them against Debian's packages of driver 535.
-//! A library's name here is what stands before `.so`.
+//! The names are from NVIDIA's container stack (libnvidia-container 1.20 and its CDI generator) and from the chapter "Installed
+//! Components" of the driver README. A test compares them with Debian's packages of driver 535. The name of a library is the part
+//! of its file name before `.so`.
 
 use crate::capability::Capability;
 use crate::capability::Capability::{Compat32, Compute, Display, Graphics, Ngx, Utility, Video};
@@ -12,22 +12,22 @@ use crate::capability::Capability::{Compat32, Compute, Display, Graphics, Ngx, U
 pub struct Row {
     /// `libcuda` for `libcuda.so.1`
     pub name: &'static str,
-    /// One of these must be asked for.
+    /// Containers that request one of these get the file.
     pub capabilities: &'static [Capability],
-    /// What is special about it.
+    /// How the file is found and whether it is required.
     pub kind: LibraryKind,
 }
 
-/// What is special about a library or a program.
+/// How a library or a program is found, and whether it is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LibraryKind {
-    /// Nothing: it carries the driver's version, and a container does without it.
+    /// Its file name ends in the driver version, and it is optional.
     Plain,
-    /// A container that asked for the *first* of its capabilities cannot do anything without it.
+    /// Like `Plain`, but a container that requests the *first* of its capabilities does not start without it.
     Required,
-    /// It has a version of its own, and this one in its SONAME.
+    /// It has its own version, and this version in its SONAME.
     OwnVersion(&'static str),
-    /// It is opened by path in this directory beside the libraries.
+    /// Programs open it by path, in this directory below that of the libraries.
     Below(&'static str),
 }
 
@@ -39,9 +39,9 @@ const fn kind(name: &'static str, kind: LibraryKind, capabilities: &'static [Cap
     Row { name, capabilities, kind }
 }
 
-/// OpenGL, Vulkan and OptiX, with a screen or without.
+/// OpenGL, Vulkan and OptiX, with or without a display.
 const GL: &[Capability] = &[Graphics, Display];
-/// CUDA, with which the video libraries work.
+/// CUDA, which the video libraries use.
 const CUDA: &[Capability] = &[Compute, Video];
 
 /// Shared libraries.
@@ -108,7 +108,7 @@ pub(crate) const BINARIES: &[Row] = &[
     row("nvidia-xconfig", &[Display]),
 ];
 
-/// Where programs are looked for, in order. Not `$PATH`: the environment decides nothing here.
+/// The directories in which programs are searched for, in order. `$PATH` is not used, because the image may control the environment.
 pub(crate) const BINARY_DIRS: &[&str] = &[
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -119,7 +119,7 @@ pub(crate) const BINARY_DIRS: &[&str] = &[
     "/run/current-system/sw/bin", // NixOS
 ];
 
-/// Where libraries are looked for that no linker cache lists, in order, below the driver root.
+/// The directories below the driver root in which libraries are searched for that are not in the linker cache, in order.
 pub const LIBRARY_DIRS: &[&str] = &[
     "/usr/lib64",                               // openSUSE, Fedora
     "/usr/lib/x86_64-linux-gnu/nvidia/current", // Debian's alternatives
@@ -136,34 +136,34 @@ pub const LIBRARY_DIRS: &[&str] = &[
     "/home/kubernetes/bin/nvidia/lib64", // GKE from /
 ];
 
-/// Links that applications open by name and that no SONAME gives: (library, link, SONAME it leads to).
+/// Links that applications open although they are not SONAMEs: (library, link, SONAME that it leads to).
 pub const DEV_LINKS: &[(&str, &str, &str)] = &[
-    // dlopen("libcuda.so") is what much software does instead of the SONAME
+    // Many programs call dlopen("libcuda.so").
     ("libcuda", "libcuda.so", "libcuda.so.1"),
     ("libnvidia-opticalflow", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
-    // The driver's own links for development
+    // The driver installs these links for development.
     ("libnvidia-encode", "libnvidia-encode.so", "libnvidia-encode.so.1"),
     ("libnvidia-fbc", "libnvidia-fbc.so", "libnvidia-fbc.so.1"),
     ("libnvidia-ml", "libnvidia-ml.so", "libnvidia-ml.so.1"),
     ("libnvidia-ngx", "libnvidia-ngx.so", "libnvidia-ngx.so.1"),
-    // GLVND's libGLX asks for the vendor by this name when the X server is remote
+    // GLVND's libGLX opens this name if the X server is remote.
     ("libGLX_nvidia", "libGLX_indirect.so.0", "libGLX_nvidia.so.0"),
-    // libgbm opens its backend by the DRM driver's name
+    // libgbm opens a backend with the name of the DRM driver.
     ("libnvidia-allocator", "gbm/nvidia-drm_gbm.so", "libnvidia-allocator.so.1"),
 ];
 
-/// A file that says where something of the driver is: Vulkan and EGL vendors, OpenCL drivers.
+/// A file that loaders read to find the driver: Vulkan and EGL vendors, OpenCL drivers, X configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
-    /// Below one of `search`; `$V` in it is the driver's version.
+    /// The path below one of the directories in `search`. `$V` stands for the driver version.
     pub path: &'static str,
-    /// Directories, in order
+    /// The directories of the host, in order
     pub search: &'static [&'static str],
-    /// The directory in the container: the one that every loader reads
+    /// The directory in the container, which every loader reads
     pub dir: &'static str,
-    /// One of these must be asked for.
+    /// Containers that request one of these get the file.
     pub capabilities: &'static [Capability],
-    /// And this one.
+    /// A capability that must be requested in addition.
     pub and: Option<Capability>,
 }
 
@@ -177,7 +177,7 @@ const fn description(path: &'static str, dir: &'static str, capabilities: &'stat
     }
 }
 
-/// All of them.
+/// All description files.
 pub(crate) const DESCRIPTIONS: &[Description] = &[
     description("OpenCL/vendors/nvidia.icd", "etc", CUDA),
     description("glvnd/egl_vendor.d/10_nvidia.json", "usr/share", GL),
@@ -189,7 +189,7 @@ pub(crate) const DESCRIPTIONS: &[Description] = &[
     description("vulkan/icd.d/nvidia_icd.json", "etc", GL),
     description("vulkan/icd.d/nvidia_icd.x86_64.json", "etc", GL),
     description("vulkan/icd.d/nvidia_icd.aarch64.json", "etc", GL),
-    // Beside the other one, loaders of either kind would find each GPU twice.
+    // With both files, 64-bit and 32-bit loaders would find each GPU twice.
     Description { and: Some(Compat32), ..description("vulkan/icd.d/nvidia_icd.i686.json", "etc", GL) },
     description("vulkan/icd.d/nvidia_layers.json", "etc", GL),
     description("vulkan/implicit_layer.d/nvidia_layers.json", "etc", GL),
@@ -200,34 +200,35 @@ pub(crate) const DESCRIPTIONS: &[Description] = &[
     description("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "usr/share", &[Display]),
 ];
 
-/// Sockets by which programs in the container talk to daemons of the host: (path, capability).
+/// Sockets through which programs in containers communicate with daemons of the host: (path, capability).
 pub(crate) const SOCKETS: &[(&str, Capability)] =
     &[("/run/nvidia-persistenced/socket", Utility), ("/run/nvidia-fabricmanager/socket", Utility)];
 
 /// The directory with the sockets and pipes of the MPS control daemon, unless the administrator names another one.
 pub(crate) const MPS_DIRECTORY: (&str, Capability) = ("/tmp/nvidia-mps", Compute);
 
-/// Where the kernel looks for firmware; the GPU's own (GSP) is below `nvidia/<version>` there.
+/// The firmware directories of the kernel. The firmware of the GPU's own processor (GSP) is in `nvidia/<version>` below one of them.
 pub(crate) const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];
 
-/// Where the kernel looks for firmware first, if the administrator has named a directory.
+/// The kernel parameter with an additional firmware directory, which the kernel searches first.
 pub(crate) const FIRMWARE_DIR_PARAMETER: &str = "/sys/module/firmware_class/parameters/path";
 
-/// DLSS for Windows programs, in this directory below the libraries. Proton looks for it beside libGLX_nvidia.
+/// The directory with DLSS for Windows programs, below that of the libraries. Proton expects it next to libGLX_nvidia.
 pub(crate) const WINE_DIR: &str = "nvidia/wine";
-/// Its files.
+/// The files in [`WINE_DIR`].
 pub(crate) const WINE_FILES: &[&str] = &["nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"];
 
-/// Libraries of the driver's version that are of use on the host only: the settings program's.
+/// Libraries with the driver version that containers never need: those of nvidia-settings.
 pub(crate) const HOST_ONLY: &[&str] = &["libnvidia-gtk2", "libnvidia-gtk3"];
 
-/// What a capability is about: without one library of each group, a container gets nothing of it, or half of it.
+/// Returns the libraries that a capability depends on, in groups of alternatives: a container with none of a group cannot use the
+/// capability.
 #[must_use]
 pub(crate) const fn characteristic(capability: Capability) -> &'static [&'static [&'static str]] {
     match capability {
         Utility => &[&["libnvidia-ml"]],
         Compute => &[&["libcuda"]],
-        // Whatever the others are about, for another architecture.
+        // The same libraries for another architecture.
         Compat32 => &[],
         Graphics => &[&["libnvidia-glcore", "libnvidia-eglcore"]],
         Display => &[&["libnvidia-glcore"]],
@@ -236,7 +237,7 @@ pub(crate) const fn characteristic(capability: Capability) -> &'static [&'static
     }
 }
 
-/// Where the X server's modules of the driver are.
+/// The directories with the driver's modules for the X server.
 pub(crate) const XORG_DIRS: &[&str] = &[
     "/usr/lib/xorg/modules/drivers",
     "/usr/lib/xorg/modules/extensions",

@@ -1,4 +1,4 @@
-//! The driver's files that are not libraries: programs, descriptions, firmware.
+//! Finds the driver files that are not libraries: programs, descriptions, firmware and X server modules.
 
 use std::path::Path;
 
@@ -15,11 +15,11 @@ use crate::capability::Capabilities;
 pub struct Binary {
     /// The real file
     pub source: HostPath,
-    /// Its name in the container; the catalogue's, also where the host's file is a link to another name.
+    /// The name in the container. It is the name in the catalog, even if the host's file is a link to another name.
     pub name: &'static str,
 }
 
-/// A file that has its own place in the container.
+/// A file with a fixed path in the container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedFile {
     /// The real file
@@ -29,14 +29,14 @@ pub struct PlacedFile {
 }
 
 impl PlacedFile {
-    /// Whether it is the firmware of the GPU's own processor.
+    /// Whether it is firmware.
     #[must_use]
     pub fn is_firmware(&self) -> bool {
         self.target.absolute().components().any(|part| part.as_os_str() == "firmware")
     }
 }
 
-/// The programs for these capabilities, in the catalogue's order.
+/// Finds the programs for these capabilities, in the order of the catalog.
 #[must_use]
 pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
     let dirs = root.existing(BINARY_DIRS);
@@ -49,7 +49,7 @@ fn regular(root: &Tree, path: &Path) -> Option<Located> {
     root.locate(path).ok().filter(|located| located.kind == FileType::RegularFile)
 }
 
-/// The Vulkan, EGL and OpenCL descriptions for these capabilities.
+/// Finds the description files for these capabilities.
 #[must_use]
 pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> Vec<PlacedFile> {
     let wanted = DESCRIPTIONS.iter().filter(|description| {
@@ -65,7 +65,7 @@ pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> V
     found.collect()
 }
 
-/// The firmware of the GPU's own processor, which the driver in the container reads when it starts a GPU.
+/// Finds the firmware of the GPU's own processor (GSP), which NVIDIA's stack also gives to containers.
 #[must_use]
 pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
     let parameter = root.read(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
@@ -80,7 +80,7 @@ pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
         let found: Vec<_> = names
             .filter_map(|name| {
                 let located = regular(root, &dir.join(&name))?;
-                // The driver asks for it where the host has it.
+                // In the container, it has the same path as on the host.
                 Some(PlacedFile { source: located.host, target: ContainerPath::new(dir.join(name))? })
             })
             .collect();
@@ -91,10 +91,11 @@ pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
     Vec::new()
 }
 
-/// The X server's modules of the driver, at the same path: an X server in the container has its own list of paths.
+/// Finds the driver's modules for the X server. They have the same path in the container, because the configuration of the X server
+/// names their directories.
 #[must_use]
 pub(crate) fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
-    // The X server opens its modules by names without a version.
+    // The X server opens the names without a version.
     let names = ["nvidia_drv.so", "libglxserver_nvidia.so", &format!("libglxserver_nvidia.so.{version}")];
     let find = |name: &&str| {
         let places = XORG_DIRS.iter().map(|dir| Path::new(dir).join(name));
@@ -104,7 +105,7 @@ pub(crate) fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
     names.iter().filter_map(find).collect()
 }
 
-/// A regular file for the same path.
+/// Returns a regular file of the host, to be given to the container at the same path.
 #[must_use]
 pub fn at(root: &Tree, path: &Path) -> Option<PlacedFile> {
     Some(PlacedFile { source: regular(root, path)?.host, target: ContainerPath::new(path)? })

@@ -1,32 +1,32 @@
-//! How a user gets into the group that may open the driver's device nodes. Its name differs between distributions and
-//! sites ("video", "render", a number without a name), so it is that of the node at hand.
+//! Returns commands that add a user to the group of the driver's device nodes. The group differs between hosts ("video", "render", a
+//! number without a name), so it is read from the nodes.
 
 use nix::unistd::{Gid, Group};
 
-/// What gives the nodes a group, where only root may open them. The module reads these options when it is loaded.
+/// The fix if only root can open the nodes. The kernel module reads these options when it is loaded.
 pub const GIVE_A_GROUP: &str = "give the nodes a group and mode 0660: options nvidia NVreg_DeviceFileGID=… \
                                 NVreg_DeviceFileMode=0660 in /etc/modprobe.d";
 
-/// The name of a group, if it has one here.
+/// Returns the name of a group, or `None` if the host has no name for it.
 #[must_use]
 pub fn name(gid: u32) -> Option<String> {
     Group::from_gid(Gid::from_raw(gid)).ok().flatten().map(|group| group.name)
 }
 
-/// The commands, for root, after which `user` may open a node of this group and mode.
+/// Returns the commands that root runs to permit `user` to open a node with this group and mode.
 #[must_use]
 pub fn join(user: &str, gid: u32, mode: u32) -> String {
     commands(user, gid, mode, name(gid).as_deref())
 }
 
 fn commands(user: &str, gid: u32, mode: u32, name: Option<&str>) -> String {
-    // Members of the group root can read and write more of the host than its GPUs.
+    // Membership in the group root would give access to more than the GPUs.
     if gid == 0 || mode & 0o060 != 0o060 {
         return GIVE_A_GROUP.to_owned();
     }
     match name {
         Some(name) => format!("usermod -aG {name} {user}, and log in again"),
-        // usermod(8) takes the number of an existing group only.
+        // usermod(8) does not create a group.
         None => format!("groupadd -g {gid} gpu{gid} && usermod -aG gpu{gid} {user}, and log in again"),
     }
 }

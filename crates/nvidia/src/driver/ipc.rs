@@ -1,9 +1,9 @@
-//! The sockets and directories through which programs in containers talk to daemons of the host.
+//! Finds the sockets and directories through which programs in containers communicate with daemons of the host.
 //!
-//! They are looked for below the driver root, as NVIDIA's stack does: where the driver lives in a container, so do its daemons.
-//! Unlike the driver's files they lie where users of the host can create names: `/run/nvidia-persistenced` belongs to the
-//! daemon's own user, `/tmp` to everybody. What is found is therefore opened by [`guarded`], judged by what was opened, and
-//! opened and judged again for each container: nothing of it rests on a path that was looked at earlier.
+//! They are searched for below the driver root, as in NVIDIA's stack: if a container contains the driver, it also runs the daemons.
+//! Unlike driver files, they are in directories in which other users can create names: `/run/nvidia-persistenced` belongs to the
+//! user of the daemon, and all users can write to `/tmp`. Therefore they are opened with [`guarded`], and the open file is checked.
+//! Both are repeated for each container, so that no result depends on a path that was checked earlier.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,46 +20,46 @@ use base::tree::{Tree, is_missing};
 use super::file_table::{MPS_DIRECTORY, SOCKETS};
 use crate::capability::{Capabilities, Omit};
 
-/// What must be at the place of a daemon.
+/// The file that must exist at the path of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expected {
-    /// A socket, of root's or of the user whose directory it is in
+    /// A socket that belongs to root or to the owner of its directory
     Socket,
-    /// A directory that root made
+    /// A directory that belongs to root
     Directory,
-    /// A directory that the administrator named in config.toml, whoever made it
+    /// A directory that config.toml names, with any owner
     NamedDirectory,
 }
 
-/// The place of a daemon: a path that means nothing until [`Channel::open`] has opened it.
+/// The socket or directory of a daemon, as a path. [`Channel::open`] opens and checks it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Channel {
     /// The driver root
     pub root: HostPath,
-    /// Below it, with a leading slash; containers have it at the same path
+    /// The path below the driver root, with a leading slash, which is also the path in containers
     pub path: PathBuf,
-    /// What must be there
+    /// The expected file
     pub expected: Expected,
 }
 
-/// A socket or directory of a daemon of the host, to be used by programs in the container; optional.
+/// An optional socket or directory of a daemon that a container gets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ipc {
     /// How to open it
     pub channel: Channel,
-    /// Its path on the host when it was looked at, after symbolic links
+    /// The path on the host, after symbolic links
     pub source: HostPath,
-    /// Whether no user but root can put something else at that path: else it must not be mounted by its path
+    /// Whether only root can replace the file. If not, it must not be mounted by its path.
     pub is_fixed: bool,
-    /// In the container
+    /// The path in the container
     pub path: ContainerPath,
 }
 
 impl Channel {
-    /// Opens it, if no user but root, us, and the daemon itself had a say in what that is.
+    /// Opens the file, if no user other than root, the user of this process and the user of the daemon can have replaced it.
     ///
     /// # Errors
-    /// If it is missing, or is not what it must be.
+    /// If the file is missing or fails a check.
     pub fn open(&self) -> Result<Guarded> {
         let root = Root::open(self.root.as_path()).with_context(|| format!("open {}", self.root))?;
         self.open_below(&root)
@@ -96,7 +96,7 @@ impl Channel {
         let at = at.display();
         match self.expected {
             Expected::Socket => {
-                format!("find out who made it with \"ls -ld {at}\", remove it, and start the driver's daemon again")
+                format!("see the owner with \"ls -ld {at}\", remove the file, and restart the driver's daemon")
             }
             Expected::Directory | Expected::NamedDirectory => format!(
                 "remove {at}, or have an MPS daemon use a directory that only root can create and name it with \
@@ -106,7 +106,7 @@ impl Channel {
     }
 }
 
-/// What was opened.
+/// The properties of the opened file.
 struct Seen<'a> {
     kind: FileType,
     is_trusted: bool,
@@ -115,13 +115,13 @@ struct Seen<'a> {
     chooser: &'a Chooser,
 }
 
-/// Why it must not be given to containers; `None` if it may.
+/// Returns the reason why the file must not be given to containers, or `None` if it may.
 fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
     let is_kind = |kind, name: &str| (seen.kind != kind).then(|| format!("it is not a {name}"));
     match (expected, seen.chooser) {
         (Expected::Socket, Chooser::Others(dir)) => is_kind(FileType::Socket, "socket")
             .or_else(|| Some(format!("other users can write to its directory {dir:?}"))),
-        // A daemon's user could link a socket of another daemon into its directory (fs.protected_hardlinks = 0).
+        // With fs.protected_hardlinks = 0, the user of a daemon could link the socket of another daemon into its directory.
         (Expected::Socket, Chooser::NoOther | Chooser::Owner(..)) => is_kind(FileType::Socket, "socket")
             .or_else(|| seen.has_other_names.then(|| "it is a hard link".to_owned()))
             .or_else(|| (!owner_is_known(seen)).then(|| format!("it belongs to user {}", seen.uid))),
@@ -141,7 +141,8 @@ fn owner_is_known(seen: &Seen<'_>) -> bool {
     seen.is_trusted || matches!(seen.chooser, Chooser::Owner(_, uid) if *uid == seen.uid)
 }
 
-/// Those that these capabilities need and that are there. `mps` is the directory that the administrator named, below the root.
+/// Finds the existing sockets and directories for these capabilities. `mps` is the configured directory of the MPS daemon, below the
+/// driver root.
 #[must_use]
 pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: Omit) -> (Vec<Ipc>, Vec<Finding>) {
     let is_left_out = |path: &str| {

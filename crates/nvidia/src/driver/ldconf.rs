@@ -1,6 +1,6 @@
-//! `/etc/ld.so.conf`: where an image's own ldconfig(8) looks for libraries. Pure.
+//! Parses `/etc/ld.so.conf` of an image, which lists the directories that ldconfig(8) searches. No input or output.
 //!
-//! No standard describes the file; its authority is `parse_conf` in glibc's `elf/ldconfig.c`.
+//! No standard describes the format. The reference is `parse_conf` in glibc's `elf/ldconfig.c`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,33 +8,33 @@ use std::path::{Path, PathBuf};
 
 /// The directory of the files that most images include.
 pub const DROP_INS: &str = "etc/ld.so.conf.d";
-/// Our file in that directory. For libraries of the same SONAME the directory that is listed first wins, so it must sort
-/// before the files of the image.
+/// The hook's file in that directory. If several libraries have the same SONAME, the first directory wins, so the name must sort
+/// before those of the image's files.
 pub const DROP_IN: &str = "00-oci-nvidia-hook.conf";
-/// What is written where an image has no `/etc/ld.so.conf`. Every distribution that has such a file includes the same.
+/// The content of a new `/etc/ld.so.conf`, for an image without that file. The files of the distributions contain the same line.
 pub const DEFAULT: &str = "include /etc/ld.so.conf.d/*.conf\n";
-/// The first line of our file.
+/// The first line of the hook's file.
 const HEADER: &str = "# Written by oci-nvidia-hook: where the NVIDIA driver's libraries are in this container.\n";
-/// PATH_MAX: a longer path could not be opened.
+/// The longest line in bytes (PATH_MAX). A longer path could not be opened.
 const MAX_LINE: usize = 4096;
 
-/// A line that means something.
+/// A directive of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Directive {
     /// A directory with libraries
     Directory(PathBuf),
-    /// More files: the directory that they are in, and a pattern for their names
+    /// Files to include: their directory, and a pattern for their names
     Include(PathBuf, Vec<u8>),
 }
 
-/// What the configuration file in the directory `dir` (absolute, in the container) says.
+/// Parses a file. `dir` is its directory, as an absolute path in the container.
 #[must_use]
 pub fn parse(text: &[u8], dir: &Path) -> Vec<Directive> {
     let lines = text.split(|byte| *byte == b'\n').filter(|line| line.len() <= MAX_LINE && !line.contains(&0));
-    lines.flat_map(|line| of_line(line, dir)).collect()
+    lines.flat_map(|line| parse_line(line, dir)).collect()
 }
 
-fn of_line(line: &[u8], dir: &Path) -> Vec<Directive> {
+fn parse_line(line: &[u8], dir: &Path) -> Vec<Directive> {
     let line = line.split(|byte| *byte == b'#').next().unwrap_or_default().trim_ascii();
     if let Some(rest) = line.strip_prefix(b"include").filter(|rest| rest.first().is_some_and(u8::is_ascii_whitespace)) {
         let patterns = rest.split(u8::is_ascii_whitespace).filter(|pattern| !pattern.is_empty());
@@ -42,7 +42,7 @@ fn of_line(line: &[u8], dir: &Path) -> Vec<Directive> {
     }
     // Before glibc 2.32 a directory could have a type: "/lib=libc6".
     let path = line.split(|byte| *byte == b'=').next().unwrap_or_default().trim_ascii_end();
-    // "hwcap 0 nosegneg" is a line of its own kind. A path that is not absolute is refused by ldconfig.
+    // Other lines, such as "hwcap 0 nosegneg", are ignored. ldconfig also rejects paths that are not absolute.
     if path.starts_with(b"/") {
         vec![Directive::Directory(Path::new(OsStr::from_bytes(path)).to_owned())]
     } else {
@@ -50,8 +50,8 @@ fn of_line(line: &[u8], dir: &Path) -> Vec<Directive> {
     }
 }
 
-/// A pattern is relative to the file that it is in. One with wildcards in the names of directories is left out: no
-/// distribution has one, and at worst a directory is listed twice.
+/// Parses a pattern, which is relative to the directory of its file. A pattern with wildcards in directory names is ignored: no
+/// distribution uses one, and the only consequence is that a directory may be listed twice.
 fn include(pattern: &[u8], dir: &Path) -> Option<Directive> {
     let path = dir.join(OsStr::from_bytes(pattern));
     let (parent, name) = (path.parent()?.to_owned(), path.file_name()?.as_bytes().to_vec());
@@ -59,15 +59,15 @@ fn include(pattern: &[u8], dir: &Path) -> Option<Directive> {
     (!has_wildcards).then_some(Directive::Include(parent, name))
 }
 
-/// Whether a file name matches a pattern with `*` and `?`, as glob(3) matches them: a leading dot must be written. A set in
-/// square brackets matches nothing here.
+/// Whether a file name matches a pattern with `*` and `?`, by the rules of glob(3): wildcards do not match a leading dot. Sets in
+/// square brackets are not supported and match nothing.
 #[must_use]
 pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'.') && pattern.first() != Some(&b'.') {
         return false;
     }
     let (mut at, mut in_name) = (0, 0);
-    // Where to go on if what follows the last star does not fit here.
+    // The position to resume from if the text after the last star does not match.
     let mut star: Option<(usize, usize)> = None;
     while let Some(byte) = name.get(in_name) {
         match pattern.get(at) {
@@ -91,7 +91,7 @@ pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
     pattern.iter().skip(at).all(|byte| *byte == b'*')
 }
 
-/// Our file: these directories, in this order.
+/// Returns the content of the hook's file, with these directories in this order.
 #[must_use]
 pub fn drop_in<'a>(dirs: impl Iterator<Item = &'a Path>) -> Vec<u8> {
     let mut text = HEADER.as_bytes().to_vec();
@@ -102,7 +102,7 @@ pub fn drop_in<'a>(dirs: impl Iterator<Item = &'a Path>) -> Vec<u8> {
     text
 }
 
-/// Whether a file of our name was written by us.
+/// Whether the hook wrote a file.
 #[must_use]
 pub fn is_ours(text: &[u8]) -> bool {
     text.starts_with(HEADER.as_bytes())

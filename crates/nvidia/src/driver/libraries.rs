@@ -1,5 +1,5 @@
-//! The driver's shared libraries: by the host's linker cache, and where that does not list one, in the directories
-//! where the others are, or where distributions put them.
+//! Finds the driver's shared libraries: in the host's linker cache, then in the directories of the libraries that were found, then in
+//! the usual directories of the distributions.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -18,50 +18,50 @@ use super::ldcache::{self, Arch, Cache};
 /// A shared library of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// Its row in the catalogue
+    /// The name in the catalog
     pub name: &'static str,
-    /// Whose programs load it
+    /// The architecture of the library
     pub arch: Arch,
     /// The real file, `…/libcuda.so.535.183.01`
     pub source: HostPath,
     /// `libcuda.so.535.183.01`
     pub file_name: OsString,
-    /// The names by which ld.so finds it, `libcuda.so.1`; its file name among them if that is its SONAME
+    /// The names in the linker cache, such as `libcuda.so.1`. They include the file name if that is the SONAME.
     pub sonames: BTreeSet<OsString>,
 }
 
-/// An entry of the linker cache that was not taken.
+/// An entry of the linker cache that is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedOver {
-    /// The row in the catalogue
+    /// The name in the catalog
     pub name: &'static str,
-    /// What programs ask for
+    /// The name that programs load
     pub soname: OsString,
-    /// What they would get; the real file, if there is one
+    /// The file that programs would get, after links if it exists
     pub path: PathBuf,
-    /// Whether a file is there: of another version
+    /// Whether the file exists. It then has another version.
     pub exists: bool,
 }
 
-/// What the host's linker cache says of the driver's libraries.
+/// The entries of the host's linker cache for the driver's libraries.
 #[derive(Debug, Default)]
 pub struct LinkerCache {
     path: PathBuf,
     /// In the order of the file
     entries: Vec<(Arch, OsString, PathBuf)>,
-    /// Why there is none
+    /// The reason why the cache cannot be read
     pub missing: Option<Finding>,
 }
 
 impl LinkerCache {
-    /// Reads the linker cache of the driver root. A host can do without: then libraries are looked for in directories.
+    /// Reads the linker cache of the driver root. Without a cache, libraries are searched for in directories.
     #[must_use]
     pub fn read(root: &Tree, configured: Option<&HostPath>) -> Self {
         let path = configured.map_or_else(|| PathBuf::from("/etc/ld.so.cache"), |path| path.as_path().to_owned());
-        match root.read(&path).and_then(|bytes| Ok(of_driver(&ldcache::parse(&bytes)?))) {
+        match root.read(&path).and_then(|bytes| Ok(driver_entries(&ldcache::parse(&bytes)?))) {
             Ok(entries) => Self { path, entries, missing: None },
             Err(error) => {
-                // Some hosts never have one (NixOS, GKE): no reason to warn at each container.
+                // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
                 let error = error.context(format!("cannot read the linker cache {path:?}"));
                 let missing = Finding::of(&catalog::NO_CACHE, base::report::line(&error), "");
                 Self { path, entries: Vec::new(), missing: Some(missing) }
@@ -69,21 +69,21 @@ impl LinkerCache {
         }
     }
 
-    /// The entries of a library: (soname, path).
-    fn of(&self, arch: Arch, row: &Row) -> impl Iterator<Item = (&OsStr, &Path)> {
+    /// Returns the entries of a library: (SONAME, path).
+    fn entries_of(&self, arch: Arch, row: &Row) -> impl Iterator<Item = (&OsStr, &Path)> {
         let entries = self.entries.iter().filter(move |(of, name, _)| *of == arch && is_named(name, row.name));
         entries.map(|(_, name, path)| (name.as_os_str(), path.as_path()))
     }
 }
 
-fn of_driver(cache: &Cache<'_>) -> Vec<(Arch, OsString, PathBuf)> {
+fn driver_entries(cache: &Cache<'_>) -> Vec<(Arch, OsString, PathBuf)> {
     let arches = || std::iter::once(Arch::native()).chain(Arch::native().compat32());
     let known = cache.entries().iter().filter(|entry| LIBRARIES.iter().any(|row| is_named(entry.name, row.name)));
     let with_arch = known.filter_map(|entry| Some((arches().find(|arch| entry.is_for(*arch))?, entry)));
     with_arch.map(|(arch, entry)| (arch, entry.name.to_owned(), entry.path.to_owned())).collect()
 }
 
-/// Whether `soname` is `name.so` or `name.so.…`. A mere prefix would take libcudart for libcuda.
+/// Whether `soname` is `name.so` or `name.so.…`. Comparing only the prefix would confuse libcudart with libcuda.
 fn is_named(soname: &OsStr, name: &str) -> bool {
     soname
         .to_str()
@@ -92,38 +92,38 @@ fn is_named(soname: &OsStr, name: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The driver's libraries end in its version; a file of another driver would not work with the loaded module.
+/// Whether a file name ends in this driver version. A library of another version does not work with the loaded kernel module.
 fn is_of_version(file_name: &OsStr, version: &str) -> bool {
     file_name.to_str().and_then(|name| name.strip_suffix(version)).is_some_and(|rest| rest.ends_with('.'))
 }
 
-/// Whether it is named like a library of the driver.
+/// Whether a file name is that of a library with this driver version.
 fn is_library_of(file_name: &OsStr, version: &str) -> bool {
     let stem = file_name.to_str().and_then(|name| name.strip_suffix(version)?.strip_suffix(".so."));
     stem.is_some_and(|stem| stem.starts_with("lib"))
 }
 
-/// Whether the catalogue has it, or knows that it is not for containers.
+/// Whether a library is in the catalog, or is known not to be for containers.
 fn is_known(file_name: &OsStr) -> bool {
     let mut names = LIBRARIES.iter().map(|row| row.name).chain(HOST_ONLY.iter().copied());
     names.any(|name| is_named(file_name, name)) || is_named(file_name, "libglxserver_nvidia")
 }
 
-/// Looks for libraries of one driver version below a driver root.
+/// A search for the libraries of one driver version below a driver root.
 #[derive(Debug)]
 pub struct Search<'a> {
-    /// Where
+    /// The driver root
     pub root: &'a Tree,
     /// The linker cache of that root
     pub cache: &'a LinkerCache,
-    /// `535.183.01`; empty: any
+    /// The driver version, such as `535.183.01`; empty for any
     pub version: &'a str,
-    /// Directories to look in before the usual ones
+    /// Directories to search before the usual ones
     pub dirs: &'a [PathBuf],
 }
 
 impl Search<'_> {
-    /// The libraries of these rows, in their order, and what is wrong with those that were passed over.
+    /// Returns the libraries of these rows, in their order, and the entries of the linker cache that are not used.
     #[must_use]
     pub fn find(&self, arch: Arch, rows: &[&'static Row]) -> (Vec<Library>, Vec<PassedOver>) {
         let mut passed = Vec::new();
@@ -140,8 +140,8 @@ impl Search<'_> {
         (found.collect(), passed)
     }
 
-    /// What there is to report about entries that were not taken: a finding for all that are stale, and one for all of another
-    /// version. Packages of an old driver leave dozens of them.
+    /// Returns findings about entries that are not used: one for all stale entries, and one for all libraries of another version.
+    /// The packages of an old driver can leave dozens of them.
     #[must_use]
     pub fn findings(&self, passed: &[PassedOver]) -> Vec<Finding> {
         const NAMED: usize = 3;
@@ -153,15 +153,19 @@ impl Search<'_> {
         let mut findings = Vec::new();
         let stale: Vec<_> = of(false).map(|passed| format!("{:?} at {:?}", passed.soname, passed.path)).collect();
         if let Some(named) = stale.get(..stale.len().min(NAMED)).filter(|named| !named.is_empty()) {
-            let what =
-                format!("{:?} lists {}{}, where no such file is", self.cache.path, named.join(", "), more(stale.len()));
+            let what = format!(
+                "{:?} lists files that do not exist: {}{}",
+                self.cache.path,
+                named.join(", "),
+                more(stale.len())
+            );
             findings.push(Finding::of(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
         }
         let other = BTreeSet::from_iter(of(true).map(|passed| format!("{:?}", passed.path)));
         if !other.is_empty() {
             let named: Vec<_> = other.iter().take(NAMED).map(String::as_str).collect();
             let what = format!(
-                "libraries of another version than the loaded driver {} are left out: {}{}",
+                "libraries are ignored because their version is not that of the loaded driver {}: {}{}",
                 self.version,
                 named.join(", "),
                 more(other.len())
@@ -169,13 +173,14 @@ impl Search<'_> {
             findings.push(Finding::of(
                 &catalog::OTHER_VERSION,
                 what,
-                "reboot the host if the driver was just updated; else remove the packages of the other version",
+                "reboot the host if the driver was just updated; otherwise remove the packages of the other version",
             ));
         }
         findings
     }
 
-    /// The driver's libraries that no row of the catalogue has: of its version, beside those that were found.
+    /// Returns the driver's libraries that are not in the catalog: they have the driver version and are in the directories of the
+    /// libraries that were found.
     #[must_use]
     pub fn unknown(&self, found: &[Library]) -> Vec<Library> {
         if self.version.is_empty() {
@@ -189,7 +194,7 @@ impl Search<'_> {
                 unknown.extend(names.filter_map(|name| self.at(arch, &dir.join(name))));
             }
         }
-        // A directory that is a link to another one has the same files.
+        // A directory can be a link to another one, with the same files.
         let mut seen = std::collections::BTreeSet::new();
         unknown.retain(|library| {
             !found.iter().any(|known| known.source == library.source)
@@ -200,7 +205,7 @@ impl Search<'_> {
 
     fn in_cache(&self, arch: Arch, row: &'static Row, passed: &mut Vec<PassedOver>) -> Option<Library> {
         let mut found: Option<Library> = None;
-        for (soname, path) in self.cache.of(arch, row) {
+        for (soname, path) in self.cache.entries_of(arch, row) {
             let mut pass = |path: &Path, exists| {
                 passed.push(PassedOver { name: row.name, soname: soname.to_owned(), path: path.to_owned(), exists });
             };
@@ -212,7 +217,7 @@ impl Search<'_> {
                 pass(&located.path, true);
                 continue;
             }
-            // The first file of a name is the one that ld.so takes; further names of the same file are its links.
+            // ld.so uses the first file. Further names of the same file are links to it.
             let library = found.get_or_insert_with(|| Library {
                 name: row.name,
                 arch,
@@ -239,7 +244,7 @@ impl Search<'_> {
         Some((located, file_name))
     }
 
-    /// A library by its path, whatever its name and version; `None` if it is no library of this architecture.
+    /// Returns the library at a path, with any name and version. Returns `None` if it is not a library of this architecture.
     #[must_use]
     pub fn at(&self, arch: Arch, path: &Path) -> Option<Library> {
         let (located, file_name) = self.regular_file(path)?;
@@ -250,13 +255,13 @@ impl Search<'_> {
         Some(Library { name: "", arch, source: located.host, file_name, sonames })
     }
 
-    /// The name by which ld.so finds it. ldconfig lists a library without a SONAME by its file name.
+    /// Returns the SONAME of a library. ldconfig lists a library without a SONAME under its file name.
     fn soname(&self, located: &Located, file_name: &OsStr) -> OsString {
         let soname = self.root.open_file(&located.path).ok().and_then(elf::soname);
         soname.unwrap_or_else(|| file_name.to_owned())
     }
 
-    /// Where the libraries are that were found: what the cache does not list is beside them.
+    /// Returns the directories of these libraries. Libraries that the cache does not list are often in the same directories.
     pub fn dirs_of<'l>(&self, found: impl Iterator<Item = &'l Library>) -> Vec<PathBuf> {
         let prefix = self.root.path();
         let mut dirs = Vec::new();
@@ -271,7 +276,7 @@ impl Search<'_> {
         dirs
     }
 
-    /// The usual directories that have a driver of this version.
+    /// Returns the usual directories that contain a driver of this version.
     fn usual_dirs(&self, arch: Arch) -> Vec<PathBuf> {
         let has_driver = |dir: &&Path| {
             let mut required = LIBRARIES.iter().filter(|row| row.kind == LibraryKind::Required);
@@ -280,7 +285,8 @@ impl Search<'_> {
         LIBRARY_DIRS.iter().map(Path::new).filter(has_driver).map(Path::to_owned).collect()
     }
 
-    /// `dir/libX.so.<version>`, or where the version is not known or its own, what `dir/libX.so.1` leads to.
+    /// Returns `dir/libX.so.<version>`. If the library has its own version or the driver version is unknown, returns the target of
+    /// `dir/libX.so.1`.
     fn in_dir(&self, arch: Arch, row: &'static Row, dir: &Path) -> Option<Library> {
         let suffix = match row.kind {
             LibraryKind::OwnVersion(soname) => soname,
@@ -292,7 +298,7 @@ impl Search<'_> {
             LibraryKind::Below(below) if !dir.ends_with(below) => self.regular_file(&dir.join(below).join(&name)),
             _ => None,
         };
-        // Debian has all of them in one directory, and links where programs look.
+        // Debian installs all libraries in one directory, and links to them in those that programs use.
         let (located, file_name) = below.or_else(|| self.regular_file(&dir.join(name)))?;
         if !self.root.header::<{ elf::HEADER }>(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
             return None;

@@ -1,4 +1,4 @@
-//! Catalogue × driver root → the files that are there.
+//! Finds the files of the catalog below the driver root.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,31 +19,31 @@ use crate::capability::{Capabilities, Capability, Omit};
 /// The driver's files for one set of capabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverFiles {
-    /// Shared libraries, in the catalogue's order
+    /// Shared libraries, in the order of the catalog
     pub libraries: Vec<Library>,
     /// Programs
     pub binaries: Vec<Binary>,
-    /// Descriptions and firmware
+    /// Descriptions, firmware and other files with a fixed path
     pub placed: Vec<PlacedFile>,
 }
 
 impl DriverFiles {
-    /// Architecture and name of each library of the catalogue's.
+    /// Returns the architecture and the catalog name of each library.
     #[must_use]
     pub fn present(&self) -> Vec<(Arch, &'static str)> {
         self.libraries.iter().map(|library| (library.arch, library.name)).collect()
     }
 
-    /// Takes out what is not wanted.
+    /// Removes the files that are not wanted.
     pub fn leave_out(&mut self, omit: Omit) {
         self.placed.retain(|file| !(omit.firmware && file.is_firmware()));
     }
 }
 
-/// Finds what `capabilities` need, and the administrator's `more`.
+/// Finds the files for `capabilities`, and the files `more` that the administrator configured.
 ///
 /// # Errors
-/// If a library is missing without which one of them is of no use.
+/// If a required library of a capability is missing.
 pub fn locate(
     search: &Search<'_>,
     capabilities: Capabilities,
@@ -87,8 +87,8 @@ pub fn locate(
                 Some(file) => placed.push(file),
                 None => findings.push(Finding::of(
                     &catalog::NO_FILE,
-                    format!("{path:?} is not below {}", root.path()),
-                    "check files in the [driver] table of config.toml",
+                    format!("{path:?} is missing below {}", root.path()),
+                    "correct files in the [driver] table of config.toml",
                 )),
             },
         }
@@ -97,14 +97,14 @@ pub fn locate(
     Ok((DriverFiles { libraries, binaries, placed }, findings))
 }
 
-/// Where the library is that asks NVML: of the driver version that is loaded, if that is known.
+/// Finds libnvidia-ml, in the version of the search.
 #[must_use]
 pub fn management_library(search: &Search<'_>) -> Option<Library> {
     let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == "libnvidia-ml").collect();
     search.find(Arch::native(), &rows).0.into_iter().next()
 }
 
-/// Libraries of the driver that no row of the catalogue has: only containers that ask for `all` get these.
+/// Returns the driver's libraries that are not in the catalog. Only containers that request `all` get them.
 #[must_use]
 pub fn unknown(search: &Search<'_>) -> Vec<Library> {
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
@@ -113,31 +113,35 @@ pub fn unknown(search: &Search<'_>) -> Vec<Library> {
     search.unknown(&known)
 }
 
-/// The finding that names them.
+/// Returns the finding that names libraries that are not in the catalog.
 #[must_use]
 pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
     let names: BTreeSet<_> = unknown.iter().map(|library| format!("{:?}", library.file_name)).collect();
     let names: Vec<_> = names.into_iter().collect();
     (!names.is_empty()).then(|| {
-        let what = format!("libraries of the driver are not in the catalogue: {}", names.join(", "));
-        Finding::of(&catalog::UNKNOWN_LIBRARIES, what, "ask for NVIDIA_DRIVER_CAPABILITIES=all where they are needed")
+        let what = format!("libraries of the driver are not in the catalog: {}", names.join(", "));
+        Finding::of(
+            &catalog::UNKNOWN_LIBRARIES,
+            what,
+            "set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them",
+        )
     })
 }
 
-/// Whether all of the driver is asked for: then libraries are given too that no row of the catalogue has. Each branch of the
-/// driver brings some, and its other libraries open them by name. Nothing shows which capability they belong to, so where
-/// `supported-driver-capabilities` withholds one, they are withheld, too: they could be part of it.
+/// Whether the whole driver is requested. The container then also gets the libraries that are not in the catalog: each driver branch
+/// adds some, and other libraries open them by name. Their capability is unknown. If `supported-driver-capabilities` denies one
+/// capability, they are denied too, because they could belong to it.
 fn is_everything(capabilities: Capabilities) -> bool {
     Capability::ALL.iter().all(|capability| *capability == Capability::Compat32 || capabilities.has(*capability))
 }
 
-/// Those of a capability's characteristic libraries that are not among the `present` ones: of which architecture, and their
-/// names without `.so`.
+/// Returns the libraries that a capability depends on and that are missing. `present` contains the architecture and the catalog name
+/// of the libraries that exist.
 #[must_use]
 pub fn lacking_libraries(capability: Capability, present: &[(Arch, &str)]) -> Vec<String> {
     let native = Arch::native();
     if capability == Capability::Compat32 {
-        // A machine without 32-bit programs needs no libraries for them, nor does a request for nothing else.
+        // Nothing is missing if the machine cannot run 32-bit programs, or if no other capability is requested.
         let lacks = native.compat32().is_some() && !present.is_empty();
         let lacks = lacks && present.iter().all(|(arch, _)| *arch == native);
         return if lacks { vec!["32-bit libraries".to_owned()] } else { Vec::new() };
@@ -147,8 +151,8 @@ pub fn lacking_libraries(capability: Capability, present: &[(Arch, &str)]) -> Ve
     groups.filter_map(|group| Some(format!("{}.so", group.first()?))).collect()
 }
 
-/// What containers that ask for these capabilities do not get because it is not installed, with the package that has it. One
-/// finding for all of them, and none for `all`: who asks for that takes what there is.
+/// Returns a finding about libraries of these capabilities that are not installed, with the packages that contain them. A request for
+/// `all` has no such finding, because it means everything that is installed.
 fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) -> Option<Finding> {
     let lacking = capabilities.iter().map(|capability| (capability, lacking_libraries(capability, present)));
     let lacking: Vec<_> = lacking.filter(|(_, names)| !names.is_empty()).collect();
@@ -159,7 +163,7 @@ fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) ->
     Some(Finding::of(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
 }
 
-/// The files that Windows programs load.
+/// Finds the files that Windows programs load.
 fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
     let dirs = search.dirs_of(found.iter().filter(|library| library.arch == Arch::native()));
     let find = |name: &&'static str| {
@@ -179,7 +183,7 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
 fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passed: &[PassedOver]) -> anyhow::Error {
     let Search { root, version, .. } = *search;
     let mut what = format!(
-        "the driver capability \"{}\" needs {}.so of driver {version}, which is not below {}",
+        "the driver capability \"{}\" requires {}.so of driver {version}, which is missing below {}",
         capability.name(),
         row.name,
         root.path()

@@ -1,4 +1,4 @@
-//! The driver's files and device nodes on the host, found below the driver root.
+//! Finds the driver's files, sockets and device nodes on the host, below the driver root.
 
 pub mod compat;
 pub mod diagnosis;
@@ -21,21 +21,21 @@ use base::paths::HostPath;
 use base::report::{self, Failure};
 use base::tree::Tree;
 
-/// Opens the driver root: the directory that is `/` for the driver.
+/// Opens the driver root.
 ///
 /// # Errors
-/// If it is not a directory.
+/// If the path is not a directory.
 pub fn open_root(path: &HostPath) -> Result<Tree> {
     Tree::open(path).map_err(|error| {
         anyhow::Error::new(error).context(Failure::new(
             &report::catalog::DRIVER_ROOT,
             format!("cannot open the driver root {path}"),
-            "set root in the [nvidia-container-cli] table of config.toml to the directory that holds the driver",
+            "set root in the [nvidia-container-cli] table of config.toml to the directory that contains the driver",
         ))
     })
 }
 
-/// Whether a text, such as `535.183.01`, looks like the version of a driver.
+/// Whether a text has the form of a driver version, such as `535.183.01`.
 #[must_use]
 pub fn is_version(text: &str) -> bool {
     text.contains('.') && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')

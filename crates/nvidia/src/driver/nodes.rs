@@ -1,4 +1,4 @@
-//! The driver's device nodes on the host.
+//! Examines the driver's device nodes on the host.
 
 use std::io;
 use std::path::Path;
@@ -24,39 +24,39 @@ pub const IMEX_CHANNELS: &str = "nvidia-caps-imex-channels";
 /// The directory of the nodes of MIG capabilities.
 pub const CAPS: &str = "/dev/nvidia-caps";
 
-/// What makes missing nodes, and replaces wrong ones.
+/// The hint for missing and wrong nodes.
 pub const PREPARE: &str = "run \"oci-nvidia-hook prepare\" as root on the host";
 
-/// A device node of the driver: where it is, and which device it is.
+/// A device node of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceNode {
-    /// On the host
+    /// The path on the host
     pub source: HostPath,
-    /// In the container
+    /// The path in the container
     pub path: ContainerPath,
-    /// Device major
+    /// The major number
     pub major: u32,
-    /// Device minor
+    /// The minor number
     pub minor: u32,
 }
 
-/// What is at the path of a device node. Plain data, so that it can be judged apart from looking.
+/// The file at the path of a device node. It is plain data, so that the checks can be tested without a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// Nothing
     Missing,
     /// A character device
     Device(DeviceNode),
-    /// Something else, at this path of the host
+    /// Another file, at this path on the host
     NotADevice(HostPath),
     /// It cannot be examined, for this `errno`.
     Unreadable(i32),
 }
 
 impl NodeState {
-    /// What is at `/dev/NAME` below this root. Symbolic links are followed.
+    /// Examines `/dev/NAME` below this root. Symbolic links are followed.
     #[must_use]
-    pub fn of(dev: &Tree, name: &str) -> Self {
+    pub fn inspect(dev: &Tree, name: &str) -> Self {
         let path = Path::new("/dev").join(name);
         let located = match dev.locate(&path) {
             Ok(located) => located,
@@ -71,10 +71,10 @@ impl NodeState {
         }
     }
 
-    /// The node `/dev/NAME`; `None` if it is missing.
+    /// Returns the node `/dev/NAME`, or `None` if it is missing.
     ///
     /// # Errors
-    /// If something other than a character device has its name, or it cannot be examined.
+    /// If the file is not a character device, or cannot be examined.
     pub fn optional(&self, name: &str) -> Result<Option<DeviceNode>> {
         match self {
             Self::Missing => Ok(None),
@@ -84,16 +84,16 @@ impl NodeState {
             }
             Self::Unreadable(errno) => {
                 let error = anyhow::Error::new(io::Error::from_raw_os_error(*errno));
-                Err(error.context(format!("cannot look at \"/dev/{name}\"")))
+                Err(error.context(format!("cannot examine \"/dev/{name}\"")))
             }
         }
     }
 
-    /// The node `/dev/NAME` of a driver whose major number is assigned when it is loaded. `dev_root` and `fix` are for
-    /// the error: where the node should be, and what creates it.
+    /// Returns the node `/dev/NAME`. Only its minor number is checked, because the kernel assigns the major number of most drivers at
+    /// run time. `dev_root` and `fix` are for the error message: the root that should have the node, and the command that creates it.
     ///
     /// # Errors
-    /// If it is missing or has another minor number, and as [`Self::optional`].
+    /// If the node is missing or has another minor number, and those of [`Self::optional`].
     pub fn required(&self, name: &str, minor: u32, dev_root: &HostPath, fix: &str) -> Result<DeviceNode> {
         let missing = || {
             let what = format!("the device node \"/dev/{name}\" is missing below {dev_root}");
@@ -104,10 +104,10 @@ impl NodeState {
     }
 }
 
-/// A node of which the driver's major number is known, `/dev/nvidiactl` or `/dev/nvidiaN`, as it must be.
+/// Checks the major number of a node with a fixed one: `/dev/nvidiactl` or `/dev/nvidiaN`.
 ///
 /// # Errors
-/// If it has another number: a node of another device under this name would give the container that device.
+/// If the node has another major number. The container would get access to another device.
 pub(crate) fn check_major(node: DeviceNode) -> Result<DeviceNode> {
     if node.major == NVIDIA_MAJOR {
         return Ok(node);

@@ -1,4 +1,4 @@
-//! Which package has the libraries of a driver capability, on each distribution.
+//! Names the package with the libraries of a driver capability, for each distribution.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use base::tree::Tree;
 
 use crate::capability::Capability;
 
-/// Whose packages.
+/// A family of distributions with the same packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distribution {
     /// openSUSE, SLE
@@ -42,7 +42,7 @@ pub fn distribution(os_release: &str) -> Distribution {
     Distribution::Other
 }
 
-/// That of a driver root.
+/// Reads the distribution of a driver root.
 #[must_use]
 pub fn distribution_of(root: &Tree) -> Distribution {
     let read = |path: &str| root.read(Path::new(path)).ok();
@@ -51,7 +51,7 @@ pub fn distribution_of(root: &Tree) -> Distribution {
 }
 
 impl Distribution {
-    /// The command that installs the libraries of a capability, where its packages are known.
+    /// Returns the command that installs the libraries of a capability, if it is known.
     #[must_use]
     pub const fn package(self, capability: Capability) -> Option<&'static str> {
         match (self, capability) {
@@ -75,7 +75,7 @@ impl Distribution {
         }
     }
 
-    /// The commands for several of them, each once; in general where the packages are not known.
+    /// Returns the commands for several capabilities, each once, or a general hint if no package is known.
     #[must_use]
     pub fn commands(self, capabilities: impl Iterator<Item = Capability>) -> String {
         const GENERAL: &str = "install all of the driver's libraries, of the same version as its kernel module";
@@ -84,7 +84,7 @@ impl Distribution {
     }
 }
 
-/// `the libraries of the driver capability "graphics" are missing below "/": libnvidia-glcore.so`
+/// Returns a message such as `the libraries of the driver capability "graphics" are missing below "/": libnvidia-glcore.so`.
 #[must_use]
 pub fn lacking_in_words(root: &Tree, lacking: &[(Capability, Vec<String>)]) -> String {
     let names: Vec<_> = lacking.iter().map(|(capability, _)| format!("\"{}\"", capability.name())).collect();

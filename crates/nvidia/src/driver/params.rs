@@ -1,15 +1,16 @@
-//! `/proc/driver/nvidia/params`: how the module has been configured. The files of MIG capabilities have the same form.
+//! Parses `/proc/driver/nvidia/params`, which lists the parameters of the kernel module. The files of MIG capabilities have the same
+//! form.
 
-/// Owner and mode of a node.
+/// The owner and mode that the kernel module requests for a device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePolicy {
-    /// Owner
+    /// The owner
     pub uid: u32,
-    /// Group
+    /// The group
     pub gid: u32,
-    /// Permissions
+    /// The permission bits
     pub mode: u32,
-    /// Whether the node may be made, and its owner and mode be changed
+    /// Whether user space may create the node and change its owner and mode
     pub modify: bool,
 }
 
@@ -19,14 +20,14 @@ impl Default for NodePolicy {
     }
 }
 
-/// A number of `params`, or of a capability file: `name: 438`, in decimal.
+/// Returns a decimal number from `params` or a capability file: `name: 438`.
 #[must_use]
 pub fn field(text: &str, name: &str) -> Option<u32> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.trim().parse().ok()
 }
 
-/// Parses `params`. A field that it lacks has NVIDIA's default.
+/// Parses the policy for device nodes. Missing fields have NVIDIA's defaults.
 #[must_use]
 pub fn parse_policy(params: &str) -> NodePolicy {
     let default = NodePolicy::default();
@@ -38,16 +39,16 @@ pub fn parse_policy(params: &str) -> NodePolicy {
     }
 }
 
-/// What `params` states about IMEX channels.
+/// The parameters for IMEX channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Imex {
-    /// How many there are; `None` with a driver that does not state it
+    /// The number of channels; `None` if the driver does not report it
     pub count: Option<u32>,
-    /// Whether channel 0 is for everyone on the host (`NVreg_CreateImexChannel0`)
+    /// Whether channel 0 is for all users of the host (`NVreg_CreateImexChannel0`)
     pub channel_0: bool,
 }
 
-/// Parses `params`.
+/// Parses the parameters for IMEX channels.
 #[must_use]
 pub(crate) fn parse_imex(params: &str) -> Imex {
     Imex { count: field(params, "ImexChannelCount"), channel_0: field(params, "CreateImexChannel0") == Some(1) }

@@ -75,7 +75,7 @@ impl Gatherer<'_> {
     fn nodes(&mut self, names: impl IntoIterator<Item = String>) {
         for name in names {
             let dev = &self.host.roots.dev;
-            self.facts.nodes.entry(name).or_insert_with_key(|name| NodeState::of(dev, name));
+            self.facts.nodes.entry(name).or_insert_with_key(|name| NodeState::inspect(dev, name));
         }
     }
 

@@ -9,7 +9,7 @@ use base::paths::HostPath;
 use base::report::{catalog, failure};
 use base::tree::Tree;
 
-use super::{LookOptions, Roots};
+use super::{InspectOptions, Roots};
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::NodeState;
@@ -50,7 +50,7 @@ impl Installed {
     pub(super) fn inventory(
         &self,
         config: &Config,
-        options: LookOptions<'_>,
+        options: InspectOptions<'_>,
         slow: &dyn Fn(),
     ) -> Result<(Inventory, Vec<KernelGpu>)> {
         let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
@@ -102,7 +102,7 @@ impl Installed {
 
     fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu]) {
         let Roots { dev, proc, .. } = &self.roots;
-        let has_node = |minor| matches!(NodeState::of(dev, &format!("nvidia{minor}")), NodeState::Device(_));
+        let has_node = |minor| matches!(NodeState::inspect(dev, &format!("nvidia{minor}")), NodeState::Device(_));
         merge::complete(inventory, gpus, has_node);
         if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) && proc.locate(Path::new(MIG_MINORS)).is_ok() {
             cap_files::note_missing_nodes(inventory, &cap_files::existing(proc), dev);
@@ -111,7 +111,7 @@ impl Installed {
 }
 
 fn diagnose(search: &Search<'_>, module: Option<String>) -> Option<Error> {
-    diagnosis::diagnose(&diagnosis::look(search, module), search.root)
+    diagnosis::diagnose(&diagnosis::inspect(search, module), search.root)
 }
 
 fn no_driver(root: &Tree) -> Error {

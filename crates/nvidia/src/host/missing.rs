@@ -27,7 +27,7 @@ impl Host {
     }
 
     fn lacks(&self, name: &str) -> bool {
-        NodeState::of(&self.roots.dev, name) == NodeState::Missing
+        NodeState::inspect(&self.roots.dev, name) == NodeState::Missing
     }
 
     /// NVML lists only the MIG devices whose capability nodes exist. The kernel module has a file for each of them in any case.

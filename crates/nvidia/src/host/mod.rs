@@ -1,6 +1,6 @@
 //! The driver and the GPUs of a host, and what containers get of them.
 //!
-//! [`Host::look`] finds the driver and takes the inventory of its GPUs. From there, [`crate::inventory::select`] chooses
+//! [`Host::inspect`] finds the driver and takes the inventory of its GPUs. From there, [`crate::inventory::select`] chooses
 //! devices, [`Host::facts`] examines what they need, and [`crate::edits::decide`] makes edits of that without reading
 //! anything. [`Host::edits`] does both of the last steps.
 
@@ -56,9 +56,9 @@ pub struct Host {
     pub inventory: Inventory,
 }
 
-/// How [`Host::look_with`] takes the inventory.
+/// How [`Host::inspect_with`] takes the inventory.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LookOptions<'a> {
+pub struct InspectOptions<'a> {
     /// Ask NVML even if there is a cached inventory that the kernel confirms
     pub afresh: bool,
     /// The program that asks NVML: see [`crate::inventory::probe`]. Without one a child is forked, which only a program with
@@ -72,23 +72,23 @@ impl Host {
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
-    pub fn look(config: &Config, slow: &dyn Fn()) -> Result<Self> {
-        Self::look_with(config, LookOptions::default(), slow)
+    pub fn inspect(config: &Config, slow: &dyn Fn()) -> Result<Self> {
+        Self::inspect_with(config, InspectOptions::default(), slow)
     }
 
     /// The same, but NVML is asked in any case, and its answer replaces the cached inventory.
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
-    pub fn look_afresh(config: &Config) -> Result<Self> {
-        Self::look_with(config, LookOptions { afresh: true, ..LookOptions::default() }, &|| ())
+    pub fn inspect_afresh(config: &Config) -> Result<Self> {
+        Self::inspect_with(config, InspectOptions { afresh: true, ..InspectOptions::default() }, &|| ())
     }
 
     /// The same with these options. A program with threads has to name one that asks NVML for it.
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
-    pub(crate) fn look_with(config: &Config, options: LookOptions<'_>, slow: &dyn Fn()) -> Result<Self> {
+    pub fn inspect_with(config: &Config, options: InspectOptions<'_>, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
         let (inventory, kernel_gpus) = installed.inventory(config, options, slow)?;
         let Installed { roots, linker_cache, .. } = installed;

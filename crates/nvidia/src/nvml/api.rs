@@ -1,48 +1,48 @@
-//! The calls we make of NVML, as safe functions: a seam, so that the inventory is tested without a library.
+//! The functions of NVML that this crate calls, as a trait, so that the inventory can be tested without the library.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// An `nvmlReturn_t`.
+/// A return code of NVML, `nvmlReturn_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code(pub u32);
 
 impl Code {
-    /// The GPU or the driver has no such feature.
+    /// The GPU or the driver does not have the feature.
     pub(crate) const NOT_SUPPORTED: Self = Self(3);
-    /// The device nodes cannot be opened by this user.
+    /// This user cannot open the device nodes.
     pub(crate) const NO_PERMISSION: Self = Self(4);
-    /// There is no device of that number.
+    /// There is no device with this index.
     pub(crate) const NOT_FOUND: Self = Self(6);
-    /// No nvidia.ko, or no `/dev/nvidiactl`.
+    /// The kernel module is not loaded, or `/dev/nvidiactl` is missing.
     pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
-    /// An older library.
+    /// The library is older than the function.
     pub(crate) const FUNCTION_NOT_FOUND: Self = Self(13);
-    /// The library is of another driver version than the kernel module.
+    /// The library has another version than the kernel module.
     pub(crate) const LIB_RM_VERSION_MISMATCH: Self = Self(18);
 }
 
-/// A call that did not succeed.
+/// A call of NVML that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    /// The function, `nvmlInit_v2`
+    /// The function, such as `nvmlInit_v2`
     pub call: String,
-    /// What it returned
+    /// The return code
     pub code: Code,
-    /// The library's own words for it
+    /// The library's description of the code
     pub text: String,
 }
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} says {:?} ({})", self.call, self.text, self.code.0)
+        write!(f, "{} reports {:?} ({})", self.call, self.text, self.code.0)
     }
 }
 
-/// An `nvmlDevice_t`: an opaque pointer of the library, valid until it is shut down.
+/// A device handle, `nvmlDevice_t`: an opaque pointer that is valid until NVML is shut down.
 ///
-/// Only this module and its tests make one: the library dereferences it.
+/// Only this module and its tests create one, because the library dereferences it.
 #[derive(Clone, Copy, Debug)]
 pub struct Device(usize);
 

@@ -1,7 +1,7 @@
-//! libnvidia-ml.so.1, loaded at run time. All `unsafe` of NVML is here.
+//! Loads libnvidia-ml.so.1 at run time and calls it. All `unsafe` code for NVML is here.
 //!
-//! The C types are those of NVIDIA's nvml.h. Each symbol is looked up when it is called and may be missing: an older
-//! driver lacks newer ones, and only the call that needs one fails.
+//! The C types are those of NVIDIA's nvml.h. Each symbol is looked up when it is called: an older driver lacks newer functions, and
+//! then only the call of such a function fails.
 #![allow(unsafe_code, reason = "dlopen and calls into a C library")]
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
@@ -16,7 +16,7 @@ type RawDevice = *mut c_void;
 /// NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE; the driver version needs 80.
 const TEXT: c_uint = 96;
 
-/// The start of `nvmlPciInfo_t`, the same in all its versions, and room for the longest of them (68 bytes in v3).
+/// The start of `nvmlPciInfo_t`, which is the same in all versions, and enough space for the longest version (68 bytes in v3).
 #[repr(C)]
 struct PciInfo {
     bus_id_legacy: [c_char; 16],
@@ -33,7 +33,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads it. This runs the library's constructors with this process's rights: confined child only.
+    /// Loads the library. This runs its constructors with the privileges of this process, so only a confined child calls it.
     pub fn load(name: &OsStr) -> Result<Self, libloading::Error> {
         // SAFETY: the callers load libraries of the host only, NVIDIA's and those of the C library, which run their
         // constructors correctly in a process with one thread; none comes from a container.
@@ -53,7 +53,7 @@ impl Library {
         found.map_err(|_| Failed {
             call: text_of(name),
             code: Code::FUNCTION_NOT_FOUND,
-            text: "this driver's library does not have it".into(),
+            text: "the driver's library does not have this function".into(),
         })
     }
 
@@ -80,7 +80,7 @@ impl Library {
         text_of(text).to_ascii_lowercase()
     }
 
-    /// A function that fills a text buffer: `f(device, buffer, length)`.
+    /// Calls a function that fills a text buffer: `f(device, buffer, length)`.
     ///
     /// # Safety
     ///
@@ -96,7 +96,7 @@ impl Library {
         Ok(until_nul(&buffer))
     }
 
-    /// A function that fills one number: `f(device, &value)`.
+    /// Calls a function that stores a number: `f(device, &value)`.
     ///
     /// # Safety
     ///
@@ -116,7 +116,7 @@ fn text_of(text: &CStr) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// The library terminates its texts; a buffer without NUL is taken whole rather than trusted.
+/// Returns the text before the first NUL, or the whole buffer if the library did not terminate the text.
 fn until_nul(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).map(|c| c.to_ne_bytes()[0]).collect();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -177,7 +177,7 @@ impl Api for Library {
     }
 
     fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
-        // The unversioned symbol is the oldest and still there; v3 only widens the legacy bus id text.
+        // The unversioned symbol is the oldest one, and all drivers have it. v3 only has a longer text for the bus id.
         const NAME: &CStr = c"nvmlDeviceGetPciInfo";
         // SAFETY: nvml.h gives it this type, and it is called here only.
         let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut PciInfo) -> Return>(NAME) }?;

@@ -1,4 +1,4 @@
-//! NVIDIA's management library: the functions we use. It runs in a child process: [`crate::inventory::ask`].
+//! Bindings to the NVIDIA Management Library (NVML). It runs in a child process: see [`crate::inventory::ask`].
 //! <https://docs.nvidia.com/deploy/nvml-api/>
 
 pub mod api;

@@ -1,9 +1,8 @@
-//! The same as `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)` for kernels without it, component by component.
+//! Implements `openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)` for kernels without it, one component at a time.
 //!
-//! Every directory on the way is held open, and `..` goes back to the one that is held: never up from where a
-//! directory happens to lie by then, which is how a rename under a walk escapes. Every component is opened with
-//! `O_NOFOLLOW`, and the text of a link is walked like any other path. So the kernel never follows anything for us, magic
-//! links included: their text, too, is only a path below the root.
+//! Every directory on the way stays open, and `..` returns to the open parent. If the kernel resolved `..`, a directory that is
+//! moved during the walk could lead out of the root. Every component is opened with `O_NOFOLLOW`, and the text of a link is
+//! walked like any other path. Therefore the kernel follows no link, and the text of a magic link is only a path below the root.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -14,15 +13,15 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// The kernel's own limit (MAXSYMLINKS).
+/// The limit of the kernel for symbolic links in one lookup (MAXSYMLINKS).
 const MAX_LINKS: u32 = 40;
-/// The kernel's limit for a path (PATH_MAX), here for what is left to walk, link texts included.
+/// The limit in bytes for the rest of the path, including the text of links (PATH_MAX).
 const MAX_LEFT: usize = 4096;
 
-/// Opens what `path` means below `root`.
+/// Opens `path` below `root`.
 pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let mut held: Vec<OwnedFd> = Vec::new();
-    // Components that are left, the next one last; `None` leads back to the root.
+    // The remaining components, the next one last. `None` returns to the root.
     let mut left = Vec::new();
     push(&mut left, path);
     let mut links = 0;
@@ -40,7 +39,7 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
         let how = if last { flags } else { OFlags::PATH };
         match open_component(dir, &name, how)? {
             Opened::Link(_) if last && flags.contains(OFlags::NOFOLLOW) => {
-                // As openat2 does: the link itself with O_PATH, an error else.
+                // Like openat2(2): with O_PATH this opens the link itself, without it the call fails with ELOOP.
                 return Ok(rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, Mode::empty())?);
             }
             Opened::Link(text) => {
@@ -57,7 +56,7 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
             Opened::File(dir) => held.push(dir),
         }
     }
-    // The path ends in a directory that is held: "/", "a/..".
+    // The path ends in a directory that is open already: "/", "a/..".
     let dir = held.last().map_or(root, AsFd::as_fd);
     Ok(rustix::fs::openat(dir, c".", flags | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -67,7 +66,7 @@ enum Opened {
     File(OwnedFd),
 }
 
-/// A component is never a path: the kernel resolves one name in one directory.
+/// Opens one name in one directory.
 fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Result<Opened> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let error = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
@@ -81,7 +80,7 @@ fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Resul
         }
         Err(errno) => errno,
     };
-    // With O_DIRECTORY a link is ENOTDIR, without O_PATH it is ELOOP.
+    // A symbolic link fails with ENOTDIR if O_DIRECTORY is set, and with ELOOP if O_PATH is not.
     if !matches!(error, Errno::LOOP | Errno::NOTDIR) {
         return Err(error.into());
     }

@@ -1,8 +1,8 @@
-//! Mounts by mount(2), for kernels without detached ones (Linux before 5.12).
+//! Mounts with mount(2), for kernels without detached mounts (Linux before 5.12).
 //!
-//! Source and target are fds still: their magic links in /proc/self/fd lead to what was opened and checked, whatever
-//! has become of the name since. Both must be of our own mount namespace. What is different: for a moment a mount is
-//! there without its restrictions. The container's own process has not started then.
+//! Source and target are still file descriptors: their magic links in /proc/self/fd lead to the files that were opened and
+//! checked, even if a name has been replaced since. Both must be in the mount namespace of this process. In contrast to detached
+//! mounts, a mount is visible without its restrictions for a moment, but the container's process has not started by then.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,17 +14,17 @@ use rustix::mount::{MountAttrFlags, MountFlags, MountPropagationFlags, UnmountFl
 use super::{Label, MountAttrs};
 use crate::sys::in_root::fd_path;
 
-/// `mount --bind SOURCE TARGET`. `target` stays what is below the new mount.
+/// Runs `mount --bind SOURCE TARGET`. The fd `target` still refers to the file below the new mount.
 pub fn bind(source: impl AsFd, target: impl AsFd) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(fd_path(source.as_fd()), fd_path(target.as_fd()))?)
 }
 
-/// `mount -t tmpfs TARGET`, as [`super::new_tmpfs`].
+/// Runs `mount -t tmpfs TARGET`; like [`super::new_tmpfs`].
 pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
     mount_tmpfs_with(target, MountFlags::NODEV, options, label)
 }
 
-/// The same, for device nodes that are mounted elsewhere: a bind mount of one inherits `nodev`.
+/// Like [`mount_tmpfs`], but without `nodev`, which bind mounts of the device nodes in it would inherit.
 pub fn mount_tmpfs_for_nodes(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
     mount_tmpfs_with(target, MountFlags::empty(), options, label)
 }
@@ -35,8 +35,8 @@ fn mount_tmpfs_with(target: impl AsFd, more: MountFlags, options: &str, label: O
     Ok(rustix::mount::mount("tmpfs", fd_path(target.as_fd()), "tmpfs", flags, options.as_c_str())?)
 }
 
-/// `mount -t overlay TARGET`: `lower` and, over it, the directories `upper` and `work` of `layer`. What may not be done with
-/// files of `lower`, as to run them, may not be done with those of the overlay; it can be written until it is restricted.
+/// Runs `mount -t overlay TARGET` with `lower` and the directories `upper` and `work` of `layer`. The overlay gets the
+/// restrictions of `lower`, such as `noexec`, except for `ro`: it is writable until [`restrict`] is called.
 pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label: Option<&Label>) -> io::Result<()> {
     let kept = kept_flags(rustix::fs::fstatvfs(&lower)?.f_flag).difference(MountFlags::RDONLY);
     let flags = MountFlags::NOSUID | MountFlags::NODEV | kept;
@@ -46,17 +46,16 @@ pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label
     Ok(rustix::mount::mount("overlay", fd_path(target.as_fd()), "overlay", flags, options.as_c_str())?)
 }
 
-/// Takes a mount away again that could not be opened after it was made: whatever is mounted on `name` in `dir`, in our
-/// mount namespace.
+/// Unmounts `name` in `dir`, for a mount that could not be opened after it was made.
 pub fn take_back(dir: impl AsFd, name: &Path) -> io::Result<()> {
     let path = Path::new(&fd_path(dir.as_fd())).join(name);
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }
 
-/// As [`super::restrict`]; `mount` must be the root of a mount.
+/// Like [`super::restrict`]. `mount` must be the root of a mount.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
     let path = fd_path(mount.as_fd());
-    // A remount sets all flags anew, and in a user namespace those of the source are locked: leaving one out is EPERM.
+    // A remount replaces all flags. In a user namespace those of the source are locked, and omitting one fails with EPERM.
     let kept = rustix::fs::fstatvfs(&mount)?.f_flag;
     let flags = flags_of(attrs) | kept_flags(kept);
     rustix::mount::mount_remount(&path, MountFlags::BIND | flags, c"")?;
@@ -76,7 +75,7 @@ fn flags_of(attrs: MountAttrs) -> MountFlags {
     .collect()
 }
 
-/// The flags that statvfs(3) tells of a mount have the same values as those of mount(2), but for the last.
+/// Converts the flags of statvfs(3) to those of mount(2). Only `relatime` has another value.
 fn kept_flags(kept: StatVfsMountFlags) -> MountFlags {
     /// `ST_RELATIME`
     const RELATIME: u64 = 0x1000;

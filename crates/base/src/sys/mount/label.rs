@@ -1,5 +1,4 @@
-//! The SELinux label of a file system that is mounted for a container: `linux.mountLabel` of its config.json, which
-//! runtimes give to those that they mount.
+//! The SELinux label of file systems that are mounted for a container. Runtimes take it from `linux.mountLabel` in config.json.
 
 use std::path::Path;
 
@@ -7,16 +6,16 @@ use rustix::fs::StatVfsMountFlags;
 
 use crate::report::{catalog, failure};
 
-/// A label that can be an option of a mount as it is.
+/// A label that cannot contain another mount option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label(String);
 
 impl Label {
-    /// `None` where there is none to give, or SELinux is off: kernels refuse the option then.
+    /// Parses `linux.mountLabel`. Returns `None` if it is empty or SELinux is disabled, because the kernel then rejects the option.
     ///
     /// # Errors
-    /// If it is no label, and SELinux is on.
-    pub fn of(mount_label: &str) -> anyhow::Result<Option<Self>> {
+    /// If SELinux is enabled and the text is not a label.
+    pub fn from_config(mount_label: &str) -> anyhow::Result<Option<Self>> {
         if mount_label.is_empty() || !is_on(Path::new("/sys/fs/selinux")) {
             Ok(None)
         } else {
@@ -24,25 +23,25 @@ impl Label {
         }
     }
 
-    /// As the option `context` has it.
+    /// Returns the value for the mount option `context`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Behind other options of mount(2). A comma ends an option, and categories have them: quotes keep it together.
+    /// Appends the label to other options of mount(2). The quotes keep the commas between categories from ending the option.
     #[must_use]
     pub fn after(label: Option<&Self>, options: &str) -> String {
         label.map_or_else(|| options.to_owned(), |Self(label)| format!("{options},context=\"{label}\""))
     }
 }
 
-/// `user:role:type`, and with MLS `:level`. What the kernel does with other characters would be for it to say; here they
-/// could end the option and begin another.
+/// Parses `user:role:type`, with `:level` if the policy has MLS. Other characters are rejected, because they could end the option
+/// and start another one.
 fn parse(text: &str) -> anyhow::Result<Label> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:,".contains(c);
     let parts: Vec<&str> = text.splitn(4, ':').collect();
-    // The first three have no categories.
+    // Only the level has categories, which commas separate.
     let is_label = parts.len() >= 3
         && parts.iter().all(|part| !part.is_empty())
         && parts.iter().take(3).all(|part| !part.contains(','))
@@ -54,12 +53,13 @@ fn parse(text: &str) -> anyhow::Result<Label> {
     let shown: String = text.chars().take(100).collect();
     Err(failure(
         &catalog::STATE,
-        format!("linux.mountLabel of config.json is {shown:?}, which is no SELinux label"),
+        format!("linux.mountLabel in config.json is {shown:?}, which is not a SELinux label"),
         "start the container with another label, or with \"--security-opt label=disable\"",
     ))
 }
 
-/// Whether the kernel has a policy. Containers see it read-only, and for programs in them there is none.
+/// Whether SELinux is enabled for this process. Runtimes mount selinuxfs read-only in containers, and libselinux then treats
+/// SELinux as disabled.
 fn is_on(selinuxfs: &Path) -> bool {
     const SELINUX_MAGIC: i64 = 0xf97c_ff8c;
     rustix::fs::statfs(selinuxfs).is_ok_and(|fs| fs.f_type == SELINUX_MAGIC)
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_another_option_is_none() {
+    fn other_mount_options_are_not_labels() {
         for text in [
             "x",
             "a:b",
@@ -103,13 +103,13 @@ mod tests {
             "ä:b:c",
         ] {
             let error = crate::report::render(&parse(text).unwrap_err());
-            assert!(error.contains("which is no SELinux label"), "{text:?}: {error}");
+            assert!(error.contains("which is not a SELinux label"), "{text:?}: {error}");
         }
         assert!(parse(&format!("a:b:c:{}", "x".repeat(2000))).is_err());
     }
 
     #[test]
-    fn only_the_kernels_own_file_system_says_that_it_is_on() {
+    fn only_selinuxfs_shows_that_selinux_is_enabled() {
         assert!(!is_on(Path::new("/none")));
         assert!(!is_on(Path::new("/proc")));
     }

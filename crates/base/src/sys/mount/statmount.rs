@@ -1,5 +1,5 @@
-//! What the kernel tells of one mount: statmount(2), Linux 6.8. The whole table, which is all that there is before, takes the
-//! longer to write the more mounts a host has, and a node with many containers has thousands.
+//! Reads the properties of one mount with statmount(2), Linux 6.8. Earlier kernels only have the whole mount table, and a node
+//! with many containers has thousands of mounts.
 
 use std::ffi::CStr;
 use std::io;
@@ -10,60 +10,60 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use crate::sys::proc_file;
 
-/// `STATX_MNT_ID_UNIQUE`: a number that no other mount gets before the next boot.
+/// `STATX_MNT_ID_UNIQUE`: an id that is not reused before the next boot.
 const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// `STATMOUNT_SB_BASIC | STATMOUNT_MNT_BASIC | STATMOUNT_MNT_ROOT`
 const ASKED: u64 = 0b1011;
-/// statmount(2) has the same number on all architectures: it came after they were given one table.
+/// The system call number, which is the same on all architectures that the driver supports.
 const SYS_STATMOUNT: libc::c_long = 457;
 /// `struct mnt_id_req`, its first version.
 const REQUEST_SIZE: u64 = 24;
-/// In words of 8 bytes: `struct statmount` has 64, and the longest path that a mount can have been made of fits behind it.
+/// The size of the answer in words of 8 bytes: 64 for `struct statmount`, and PATH_MAX bytes for the path after it.
 const ANSWER: usize = 64 + 4096 / 8;
 
-/// A mount.
+/// The properties of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountFacts {
-    /// It passes on what is mounted below it
+    /// Whether mounts below it propagate to its peers
     pub is_shared: bool,
-    /// Nothing can be written to it
+    /// Whether the mount is read-only
     pub is_read_only: bool,
-    /// The kind of its file system, statfs(2)
+    /// The magic number of the file system, see statfs(2)
     pub magic: u64,
-    /// Which directory of its file system it shows; empty if that is no text
+    /// The directory of the file system that is mounted; empty if the path is not UTF-8
     pub root: String,
-    /// The mount that it is mounted on, as [`Id::Unique`] has it
+    /// The parent mount, as in [`Id::Unique`]
     pub parent: u64,
 }
 
-/// A mount. Ids of one process are comparable: the kernel reports all of them in the same way.
+/// The id of a mount. The ids that one process reads are comparable, because the kernel reports all of them in the same form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Id {
-    /// No other mount gets it before the next boot. statmount(2) knows a mount by it.
+    /// An id that is not reused before the next boot. statmount(2) takes this one.
     Unique(u64),
-    /// As in /proc/PID/mountinfo: used again once the mount is gone, which none is that has an open file.
+    /// The id in /proc/PID/mountinfo. It is reused after the mount is gone, but an open file keeps its mount.
     Reused(u64),
 }
 
-/// The mount that `file` lies on: statx(2) since Linux 5.8, and /proc/self/fdinfo before, or where a seccomp filter refuses
-/// statx.
+/// Returns the id of the mount that contains `file`. It comes from statx(2) since Linux 5.8, and from /proc/self/fdinfo on
+/// earlier kernels or if a seccomp filter denies statx(2).
 ///
 /// # Errors
-/// If neither reports it.
+/// If neither reports the id.
 pub fn id(file: impl AsFd) -> io::Result<Id> {
     let asked = MNT_ID_UNIQUE | StatxFlags::MNT_ID;
     if let Ok(stat) = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, asked) {
         let has = |flag: StatxFlags| stat.stx_mask & flag.bits() != 0;
-        match () {
-            () if has(MNT_ID_UNIQUE) => return Ok(Id::Unique(stat.stx_mnt_id)),
-            () if has(StatxFlags::MNT_ID) => return Ok(Id::Reused(stat.stx_mnt_id)),
-            () => {}
+        if has(MNT_ID_UNIQUE) {
+            return Ok(Id::Unique(stat.stx_mnt_id));
+        } else if has(StatxFlags::MNT_ID) {
+            return Ok(Id::Reused(stat.stx_mnt_id));
         }
     }
     reused_id(file).map(Id::Reused)
 }
 
-/// The number that the mount of `file` has in /proc/PID/mountinfo.
+/// Returns the id that the mount of `file` has in /proc/PID/mountinfo.
 ///
 /// # Errors
 /// If the kernel does not report it.
@@ -73,12 +73,13 @@ pub fn reused_id(file: impl AsFd) -> io::Result<u64> {
     id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel does not report the mount of an open file"))
 }
 
-/// The mount that `file` lies on; `None` if this kernel, or a seccomp filter, does not tell.
+/// Returns the properties of the mount that contains `file`, or `None` if the kernel lacks statmount(2) or a seccomp filter denies
+/// it.
 pub fn facts(file: impl AsFd) -> Option<MountFacts> {
     facts_of(id(file).ok()?)
 }
 
-/// The same of a mount whose id is known.
+/// Like [`facts`], for a mount with a known id.
 pub fn facts_of(mount: Id) -> Option<MountFacts> {
     match mount {
         Id::Unique(mount) => parse(&ask(mount).ok()?),
@@ -96,8 +97,8 @@ fn ask(mount: u64) -> io::Result<[u64; ANSWER]> {
     if result == 0 { Ok(answer) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Of `struct statmount` the words `mask`, `sb_magic`, `mnt_parent_id`, `mnt_attr`, `mnt_propagation`, and at the half word `mnt_root` where
-/// in the text behind it the root begins.
+/// Parses `struct statmount`: the words `mask` (1), `sb_magic` (3), `mnt_parent_id` (6), `mnt_attr` (8) and `mnt_propagation` (9),
+/// and the half word `mnt_root` (26), which is the offset of the path in the strings after the struct.
 fn parse(answer: &[u64]) -> Option<MountFacts> {
     let word = |at: usize| answer.get(at).copied();
     if word(1)? & ASKED != ASKED {
@@ -125,7 +126,7 @@ mod tests {
     #[test]
     fn the_answer_is_read() {
         let mut answer = [0; ANSWER];
-        assert_eq!(parse(&answer), None, "not told");
+        assert_eq!(parse(&answer), None, "the kernel did not fill in the fields");
         answer[1] = ASKED;
         answer[3] = 0x6367_7270;
         answer[6] = 7;
@@ -136,17 +137,17 @@ mod tests {
             MountFacts { is_shared: true, is_read_only: true, magic: 0x6367_7270, root: "/a b".to_owned(), parent: 7 };
         assert_eq!(parse(&answer), Some(facts));
         answer[13] = u64::MAX;
-        assert_eq!(parse(&answer), None, "behind the end");
+        assert_eq!(parse(&answer), None, "after the end");
         assert_eq!(parse(&[]), None);
     }
 
-    /// Where the kernel tells, it tells what the table has.
+    /// statmount(2) and the mount table agree.
     #[test]
-    fn it_is_what_mountinfo_says() {
+    fn the_facts_are_those_of_mountinfo() {
         let file = std::fs::File::open("/proc/self").unwrap();
         let Some(facts) = facts(&file) else {
             let refused = ask(0).unwrap_err().raw_os_error();
-            assert!(matches!(refused, Some(libc::ENOSYS | libc::EPERM)), "it is there, and did not tell: {refused:?}");
+            assert!(matches!(refused, Some(libc::ENOSYS | libc::EPERM)), "statmount(2) exists and failed: {refused:?}");
             return;
         };
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_tell_mounts_apart() {
+    fn ids_distinguish_mounts() {
         let open = |path| std::fs::File::open(path).unwrap();
         let (status, stat, null) = (open("/proc/self/status"), open("/proc/self/stat"), open("/dev/null"));
         assert_eq!(id(&status).unwrap(), id(&stat).unwrap());

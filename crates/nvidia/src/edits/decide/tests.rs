@@ -139,7 +139,7 @@ fn what_is_missing_or_wrong() {
         (
             |facts| drop(facts.nodes.insert("nvidia-uvm".into(), NodeState::Unreadable(5))),
             compute(),
-            "cannot look at \"/dev/nvidia-uvm\"",
+            "cannot examine \"/dev/nvidia-uvm\"",
         ),
         (|_| (), imex, "channel8\" is missing"),
         (|_| (), monitor, "\"/dev/nvidia-caps/nvidia-cap2\" is missing"),
