@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use cdi_spec::file::Format;
 use cdi_spec::registry::{self, Found, SpecFile};
 use cdi_spec::spec::Spec;
 use nvidia_host::cdi::entry::RootfsEdits;
@@ -63,6 +64,14 @@ impl Verdict {
 
 const REFRESH: &str = "run \"oci-nvidia-hook cdi generate\"";
 
+/// The hint that replaces this file. A new spec in /var/run/cdi would hide an old one in /etc/cdi only until the next boot.
+fn rewrite(file: &str) -> String {
+    if Path::new(file) == nvidia_host::cdi::default_path(Format::Yaml) {
+        return REFRESH.to_owned();
+    }
+    format!("run \"oci-nvidia-hook cdi generate --output {file}\"")
+}
+
 /// Whether this program wrote the spec: each spec of ours has one of our hook entries.
 pub(crate) fn is_ours(spec: &Spec) -> bool {
     spec.container_edits.hooks.iter().any(|hook| RootfsEdits::of_entry(&hook.args).is_some())
@@ -76,7 +85,7 @@ pub(crate) fn files(files: &[SpecFile]) -> Vec<Verdict> {
         let path = file.path.display().to_string();
         // This name is ours and NVIDIA's: whichever program wrote the file, a new spec replaces it.
         let ours = file.path.file_stem().is_some_and(|stem| stem == nvidia_host::cdi::DEFAULT_NAME);
-        let hint = if ours { REFRESH.to_owned() } else { format!("fix it, or remove it: \"rm {path}\"") };
+        let hint = if ours { rewrite(&path) } else { format!("fix it, or remove it: \"rm {path}\"") };
         let verdict = Verdict::of(path.clone(), path).useless(format!("engines do not read it: {why}"), hint);
         verdicts.push(Verdict { ours, ..verdict });
     }
@@ -138,19 +147,20 @@ fn stale(spec: &Spec, verdict: &Verdict, now: &Now<'_>, is_there: &impl Fn(&str)
         Spec { devices: vec![device.clone()], container_edits: spec.container_edits.clone(), ..Spec::default() };
     if let Some((made_for, now)) = Stamp::of(spec).zip(now.stamp) {
         if made_for.driver != now.driver {
-            let reason = format!("it is made for driver {}, but {} is loaded", made_for.driver, now.driver);
-            return Some((reason, REFRESH.to_owned()));
+            let reason = format!("{:?} is for driver {}, but {} is loaded", verdict.file, made_for.driver, now.driver);
+            return Some((reason, rewrite(&verdict.file)));
         }
         // Whole GPUs of that spec are as they were.
         let uses_mig = sources(&alone).iter().any(|path| path.contains("/nvidia-caps/"));
         if uses_mig && made_for.has_other_mig_devices(now) {
-            return Some(("it is made for MIG devices that do not exist any more".to_owned(), REFRESH.to_owned()));
+            let reason = format!("{:?} is for MIG devices that do not exist any more", verdict.file);
+            return Some((reason, rewrite(&verdict.file)));
         }
     }
     let gone: Vec<_> = sources(&alone).into_iter().filter(|path| !is_there(path)).map(str::to_owned).collect();
     let first = gone.first()?;
     let more = if gone.len() > 1 { format!(" and {} more", gone.len() - 1) } else { String::new() };
-    let hint = if verdict.ours { REFRESH.to_owned() } else { hint_for_others(first, &verdict.file) };
+    let hint = if verdict.ours { rewrite(&verdict.file) } else { hint_for_others(first, &verdict.file) };
     Some((format!("{first:?}{more} of the host is gone"), hint))
 }
 
@@ -311,6 +321,13 @@ mod tests {
         let verdict = judge(&with_hook, &readers, "");
         assert!(!verdict.ok && verdict.ours && verdict.hint.starts_with(REFRESH), "{verdict:?}");
         assert_eq!(verdict.unread_by, ["Podman as root (4.3.0)"]);
+    }
+
+    /// A spec in /etc/cdi outlives a reboot; one that hides it in /var/run/cdi does not.
+    #[test]
+    fn a_spec_is_replaced_at_its_place() {
+        assert_eq!(rewrite("/var/run/cdi/nvidia.yaml"), "run \"oci-nvidia-hook cdi generate\"");
+        assert_eq!(rewrite("/etc/cdi/n.json"), "run \"oci-nvidia-hook cdi generate --output /etc/cdi/n.json\"");
     }
 
     #[test]

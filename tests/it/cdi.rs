@@ -530,7 +530,7 @@ fn check_says_why() {
 
     fake.rebuild(&["--gpus", "1", "--version", "560.35.03"]);
     let (code, text) = check(&["nvidia.com/gpu=all"]);
-    assert!(code == 1 && text.contains("made for driver 535.183.01, but 560.35.03 is loaded"), "{text}");
+    assert!(code == 1 && text.contains("is for driver 535.183.01, but 560.35.03 is loaded"), "{text}");
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     std::fs::remove_file(fake.root.join("usr/bin/nvidia-smi")).unwrap();
     let (code, text) = check(&["nvidia.com/gpu=all"]);

@@ -76,6 +76,7 @@ mod style;
 mod support;
 mod systemd;
 mod timeouts;
+mod walks;
 mod why;
 mod zypper;
 
@@ -145,6 +146,7 @@ const ALL: &[&[Test]] = &[
     style::TESTS,
     systemd::TESTS,
     timeouts::TESTS,
+    walks::TESTS,
     why::TESTS,
     zypper::TESTS,
 ];

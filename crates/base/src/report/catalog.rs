@@ -76,7 +76,7 @@ kinds! {
         fix "run `nvidia-smi` on the host, which should report the same error; `journalctl -k` may show the kernel module's reason" see "troubleshooting.md";
     NVML_PERMISSION "ONH-019" Error "the hook's user has no permission to open the GPUs"
         why "the device nodes belong to a group of which the user is not a member"
-        fix "as root, compare `ls -l /dev/nvidiactl` with `user` in config.toml; as another user, join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE) and log in again" see "troubleshooting.md";
+        fix "as root, compare `ls -l /dev/nvidiactl` with `user` in config.toml; as another user, join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE), log in again, and start rootless containers with crun and `--group-add keep-groups`" see "troubleshooting.md";
     NVML_PROCESS "ONH-020" Error "the process that asks NVML cannot be set up"
         why "the hook does not run the driver's library with more privileges than it needs"
         fix "run the hook as root; check `user` and `root` in config.toml" see "security.md";
@@ -237,7 +237,7 @@ kinds! {
         fix "install the package that the message names; SUSE and Debian have separate packages for compute, graphics and video" see "hosts.md";
     NODE_ACCESS "ONH-211" Warning "a user has no permission to open the device nodes"
         why "rootless containers of that user get no GPU"
-        fix "join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE) and log in again" see "troubleshooting.md";
+        fix "join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE), log in again, and start rootless containers with crun and `--group-add keep-groups`" see "troubleshooting.md";
     GROUP_NODES "ONH-212" Note "the device nodes belong to a group"
         why "processes of containers that do not run as root are not members of the group by default"
         fix "use `--group-add keep-groups` with rootless Podman and crun, and `supplementalGroups` with the group's number for pods that have `runAsUser`" see "troubleshooting.md";

@@ -91,7 +91,7 @@ pub fn in_user_namespace() -> io::Result<bool> {
 }
 
 /// Returns the id that a user of this namespace has outside of it, or `None` if it is not mapped.
-pub(crate) fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
+pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
     Ok(outside(&proc_file::read_text("/proc/self/uid_map")?, uid))
 }
 

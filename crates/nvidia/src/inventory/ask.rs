@@ -17,6 +17,7 @@ use base::paths::HostPath;
 use base::report::{Failure, catalog, failure};
 use base::sys::child::{self, Child, NoAnswer};
 use base::sys::confine::{Identity, confine};
+use base::sys::ns;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
 
@@ -229,10 +230,13 @@ fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
     let node = node.display();
     match identity {
         Some(_) => format!("compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"),
-        None => match group_of_the_nodes(&question.root) {
-            Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
-            None => format!("add the user to the group that \"ls -l {node}\" shows on the host, and log in again"),
-        },
+        None => {
+            let join = match group_of_the_nodes(&question.root) {
+                Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
+                None => format!("add the user to the group that \"ls -l {node}\" shows on the host, and log in again"),
+            };
+            join + keep_groups()
+        }
     }
 }
 
@@ -248,10 +252,19 @@ fn group_of_the_nodes(root: &HostPath) -> Option<(u32, u32)> {
     Some((params::field(&String::from_utf8_lossy(&params), "DeviceFileGID")?, node.mode))
 }
 
-/// In a user namespace, root is somebody else outside of it.
+/// What a rootless container needs in addition: in its user namespace the group is not mapped, and runc drops it.
+fn keep_groups() -> &'static str {
+    if ns::in_user_namespace().unwrap_or_default() {
+        return "; rootless containers then need crun and \"--group-add keep-groups\"";
+    }
+    ""
+}
+
+/// The name of the caller. Root of a user namespace is another user outside of it.
 fn this_user() -> String {
-    let user = rustix::process::geteuid();
-    let entry = (!user.is_root()).then(|| nix::unistd::User::from_uid(user.as_raw().into()).ok().flatten());
+    let inside = rustix::process::geteuid().as_raw();
+    let uid = ns::uid_outside(inside).ok().flatten().unwrap_or(inside);
+    let entry = (uid != 0).then(|| nix::unistd::User::from_uid(uid.into()).ok().flatten());
     entry.flatten().map_or_else(|| "USER".to_owned(), |entry| entry.name)
 }
 

@@ -1,0 +1,163 @@
+//! Broken hosts that are fixed with nothing but what is printed: an error, the command of its hint, and a container that works.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::Test;
+use crate::cdi::cdi;
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::support::{HOOK, Need, Ran, run, sh, source};
+
+const USER: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
+
+pub const TESTS: &[Test] = &[
+    ("walks::an_update_without_a_reboot", NEEDS, an_update_without_a_reboot),
+    ("walks::a_missing_node", NEEDS, a_missing_node),
+    ("walks::a_user_outside_of_the_group", USER, a_user_outside_of_the_group),
+    ("walks::leftovers_of_a_rootless_guide", engine::NEEDS, leftovers_of_a_rootless_guide),
+    ("walks::a_stale_cdi_spec", USER, a_stale_cdi_spec),
+];
+
+/// The rest of the line after `before`.
+fn after<'a>(text: &'a str, before: &str) -> &'a str {
+    let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("no {before:?} in {text}"));
+    rest.lines().next().unwrap()
+}
+
+/// The first command in quotes after `hint: `.
+fn hinted(text: &str) -> &str {
+    after(text, "hint: ").split('"').nth(1).unwrap_or_else(|| panic!("no command in the hint of {text}"))
+}
+
+/// Runs a command of a hint, with this program and this configuration.
+fn obey(command: &str, config: &Path) -> Ran {
+    let (name, arguments) = command.split_once(' ').unwrap();
+    assert_eq!(name, "oci-nvidia-hook", "{command}");
+    sh(&format!("'{HOOK}' --config '{}' {arguments}", config.display()))
+}
+
+fn is_in_troubleshooting(text: &str) {
+    let page = std::fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
+    assert!(page.contains(text), "docs/troubleshooting.md does not contain {text:?}");
+}
+
+/// The libraries are new and the kernel module is old. After the reboot of the hint, the module is new too.
+fn an_update_without_a_reboot() {
+    let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let version = fake.root.join("proc/driver/nvidia/version");
+    let booted = std::fs::read_to_string(&version).unwrap();
+    std::fs::write(&version, booted.replace("535.183.01", "535.129.03")).unwrap();
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("535.129.03") && stderr.contains("535.183.01"), "both versions: {stderr}");
+    assert!(after(&stderr, "(ONH-013)\nhint: ").starts_with("reboot the host"), "{stderr}");
+    is_in_troubleshooting("| ONH-013 | error | the kernel module and the libraries have different versions |");
+    std::fs::write(&version, booted).unwrap();
+    container.hook(&fake.config).ok();
+}
+
+/// As on SUSE, and a node is missing that the hook cannot create: the driver is not in `/`.
+fn a_missing_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    std::fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
+    let stderr = container.hook(&fake.config).failed(1);
+    assert!(stderr.contains("\"/dev/nvidia0\"") && stderr.contains("(ONH-021)\n"), "{stderr}");
+    obey(hinted(&stderr), &fake.config).ok();
+    container.hook(&fake.config).ok();
+}
+
+/// The hint names the caller and the group. A login after usermod(8) gives the process that group.
+fn a_user_outside_of_the_group() {
+    let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
+    // Without privileges, the process that asks NVML cannot enter the driver root: the nodes are in the host's /dev.
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = place.path().display();
+    sh(&format!(
+        "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp -a '{}' '{path}/root'; mv '{path}/root/dev' '{path}'",
+        fake.root.display()
+    ))
+    .ok();
+    std::fs::write(place.path().join("config.toml"), format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"))
+        .unwrap();
+    let info = |groups: &str, namespace: &str| {
+        let script = format!(
+            "mount -t tmpfs -o mode=755 dev /mnt; cp -a /dev/null /dev/urandom '{path}'/dev/. /mnt; mount --move /mnt /dev; \
+             mount -t tmpfs proc /proc/driver; cp -a '{path}'/root/proc/driver/. /proc/driver; \
+             exec setpriv --reuid 65534 --regid 65534 {groups} {namespace} '{path}/hook' --config '{path}/config.toml' info"
+        );
+        run(Command::new("unshare").args(["-m", "sh", "-euc", &script]))
+    };
+    let stderr = info("--clear-groups", "").failed(1);
+    let command = after(&stderr, "(ONH-019)\nhint: as root: ");
+    assert_eq!(command, "usermod -aG video nobody, and log in again");
+    // Rootless Podman calls the hook in a user namespace.
+    let stderr = info("--clear-groups", "unshare -Ur").failed(1);
+    let hint = after(&stderr, "(ONH-019)\nhint: as root: ");
+    let (first, second) = hint.split_once("; ").unwrap();
+    assert_eq!((first, second.contains("crun and \"--group-add keep-groups\"")), (command, true), "{hint}");
+    let group = command.split(' ').nth(2).unwrap();
+    let ran = info(&format!("--groups \"$(getent group {group} | cut -d: -f3)\""), "");
+    assert!(!ran.stderr.contains("ONH-019"), "{ran:?}");
+}
+
+/// NVIDIA's guide for rootless containers sets `no-cgroups`, and the toolkit's hook is still installed, without its libraries.
+fn leftovers_of_a_rootless_guide() {
+    let (podman, fake) = (Podman::with_image(), FakeDriver::new(&["--gpus", "1"]));
+    podman.install_hook(&fake.config);
+    fake.configure("no-cgroups = true");
+    let theirs = podman.dir.path().join("nvidia-container-runtime-hook");
+    std::fs::write(
+        &theirs,
+        "#!/bin/sh\necho 'nvidia-container-cli: initialization error: load library failed' >&2\nexit 1\n",
+    )
+    .unwrap();
+    sh(&format!("chmod 755 '{}'", theirs.display())).ok();
+    let json = serde_json::json!({
+        "version": "1.0.0", "hook": {"path": theirs}, "when": {"always": true}, "stages": ["prestart"],
+    });
+    let file = podman.hooks.join("oci-nvidia-toolkit.json");
+    std::fs::write(&file, json.to_string()).unwrap();
+    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+
+    let ran = podman.run(Cgroup::AsMounted, &arguments);
+    assert!(ran.stderr.contains("nvidia-container-cli: "), "{ran:?}");
+    is_in_troubleshooting("| `nvidia-container-cli: …` | NVIDIA's hook is installed too, and fails (ONH-503) |");
+    std::fs::remove_file(file).unwrap();
+
+    let why = format!(
+        "\"$@\" run --network=none --log-driver=none --cidfile '{dir}/id' {} || true; '{HOOK}' why \"$(cat '{dir}/id')\"; \
+         \"$@\" rm --force --time 0 \"$(cat '{dir}/id')\"",
+        arguments.join(" "),
+        dir = podman.dir.path().display(),
+    );
+    let ran = podman.shell(Cgroup::AsMounted, &why);
+    assert!(!ran.stdout.contains("\nGPU 0: "), "{ran:?}");
+    let printed = format!("{}{}", ran.stdout, ran.stderr);
+    assert!(printed.contains("Failed to initialize NVML: "), "{printed}");
+    assert!(after(&printed, "ONH-313 warning: ").contains("no-cgroups = true"), "{printed}");
+    assert!(after(&printed, "hint: ").starts_with("remove no-cgroups from config.toml"), "{printed}");
+    fake.configure("");
+    assert!(podman.run(Cgroup::AsMounted, &arguments).ok().starts_with("GPU 0: "));
+}
+
+/// The hint replaces the spec where it is: a new one in /var/run/cdi would hide it only until the next boot.
+fn a_stale_cdi_spec() {
+    let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
+    let (path, dirs) = (dir.path().join("nvidia.yaml"), dir.path().display().to_string());
+    cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("535.183.01", "535.54.03")).unwrap();
+    let check = || cdi(&fake, &["check", "--spec-dir", &dirs]);
+    let ran = check();
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let reason = format!("{path:?} is for driver 535.54.03, but 535.183.01 is loaded");
+    assert!(ran.stdout.contains(&reason), "{ran:?}");
+    obey(hinted(&ran.stdout), &fake.config).ok();
+    check().ok();
+    is_in_troubleshooting("`error mounting \"…\" to rootfs at \"…\": stat …: no such file or directory` (runc)");
+}
