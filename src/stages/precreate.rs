@@ -52,7 +52,7 @@ fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
     let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let edited = additions.apply(text)?;
-    let given = format!("config.json has {gpus} now");
+    let given = format!("added to config.json: {gpus}");
     log.step_done("config.json");
     log.note(&given);
     log.end(Outcome::Given, &given);
