@@ -145,7 +145,7 @@ fn stale(spec: &Spec, verdict: &Verdict, now: &Now<'_>, is_there: &impl Fn(&str)
     let device = registry::device(spec, &verdict.subject)?;
     let alone =
         Spec { devices: vec![device.clone()], container_edits: spec.container_edits.clone(), ..Spec::default() };
-    if let Some((made_for, now)) = Stamp::of(spec).zip(now.stamp) {
+    if let Some((made_for, now)) = Stamp::from_spec(spec).zip(now.stamp) {
         if made_for.driver != now.driver {
             let reason = format!("{:?} is for driver {}, but {} is loaded", verdict.file, made_for.driver, now.driver);
             return Some((reason, rewrite(&verdict.file)));

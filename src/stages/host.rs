@@ -68,7 +68,7 @@ fn prepare_for(wanted: &Wanted, config: &Config, log: &mut Log) -> bool {
 /// Nodes in a driver root of its own are a driver container's, which makes them itself.
 fn prepare(wanted: &Wanted, config: &Config, log: &Log) -> Result<Prepared> {
     let driver = nvidia_host::driver::open_root(&config.driver_root)?;
-    let places = Places::of(driver, config.dev_root.as_ref())?;
+    let places = Places::find(driver, config.dev_root.as_ref())?;
     if places.dev.path().as_path() != Path::new("/") || !may_prepare()? {
         return Ok(Prepared::default());
     }

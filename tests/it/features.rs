@@ -258,7 +258,7 @@ fn limits_and_requirements() {
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("NVIDIA_REQUIRE_CUDA=\"cuda>=99\", and GPU 0 has cuda 12.2"));
+    assert!(ran.stderr.contains("NVIDIA_REQUIRE_CUDA=\"cuda>=99\", but GPU 0 has cuda 12.2"));
     assert!(ran.stderr.contains("(ONH-204)"), "{ran:?}");
     ran.ok();
     assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0");

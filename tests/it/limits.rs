@@ -105,7 +105,7 @@ fn an_entry_that_matches_nothing() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
     let ran = container.hook(&fake.config);
-    let says = "deny in the [devices] table of config.toml has \"7\", which matches no GPU of this host";
+    let says = "deny in the [devices] table of config.toml contains \"7\", which matches no GPU of this host";
     assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-107)\nhint: "), "{}", ran.stderr);
     assert_eq!(ran.stderr.matches("ONH-107").count(), 1, "{}", ran.stderr);
     ran.ok();

@@ -1,4 +1,4 @@
-//! Where a GPU is on the PCI bus.
+//! The PCI bus address of a GPU.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub struct BusId {
 }
 
 impl BusId {
-    /// Parses `domain:bus:device.function`, all hexadecimal, as directory names under /proc/driver/nvidia/gpus are.
+    /// Parses `domain:bus:device.function`, in hexadecimal, the form of the directory names in /proc/driver/nvidia/gpus.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (domain, rest) = text.split_once(':')?;
@@ -30,14 +30,14 @@ impl BusId {
         (bus <= 0xff && device <= 0x1f).then_some(Self { domain, bus, device })
     }
 
-    /// The kernel's form: a domain of four digits, more if it needs them.
+    /// Returns the form in sysfs: the domain has four digits, or more if necessary.
     #[must_use]
     pub fn in_sysfs(self) -> String {
         format!("{:04x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
     }
 }
 
-/// NVML's form, with a domain of eight digits.
+/// Prints NVML's form, in which the domain has eight digits.
 impl fmt::Display for BusId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)

@@ -1,4 +1,4 @@
-//! The grammar of `NVIDIA_DRIVER_CAPABILITIES`: which parts of the driver a container wants.
+//! Parses `NVIDIA_DRIVER_CAPABILITIES`, the parts of the driver that a container requests.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use base::report::{catalog, failure};
 /// The variable that names parts of the driver.
 pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
-/// A part of the driver. (Kernel capabilities are "caps" in this code.)
+/// A driver capability. (Kernel capabilities are "caps" in this code.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capability {
     /// 32-bit libraries
@@ -20,21 +20,21 @@ pub enum Capability {
     Display,
     /// OpenGL and Vulkan
     Graphics,
-    /// deep learning super sampling
+    /// Deep learning super sampling
     Ngx,
     /// nvidia-smi and NVML
     Utility,
-    /// video codec SDK
+    /// Video codec SDK
     Video,
 }
 
 use Capability::{Compat32, Compute, Display, Graphics, Ngx, Utility, Video};
 
 impl Capability {
-    /// All of them, in the order in which they are printed.
+    /// All capabilities, in the order in which they are printed.
     pub const ALL: [Self; 7] = [Compat32, Compute, Display, Graphics, Ngx, Utility, Video];
 
-    /// Its word in the variable.
+    /// Returns the name in the variable.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Capability {
     }
 }
 
-/// Parts that are left out of what the capabilities give.
+/// Parts that a container does not get although its capabilities include them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Omit {
     /// The socket of nvidia-persistenced
@@ -66,7 +66,7 @@ pub struct Omit {
     pub fabricmanager: bool,
     /// The firmware of the GPU's own processor
     pub firmware: bool,
-    /// The mounts of device nodes; access to them is given all the same
+    /// The mounts of device nodes; the container still gets access to the devices
     pub node_mounts: bool,
 }
 
@@ -75,22 +75,22 @@ pub struct Omit {
 pub struct Capabilities(u8);
 
 impl Capabilities {
-    /// Of these.
+    /// Returns the set of these capabilities.
     #[must_use]
     pub fn of(list: &[Capability]) -> Self {
         Self(list.iter().fold(0, |bits, capability| bits | capability.bit()))
     }
 
-    /// What an image gets that does not say.
+    /// Returns the capabilities of an image that does not set the variable.
     #[must_use]
     pub(crate) fn default_set() -> Self {
         Self::of(&[Compute, Utility])
     }
 
-    /// The administrator's ceiling, `supported-driver-capabilities`: a list of names, or the one word `all`.
+    /// Parses `supported-driver-capabilities`, the upper limit in config.toml: a list of names, or `all`.
     ///
     /// # Errors
-    /// If a name is unknown: says which, and what is allowed.
+    /// Names an unknown capability and the allowed values.
     pub fn supported(value: &str) -> Result<Self, String> {
         if value == "all" {
             return Ok(Self::of(&Capability::ALL));
@@ -103,19 +103,19 @@ impl Capabilities {
         known.collect::<Result<Vec<_>, _>>().map(|list| Self::of(&list))
     }
 
-    /// Whether `capability` is among them.
+    /// Whether the set contains `capability`.
     #[must_use]
     pub fn has(self, capability: Capability) -> bool {
         self.0 & capability.bit() != 0
     }
 
-    /// Whether one of `list` is among them.
+    /// Whether the set contains one of `list`.
     #[must_use]
     pub fn any(self, list: &[Capability]) -> bool {
         self.0 & Self::of(list).0 != 0
     }
 
-    /// Sorted by name.
+    /// Returns the capabilities, sorted by name.
     pub fn iter(self) -> impl Iterator<Item = Capability> {
         Capability::ALL.into_iter().filter(move |capability| self.has(*capability))
     }
@@ -128,11 +128,11 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// What a container gets that asks with `value` (`None`: the variable is not set), under the ceiling `supported`.
-/// A legacy image that does not ask gets all of it.
+/// Returns the capabilities that a container gets with this `value` (`None` if the variable is not set). `supported` is the upper limit.
+/// A legacy image without the variable gets all supported capabilities.
 ///
 /// # Errors
-/// If a word is unknown or above the ceiling.
+/// If a capability is unknown or not supported.
 pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Result<Capabilities> {
     let value = match value {
         None if legacy => return Ok(supported),

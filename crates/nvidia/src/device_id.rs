@@ -1,4 +1,4 @@
-//! The grammar of `NVIDIA_VISIBLE_DEVICES`.
+//! Parses `NVIDIA_VISIBLE_DEVICES`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use base::report::{catalog, failure};
 /// The variable that names GPUs in an image or on a command line.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// The nodes that a container was given. There is at least one of a GPU.
+/// The device nodes that a container already has, at least one of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     /// The N of each `/dev/nvidiaN`
@@ -20,7 +20,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Their paths on a host.
+    /// Returns the paths of the nodes on a host.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let gpus = self.gpus.iter().map(|minor| format!("/dev/nvidia{minor}"));
@@ -28,7 +28,7 @@ impl Nodes {
     }
 }
 
-/// The GPUs a container asks for.
+/// The GPUs that a container requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VisibleDevices {
     /// `all`
@@ -42,7 +42,7 @@ pub enum VisibleDevices {
 }
 
 impl VisibleDevices {
-    /// As they were given: for messages and for `explain`.
+    /// Returns the names in the request, for messages and for `explain`.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         match self {
@@ -54,14 +54,14 @@ impl VisibleDevices {
     }
 }
 
-/// One name of the list. Whether it names a GPU of this host is decided against the inventory.
+/// A name in the list. Whether it matches a GPU of this host depends on the inventory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceId {
     /// NVML's index, `0`.
     Index(u32),
     /// `GPU-…` or `MIG-…`, the prefix in upper case.
     Uuid(String),
-    /// `00000000:01:00.0`; shorter forms of the domain are the same device.
+    /// `00000000:01:00.0`; the domain may have fewer digits.
     PciBusId {
         /// 32 bits since driver 384, 16 before
         domain: u32,
@@ -81,14 +81,14 @@ pub enum DeviceId {
     Unknown(String),
 }
 
-/// Parses the variable's value; `None` when it asks for nothing: empty, blanks, commas, or `void` anywhere.
+/// Parses the value of the variable. Returns `None` if it requests nothing: it is empty, consists of blanks and commas, or contains `void`.
 #[must_use]
 pub fn parse(value: &str) -> Option<VisibleDevices> {
     let words: Vec<&str> = value.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
     if words.is_empty() || words.contains(&"void") {
         return None;
     }
-    // The first of the two words decides, wherever it stands. `ALL` is known to work at the peers, `NONE` is not.
+    // The first of the two words decides, at any position. NVIDIA's stack accepts `ALL`, but not `NONE`.
     match words.iter().find(|word| word.eq_ignore_ascii_case("all") || **word == "none") {
         Some(&"none") => Some(VisibleDevices::None),
         Some(_) => Some(VisibleDevices::All),
@@ -96,7 +96,7 @@ pub fn parse(value: &str) -> Option<VisibleDevices> {
     }
 }
 
-/// Each name once, in the order given. A value may have as many as fit into config.json.
+/// Removes duplicates and keeps the order. The set keeps this fast for a long list in config.json.
 #[must_use]
 pub fn unique<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut seen = BTreeSet::new();
@@ -104,7 +104,7 @@ pub fn unique<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
 }
 
 impl DeviceId {
-    /// Which of the forms it has.
+    /// Parses a name. A name of no known form is [`DeviceId::Unknown`].
     #[must_use]
     pub fn parse(word: &str) -> Self {
         parse_id(word)
@@ -131,29 +131,29 @@ fn parse_id(word: &str) -> DeviceId {
     DeviceId::Unknown(word.to_owned())
 }
 
-/// Digits only: `u32::from_str` would take `+1`.
+/// Parses a number that consists of digits only: `u32::from_str` would accept `+1`.
 #[must_use]
 pub(crate) fn parse_decimal(word: &str) -> Option<u32> {
     word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok())?
 }
 
-/// The number of an IMEX channel.
+/// Parses the number of an IMEX channel.
 ///
 /// # Errors
-/// If it is none.
+/// If the text is not a number below the limit.
 pub fn imex_channel(text: &str) -> Result<u32> {
-    // libnvidia-container's limit
+    // The limit of libnvidia-container
     const CHANNELS: u32 = 1 << 20;
     parse_decimal(text).filter(|number| *number < CHANNELS).ok_or_else(|| {
         failure(
             &catalog::BAD_REQUEST,
-            format!("{text:?} is no IMEX channel"),
-            format!("ask for numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
+            format!("invalid IMEX channel {text:?}"),
+            format!("request numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
         )
     })
 }
 
-/// `domain:bus:device.function`, hexadecimal. GPUs are function 0.
+/// Parses `domain:bus:device.function`, in hexadecimal. The function of a GPU is 0.
 fn parse_pci(word: &str) -> Option<DeviceId> {
     let (domain, rest) = word.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;

@@ -1,31 +1,31 @@
-//! An entry of the lists in `[devices]` of config.toml: which GPUs it names.
+//! Parses the entries of the lists in `[devices]` of config.toml.
 
 use crate::bus_id::BusId;
 use crate::device_id::DeviceId;
 
-/// What an entry names.
+/// A parsed entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LimitEntry {
-    /// An index, a whole UUID, a PCI bus id or a MIG device
+    /// An index, a complete UUID, a PCI bus id or a MIG device
     Id(DeviceId),
-    /// A UUID with `*` or `?` in it
+    /// A UUID with `*` or `?`
     Uuid(String),
-    /// A model name with `*` or `?` in it
+    /// A model name with `*` or `?`
     Model(String),
 }
 
-/// Whether config.toml may have this entry.
+/// Checks an entry.
 ///
 /// # Errors
-/// What it must be instead.
+/// Describes the valid forms.
 pub fn check(entry: &str) -> Result<(), String> {
     parse(entry).map(|_| ())
 }
 
-/// What an entry names.
+/// Parses an entry.
 ///
 /// # Errors
-/// What it must be instead.
+/// Describes the valid forms.
 pub fn parse(entry: &str) -> Result<LimitEntry, String> {
     const FORMS: &str = "an index (0), a UUID (GPU-…, or GPU-51e*), a PCI bus id (02:00.0), a MIG device (0:1), or a model \
                          name with * or ? (*H100*)";
@@ -34,9 +34,9 @@ pub fn parse(entry: &str) -> Result<LimitEntry, String> {
     match &id {
         _ if entry != entry.trim() => Err(format!("{FORMS}, without blanks around it")),
         DeviceId::Uuid(uuid) if has_wildcard => Ok(LimitEntry::Uuid(uuid.clone())),
-        // Shortened without a star, it would match nothing, and a deny list of it would deny nothing.
+        // A shortened UUID without a star would match no GPU, so an entry of `deny` would have no effect.
         DeviceId::Uuid(uuid) if !is_whole(uuid) => Err(format!("{FORMS}; a shortened UUID ends in *: {uuid}*")),
-        // 02:00 is the MIG device 2:0 in a request, and half of a bus id in the output of lspci.
+        // 02:00 is ambiguous: in a request it is the MIG device 2:0, in the output of lspci it is the start of a bus id.
         DeviceId::Mig { gpu, mig } if *entry != format!("{gpu}:{mig}") => {
             Err(format!("{FORMS}; {entry} is either {gpu}:{mig} or {entry}.0"))
         }
@@ -52,17 +52,17 @@ pub fn parse(entry: &str) -> Result<LimitEntry, String> {
     }
 }
 
-/// Letters make it a name. A list of numbers with a star on each side would match nothing.
+/// Whether an entry may be a model name without wildcards.
 fn is_name(entry: &str) -> bool {
     entry.starts_with(|c: char| c.is_ascii_alphabetic())
         && entry.chars().all(|c| c.is_ascii_alphanumeric() || " -_.".contains(c))
 }
 
-/// `02:00.0`, as lspci prints it, and forms without the function, which is always 0.
+/// Parses `02:00.0`, the form of lspci, and forms without the function, which is always 0.
 fn short_bus_id(entry: &str) -> Option<DeviceId> {
     let with_function = if entry.contains('.') { entry.to_owned() } else { format!("{entry}.0") };
     let whole = match entry.matches(':').count() {
-        // Without a function, that would be the form of a MIG device.
+        // Without a function, this is the form of a MIG device.
         1 if entry.contains('.') => format!("0000:{with_function}"),
         2 => with_function,
         _ => return None,
@@ -71,7 +71,7 @@ fn short_bus_id(entry: &str) -> Option<DeviceId> {
     Some(DeviceId::parse(&whole)).filter(|id| matches!(id, DeviceId::PciBusId { .. }))
 }
 
-/// `GPU-` and `MIG-` with 8-4-4-4-12 digits, or the form of drivers before 470, `MIG-GPU-<uuid>/<gi>/<ci>`.
+/// Whether a UUID is complete: `GPU-` or `MIG-` with 8-4-4-4-12 digits, or `MIG-GPU-<uuid>/<gi>/<ci>` of drivers before 470.
 fn is_whole(uuid: &str) -> bool {
     let Some(rest) = uuid.get(4..) else { return false };
     let is_digits = |text: &str| {

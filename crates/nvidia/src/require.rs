@@ -1,8 +1,8 @@
-//! `NVIDIA_REQUIRE_*`: what an image needs of the driver and the GPUs. Parsed to a tree, then evaluated.
+//! Parses and evaluates `NVIDIA_REQUIRE_*`, the requirements of an image for the driver and the GPUs.
 //!
-//! In one variable a space means OR and a comma means AND: `cuda>=12.4 brand=tesla,driver>=535,driver<536`. All
-//! variables must hold. The rules are those of libnvidia-container, to which images are written; one of them is that
-//! evaluation stops where the answer is known, so what follows may be anything.
+//! In one variable a space means OR and a comma means AND: `cuda>=12.4 brand=tesla,driver>=535,driver<536`. All variables must be true.
+//! The rules are those of libnvidia-container, which images rely on. For example, evaluation stops as soon as the result is known, so
+//! the rest of a value may be malformed.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -14,22 +14,22 @@ use base::report::{catalog, failure};
 /// One variable of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
-    /// Its name, `NVIDIA_REQUIRE_CUDA`
+    /// The name, such as `NVIDIA_REQUIRE_CUDA`
     pub variable: String,
-    /// Its value
+    /// The value
     pub text: String,
 }
 
-/// What there is, for one GPU. `None`: not known, and then every requirement of it holds.
+/// The properties of one GPU and its driver. If a property is unknown (`None`), every requirement for it is met.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Properties {
-    /// `12.2`
+    /// The CUDA version, such as `12.2`
     pub cuda: Option<String>,
-    /// `535.183.01`
+    /// The driver version, such as `535.183.01`
     pub driver: Option<String>,
-    /// Compute capability, `9.0`
+    /// The compute capability, such as `9.0`
     pub arch: Option<String>,
-    /// `Tesla`
+    /// The brand, such as `Tesla`
     pub brand: Option<String>,
 }
 
@@ -67,15 +67,15 @@ struct Factor<'a> {
     value: &'a str,
 }
 
-/// A tree of OR over AND. A malformed factor stays in its place: it matters only if evaluation gets there.
+/// A disjunction of conjunctions. A malformed factor is an error only if the evaluation reaches it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expression<'a>(Vec<Vec<Result<Factor<'a>, Malformed<'a>>>>);
 
-/// The factor that is none.
+/// A malformed factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed<'a>(pub &'a str);
 
-/// Parses the value of one variable. Empty terms and factors are left out; nothing at all is true.
+/// Parses the value of one variable. Empty terms and factors are ignored. An empty value is true.
 #[must_use]
 pub fn parse(text: &str) -> Expression<'_> {
     let terms = text.split(' ').filter(|term| !term.is_empty());
@@ -111,10 +111,10 @@ fn parse_factor(text: &str) -> Result<Factor<'_>, Malformed<'_>> {
 }
 
 impl<'a> Expression<'a> {
-    /// Whether it holds.
+    /// Whether the requirement is met.
     ///
     /// # Errors
-    /// The first malformed factor that the answer depends on.
+    /// Returns the first malformed factor that the result depends on.
     pub fn evaluate(&self, properties: &Properties) -> Result<bool, Malformed<'a>> {
         let mut terms = self.0.iter().filter(|term| !term.is_empty()).peekable();
         if terms.peek().is_none() {
@@ -165,7 +165,8 @@ impl<'a> Factor<'a> {
     }
 }
 
-/// Number by number; what is missing is zero. `None` if one has anything but digits and dots.
+/// Compares versions number by number; missing numbers are 0. Returns `None` if a version contains other characters than digits and
+/// dots.
 #[must_use]
 pub fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
     let plain = |text: &str| text.bytes().all(|c| c.is_ascii_digit() || c == b'.');
@@ -180,7 +181,7 @@ pub fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
             return Some(Ordering::Equal);
         }
         let (x, y) = (x.unwrap_or_default(), y.unwrap_or_default());
-        // As digits, so that no number is too large: without leading zeros the longer is the greater.
+        // The digits are compared as text, so that no number overflows: without leading zeros, the longer one is greater.
         match x.len().cmp(&y.len()).then_with(|| x.cmp(y)) {
             Ordering::Equal => {}
             other => return Some(other),
@@ -192,7 +193,7 @@ fn significant(digits: &str) -> &str {
     digits.trim_start_matches('0')
 }
 
-/// `CUDA_VERSION` of an old image: up to three numbers of 32 bits, with a `v` before or a `-rc1` behind.
+/// Parses `CUDA_VERSION` of an old image: up to three numbers of 32 bits, with an optional prefix `v` and a suffix such as `-rc1`.
 #[must_use]
 pub fn parse_cuda_version(text: &str) -> Option<(u32, u32)> {
     let text = text.strip_prefix('v').unwrap_or(text);
@@ -209,10 +210,10 @@ pub fn parse_cuda_version(text: &str) -> Option<(u32, u32)> {
     Some((*numbers.first()?, numbers.get(1).copied().unwrap_or(0)))
 }
 
-/// Checks a requirement against each of `gpus`: (how to name it, what it has).
+/// Checks a requirement for each of `gpus`: (name for messages, properties).
 ///
 /// # Errors
-/// If one does not meet it, or it is malformed: what the image needs, what is there, what to do.
+/// If a GPU does not meet the requirement, or the requirement is malformed.
 pub fn check(requirement: &Requirement, gpus: &[(String, Properties)]) -> Result<()> {
     let Requirement { variable, text } = requirement;
     let expression = parse(text);
@@ -222,16 +223,16 @@ pub fn check(requirement: &Requirement, gpus: &[(String, Properties)]) -> Result
             Ok(false) => {
                 return Err(failure(
                     &catalog::REQUIREMENT,
-                    format!("the image needs {variable}={text:?}, and {name} has {properties}"),
-                    "update the host's driver, or use an image for an earlier CUDA, or set NVIDIA_DISABLE_REQUIRE=true \
-                     in the container",
+                    format!("the image requires {variable}={text:?}, but {name} has {properties}"),
+                    "update the host's driver, use an image for an earlier CUDA version, or set \
+                     NVIDIA_DISABLE_REQUIRE=true in the container",
                 ));
             }
             Err(Malformed(part)) => {
                 return Err(failure(
                     &catalog::BAD_REQUIREMENT,
                     format!("{variable}={text:?} is malformed at {part:?}"),
-                    "write terms like cuda>=12.4, driver>=535, arch>=8.0 or brand=tesla; a comma is and, a space is or",
+                    "write terms like cuda>=12.4, driver>=535, arch>=8.0 or brand=tesla; a comma means and, a space means or",
                 ));
             }
         }
@@ -275,7 +276,7 @@ mod tests {
         let text = base::report::render(&check(&requirement, &[("GPU 0".into(), has)]).unwrap_err());
         assert!(
             text.starts_with(
-                "the image needs NVIDIA_REQUIRE_CUDA=\"cuda>=13.0\", and GPU 0 has cuda 12.2, driver 535.1"
+                "the image requires NVIDIA_REQUIRE_CUDA=\"cuda>=13.0\", but GPU 0 has cuda 12.2, driver 535.1"
             ),
             "{text}"
         );

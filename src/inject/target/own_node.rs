@@ -36,7 +36,7 @@ impl Target {
         if matches!(place, Existing::Asked) {
             let dir = self.parent(target)?;
             if let Present::Other(_, stat) = find_present(&dir, target.file_name())? {
-                self.note_if_shut(target, process, NodeFacts::of(&stat));
+                self.note_if_shut(target, process, NodeFacts::from_stat(&stat));
             }
             return Ok(());
         }
@@ -50,7 +50,7 @@ impl Target {
             Ok(created) => self.put(created, target, place),
             // Without CAP_MKNOD, or in a device cgroup that does not allow it.
             Err(error) if errno_of(&error) == Some(Errno::EPERM) => {
-                self.note_if_shut(target, process, NodeFacts::of(source.stat()));
+                self.note_if_shut(target, process, NodeFacts::from_stat(source.stat()));
                 self.put(source, target, place)
             }
             Err(error) => Err(error.context("create a device node")),

@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
             if let Err(why) = spec.check() {
                 check_line(&one_line(&why));
             }
-            Stamp::of(&spec).iter().for_each(check_stamp);
+            Stamp::from_spec(&spec).iter().for_each(check_stamp);
         }
         Err(why) => check_line(&one_line(&why)),
     }

@@ -273,8 +273,8 @@ kinds! {
         fix "update this program; `oci-nvidia-hook list` reports the libraries on stderr and marks them with `\"catalogued\": false` in its JSON output" see "hosts.md";
     MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device"
         why "CUDA programs find no device, since they run on MIG devices only"
-        fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if there are none, create some or leave MIG mode" see "usage.md";
-    IMAGE_CUDA "ONH-231" Note "the libcuda of the image is used instead of the host's"
+        fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if the GPU has no MIG devices, create one or leave MIG mode" see "usage.md";
+    IMAGE_CUDA "ONH-231" Note "the image's libcuda is used instead of that of the host"
         why "the image contains NVIDIA's forward compatibility libraries, which are newer than the host's"
         fix "nothing has to be done; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
     MIG_LEFT_OUT "ONH-232" Warning "MIG devices without device nodes are left out"

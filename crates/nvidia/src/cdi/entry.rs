@@ -1,5 +1,5 @@
-//! The arguments of our hook entry in a CDI spec or in config.json: what is left to do in a container whose engine mounts the
-//! driver's files and makes its nodes. Written and read here. Pure.
+//! Writes and parses the arguments of the hook entry in a CDI spec or in config.json. They describe the changes that remain after the
+//! engine has mounted the driver files and created the device nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -12,40 +12,40 @@ use base::paths::{ContainerPath, HostPath};
 use crate::driver::ipc::{Channel, Expected};
 use crate::driver::ldcache::Arch;
 
-/// The verb of the hook entry.
+/// The command of the hook entry.
 pub const VERB: &str = "rootfs";
 const OUTSIDE: &str = "--outside";
-/// The program's own name, `argv[0]` of the hook entry.
+/// The program name, `argv[0]` of the hook entry.
 pub const PROGRAM: &str = "oci-nvidia-hook";
 
-/// What is left to do.
+/// The changes to the container's root file system that the hook entry makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RootfsEdits {
-    /// Called at createRuntime, outside of the container's namespaces; else at createContainer, in them, as by specs that
-    /// were written before
+    /// Whether the hook runs at createRuntime, outside of the container's namespaces. Specs of earlier versions run it at
+    /// createContainer, inside of them.
     pub outside: bool,
-    /// Links by their path, with their text
+    /// Symbolic links: the path and the text
     pub links: BTreeMap<ContainerPath, PathBuf>,
-    /// Files and links that programs open by path below the directory of libraries: name below it, and where they are
+    /// Files and links that programs open by path below the library directory: the name below it, and the path in the container
     pub below: BTreeMap<PathBuf, ContainerPath>,
-    /// Libraries for the linker cache, each by the path that ends in its SONAME
+    /// Libraries for the linker cache, as paths that end in the SONAME
     pub libraries: BTreeSet<(Arch, ContainerPath)>,
-    /// The host's /proc/driver/nvidia, if the container's is to be masked
+    /// The host's /proc/driver/nvidia, if that of the container is masked
     pub mask: Option<HostPath>,
-    /// What of the host's stays to be seen: path below /proc/driver/nvidia, and source
+    /// Files and directories that stay visible: the path below /proc/driver/nvidia, and the source
     pub shown: BTreeMap<PathBuf, HostPath>,
-    /// Daemons of the host's that an engine must not mount by their path
+    /// Channels to daemons of the host that an engine must not mount by path
     pub channels: BTreeSet<Channel>,
-    /// As in [`crate::edits::Edits::egl_devices`]
+    /// The value of [`crate::edits::Edits::egl_devices`]
     pub egl_devices: u64,
-    /// The versions of the driver and of CUDA, if an image's newer libcuda may be used with them
+    /// The versions of the driver and of CUDA, if a newer libcuda of the image may be used
     pub cuda_compat: Option<(String, String)>,
-    /// What the spec was made from; nothing is done with it in a container
+    /// The stamp of the spec, which has no effect in a container
     pub stamp: Option<String>,
 }
 
 impl RootfsEdits {
-    /// Both together.
+    /// Merges both.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.links.extend(other.links);
@@ -63,8 +63,8 @@ impl RootfsEdits {
         }
     }
 
-    /// The arguments, `argv[0]` first; `None` if there is nothing to do. What is not UTF-8 cannot be written in a spec and
-    /// is left out.
+    /// Returns the arguments, starting with `argv[0]`, or `None` if there is nothing to do. Paths that are not UTF-8 cannot be
+    /// represented in a spec and are left out.
     #[must_use]
     pub fn to_args(&self) -> Option<Vec<String>> {
         if *self == Self::default() {
@@ -106,10 +106,10 @@ impl RootfsEdits {
         Some(args)
     }
 
-    /// Reads arguments, without `argv[0]` and the verb.
+    /// Parses arguments, without `argv[0]` and the command.
     ///
     /// # Errors
-    /// If one is unknown or wrong.
+    /// If an argument is unknown or invalid.
     pub fn parse(args: Vec<OsString>) -> Result<Self> {
         use lexopt::Arg::Long;
         let mut parser = lexopt::Parser::from_args(args);
@@ -148,12 +148,13 @@ impl RootfsEdits {
                     edits.shown.insert(path, HostPath::new(source));
                 }
                 Long("socket") => edits.channel(parser.value()?, Expected::Socket)?,
-                // Only one that the administrator named can be where others may write.
+                // Only a directory that config.toml names is passed in this way. Other directories that users other than root can
+                // replace are not given to containers.
                 Long("directory") => edits.channel(parser.value()?, Expected::NamedDirectory)?,
                 Long("egl-devices") => {
                     let value = text(parser.value()?)?;
                     let bits = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
-                    edits.egl_devices = bits.with_context(|| format!("{value:?} is no hexadecimal number"))?;
+                    edits.egl_devices = bits.with_context(|| format!("{value:?} is not a hexadecimal number"))?;
                 }
                 other => return Err(other.unexpected().into()),
             }
@@ -169,7 +170,7 @@ impl RootfsEdits {
         Ok(())
     }
 
-    /// Reads the arguments of a hook entry; `None` if it is none of ours, or cannot be read.
+    /// Parses the arguments of a hook entry. Returns `None` if the entry belongs to another program or is invalid.
     #[must_use]
     pub fn of_entry(args: &[String]) -> Option<Self> {
         let (start, rest) = args.split_at_checked(2)?;
@@ -194,7 +195,7 @@ fn text(value: OsString) -> Result<String> {
 fn container_path(path: &str) -> Result<ContainerPath> {
     match ContainerPath::new(path) {
         Some(path) => Ok(path),
-        None => bail!("{path:?} is no path in a container"),
+        None => bail!("{path:?} is not a path in a container"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Edits of all devices → a CDI spec. Pure.
+//! Creates a CDI spec from the edits of all devices.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +11,15 @@ use crate::device_id::VISIBLE_DEVICES;
 use crate::edits::Edits;
 use crate::inventory::select;
 
-/// The device that is all of the others.
+/// The name of the device that stands for all devices.
 pub const ALL: &str = "all";
 
-/// How devices are named.
+/// The names that devices get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Naming {
-    /// `0`, and `0:1` for a MIG device
+    /// Indices: `0`, and `0:1` for a MIG device
     pub index: bool,
-    /// `GPU-…`, `MIG-…`
+    /// UUIDs: `GPU-…`, `MIG-…`
     pub uuid: bool,
 }
 
@@ -30,8 +30,8 @@ impl Default for Naming {
 }
 
 impl Naming {
-    /// The names of a device. A GPU that is split has none: its parts are what containers can use. A MIG device has no index
-    /// while NVML does not list every MIG device of its GPU, because the index may name another one later.
+    /// Returns the names of a device. A GPU in MIG mode has none, because containers can only use its MIG devices. A MIG device has no
+    /// index while NVML does not list every MIG device of its GPU, because the index could later belong to another one.
     #[must_use]
     pub fn names(self, device: select::Device<'_>) -> Vec<String> {
         let index = match device {
@@ -41,27 +41,27 @@ impl Naming {
         };
         let has_index = self.index && device.gpu().unlisted_mig.is_empty();
         let uuid = device.uuid().to_owned();
-        // Drivers before 470 have UUIDs of MIG devices with slashes in them.
+        // In drivers before 470, the UUIDs of MIG devices contain slashes, which CDI does not permit.
         let uuid = Some(uuid).filter(|uuid| self.uuid && name::check_device(uuid).is_ok());
         Some(index).filter(|_| has_index).into_iter().chain(uuid).collect()
     }
 }
 
-/// A device of the host with its names, which may be none.
+/// A device of the host with its names. A device may have no name.
 #[derive(Clone, Debug)]
 pub struct Named {
-    /// Without vendor and class
+    /// The names, without vendor and class
     pub names: Vec<String>,
-    /// What it adds to the common edits
+    /// The edits in addition to the common ones
     pub edits: Edits,
 }
 
-/// The spec of these devices, and of all of them together. It has no device if none has a name. `more` is for the hook
-/// entry that every container gets.
+/// Creates the spec of these devices and of `all`. The spec has no devices if none of them has a name. `more` is added to the hook
+/// entry for all containers.
 #[must_use]
 pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, more: RootfsEdits) -> Spec {
     let mut container_edits = lower(common, host, more);
-    // Else our own hook, where it is installed too, would do it all again.
+    // With "void", the hook ignores the container, if it is installed too.
     container_edits.env.push(format!("{VISIBLE_DEVICES}=void"));
     let lowered: Vec<_> = devices.iter().map(|device| lower(&device.edits, host, RootfsEdits::default())).collect();
     let device = |(name, edits): (&String, &ContainerEdits)| Device {
@@ -74,7 +74,7 @@ pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, m
     let mut listed: Vec<_> = names.map(device).collect();
     if !listed.is_empty() {
         let every: Vec<_> = lowered.iter().map(|edits| device((&String::new(), edits))).collect();
-        // Nothing else has this name: no index and no UUID is like it.
+        // No index or UUID equals this name.
         listed.extend(Device::merged(&every, ALL).ok().flatten());
     }
     let mut spec = Spec { kind: kind.to_owned(), devices: listed, container_edits, ..Spec::default() }.simplify();
@@ -85,7 +85,7 @@ pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, m
     spec.with_minimum_version()
 }
 
-/// One entry for what several of our entries say: each is a process at the start of a container.
+/// Merges our hook entries into one, because the runtime starts a process for each of them.
 #[must_use]
 fn fold_hooks(mut edits: ContainerEdits) -> ContainerEdits {
     let mut folded = RootfsEdits::default();
@@ -103,7 +103,7 @@ fn fold_hooks(mut edits: ContainerEdits) -> ContainerEdits {
     edits
 }
 
-/// The paths on the host without which no container with one of the devices can start, sorted.
+/// Returns the sorted paths on the host that must exist for containers with a device of the spec to start.
 #[must_use]
 pub fn sources(spec: &Spec) -> BTreeSet<&str> {
     let mut sources = BTreeSet::new();

@@ -1,7 +1,7 @@
-//! Edits → the container edits of a CDI spec. Pure.
+//! Converts edits to the container edits of a CDI spec.
 //!
-//! A spec knows no container, so libraries go where the host has them, and the linker cache leads programs there. For one
-//! container, whose image is known, they go where the hook mounts them.
+//! A spec is independent of containers, so libraries have the paths of the host in it, and programs find them through the linker cache.
+//! If the image is known, libraries have the same paths as those that the hook mounts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,40 +18,40 @@ use crate::edits::placement::{self, Link, Loader, RootfsFacts};
 use crate::edits::{self, Edits, Placement};
 use crate::timeouts;
 
-/// What lowering has to know of the host.
+/// What the conversion needs to know about the host.
 #[derive(Clone, Debug)]
 pub struct SpecContext {
-    /// The directory that is `/` for the driver, its real path
+    /// The real path of the driver root
     pub driver_root: HostPath,
     /// The host's /proc/driver/nvidia
     pub proc_dir: Option<HostPath>,
-    /// The program that hook entries start
+    /// The program that hook entries execute
     pub program: HostPath,
-    /// What device nodes are like
+    /// The properties of the device nodes
     pub nodes: BTreeMap<HostPath, NodeFacts>,
-    /// Whether containers' processes may be put into the groups that own nodes
+    /// Whether to add the groups of the nodes to the processes of containers
     pub additional_gids: bool,
-    /// What the image is like, if there is one: a CDI spec knows none
+    /// The properties of the image; `None` for a CDI spec
     pub image: Option<RootfsFacts>,
 }
 
-/// What a device node on the host is like.
+/// The properties of a device node on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// Whether it is a character device
     pub is_char: bool,
-    /// Permission bits
+    /// The permission bits
     pub mode: u32,
-    /// The user that owns the node
+    /// The owner
     pub uid: u32,
-    /// The group that owns the node
+    /// The group
     pub gid: u32,
 }
 
 impl NodeFacts {
-    /// The facts in the result of stat(2).
+    /// Returns the properties in the result of stat(2).
     #[must_use]
-    pub fn of(stat: &Stat) -> Self {
+    pub fn from_stat(stat: &Stat) -> Self {
         Self {
             is_char: FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice,
             mode: stat.st_mode & 0o7777,
@@ -60,19 +60,19 @@ impl NodeFacts {
         }
     }
 
-    /// Those of the nodes of these edits that exist.
+    /// Returns the properties of the existing nodes of these edits.
     #[must_use]
     pub fn of_nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, Self> {
         let mut facts = BTreeMap::new();
         for node in edits.flat_map(|edits| &edits.nodes) {
             if let Ok(stat) = rustix::fs::lstat(node.source.as_path()) {
-                facts.insert(node.source.clone(), Self::of(&stat));
+                facts.insert(node.source.clone(), Self::from_stat(&stat));
             }
         }
         facts
     }
 
-    /// The group that a process must be in to use it, if not everybody may.
+    /// Returns the group of which a process must be a member to open the node, or `None` if all users can open it.
     #[must_use]
     pub const fn additional_gid(self) -> Option<u32> {
         let for_everybody = self.mode & 0o006 == 0o006;
@@ -80,17 +80,17 @@ impl NodeFacts {
     }
 }
 
-/// The environment of hook entries. Never empty: runc would give the hook the container's, LD_PRELOAD with it
+/// The environment of hook entries. It must not be empty: runc would pass the environment of the container, including LD_PRELOAD
 /// (CVE-2025-23266).
 const HOOK_ENV: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
-/// As nvidia-ctk writes them; with these runc does not pass on mounts from or to the host.
+/// The options that nvidia-ctk writes. With `rprivate`, mounts do not propagate from or to the host.
 const FILE_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-/// A directory in which clients may have to create a socket of their own.
+/// The options for a directory in which clients may create a socket.
 const DIRECTORY_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
-/// Read-only, as in [`base::sys::mount::MountAttrs::SOCKET`]: connect(2) works, and chmod(2) does not.
+/// The options for sockets, as in [`base::sys::mount::MountAttrs::SOCKET`]. On a read-only mount connect(2) works and chmod(2) fails.
 const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];
 
-/// The container edits; `more` goes into the hook's arguments.
+/// Converts edits. `more` is added to the arguments of the hook entry.
 #[must_use]
 pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerEdits {
     let mut lowered = ContainerEdits::default();
@@ -99,7 +99,7 @@ pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerE
         mount(&file.source, &dir.join(&file.name)?, &FILE_OPTIONS)
     });
     lowered.mounts.extend(files);
-    // An engine mounts whatever is at the path by then; what another user could put there is left to our hook.
+    // An engine mounts a path without a check. Files that another user can replace are left to the hook, which checks them.
     let fixed = edits.ipc.iter().filter(|ipc| ipc.is_fixed);
     lowered.mounts.extend(fixed.filter_map(|ipc| match ipc.channel.expected {
         Expected::Socket => mount(&ipc.source, &ipc.path, &SOCKET_OPTIONS),
@@ -114,14 +114,14 @@ pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerE
     lowered
 }
 
-/// What the engine leaves to do.
+/// Returns the changes that the engine cannot make.
 #[must_use]
 pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
     let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
     rest.channels.extend(edits.ipc.iter().filter(|ipc| !ipc.is_fixed).map(|ipc| ipc.channel.clone()));
-    // Else they are where the image looks.
+    // Without a known image, libraries are not in the directories that the image searches.
     let unknown = host.image.is_none();
-    // The same files, each at the directory that it has here, give the same links as with any other.
+    // The links are computed as usual, with each file in the directory that it has here.
     let (links, node_links) = (edits.links.clone(), edits.node_links.clone());
     let mut placed = Edits { links, node_links, ..Edits::default() };
     for file in &edits.files {
@@ -154,16 +154,16 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
     rest
 }
 
-/// `vdpau/x.so` for a name in `/usr/lib64/vdpau`, and the whole path.
+/// Returns `vdpau/x.so` for the name `x.so` in `/usr/lib64/vdpau`, and the complete path.
 fn below(dir: &ContainerPath, name: &Path) -> Option<(PathBuf, ContainerPath)> {
     Some((Path::new(dir.file_name()).join(name), dir.join(name)?))
 }
 
-/// At createContainer, the root user of a user namespace may not reach the bundle: Podman keeps it below a directory of the
-/// host's root from 5.0 on. crun cannot start any hook there then.
+/// The stage of the hook entry. At createContainer, root in a user namespace may lack access to the bundle, which Podman 5.0 and newer
+/// keep below a directory of the host's root. crun cannot start any hook at that stage then.
 pub const STAGE: &str = "createRuntime";
 
-/// The hook entry that does it; none if nothing is left.
+/// Returns the hook entry that makes these changes, or `None` if there are none.
 #[must_use]
 pub fn hook(rest: &RootfsEdits, host: &SpecContext) -> Option<Hook> {
     let is_empty = *rest == RootfsEdits::default();
@@ -200,8 +200,8 @@ fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<
     })
 }
 
-/// A device node. Its type is not said: then the engine looks whether the host still has it. What of it is root's is
-/// not said either: then the container's user owns the container's node, and may use it whatever groups it is in.
+/// Converts a device node. The type is omitted, so that the engine checks that the host still has the node. An owner or group 0 is
+/// omitted too: the container's user then owns the node and can open it without being a member of a group.
 #[must_use]
 pub fn device_node(node: &edits::DeviceNode, facts: NodeFacts) -> Option<DeviceNode> {
     let path = node.path.absolute();

@@ -1,5 +1,7 @@
-//! Edits as a CDI spec: how they are lowered, the spec of all devices, the arguments of our hook entry, and how it is known
-//! that a spec is out of date.
+//! Creates CDI specs from edits, and detects specs that are out of date.
+//!
+//! [`lower`] converts edits, [`generate`] makes the spec of all devices, [`of_host`] does so for this host, [`entry`] has the arguments
+//! of the hook entry, and [`stamp`] the state of the host for which a spec is valid.
 
 pub mod entry;
 pub mod generate;
@@ -14,25 +16,25 @@ use anyhow::{Context, Result};
 use base::report::{Failure, catalog};
 use cdi_spec::file::{self, Format};
 
-/// NVIDIA's name for it: a spec of nvidia-ctk is replaced, where one of another name would be in conflict with it.
+/// The file name that nvidia-ctk uses. Its spec is replaced, because a file with another name would conflict with it.
 pub const DEFAULT_NAME: &str = "nvidia";
 
-/// The file that is written where none is named.
+/// Returns the path of the spec file if the user does not name one.
 #[must_use]
 pub fn default_path(format: Format) -> PathBuf {
     Path::new("/var/run/cdi").join(DEFAULT_NAME).with_extension(format.extension())
 }
 
-/// Writes a spec file in one step.
+/// Replaces a spec file atomically.
 ///
 /// # Errors
-/// If that is not possible; then what was there before still is.
+/// If the file cannot be written. The previous file is then unchanged.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     file::write(path, text).with_context(|| {
         Failure::new(
             &catalog::SPEC_FILE,
             format!("cannot write {path:?}"),
-            "run it as root, or name a file with --output",
+            "run the command as root, or select a file with --output",
         )
     })
 }

@@ -1,4 +1,4 @@
-//! The CDI spec of a host: made from its driver and its GPUs, and made again once they have changed.
+//! Creates the CDI spec of a host, and updates it when the driver or the GPUs have changed.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use crate::host::Host;
 use crate::inventory::Inventory;
 use crate::inventory::select::{mig_left_out, permitted_devices, permitted_failed};
 
-/// What the administrator chooses about a spec.
+/// The settings for a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The names that devices get
@@ -29,20 +29,20 @@ pub struct Settings {
     pub vendor: String,
     /// The part of the kind after the slash, `gpu`
     pub class: String,
-    /// Whether processes are put into the groups that own the nodes; `None`: if all engines of this host can
+    /// Whether to add the groups of the nodes to the processes of containers; `None` if that depends on the engines
     pub additional_gids: Option<bool>,
-    /// The program that the spec's hook entries start
+    /// The program that the hook entries execute
     pub program: HostPath,
-    /// How the file is written. It is of no other use than that a spec in another format counts as out of date.
+    /// The format of the file. A spec in another format is out of date.
     pub format: Format,
 }
 
-/// The spec of this host. A device that cannot be given is left out, with a finding. Findings are added as they are made,
-/// also before an error. `engines_read_gids` is called at most once, and only if a node belongs to a group: engines that do not
-/// know the field `additionalGids` refuse the whole file.
+/// Creates the spec of this host. A device that does not work is left out, with a finding. Findings are appended to `findings`, even
+/// if the function fails later. `engines_read_gids` is called at most once, and only if a node belongs to a group: engines that do
+/// not support the field `additionalGids` reject the whole file.
 ///
 /// # Errors
-/// If there is no driver, it does not answer, or a part is missing without which no container works.
+/// If the driver is missing or does not answer, or lacks a file that all containers require.
 pub fn make(
     config: &Config,
     settings: &Settings,
@@ -100,7 +100,7 @@ fn make_with(
     Ok(spec(&kind, &common, &devices, &context, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::default() }))
 }
 
-/// All of the driver: a spec knows no container that could ask for less.
+/// Returns a request for the whole driver, because a spec is independent of containers.
 fn wanted(config: &Config) -> Wanted {
     Wanted { capabilities: config.supported_driver_capabilities, gpus: true, ..Wanted::default() }
 }
@@ -109,15 +109,15 @@ fn left_out(what: String) -> Finding {
     Finding::of(
         &catalog::SPEC_LACKS_GPU,
         what,
-        "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host, then run \"oci-nvidia-hook cdi refresh\"",
+        "see \"nvidia-smi -q\" and \"journalctl -k\" on the host, then run \"oci-nvidia-hook cdi refresh\"",
     )
 }
 
-/// A host that changes more often while its spec is made is left as it is until its next change.
+/// How often the spec is created again if the host changes in the meantime.
 const TRIES: u32 = 3;
 
-/// Makes the spec file anew unless it fits the host, and removes it where the host has no GPU any more. Repeated if the host
-/// changed meanwhile: systemd starts no second run of a service while one runs.
+/// Creates the spec file again if it is out of date, and removes it if the host has no GPU any more. This is repeated if the host
+/// changes in the meantime, because systemd does not start a service again while it runs.
 ///
 /// # Errors
 /// Those of [`make`], and if the file cannot be written or removed.
@@ -136,7 +136,7 @@ pub fn refresh(
     Ok(())
 }
 
-/// Whether the host changed meanwhile.
+/// Updates the file once, and returns whether the host has changed in the meantime.
 fn refresh_once(
     path: &Path,
     config: &Config,
@@ -145,19 +145,19 @@ fn refresh_once(
     findings: &mut Vec<Finding>,
 ) -> Result<bool> {
     let old = registry::read_spec(path).ok();
-    let old_stamp = old.as_ref().and_then(Stamp::of);
-    // Looked at before the driver is: what changes meanwhile makes the new spec old, and is seen next time.
+    let old_stamp = old.as_ref().and_then(Stamp::from_spec);
+    // The stamp is taken first, so that a change in the meantime makes the new spec out of date.
     let before = Stamp::of_host(config, settings);
     let mut stamp = before.clone();
     let mut host = None;
-    // The kernel does not show which MIG devices there are.
+    // Only NVML shows the UUIDs of MIG devices.
     if let Some(stamp) = stamp.as_mut().filter(|stamp| stamp.mig.is_some()) {
         stamp.complete(&host.insert(Host::inspect_afresh(config)?).inventory);
     }
-    let is_there = |path: &&str| rustix::fs::lstat(*path).is_ok();
+    let exists = |path: &&str| rustix::fs::lstat(*path).is_ok();
     if let (Some(old), Some(stamp)) = (&old, &stamp)
         && old_stamp.as_ref() == Some(stamp)
-        && sources(old).iter().all(is_there)
+        && sources(old).iter().all(exists)
     {
         return Ok(false);
     }
@@ -174,7 +174,7 @@ fn refresh_once(
     if !spec.devices.is_empty() {
         super::write(path, &settings.format.print(&spec)?)?;
     } else if old_stamp.is_some() {
-        // It speaks of GPUs that are gone. A spec of another program's is not ours to remove.
+        // The spec lists GPUs that do not exist any more. Without a stamp, another program wrote it, and it stays.
         std::fs::remove_file(path)?;
     }
     Ok(Stamp::of_host(config, settings) != before)

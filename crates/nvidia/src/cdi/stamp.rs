@@ -1,8 +1,8 @@
-//! What a spec was made from, so that one look at the host says whether it still fits. Only where there are MIG devices does
-//! that take NVML.
+//! Stores in a spec the state of the host from which it was created, so that a spec that is out of date is detected. NVML is only called
+//! if there are MIG devices.
 //!
-//! The stamp is an argument of a hook entry in the spec. Annotations would be the place for it, but engines that read
-//! them are new, and a file beside the spec could belong to another one.
+//! The stamp is an argument of a hook entry in the spec. Older engines reject annotations, and a separate file could belong to another
+//! spec.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -20,32 +20,32 @@ use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::inventory::{Inventory, fingerprint};
 
-/// A host at one moment, as far as a spec depends on it.
+/// The state of a host, as far as a spec depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Of the loaded driver
+    /// The version of the loaded driver
     pub driver: String,
-    /// Device numbers are another boot's
+    /// The boot id: device numbers can change with each boot
     pub boot: String,
-    /// GPUs, MIG devices, device numbers, libraries, settings; two that differ are two hosts
+    /// A hash of the GPUs, the capability files, the device numbers, the libraries and the settings
     pub rest: u64,
-    /// The MIG devices, of which the kernel shows the numbers but not the UUIDs; `None` if there are none. A placeholder until
-    /// [`Stamp::complete`].
+    /// A hash of the MIG devices; `None` if there are none. The kernel does not show their UUIDs, so the value is a placeholder until
+    /// [`Stamp::complete`] is called.
     pub mig: Option<u64>,
 }
 
-/// There are MIG devices, and NVML has not been asked which.
+/// The placeholder: there are MIG devices, but NVML has not been called.
 const UNASKED: u64 = 0;
 
 impl Stamp {
-    /// As it is in a spec.
+    /// Returns the stamp as text, as in a spec.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mig = self.mig.map(|mig| format!(",mig={mig:016x}")).unwrap_or_default();
         format!("driver={},boot={},host={:016x}{mig}", self.driver, self.boot, self.rest)
     }
 
-    /// Reads it; `None` if it is none.
+    /// Parses a stamp. Returns `None` if the text is not one.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut fields = text.split(',');
@@ -56,8 +56,8 @@ impl Stamp {
         Some(Self { driver, boot, rest, mig })
     }
 
-    /// Takes the MIG devices from NVML's answer. Destroyed and made again they can have the same numbers, and so look the same
-    /// in procfs, but have other UUIDs, or swap their indices (see [`crate::inventory::cache`]).
+    /// Adds the MIG devices from NVML's answer. Devices that were destroyed and created again can have the same numbers in procfs, but
+    /// other UUIDs or other indices (see [`crate::inventory::cache`]).
     pub fn complete(&mut self, inventory: &Inventory) {
         if self.mig.is_none() {
             return;
@@ -72,21 +72,21 @@ impl Stamp {
         self.mig = Some(hasher.finish().max(UNASKED + 1));
     }
 
-    /// Whether the MIG devices of a spec with this stamp are known to be others than those of the host now.
+    /// Whether both stamps have MIG devices that NVML has listed, and these differ.
     #[must_use]
     pub fn has_other_mig_devices(&self, now: &Self) -> bool {
         let is_known = |stamp: &Self| stamp.mig != Some(UNASKED);
         self.mig.is_some() && is_known(self) && is_known(now) && self.mig != now.mig
     }
 
-    /// Of a spec that this program wrote.
+    /// Returns the stamp in a spec, or `None` if another program wrote the spec.
     #[must_use]
-    pub fn of(spec: &Spec) -> Option<Self> {
+    pub fn from_spec(spec: &Spec) -> Option<Self> {
         let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args));
         Self::parse(&entries.filter_map(|entry| entry.stamp).next()?)
     }
 
-    /// Looks at the host; `None` if no driver is loaded, or it has no GPU. A spec depends on `settings` as well.
+    /// Takes the stamp of this host. Returns `None` if no driver is loaded, or the driver has no GPU. `settings` are part of the stamp.
     #[must_use]
     pub fn of_host(config: &Config, settings: &impl std::fmt::Debug) -> Option<Self> {
         let driver = Tree::open(&config.driver_root).ok()?;
@@ -106,7 +106,7 @@ impl Stamp {
         let mut caps = Vec::new();
         walk(&proc, Path::new(DRIVER_PROC).join("capabilities"), 0, &mut caps);
         caps.hash(&mut hasher);
-        // The numbers of /dev/nvidia-uvm and /dev/nvidia-caps are given out when their modules are loaded.
+        // The kernel assigns the major numbers of /dev/nvidia-uvm and /dev/nvidia-caps when the modules are loaded.
         let host = Tree::open(&HostPath::new("/")).ok()?;
         let devices = host.read(Path::new("/proc/devices")).unwrap_or_default();
         let devices = String::from_utf8_lossy(&devices).into_owned();
@@ -123,11 +123,11 @@ impl Stamp {
                 (name, node.map(|node| (node.device, node.gid))).hash(&mut hasher);
             }
         }
-        // A socket that comes later is to be in containers; one that is gone stops them.
+        // A new socket must be added to the spec, and engines fail to mount a socket that does not exist any more.
         let all = Capabilities::of(&Capability::ALL);
         let (sockets, _) = ipc::find(&driver, all, config.mps_directory.as_deref(), Omit::default());
         sockets.iter().for_each(|socket| (socket.source.as_path(), socket.is_fixed).hash(&mut hasher));
-        // Whoever installs libraries runs ldconfig then.
+        // The installation of libraries runs ldconfig, which replaces the cache.
         let cache = config.ldcache.as_ref().map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
         let metadata = driver.open_file(cache).and_then(|file| Ok(file.metadata()?)).ok();
         metadata.map(|file| (file.mtime(), file.mtime_nsec(), file.size(), file.ino())).hash(&mut hasher);
@@ -138,7 +138,8 @@ impl Stamp {
     }
 }
 
-/// The names of everything below: /proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access is five deep.
+/// Collects the paths of all files and directories below `dir`. The deepest one is
+/// /proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access.
 fn walk(root: &Tree, dir: PathBuf, depth: usize, names: &mut Vec<PathBuf>) {
     const DEEPEST: usize = 6;
     for name in root.names(&dir) {

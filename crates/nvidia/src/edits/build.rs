@@ -1,4 +1,4 @@
-//! Driver files, nodes and GPUs → edits. Pure.
+//! Builds edits from driver files, device nodes and GPUs.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -12,7 +12,7 @@ use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
 use crate::driver::locate::DriverFiles;
 
-/// What every GPU container gets, whichever GPUs it asked for: also with `none`.
+/// Builds the edits that every container with the driver gets, even one that requests `none`.
 #[must_use]
 pub fn common(
     files: &DriverFiles,
@@ -73,9 +73,9 @@ fn library(library: &Library) -> HostFile {
     }
 }
 
-/// The names by which ld.so finds it: also those of links that it gets in the container and the host's linker cache may
-/// lack. A name that is not in the cache is looked for in directories, and could lead to another copy than the SONAME does:
-/// the image's newer libcuda under one name, and the host's under the other.
+/// Returns the names for the linker cache, including those of development links, which the host's cache may lack. ld.so searches
+/// directories for a name that is not in the cache, and could find another copy: a program would load the image's newer libcuda with
+/// one name, and the host's libcuda with the other.
 fn sonames(library: &Library) -> BTreeSet<OsString> {
     let mut sonames = library.sonames.clone();
     let links = DEV_LINKS.iter().filter(|(name, link, target)| {
@@ -85,14 +85,14 @@ fn sonames(library: &Library) -> BTreeSet<OsString> {
     sonames
 }
 
-/// What one device adds: its nodes, and what of the host's /proc/driver/nvidia speaks of it.
+/// Builds the edits for one device: its nodes, and its files below /proc/driver/nvidia.
 #[must_use]
 pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> Edits {
     Edits { nodes, proc_mask: Some(ProcMask { files: vec![], mounts: proc_mounts }), ..Edits::default() }
 }
 
-/// The `/dev/dri` nodes of the GPU at this place on the bus (`0000:3b:00.0`), with the links by which Wayland compositors and
-/// the like tell whose they are.
+/// Builds the edits for the `/dev/dri` nodes of the GPU with this bus address (`0000:3b:00.0`). The links by bus address show programs
+/// such as Wayland compositors to which GPU a node belongs.
 #[must_use]
 pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
     let link = |node: &DeviceNode| {
@@ -104,15 +104,15 @@ pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
     Edits { node_links: nodes.iter().filter_map(link).collect(), ..device(nodes, Vec::new()) }
 }
 
-/// What a GPU adds for EGL: libEGL_nvidia counts the host's GPUs, and its application profile says which it may show. The
-/// mask has 64 bits; a GPU beyond them is not hidden.
+/// Builds the edits of a GPU for EGL. libEGL_nvidia enumerates all GPUs of the host, and an application profile limits it to those in a
+/// mask of 64 bits.
 #[must_use]
 pub(crate) fn egl_device(minor: u32) -> Edits {
     Edits { egl_devices: 1u64.checked_shl(minor).unwrap_or_default(), ..Edits::default() }
 }
 
-/// NVML and CUDA in the container read `params` and make device nodes if it tells them to: of GPUs that the
-/// container did not ask for, too (CVE-2021-1056).
+/// Masks `params`: NVML and CUDA in the container read it, and would create device nodes of all GPUs if it permits that
+/// (CVE-2021-1056).
 #[must_use]
 pub fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
     if name != "params" {
@@ -122,7 +122,7 @@ pub fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
     (name, masked.map_or(content, String::into_bytes))
 }
 
-/// `params` with its switch off; `None` if it is off already, or there is none.
+/// Returns `params` with `ModifyDeviceFiles: 0`, or `None` if nothing has to be changed.
 #[must_use]
 pub fn mask_params(text: &str) -> Option<String> {
     const ON: &str = "ModifyDeviceFiles: 1";

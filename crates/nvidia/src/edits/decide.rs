@@ -1,4 +1,4 @@
-//! Host facts × what is wanted → edits. Pure.
+//! Decides which edits a container gets, from the facts of the host and the request.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,32 +17,33 @@ use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::select::Device;
 use crate::inventory::{Gpu, MigDevice, limits};
 
-/// The capabilities for which a GPU's nodes in `/dev/dri` are needed.
+/// The capabilities that require the nodes of a GPU in `/dev/dri`.
 const DRM: [Capability; 2] = [Graphics, Display];
 
-/// The nodes that are not a GPU's, after `/dev/nvidiactl`: which capabilities need them, and the finding if one is missing.
+/// The nodes other than `/dev/nvidiactl` that do not belong to one GPU: the capabilities that require them, and the finding if one is
+/// missing.
 const COMMON_NODES: [(&str, [Capability; 2], Option<&Kind>); 3] = [
     ("nvidia-uvm", [Compute, Video], Some(&catalog::NO_UVM)),
     ("nvidia-uvm-tools", [Compute, Video], None),
     ("nvidia-modeset", DRM, Some(&catalog::NO_MODESET)),
 ];
 
-/// The names below /dev of the nodes that [`common_nodes`] looks up.
+/// Returns the names below /dev of the nodes that [`common_nodes`] needs.
 pub(crate) fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
     let of_capabilities = COMMON_NODES.iter().filter(|(_, capabilities, _)| wanted.capabilities.any(capabilities));
     std::iter::once("nvidiactl").chain(of_capabilities.map(|(name, ..)| *name))
 }
 
-/// Whether the nodes in `/dev/dri` are wanted.
+/// Whether the nodes in `/dev/dri` are requested.
 #[must_use]
 pub(crate) fn wants_drm(wanted: &Wanted) -> bool {
     wanted.capabilities.any(&DRM)
 }
 
-/// What the container gets, and what is wrong with it.
+/// Returns the edits for a container, and findings about them.
 ///
 /// # Errors
-/// If something is missing that it cannot do without.
+/// If something is missing that the container requires.
 pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
     let (mut edits, findings) = common(facts, wanted)?;
     for device in devices {
@@ -53,10 +54,10 @@ pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Resu
     Ok((without_proc(edits, &facts.devices), findings))
 }
 
-/// What every container gets that wants this, whichever devices it is given.
+/// Returns the edits that do not depend on the devices.
 ///
 /// # Errors
-/// If a device node is missing without which no other is of use.
+/// If `/dev/nvidiactl` is missing, or a node is wrong.
 pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>)> {
     let mut findings = facts.findings.clone();
     let nodes = common_nodes(&facts.devices, wanted, &mut findings)?;
@@ -64,10 +65,10 @@ pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>
     Ok((without_proc(edits, &facts.devices), findings))
 }
 
-/// The nodes that are not a GPU's.
+/// Returns the nodes that do not belong to one GPU.
 ///
 /// # Errors
-/// If one is missing without which no other is of use.
+/// If `/dev/nvidiactl` is missing, or a node is wrong.
 pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
     let mut found = vec![facts.required_of_driver("nvidiactl", CTL_MINOR)?];
     for (name, capabilities, missing) in &COMMON_NODES {
@@ -85,10 +86,10 @@ pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Fin
     Ok(found)
 }
 
-/// What one device adds to the common edits.
+/// Returns the edits for one device, in addition to the common ones.
 ///
 /// # Errors
-/// If a device node of it is missing.
+/// If a device node of the device is missing.
 pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Result<Edits> {
     let gpu = device.gpu();
     let mut edits = of_gpu(facts, gpu)?;
@@ -96,7 +97,7 @@ pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Re
         edits = edits.merge(build::drm(drm_nodes(facts, gpu)?, &gpu.bus_id.in_sysfs()));
         edits = edits.merge(build::egl_device(gpu.minor));
     }
-    // Who manages MIG devices gets the capabilities of all instances.
+    // A container that manages MIG devices gets the capabilities of all instances in another step.
     let manages = wanted.mig_config || wanted.mig_monitor;
     if let (Device::Mig(gpu, mig), false) = (device, manages) {
         edits = edits.merge(of_mig_device(facts, gpu, mig)?);
@@ -112,20 +113,20 @@ fn of_gpu(facts: &DeviceFacts, gpu: &Gpu) -> Result<Edits> {
     Ok(build::device(vec![node], mount.into_iter().collect()))
 }
 
-/// The GPU's `/dev/dri` nodes: what Vulkan and EGL open.
+/// Returns the `/dev/dri` nodes of a GPU, which Vulkan and EGL open.
 fn drm_nodes(facts: &DeviceFacts, gpu: &Gpu) -> Result<Vec<DeviceNode>> {
     let names = facts.drm.get(&gpu.bus_id).map(Vec::as_slice).unwrap_or_default();
     names.iter().filter_map(|name| facts.optional(&format!("dri/{name}")).transpose()).collect()
 }
 
-/// The capabilities of a MIG device: access to its GPU instance and to its compute instance.
+/// Returns the capabilities of a MIG device: access to its GPU instance and to its compute instance.
 #[must_use]
 pub(crate) const fn caps_of(gpu: &Gpu, mig: &MigDevice) -> [MigCap; 2] {
     let instance = MigCap::GpuInstance(gpu.minor, mig.gpu_instance);
     [instance, MigCap::ComputeInstance(gpu.minor, mig.gpu_instance, mig.compute_instance)]
 }
 
-/// What a MIG device needs beside the node of its GPU.
+/// Returns the edits of a MIG device, in addition to those of its GPU.
 fn of_mig_device(facts: &DeviceFacts, gpu: &Gpu, mig: &MigDevice) -> Result<Edits> {
     let mut edits = Edits::default();
     for cap in caps_of(gpu, mig) {
@@ -136,26 +137,26 @@ fn of_mig_device(facts: &DeviceFacts, gpu: &Gpu, mig: &MigDevice) -> Result<Edit
     Ok(edits)
 }
 
-/// The name below /dev of the node with this minor number.
+/// Returns the name below /dev of the node with this minor number.
 #[must_use]
 pub(crate) fn cap_node_name(minor: u32) -> String {
     format!("nvidia-caps/nvidia-cap{minor}")
 }
 
-/// The node of a MIG capability; none with a driver that has only the files below /proc.
+/// Returns the node of a MIG capability, or `None` if the driver has only the files below /proc.
 fn cap_node(facts: &DeviceFacts, cap: MigCap) -> Result<Option<DeviceNode>> {
     let Some(minors) = &facts.mig_minors else { return Ok(None) };
     let minor = *minors.get(&cap).with_context(|| format!("{MIG_MINORS:?} does not have {cap:?}"))?;
     facts.required(&cap_node_name(minor), minor, PREPARE).map(Some)
 }
 
-/// The capabilities by which a privileged container lays out or monitors MIG devices.
+/// Returns the capabilities with which a privileged container configures or monitors MIG devices.
 pub fn management_caps(wanted: &Wanted) -> impl Iterator<Item = MigCap> {
     let caps = [(wanted.mig_config, MigCap::Config), (wanted.mig_monitor, MigCap::Monitor)];
     caps.into_iter().filter_map(|(is_wanted, cap)| is_wanted.then_some(cap))
 }
 
-/// For a container that lays out or monitors MIG devices: the capability itself, and those of all instances of its GPUs.
+/// Returns the edits for a container that configures or monitors MIG devices: the capability, and those of all instances of its GPUs.
 ///
 /// # Errors
 /// If the node of the capability is missing.
@@ -174,15 +175,15 @@ pub fn mig_management(facts: &DeviceFacts, wanted: &Wanted, devices: &[Device<'_
     Ok(edits)
 }
 
-/// The names below /dev of the nodes of all instances that these GPUs could have and containers may manage.
+/// Returns the names below /dev of the nodes of all instances that these GPUs could have and that containers may manage.
 pub(crate) fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> impl Iterator<Item = String> {
     let is_managed = |cap: MigCap| devices.iter().any(|device| is_management_of(cap, device.gpu(), &facts.limits));
     let minors = facts.mig_minors.iter().flatten();
     minors.filter(move |(cap, _)| is_managed(**cap)).map(|(_, minor)| cap_node_name(*minor))
 }
 
-/// Whether this capability is of an instance of the GPU, and `limits` let containers have a MIG device in it, or it has none
-/// yet.
+/// Whether a capability belongs to an instance of the GPU that containers may manage: `limits` permit one of its MIG devices, or it has
+/// none yet.
 #[must_use]
 pub fn is_management_of(cap: MigCap, gpu: &Gpu, limits: &Limits) -> bool {
     let is_in = |mig: &&MigDevice| match cap {
@@ -197,8 +198,8 @@ pub fn is_management_of(cap: MigCap, gpu: &Gpu, limits: &Limits) -> bool {
         && (inside.peek().is_none() || inside.any(|mig| limits::permit(limits, gpu, Some(mig))))
 }
 
-/// What is visible below /proc/driver/nvidia: the whole directory of capabilities, unless it has files of MIG devices that
-/// containers may not have. With a driver that has no nodes for capabilities, those files give access.
+/// Returns the paths that stay visible below /proc/driver/nvidia: the whole directory of capabilities, unless it contains files of MIG
+/// devices that containers may not have. With a driver without nodes for capabilities, these files grant access.
 #[must_use]
 pub(crate) fn management_paths(facts: &DeviceFacts, cap: MigCap, devices: &[Device<'_>]) -> BTreeSet<PathBuf> {
     if !facts.withholds_mig {
@@ -212,7 +213,7 @@ pub(crate) fn management_paths(facts: &DeviceFacts, cap: MigCap, devices: &[Devi
     caps.into_iter().map(MigCap::proc_path).collect()
 }
 
-/// The name below /dev of the node of an IMEX channel.
+/// Returns the name below /dev of the node of an IMEX channel.
 #[must_use]
 pub(crate) fn imex_node_name(channel: u32) -> String {
     format!("{IMEX_CHANNELS}/channel{channel}")
@@ -226,7 +227,7 @@ fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
     wanted.imex_channels.iter().map(node).collect()
 }
 
-/// Without /proc/driver/nvidia there is nothing to mask.
+/// Removes the mask if the host does not have /proc/driver/nvidia.
 fn without_proc(mut edits: Edits, facts: &DeviceFacts) -> Edits {
     if !facts.has_proc {
         edits.proc_mask = None;

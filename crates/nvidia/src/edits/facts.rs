@@ -1,5 +1,5 @@
-//! What was found on the host, as far as edits depend on it. Plain data: the host is examined before, by
-//! [`crate::host::Host`], and [`super::decide`] reads nothing but this.
+//! The facts of the host on which edits depend. They are plain data: [`crate::host::Host`] gathers them, and [`super::decide`] reads
+//! nothing else.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,28 +18,28 @@ use crate::driver::nodes::{DeviceNode, NodeState, PREPARE, check_major};
 use crate::inventory::caps::MigCap;
 use crate::inventory::procfs::DRIVER_PROC;
 
-/// All that the edits of a container are made of.
+/// The facts for the edits of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFacts {
-    /// The driver's files for the capabilities that are wanted
+    /// The driver's files for the requested capabilities
     pub files: DriverFiles,
     /// Sockets and directories of daemons
     pub ipc: Vec<Ipc>,
     /// The files of `/proc/driver/nvidia` that a container sees, with their content; `None` if the host has no such directory
     pub proc_files: Option<Vec<(OsString, Vec<u8>)>>,
-    /// Device nodes and what belongs to them
+    /// The device nodes, and files that belong to them
     pub devices: DeviceFacts,
-    /// What was wrong with the files and the sockets
+    /// Findings about the files and the sockets
     pub findings: Vec<Finding>,
 }
 
-/// What was found of the device nodes, and of the files below /proc that belong to them. It has what the wanted devices
-/// need, not every node of the host.
+/// The facts about device nodes and about the files below /proc that belong to them. They cover the requested devices, not all nodes of
+/// the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// The root that has the nodes, for error messages
     pub dev_root: HostPath,
-    /// What is at each path below /dev that was examined: `nvidia0`, `dri/card1`, `nvidia-caps/nvidia-cap21`
+    /// The state of each node by its name below /dev: `nvidia0`, `dri/card1`, `nvidia-caps/nvidia-cap21`
     pub nodes: BTreeMap<String, NodeState>,
     /// The nodes of each GPU in `/dev/dri`, by name: `card1`, `renderD128`. A host without nvidia-drm has none.
     pub drm: BTreeMap<BusId, Vec<String>>,
@@ -47,18 +47,18 @@ pub struct DeviceFacts {
     pub mig_minors: Option<BTreeMap<MigCap, u32>>,
     /// Whether the host has /proc/driver/nvidia
     pub has_proc: bool,
-    /// Files and directories below /proc/driver/nvidia, by their path in /proc, and where they are on the host
+    /// Files and directories below /proc/driver/nvidia, with their path on the host
     pub proc_paths: BTreeMap<PathBuf, HostPath>,
     /// The directory of each GPU below `/proc/driver/nvidia/gpus`
     pub gpu_dirs: Vec<(BusId, OsString)>,
-    /// The GPUs and MIG devices that config.toml lets containers have
+    /// The limits of config.toml
     pub limits: Limits,
-    /// Whether they keep a MIG device of this host from containers
+    /// Whether the limits deny a MIG device of this host
     pub withholds_mig: bool,
 }
 
 impl DeviceFacts {
-    /// The facts of a host without device nodes and without `/proc/driver/nvidia`. `dev_root` is where nodes would be.
+    /// Returns the facts of a host without device nodes and without `/proc/driver/nvidia`.
     #[must_use]
     pub fn empty(dev_root: HostPath) -> Self {
         Self {
@@ -78,28 +78,28 @@ impl DeviceFacts {
         self.nodes.get(name).unwrap_or(&NodeState::Missing)
     }
 
-    /// A node that a host may lack.
+    /// Returns an optional node.
     pub(super) fn optional(&self, name: &str) -> Result<Option<DeviceNode>> {
         self.node(name).optional(name)
     }
 
-    /// A node that must exist; `fix` says what creates it.
+    /// Returns a required node. `fix` is the command that creates it.
     pub(super) fn required(&self, name: &str, minor: u32, fix: &str) -> Result<DeviceNode> {
         self.node(name).required(name, minor, &self.dev_root, fix)
     }
 
-    /// The same for `/dev/nvidiactl` and `/dev/nvidiaN`, whose major number is fixed.
+    /// Returns `/dev/nvidiactl` or `/dev/nvidiaN`, whose major number is checked too.
     pub(super) fn required_of_driver(&self, name: &str, minor: u32) -> Result<DeviceNode> {
         check_major(self.required(name, minor, PREPARE)?)
     }
 
-    /// A path below /proc/driver/nvidia that the container may see: relative to it, and where it is on the host.
+    /// Returns a path relative to /proc/driver/nvidia and its path on the host, for a mount in the container.
     pub(super) fn proc_mount(&self, path: &Path) -> Option<(PathBuf, HostPath)> {
         let source = self.proc_paths.get(path)?;
         Some((path.strip_prefix(DRIVER_PROC).ok()?.to_owned(), source.clone()))
     }
 
-    /// The directory of a GPU in /proc.
+    /// Returns the directory of a GPU in /proc.
     #[must_use]
     pub(crate) fn gpu_dir(&self, bus_id: BusId) -> Option<PathBuf> {
         let (_, dir) = self.gpu_dirs.iter().find(|(known, _)| *known == bus_id)?;

@@ -1,8 +1,8 @@
-//! Edits: what a container gets, as data, independent of any container.
+//! Edits describe what a container gets, as data that does not depend on a container.
 //!
-//! An edit names a host file and a *placement*, not a container path: which directory holds libraries is the image's
-//! business, and is decided when edits are lowered. What follows from an edit (a device rule from a node, a linker
-//! cache entry from a library) is derived then, and never listed beside it.
+//! An edit names a host file and a *placement* instead of a path in the container, because the library directories differ between
+//! images. The path is determined when edits are lowered. Consequences of an edit, such as the device rule for a node or the linker
+//! cache entry for a library, are derived in that step too.
 
 pub mod build;
 pub mod decide;
@@ -19,29 +19,29 @@ use crate::driver::ldcache::Arch;
 pub use crate::driver::nodes::DeviceNode;
 use base::paths::{ContainerPath, HostPath};
 
-/// What a container is to get of the driver, apart from which GPUs.
+/// What a container gets from the driver, apart from the selection of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Which parts of the driver
+    /// The parts of the driver
     pub capabilities: Capabilities,
-    /// Parts that are left out of what the capabilities give
+    /// Exceptions from these parts
     pub omit: Omit,
-    /// Whether it gets GPUs: without one, it gets the driver's files alone
+    /// Whether the container gets GPUs. Without a GPU, it gets only the driver's files.
     pub gpus: bool,
     /// Whether it may create and remove MIG devices
     pub mig_config: bool,
-    /// Whether it may watch all MIG devices
+    /// Whether it may monitor all MIG devices
     pub mig_monitor: bool,
     /// IMEX channels, by number
     pub imex_channels: Vec<u32>,
 }
 
-/// Where in a container a file belongs.
+/// The directory of a file in the container, by its purpose.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Placement {
     /// The directory for shared libraries of this architecture
     Library(Arch),
-    /// A directory below that one, where programs open them by path
+    /// A directory below the library directory, from which programs load files by path
     LibraryBelow(Arch, &'static str),
     /// `/usr/bin`
     Binary,
@@ -52,13 +52,13 @@ pub enum Placement {
 /// Whether a container can start without something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// If it cannot be given, the container does not start.
+    /// The container does not start without it.
     Required,
-    /// If it cannot be given, that is a finding.
+    /// The container starts without it, which a finding reports.
     Optional,
 }
 
-/// A driver file to be seen in the container, read-only.
+/// A driver file that is mounted read-only in the container.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostFile {
     /// The path of the file on the host
@@ -73,16 +73,16 @@ pub struct HostFile {
     pub need: Need,
 }
 
-/// A link among the libraries that is no SONAME: `libcuda.so -> libcuda.so.1`.
+/// A development link to a library, which is not a SONAME: `libcuda.so -> libcuda.so.1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DevLink {
-    /// The link's name, perhaps below the directory of the libraries
+    /// The name of the link, relative to the library directory
     pub name: OsString,
     /// The SONAME that it leads to
     pub target: OsString,
 }
 
-/// A name by which programs find a device node: `/dev/dri/by-path/pci-0000:3b:00.0-card -> ../card1`.
+/// A link to a device node: `/dev/dri/by-path/pci-0000:3b:00.0-card -> ../card1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeLink {
     /// The path of the link
@@ -93,23 +93,23 @@ pub struct NodeLink {
     pub node: ContainerPath,
 }
 
-/// What a container sees at /proc/driver/nvidia instead of the host's.
+/// The content of /proc/driver/nvidia in a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcMask {
     /// Files with their content: `params`, `version`, `registry`
     pub files: Vec<(OsString, Vec<u8>)>,
-    /// Files and directories of the host's that stay to be seen: (path below /proc/driver/nvidia, source)
+    /// Files and directories of the host that stay visible: (path below /proc/driver/nvidia, source)
     pub mounts: Vec<(PathBuf, HostPath)>,
 }
 
-/// All that a container gets.
+/// Everything that a container gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edits {
     /// Libraries, programs, descriptions, firmware
     pub files: Vec<HostFile>,
     /// Sockets of daemons
     pub ipc: Vec<Ipc>,
-    /// Links beside the libraries
+    /// Development links to the libraries
     pub links: Vec<DevLink>,
     /// Device nodes, each with access to the device
     pub nodes: Vec<DeviceNode>,
@@ -117,12 +117,12 @@ pub struct Edits {
     pub node_links: Vec<NodeLink>,
     /// What replaces /proc/driver/nvidia; `None` if the host does not have it
     pub proc_mask: Option<ProcMask>,
-    /// The GPUs that EGL in the container may show, bit N for device minor N; 0: EGL is not asked for
+    /// The GPUs that EGL in the container may list, with bit N for device minor N; 0 if EGL is not requested
     pub egl_devices: u64,
 }
 
 impl Edits {
-    /// Both together, in a stable order, nothing twice.
+    /// Merges both in a stable order, without duplicates.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         extend(&mut self.files, other.files);

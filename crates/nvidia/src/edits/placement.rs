@@ -1,4 +1,4 @@
-//! Where the files of edits belong in an image, and the links that lead to them.
+//! Determines the paths of edits in an image, and the links to the files.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,31 +9,31 @@ use base::report::{Finding, catalog};
 use super::{DevLink, Edits, Need, Placement};
 use crate::driver::ldcache::Arch;
 
-/// What lowering has to know of a container. Booleans only: no text of the container's gets any further.
+/// The properties of an image that affect paths. They contain no text from the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootfsFacts {
     /// `/etc/debian_version` exists: libraries are in the multiarch directories.
     pub debian: bool,
     /// `/usr/lib32` exists: 32-bit libraries are there.
     pub lib32: bool,
-    /// What loads its programs.
+    /// The dynamic loader.
     pub loader: Loader,
 }
 
 /// The dynamic loader of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Loader {
-    /// glibc's, for which the driver is made
+    /// That of glibc, which the driver requires
     #[default]
     Glibc,
-    /// Musl's (Alpine), which cannot load it
+    /// That of musl (Alpine), which cannot load the driver
     Musl,
-    /// None: its programs are static
+    /// No loader: all programs are static
     None,
 }
 
 impl RootfsFacts {
-    /// What there is to say about an image that the driver's programs and libraries do not run in.
+    /// Returns a finding if the driver's programs and libraries cannot run in the image.
     #[must_use]
     pub fn finding(self) -> Option<Finding> {
         let what = match self.loader {
@@ -43,13 +43,13 @@ impl RootfsFacts {
         };
         Some(Finding::of(
             &catalog::NO_GLIBC,
-            format!("{what}: it gets its GPUs, but the driver's libraries and programs need glibc"),
-            "build it on an image with glibc (openSUSE, Debian, Fedora, UBI)",
+            format!("{what}: the container gets its GPUs, but the driver's libraries and programs require glibc"),
+            "use a base image with glibc (openSUSE, Debian, Fedora, UBI)",
         ))
     }
 }
 
-/// Where ld.so of this image looks for libraries of this architecture.
+/// Returns the directory in which ld.so of this image searches for libraries of this architecture.
 #[must_use]
 pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
     match arch {
@@ -63,12 +63,12 @@ pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
     }
 }
 
-/// The directory of a placement, and the architecture if the linker cache lists what is in it.
+/// Returns the directory of a placement, and the architecture if its files are in the linker cache.
 #[must_use]
 pub fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(ContainerPath, Option<Arch>)> {
     match placement {
         Placement::Library(arch) => Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch))),
-        // Not in the linker cache: programs open these by path.
+        // Programs load these files by path, so they are not in the linker cache.
         Placement::LibraryBelow(arch, below) => {
             Some((ContainerPath::new(library_dir(facts, *arch))?.join(below)?, None))
         }
@@ -77,8 +77,8 @@ pub fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(Container
     }
 }
 
-/// Whether ldconfig looks in a directory whatever its configuration says: glibc's `SLIBDIR` and `LIBDIR`, which on Debian
-/// are those of its multiarch, and both without the suffix.
+/// Whether ldconfig searches a directory without configuration. These are glibc's `SLIBDIR` and `LIBDIR`, which are the multiarch
+/// directories on Debian, and /lib and /usr/lib.
 #[must_use]
 pub fn is_builtin(facts: RootfsFacts, dir: &ContainerPath) -> bool {
     let native = Path::new(library_dir(facts, Arch::native()));
@@ -90,17 +90,17 @@ pub fn is_builtin(facts: RootfsFacts, dir: &ContainerPath) -> bool {
 /// A symbolic link in the container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its path
+    /// The path of the link
     pub link: ContainerPath,
-    /// Its text, never resolved by us
+    /// The text of the link, which the hook never resolves
     pub text: OsString,
     /// The mounted file that it leads to
     pub file: ContainerPath,
-    /// Whether the container can do without
+    /// Whether the container can start without the link
     pub need: Need,
 }
 
-/// The links to the files and nodes of these edits: SONAMEs, links for development, names of device nodes.
+/// Returns the links to the files and nodes of these edits: SONAMEs, development links, names of device nodes.
 #[must_use]
 pub fn links(edits: &Edits, facts: RootfsFacts) -> Vec<Link> {
     let mut links: Vec<Link> = Vec::new();
@@ -116,7 +116,7 @@ pub fn links(edits: &Edits, facts: RootfsFacts) -> Vec<Link> {
     for dev_link in &edits.links {
         let made: Vec<_> = links.iter().filter_map(|link| beside(link, dev_link)).collect();
         for made in made {
-            // The host may have the same link, and ldconfig then lists it among the sonames.
+            // If the host has the same link, ldconfig lists it, and it is among the SONAMEs.
             links.retain(|link| link.link != made.link);
             links.push(made);
         }
@@ -130,7 +130,7 @@ pub fn links(edits: &Edits, facts: RootfsFacts) -> Vec<Link> {
     links
 }
 
-/// The development link that goes with a soname's link, in its directory or below.
+/// Returns the development link that belongs to the link of a SONAME, in its directory or below.
 fn beside(link: &Link, dev_link: &DevLink) -> Option<Link> {
     let Link { link, file, need, .. } = link;
     if link.file_name() != dev_link.target {

@@ -1,4 +1,4 @@
-//! Examines the host for what is wanted: the only part of the way to edits that reads anything.
+//! Gathers the facts for a request. This is the only step towards edits that reads from the host.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::inventory::select::Device;
 use crate::inventory::{Gpu, limits};
 
 impl Host {
-    /// All facts for containers that want this of these devices. Only what they need is examined.
+    /// Gathers all facts for containers with this request and these devices. Nothing else is examined.
     ///
     /// # Errors
-    /// If a library is missing without which one of the wanted capabilities is of no use.
+    /// If a required library of a requested capability is missing.
     pub fn facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> Result<HostFacts> {
         let (mut files, mut findings) = locate::locate(&self.search(), wanted.capabilities, &self.config.driver_files)?;
         files.leave_out(wanted.omit);
@@ -32,7 +32,7 @@ impl Host {
         Ok(HostFacts { files, ipc, proc_files, devices, findings })
     }
 
-    /// The facts of device nodes alone.
+    /// Gathers only the facts about device nodes.
     #[must_use]
     pub fn device_facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> DeviceFacts {
         let mut gatherer = Gatherer { host: self, facts: self.known_facts() };
@@ -49,7 +49,7 @@ impl Host {
         gatherer.facts
     }
 
-    /// What is known without another look.
+    /// Returns the facts that are known without reading from the host.
     fn known_facts(&self) -> DeviceFacts {
         DeviceFacts {
             has_proc: self.proc_dir.is_some(),
@@ -85,7 +85,7 @@ impl Gatherer<'_> {
         }
     }
 
-    /// The table has 4,000 lines: it is read where a node of a MIG capability is wanted, and once.
+    /// Reads the table of MIG capabilities once, and only if a node is needed: it has 4,000 lines.
     fn mig_minors(&mut self, wanted: &Wanted, devices: &[Device<'_>]) {
         let has_mig_device = devices.iter().any(|device| matches!(device, Device::Mig(..)));
         if has_mig_device || wanted.mig_config || wanted.mig_monitor {
@@ -142,13 +142,13 @@ impl Gatherer<'_> {
 }
 
 impl Host {
-    /// The minor numbers of all MIG capabilities that could exist; `None` where the driver has no device nodes for them.
+    /// Returns the minor numbers of all possible MIG capabilities, or `None` if the driver has no device nodes for them.
     #[must_use]
     pub fn mig_minors(&self) -> Option<BTreeMap<MigCap, u32>> {
         self.mig_minors_text().map(|text| caps::parse_mig_minors(&text))
     }
 
-    /// The same as the driver's table has it.
+    /// Returns the driver's table of MIG capabilities.
     #[must_use]
     pub fn mig_minors_text(&self) -> Option<String> {
         let bytes = self.roots.proc.read(Path::new(caps::MIG_MINORS)).ok()?;

@@ -1,4 +1,4 @@
-//! The driver as it is installed and loaded, before NVML is asked.
+//! Finds the installed and loaded driver, and queries NVML for the inventory.
 
 use std::path::Path;
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub(super) struct Installed {
     pub(super) linker_cache: LinkerCache,
     /// The version of the loaded kernel module
     module: Option<String>,
-    /// libnvidia-ml, all links followed
+    /// The real path of libnvidia-ml
     library: HostPath,
 }
 
@@ -46,7 +46,7 @@ impl Installed {
         Ok(Self { roots, linker_cache, module, library })
     }
 
-    /// The inventory, from the cache if the kernel confirms what is in it, completed with what the kernel module lists.
+    /// Returns the inventory, from the cache if the kernel confirms it, completed with the GPUs that only the kernel module lists.
     pub(super) fn inventory(
         &self,
         config: &Config,
@@ -69,13 +69,13 @@ impl Installed {
         Ok((inventory, view.gpus))
     }
 
-    /// Without a loaded module there is nothing that could confirm a cached inventory.
+    /// Returns the cache. Without a loaded module, the kernel cannot confirm a cached inventory.
     fn cache(&self, question: &Question) -> Option<Cache> {
         self.module.as_ref()?;
         question.cache()
     }
 
-    /// Where the module is not loaded, that is the error, not what NVML makes of it.
+    /// Queries NVML. If the module is not loaded, the error names that cause instead of NVML's error.
     fn ask(&self, question: &Question, config: &Config, program: Option<&Path>, end: Instant) -> Result<NvmlAnswer> {
         let answer = match program {
             Some(program) => probe::ask(program, question, end),
@@ -117,7 +117,7 @@ fn diagnose(search: &Search<'_>, module: Option<String>) -> Option<Error> {
 fn no_driver(root: &Tree) -> Error {
     failure(
         &catalog::NO_LIBRARIES,
-        format!("there is no NVIDIA driver below {}: no \"libnvidia-ml.so.1\" is there", root.path()),
+        format!("there is no NVIDIA driver below {}: \"libnvidia-ml.so.1\" is missing", root.path()),
         "install the driver (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or unset \
          NVIDIA_VISIBLE_DEVICES to run the container without GPUs",
     )

@@ -1,4 +1,4 @@
-//! Which device nodes are missing that the host could have: the hook creates them before it takes the inventory again.
+//! Detects missing device nodes. The hook creates them and then takes the inventory again.
 
 use super::Host;
 use crate::capability::Capability;
@@ -7,7 +7,7 @@ use crate::edits::{Wanted, decide};
 use crate::inventory::cap_files;
 
 impl Host {
-    /// Whether a node is missing that is needed for what is wanted. Without a GPU none is needed.
+    /// Whether a node is missing that the request requires. A request without GPUs requires none.
     #[must_use]
     pub fn lacks_nodes(&self, wanted: &Wanted) -> bool {
         if !wanted.gpus {
@@ -17,7 +17,7 @@ impl Host {
             ("nvidia-uvm", [Capability::Compute, Capability::Video]),
             ("nvidia-modeset", [Capability::Graphics, Capability::Display]),
         ];
-        // NVML does not count a GPU without its node, so the indices of the others are wrong, too.
+        // NVML does not count a GPU without its node, so the indices of the others are wrong too.
         self.inventory.failed.iter().any(|gpu| gpu.node_missing)
             || of_capability
                 .iter()
@@ -30,7 +30,8 @@ impl Host {
         NodeState::inspect(&self.roots.dev, name) == NodeState::Missing
     }
 
-    /// NVML lists only the MIG devices whose capability nodes exist. The kernel module has a file for each of them in any case.
+    /// Whether nodes of MIG capabilities are missing. NVML lists only MIG devices with existing nodes, but the kernel module has files for
+    /// all of them.
     fn lacks_mig_nodes(&self, wanted: &Wanted) -> bool {
         let concerned =
             wanted.mig_config || wanted.mig_monitor || self.inventory.gpus.iter().any(|gpu| gpu.mig_enabled);

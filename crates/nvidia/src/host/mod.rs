@@ -1,8 +1,8 @@
-//! The driver and the GPUs of a host, and what containers get of them.
+//! Finds the driver and the GPUs of a host, and determines what containers get.
 //!
-//! [`Host::inspect`] finds the driver and takes the inventory of its GPUs. From there, [`crate::inventory::select`] chooses
-//! devices, [`Host::facts`] examines what they need, and [`crate::edits::decide`] makes edits of that without reading
-//! anything. [`Host::edits`] does both of the last steps.
+//! [`Host::inspect`] finds the driver and takes the inventory of its GPUs. Then [`crate::inventory::select`] selects devices,
+//! [`Host::facts`] gathers the facts about them, and [`crate::edits::decide`] turns the facts into edits without reading anything.
+//! [`Host::edits`] does the last two steps.
 
 mod gather;
 mod installed;
@@ -28,22 +28,22 @@ use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, names_of};
 use installed::Installed;
 
-/// Whether this host has no NVIDIA GPU at all. A host whose driver is missing or broken has one.
+/// Whether this host has no NVIDIA GPU. A host with a missing or broken driver can have one.
 #[must_use]
 pub fn has_no_gpu(config: &Config) -> bool {
     count_gpus(config).is_ok_and(|count| count == Some(0))
 }
 
-/// `None` if the PCI bus cannot be examined.
+/// Counts the GPUs of this host. Returns `None` if the PCI bus cannot be examined.
 fn count_gpus(config: &Config) -> Result<Option<usize>> {
     let driver = crate::driver::open_root(&config.driver_root)?;
-    // The GPU of an SoC is on no PCI bus, and the kernel module lists it.
+    // The GPU of an SoC is not on the PCI bus, but the kernel module lists it.
     let listed = procfs::read_gpus(&driver.owner_of(DRIVER_PROC)?);
     let on_bus = diagnosis::pci_gpus(&driver.owner_of(PCI_DEVICES)?);
     Ok(on_bus.map(|count| count.max(listed.len())))
 }
 
-/// The driver and the GPUs of this host, as they were at one moment.
+/// The driver and the GPUs of this host at one moment.
 #[derive(Debug)]
 pub struct Host {
     roots: Roots,
@@ -59,16 +59,16 @@ pub struct Host {
 /// How [`Host::inspect_with`] takes the inventory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InspectOptions<'a> {
-    /// Ask NVML even if there is a cached inventory that the kernel confirms
+    /// Query NVML even if the kernel confirms a cached inventory
     pub afresh: bool,
-    /// The program that asks NVML: see [`crate::inventory::probe`]. Without one a child is forked, which only a program with
-    /// one thread may do.
+    /// The program that queries NVML, see [`crate::inventory::probe`]. Without a program, a child is forked, which is only permitted in a
+    /// program with one thread.
     pub nvml_program: Option<&'a Path>,
 }
 
 impl Host {
-    /// Finds the driver and its GPUs. NVML is asked if there is no cached inventory, or the kernel does not confirm it any
-    /// more. That can take seconds; `slow` is called before. For a program with one thread.
+    /// Finds the driver and its GPUs. If there is no cached inventory that the kernel confirms, calls `slow` and then queries NVML, which can
+    /// take seconds. The program must have only one thread.
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
@@ -76,7 +76,7 @@ impl Host {
         Self::inspect_with(config, InspectOptions::default(), slow)
     }
 
-    /// The same, but NVML is asked in any case, and its answer replaces the cached inventory.
+    /// Like [`Self::inspect`], but always queries NVML and replaces the cached inventory.
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
@@ -84,7 +84,7 @@ impl Host {
         Self::inspect_with(config, InspectOptions { afresh: true, ..InspectOptions::default() }, &|| ())
     }
 
-    /// The same with these options. A program with threads has to name one that asks NVML for it.
+    /// Like [`Self::inspect`], with options. A program with threads must set [`InspectOptions::nvml_program`].
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
@@ -96,34 +96,34 @@ impl Host {
         Ok(Self { roots, linker_cache, config: config.clone(), proc_dir, kernel_gpus, inventory })
     }
 
-    /// The edits that give these devices to a container, and what is wrong with them. Examines the host, and changes nothing.
+    /// Returns the edits that give these devices to a container, and findings about them. Reads from the host, but changes nothing.
     ///
     /// # Errors
-    /// If something is missing that the container cannot do without.
+    /// If something is missing that the container requires.
     pub fn edits(&self, wanted: &Wanted, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
         let (edits, mut findings) = decide::edits(&self.facts(wanted, devices)?, wanted, devices)?;
         findings.extend(self.findings());
         Ok((edits, findings))
     }
 
-    /// A finding for each path that could not be examined so far, and so is missing in what containers get.
+    /// Returns a finding for each path that could not be examined so far, and that containers therefore lack.
     pub fn findings(&self) -> impl Iterator<Item = Finding> {
         self.roots.findings()
     }
 
-    /// The UUIDs of the GPUs and MIG devices that these device nodes belong to.
+    /// Returns the UUIDs of the GPUs and MIG devices that these device nodes belong to.
     #[must_use]
     pub fn names_of(&self, nodes: &Nodes) -> Vec<String> {
         names_of(nodes, &self.inventory, &self.mig_minors().unwrap_or_default())
     }
 
-    /// The driver root: paths of driver files in a CDI spec are relative to it.
+    /// Returns the driver root.
     #[must_use]
     pub const fn driver(&self) -> &Tree {
         &self.roots.driver
     }
 
-    /// `/proc/driver/nvidia` on the host, if it exists.
+    /// Returns the path of `/proc/driver/nvidia` on the host, if it exists.
     #[must_use]
     pub fn proc_dir(&self) -> Option<HostPath> {
         self.proc_dir.clone()

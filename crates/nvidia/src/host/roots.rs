@@ -1,4 +1,4 @@
-//! The directories in which the parts of a driver are found: the driver root may have only some of them.
+//! Finds the directories that contain the parts of a driver, because the driver root may have only some of them.
 
 use anyhow::Result;
 
@@ -10,8 +10,8 @@ use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::open_root;
 use crate::inventory::procfs::DRIVER_PROC;
 
-/// Where the parts of the driver are. A driver container has all of them in its root; a directory with nothing but the
-/// driver's files uses the device nodes, /proc and /sys of the host.
+/// The directories that contain the parts of the driver. The root of a driver container has all parts. A driver root with only the driver
+/// files uses the device nodes, /proc and /sys of the host.
 #[derive(Clone, Debug)]
 pub struct Roots {
     /// The driver root: libraries, programs, sockets
@@ -38,7 +38,7 @@ impl Roots {
         Ok(Self { dev, proc: driver.owner_of(DRIVER_PROC)?, sys: driver.owner_of(PCI_DEVICES)?, driver })
     }
 
-    /// A finding for each path that could not be examined so far, and so is missing in what containers get.
+    /// Returns a finding for each path that could not be examined so far, and that containers therefore lack.
     pub fn findings(&self) -> impl Iterator<Item = Finding> {
         let mut roots: Vec<&Tree> = Vec::new();
         for root in [&self.driver, &self.dev, &self.proc, &self.sys] {

@@ -1,8 +1,8 @@
-//! NVML in a forked child with few rights ([`base::sys::confine`]) and a deadline.
+//! Calls NVML in a forked child with few privileges ([`base::sys::confine`]) and a deadline.
 //!
-//! The library belongs to the driver vendor: 3 MB of code that opens devices, may hang for minutes on a sick GPU,
-//! and starts a set-uid helper if it can. It gets the rights of a user who may open `/dev/nvidia*`, and no more.
-//! It reports GPU by GPU, so that after a hang or a crash it is known which one to leave out.
+//! The library is 3 MB of code of the driver vendor. It opens devices, can hang for minutes on a broken GPU, and starts a set-uid helper
+//! if possible. It gets the privileges of a user who can open `/dev/nvidia*`. The child reports each GPU when it is done, so that the
+//! GPU is known at which it hangs or crashes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -31,25 +31,25 @@ use crate::inventory::procfs::DRIVER_PROC;
 use crate::nvml::Library;
 use crate::nvml::api::{Code, Failed};
 
-/// How to ask.
+/// A query of NVML.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// The child's `/`: the driver root if it has the device nodes, else the host's.
+    /// The root directory of the child: the driver root if it contains the device nodes, otherwise `/`.
     pub root: HostPath,
-    /// libnvidia-ml.so.1 inside of it.
+    /// The path of libnvidia-ml.so.1 below that root.
     pub library: PathBuf,
-    /// Who the child is.
+    /// The user of the child.
     pub who: Who,
-    /// How long it may take, with all the waiting for others who ask.
+    /// The time limit, which includes the wait for other processes that query NVML.
     pub deadline: Duration,
 }
 
 impl Question {
-    /// Where NVML runs, and the library's path there: it opens the nodes that it finds at its own /dev. `driver` has the
-    /// library, `dev` the nodes; a driver root without nodes has only files (GKE), and NVML runs on the host then.
+    /// Returns the root directory for NVML and the path of the library below it. NVML opens device nodes in `/dev` of its root
+    /// directory, so it runs in the tree `dev` if that contains the library, otherwise in the tree `driver`.
     ///
     /// # Errors
-    /// If the library is below neither of them.
+    /// If the library is in neither tree.
     pub fn place(driver: &Tree, dev: &Tree, library: &HostPath) -> Result<(HostPath, PathBuf)> {
         match dev.inside(library) {
             Ok(path) => Ok((dev.path(), path)),
@@ -57,13 +57,13 @@ impl Question {
         }
     }
 
-    /// Where the answer is cached; `None` if it cannot be. The deadline is not part of what identifies the question.
+    /// Returns the cache for the answer, or `None` if there is no run-time directory. The deadline does not identify the query.
     #[must_use]
     pub fn cache(&self) -> Option<Cache> {
         self.cache_in(RunDir::open().ok()?)
     }
 
-    /// The same, if something may have been cached before.
+    /// Returns the cache if the run-time directory already exists.
     #[must_use]
     pub fn existing_cache(&self) -> Option<Cache> {
         self.cache_in(RunDir::existing().ok()??)
@@ -76,7 +76,7 @@ impl Question {
     }
 }
 
-/// A line from the child.
+/// A line that the child writes.
 #[derive(Serialize, Deserialize)]
 enum Line {
     Report(Report),
@@ -86,18 +86,18 @@ enum Line {
     Confine(String),
 }
 
-/// Libraries that NVML needs beside libc. In a driver root that is not `/` they may be missing or of another glibc
-/// than the one already in this process, so ours are loaded before the root changes.
+/// Libraries that NVML requires in addition to libc. In a driver root other than `/` they may be missing, or belong to another glibc than
+/// that of this process, so the host's are loaded before the root directory is changed.
 const PRELOAD: [&str; 5] = ["libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"];
 
-/// More processes than this are not started for one question, whatever happens to them.
+/// The limit for processes that are started for one query.
 const MAX_PROCESSES: usize = 64;
 
-/// Asks NVML for the inventory, until `end`. A GPU that hangs or crashes the process is named among those that failed, and
-/// another process asks for the ones behind it.
+/// Queries NVML for the inventory until `end`. If a GPU hangs or crashes the child, it is reported as failed, and another child continues
+/// with the next GPU.
 ///
 /// # Errors
-/// If the library cannot be loaded, fails as a whole, or does not answer in time. Not because of one GPU, while there is time.
+/// If the library cannot be loaded, fails as a whole, or does not answer in time.
 pub fn ask(question: &Question, end: Instant) -> Result<NvmlAnswer> {
     let identity = identity::choose(question.who, &question.root, &question.library)?;
     let mut gathered = Gathered::default();
@@ -120,10 +120,10 @@ pub fn ask(question: &Question, end: Instant) -> Result<NvmlAnswer> {
     Err(no_answer(NoAnswer::Timeout, question, &gathered))
 }
 
-/// How one process ended.
+/// The result of one child.
 enum Heard {
     All,
-    /// The GPUs are not those of the process before.
+    /// The GPUs are not those of the previous child.
     Changed,
     Error(Line),
     Nothing(NoAnswer),
@@ -157,27 +157,27 @@ fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], p
         PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
     };
     let confined = confine(root, identity, pipe);
-    let mut tell = |line: &Line| {
+    let mut write = |line: &Line| {
         let mut bytes = serde_json::to_vec(line).unwrap_or_default();
         bytes.push(b'\n');
         child::report(pipe, &bytes);
     };
     let last = match confined {
-        Ok(()) => take_inventory(&question.library, leave_out, &mut tell),
+        Ok(()) => take_inventory(&question.library, leave_out, &mut write),
         Err(error) => Line::Confine(base::report::line(&error.into())),
     };
-    tell(&last);
+    write(&last);
     drop(preloaded);
 }
 
-/// Returns the last line.
-fn take_inventory(library: &Path, leave_out: &[u32], tell: &mut dyn FnMut(&Line)) -> Line {
+/// Writes a line for each GPU, and returns the last line.
+fn take_inventory(library: &Path, leave_out: &[u32], write: &mut dyn FnMut(&Line)) -> Line {
     match Library::load(library.as_os_str()) {
-        Ok(library) => match inventory::nvml::take(&library, leave_out, &mut |report| tell(&Line::Report(report))) {
+        Ok(library) => match inventory::nvml::take(&library, leave_out, &mut |report| write(&Line::Report(report))) {
             Ok(()) => Line::Done,
             Err(failed) => Line::Nvml(failed),
         },
-        // What dlerror(3) says is the cause of the error, not its text.
+        // The text of dlerror(3) is in the source of the error.
         Err(error) => Line::Load(base::report::line(&error.into())),
     }
 }
@@ -186,7 +186,7 @@ fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyho
     let suspects: Vec<String> = gathered.given_up().iter().map(u32::to_string).collect();
     let suspects = match suspects.as_slice() {
         [] => String::new(),
-        gpus => format!("; before, GPU {} did not answer", gpus.join(", ")),
+        gpus => format!("; GPU {} did not answer", gpus.join(", ")),
     };
     match error {
         NoAnswer::System(error) => anyhow::Error::new(error).context("cannot start the process that asks NVML"),
@@ -213,18 +213,19 @@ fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyho
         Line::Load(text) => failure(
             &catalog::NVML_LOAD,
             format!("cannot load the driver's library {:?} below {}: {text}", question.library, question.root),
-            "install the driver's libraries again, and run \"ldconfig\"",
+            "reinstall the driver's libraries, and run \"ldconfig\"",
         ),
         Line::Confine(text) => failure(
             &catalog::NVML_PROCESS,
-            format!("cannot prepare the process that asks NVML: {text}"),
+            format!("cannot set up the process that asks NVML: {text}"),
             "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
         ),
         Line::Report(_) | Line::Done => no_answer(NoAnswer::Died(None), question, &Gathered::default()),
     }
 }
 
-/// `user` in config.toml is for a hook of root's: for anybody else their own groups decide.
+/// Returns the hint for a missing permission. `user` in config.toml only has an effect if root runs the hook; for other users, their
+/// groups decide.
 fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
     let node = question.root.as_path().join("dev/nvidiactl");
     let node = node.display();
@@ -240,8 +241,8 @@ fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
     }
 }
 
-/// The group and mode of the nodes below this root. In a user namespace every group that is not mapped has the number of
-/// nobody's: what the kernel module gives its nodes is in its parameters.
+/// Returns the group and mode of the nodes below this root. In a user namespace, a group that is not mapped appears as the overflow group;
+/// the parameters of the kernel module contain the real group.
 fn group_of_the_nodes(root: &HostPath) -> Option<(u32, u32)> {
     let root = Tree::open(root).ok()?;
     let node = root.locate(Path::new("/dev/nvidiactl")).ok()?;
@@ -252,7 +253,7 @@ fn group_of_the_nodes(root: &HostPath) -> Option<(u32, u32)> {
     Some((params::field(&String::from_utf8_lossy(&params), "DeviceFileGID")?, node.mode))
 }
 
-/// What a rootless container needs in addition: in its user namespace the group is not mapped, and runc drops it.
+/// Returns the additional step for rootless containers: the group is not mapped in their user namespace, and runc drops it.
 fn keep_groups() -> &'static str {
     if ns::in_user_namespace().unwrap_or_default() {
         return "; rootless containers then need crun and \"--group-add keep-groups\"";
@@ -260,7 +261,7 @@ fn keep_groups() -> &'static str {
     ""
 }
 
-/// The name of the caller. Root of a user namespace is another user outside of it.
+/// Returns the name of the user outside of the user namespace, or `USER` for root.
 fn this_user() -> String {
     let inside = rustix::process::geteuid().as_raw();
     let uid = ns::uid_outside(inside).ok().flatten().unwrap_or(inside);
@@ -273,7 +274,7 @@ fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>
         Code::DRIVER_NOT_LOADED => (
             &catalog::NOT_LOADED,
             "the NVIDIA kernel driver is not loaded".to_owned(),
-            "load it with \"modprobe nvidia\", then run \"nvidia-smi\" once as root to make the device nodes"
+            "load it with \"modprobe nvidia\", then run \"nvidia-smi\" once as root to create the device nodes"
                 .to_owned(),
         ),
         Code::NO_PERMISSION => (
@@ -286,7 +287,7 @@ fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>
         ),
         Code::LIB_RM_VERSION_MISMATCH => (
             &catalog::MISMATCH,
-            "the driver's libraries are of another version than the loaded kernel module".to_owned(),
+            "the driver's libraries do not have the version of the loaded kernel module".to_owned(),
             "reboot the host to load the new kernel module".to_owned(),
         ),
         _ => (&catalog::NVML, "NVML cannot start".to_owned(), "run \"nvidia-smi\" on the host".to_owned()),

@@ -1,48 +1,47 @@
-//! The cached inventory: NVML's answer, stored in the run-time directory for the containers that start next. NVML answers in
-//! milliseconds where a daemon keeps the GPUs initialised, and in seconds elsewhere.
+//! Caches the inventory: NVML's answer is stored in the run-time directory for later containers. NVML answers within milliseconds if a
+//! daemon keeps the GPUs initialized, otherwise within seconds.
 //!
-//! # Why it is never wrong
+//! # Why the cached inventory is correct
 //!
-//! A cached inventory is used only if all of the following is true, read from the kernel at each start:
+//! It is used only if all of these conditions, which are read from the kernel at each start, are true:
 //!
-//! 1. *Same question*: the driver root, the library's path, the user that asks, and the version of this program.
-//! 2. *Same driver*: boot id, module version, and the inode number of the module's directory in sysfs, which changes when the
-//!    module is loaded again; device, inode, size and times of the library.
-//! 3. *Same GPUs*: the module itself lists bus id, UUID and device minor of each of its GPUs in /proc/driver/nvidia/gpus,
-//!    and the cached inventory has exactly these, each once. So no entry of it can mean another GPU than the container will
-//!    open: a GPU that was removed, added, replaced in the same slot or numbered anew differs in one of the three. A
-//!    module that was just loaded does not know a UUID before the GPU is first opened, and prints question marks: then the
-//!    cached inventory is not used.
-//! 4. *Same order*: NVML numbers the GPUs that it can open in the order of their bus ids. The set of GPUs is the same by 3, and
-//!    which of them can be opened is the same if mode, owner and numbers of `/dev/nvidiactl` and of each GPU's node are.
-//! 5. *Whole GPUs*: there is no directory of a GPU instance below /proc/driver/nvidia/capabilities, and NVML reported no
-//!    GPU in MIG mode. The UUID of a MIG device is made of its GPU, its instance and the engine that it runs on
-//!    (`nvGenerateSmcUuid` in NVIDIA's open module), and procfs does not show the engine: instances that were destroyed and
-//!    created again can have the same numbers and other UUIDs. An inventory with MIG devices is not cached, and each start asks.
-//! 6. *Alive*: the configuration space of each GPU answers. It reads as ones for a GPU that has fallen off the bus.
+//! 1. *Same query*: the driver root, the path of the library, the user that calls NVML, and the version of this program.
+//! 2. *Same driver*: the boot id, the version of the module, and the inode number of its directory in sysfs, which changes when the
+//!    module is loaded again; the device, inode, size and times of the library.
+//! 3. *Same GPUs*: the module lists the bus id, UUID and device minor of its GPUs in /proc/driver/nvidia/gpus, and the cached inventory
+//!    contains exactly these. A GPU that was removed, added, replaced in the same slot or renumbered differs in one of the three,
+//!    so no entry can refer to another GPU than the one that the container opens. After the module is loaded, it prints question
+//!    marks until it opens the GPU for the first time; the cached inventory is not used then.
+//! 4. *Same order*: NVML numbers the GPUs that it can open in the order of their bus ids. The GPUs are the same because of 3, and
+//!    NVML can open the same ones if mode, owner and numbers of `/dev/nvidiactl` and of each GPU's node are the same.
+//! 5. *No MIG devices*: there is no directory of a GPU instance below /proc/driver/nvidia/capabilities, and NVML reported no GPU in
+//!    MIG mode. The UUID of a MIG device depends on its GPU, its instance and its engine (`nvGenerateSmcUuid` in NVIDIA's open
+//!    module), and procfs does not show the engine. Instances that were destroyed and created again can have the same numbers
+//!    and other UUIDs. Therefore an inventory with MIG devices is not cached, and NVML is called at each start.
+//! 6. *GPUs respond*: the configuration space of each GPU can be read. For a GPU that has fallen off the bus, all bits are 1.
 //!
-//! An inventory with a GPU that failed is not cached: the GPU is asked for again, and reported again, at each start. A GPU that
-//! breaks later in a way that only NVML sees is given to containers as before, as it would be to a container that started a
-//! second earlier; `info` always asks, and replaces the cached inventory.
+//! An inventory with a failed GPU is not cached: NVML is called, and the GPU is reported, at each start. If a GPU breaks later in a way
+//! that only NVML shows, containers still get it, as if they had started a second earlier. `info` always calls NVML and replaces
+//! the cached inventory.
 //!
-//! A GPU reset changes none of these, and NVML's answer neither: nodes, UUIDs and minors stay. MIG mode that a reset turns on is
-//! seen by 5 as soon as there is an instance; without one the whole GPU is given, as NVML would have it.
+//! A GPU reset changes neither these conditions nor NVML's answer: nodes, UUIDs and minors stay the same. If a reset enables MIG mode,
+//! condition 5 detects that as soon as there is an instance. Without an instance, the whole GPU is given, as with NVML's answer.
 //!
-//! The file is read only if no other user can have written it ([`RunDir`]), and only if its checksum is right. Any other file
-//! is replaced. Without a run-time directory each start asks.
+//! The file is read only if no other user can have written it ([`RunDir`]) and its checksum is correct. Any other file is replaced.
+//! Without a run-time directory, NVML is called at each start.
 //!
 //! # A GPU that hangs or crashes NVML
 //!
-//! To ask about such a GPU takes long, so the inventory without it is cached for a minute, under the same conditions for the
-//! GPUs that have answered: otherwise every container that starts would wait. With MIG devices it is not cached (5).
+//! A query of such a GPU takes long, and all containers that start would wait for it. Therefore the inventory without the GPU is cached
+//! for one minute, under the same conditions for the GPUs that have answered. With MIG devices it is not cached, see 5.
 //!
 //! # Concurrent starts
 //!
-//! The first process asks, under a lock; the others wait and find the answer. If that cannot be cached, a waiter may still
-//! use it if it was asked after the waiter arrived: it is no older than the waiter's own would be. Answers are numbered: if the
-//! last one was `n` on arrival, `n + 1` may have been asked before, `n + 2` was not, since the lock lets one process ask at a
-//! time. A process that waited for the lock has that much less time to ask, so that none takes longer than NVML may.
-//! An error that comes while others wait is theirs as well: they would have no time left to get the same one.
+//! The first process calls NVML while it holds a lock; the others wait and use the answer. If the answer cannot be cached, a waiting
+//! process uses it only if the query began after the process arrived, so that it is as recent as an own query. Answers are
+//! numbered: if the last one was `n` on arrival, the query of `n + 1` may have begun before, and that of `n + 2` has not, because
+//! only one process queries at a time. The wait for the lock counts against the time limit for NVML. An error that occurs while
+//! others wait is returned by them too, because they have no time left for their own query.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::time::{Duration, Instant};
@@ -58,74 +57,74 @@ use super::procfs::KernelGpu;
 use super::stored_error::StoredError;
 use super::{Inventory, gather};
 
-/// 256 GPUs have 64 KiB.
+/// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
 /// The first line, before the checksum of the rest.
 const HEADER: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), " inventory 2 ");
-/// For how many seconds an inventory is cached that lacks a GPU which hangs.
+/// The number of seconds for which an inventory without a hanging GPU is cached.
 const BRIEFLY: u64 = 60;
-/// How long a command waits for a lock that it does not strictly need.
+/// How long a process waits for a lock that is not required for correctness.
 const SHORTLY: Duration = Duration::from_secs(1);
 
-/// What the kernel says now.
+/// The current state according to the kernel.
 #[derive(Clone, Debug)]
 pub struct KernelView {
-    /// Of the loaded module
+    /// The version of the loaded module
     pub version: String,
-    /// Its GPUs
+    /// The GPUs of the module
     pub gpus: Vec<KernelGpu>,
-    /// [`super::fingerprint::take`]
+    /// The fingerprint, see [`super::fingerprint::take`]
     pub state: Option<Fingerprint>,
-    /// Seconds since the host was started; 0 if that is unknown
+    /// Seconds since the host was booted; 0 if unknown
     pub uptime: u64,
 }
 
-/// Asks NVML, until then.
+/// A function that queries NVML until the given time.
 pub type Ask<'a> = &'a dyn Fn(Instant) -> Result<gather::NvmlAnswer>;
 
-/// An answer, as it is in the file.
+/// The content of the file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CachedInventory {
     number: u64,
     question: String,
-    /// The host that it is true of; `None` if it is only for those who waited for it
+    /// The fingerprint for which it is valid; `None` if only processes that waited for it may use it
     state: Option<String>,
-    /// Until when it is valid, as [`KernelView::uptime`], if a GPU is missing in it that hangs
+    /// The end of its validity in terms of [`KernelView::uptime`], if a hanging GPU is missing in it
     until: Option<u64>,
     inventory: Inventory,
 }
 
 impl CachedInventory {
-    /// The content of the file.
+    /// Returns the content of the file as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         to_bytes(self)
     }
 
-    /// Reads it; `None` if it is not whole, or of another version of this program.
+    /// Parses a file. Returns `None` if it is damaged, or another version of this program wrote it.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         parse(bytes)
     }
 
-    /// Whether the kernel confirms it, now.
+    /// Whether the current state of the kernel confirms the inventory.
     #[must_use]
-    pub fn is_confirmed_by(&self, look: &KernelView) -> bool {
-        let Some(state) = &look.state else { return false };
+    pub fn is_confirmed_by(&self, view: &KernelView) -> bool {
+        let Some(state) = &view.state else { return false };
         let is_confirmed = match self.until {
-            None => state.is_whole && is_confirmed(&self.inventory, &look.version, &look.gpus),
+            None => state.is_whole && is_confirmed(&self.inventory, &view.version, &view.gpus),
             Some(until) => {
-                look.uptime > 0
-                    && (until.saturating_sub(BRIEFLY)..until).contains(&look.uptime)
-                    && is_confirmed_in_part(&self.inventory, &look.version, &look.gpus)
+                view.uptime > 0
+                    && (until.saturating_sub(BRIEFLY)..until).contains(&view.uptime)
+                    && is_confirmed_in_part(&self.inventory, &view.version, &view.gpus)
             }
         };
         self.state.as_ref() == Some(&state.text) && is_confirmed
     }
 }
 
-/// An error, for those who waited for the answer.
+/// An error, for the processes that wait for the answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Failed {
@@ -147,7 +146,7 @@ fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     (sum == checksum(body)).then(|| json::from_bytes(body).ok())?
 }
 
-/// Against damage, not against forgers: those cannot write the file.
+/// Computes the checksum that detects damage. It does not have to resist forgery, because other users cannot write the file.
 fn checksum(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
@@ -159,7 +158,7 @@ fn has_same_gpus(cached: &Inventory, newer: &Inventory) -> bool {
     cached.gpus.len() == newer.gpus.len() && newer.gpus.iter().all(is_cached)
 }
 
-/// Where the answer to one question is cached.
+/// The cache for one query.
 #[derive(Debug)]
 pub struct Cache {
     dir: RunDir,
@@ -169,8 +168,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// In our run-time directory. `root` is the driver root, `question` what is asked and by whom; `patience` is how long it
-    /// may take to wait for the lock and to ask.
+    /// Returns the cache in a run-time directory. `root` is the driver root, `question` identifies the query, and `patience` is the time
+    /// limit for the lock and the query together.
     #[must_use]
     pub fn at(dir: RunDir, root: &str, question: String, patience: Duration) -> Self {
         let name = match root {
@@ -180,13 +179,13 @@ impl Cache {
         Self { dir, name, question, patience }
     }
 
-    /// The cached inventory if the kernel confirms it, else the one that `ask` returns, which is cached if it can be. `slow` is called if
-    /// it is not true: from there on it may take a while.
+    /// Returns the cached inventory if the kernel confirms it. Otherwise calls `slow`, because the rest can take seconds, and then `ask`,
+    /// whose answer is cached if possible.
     ///
     /// # Errors
     /// Those of `ask`.
-    pub fn get(&self, look: &dyn Fn() -> KernelView, slow: &dyn Fn(), ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
-        let now = look();
+    pub fn get(&self, view: &dyn Fn() -> KernelView, slow: &dyn Fn(), ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
+        let now = view();
         let before = self.read();
         if let Some(cached) = before.as_ref().filter(|answer| answer.is_confirmed_by(&now)) {
             return Ok((cached.inventory.clone(), now));
@@ -195,11 +194,11 @@ impl Cache {
         let end = Instant::now() + self.patience;
         let arrived = before.map_or(0, |answer| answer.number);
         let failures = self.last_failure().map_or(0, |failed| failed.number);
-        // Without the lock there is no time left, or there can be no lock.
-        let Ok(Some(_lock)) = self.lock() else { return Ok((ask(end)?.inventory, look())) };
-        // Whoever had the lock before may have got it.
+        // Without the lock, there is no time left or the lock file cannot be created.
+        let Ok(Some(_lock)) = self.lock() else { return Ok((ask(end)?.inventory, view())) };
+        // The previous owner of the lock may have stored an answer.
         if let Some(answer) = self.read() {
-            let now = look();
+            let now = view();
             if answer.is_confirmed_by(&now) || answer.number >= arrived.saturating_add(2) {
                 return Ok((answer.inventory, now));
             }
@@ -207,25 +206,25 @@ impl Cache {
         if let Some(failed) = self.last_failure().filter(|failed| failed.number > failures) {
             return Err(failed.error.into());
         }
-        self.ask(look, ask, end)
+        self.ask(view, ask, end)
     }
 
-    /// Asks in any case, and caches the answer if it can be.
+    /// Calls `ask` in any case, and caches the answer if possible.
     ///
     /// # Errors
     /// Those of `ask`.
-    pub(crate) fn renew(&self, look: &dyn Fn() -> KernelView, ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
+    pub(crate) fn renew(&self, view: &dyn Fn() -> KernelView, ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
         let end = Instant::now() + self.patience;
         match self.lock() {
-            Ok(Some(_lock)) => self.ask(look, ask, end),
-            _ => Ok((ask(end)?.inventory, look())),
+            Ok(Some(_lock)) => self.ask(view, ask, end),
+            _ => Ok((ask(end)?.inventory, view())),
         }
     }
 
-    /// Invalidates the cached inventory unless it has the GPUs of this newer one, no more and no fewer. Without a newer one NVML has
-    /// failed as a whole, and nothing it answered before can be relied on.
+    /// Invalidates the cached inventory unless it has exactly the GPUs of a newer one. `None` stands for a failure of NVML, after which
+    /// earlier answers are not reliable.
     pub fn invalidate_unless(&self, newer: Option<&Inventory>) {
-        // Whoever holds the lock asks anew at this moment. What that gives is lost if this comes later: one more question.
+        // The owner of the lock queries NVML at this moment. If its answer is invalidated here, the only cost is another query.
         let _lock = self.dir.lock(&self.lock_name(), SHORTLY);
         let Some(mut cached) = self.read() else { return };
         if cached.state.is_some() && newer.is_none_or(|newer| !has_same_gpus(&cached.inventory, newer)) {
@@ -242,27 +241,27 @@ impl Cache {
         self.dir.lock(&self.lock_name(), self.patience)
     }
 
-    /// Under the lock.
-    fn ask(&self, look: &dyn Fn() -> KernelView, ask: Ask<'_>, end: Instant) -> Result<(Inventory, KernelView)> {
+    /// Queries NVML and stores the answer. The caller holds the lock.
+    fn ask(&self, view: &dyn Fn() -> KernelView, ask: Ask<'_>, end: Instant) -> Result<(Inventory, KernelView)> {
         let number = self.read().map_or(0, |answer| answer.number).saturating_add(1);
         let gather::NvmlAnswer { inventory, gave_up } = ask(end).inspect_err(|error| self.share(error))?;
-        // Looked at afterwards: to ask is what makes the module learn who its GPUs are.
-        let now = look();
+        // The kernel is examined after the query, because the query makes the module open its GPUs and learn their UUIDs.
+        let now = view();
         let state = now.state.as_ref().map(|state| state.text.clone());
         let until = gave_up.then(|| now.uptime.saturating_add(BRIEFLY));
         let mut answer = CachedInventory { number, question: self.question.clone(), state, until, inventory };
         if !answer.is_confirmed_by(&now) {
             answer.state = None;
         }
-        // A disk that is full costs the next container time.
+        // An error, such as a full disk, is ignored: the next container queries NVML again.
         self.dir.replace(&self.name, &answer.to_bytes()).ok();
         Ok((answer.inventory, now))
     }
 
-    /// In a file of its own: the cached inventory may become valid again.
+    /// Stores an error for waiting processes. It has a separate file, because the cached inventory may become valid again.
     fn share(&self, error: &anyhow::Error) {
         let number = self.last_failure().map_or(0, |failed| failed.number).saturating_add(1);
-        let failed = Failed { number, question: self.question.clone(), error: StoredError::of(error) };
+        let failed = Failed { number, question: self.question.clone(), error: StoredError::new(error) };
         self.dir.replace(&self.failures(), &to_bytes(&failed)).ok();
     }
 

@@ -1,5 +1,5 @@
-//! The kernel module's files for MIG capabilities, below /proc/driver/nvidia/capabilities: one for each capability that
-//! exists now. Its content is the minor number, owner and mode of the device node that grants the capability.
+//! Reads the kernel module's files for MIG capabilities below /proc/driver/nvidia/capabilities. There is a file for each existing
+//! capability. It contains the minor number, owner and mode of the device node that grants the capability.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::inventory::{Inventory, UnlistedMig};
 /// A capability, and the node that grants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapFile {
-    /// What it grants
+    /// The capability
     pub cap: MigCap,
     /// The N of `/dev/nvidia-caps/nvidia-capN`
     pub minor: u32,
@@ -23,7 +23,7 @@ pub struct CapFile {
 }
 
 impl CapFile {
-    /// Below /dev.
+    /// Returns the name of the node below /dev.
     #[must_use]
     pub(crate) fn node_name(&self) -> String {
         format!("nvidia-caps/nvidia-cap{}", self.minor)
@@ -36,12 +36,12 @@ impl CapFile {
     }
 }
 
-/// Parses one of the files; `None` if it names no minor number.
+/// Parses one of the files. Returns `None` if it contains no minor number.
 #[must_use]
 pub fn parse(cap: MigCap, text: &str) -> Option<CapFile> {
     let minor = field(text, "DeviceFileMinor")?;
     let mut policy = parse_policy(text);
-    // A capability is a permission: one that does not state who has it is root's alone.
+    // Without a mode, only root gets the capability.
     if field(text, "DeviceFileMode").is_none() {
         policy.mode = 0o400;
     }
@@ -49,7 +49,7 @@ pub fn parse(cap: MigCap, text: &str) -> Option<CapFile> {
     Some(CapFile { cap, minor, policy })
 }
 
-/// Those that the kernel module lists. They are found by their directories: the table of all that could exist
+/// Returns the capabilities that exist. They are found by their directories, because the table of all possible capabilities
 /// (mig-minors) has 4,000 lines.
 #[must_use]
 pub fn existing(proc: &Tree) -> Vec<CapFile> {
@@ -71,10 +71,10 @@ pub fn existing(proc: &Tree) -> Vec<CapFile> {
     caps.into_iter().filter_map(read).collect()
 }
 
-/// Notes for each GPU in MIG mode which of its MIG devices lack nodes.
+/// Adds the MIG devices without device nodes to each GPU in MIG mode.
 ///
-/// NVML lists a MIG device only if it can open both of its nodes, while the kernel module lists its capabilities in any
-/// case. So a GPU without MIG devices in NVML's answer may have been partitioned all the same.
+/// NVML lists a MIG device only if it can open both of its nodes, but the kernel module always lists its capabilities. Therefore a GPU
+/// may have MIG devices even if NVML's answer contains none.
 pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapFile], dev: &Tree) {
     let missing: Vec<_> = caps.iter().filter(|file| file.is_missing_below(dev)).collect();
     for gpu in inventory.gpus.iter_mut().filter(|gpu| gpu.mig_enabled) {
@@ -82,7 +82,7 @@ pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapFile], dev: &Tre
     }
 }
 
-/// The MIG device of this capability of the GPU, if one of its two nodes is missing.
+/// Returns the MIG device of this capability of the GPU, if one of its two nodes is missing.
 fn unlisted(gpu: u32, cap: MigCap, missing: &[&CapFile]) -> Option<UnlistedMig> {
     let MigCap::ComputeInstance(minor, gpu_instance, compute_instance) = cap else { return None };
     let needed = [MigCap::GpuInstance(minor, gpu_instance), cap];

@@ -1,5 +1,5 @@
-//! The driver's capability files for MIG: `/proc/driver/nvidia-caps/mig-minors` says which `/dev/nvidia-caps/nvidia-capN`
-//! opens which GPU instance and compute instance. (They have nothing to do with kernel capabilities.)
+//! Parses the driver's table of MIG capabilities: `/proc/driver/nvidia-caps/mig-minors` lists which `/dev/nvidia-caps/nvidia-capN` grants
+//! access to which GPU instance and compute instance. They are not related to kernel capabilities.
 //! <https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities>
 
 use std::collections::BTreeMap;
@@ -8,24 +8,24 @@ use std::path::PathBuf;
 use super::procfs::DRIVER_PROC;
 use crate::device_id::parse_decimal;
 
-/// The file.
+/// The path of the table.
 pub const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
 
-/// What a capability opens.
+/// A MIG capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MigCap {
-    /// Changing the MIG layout
+    /// Creating and removing MIG devices
     Config,
-    /// Watching all MIG devices
+    /// Monitoring all MIG devices
     Monitor,
-    /// A GPU instance: (the GPU's device minor, instance id)
+    /// Access to a GPU instance: (device minor of the GPU, instance id)
     GpuInstance(u32, u32),
-    /// A compute instance: (the GPU's device minor, GPU instance id, compute instance id)
+    /// Access to a compute instance: (device minor of the GPU, GPU instance id, compute instance id)
     ComputeInstance(u32, u32, u32),
 }
 
 impl MigCap {
-    /// Its file under /proc.
+    /// Returns its file below /proc.
     #[must_use]
     pub fn proc_path(self) -> PathBuf {
         PathBuf::from(DRIVER_PROC).join(match self {
@@ -36,7 +36,7 @@ impl MigCap {
         })
     }
 
-    /// The device minor of the GPU that it is about.
+    /// Returns the device minor of its GPU.
     #[must_use]
     pub const fn gpu(self) -> Option<u32> {
         match self {
@@ -46,7 +46,7 @@ impl MigCap {
     }
 }
 
-/// Parses mig-minors: each line a capability and a minor number. Lines of another form are left out.
+/// Parses mig-minors. Each line contains a capability and a minor number; other lines are ignored.
 #[must_use]
 pub fn parse_mig_minors(text: &str) -> BTreeMap<MigCap, u32> {
     let mut minors = BTreeMap::new();
@@ -54,14 +54,14 @@ pub fn parse_mig_minors(text: &str) -> BTreeMap<MigCap, u32> {
     minors
 }
 
-/// One of its lines.
+/// Parses one line.
 #[must_use]
 pub fn parse_line(line: &str) -> Option<(MigCap, u32)> {
     let (name, minor) = line.trim().split_once(' ')?;
     Some((parse_cap(name)?, parse_decimal(minor.trim())?))
 }
 
-/// Parses the name of a capability as mig-minors has it.
+/// Parses the name of a capability in mig-minors.
 #[must_use]
 pub fn parse_cap(name: &str) -> Option<MigCap> {
     match name {

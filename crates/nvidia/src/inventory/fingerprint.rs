@@ -1,5 +1,5 @@
-//! The fingerprint of a host: what NVML's answer depends on, as the kernel shows it now. The inventory is cached together with
-//! it, and is valid as long as it is the same. [`super::cache`] stores it.
+//! Takes the fingerprint of a host: the state of the kernel on which NVML's answer depends. The cached inventory is valid while the
+//! fingerprint stays the same. [`super::cache`] stores both.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -16,10 +16,10 @@ use super::{BusId, Inventory};
 use crate::driver::diagnosis::PCI_DEVICES;
 use crate::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 
-/// Where to look.
+/// The files and directories that are examined.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
-    /// The management library, all links followed
+    /// The real path of libnvidia-ml
     pub library: &'a HostPath,
     /// The root that has the device nodes
     pub dev: &'a Tree,
@@ -29,17 +29,16 @@ pub struct Sources<'a> {
     pub sys: &'a Tree,
 }
 
-/// The host, as far as NVML's answer depends on it.
+/// The fingerprint of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// One text of all of it; two that differ are two hosts
+    /// The fingerprint as text, to be compared
     pub text: String,
-    /// Whether each GPU says who it is, is on the bus and has its node
+    /// Whether each GPU has a known UUID, responds on the bus and has its node
     pub is_whole: bool,
 }
 
-/// Takes the fingerprint. `None` if an inventory may not be cached at all: something cannot be examined, or there are MIG
-/// devices.
+/// Takes the fingerprint. Returns `None` if the inventory must not be cached, because a file cannot be examined or there are MIG devices.
 #[must_use]
 pub fn take(places: &Sources<'_>, version: &str, gpus: &[KernelGpu]) -> Option<Fingerprint> {
     let mut text = format!("module {version} {}\n", module_load());
@@ -55,27 +54,27 @@ pub fn take(places: &Sources<'_>, version: &str, gpus: &[KernelGpu]) -> Option<F
     let mut is_whole = true;
     for gpu in gpus {
         if gpu.excluded {
-            // NVML does not count it; its node may be missing, and it never gets a UUID.
+            // NVML does not count the GPU. It may lack a node, and it never gets a UUID.
             writeln!(text, "{} excluded", gpu.bus_id).ok()?;
             continue;
         }
-        let is_there = is_on_the_bus(places.sys, gpu.bus_id);
+        let responds = is_on_the_bus(places.sys, gpu.bus_id);
         let node = gpu.minor.and_then(|minor| node(&format!("nvidia{minor}"), minor));
-        is_whole &= is_there && node.is_some() && gpu.uuid.is_some();
+        is_whole &= responds && node.is_some() && gpu.uuid.is_some();
         let (minor, uuid) = (gpu.minor.unwrap_or(u32::MAX), gpu.uuid.as_deref().unwrap_or("?"));
-        writeln!(text, "{} {minor} {uuid} {} {is_there}", gpu.bus_id, node.as_deref().unwrap_or("?")).ok()?;
+        writeln!(text, "{} {minor} {uuid} {} {responds}", gpu.bus_id, node.as_deref().unwrap_or("?")).ok()?;
     }
     Some(Fingerprint { text, is_whole })
 }
 
-/// Whether the answer is one that the kernel confirms: the same GPUs, by bus id, UUID and minor, all of them well, and none
-/// that could be split.
+/// Whether the kernel confirms an inventory: it has the same GPUs with the same bus ids, UUIDs and minors. All of them work, and none is
+/// in MIG mode.
 #[must_use]
 pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
     inventory.failed.is_empty() && is_confirmed_in_part(inventory, version, kernel)
 }
 
-/// The same for those GPUs that have answered, with each of the others known by its index.
+/// Like [`is_confirmed`] for the GPUs that have answered. Each of the other GPUs must have an index.
 #[must_use]
 pub(crate) fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
     let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
@@ -98,16 +97,16 @@ pub(crate) fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel:
         && indices.len() == kernel.len()
 }
 
-/// Seconds since the host was started, also those that it slept: a clock that nobody sets.
+/// Returns the seconds since the host was booted, including suspend. Unlike the wall clock, this clock is never set.
 #[must_use]
 pub fn uptime() -> u64 {
-    // rustix would read the vDSO by itself, which valgrind hides: the budgets of instructions are measured with it.
+    // rustix reads the vDSO, which does not work under valgrind. The tests that count instructions use valgrind.
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME);
     now.map_or(0, |now| u64::try_from(now.tv_sec()).unwrap_or_default())
 }
 
-/// A module that was unloaded and loaded again has another number: sysfs gives each directory its own, and does not use one
-/// again in the same boot (`kernfs_new_node`). procfs has no such thing. 0 if the module is not this kernel's own.
+/// Returns a number that changes when the module is loaded again: the inode number of its directory in sysfs, which is not reused before
+/// the next boot (`kernfs_new_node`). procfs has no such number. Returns 0 if sysfs does not show the module.
 fn module_load() -> u64 {
     rustix::fs::stat("/sys/module/nvidia").map_or(0, |stat| stat.st_ino)
 }
@@ -117,13 +116,14 @@ fn identity(stat: &Stat) -> String {
     format!("{st_dev} {st_ino} {st_size} {st_mtime}.{st_mtime_nsec} {st_ctime}.{st_ctime_nsec}\n")
 }
 
-/// Not a link: what that leads to can change unseen.
+/// Whether a file is the driver's device node with this minor number. A symbolic link is rejected, because its target could change
+/// without a trace in the fingerprint.
 fn is_node(stat: &Stat, minor: u32) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
         && stat.st_rdev == rustix::fs::makedev(NVIDIA_MAJOR, minor)
 }
 
-/// NVML counts only the GPUs whose nodes it can open.
+/// Formats the permissions of a node: NVML counts only the GPUs whose nodes it can open.
 fn access(stat: &Stat) -> String {
     format!("{:o} {}:{}", stat.st_mode, stat.st_uid, stat.st_gid)
 }
@@ -137,8 +137,8 @@ pub(crate) fn has_mig_devices(proc: &Tree) -> bool {
     gpus.any(|gpu| proc.names(&capabilities.join(gpu).join("mig")).iter().any(|name| starts(name, "gi")))
 }
 
-/// Of a GPU that has fallen off the bus every register reads as ones, while the module goes on to list it. The module
-/// wakes a sleeping GPU for its `information`, which has just been read: this wakes none.
+/// Whether a GPU responds on the PCI bus. If it has fallen off the bus, all bits of its registers are 1, but the module still lists it.
+/// This does not wake a sleeping GPU: the module has already done so for the file `information`, which was read before.
 fn is_on_the_bus(sys: &Tree, bus_id: BusId) -> bool {
     let mut vendor = [0xff; 2];
     let config = Path::new(PCI_DEVICES).join(bus_id.in_sysfs()).join("config");

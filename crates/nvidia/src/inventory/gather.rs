@@ -1,5 +1,4 @@
-//! What was reported so far, by one process after the other: one that hangs or crashes at a GPU costs that GPU, not the
-//! others. Pure.
+//! Collects the reports of several child processes. If a child hangs or crashes at a GPU, only that GPU is lost.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +9,12 @@ use base::sys::child::NoAnswer;
 use crate::inventory::nvml::{Driver, Report};
 use crate::inventory::{FailedGpu, Gpu, Inventory};
 
-/// An answer of NVML's.
+/// The answer of NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlAnswer {
     /// The driver and its GPUs
     pub inventory: Inventory,
-    /// Whether a GPU hung or crashed the process: it is among those that failed, and to ask for it again takes long.
+    /// Whether a GPU hung or crashed a child. It is one of the failed GPUs, and another query of it takes long.
     pub gave_up: bool,
 }
 
@@ -24,14 +23,14 @@ pub struct NvmlAnswer {
 pub struct Gathered {
     driver: Option<Driver>,
     inventory: Inventory,
-    /// The GPU that is being asked, and since when
+    /// The GPU that is being queried, and the start of the query
     asking: Option<(u32, Instant)>,
     given_up: Vec<u32>,
 }
 
 impl Gathered {
-    /// Takes a report of `now`. False if it contradicts the ones before: the GPUs have changed meanwhile, and an index may
-    /// mean another one.
+    /// Adds a report. Returns false if it contradicts earlier ones: the GPUs have changed in the meantime, and an index may now belong to
+    /// another GPU.
     #[must_use]
     pub fn take(&mut self, report: Report, now: Instant) -> bool {
         match report {
@@ -56,22 +55,22 @@ impl Gathered {
         true
     }
 
-    /// The GPUs that need not be asked again.
+    /// Returns the indices of the GPUs that are not queried again.
     #[must_use]
     pub fn indices(&self) -> Vec<u32> {
         let failed = self.inventory.failed.iter().filter_map(|failed| failed.index);
         self.inventory.gpus.iter().map(|gpu| gpu.index).chain(failed).collect()
     }
 
-    /// Whether every GPU has been asked.
+    /// Whether every GPU has been queried.
     #[must_use]
     pub(crate) fn is_whole(&self) -> bool {
         let is_asked = |count| self.asking.is_none() && self.indices().len() == count;
         self.driver.as_ref().and_then(|driver| usize::try_from(driver.count).ok()).is_some_and(is_asked)
     }
 
-    /// How long to wait for the next report at most. A GPU with others behind it gets half of the time that was left when
-    /// it was asked, so that there is time for the others; the last one gets all of it.
+    /// Returns the deadline for the next report. A GPU gets half of the remaining time, so that there is time for the others. The last one
+    /// gets all of it.
     #[must_use]
     pub fn limit(&self, end: Instant) -> Instant {
         match (self.asking, &self.driver) {
@@ -86,7 +85,7 @@ impl Gathered {
         usize::try_from(driver.count).is_ok_and(|count| self.indices().len() + 1 >= count)
     }
 
-    /// Gives up on the GPU that is being asked, if it is one of them that hangs or crashes; then true.
+    /// Marks the GPU that is being queried as failed. Returns false if no GPU is the cause of the error.
     pub(crate) fn give_up(&mut self, why: &NoAnswer) -> bool {
         let Some((index, _)) = self.asking.take() else { return false };
         let why = match why {
@@ -100,13 +99,13 @@ impl Gathered {
         true
     }
 
-    /// The GPUs that were given up, for a message.
+    /// Returns the GPUs that hung or crashed, for a message.
     #[must_use]
     pub(crate) fn given_up(&self) -> &[u32] {
         &self.given_up
     }
 
-    /// The answer, in the order of indices.
+    /// Returns the answer, in the order of indices.
     #[must_use]
     pub fn answer(self) -> NvmlAnswer {
         let driver = self.driver.unwrap_or_default();
@@ -115,7 +114,7 @@ impl Gathered {
     }
 }
 
-/// The shortest time in which it makes sense to start another process.
+/// The shortest remaining time for which another child is started.
 pub(crate) const WORTH_ASKING: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Who the process that asks NVML is.
+//! Chooses the user and group of the process that calls NVML.
 
 use std::path::Path;
 
@@ -13,22 +13,22 @@ use base::tree::{Located, Tree};
 
 use crate::config::{self, Config};
 
-/// `nobody` and its group on every distribution that the driver runs on. Names are not looked up: the driver root may have
-/// none.
+/// The id of `nobody` and its group on all supported distributions. The names are not looked up, because the driver root may lack a user
+/// database.
 pub const NOBODY: u32 = 65534;
 
-/// As far as it is decided before the driver's nodes are looked at.
+/// The choice that does not depend on the driver's nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Who {
     /// The user cannot be changed: a plain user, or a user namespace, where the host's groups do not exist.
     Unchanged,
     /// `user` in config.toml.
     Configured(Identity),
-    /// The one with the fewest rights that can open the nodes: [`choose`].
+    /// The user with the fewest privileges that can open the nodes, see [`choose`].
     Fewest,
 }
 
-/// By config.toml and by what this process may do.
+/// Makes the first part of the choice, from config.toml and the privileges of this process.
 ///
 /// # Errors
 /// If the configured user or group does not exist.
@@ -40,7 +40,7 @@ pub fn of(config: &Config) -> Result<Who> {
     Ok(configured.map_or(Who::Fewest, Who::Configured))
 }
 
-/// For a process that has this root and loads this library; `None` leaves the user as it is.
+/// Chooses the user for a process with this root directory and library. `None` means that the user is not changed.
 ///
 /// # Errors
 /// If the root cannot be opened.
@@ -48,22 +48,23 @@ pub fn choose(who: Who, root: &HostPath, library: &Path) -> Result<Option<Identi
     Ok(match who {
         Who::Unchanged => None,
         Who::Configured(identity) => Some(identity),
-        Who::Fewest => Some(fewest(&look(&Tree::open(root)?, library))),
+        Who::Fewest => Some(fewest(&required_files(&Tree::open(root)?, library))),
     })
 }
 
-/// Something that the process must open or pass through.
+/// A file that the process must open, or a directory on the path to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Need {
     uid: u32,
     gid: u32,
     mode: u32,
-    /// The bits of one class of the mode: 6 for a node that is opened for reading and writing
+    /// The required permissions: 6 for a node that is opened for reading and writing
     bits: u32,
 }
 
 impl Need {
-    /// As the kernel decides for a process without caps (path_resolution(7)): the first class that fits counts, alone.
+    /// Whether a process without capabilities can open the file. As in the kernel (path_resolution(7)), only the first matching class of
+    /// owner, group and others counts.
     const fn is_met_by(self, identity: Identity) -> bool {
         let class = match (self.uid == identity.uid, self.gid == identity.gid) {
             (true, _) => 6,
@@ -74,8 +75,8 @@ impl Need {
     }
 }
 
-/// `/dev/nvidiactl` first, then the GPUs' nodes and the way to the library.
-fn look(root: &Tree, library: &Path) -> Vec<Need> {
+/// Returns `/dev/nvidiactl`, then the nodes of the GPUs, the library and its directories.
+fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     let need = |path: &Path, bits: u32| root.locate(path).ok().map(|found: Located| (found, bits));
     let gpu = |name: &std::ffi::OsString| {
         let number = name.to_str()?.strip_prefix("nvidia")?;
@@ -85,16 +86,15 @@ fn look(root: &Tree, library: &Path) -> Vec<Need> {
     let names = root.names(Path::new("/dev"));
     let nodes = std::iter::once("/dev/nvidiactl".into()).chain(names.iter().filter_map(gpu));
     let nodes = nodes.filter_map(|path| need(&path, 6)).filter(|(found, _)| found.kind == FileType::CharacterDevice);
-    let way = library.ancestors().skip(1).filter_map(|dir| need(dir, 1)).chain(need(library, 4));
+    let files = library.ancestors().skip(1).filter_map(|dir| need(dir, 1)).chain(need(library, 4));
     let of = |(found, bits): (Located, u32)| Need { uid: found.uid, gid: found.gid, mode: found.mode, bits };
-    nodes.chain(way).map(of).collect()
+    nodes.chain(files).map(of).collect()
 }
 
-/// The identity with the fewest rights that can do all that root could do without caps. What root could not do either is no
-/// reason to take more.
+/// Returns the identity with the fewest privileges that can open all files that root without capabilities can open.
 ///
-/// Usual nodes are 0666: nobody will do. Those of SUSE are root:video 0660: nobody with that group. Only where root alone may
-/// open them, or may reach the library, it has to be root.
+/// With the usual mode 0666 of the nodes, that is `nobody`. On SUSE the nodes are root:video 0660, so it is `nobody` with the group
+/// `video`. It is root only if no other user can open the nodes or the library.
 fn fewest(needs: &[Need]) -> Identity {
     let group = needs.first().map_or(NOBODY, |control| control.gid);
     let root = Identity { uid: 0, gid: group };

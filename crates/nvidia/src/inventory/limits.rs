@@ -1,7 +1,7 @@
-//! The administrator's limits, `[devices]` of config.toml: which GPUs containers may have.
+//! Applies the limits of `[devices]` in config.toml: which GPUs containers may have.
 //!
-//! A deny list that is misread gives a GPU away, so an entry is either of a form that is known here or an error of
-//! config.toml; and an entry that matches nothing on the host is reported.
+//! A misread entry of `deny` would give a GPU to containers. Therefore an entry of an unknown form is an error, and an entry that
+//! matches no GPU of the host is reported.
 
 use base::report::{Finding, catalog};
 
@@ -10,18 +10,18 @@ use crate::config::Limits;
 use crate::device_id::DeviceId;
 use crate::limit_entry::{LimitEntry, parse};
 
-/// Whether containers may have this GPU, or this MIG device of it. A pattern that names a GPU means its MIG devices too.
+/// Whether containers may have this GPU, or this MIG device of it. An entry for a GPU also applies to its MIG devices.
 #[must_use]
 pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
     let is_unknown = gpu.model.is_empty();
     let allowed = |entry: &String| matches(entry, gpu, mig);
-    // Which models a pattern excludes cannot be decided for a GPU whose model NVML does not know: it is denied.
+    // If NVML does not know the model of a GPU, any pattern for models denies it.
     let denied = |entry: &String| allowed(entry) || is_unknown && matches!(parse(entry), Ok(LimitEntry::Model(_)));
     (limits.allow.is_empty() || limits.allow.iter().any(allowed)) && !limits.deny.iter().any(denied)
 }
 
-/// The same for a GPU that does not work. A pattern for models matches nothing where the model is unknown; an `allow` list
-/// of such patterns then keeps nothing away, so that a broken GPU does not vanish without a word.
+/// Like [`permit`], for a GPU that does not work. If its model is unknown, patterns for models in `deny` do not match, and those in `allow`
+/// do, so that the broken GPU is reported.
 #[must_use]
 pub(crate) fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
     let matches = |entry: &String| matches_failed(entry, gpu);
@@ -29,7 +29,7 @@ pub(crate) fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
     is_allowed && !limits.deny.iter().any(|entry| matches(entry).unwrap_or(false))
 }
 
-/// `None`: what the entry compares is not known.
+/// Whether an entry matches a failed GPU, or `None` if that is unknown.
 fn matches_failed(entry: &str, gpu: &FailedGpu) -> Option<bool> {
     match parse_leniently(entry) {
         LimitEntry::Id(DeviceId::Mig { .. }) => Some(false),
@@ -39,7 +39,7 @@ fn matches_failed(entry: &str, gpu: &FailedGpu) -> Option<bool> {
     }
 }
 
-/// Entries that match nothing on this host: a misspelt one denies nothing.
+/// Returns findings about entries that match no GPU of this host: a misspelled entry of `deny` has no effect.
 #[must_use]
 pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
     let lists = [("allow", &limits.allow), ("deny", &limits.deny)];
@@ -48,7 +48,9 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
     let finding = |(list, entry): (&str, &String)| {
         Finding::of(
             &catalog::LIMIT_UNMATCHED,
-            format!("{list} in the [devices] table of config.toml has {entry:?}, which matches no GPU of this host"),
+            format!(
+                "{list} in the [devices] table of config.toml contains {entry:?}, which matches no GPU of this host"
+            ),
             "correct the entry, or remove it; \"oci-nvidia-hook info\" prints the GPUs of this host",
         )
     };
@@ -81,7 +83,7 @@ fn matches(entry: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
     }
 }
 
-/// Entries of other forms are errors of config.toml, so there are none by now.
+/// Parses an entry. Invalid entries do not occur here, because they are errors of config.toml.
 fn parse_leniently(entry: &str) -> LimitEntry {
     parse(entry).unwrap_or_else(|_| LimitEntry::Id(DeviceId::parse(entry)))
 }
@@ -90,7 +92,7 @@ fn is_like(pattern: &str, text: &str) -> bool {
     glob(pattern.to_ascii_lowercase().as_bytes(), text.to_ascii_lowercase().as_bytes())
 }
 
-/// `*` is any text, `?` any byte. Linear in the text for each `*`, so no pattern is slow.
+/// Matches a pattern, in which `*` stands for any text and `?` for any byte. The time is linear in the text for each `*`.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -105,7 +107,7 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
                 t += 1;
             }
             _ => {
-                // Let the last star take one byte more.
+                // The last star matches one byte more.
                 let Some((at, taken)) = star else { return false };
                 star = Some((at, taken + 1));
                 p = at + 1;

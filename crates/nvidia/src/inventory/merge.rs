@@ -1,9 +1,8 @@
-//! What NVML answered, and what the kernel module lists: one inventory of both.
+//! Merges NVML's answer and the list of the kernel module into one inventory.
 //!
-//! NVML counts only the GPUs whose device node it can open. If the node of the first GPU is missing, NVML's GPU 0 is the
-//! second one, and a container that asks for `0` would get another physical GPU than on the day before. So where NVML
-//! leaves a GPU out, indices are places in the order of bus ids among all GPUs, which is NVML's own order where it sees
-//! all of them. An index then always means the same GPU, or an error.
+//! NVML counts only the GPUs whose device node it can open. If the node of the first GPU is missing, NVML's GPU 0 is the second one, and
+//! a container that requests `0` would get another physical GPU than before. Therefore, if NVML omits a GPU, all GPUs are numbered
+//! in the order of their bus ids, which is also NVML's order. An index then always refers to the same GPU, or causes an error.
 
 use super::procfs::KernelGpu;
 use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory};
@@ -48,10 +47,9 @@ fn failed(gpu: &KernelGpu, why: String) -> FailedGpu {
     FailedGpu { bus_id: Some(gpu.bus_id), why, ..FailedGpu::default() }
 }
 
-/// A GPU that fell off the bus fails in NVML's first call, before it could give its bus id: NVML knows an index and no
-/// bus id, the kernel module a bus id and no index. If there are as many of the ones as of the others, they are the
-/// same GPUs, in the same order. If the kernel module has more, nothing shows which of them failed in NVML: they keep
-/// one entry each, and what NVML reported is returned for all of them.
+/// Assigns bus ids to GPUs that failed in NVML's first call because they fell off the bus. For these, NVML only knows an index, and the
+/// kernel module only a bus id. If both have the same number of such GPUs, they are the same ones, in the same order. If the kernel
+/// module has more, it is unknown which of them failed in NVML: each keeps its entry, and NVML's errors are returned for all of them.
 fn identify(inventory: &mut Inventory, openable: &[&KernelGpu]) -> Option<String> {
     let is_anonymous = |failed: &FailedGpu| failed.index.is_some() && failed.bus_id.is_none();
     let anonymous = inventory.failed.iter().filter(|failed| is_anonymous(failed)).count();
@@ -67,13 +65,13 @@ fn identify(inventory: &mut Inventory, openable: &[&KernelGpu]) -> Option<String
     Some(reported.join("; "))
 }
 
-/// Gives every GPU its place in the order of bus ids, if NVML does not count all of them.
+/// Numbers all GPUs in the order of their bus ids, if NVML does not count all of them.
 fn number(inventory: &mut Inventory) {
     if inventory.failed.iter().all(|failed| failed.index.is_some()) {
         return;
     }
     let of_failed = inventory.failed.iter().map(|failed| failed.bus_id);
-    // A GPU without a place leaves the others theirs: only a driver without /proc/driver/nvidia/gpus has such ones.
+    // If a GPU has no bus id, NVML's numbers stay. That happens only with a driver without /proc/driver/nvidia/gpus.
     let all: Option<Vec<BusId>> = inventory.gpus.iter().map(|gpu| Some(gpu.bus_id)).chain(of_failed).collect();
     let Some(mut places) = all else { return };
     places.sort_unstable();

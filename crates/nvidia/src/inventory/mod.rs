@@ -1,4 +1,4 @@
-//! What GPUs the host has: a snapshot, taken by the NVML child and completed from /proc/driver/nvidia.
+//! The inventory: the GPUs of the host at one moment, from NVML and from /proc/driver/nvidia.
 
 pub mod ask;
 pub mod cache;
@@ -29,13 +29,13 @@ use crate::device_id::DeviceId;
 pub struct Inventory {
     /// `535.183.01`
     pub driver_version: String,
-    /// The newest CUDA version that the driver can run, `12.2`; empty if it did not say.
+    /// The newest CUDA version that the driver supports, such as `12.2`; empty if unknown.
     pub cuda_version: String,
-    /// GPUs that answered, in NVML's order.
+    /// GPUs that work, in NVML's order.
     pub gpus: Vec<Gpu>,
-    /// GPUs that did not.
+    /// GPUs that do not work.
     pub failed: Vec<FailedGpu>,
-    /// GPUs that the administrator has taken away from the driver: for containers they do not exist.
+    /// GPUs that the administrator excluded from the driver: for containers they do not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub excluded: Vec<ExcludedGpu>,
 }
@@ -43,21 +43,21 @@ pub struct Inventory {
 /// A GPU that works.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// NVML's index, which `nvidia-smi -L` on the host shows too; where NVML leaves GPUs out, see [`merge`].
+    /// NVML's index, which `nvidia-smi -L` also shows. See [`merge`] for the case that NVML omits GPUs.
     pub index: u32,
-    /// The N of `/dev/nvidiaN`. Not the index.
+    /// The N of `/dev/nvidiaN`, which may differ from the index.
     pub minor: u32,
     /// `GPU-…`
     pub uuid: String,
-    /// Where it sits.
+    /// The PCI bus address.
     pub bus_id: BusId,
-    /// `NVIDIA H100 80GB HBM3`; empty if it did not say.
+    /// `NVIDIA H100 80GB HBM3`; empty if unknown.
     pub model: String,
-    /// `9.0`; empty if it did not say.
+    /// `9.0`; empty if unknown.
     pub compute_capability: String,
-    /// `Tesla`, in NVIDIA's words; empty if it did not say.
+    /// NVIDIA's brand name, such as `Tesla`; empty if unknown.
     pub brand: String,
-    /// Whether it is split into MIG devices.
+    /// Whether MIG mode is enabled.
     pub mig_enabled: bool,
     /// Its MIG devices, in NVML's order.
     pub mig_devices: Vec<MigDevice>,
@@ -78,10 +78,10 @@ pub struct UnlistedMig {
     pub nodes: Vec<String>,
 }
 
-/// A part of a GPU that works like a GPU of its own.
+/// A MIG device: a part of a GPU that programs use like a separate GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigDevice {
-    /// NVML's index of it in its GPU
+    /// NVML's index within the GPU
     pub index: u32,
     /// `MIG-…`
     pub uuid: String,
@@ -91,7 +91,7 @@ pub struct MigDevice {
     pub compute_instance: u32,
 }
 
-/// A GPU that the host has and nobody can use now.
+/// A GPU that does not work.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedGpu {
     /// The index that it would have if it worked.
@@ -106,10 +106,10 @@ pub struct FailedGpu {
     /// From the kernel module; patterns of `[devices]` are compared with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// What it said instead of an answer.
+    /// The reason.
     pub why: String,
-    /// Whether what it lacks is its `/dev/nvidiaN`: then the container that asks for it is stopped, even if it
-    /// asks for `all`. The peers start it with one GPU less and say nothing.
+    /// Whether the reason is a missing `/dev/nvidiaN`. A container that requests the GPU then does not start, even if it requests `all`.
+    /// NVIDIA's stack starts it with one GPU less, without a message.
     pub node_missing: bool,
 }
 
@@ -117,13 +117,13 @@ pub struct FailedGpu {
 /// does not count it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExcludedGpu {
-    /// Where it sits.
+    /// The PCI bus address.
     pub bus_id: BusId,
     /// `GPU-…`; `None` if the kernel module has never opened the GPU.
     pub uuid: Option<String>,
 }
 
-/// Whether `id` names what has this index, UUID and bus id, as far as they are known.
+/// Whether `id` names the GPU with this index, UUID or bus id.
 fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<BusId>) -> bool {
     match id {
         DeviceId::Index(asked) => index == Some(*asked),
@@ -171,7 +171,7 @@ impl FailedGpu {
         }
     }
 
-    /// Whether `id` could name it: what the id compares is not known of this GPU.
+    /// Whether `id` could name it, because the property that `id` refers to is unknown for this GPU.
     #[must_use]
     pub(crate) fn may_be_named(&self, id: &DeviceId) -> bool {
         match id {
@@ -193,7 +193,7 @@ impl ExcludedGpu {
 }
 
 impl MigDevice {
-    /// As drivers before 470 name it.
+    /// Returns the name in drivers before 470.
     fn old_name(&self, gpu: &Gpu) -> String {
         format!("MIG-{}/{}/{}", gpu.uuid, self.gpu_instance, self.compute_instance)
     }

@@ -1,13 +1,13 @@
-//! What NVML reports, GPU by GPU. One that fails is noted; the others go on.
+//! Queries NVML for each GPU. If a GPU fails, the query continues with the next one.
 
 use serde::{Deserialize, Serialize};
 
 use super::{BusId, FailedGpu, Gpu, MigDevice};
 use crate::nvml::api::{Api, Code, Device, Failed};
 
-/// More GPUs than one machine ever had; beyond it the library's count is not believed.
+/// The limit for the number of GPUs that NVML reports.
 const MAX_GPUS: u32 = 256;
-/// The same for one GPU's MIG devices; today's have 7.
+/// The limit for the MIG devices of one GPU. Current GPUs have at most 7.
 const MAX_MIG: u32 = 64;
 
 /// What NVML reports before its GPUs.
@@ -15,29 +15,29 @@ const MAX_MIG: u32 = 64;
 pub struct Driver {
     /// `535.183.01`
     pub version: String,
-    /// `12.2`; empty if it did not say
+    /// `12.2`; empty if unknown
     pub cuda: String,
-    /// How many GPUs it counts
+    /// The number of GPUs
     pub count: u32,
 }
 
-/// One report. Each is passed on before the next call, which may never return.
+/// A report. It is passed on before the next call of NVML, which may never return.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
-    /// NVML runs
+    /// NVML has been initialized
     Driver(Driver),
-    /// The GPU of this index is asked next
+    /// The GPU with this index is queried next
     Next(u32),
-    /// It has answered
+    /// The GPU works
     Gpu(Gpu),
-    /// It has not
+    /// The GPU does not work
     Failed(FailedGpu),
 }
 
-/// Asks for everything that the hook needs, but leaves out the GPUs of these indices.
+/// Queries everything that the hook needs, except for the GPUs with these indices.
 ///
 /// # Errors
-/// If NVML cannot start or does not know its own driver.
+/// If NVML cannot be initialized, or does not report the driver version and the number of GPUs.
 pub fn take(api: &impl Api, leave_out: &[u32], report: &mut dyn FnMut(Report)) -> Result<(), Failed> {
     api.init()?;
     let driver = Driver {
@@ -68,7 +68,7 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
         known.uuid = Some(uuid.clone());
         let mig_enabled = match api.mig_mode(device) {
             Ok(mode) => mode == 1,
-            // What a GPU or a driver without MIG answers.
+            // The answers of a GPU or a driver without MIG.
             Err(Failed { code: Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND, .. }) => false,
             Err(failed) => return Err(failed),
         };
@@ -77,7 +77,7 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
             minor: api.minor(device)?,
             uuid,
             bus_id,
-            // Nothing is injected by these: a GPU that does not know its name still computes.
+            // Containers do not depend on these values, so errors are ignored.
             model: api.name(device).unwrap_or_default(),
             compute_capability: api.compute_capability(device).map(|(a, b)| format!("{a}.{b}")).unwrap_or_default(),
             brand: api.brand(device).map(brand_name).unwrap_or_default().to_owned(),
@@ -92,7 +92,7 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
     })
 }
 
-/// There may be holes in the numbers, so all of them are asked for.
+/// Queries all possible MIG devices of a GPU, because the indices may have gaps.
 fn take_mig(api: &impl Api, gpu: Device) -> Result<Vec<MigDevice>, Failed> {
     let mut found = Vec::new();
     for index in 0..api.max_mig_device_count(gpu)?.min(MAX_MIG) {
@@ -108,7 +108,7 @@ fn take_mig(api: &impl Api, gpu: Device) -> Result<Vec<MigDevice>, Failed> {
     Ok(found)
 }
 
-/// `nvmlBrandType_t`, in the words that requirements use.
+/// Returns the name of an `nvmlBrandType_t`, as used in requirements.
 const fn brand_name(brand: u32) -> &'static str {
     match brand {
         1 => "Quadro",

@@ -1,13 +1,12 @@
-//! NVML, asked by a program that is executed: for callers with threads.
+//! Queries NVML through a separate program, for callers with threads.
 //!
-//! [`ask::ask`] forks, and its child goes on in the caller's memory. In a program with threads that is not allowed: a lock of
-//! malloc or of the dynamic loader may be held by a thread that the child does not have (fork(2)), and the child's orphans are
-//! told from other children only in a program that starts none meanwhile. Such a program, a daemon, executes another one
-//! instead, which has one thread and asks as the hook does: with the same child, rights, deadline and errors. The hook is that
-//! program too, as `oci-nvidia-hook nvml-probe`.
+//! [`ask::ask`] forks, and the child continues with the memory of the caller. A program with threads must not do that: a thread that does
+//! not exist in the child may hold a lock of malloc or of the dynamic loader (fork(2)), and orphans of the child can only be
+//! distinguished from other children if the program starts none in the meantime. A daemon therefore executes a program with one
+//! thread, `oci-nvidia-hook nvml-probe`, which queries NVML in the same way as the hook.
 //!
-//! The question is a line of JSON on the standard input of the program, the answer one on its standard output. Both are of
-//! the same version of this library, so they are not an interface.
+//! The program reads the query as JSON from its standard input, and writes the answer as JSON to its standard output. Both sides have the
+//! same version, so the format is not an interface.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -26,13 +25,13 @@ use super::gather::NvmlAnswer;
 use super::identity::Who;
 use super::stored_error::StoredError;
 
-/// The argument by which the program knows that it has to call [`respond`].
+/// The argument with which the program calls [`respond`].
 pub const VERB: &str = "nvml-probe";
 
-/// How much longer than NVML the program may take: it ends by itself, unless it cannot even start.
+/// The additional time for the program to start and to end.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Longer than a question: two paths.
+/// The size limit of a query in bytes. It contains two paths.
 const MAX_QUESTION: u64 = 1 << 16;
 
 #[derive(Serialize, Deserialize)]
@@ -51,7 +50,7 @@ enum Reply {
     Error(StoredError),
 }
 
-/// Has `program` ask NVML for the inventory, until `end`. Blocks the calling thread for so long; no other thread is affected.
+/// Executes `program` to query NVML for the inventory until `end`. This blocks the calling thread, and does not affect other threads.
 ///
 /// # Errors
 /// Those of [`ask::ask`], and if the program cannot be executed.
@@ -78,11 +77,10 @@ fn exchange(program: &Path, question: &Question, left: Duration) -> Result<Reply
     Ok(json::from_bytes(&reply)?)
 }
 
-/// What the program does: reads the question, asks NVML in a forked child, and returns the reply to print. For a process with
-/// one thread.
+/// Reads the query, queries NVML in a forked child, and returns the reply to print. The process must have only one thread.
 ///
 /// # Errors
-/// If the question cannot be read. An error of NVML is a reply.
+/// If the query cannot be read. An error of NVML is a reply.
 pub fn respond(input: impl Read) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     input.take(MAX_QUESTION).read_to_end(&mut text)?;
@@ -91,7 +89,7 @@ pub fn respond(input: impl Read) -> Result<Vec<u8>> {
     let question = Question { root: HostPath::new(root), library, who, deadline };
     let reply = match ask::ask(&question, Instant::now() + left) {
         Ok(answer) => Reply::Answer(answer),
-        Err(error) => Reply::Error(StoredError::of(&error)),
+        Err(error) => Reply::Error(StoredError::new(&error)),
     };
     Ok(serde_json::to_vec(&reply)?)
 }
@@ -119,7 +117,7 @@ mod tests {
     #[test]
     fn an_error_keeps_its_number_its_line_and_its_hint() {
         let error = anyhow::anyhow!("cause").context(Failure::new(&catalog::NVML_TIMEOUT, "slow", "wait"));
-        let text = serde_json::to_string(&StoredError::of(&error)).unwrap();
+        let text = serde_json::to_string(&StoredError::new(&error)).unwrap();
         let other = anyhow::Error::from(serde_json::from_str::<StoredError>(&text).unwrap());
         assert_eq!(base::report::render(&other), base::report::render(&error));
     }

@@ -1,4 +1,4 @@
-//! What the kernel module says of its GPUs, under /proc/driver/nvidia: text parsers and their reader.
+//! Reads and parses the files of the kernel module below /proc/driver/nvidia.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -7,13 +7,13 @@ use base::tree::Tree;
 
 use super::BusId;
 
-/// Where the kernel module reports.
+/// The directory of the kernel module.
 pub const DRIVER_PROC: &str = "/proc/driver/nvidia";
 
 /// A GPU as the kernel module lists it, whether or not user space can open it. Ordered by bus id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelGpu {
-    /// Where it sits.
+    /// The PCI bus address.
     pub bus_id: BusId,
     /// Its directory under /proc/driver/nvidia/gpus; the domain has four digits with some drivers, eight with others.
     pub dir: OsString,
@@ -28,7 +28,7 @@ pub struct KernelGpu {
 }
 
 impl KernelGpu {
-    /// Of `gpus/<dir>/information`; `None` if the directory is not named after a GPU.
+    /// Parses `gpus/<dir>/information`. Returns `None` if the name of the directory is not a bus address.
     #[must_use]
     pub fn parse(dir: OsString, information: &str) -> Option<Self> {
         Some(Self {
@@ -42,19 +42,19 @@ impl KernelGpu {
     }
 }
 
-/// The value of a line `name <tab> value`; `None` if the line is missing or has no value.
+/// Returns the value of a line `name <tab> value`, or `None` if the line is missing or empty.
 fn field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
     let value = information.lines().find_map(|line| line.strip_prefix(name))?.trim();
     (!value.is_empty()).then_some(value)
 }
 
-/// Parses one `gpus/<bus id>/information` file: `Device Minor: <tab> 3`.
+/// Parses the device minor in `gpus/<bus id>/information`: `Device Minor: <tab> 3`.
 #[must_use]
 pub fn parse_minor(information: &str) -> Option<u32> {
     field(information, "Device Minor:")?.parse().ok()
 }
 
-/// Parses the same for `GPU UUID: <tab> GPU-…`. Question marks are what the module says where it does not know it.
+/// Parses the UUID in `gpus/<bus id>/information`: `GPU UUID: <tab> GPU-…`. The module prints question marks for an unknown UUID.
 #[must_use]
 pub(crate) fn parse_uuid(information: &str) -> Option<String> {
     field(information, "GPU UUID:").filter(|uuid| !uuid.contains('?')).map(str::to_owned)
@@ -71,21 +71,21 @@ pub fn parse_version(text: &str) -> Option<String> {
     line.split_whitespace().find(is_version).map(str::to_owned)
 }
 
-/// The version of the loaded kernel module; `None` if it is not loaded.
+/// Returns the version of the loaded kernel module, or `None` if it is not loaded.
 #[must_use]
 pub fn read_version(root: &Tree) -> Option<String> {
     let text = root.read(&Path::new(DRIVER_PROC).join("version")).ok()?;
     parse_version(&String::from_utf8_lossy(&text))
 }
 
-/// The files of `dir` that programs in containers read: name and content, of those that are there.
+/// Returns name and content of the existing files in `dir` that programs in containers read.
 #[must_use]
 pub fn read_files(root: &Tree, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
     let read = |name: &str| Some((name.into(), root.read(&dir.join(name)).ok()?));
     ["params", "version", "registry"].into_iter().filter_map(read).collect()
 }
 
-/// The GPUs that the kernel module drives; empty if it is not loaded.
+/// Returns the GPUs of the kernel module, or none if it is not loaded.
 #[must_use]
 pub fn read_gpus(root: &Tree) -> Vec<KernelGpu> {
     let gpus = Path::new(DRIVER_PROC).join("gpus");

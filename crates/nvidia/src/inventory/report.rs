@@ -1,5 +1,5 @@
-//! The inventory as `info --json` prints it, and as `explain --inventory` reads it back: a bug report from one machine
-//! can be replayed on another.
+//! The inventory in the form that `info --json` prints and `explain --inventory` reads. With it, a problem of one host can be reproduced on
+//! another.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,7 +11,7 @@ use base::report::{Failure, catalog};
 
 use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 
-/// The whole report.
+/// The document.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The version of the document; earlier ones have none
@@ -31,7 +31,7 @@ pub struct Report {
     excluded: Option<Vec<Excluded>>,
 }
 
-/// All of it may be unknown.
+/// A GPU that does not work. Every field may be unknown.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct NotUsable {
@@ -51,7 +51,7 @@ struct Excluded {
     uuid: Option<String>,
 }
 
-/// Everything but the UUID may be missing.
+/// A GPU that works. Only the UUID is always known.
 #[derive(Debug, Serialize, Deserialize)]
 struct ReportedGpu {
     #[serde(default)]
@@ -92,7 +92,7 @@ struct ReportedMigDevice {
     compute_instance: Option<u32>,
 }
 
-/// An empty text in the inventory stands for something unknown.
+/// Converts an empty text, which stands for an unknown value in the inventory, to `None`.
 fn known(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -174,7 +174,7 @@ impl From<Report> for Inventory {
         let gpus = (0..).zip(report.gpus.unwrap_or_default()).map(|(place, gpu)| {
             let index = gpu.index.unwrap_or(place);
             let mig = gpu.mig.unwrap_or_default();
-            let mig_devices: Vec<_> = (0..).zip(mig.devices.unwrap_or_default()).map(of_mig).collect();
+            let mig_devices: Vec<_> = (0..).zip(mig.devices.unwrap_or_default()).map(mig_device).collect();
             Gpu {
                 index,
                 minor: gpu.minor.unwrap_or(index),
@@ -201,8 +201,8 @@ impl From<Report> for Inventory {
     }
 }
 
-/// Reports of earlier versions have no index: then it is the place in the list.
-fn of_mig((place, mig): (u32, ReportedMigDevice)) -> MigDevice {
+/// Converts a MIG device. Reports of earlier versions have no index; it is the position in the list.
+fn mig_device((place, mig): (u32, ReportedMigDevice)) -> MigDevice {
     MigDevice {
         index: mig.index.unwrap_or(place),
         uuid: mig.uuid,
@@ -214,7 +214,7 @@ fn of_mig((place, mig): (u32, ReportedMigDevice)) -> MigDevice {
 /// Reads a report from a file.
 ///
 /// # Errors
-/// If it cannot be read, or is none.
+/// If the file cannot be read, or is not a report.
 pub fn read(path: &Path) -> Result<Inventory> {
     let read = || -> Result<Inventory> {
         let mut text = String::new();
@@ -225,7 +225,7 @@ pub fn read(path: &Path) -> Result<Inventory> {
         Failure::new(
             &catalog::INVENTORY_FILE,
             format!("cannot read the inventory {path:?}"),
-            "make it with \"oci-nvidia-hook info --json\" on the host that it is of",
+            "create it with \"oci-nvidia-hook info --json\" on the host that has the GPUs",
         )
     })
 }

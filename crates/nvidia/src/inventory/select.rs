@@ -1,4 +1,4 @@
-//! Request × inventory × the administrator's limits → the devices that the container gets.
+//! Selects the devices for a request, within the administrator's limits.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -14,16 +14,16 @@ use crate::config::Limits;
 use crate::device_id::{DeviceId, Nodes, VisibleDevices};
 use crate::driver::nodes::PREPARE;
 
-/// A device that a container can be given.
+/// A device that a container can get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device<'a> {
     /// A whole GPU
     Gpu(&'a Gpu),
-    /// A MIG device, and the GPU it is a part of
+    /// A MIG device and its GPU
     Mig(&'a Gpu, &'a MigDevice),
 }
 
-/// As `nvidia-smi -L` lists it, in a line.
+/// Formats a device as `nvidia-smi -L` does.
 impl fmt::Display for Device<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -34,7 +34,7 @@ impl fmt::Display for Device<'_> {
 }
 
 impl<'a> Device<'a> {
-    /// What identifies it.
+    /// Returns the UUID.
     #[must_use]
     pub fn uuid(self) -> &'a str {
         match self {
@@ -43,7 +43,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// `0`, or `0:1` for a MIG device, as a request can name it.
+    /// Returns the index as in a request: `0`, or `0:1` for a MIG device.
     #[must_use]
     pub fn index(self) -> String {
         match self {
@@ -52,7 +52,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// The GPU that it is, or is a part of.
+    /// Returns the GPU, or the GPU of the MIG device.
     #[must_use]
     pub const fn gpu(self) -> &'a Gpu {
         match self {
@@ -61,11 +61,11 @@ impl<'a> Device<'a> {
     }
 }
 
-/// The chosen devices, each once, in NVML's order, and what there is to say about the others.
+/// Returns the selected devices without duplicates in NVML's order, and findings about the others. `asked_by` names the source of the
+/// request in messages.
 ///
 /// # Errors
-/// If a device is asked for that the host does not have, that does not work or that containers may not have, or `all` of
-/// none. `asked_by` says in the message what asked.
+/// If a requested device does not exist, does not work or is denied, or if `all` matches no GPU.
 pub fn select<'a>(
     devices: &VisibleDevices,
     asked_by: &str,
@@ -92,9 +92,9 @@ fn select_named<'a>(
     Ok((every_device(inventory).filter(|device| chosen.contains(device)).collect(), Vec::new()))
 }
 
-/// The names of the devices whose nodes these are. `minors` has the nodes of MIG capabilities: of a GPU in MIG mode the MIG
-/// devices are meant whose two nodes are there, and the GPU itself if there is none. A node of no GPU of this host keeps
-/// its path, which names nothing.
+/// Returns the names of the devices with these nodes. `minors` contains the nodes of MIG capabilities: for a GPU in MIG mode, the names
+/// are those of the MIG devices with both nodes, or that of the GPU if there are none. A node without a GPU on this host keeps its
+/// path, which matches no device.
 #[must_use]
 pub fn names_of(nodes: &Nodes, inventory: &Inventory, minors: &BTreeMap<MigCap, u32>) -> Vec<String> {
     let is_given = |cap: MigCap| minors.get(&cap).is_some_and(|minor| nodes.caps.contains(minor));
@@ -120,7 +120,7 @@ pub fn names_of(nodes: &Nodes, inventory: &Inventory, minors: &BTreeMap<MigCap, 
     names
 }
 
-/// Every device of the inventory, in NVML's order: by GPU, the GPU itself before its parts.
+/// Returns every device in NVML's order, each GPU before its MIG devices.
 pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
     inventory.gpus.iter().flat_map(|gpu| {
         let parts = gpu.mig_devices.iter().map(move |mig| Device::Mig(gpu, mig));
@@ -128,12 +128,12 @@ pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
     })
 }
 
-/// Every device that containers may have.
+/// Returns every device that containers may have.
 pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<Device<'a>> {
     every_device(inventory).filter(|device| permitted(*device, limits)).collect()
 }
 
-/// Every GPU that containers may have and that does not work.
+/// Returns every GPU that containers may have and that does not work.
 pub(crate) fn permitted_failed<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a FailedGpu> {
     inventory.failed.iter().filter(|gpu| permit_failed(limits, gpu))
 }
@@ -162,7 +162,7 @@ fn select_all<'a>(
             (None, None) if inventory.gpus.is_empty() && inventory.failed.is_empty() => failure(
                 &catalog::NO_DEVICE,
                 format!("{asked_by} asks for \"all\", but the driver finds no GPU"),
-                "look for the GPU with \"nvidia-smi -L\" and in \"journalctl -k\" on the host",
+                "run \"nvidia-smi -L\" and \"journalctl -k\" on the host",
             ),
             (None, _) => failure(
                 &catalog::NO_DEVICE,
@@ -177,14 +177,14 @@ fn select_all<'a>(
         Finding::of(
             &catalog::GPU_LEFT_OUT,
             format!("{failed}; the container gets {others}"),
-            "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host",
+            "see \"nvidia-smi -q\" and \"journalctl -k\" on the host",
         )
     });
     let findings = left_out.chain(mig_left_out(inventory, limits)).collect();
     Ok((chosen, findings))
 }
 
-/// Findings about the MIG devices that containers may have and that NVML does not list: "all" does not include them.
+/// Returns findings about MIG devices that containers may have but NVML does not list, so that `all` does not include them.
 pub(crate) fn mig_left_out(inventory: &Inventory, limits: &Limits) -> impl Iterator<Item = Finding> {
     with_unlisted_mig(inventory, limits).map(|gpu| {
         let what = format!("\"all\" does not include every MIG device: {}", mig_nodes_missing(gpu));
@@ -233,7 +233,7 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         return excluded(name, asked_by, gpu);
     }
     if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
-        // The hint is pasted into a shell, and the name is the container's.
+        // Users paste the hint into a shell, and the name comes from the container.
         let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte));
         let device = if plain { name } else { "NAME" };
         return failure(
@@ -255,7 +255,7 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         return mig_unlisted(name, asked_by, gpu);
     }
     let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");
-    // It may be one that does not work and has not reported what it was asked for by.
+    // The name may belong to a failed GPU whose index or UUID is unknown.
     for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
         write!(what, "; {failed}").ok();
     }
@@ -278,7 +278,7 @@ fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
     let (kind, hint) = if failed.node_missing {
         (&catalog::NODE_MISSING, PREPARE)
     } else {
-        (&catalog::NOT_USABLE, "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host")
+        (&catalog::NOT_USABLE, "see \"nvidia-smi -q\" and \"journalctl -k\" on the host")
     };
     failure(kind, format!("{asked_by} asks for {name:?}: {failed}"), hint)
 }
@@ -292,8 +292,8 @@ fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
     )
 }
 
-/// What may be asked for, for a hint. It ends up in the events of a pod, so it has no UUIDs and bus ids of GPUs that are
-/// other containers'.
+/// Returns the devices that can be requested, for a hint. The events of a pod show it, so it contains no UUIDs or bus ids of GPUs that
+/// belong to other containers.
 fn known(inventory: &Inventory, limits: &Limits) -> String {
     const MOST: usize = 16;
     let devices = every_device(inventory).filter(|device| permitted(*device, limits)).map(Device::index);

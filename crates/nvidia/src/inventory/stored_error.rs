@@ -14,7 +14,7 @@ pub(super) struct StoredError {
 }
 
 impl StoredError {
-    pub(super) fn of(error: &anyhow::Error) -> Self {
+    pub(super) fn new(error: &anyhow::Error) -> Self {
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
         Self { id: kind.id.to_owned(), line, hint }
     }

@@ -1,4 +1,4 @@
-//! Loads the driver's modules and makes its device nodes, for the `prepare` command and before the first container.
+//! Loads the driver's modules and creates its device nodes, for the command `prepare` and for the first container.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::driver;
 use base::sys::{ns, process};
 
-/// How long the driver's modules may take to load. A module of 100 MB from a slow disk takes seconds.
+/// How long the driver's modules may take to load at boot. Loading a module of 100 MB from a slow disk takes seconds.
 pub const AT_BOOT: Duration = Duration::from_secs(180);
 
 /// What was done on a host, and what failed.
@@ -19,13 +19,13 @@ pub const AT_BOOT: Duration = Duration::from_secs(180);
 pub struct Prepared {
     /// A line for each module, node and link
     pub done: Vec<String>,
-    /// What could not be done, without which containers get no GPU, or not the one that they ask for
+    /// Errors because of which containers get no GPU, or another one than they request
     pub failed: Vec<anyhow::Error>,
     /// Whether the driver is loaded now
     pub is_loaded: bool,
 }
 
-/// Whether this process can load modules and make nodes.
+/// Whether this process can load modules and create device nodes.
 ///
 /// # Errors
 /// If the user namespace cannot be determined.
@@ -33,19 +33,19 @@ pub fn may_prepare() -> Result<bool> {
     Ok(rustix::process::geteuid().is_root() && !ns::in_user_namespace()?)
 }
 
-/// Loads the modules and makes the nodes that are missing, these IMEX channels among them. A failure does not stop the
-/// rest. All modules together may take as long as `patience`.
+/// Loads missing modules and creates missing nodes, including those of these IMEX channels. It continues after an error. `patience` is the
+/// time limit for all modules together.
 ///
 /// # Errors
 /// If a driver root cannot be opened.
 pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Result<Prepared> {
-    let places = Places::of(driver::open_root(&config.driver_root)?, config.dev_root.as_ref())?;
+    let places = Places::find(driver::open_root(&config.driver_root)?, config.dev_root.as_ref())?;
     let mut prepared = Prepared::default();
-    // A driver root of its own is a container's that loads modules itself.
+    // Another driver root belongs to a driver container, which loads the modules itself.
     if config.driver_root.as_path() == Path::new("/") {
         load_modules(&places, patience, &mut prepared);
     }
-    let facts = places.look();
+    let facts = places.module_state();
     prepared.is_loaded = facts.policy.is_some();
     for node in super::plan(&facts, channels) {
         match make_node::carry_out(&places.dev.path(), &node) {
@@ -66,7 +66,7 @@ fn load_modules(places: &Places, patience: Duration, prepared: &mut Prepared) {
     let program = String::from_utf8_lossy(&program).trim().to_owned();
     let program = if program.is_empty() { "/sbin/modprobe" } else { &program };
     let end = Instant::now() + patience;
-    for module in super::missing_modules(&places.look()) {
+    for module in super::missing_modules(&places.module_state()) {
         let left = end.saturating_duration_since(Instant::now());
         if !left.is_zero() && process::run_modprobe(Path::new(program), module, left).unwrap_or(false) {
             prepared.done.push(format!("loaded {module}"));

@@ -1,26 +1,27 @@
-//! The SELinux label of the driver's device nodes. The kernel gives a new node the label of `/dev`; policies have another one
-//! for it, by its path, which udev gives to nodes that the kernel makes, and nobody to others.
+//! Sets the SELinux label of the driver's device nodes. A new node gets the default label of `/dev`. Policies define another label for its
+//! path, but udev only sets it on nodes that the kernel creates.
 
 use std::path::Path;
 
 use rustix::fs::XattrFlags;
 
 const ATTRIBUTE: &str = "security.selinux";
-/// What `/dev/nvidia.*` has in the policies of SUSE, Fedora and Debian; their booleans for containers go by it.
+/// The type of `/dev/nvidia.*` in the policies of SUSE, Fedora and Debian, to which their booleans for containers apply.
 const TYPE: &str = "xserver_misc_device_t";
 
-/// Gives a new node its label, where there are labels. A policy that does not know it, or does not let us, keeps the old one.
+/// Sets the label of a new node if SELinux is enabled. If the policy does not define the type or denies the change, the label stays.
 pub(super) fn give(path: &Path) {
     let mut buffer = [0; 256];
     let Ok(length) = rustix::fs::lgetxattr(path, ATTRIBUTE, &mut buffer) else { return };
     let old = buffer.get(..length).and_then(|old| std::str::from_utf8(old).ok());
-    if let Some(label) = old.and_then(of_node) {
+    if let Some(label) = old.and_then(node_label) {
         rustix::fs::lsetxattr(path, ATTRIBUTE, label.as_bytes(), XattrFlags::empty()).ok();
     }
 }
 
-/// Of a node with this one; `None` if somebody has given it a label already. Of `user:role:type:level` the type changes.
-fn of_node(label: &str) -> Option<String> {
+/// Returns the label for a node with this default label: the type in `user:role:type:level` is replaced. Returns `None` if the node has
+/// another label already.
+fn node_label(label: &str) -> Option<String> {
     let (before, rest) = label.split_once(":device_t")?;
     let is_type = before.matches(':').count() == 1 && matches!(rest.as_bytes().first(), None | Some(b':' | 0));
     is_type.then(|| format!("{before}:{TYPE}{rest}"))
@@ -41,7 +42,7 @@ mod tests {
             ("a:b:c:device_t", None),
             ("", None),
         ] {
-            assert_eq!(of_node(old).as_deref(), new, "{old}");
+            assert_eq!(node_label(old).as_deref(), new, "{old}");
         }
     }
 }

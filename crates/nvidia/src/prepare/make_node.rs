@@ -18,15 +18,14 @@ use crate::driver::params::NodePolicy;
 pub struct Made {
     /// Whether the node was created, or its owner and mode were changed
     pub node: bool,
-    /// Its `/dev/char` link, if that was created
+    /// The `/dev/char` link, if it was created
     pub link: Option<PathBuf>,
 }
 
-/// Makes the node if it is missing or wrong, and its `/dev/char` link, by which runc and systemd find the device of a
-/// number.
+/// Creates a missing node or replaces a wrong one. Creates its `/dev/char` link, which runc and systemd use to find a device by its number.
 ///
 /// # Errors
-/// If it cannot be made, or the driver leaves that to the administrator.
+/// If the node cannot be created, or the driver leaves that to the administrator.
 pub fn carry_out(root: &HostPath, node: &Node) -> Result<Made> {
     let dev = root.as_path().join("dev");
     let path = dev.join(&node.name);
@@ -38,7 +37,7 @@ pub fn carry_out(root: &HostPath, node: &Node) -> Result<Made> {
     })
 }
 
-/// `NVreg_ModifyDeviceFiles=0`: the administrator makes the nodes, with the owner and mode of their choice.
+/// Returns an error if the node is missing: with `NVreg_ModifyDeviceFiles=0`, the administrator creates the nodes.
 fn leave(path: &Path, node: &Node) -> Result<bool> {
     if path.symlink_metadata().is_ok() {
         return Ok(false);
@@ -51,7 +50,7 @@ fn leave(path: &Path, node: &Node) -> Result<bool> {
     ))
 }
 
-/// The link, if it had to be created.
+/// Creates the link if necessary, and returns its path if it did.
 fn link(dev: &Path, node: &Node) -> Result<Option<PathBuf>> {
     let (major, minor) = node.device;
     let chars = dev.join("char");
@@ -67,7 +66,7 @@ fn link(dev: &Path, node: &Node) -> Result<Option<PathBuf>> {
     make_dir(&chars)?;
     rustix::fs::unlinkat(CWD, &link, AtFlags::empty()).ok();
     match rustix::fs::symlinkat(&text, CWD, &link) {
-        // Hooks of containers that start together make the same link.
+        // Another hook that runs at the same time may have created the link.
         Err(_) if is_right() => Ok(None),
         Ok(()) => Ok(Some(link)),
         Err(errno) => Err(errno).with_context(|| format!("cannot make the link {link:?}")),
@@ -94,13 +93,13 @@ fn make(path: &Path, node: &Node) -> Result<bool> {
         Err(rustix::io::Errno::EXIST) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // The owner first: with the mode first, the group that the node had until then could open it.
+    // The owner is set first. If the mode were set first, members of the old group could open the node for a moment.
     rustix::fs::chownat(CWD, path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW)?;
     rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
     Ok(true)
 }
 
-/// A directory that every user may pass, whatever mask the caller runs with.
+/// Creates a directory with mode 0755, independent of the umask.
 fn make_dir(path: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o755).create(path) {
         Ok(()) => std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)),

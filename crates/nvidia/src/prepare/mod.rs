@@ -1,7 +1,7 @@
-//! Modules and device nodes: what `nvidia-modprobe` does, without a set-uid program. The kernel module states in
-//! /proc/driver/nvidia which owner and mode its nodes shall have, and whether user space may make them at all.
+//! Loads modules and creates device nodes, like `nvidia-modprobe`, but without a set-uid program. The files of the kernel module in
+//! /proc/driver/nvidia contain the owner and mode of the nodes, and whether user space may create them.
 //!
-//! [`plan()`] decides; [`host`] loads the modules and [`make_node`] makes the nodes.
+//! [`plan()`] decides; [`host`] loads the modules and [`make_node`] creates the nodes.
 
 pub mod host;
 mod label;
@@ -23,7 +23,7 @@ use crate::driver::params::{Imex, NodePolicy, parse_imex, parse_policy};
 use crate::inventory::cap_files::{self, CapFile};
 use crate::inventory::procfs::{self, DRIVER_PROC};
 
-/// Parses /proc/devices: the majors of NVIDIA's character devices.
+/// Parses /proc/devices, and returns the major numbers of NVIDIA's character devices.
 #[must_use]
 pub fn parse_majors(devices: &str) -> BTreeMap<String, u32> {
     let character = devices.split("Block devices:").next().unwrap_or_default();
@@ -37,36 +37,36 @@ pub fn parse_majors(devices: &str) -> BTreeMap<String, u32> {
     majors
 }
 
-/// What a host has, as far as the plan depends on it.
+/// The state of the host on which the plan depends.
 #[derive(Clone, Debug, Default)]
 pub struct ModuleState {
-    /// NVIDIA GPUs on the PCI bus
+    /// The number of NVIDIA GPUs on the PCI bus
     pub pci_gpus: usize,
-    /// Which of the three modules are loaded
+    /// The loaded modules of the driver
     pub loaded: Vec<&'static str>,
-    /// `params`, if the module is loaded
+    /// The policy for device nodes, if the module is loaded
     pub policy: Option<NodePolicy>,
-    /// The same for IMEX channels
+    /// The parameters for IMEX channels
     pub imex: Imex,
-    /// From /proc/devices
+    /// The major numbers in /proc/devices
     pub majors: BTreeMap<String, u32>,
-    /// Device minors of the module's GPUs
+    /// The device minors of the GPUs
     pub gpu_minors: Vec<u32>,
-    /// The capabilities that exist
+    /// The existing MIG capabilities
     pub caps: Vec<CapFile>,
 }
 
 /// The driver's modules, in the order in which they are loaded.
 pub const MODULES: [&str; 3] = ["nvidia", "nvidia_uvm", "nvidia_modeset"];
 
-/// A node as it shall be.
+/// A device node to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Below /dev
+    /// The path below /dev
     pub name: String,
-    /// Its numbers
+    /// The major and minor number
     pub device: (u32, u32),
-    /// Owner, group and permissions
+    /// The owner, group and permissions
     pub policy: NodePolicy,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Node {
     }
 }
 
-/// The modules to load. After that the facts are others, and [`plan`] can say which nodes are due.
+/// Returns the modules to load. [`plan`] needs the state of the host after they are loaded.
 #[must_use]
 pub(crate) fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
     if facts.pci_gpus == 0 {
@@ -86,7 +86,7 @@ pub(crate) fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
     MODULES.into_iter().filter(|module| !facts.loaded.contains(module)).collect()
 }
 
-/// The nodes that there must be, with these IMEX channels among them.
+/// Returns the nodes that must exist, including those of these IMEX channels.
 #[must_use]
 pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
     let Some(policy) = facts.policy else { return Vec::new() };
@@ -100,14 +100,14 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
         add("nvidia-modeset".to_owned(), (NVIDIA_MAJOR, MODESET_MINOR), policy);
     }
     if let Some(major) = facts.majors.get("nvidia-uvm") {
-        // Owner and mode of the module's policy do not cover these: nvidia-modprobe makes them for everybody.
+        // The owner and mode of the policy do not apply to these nodes: nvidia-modprobe creates them with mode 0666.
         let policy = NodePolicy { modify: policy.modify, ..NodePolicy::default() };
         for (minor, name) in [(0, "nvidia-uvm"), (1, "nvidia-uvm-tools")] {
             add(name.to_owned(), (*major, minor), policy);
         }
     }
     if let Some(major) = facts.majors.get("nvidia-caps") {
-        // Each capability has a policy of its own: "mig/config", which repartitions GPUs, is for root alone.
+        // Each capability has its own policy. For example, only root may use "mig/config", which repartitions GPUs.
         for cap in &facts.caps {
             add(cap.node_name(), (*major, cap.minor), cap.policy);
         }
@@ -125,8 +125,8 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
     nodes
 }
 
-/// A module that cannot be loaded, if that is an error: without nvidia-modeset only graphics suffer, and the hook reports
-/// that to the containers which ask for them.
+/// Returns the error for a module that cannot be loaded. A missing nvidia-modeset is not an error here: only graphics need it, and the
+/// hook reports it for containers that request them.
 #[must_use]
 pub(crate) fn not_loaded(modprobe: &str, module: &str) -> Option<anyhow::Error> {
     let (kind, consequence) = match module {
@@ -135,13 +135,13 @@ pub(crate) fn not_loaded(modprobe: &str, module: &str) -> Option<anyhow::Error> 
         _ => return None,
     };
     let fix = format!(
-        "run \"modprobe {module}\" and \"journalctl -k\" for the reason (Secure Boot refuses unsigned modules); \
+        "run \"modprobe {module}\" and \"journalctl -k\" for the reason (Secure Boot rejects unsigned modules); \
          \"oci-nvidia-hook doctor\" checks for known ones"
     );
     Some(failure(kind, format!("{modprobe:?} cannot load the kernel module {module}{consequence}"), fix))
 }
 
-/// Why a channel cannot be had, if the driver has none of this number.
+/// Returns an error if the driver does not have an IMEX channel with this number.
 #[must_use]
 pub(crate) fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyhow::Error> {
     let (reason, fix) = match facts.imex.count {
@@ -155,10 +155,10 @@ pub(crate) fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyho
         ),
         _ => return None,
     };
-    Some(failure(&catalog::NODE_MISSING, format!("there is no IMEX channel {channel}: {reason}"), fix))
+    Some(failure(&catalog::NODE_MISSING, format!("there invalid IMEX channel {channel}: {reason}"), fix))
 }
 
-/// Where the parts of a driver are that nodes are made for.
+/// The directories that contain the parts of a driver for which nodes are created.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// The driver root
@@ -167,17 +167,17 @@ pub struct Places {
     pub proc: Tree,
     /// The root that has the PCI devices and the modules
     pub sys: Tree,
-    /// The root in which nodes are made
+    /// The root in which nodes are created
     pub dev: Tree,
 }
 
 impl Places {
-    /// A driver root that has `/proc` of its own is a driver container, whose nodes are in it; one that has files only uses
-    /// the nodes of the host. `dev_root` is the administrator's choice.
+    /// Finds the directories. A driver root with its own `/proc` is a driver container, which contains the nodes. Other driver roots use the
+    /// nodes of the host. `dev_root` is the setting in config.toml.
     ///
     /// # Errors
     /// If a root cannot be opened.
-    pub fn of(driver: Tree, dev_root: Option<&HostPath>) -> Result<Self> {
+    pub fn find(driver: Tree, dev_root: Option<&HostPath>) -> Result<Self> {
         let proc = driver.owner_of(DRIVER_PROC)?;
         let dev = match dev_root {
             Some(root) => crate::driver::open_root(root)?,
@@ -187,14 +187,14 @@ impl Places {
         Ok(Self { sys: driver.owner_of(PCI_DEVICES)?, driver, proc, dev })
     }
 
-    /// Looks at the host.
+    /// Examines the host.
     #[must_use]
-    pub fn look(&self) -> ModuleState {
+    pub fn module_state(&self) -> ModuleState {
         let text = |path: &Path| self.proc.read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).ok();
         let report = |name: &str| text(&Path::new(DRIVER_PROC).join(name));
         let params = report("params").unwrap_or_default();
         let is_loaded = |module: &&str| self.sys.locate(&Path::new("/sys/module").join(module)).is_ok();
-        // The module opens no GPU that the administrator excluded (NVreg_ExcludedGpus).
+        // The module does not open GPUs that the administrator excluded (NVreg_ExcludedGpus).
         let gpus = procfs::read_gpus(&self.proc).into_iter();
         ModuleState {
             pci_gpus: diagnosis::pci_gpus(&self.sys).unwrap_or_default(),

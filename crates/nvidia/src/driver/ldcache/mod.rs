@@ -1,12 +1,11 @@
-//! The dynamic linker's cache, `/etc/ld.so.cache`, without ldconfig: read, merged and written as bytes.
+//! Reads, merges and writes the cache of the dynamic linker, `/etc/ld.so.cache`, without ldconfig.
 //!
-//! Pure. In: the bytes of a cache, the host's own or one from a hostile image, and the libraries that we put into
-//! the container. Out: the bytes of the cache in which the container's own ld.so finds ours first. No ldconfig(8)
-//! is run: with our rights, it writes through symbolic links that the image chose (CVE-2025-23267).
+//! The input is the content of a cache, from the host or from a hostile image, and the libraries that the hook adds to the
+//! container. The output is a cache in which the container's ld.so finds the added libraries first. ldconfig(8) is not executed: with
+//! the privileges of the hook, it would write through symbolic links of the image (CVE-2025-23267).
 //!
-//! No standard describes the file; its authorities are glibc's `sysdeps/generic/dl-cache.h` (layout),
-//! `elf/dl-cache.c` (how ld.so searches) and `elf/cache.c` (how ldconfig writes). The file is in the byte order of
-//! its machine. See ld.so(8) and ldconfig(8).
+//! No standard describes the format. The references are glibc's `sysdeps/generic/dl-cache.h` (layout), `elf/dl-cache.c` (how ld.so
+//! searches) and `elf/cache.c` (how ldconfig writes). The file has the byte order of its machine. See ld.so(8) and ldconfig(8).
 
 mod parse;
 mod splice;
@@ -36,14 +35,14 @@ const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 /// `sizeof (struct cache_file_new)`, asserted to be 48 there.
 const NEW_HEADER: usize = 48;
 const NEW_COUNT_AT: usize = 20;
-/// The bytes of all strings.
+/// The offset of the length of all strings.
 const NEW_STRINGS_AT: usize = 24;
 /// Zero before glibc 2.33, which began to record the byte order here.
 const NEW_BYTE_ORDER_AT: usize = 28;
 const NEW_EXTENSION_AT: usize = 32;
 /// `sizeof (struct file_entry_new)`: flags, name, path, OS version, hwcap.
 const NEW_ENTRY: usize = 24;
-/// `ALIGN_CACHE` on 64-bit machines. 32-bit x86 aligns to 4, which is why ldconfig makes the old count even.
+/// `ALIGN_CACHE` on 64-bit machines. 32-bit x86 aligns to 4, which is the reason why ldconfig makes the old count even.
 const NEW_ALIGN: usize = 8;
 
 /// `cache_file_new_flags_endian_current`.
@@ -51,27 +50,27 @@ const BYTE_ORDER: u8 = if cfg!(target_endian = "little") { 2 } else { 3 };
 /// `cache_file_new_flags_endian_mask`.
 const BYTE_ORDER_MASK: u8 = 3;
 
-/// `cache_extension_magic`, a value chosen at random there.
+/// `cache_extension_magic`.
 const EXTENSION_MAGIC: u32 = 0xeaa4_2174;
-/// Magic and count, then the sections.
+/// The size of the magic and the count, which the sections follow.
 const EXTENSION_HEADER: usize = 8;
 /// `sizeof (struct cache_extension_section)`: tag, flags, offset, size.
 const EXTENSION_SECTION: usize = 16;
-/// The program that wrote the cache, as text without a NUL.
+/// The tag of the name of the program that wrote the cache, which has no NUL.
 const TAG_GENERATOR: u32 = 0;
-/// Offsets of the names of glibc-hwcaps subdirectories, sorted by name.
+/// The tag of the offsets of the names of glibc-hwcaps subdirectories, which are sorted by name.
 const TAG_HWCAPS: u32 = 1;
 
-/// A large desktop has about 5000.
+/// The limit for entries. A large desktop has about 5000.
 const MAX_ENTRIES: usize = 1 << 17;
-/// A CPU has four or five.
+/// The limit for glibc-hwcaps subdirectories. A CPU has four or five.
 const MAX_HWCAPS: usize = 1024;
-/// PATH_MAX: a longer path could not be opened.
+/// The limit for one string in bytes (PATH_MAX).
 const MAX_STRING: usize = 4096;
-/// Names and paths together. Strings may share bytes in the file, so its size alone does not bound our work.
+/// The limit for all names and paths in bytes. Strings can share bytes in the file, so its size does not limit the work.
 const MAX_TEXT: usize = 16 << 20;
 
-/// An architecture for which there is an NVIDIA driver, as ldconfig marks its libraries.
+/// An architecture that the NVIDIA driver supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Arch {
     /// 64-bit x86.
@@ -85,13 +84,13 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// The one this program was built for, and so the driver's.
+    /// Returns the architecture of this program, which is that of the driver.
     #[must_use]
     pub const fn native() -> Self {
         NATIVE
     }
 
-    /// The 32-bit one whose programs the same kernel runs and for which the driver has libraries too.
+    /// Returns the 32-bit architecture whose programs the same kernel runs, and for which the driver has libraries.
     #[must_use]
     pub const fn compat32(self) -> Option<Self> {
         match self {
@@ -101,8 +100,8 @@ impl Arch {
         }
     }
 
-    /// `FLAG_ELF_LIBC6` with the architecture's own flag, from glibc's `sysdeps/generic/ldconfig.h`: the value that
-    /// its ld.so searches for (`_DL_CACHE_DEFAULT_ID`).
+    /// Returns the flags for which ld.so searches (`_DL_CACHE_DEFAULT_ID`): `FLAG_ELF_LIBC6` and the flag of the architecture, from
+    /// glibc's `sysdeps/generic/ldconfig.h`.
     #[must_use]
     pub const fn flags(self) -> i32 {
         match self {
@@ -121,45 +120,44 @@ const NATIVE: Arch = Arch::Aarch64;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("there is an NVIDIA driver for x86_64 and aarch64 only");
 
-/// Which of the three forms a file has. It is written back in the form it was read in: the image's own ld.so,
-/// whatever its age, reads that one.
+/// The layout of a file. A file is written in the layout in which it was read, because the image's ld.so can read that one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// libc5 and glibc up to 2.1; every later glibc still reads it. No hwcaps.
+    /// The layout of libc5 and glibc up to 2.1, without hwcaps. Every later glibc can read it.
     Old,
-    /// An old table for old loaders, then a whole new one. The default of ldconfig from glibc 2.2 to 2.31, and
-    /// read by all of them: the one for an image without a cache.
+    /// An old table, then a new one. It is the default from glibc 2.2 to 2.31. All versions can read it, so an image without a cache
+    /// gets it.
     Compat,
-    /// The new table alone, the default since glibc 2.32.
+    /// Only the new table, the default since glibc 2.32.
     New,
 }
 
 /// A library in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Kind and architecture, see [`Arch::flags`].
+    /// The kind and architecture, see [`Arch::flags`].
     pub flags: i32,
-    /// What a program asks for: the SONAME.
+    /// The SONAME that programs load.
     pub name: &'a OsStr,
-    /// The file that it gets.
+    /// The file.
     pub path: &'a Path,
-    /// The oldest kernel that it runs on; 0 is any.
+    /// The oldest kernel that the library supports; 0 for any.
     pub os_version: u32,
-    /// CPU features that it needs; 0 is none. See [`Entry::hwcaps_index`].
+    /// The CPU features that the library requires; 0 for none. See [`Entry::hwcaps_index`].
     pub hwcap: u64,
 }
 
 impl Entry<'_> {
-    /// True if a loader of this architecture takes it.
+    /// Whether the loader of this architecture uses the entry.
     #[must_use]
     pub fn is_for(&self, arch: Arch) -> bool {
         self.flags == arch.flags()
     }
 
-    /// The index of its subdirectory in [`Cache::hwcaps`], if it lies in one of `glibc-hwcaps/`.
+    /// Returns the index of its subdirectory in [`Cache::hwcaps`], if the file is in a subdirectory of `glibc-hwcaps/`.
     ///
-    /// `dl_cache_hwcap_extension`: bit 62 alone, beside 10 bits for the ISA level and 32 for the index. Loaders
-    /// before glibc 2.33 take it for a feature that no CPU has.
+    /// Bit 62 marks such an entry, with 10 bits for the ISA level and 32 for the index (`dl_cache_hwcap_extension`). For loaders
+    /// before glibc 2.33, this bit is a feature that no CPU has.
     #[must_use]
     pub(crate) fn hwcaps_index(&self) -> Option<u32> {
         const MARK: u64 = 1 << 62;
@@ -172,20 +170,20 @@ impl Entry<'_> {
     }
 }
 
-/// A library of ours, to be found first.
+/// A library to add to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewEntry<'a> {
-    /// What a program asks for: the SONAME.
+    /// The SONAME that programs load.
     pub name: &'a OsStr,
-    /// Absolute, as the container sees it.
+    /// The absolute path in the container.
     pub path: &'a Path,
-    /// Whose programs may load it.
+    /// The architecture of the library.
     pub arch: Arch,
 }
 
-/// A cache in memory; its strings are borrowed from the bytes it was read from.
+/// A parsed cache. Its strings are borrowed from the bytes of the file.
 ///
-/// Its entries are always in ldconfig's order, without which ld.so's binary search goes astray.
+/// Its entries are always in ldconfig's order, because ld.so uses a binary search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache<'a> {
     layout: Layout,
@@ -195,37 +193,37 @@ pub struct Cache<'a> {
 }
 
 impl<'a> Cache<'a> {
-    /// Without entries. A container without a cache gets [`Layout::Compat`].
+    /// Returns a cache without entries. A container without a cache gets [`Layout::Compat`].
     #[must_use]
     pub fn empty(layout: Layout) -> Self {
         Self { layout, entries: Vec::new(), hwcaps: Vec::new(), generator: None }
     }
 
-    /// As it was read, and as it will be written.
+    /// Returns the layout in which the cache was read and will be written.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// All of them, in ldconfig's order: names descending.
+    /// Returns all entries in ldconfig's order, with descending names.
     #[must_use]
     pub fn entries(&self) -> &[Entry<'a>] {
         &self.entries
     }
 
-    /// The names of the `glibc-hwcaps/` subdirectories that entries refer to.
+    /// Returns the names of the `glibc-hwcaps/` subdirectories that entries refer to.
     #[must_use]
     pub fn hwcaps(&self) -> &[&'a OsStr] {
         &self.hwcaps
     }
 
-    /// The program that wrote it, if it says so.
+    /// Returns the name of the program that wrote the cache, if the file contains it.
     #[must_use]
     pub fn generator(&self) -> Option<&'a [u8]> {
         self.generator
     }
 
-    /// Every entry that a loader of `arch` considers for `name`, in its order.
+    /// Returns all entries that a loader of `arch` considers for `name`, in the order of the loader.
     pub fn candidates(&self, name: &OsStr, arch: Arch) -> impl Iterator<Item = &Entry<'a>> {
         let descending = |entry: &Entry<'_>| compare_names(name, entry.name);
         let from = self.entries.partition_point(|entry| descending(entry).is_lt());
@@ -236,18 +234,19 @@ impl<'a> Cache<'a> {
             .filter(move |entry| entry.is_for(arch))
     }
 
-    /// The entry that a loader of `arch` takes for `name` on the plainest CPU: one without hwcaps before any other.
+    /// Returns the entry that a loader of `arch` uses for `name` on a CPU without additional features: one without hwcaps, if there is
+    /// one.
     #[must_use]
     pub fn lookup(&self, name: &OsStr, arch: Arch) -> Option<&Entry<'a>> {
         self.candidates(name, arch).find(|entry| entry.hwcap == 0).or_else(|| self.candidates(name, arch).next())
     }
 
-    /// Puts `ours` in; entries of the image for the same name and architecture go.
+    /// Adds `ours`, and removes the image's entries for the same name and architecture.
     ///
-    /// They must go: in ldconfig's order, entries from `glibc-hwcaps/` subdirectories and ones with more hwcap bits
-    /// stand before a plain one like ours, and ld.so takes the first that suits the CPU (`search_cache`; in the old
-    /// layout simply the first). "The same name" is ld.so's notion of it, in which `libcuda.so.01` is
-    /// `libcuda.so.1`. Of two of ours for one name and architecture, the first counts.
+    /// If they stayed, ld.so could find them first: in ldconfig's order, entries from `glibc-hwcaps/` subdirectories and those with more
+    /// hwcap bits precede a plain entry, and ld.so uses the first one that the CPU supports (`search_cache`; in the old layout it
+    /// uses the first one). Names are compared as in ld.so, for which `libcuda.so.01` and `libcuda.so.1` are the same. If `ours`
+    /// contains a name and architecture twice, the first one wins.
     pub fn merge(&mut self, ours: &[NewEntry<'a>]) {
         let ours = sorted(ours);
         let theirs = mem::take(&mut self.entries);
@@ -267,21 +266,22 @@ impl<'a> Cache<'a> {
     }
 }
 
-/// As entries, in order, and one for each name and architecture.
+/// Converts new entries, sorts them, and removes duplicates.
 fn sorted<'a>(ours: &[NewEntry<'a>]) -> Vec<Entry<'a>> {
     let mut ours: Vec<Entry<'a>> = ours
         .iter()
         .map(|new| Entry { flags: new.arch.flags(), name: new.name, path: new.path, os_version: 0, hwcap: 0 })
         .collect();
-    ours.sort_by(compare); // of entries without hwcaps the same order
+    ours.sort_by(compare); // the sort is stable, so the first of two equal entries stays first
     ours.dedup_by(|later, first| compare_slots(later, first).is_eq());
     ours
 }
 
-/// The file with `ours` in it, see [`Cache::merge`], and without what leads to `stale`; `None` if it has them already.
+/// Adds `ours` to a file, see [`Cache::merge`], and removes the entries for the paths in `stale`. Returns `None` if that does not
+/// change the file.
 ///
 /// # Errors
-/// If it is no cache, or becomes too large.
+/// If the file is not a cache, or becomes too large.
 pub fn update<'a>(old: &'a [u8], ours: &[NewEntry<'_>], stale: &BTreeSet<PathBuf>) -> Result<Pieces<'a>> {
     if stale.is_empty()
         && let Some(spliced) = splice::splice(old, ours)
@@ -295,11 +295,11 @@ pub fn update<'a>(old: &'a [u8], ours: &[NewEntry<'_>], stale: &BTreeSet<PathBuf
     Ok((new != old).then(|| vec![new.into()]))
 }
 
-/// ldconfig's order of entries (`compare` in `elf/cache.c`): names descending, then what ld.so must see first.
+/// Compares entries in ldconfig's order (`compare` in `elf/cache.c`): descending names, then the entries that ld.so prefers.
 fn compare(a: &Entry<'_>, b: &Entry<'_>) -> Ordering {
     compare_slots(a, b)
         .then_with(|| match (a.hwcaps_index(), b.hwcaps_index()) {
-            // search_cache stops at the first entry without a subdirectory; the subdirectories are sorted by name.
+            // search_cache stops at the first entry without a subdirectory. The subdirectories are sorted by name.
             (Some(a), Some(b)) => a.cmp(&b),
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
@@ -308,18 +308,18 @@ fn compare(a: &Entry<'_>, b: &Entry<'_>) -> Ordering {
         .then_with(|| b.os_version.cmp(&a.os_version))
 }
 
-/// The order of (name, flags), the pair that one of our entries takes over from the image.
+/// Compares name and flags. A new entry replaces those of the image with equal ones.
 fn compare_slots(a: &Entry<'_>, b: &Entry<'_>) -> Ordering {
     compare_names(b.name, a.name).then_with(|| b.flags.cmp(&a.flags))
 }
 
-/// ld.so's order of names (`_dl_cache_libcmp`): runs of digits count as numbers, and after everything else.
+/// Compares names in the order of ld.so (`_dl_cache_libcmp`): runs of digits are compared as numbers, and sort after other characters.
 ///
-/// A total order, also on the names of hostile images, or sorting would panic. ld.so takes a run above `INT_MAX`
-/// modulo 2^32 and compares by subtraction, which is no order at all; there, and only there, we may differ from it.
+/// The order must be total for all names of hostile images, otherwise sorting panics. ld.so computes numbers above `INT_MAX` modulo
+/// 2^32 and compares them by subtraction, which is not a total order. Only for such names can this function differ from it.
 fn compare_names(a: &OsStr, b: &OsStr) -> Ordering {
     let (a, b) = (a.as_bytes(), b.as_bytes());
-    // Neighbours in a cache have much in common; what follows must begin where a run of digits does.
+    // Neighboring names share a long prefix, which is skipped. The rest must not begin within a run of digits.
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let digits = a.iter().take(same).rev().take_while(|byte| byte.is_ascii_digit()).count();
     let start = same.saturating_sub(digits);
@@ -333,16 +333,16 @@ fn compare_names(a: &OsStr, b: &OsStr) -> Ordering {
     Ordering::Equal
 }
 
-/// A character or a run of digits; derived order: any number is after any character.
+/// A character or a run of digits. With the derived order, numbers sort after characters.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Token {
-    Char(c_char), // signed on x86, unsigned on Arm, as in the C code there
+    Char(c_char), // signed on x86 and unsigned on Arm, as in the C code of glibc
     Number(i32),
 }
 
 impl Token {
     fn take(text: &mut &[u8]) -> Self {
-        let Some((&first, rest)) = text.split_first() else { return Self::Char(0) }; // the C string's end
+        let Some((&first, rest)) = text.split_first() else { return Self::Char(0) }; // the NUL at the end of the C string
         *text = rest;
         if !first.is_ascii_digit() {
             return Self::Char(c_char::from_ne_bytes([first]));

@@ -1,4 +1,4 @@
-//! Bytes to [`Cache`]: every offset and count comes from a stranger.
+//! Parses the bytes of a file into a [`Cache`]. An image may have written any offset and count in the file.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -13,13 +13,13 @@ use super::{
     compare,
 };
 
-/// Reads a cache of any layout.
+/// Parses a cache of any layout.
 ///
-/// Entries that are out of order are put in order, since neither ld.so nor [`Cache::merge`] could find them.
-/// Extension sections of unknown tags are left out: they may hold offsets that would be wrong in a new file.
+/// Entries are sorted if necessary, because ld.so and [`Cache::merge`] rely on the order. Extension sections with unknown tags are
+/// dropped: they may contain offsets that would be wrong in a new file.
 ///
 /// # Errors
-/// If it is not a cache, is of the other byte order, refers outside itself, or is absurdly large.
+/// If the file is not a cache, has the other byte order, contains an offset outside of it, or exceeds a limit.
 pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
     let mut text = Text::new();
     let mut cache = if bytes.starts_with(NEW_MAGIC) {
@@ -27,7 +27,7 @@ pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
     } else if bytes.starts_with(OLD_MAGIC) {
         let count = count(bytes, OLD_COUNT_AT, OLD_HEADER, OLD_ENTRY)?;
         let end = OLD_HEADER.saturating_add(count.saturating_mul(OLD_ENTRY));
-        // The new table stands where an old loader expects strings, and begins with what it takes for one.
+        // The new table is at the position where an old loader expects strings, and its magic is a string for that loader.
         match bytes.get(end.next_multiple_of(NEW_ALIGN)..) {
             Some(part) if part.starts_with(NEW_MAGIC) => parse_new(part, bytes, Layout::Compat, &mut text)?,
             _ => parse_old(bytes, count, end, &mut text)?,
@@ -56,10 +56,11 @@ fn parse_old<'a>(bytes: &'a [u8], count: usize, end: usize, text: &mut Text) -> 
     Ok(cache)
 }
 
-/// `part` begins at the new header, which string offsets count from; `file` is what extension offsets count from.
+/// Parses the new table. `part` begins at the new header, to which the offsets of strings are relative. The offsets of extensions are
+/// relative to `file`.
 fn parse_new<'a>(part: &'a [u8], file: &'a [u8], layout: Layout, text: &mut Text) -> Result<Cache<'a>> {
     let order = *part.get(NEW_BYTE_ORDER_AT).context("truncated header")?;
-    // cache_file_new_matches_endian: only a byte that is zero altogether means "not recorded"
+    // As in cache_file_new_matches_endian, only the value 0 means that the byte order is not recorded.
     ensure!(
         order == 0 || order & BYTE_ORDER_MASK == BYTE_ORDER,
         "byte order mark {order:#x} is not this machine's {BYTE_ORDER:#x}"
@@ -111,22 +112,21 @@ pub(super) fn parse_extension<'a>(
     Ok(())
 }
 
-/// Names of `glibc-hwcaps/` subdirectories.
+/// Parses the names of `glibc-hwcaps/` subdirectories.
 ///
-/// ldconfig writes their offsets as it does all others, from the new header on, while ld.so and `ldconfig -p` take
-/// them from the start of the file. In the compat layout that is not the same (seen with glibc 2.36), so loaders
-/// find no name there and use the plain libraries. We read what was meant and write it the way ldconfig does:
-/// loaders then do what they did before.
+/// ldconfig writes their offsets relative to the new header, like all others, but ld.so and `ldconfig -p` read them relative to the
+/// start of the file. In the compat layout these differ (seen with glibc 2.36), so loaders find no name and use the plain libraries.
+/// This function reads the offsets as ldconfig writes them, and they are written in the same way, so loaders behave as before.
 fn hwcaps<'a>(data: &[u8], start: u32, part: &'a [u8], text: &mut Text) -> Result<Vec<&'a OsStr>> {
     if !start.is_multiple_of(4) || !data.len().is_multiple_of(4) {
-        return Ok(Vec::new()); // as cache_extension_verify does
+        return Ok(Vec::new()); // like cache_extension_verify
     }
     let offsets = data.chunks_exact(4);
     ensure!(offsets.len() <= MAX_HWCAPS, "{} subdirectories", offsets.len());
     offsets.map(|offset| text.string(part, u32_at(offset, 0)?)).collect()
 }
 
-/// The number of entries, which must fit into the file.
+/// Reads the number of entries, which must fit into the file.
 fn count(bytes: &[u8], count_at: usize, header: usize, entry: usize) -> Result<usize> {
     let room = bytes.len().checked_sub(header).context("truncated header")? / entry;
     let count = u32_at(bytes, count_at)?;
@@ -153,7 +153,7 @@ fn entries<'a>(
     Ok(entries)
 }
 
-/// How many bytes of strings may still be read.
+/// Limits the bytes of strings that are read from a file.
 pub(super) struct Text {
     left: usize,
 }

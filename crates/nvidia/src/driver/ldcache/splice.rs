@@ -1,8 +1,8 @@
-//! Ours put into a cache without taking it to pieces: of thousands of libraries only the few are looked at that stand next to
-//! ours, and the image's strings stay where they are.
+//! Inserts entries into a cache without parsing all of it: a binary search finds the neighbors of each new entry, and the strings of
+//! the image are copied as one block.
 //!
-//! For the layout of today's ldconfig, and only if the file is as ldconfig writes it; [`parse`](super::parse()) and
-//! [`Cache::merge`] do the same for every other.
+//! This supports only the new layout, and only files in the form that ldconfig writes. For other files,
+//! [`parse`](super::parse()) and [`Cache::merge`] have the same result.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -18,31 +18,31 @@ use super::{
     NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC, NEW_STRINGS_AT, NewEntry, compare_slots, sorted,
 };
 
-/// The file in pieces, one behind the other; `None` if it stays as it is.
+/// The consecutive parts of the new file; `None` if the file does not change.
 pub type Pieces<'a> = Option<Vec<Cow<'a, [u8]>>>;
 
-/// What the file becomes; `None` if that cannot be told so.
+/// Returns the new file, or `None` if the file is not supported.
 pub(super) fn splice<'a>(old: &'a [u8], ours: &[NewEntry<'_>]) -> Option<Pieces<'a>> {
-    let table = Table::of(old)?;
+    let table = Table::parse(old)?;
     let mut changes = Vec::new();
     for new in sorted(ours) {
         let place = table.place(&new)?;
-        let is_there = place.len() == 1 && table.entry(place.start)? == new;
-        if !is_there {
+        let exists = place.len() == 1 && table.entry(place.start)? == new;
+        if !exists {
             changes.push((place, new));
         }
     }
     if changes.is_empty() {
         return Some(None);
     }
-    let taken: usize = changes.iter().map(|(place, _)| place.len()).sum();
-    let count = table.count.checked_sub(taken)?.checked_add(changes.len())?;
+    let removed: usize = changes.iter().map(|(place, _)| place.len()).sum();
+    let count = table.count.checked_sub(removed)?.checked_add(changes.len())?;
     if count > MAX_ENTRIES {
         return None;
     }
-    // By so much all strings move.
+    // All strings move by this number of bytes.
     let shift =
-        isize::try_from(changes.len()).ok()?.checked_sub_unsigned(taken)?.checked_mul(NEW_ENTRY.cast_signed())?;
+        isize::try_from(changes.len()).ok()?.checked_sub_unsigned(removed)?.checked_mul(NEW_ENTRY.cast_signed())?;
     let shift = i32::try_from(shift).ok()?;
 
     let mut cache = Cache::empty(Layout::New);
@@ -78,16 +78,16 @@ pub(super) fn splice<'a>(old: &'a [u8], ours: &[NewEntry<'_>]) -> Option<Pieces<
     Some(Some(vec![head.into(), texts.into(), tail.into()]))
 }
 
-/// The table of a file as ldconfig writes it.
+/// The table of a file in the form that ldconfig writes.
 struct Table<'a> {
     bytes: &'a [u8],
     count: usize,
-    /// All of them, and nothing else
+    /// The range of all strings
     strings: Range<usize>,
 }
 
 impl<'a> Table<'a> {
-    fn of(bytes: &'a [u8]) -> Option<Self> {
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
         let order = *bytes.get(NEW_BYTE_ORDER_AT)?;
         let number = |at| u32_at(bytes, at).ok().map(|number| number as usize);
         let (count, length, extension) = (number(NEW_COUNT_AT)?, number(NEW_STRINGS_AT)?, number(NEW_EXTENSION_AT)?);
@@ -124,7 +124,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// In place of which entries ours has to stand; `None` if the table is out of order there.
+    /// Returns the range of entries that a new entry replaces, or `None` if the table is not sorted there.
     fn place(&self, new: &Entry<'_>) -> Option<Range<usize>> {
         let (mut from, mut to) = (0, self.count);
         while from < to {
@@ -144,7 +144,7 @@ impl<'a> Table<'a> {
         (before && after).then_some(place)
     }
 
-    /// Entries as they are, but for where their strings are.
+    /// Copies entries, and adds `shift` to the offsets of their strings.
     fn copy(&self, range: Range<usize>, shift: i32, out: &mut Vec<u8>) -> Option<()> {
         let at = |index: usize| Some(NEW_HEADER + index.checked_mul(NEW_ENTRY)?);
         let strings = u32::try_from(self.strings.start).ok()?..u32::try_from(self.strings.end).ok()?;

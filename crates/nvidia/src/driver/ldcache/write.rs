@@ -1,4 +1,4 @@
-//! [`Cache`] to bytes, in the layout it has.
+//! Writes a [`Cache`] as bytes, in its layout.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,10 +12,10 @@ use super::{
 };
 
 impl Cache<'_> {
-    /// The file: equal caches give equal bytes, and [`parse`](super::parse()) gives this cache back.
+    /// Returns the content of the file. Equal caches have equal bytes, and [`parse`](super::parse()) of them returns this cache.
     ///
     /// # Errors
-    /// If a name or a path has a NUL byte, or if it has grown beyond what `parse` accepts.
+    /// If a name or a path has a NUL byte, or the cache exceeds a limit of `parse`.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         ensure!(self.entries.len() <= MAX_ENTRIES, "{} entries, more than {MAX_ENTRIES}", self.entries.len());
         let strings = Strings::new(self)?;
@@ -30,7 +30,7 @@ impl Cache<'_> {
                 out.extend_from_slice(&strings.bytes);
             }
             Layout::Compat => {
-                // No hwcaps in the old table. An even count aligns the new one alike on 32-bit and 64-bit machines.
+                // The old table has no hwcaps. With an even count, the new table has the same offset on 32-bit and 64-bit machines.
                 let mut plain: Vec<_> =
                     self.entries.iter().zip(&strings.entries).filter(|(entry, _)| entry.hwcap == 0).collect();
                 if let Some(&last) = plain.last()
@@ -64,10 +64,10 @@ impl Cache<'_> {
         Ok(())
     }
 
-    /// Where in the file the extension begins, whose strings end at `end`, and the bytes from there on; 0 and none if there
-    /// is nothing to say. `strings` stand at `base` behind the new header.
+    /// Returns the offset of the extension in the file, and the bytes after the strings, which end at `end`. Returns 0 and no bytes if
+    /// no extension is needed. The offset `base` of `strings` is relative to the new header.
     ///
-    /// The directory, then the hwcaps, which must be aligned, then the generator.
+    /// The extension consists of the directory, then the hwcaps, which must be aligned, then the generator.
     pub(super) fn extension(&self, strings: &Strings, base: usize, end: usize) -> Result<(usize, Vec<u8>)> {
         if self.generator.is_none() && self.hwcaps.is_empty() {
             return Ok((0, Vec::new()));
@@ -102,7 +102,7 @@ impl Cache<'_> {
     }
 }
 
-/// The header of the new layout.
+/// Writes the header of the new layout.
 pub(super) fn put_new_header(out: &mut Vec<u8>, count: usize, strings: usize, extension: usize) -> Result<()> {
     out.extend_from_slice(NEW_MAGIC);
     put(out, count)?;
@@ -114,20 +114,20 @@ pub(super) fn put_new_header(out: &mut Vec<u8>, count: usize, strings: usize, ex
     Ok(())
 }
 
-/// The size of what comes before the strings in the new layout.
+/// Returns the size of the header and the table in the new layout.
 fn new_table_size(entries: usize) -> usize {
     NEW_HEADER.saturating_add(entries.saturating_mul(NEW_ENTRY))
 }
 
-/// Whether strings right behind an old table of so many entries would be taken for a new table: an image can have a
-/// library of that name, and then no loader would find anything.
+/// Whether loaders would mistake the strings after an old table for a new table. An image can have a library whose name is the magic
+/// of the new table, and then no loader would find any library.
 fn looks_new(strings: &Strings, entries: usize) -> bool {
     let end = OLD_HEADER.saturating_add(entries.saturating_mul(OLD_ENTRY));
     let skipped = end.next_multiple_of(NEW_ALIGN).saturating_sub(end);
     strings.bytes.get(skipped..).is_some_and(|bytes| bytes.starts_with(NEW_MAGIC))
 }
 
-/// The old header and table; the strings are `distance` bytes behind them.
+/// Writes the old header and table. The strings begin `distance` bytes after the table.
 fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usize) -> Result<()> {
     out.extend_from_slice(OLD_MAGIC);
     out.resize(OLD_COUNT_AT, 0);
@@ -141,19 +141,19 @@ fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usiz
     Ok(())
 }
 
-/// Numbers in the file have 32 bits.
+/// Writes a number with 32 bits.
 pub(super) fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
     out.extend_from_slice(&u32::try_from(number).context("too large for a linker cache")?.to_ne_bytes());
     Ok(())
 }
 
-/// Where the strings of an entry begin, counted from the first string.
+/// The offsets of the strings of an entry, relative to the first string.
 pub(super) struct Offsets {
     pub(super) name: usize,
     pub(super) path: usize,
 }
 
-/// All strings, each with its NUL.
+/// All strings, each with a final NUL.
 #[derive(Default)]
 pub(super) struct Strings {
     pub(super) bytes: Vec<u8>,
@@ -170,7 +170,7 @@ impl Strings {
         });
         ensure!(text <= MAX_TEXT, "{text} bytes of strings, more than {MAX_TEXT}");
 
-        // Growing as we go would cost more time than everything else here.
+        // The capacity is computed first, because growing the buffer would take more time than all other work here.
         let mut strings = Self {
             bytes: Vec::with_capacity(text.saturating_add(count)),
             entries: Vec::with_capacity(cache.entries.len()),
@@ -187,7 +187,7 @@ impl Strings {
     pub(super) fn add_entry(&mut self, entry: &Entry<'_>) -> Result<Offsets> {
         let (name, path) = (entry.name, entry.path.as_os_str());
         let path_at = self.add(path)?;
-        // Mostly the name is the end of the path, and one string serves for both.
+        // Usually the name is the end of the path, so one string is enough for both.
         let name_at = match path.len().checked_sub(name.len()) {
             Some(before) if path.as_bytes().ends_with(name.as_bytes()) => path_at.saturating_add(before),
             _ => self.add(name)?,
