@@ -1,6 +1,6 @@
-# Everything a developer needs. `make demo` and `make test` install what is missing (as root).
+# Targets for developers. `make demo` and `make test` install missing tools (as root).
 
-# A cargo that is new enough, wherever it is installed.
+# Runs a cargo that is new enough.
 CARGO ?= $(CURDIR)/tests/cargo
 export CARGO
 
@@ -29,8 +29,8 @@ test:
 	$(CARGO) test --locked --workspace
 	@tests/as-plain-user
 
-## Runs the tests with the engines of other Debian releases. It makes their root file systems: docs/compatibility.md. As root, with
-## a network. Not part of test: it downloads 1.5 GB and takes half an hour. SUITES=trixie for one of them.
+## Runs the tests with the engines of other Debian releases, in root file systems that it creates: docs/compatibility.md. As root, with
+## network access. Not part of test: it downloads 1.5 GB and takes half an hour. SUITES=trixie selects one release.
 engines:
 	@tests/engines/run $(SUITES)
 
@@ -42,24 +42,24 @@ lint:
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items
 	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 
-## Looks for inputs that break a parser, SECONDS for each of TARGETS (all). The script sets RUSTC_BOOTSTRAP, because the
-## compiler's sanitizer and coverage are unstable features, and with it a stable compiler has them: no nightly is needed.
+## Searches for inputs that crash a parser, SECONDS for each of TARGETS (default: all). Works with a stable compiler, because the
+## script sets RUSTC_BOOTSTRAP.
 SECONDS ?= 60
 fuzz:
 	@tests/fuzz/run $(SECONDS) $(TARGETS)
 
-## Measures what a container start costs. The results are compared with docs/architecture.md. As root, on a quiet machine.
+## Measures container starts. The results are compared with docs/architecture.md. As root, on a quiet machine.
 bench:
 	@tests/install-tools bench
 	$(CARGO) bench --locked --profile dist --features lean --bench pure --bench cost
 
-## Tests a whole virtual machine. It boots Debian with these packages, the fake driver and its kernel modules in /, four times, the last one
-## with SELinux enforcing. As root, on Debian; the first time it downloads 300 MB. It takes a quarter of an hour without KVM.
+## Runs the tests in a virtual machine. It boots Debian with these packages, the fake driver and its kernel modules four times, the last
+## time with SELinux enforcing. As root, on Debian; downloads 300 MB the first time. Takes a quarter of an hour without KVM.
 vm:
 	@tests/install-tools vm
 	@tests/vm/run
 
-## Makes the tarballs of the sources and of all crates in target/dist.
+## Creates the tarballs of the sources and of all crates in target/dist.
 dist:
 	@packaging/dist
 
@@ -76,11 +76,11 @@ deb:
 ## Runs reproducible, deny and aarch64, as CI does.
 release-checks: reproducible deny aarch64
 
-## Checks that two builds are identical. Prints the hash and the oldest glibc that the program runs with.
+## Checks that two builds are identical. Prints the hash and the oldest supported glibc.
 reproducible:
 	@packaging/reproducible
 
-## Checks licences and sources of all crates by deny.toml. Installs cargo-deny if it is missing.
+## Checks licenses and sources of all crates with deny.toml. Installs cargo-deny if it is missing.
 deny:
 	@packaging/deny
 

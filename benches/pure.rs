@@ -1,4 +1,4 @@
-//! What the parts of a start take that need no kernel, and finding the driver's files: `cargo bench --bench pure`.
+//! Measures the pure parts of a container start, and the search for the driver files: `cargo bench --bench pure`.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -25,20 +25,20 @@ use nvidia_host::inventory::{BusId, Gpu, Inventory};
 use oci_nvidia_hook::testing::oci::{insertion, spec_view};
 use oci_nvidia_hook::testing::request::{Decision, from_spec};
 
-/// Long enough for the clock, and how many of these.
+/// The duration of a batch of calls, long enough for the clock, and the number of batches.
 const BATCH: Duration = Duration::from_millis(5);
 const BATCHES: usize = 40;
 
 fn main() {
     let small = spec(200);
     let large = spec(10_000);
-    for (name, text) in [("of a usual size", &small), ("of a megabyte", &large)] {
+    for (name, text) in [("of usual size", &small), ("of 1 MB", &large)] {
         let name = |what: &str| format!("config.json {name} ({} KB), {what}", text.len() / 1000);
         let here = Path::new("/bundle");
-        measure(&name("nothing asked"), || {
+        measure(&name("no request"), || {
             spec_view::parse_if(text.as_bytes(), here, oci_nvidia_hook::testing::request::may_ask).unwrap().env.len()
         });
-        measure(&name("looked at whole"), || spec_view::parse(text.as_bytes(), here).unwrap().mounts.len());
+        measure(&name("parsed completely"), || spec_view::parse(text.as_bytes(), here).unwrap().mounts.len());
         let items = [serde_json::json!({"destination": "/x"})];
         measure(&name("a mount added"), || {
             let mut text = text.clone();
@@ -116,7 +116,7 @@ fn measure<T>(name: &str, mut call: impl FnMut() -> T) {
     println!("{name:<60} {:>10.2} µs", times[BATCHES / 2].as_secs_f64() * 1e6);
 }
 
-/// With so many mounts.
+/// A config.json with this number of mounts.
 fn spec(mounts: u32) -> String {
     let mount = |n: u32| serde_json::json!({"destination": format!("/m/{n:041}"), "source": "/s", "options": ["ro"]});
     let mounts: Vec<_> = (0..mounts).map(mount).collect();

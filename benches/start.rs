@@ -1,4 +1,4 @@
-//! The cost of a container that asks for no GPU, compared to `/bin/true`: both are started in turn, in the same run.
+//! Measures the hook for a container that requests no GPU, relative to `/bin/true`. Both are started in turn.
 //!
 //! `cargo bench --bench start [-- OTHER-BUILD-OF-THE-HOOK...]`
 #![allow(
@@ -44,7 +44,7 @@ fn main() {
     }
 }
 
-/// The time that a tenth of the runs stays below: other programs delay the rest more than this one varies.
+/// Returns the first decile. Other programs on the machine delay the slower runs by more than the hook varies.
 fn tenth(times: &mut [Duration]) -> Duration {
     times.sort();
     times[times.len() / 10]

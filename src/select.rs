@@ -1,4 +1,4 @@
-//! The devices of this host that a request gets.
+//! Selects the devices of the host for a request.
 
 use anyhow::Result;
 
@@ -13,10 +13,10 @@ use nvidia_host::require::{self, Properties};
 
 use crate::request::{GpuRequest, MIG_CONFIG_DEVICES, MIG_MONITOR_DEVICES};
 
-/// The devices that a request gets of an inventory, its requirements checked.
+/// Returns the devices for a request, after checking its requirements.
 ///
 /// # Errors
-/// If a device cannot be had, or a requirement is not met and config.toml enforces it.
+/// If a device is unavailable, or a requirement is not met and config.toml enforces it.
 pub fn decide<'a>(
     request: &GpuRequest,
     inventory: &'a Inventory,
@@ -24,9 +24,9 @@ pub fn decide<'a>(
 ) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
     let (devices, mut findings) = select(&request.devices, &request.asked_by, inventory, &config.devices)?;
     findings.extend(limits::findings(&config.devices, inventory));
-    findings.extend(without_parts(request, &devices));
+    findings.extend(mig_findings(request, &devices));
     let properties = properties(&devices, inventory);
-    no_chosen_parts(request, &devices)?;
+    refuse_selected_mig_devices(request, &devices)?;
     for requirement in &request.requirements {
         match require::check(requirement, &properties) {
             Err(error) if config.requirements() == Require::Warn => {
@@ -39,8 +39,8 @@ pub fn decide<'a>(
     Ok((devices, findings))
 }
 
-/// Who manages MIG devices gets whole GPUs.
-fn no_chosen_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Result<()> {
+/// Refuses MIG management for selected MIG devices: it needs whole GPUs.
+fn refuse_selected_mig_devices(request: &GpuRequest, devices: &[Device<'_>]) -> Result<()> {
     let management = [(MIG_CONFIG_DEVICES, &request.mig_config), (MIG_MONITOR_DEVICES, &request.mig_monitor)];
     let Some((variable, _)) = management.into_iter().find(|(_, value)| value.is_some()) else { return Ok(()) };
     if request.devices == VisibleDevices::All || !devices.iter().any(|device| matches!(device, Device::Mig(..))) {
@@ -48,32 +48,32 @@ fn no_chosen_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Result<()> {
     }
     Err(failure(
         &catalog::BAD_REQUEST,
-        format!("{variable}=all cannot go with chosen MIG devices"),
-        "choose whole GPUs, or all",
+        format!("{variable}=all cannot be combined with selected MIG devices"),
+        "request whole GPUs, or all",
     ))
 }
 
-/// GPUs in MIG mode that are given by themselves: programs find no device that they can use. One that lays out or watches
-/// MIG devices wants the GPU alone.
-fn without_parts(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
+/// Returns findings about whole GPUs in MIG mode, on which compute programs find no usable device. Not for programs that
+/// configure or monitor MIG devices.
+fn mig_findings(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
     if request.mig_config.is_some() || request.mig_monitor.is_some() || !request.capabilities.has(Capability::Compute) {
         return Vec::new();
     }
-    let parts: Vec<u32> =
+    let with_mig_devices: Vec<u32> =
         devices.iter().filter(|device| matches!(device, Device::Mig(..))).map(|device| device.gpu().index).collect();
     let gpus = devices.iter().filter(|device| matches!(device, Device::Gpu(_))).map(|device| device.gpu());
     // The selection has reported unlisted MIG devices if the container asks for "all".
     let is_reported = |gpu: &Gpu| request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
-    let whole = gpus.filter(|gpu| gpu.mig_enabled && !parts.contains(&gpu.index) && !is_reported(gpu));
-    whole.map(without_its_parts).collect()
+    let whole = gpus.filter(|gpu| gpu.mig_enabled && !with_mig_devices.contains(&gpu.index) && !is_reported(gpu));
+    whole.map(mig_finding).collect()
 }
 
-fn without_its_parts(gpu: &Gpu) -> Finding {
+fn mig_finding(gpu: &Gpu) -> Finding {
     let index = gpu.index;
     let (what, fix) = match gpu.mig_devices.first() {
         Some(mig) => (
             format!("GPU {index} is in MIG mode and is given without its MIG devices"),
-            format!("ask for its MIG devices, as {index}:{} or {}", mig.index, mig.uuid),
+            format!("request its MIG devices, for example {index}:{} or {}", mig.index, mig.uuid),
         ),
         None if !gpu.unlisted_mig.is_empty() => (
             format!("GPU {index} is given without its MIG devices, because {}", mig_nodes_missing(gpu)),
@@ -81,13 +81,13 @@ fn without_its_parts(gpu: &Gpu) -> Finding {
         ),
         None => (
             format!("GPU {index} is in MIG mode and has no MIG device"),
-            format!("nvidia-smi mig -i {index} -cgi 0 -C; or leave the mode: nvidia-smi -i {index} -mig 0"),
+            format!("nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"),
         ),
     };
     Finding::of(&catalog::MIG_WHOLE, what, fix)
 }
 
-/// What requirements are checked against: each GPU once; without one, the driver alone.
+/// Returns the properties to check requirements against: those of each GPU, or only of the driver if there is none.
 fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Properties)> {
     let driver = Properties {
         cuda: known(&inventory.cuda_version),

@@ -1,5 +1,5 @@
-//! Lets the integration tests, the benchmarks and the fuzz targets reach what they call. This is not an API: the program does not
-//! use it, and nothing here is stable. Each module is named after the one that it opens.
+//! Re-exports internals for the integration tests, the benchmarks and the fuzz targets. This is not a stable API, and the
+//! program does not use it. Each module has the name of the module that it re-exports from.
 
 pub mod cli {
     pub use crate::cli::{
@@ -10,7 +10,7 @@ pub mod cli {
         pub use crate::cli::terminal::Terminal;
     }
     pub mod why {
-        pub use crate::cli::why::to_text;
+        pub use crate::cli::why::in_words;
     }
     pub mod nvidia {
         pub use crate::cli::nvidia::{cli, hook};

@@ -1,4 +1,4 @@
-//! What a container start costs, with the fake driver, whose NVML answers at once: `make bench`, as root.
+//! Measures container starts with the fake driver, whose NVML responds immediately: `make bench`, as root.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -32,10 +32,10 @@ use measure::{Case, Took, ms, peak_rss, print, take_turns, time};
 use scene::{Scene, forget};
 use support::HOOK;
 
-/// Rounds of what is short, of what starts a container each time, and of podman.
+/// The number of rounds for short commands, for container starts, and for podman.
 const ROUNDS: [usize; 3] = [400, 60, 25];
 
-/// A row of the table: what, what is aimed at, what was reached, and whether that is it.
+/// A row of the table: subject, target, result, and whether the result meets the target.
 struct Row(&'static str, &'static str, String, bool);
 
 fn main() {
@@ -46,7 +46,7 @@ fn main() {
     let quick = asked("--quick");
     let [short, starts, runs] = if quick { [60, 8, 3] } else { ROUNDS };
     println!("{}; load {}", kernel(), std::fs::read_to_string("/proc/loadavg").unwrap().trim());
-    println!("median (middle four fifths), and of the processors' time; x: times the first row of each block\n");
+    println!("median (first to last decile), and CPU time; x: relative to the first row of each block\n");
     let scene = Scene::new();
     let mut rows = Vec::new();
     let fake = FakeDriver::new(&["--gpus", "8"]);
@@ -54,7 +54,7 @@ fn main() {
         warm(&scene, &fake, short / 2);
         return support::remove_shared();
     }
-    nothing_asked(&scene, short, &mut rows);
+    no_request(&scene, short, &mut rows);
     commands(&fake, short, &mut rows);
     containers(&scene, &fake, starts, &mut rows);
     at_once(&scene, &fake, starts / 6, &mut rows);
@@ -62,14 +62,15 @@ fn main() {
     let size = std::fs::metadata(HOOK).unwrap().len();
     rows.push(Row("binary, as it was built here", "2 MB", format!("{:.3} MB", size as f64 / 1e6), size <= 2_000_000));
 
-    println!("| | reach | reached | ok? |\n|---|---|---|---|");
-    for Row(what, reach, reached, ok) in &rows {
-        println!("| {what} | {reach} | {reached} | {} |", if *ok { "yes" } else { "no" });
+    println!("| | target | result | met |\n|---|---|---|---|");
+    for Row(what, target, result, is_met) in &rows {
+        println!("| {what} | {target} | {result} | {} |", if *is_met { "yes" } else { "no" });
     }
     support::remove_shared();
 }
 
-/// The same in a mount namespace where the hook's directory is in memory, as /run is on every host that systemd runs.
+/// Runs this program again in a mount namespace with a tmpfs on the hook's directory, because /run is a tmpfs on hosts with
+/// systemd.
 fn inside() {
     let script =
         "mkdir -p /run/oci-nvidia-hook; mount -t tmpfs -o mode=700 run /run/oci-nvidia-hook; exec \"$@\" --inside";
@@ -83,23 +84,23 @@ fn kernel() -> String {
     format!("Linux {}, {} CPUs", release.trim(), std::thread::available_parallelism().unwrap())
 }
 
-fn nothing_asked(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
+fn no_request(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
     let mut cases = [
         Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
-        Case::new("no GPU asked", || time(&mut scene.nothing_asked(0))),
-        Case::new("no GPU asked, config.json of 1 MB", || time(&mut scene.nothing_asked(1 << 20))),
+        Case::new("no GPU requested", || time(&mut scene.no_request(0))),
+        Case::new("no GPU requested, config.json of 1 MB", || time(&mut scene.no_request(1 << 20))),
     ];
     take_turns(&mut cases, rounds);
     print(&cases);
     let [base, none, large] = [0, 1, 2].map(|case: usize| ms(cases[case].median()));
     rows.push(Row(
-        "no GPU asked",
+        "no GPU requested",
         "≤ 1.5 × /bin/true",
         format!("{none:.2} ms, {:.2} ×", none / base),
         none <= 1.5 * base,
     ));
     let more = large - none;
-    rows.push(Row("1 MB of config.json more", "< 3 ms", format!("{more:.2} ms"), more < 3.0));
+    rows.push(Row("1 MB more in config.json", "< 3 ms", format!("{more:.2} ms"), more < 3.0));
 }
 
 fn commands(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
@@ -123,18 +124,20 @@ fn commands(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
     rows.push(Row("cdi refresh, nothing changed", "≤ 2 ms", format!("{refresh:.2} ms"), refresh <= 2.0));
 }
 
-/// The path that most starts take, alone, beside other builds of the hook: for those who change it.
+/// Measures only the most frequent path, and compares it with other builds of the hook.
 fn warm(scene: &Scene, fake: &FakeDriver, rounds: usize) {
     let (image, large) = (scene.image(0), scene.image(5000));
-    let others = std::env::args().skip_while(|word| word != "--beside").skip(1);
+    let others = std::env::args().skip_while(|word| word != "--compare").skip(1);
     let others: Vec<String> = others.take_while(|word| !word.starts_with("--")).collect();
     let mut cases = vec![
         Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
         Case::new("8 GPUs, warm", || scene.start(&image, fake)),
     ];
-    cases.push(Case::new("8 GPUs, warm, 5000 libraries more", || scene.start(&large, fake)));
-    cases.extend(others.iter().map(|other| Case::new(format!("by {other}"), || scene.start_by(other, &image, fake))));
-    cases.extend(others.iter().map(|other| Case::new("5000 libraries more", || scene.start_by(other, &large, fake))));
+    cases.push(Case::new("8 GPUs, warm, 5000 additional libraries", || scene.start(&large, fake)));
+    cases.extend(others.iter().map(|other| Case::new(format!("by {other}"), || scene.start_with(other, &image, fake))));
+    cases.extend(
+        others.iter().map(|other| Case::new("5000 additional libraries", || scene.start_with(other, &large, fake))),
+    );
     take_turns(&mut cases, rounds);
     print(&cases);
 }
@@ -153,7 +156,7 @@ fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Ro
         }),
     ];
     for (libraries, image) in &images {
-        let name = format!("8 GPUs, warm, {libraries} libraries more");
+        let name = format!("8 GPUs, warm, {libraries} additional libraries");
         cases.push(Case::new(name, || scene.start(image, fake)));
     }
     take_turns(&mut cases, rounds);
@@ -163,7 +166,7 @@ fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Ro
         .iter()
         .map(|(libraries, image)| {
             let run = move || time(Command::new("/sbin/ldconfig").arg("-r").arg(image));
-            Case::new(format!("ldconfig -r, {libraries} libraries more"), run)
+            Case::new(format!("ldconfig -r, {libraries} additional libraries"), run)
         })
         .collect();
     take_turns(&mut ldconfig, rounds.min(10));
@@ -213,7 +216,7 @@ fn at_once(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>)
     rows.push(Row("20 at once", "≤ 30 ms", format!("{twenty:.1} ms"), twenty <= 30.0));
 }
 
-/// A precreate hook that gives config.json back as it is.
+/// Installs a precreate hook that prints config.json unchanged.
 fn install_cat(podman: &Podman) {
     let hook = serde_json::json!({"path": "/bin/cat", "args": ["cat"]});
     let json = serde_json::json!({"version": "1.0.0", "hook": hook, "when": {"always": true}, "stages": ["precreate"]});
@@ -239,7 +242,7 @@ fn podman(fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
     let mut cases = [
         Case::new("podman run, no hook", || with(&|_| ())),
         Case::new("podman run, prestart, 8 GPUs", || with(&|podman| podman.install_hook(&fake.config))),
-        // What Podman itself takes for it: it writes config.json once more, reads what comes back, and compares.
+        // The cost in Podman itself, which writes config.json, reads the result, and compares them.
         Case::new("podman run, cat at precreate", || with(&install_cat)),
         Case::new("podman run, precreate, 8 GPUs", || with(&|podman| podman.install_precreate(&fake.config))),
     ];

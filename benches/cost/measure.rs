@@ -1,4 +1,4 @@
-//! Times of programs: each in turn, in the same run, so that what else the machine does meets all of them.
+//! Measures programs in turn, so that other load on the machine affects all of them.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-/// What a run took: by the clock, and of the processors, which other programs do not add to.
+/// The duration and the CPU time of a run. Other programs do not increase the CPU time.
 #[derive(Clone, Copy)]
 pub struct Took {
     pub wall: Duration,
     pub cpu: Duration,
 }
 
-/// Something to be timed: it gets ready, and then says how long the rest took.
+/// A measured case. `run` prepares itself, and returns the time of the rest.
 pub struct Case<'a> {
     pub name: String,
     run: Box<dyn FnMut() -> Took + 'a>,
@@ -29,12 +29,12 @@ impl<'a> Case<'a> {
         self.at(50, |took| took.wall)
     }
 
-    /// The median of the processors' time.
+    /// Returns the median of the CPU time.
     pub fn cpu(&self) -> Duration {
         self.at(50, |took| took.cpu)
     }
 
-    /// The value below which so many hundredths lie.
+    /// Returns a percentile.
     fn at(&self, percent: usize, of: fn(&Took) -> Duration) -> Duration {
         let mut times: Vec<_> = self.times.iter().map(of).collect();
         times.sort();
@@ -42,7 +42,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Runs all, one after the other, so often.
+/// Runs all cases in turn, `rounds` times.
 pub fn take_turns(cases: &mut [Case<'_>], rounds: usize) {
     for _ in 0..rounds {
         for case in &mut *cases {
@@ -52,7 +52,7 @@ pub fn take_turns(cases: &mut [Case<'_>], rounds: usize) {
     }
 }
 
-/// Median, where the middle four fifths lie, and the processors' time, in milliseconds; and the ratios to the first one.
+/// Prints the median, the first and last decile, and the CPU time in milliseconds, with the ratios to the first case.
 pub fn print(cases: &[Case<'_>]) {
     for case in cases {
         let ratio = |of: fn(&Case<'_>) -> Duration| of(case).as_secs_f64() / of(&cases[0]).as_secs_f64();
@@ -74,13 +74,13 @@ pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// From the start of a program to its end.
+/// Returns the time from the start of a program to its end.
 pub fn time(command: &mut Command) -> Took {
     command.stdout(Stdio::null());
     took(|| assert!(command.status().unwrap().success(), "{command:?}"))
 }
 
-/// From the start of the first of these programs to the end of the last.
+/// Starts all programs, and returns the time until the last one ends.
 pub fn time_all(mut commands: Vec<Command>) -> Took {
     took(|| {
         let start = |command: &mut Command| command.stdout(Stdio::null()).spawn().unwrap();
@@ -91,7 +91,7 @@ pub fn time_all(mut commands: Vec<Command>) -> Took {
     })
 }
 
-/// What this takes, and all programs that it starts and waits for.
+/// Measures `run`, including the programs that it starts and waits for.
 pub fn took(run: impl FnOnce()) -> Took {
     let (cpu, start) = (cpu_of_children(), Instant::now());
     run();
@@ -104,7 +104,7 @@ fn cpu_of_children() -> Duration {
     time(usage.user_time()) + time(usage.system_time())
 }
 
-/// The most memory that a program had resident, in KiB: read while strace holds it back at its end.
+/// Returns the peak resident memory of a program in KiB, read while strace delays its exit.
 pub fn peak_rss(words: &[String], stdin: std::fs::File) -> u64 {
     let mut strace = Command::new("strace");
     strace.args(["-qq", "-o", "/dev/null", "-e", "trace=exit_group", "-e", "inject=exit_group:delay_enter=400000"]);

@@ -1,4 +1,4 @@
-//! Drivers, images of many libraries, and containers that wait at the hook.
+//! Creates images with many libraries, and containers that wait for the hook.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -9,7 +9,7 @@ use super::measure::{self, Took};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, run, sh};
 
-/// All that is made for the measurements.
+/// The directory of the measurements.
 pub struct Scene {
     pub dir: tempfile::TempDir,
     made: Cell<usize>,
@@ -20,7 +20,7 @@ impl Scene {
         Self { dir: crate::support::scratch(), made: Cell::new(0) }
     }
 
-    /// A small image with so many libraries more, each with a SONAME of its own, and listed in its linker cache.
+    /// Creates a small image with additional libraries, each with its own SONAME, and updates its linker cache.
     pub fn image(&self, libraries: usize) -> PathBuf {
         let image = Image::new(&self.dir.path().join(format!("of-{libraries}")), &["--layout", "debian"]);
         let source = self.dir.path().join("library.c");
@@ -42,7 +42,7 @@ impl Scene {
         image.rootfs
     }
 
-    /// As an engine makes one: the image, read-only, below a layer of the container's.
+    /// Creates a container like an engine: an overlay with a writable layer on the image.
     pub fn container(&self, image: &Path) -> Waiting {
         self.made.set(self.made.get() + 1);
         let dir = self.dir.path().join(format!("container-{}", self.made.get()));
@@ -59,14 +59,14 @@ impl Scene {
         Waiting::start(&dir, &rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], &layer)
     }
 
-    /// The state that the hook gets of it on stdin, in a file.
+    /// Writes the container's state for the hook's stdin to a file.
     pub fn state(&self, container: &Waiting) -> PathBuf {
         let file = self.dir.path().join(format!("state-{}", container.pid()));
         std::fs::write(&file, container.state()).unwrap();
         file
     }
 
-    /// The hook for a container that waits.
+    /// Returns the command of the hook for a container.
     pub fn hook(&self, container: &Waiting, fake: &FakeDriver) -> Command {
         self.hook_of(HOOK, container, fake)
     }
@@ -78,25 +78,25 @@ impl Scene {
         hook
     }
 
-    /// One start of a container.
+    /// Measures the start of a container.
     pub fn start(&self, image: &Path, fake: &FakeDriver) -> Took {
-        self.start_by(HOOK, image, fake)
+        self.start_with(HOOK, image, fake)
     }
 
-    /// One start of a container, by another build of the hook.
-    pub fn start_by(&self, program: &str, image: &Path, fake: &FakeDriver) -> Took {
+    /// Measures the start of a container with another build of the hook.
+    pub fn start_with(&self, program: &str, image: &Path, fake: &FakeDriver) -> Took {
         let container = self.container(image);
         measure::time(&mut self.hook_of(program, &container, fake))
     }
 
-    /// So many at once.
+    /// Measures the start of several containers at the same time.
     pub fn start_all(&self, count: usize, image: &Path, fake: &FakeDriver) -> Took {
         let containers: Vec<_> = (0..count).map(|_| self.container(image)).collect();
         measure::time_all(containers.iter().map(|container| self.hook(container, fake)).collect())
     }
 
-    /// The hook for a container that asks for nothing, with so many bytes of other things in config.json.
-    pub fn nothing_asked(&self, bytes: usize) -> Command {
+    /// Returns the command of the hook for a container without a request, with about `bytes` bytes of mounts in config.json.
+    pub fn no_request(&self, bytes: usize) -> Command {
         let bundle = self.dir.path().join(format!("bundle-{bytes}"));
         std::fs::create_dir_all(&bundle).unwrap();
         let mounts: Vec<_> = (0..bytes / 100)
@@ -114,7 +114,7 @@ impl Scene {
     }
 }
 
-/// Forgets what NVML said of this driver.
+/// Removes the cached inventory of this driver.
 pub fn forget(fake: &FakeDriver) {
     sh(&format!("grep -l '{}' /run/oci-nvidia-hook/inventory-* | xargs -r rm -f", fake.root.display())).ok();
 }

@@ -1,4 +1,4 @@
-//! Parses command lines with clap, and gives its errors the form of all other messages.
+//! What clap makes of a command line, with errors in the form of all other messages.
 
 use std::ffi::OsString;
 
@@ -8,61 +8,61 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use base::report::{catalog, failure};
 
-/// A valid command line.
+/// What a command line asks for.
 #[derive(Debug)]
-pub enum Parsed<T> {
+pub enum Asked<T> {
     Run(T),
     Help(String),
     Version,
 }
 
-/// Parses the arguments after argv\[0\].
+/// Parses the arguments, argv\[0\] left out.
 ///
 /// # Errors
-/// If the command line is invalid.
-pub fn parse<T: Parser>(args: &[OsString]) -> Result<Parsed<T>> {
+/// If the command line is wrong.
+pub fn parse<T: Parser>(args: &[OsString]) -> Result<Asked<T>> {
     let command = T::command();
     let error = match T::try_parse_from(std::iter::once(command.get_name().into()).chain(args.iter().cloned())) {
-        Ok(options) => return Ok(Parsed::Run(options)),
+        Ok(options) => return Ok(Asked::Run(options)),
         Err(error) => error,
     };
     match error.kind() {
-        ErrorKind::DisplayHelp => Ok(Parsed::Help(error.render().to_string())),
-        ErrorKind::DisplayVersion => Ok(Parsed::Version),
-        _ => Err(invalid(&error, &path(&command, args))),
+        ErrorKind::DisplayHelp => Ok(Asked::Help(error.render().to_string())),
+        ErrorKind::DisplayVersion => Ok(Asked::Version),
+        _ => Err(wrong(&error, &path(&command, args))),
     }
 }
 
-/// Returns the error for an invalid command line. `path` is the command whose help describes the valid ones.
-fn invalid(error: &clap::Error, path: &str) -> anyhow::Error {
+/// An error of the command line. `path` is the command whose help lists what there is.
+fn wrong(error: &clap::Error, path: &str) -> anyhow::Error {
     let text = error.render().to_string();
-    // clap adds tips and the usage, after empty lines.
+    // Then come tips and the usage.
     let what: Vec<_> = text.split("\n\n").next().unwrap_or_default().split_whitespace().collect();
     let what = what.join(" ");
     let help = format!("\"{path} --help\"");
-    let hint = match suggestion(error) {
-        Some(word) => format!("did you mean {word}? See {help}"),
+    let hint = match meant(error) {
+        Some(meant) => format!("did you mean {meant}? See {help}"),
         None => format!("run {help}"),
     };
     failure(
         &catalog::COMMAND_LINE,
-        format!("invalid command line: {}", what.strip_prefix("error: ").unwrap_or(&what)),
+        format!("wrong command line: {}", what.strip_prefix("error: ").unwrap_or(&what)),
         hint,
     )
 }
 
-/// Returns the most similar valid word.
-fn suggestion(error: &clap::Error) -> Option<&String> {
+/// The most similar word that the command has.
+fn meant(error: &clap::Error) -> Option<&String> {
     let suggested = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     match suggested.into_iter().find_map(|kind| error.get(kind))? {
         ContextValue::String(word) => Some(word),
-        // clap puts the most similar word last.
+        // The most similar one is the last.
         ContextValue::Strings(words) => words.last(),
         _ => None,
     }
 }
 
-/// Returns the name of the program, followed by the commands on the command line.
+/// The program with the commands that the line names.
 fn path(program: &clap::Command, args: &[OsString]) -> String {
     let mut path = program.get_name().to_owned();
     let mut command = program;

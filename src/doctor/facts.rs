@@ -1,4 +1,4 @@
-//! Defines the facts about a host that the checks use.
+//! What is known of a host.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,55 +20,55 @@ use crate::engine::{Engine, User};
 
 #[derive(Debug)]
 pub struct Facts {
-    /// The calling user; `None` if it is root
+    /// Who asks, if it is not root
     pub user: Option<User>,
-    /// The groups of the calling user
+    /// The groups of who asks
     pub groups: BTreeSet<u32>,
     pub distribution: Distribution,
-    /// config.toml and its warnings, or its error
+    /// Config.toml, or what is wrong with it
     pub config: Result<(Config, Vec<Finding>), Finding>,
     pub has_config: bool,
-    /// The log file in config.toml, and whether it is writable
+    /// Where config.toml lets the log be written, and whether that works
     pub log: Option<(PathBuf, Result<(), String>)>,
     pub journal: bool,
     pub driver: DriverFacts,
     pub engines: Vec<Engine>,
     pub installed: Vec<PathBuf>,
-    /// Programs of NVIDIA's container toolkit, without links to this program
+    /// Programs of NVIDIA's container toolkit, and not ours under their names
     pub nvidias: Vec<PathBuf>,
-    /// Whether cgroups have version 2; `None` if no version is mounted
+    /// Whether cgroups are of version 2; `None`: neither is mounted
     pub cgroup_v2: Option<bool>,
     pub systemd: bool,
-    /// `None` if the kernel does not have SELinux
+    /// If the kernel has it
     pub selinux: Option<Selinux>,
-    /// The CDI specs, as engines see them
+    /// What engines make of CDI specs
     pub cdi: Vec<CdiView>,
 }
 
 /// The driver, its files and its GPUs.
 #[derive(Debug, Default)]
 pub struct DriverFacts {
-    /// NVIDIA's PCI devices; `None` if sysfs cannot be read
+    /// NVIDIA's PCI devices; `None`: sysfs cannot be read
     pub pci: Option<Vec<PciDevice>>,
-    /// The reason why the driver as a whole does not work
+    /// What is wrong as a whole
     pub diagnosis: Option<Finding>,
     /// The version of the loaded kernel module
     pub module: Option<String>,
     pub modules: BTreeSet<String>,
     pub secure_boot: bool,
-    /// The last kernel message about a module that was rejected
+    /// What the kernel said last of why the module was not loaded
     pub refused: Option<String>,
-    /// The last kernel message about an error of a GPU
+    /// What the kernel said last of a GPU's error
     pub xid: Option<String>,
-    /// The versions of the installed libraries
+    /// The versions of the libraries that are there
     pub on_disk: BTreeSet<String>,
-    /// Driver capabilities without their required libraries
+    /// Driver capabilities whose libraries are not there, and which
     pub lacking: Vec<(Capability, Finding)>,
-    /// A finding about missing optional libraries
+    /// The same for those that containers can do without, all in one
     pub not_installed: Option<Finding>,
-    /// A finding about driver libraries that are not in the catalog
+    /// Libraries of the driver that are in no row of the catalogue
     pub unknown: Option<Finding>,
-    /// The sockets and directories of daemons that containers get, and findings about those that they do not get
+    /// The sockets and directories of daemons that containers get, and those that they do not
     pub daemons: (Vec<HostPath>, Vec<Finding>),
     /// Device nodes that every GPU needs, and those of each GPU
     pub nodes: Vec<Node>,
@@ -78,13 +78,13 @@ pub struct DriverFacts {
     pub modeset: Option<Node>,
     /// The MIG capabilities that the kernel module lists
     pub mig_caps: Vec<CapFile>,
-    /// The user and group that ask NVML; `None` if they are unknown
+    /// Who asks NVML, where that is known
     pub identity: Option<Result<Identity, Finding>>,
-    /// Whether NVML must run as root, because no other user can open the nodes or read the library
+    /// Whether that has to be root, because no one else may open the nodes or reach the library
     pub only_root_may_ask: bool,
-    /// NVML's answer, and how long it took; `None` if NVML was not asked
+    /// NVML's answer, and how long it took; `None` if it was not asked, and why
     pub nvml: Option<(Result<Inventory, Finding>, Duration)>,
-    /// Why NVML was not asked
+    /// Why it was not
     pub not_asked: String,
     pub question: Option<Question>,
     pub persistenced: bool,
@@ -103,7 +103,7 @@ pub struct PciDevice {
     pub driver: Option<String>,
 }
 
-/// An expected device node, and the file that was found.
+/// A device node as it is, and as it should be.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// `nvidia0`
@@ -113,7 +113,7 @@ pub struct Node {
     pub found: Option<Located>,
 }
 
-/// The settings of SELinux.
+/// SELinux, if the kernel has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selinux {
     pub enforcing: bool,
@@ -123,24 +123,24 @@ pub struct Selinux {
     pub xserver_devices: Option<bool>,
 }
 
-/// The CDI specs of engines that search the same directories.
+/// CDI as engines that look in the same directories see it.
 #[derive(Debug)]
 pub struct CdiView {
     pub engines: String,
     pub dirs: Vec<PathBuf>,
-    /// A verdict for each device, and for each file that the engines cannot read
+    /// Of each device, and of each file that they do not read
     pub verdicts: Vec<Verdict>,
-    /// Devices that two files contain
+    /// Devices that two files have
     pub conflicts: Vec<Finding>,
 }
 
 impl Facts {
-    /// Returns whether the host has an NVIDIA GPU, or may have one.
+    /// Whether there is a GPU that the driver could drive.
     pub fn has_gpu(&self) -> bool {
         self.driver.pci.as_ref().is_none_or(|devices| devices.iter().any(PciDevice::is_gpu))
     }
 
-    /// Returns the settings in config.toml, or the defaults if it is invalid.
+    /// Config.toml, or the defaults where it is wrong.
     pub fn settings(&self) -> Config {
         self.config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone())
     }
@@ -151,7 +151,7 @@ impl PciDevice {
         self.class.starts_with("0x03")
     }
 
-    /// Returns whether the device is an NVSwitch, whose PCI class is "other bridge".
+    /// NVSwitch says that it is a bridge of no known kind.
     pub fn is_switch(&self) -> bool {
         self.class.starts_with("0x0680")
     }

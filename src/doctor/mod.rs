@@ -1,8 +1,7 @@
-//! `doctor`: finds the problems of a host.
+//! `doctor`: what is wrong with a host, in the order in which things depend on each other.
 //!
-//! [`inspect()`] reads the host once, below a prefix, into [`Facts`]. Each check is a pure function that turns facts into one or more
-//! [`Outcome`]s. The checks are in the order in which the parts of the host depend on each other. Nothing is changed here. A check
-//! that cannot be performed, for example without root, is reported as skipped.
+//! [`inspect()`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
+//! [`Outcome`]s. Nothing is changed here. What cannot be seen without root is said, not guessed.
 
 pub(crate) mod bundle;
 pub(crate) mod container;
@@ -21,15 +20,15 @@ pub use inspect::{Caller, inspect};
 
 use base::report::{Finding, Kind, Severity};
 
-/// The result of a check, in ascending order of severity.
+/// How a check ended, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     Ok,
-    /// Not performed, because a part is missing or root is required
+    /// Not looked at: it depends on something that is missing, or takes root
     Skipped,
     Note,
     Warning,
-    /// Containers that request GPUs do not start
+    /// Containers that ask for GPUs do not start
     Error,
 }
 
@@ -47,10 +46,10 @@ impl Status {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The name of the check, which is part of the JSON interface
+    /// The check's name: stable
     pub check: &'static str,
     pub status: Status,
-    /// The kind of finding; `None` if nothing has to be fixed
+    /// Which finding it is; none where there is nothing to mend
     pub kind: Option<&'static Kind>,
     pub what: String,
     pub fix: String,
@@ -74,13 +73,13 @@ impl Outcome {
         Self { check: "", status, kind: Some(finding.kind), what: finding.what, fix: finding.fix }
     }
 
-    /// Returns the outcome for a new finding.
+    /// The same for a finding that is made here.
     fn of(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self::found(Finding::of(kind, what, fix))
     }
 }
 
-/// The field names are part of the JSON interface.
+/// The names are an interface: `doctor --json` has them.
 impl Serialize for Outcome {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Outcome", 6)?;
@@ -94,7 +93,7 @@ impl Serialize for Outcome {
     }
 }
 
-/// Returns the outcomes of a check, or `otherwise` if it has none.
+/// The results of a check, or this one if it found nothing.
 fn or(outcomes: impl IntoIterator<Item = Outcome>, otherwise: Outcome) -> Vec<Outcome> {
     let mut outcomes: Vec<_> = outcomes.into_iter().collect();
     if outcomes.is_empty() {
@@ -103,10 +102,10 @@ fn or(outcomes: impl IntoIterator<Item = Outcome>, otherwise: Outcome) -> Vec<Ou
     outcomes
 }
 
-/// A check with its name. The function returns outcomes without a name.
+/// A check with its name. It returns results without a name.
 type Check<F> = (&'static str, fn(&F) -> Vec<Outcome>);
 
-/// Runs the checks, and sets the names of the outcomes.
+/// Runs the checks, and gives the results the names of their checks.
 fn run<F>(checks: &[Check<F>], facts: &F) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for (check, examine) in checks {
@@ -115,7 +114,7 @@ fn run<F>(checks: &[Check<F>], facts: &F) -> Vec<Outcome> {
     outcomes
 }
 
-/// The checks in the order of their output.
+/// The checks in their order. Those of engines come once for each.
 const CHECKS: &[Check<Facts>] = &[
     ("pci", gpus::on_the_bus),
     ("module", driver::module),
@@ -152,10 +151,10 @@ pub fn examine(facts: &Facts) -> Vec<Outcome> {
     run(CHECKS, facts)
 }
 
-/// Returns the document of `doctor --json`.
+/// The document of `doctor --json`.
 ///
 /// # Errors
-/// Never, because all values are strings.
+/// None that can happen: each value is text.
 pub(crate) fn document(outcomes: &[Outcome]) -> serde_json::Result<String> {
     base::json::document("checks", &outcomes)
 }

@@ -1,4 +1,4 @@
-//! Finds the default OCI runtime of an engine.
+//! The OCI runtime that an engine starts containers with.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use base::tree::Tree;
 use super::settings::Settings;
 use super::{Kind, Version};
 
-/// The first CRI-O whose default is crun.
+/// CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
-/// The directories in which engines and shells search for programs.
+/// Where programs are, as engines and shells look.
 pub(crate) const PROGRAM_DIRS: [&str; 7] =
     ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin", "/usr/lib/cri-o-runc/sbin"];
 
@@ -17,18 +17,18 @@ pub(crate) const PROGRAM_DIRS: [&str; 7] =
 pub struct Runtime {
     /// `runc`, `crun`
     pub name: String,
-    /// Its program; `None` if it is missing
+    /// Its program; none: it is not there
     pub program: Option<PathBuf>,
-    /// The version that `--version` prints
+    /// What it prints for `--version`
     pub version: Option<Version>,
 }
 
-/// Returns the path of the first program with this name.
+/// The first program of that name.
 pub(crate) fn program(host: &Tree, name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| host.locate(path).is_ok())
 }
 
-/// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
+/// The name and the program of an engine's default runtime; `None` for Docker, whose runtime does not matter here.
 pub(crate) fn find_default(
     kind: &Kind,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! A container that waits at a hook: its rootfs, opened once, and its mount namespace.
+//! A container whose process waits for the hook: its rootfs, opened once, and its mount namespace.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -22,11 +22,11 @@ use nvidia_host::driver::{compat, elf};
 use nvidia_host::edits::placement::{Loader, RootfsFacts};
 use nvidia_host::timeouts;
 
-/// NVIDIA's directory has a dozen files.
+/// Upper limit for the names in the directory of compatibility libraries; NVIDIA's has a dozen files.
 const MAX_COMPAT: usize = 1000;
 
-/// Ends this process if a container's files do not answer in time. To be called before the first of them is looked at; `start`
-/// is when the hook began.
+/// Ends this process with an error if a container's files do not respond in time. Must be called before the first of them is
+/// opened; `start` is when the hook began.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -35,26 +35,26 @@ pub(crate) fn set_deadline(start: Instant) -> Result<()> {
     let error = failure(
         &catalog::TOO_LONG,
         format!("the container was not set up within {} seconds", patience.as_secs()),
-        "run \"findmnt\" on the host, and check that the servers of its FUSE and network file systems answer, which the image or \
-         a volume may lie on",
+        "run \"findmnt\" on the host, and check that the servers of its FUSE and network file systems respond: the image \
+         or a volume may be on one of them",
     );
     let text = format!("{}: {}", crate::log::NAME, render(&error));
     deadline::set(patience, text).context("cannot set a timer")
 }
 
-/// A container before pivot_root, seen from the host's side.
+/// A container before pivot_root(2), not yet entered.
 #[derive(Debug)]
 pub(crate) struct OpenContainer {
     rootfs: Root,
-    /// None: the one that we are in
+    /// `None` for the current mount namespace
     mount_ns: Option<MountNs>,
-    /// Who owns files that are made in it: its root user on the host.
+    /// User and group id of its root user on the host, the owner of files that the hook creates
     owner: (u32, u32),
     /// The ids of its user namespace, if that is not ours
     ids: Option<Ids>,
 }
 
-/// A container whose mount namespace we are in.
+/// A container whose mount namespace this process has entered.
 #[derive(Debug)]
 pub(crate) struct Inside {
     pub rootfs: Root,
@@ -65,18 +65,18 @@ pub(crate) struct Inside {
 impl OpenContainer {
     /// Opens the container whose init process is `pid`.
     ///
-    /// The rootfs is opened through `/proc/<pid>/root`, that is in the container's mount namespace, where `/dev` and
-    /// `/proc` and volumes are mounted below it; this is the only time that its path is used.
+    /// The rootfs is opened through `/proc/<pid>/root`, in the container's mount namespace, where `/dev`, `/proc` and volumes
+    /// are mounted below it. Its path is not used again.
     ///
     /// # Errors
-    /// If the process is gone, the rootfs is not there, or the process is in a mount namespace of the host's, where mounts
-    /// would stay when the container is gone.
+    /// If the process has ended, the rootfs is missing, or the process is in the host's mount namespace, where mounts would
+    /// outlive the container.
     pub(crate) fn open(pid: i32, rootfs: &Path) -> Result<Self> {
         Self::of_process(pid, rootfs).with_context(|| {
             Failure::new(
                 &catalog::CONTAINER,
                 format!("cannot open the container of process {pid}"),
-                "the hook must run at the prestart or createRuntime stage, before the container's process does; \
+                "the hook must run at the prestart or createRuntime stage, before the container's process starts; \
                  check \"stages\" in the hook's JSON file",
             )
         })
@@ -84,7 +84,7 @@ impl OpenContainer {
 
     fn of_process(pid: i32, rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
-        let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process is gone")?;
+        let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process has ended")?;
         let owner = (owner.uid(), owner.gid());
         let mount_ns = MountNs::of_process(pid)?;
         if [ns::mount_ns_of("self"), ns::mount_ns_of("1")].contains(&Some(mount_ns.id()?)) {
@@ -96,11 +96,11 @@ impl OpenContainer {
         Ok(Self { rootfs, mount_ns: Some(mount_ns), owner, ids })
     }
 
-    /// The same as [`Self::here`] for a stage at which the runtime has gone into the container, and has mounted its `/dev` and
-    /// `/proc`: an entry of a spec that is called at another stage would mount for the host.
+    /// Like [`Self::here`], and checks that the runtime has mounted `/dev` or `/proc` in the rootfs. A hook entry of a CDI spec
+    /// that is called at another stage would mount on the host.
     ///
     /// # Errors
-    /// If none of them is mounted, the rootfs is not there, or we are in a mount namespace of the host's.
+    /// If neither is mounted, the rootfs is missing, or this is the host's mount namespace.
     pub(crate) fn inside(rootfs: &Path) -> Result<Self> {
         let container = Self::here(rootfs)?;
         let device =
@@ -109,22 +109,24 @@ impl OpenContainer {
         if ["dev", "proc"].into_iter().filter_map(device).all(|device| Some(device) == own) {
             return Err(failure(
                 &catalog::CONTAINER,
-                format!("nothing of the container is mounted in its rootfs {rootfs:?} here: this is the host's side"),
-                "have the hook called at the createContainer stage, or write a CDI spec anew with \"oci-nvidia-hook cdi generate\"",
+                format!(
+                    "nothing is mounted in the rootfs {rootfs:?}: the hook is not in the container's mount namespace"
+                ),
+                "have the hook called at the createContainer stage, or regenerate the CDI spec with \"oci-nvidia-hook cdi generate\"",
             ));
         }
-        // After the check above, whose reason is the more likely one at the wrong stage.
+        // At a wrong stage, both checks fail. The error of the check above names the more likely cause.
         if ns::in_mount_ns_of_runtime() {
             return Err(no_mount_namespace());
         }
         Ok(container)
     }
 
-    /// Opens the container whose mount namespace we are in: at the createContainer stage runtimes start hooks there,
-    /// before pivot_root. The pid in the state is one of the container's pid namespace then, and says nothing here.
+    /// Opens the container of the current mount namespace: at createContainer, runtimes call hooks there before pivot_root(2).
+    /// The pid in the state is then one of the container's pid namespace and cannot be used.
     ///
     /// # Errors
-    /// If the rootfs is not there.
+    /// If the rootfs is missing.
     pub(crate) fn here(rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "the container's rootfs is \"/\"");
         let rootfs = Root::open(rootfs).with_context(|| format!("cannot open the container's rootfs {rootfs:?}"))?;
@@ -136,13 +138,13 @@ impl OpenContainer {
         &self.rootfs
     }
 
-    /// The facts about the rootfs that decide which steps are needed.
+    /// Returns the facts about the rootfs that decide which steps are needed.
     pub(crate) fn facts(&self) -> RootfsFacts {
         facts(&self.rootfs)
     }
 
-    /// The same of a rootfs that no process waits in; `None` if nothing of it can be seen. For a container with a user
-    /// namespace, Podman names an empty directory from 5.0 on, and mounts the rootfs there when it starts the runtime.
+    /// Returns the facts about a rootfs without a process; `None` if it cannot be read or is empty. For a container with a user
+    /// namespace, Podman 5.0 and newer names an empty directory and mounts the rootfs there when it starts the runtime.
     pub(crate) fn facts_of(rootfs: &Path) -> Option<RootfsFacts> {
         let rootfs = Root::open(rootfs).ok()?;
         let dir = rootfs.open_at(Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
@@ -151,8 +153,8 @@ impl OpenContainer {
         (!is_empty).then(|| facts(&rootfs))
     }
 
-    /// A library that is mounted in it: for which programs, and the name by which they know it. `None` if it is something
-    /// else. It may be of a volume, and then any file.
+    /// Returns the architecture and the SONAME of a library in the container. `None` if the file is not a library: on a volume,
+    /// it may be any file.
     pub(crate) fn library(&self, path: &ContainerPath) -> Option<(Arch, OsString)> {
         let is_library = |name: &OsStr| name.as_bytes().starts_with(b"lib") && name.to_string_lossy().contains(".so");
         let file = self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::NOFOLLOW).ok();
@@ -161,11 +163,12 @@ impl OpenContainer {
         file.read_exact(&mut header).ok()?;
         let native = Arch::native();
         let arch = [Some(native), native.compat32()].into_iter().flatten().find(|arch| elf::is_for(&header, *arch))?;
-        // As ldconfig does with a library that has no SONAME.
+        // ldconfig also uses the file name if a library has no SONAME.
         Some((arch, elf::soname(file).unwrap_or_else(|| path.file_name().to_owned())))
     }
 
-    /// The names in its directory of CUDA compatibility libraries, if those are to be used with this driver.
+    /// Returns the names in the image's directory of CUDA compatibility libraries; empty if they must not be used with this
+    /// driver.
     pub(crate) fn compat_libraries(
         &self,
         dir: &ContainerPath,
@@ -196,7 +199,7 @@ impl OpenContainer {
         compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
     }
 
-    /// Enters its mount namespace. There is no way back.
+    /// Enters the container's mount namespace. The process cannot return from it.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -221,18 +224,18 @@ fn us() -> (u32, u32) {
 fn no_mount_namespace() -> anyhow::Error {
     failure(
         &catalog::CONTAINER,
-        "the container has no mount namespace of its own: what is mounted for it would stay on the host",
+        "the container has no mount namespace of its own: its mounts would stay on the host",
         "have config.json list a new \"mount\" namespace in \"linux.namespaces\"",
     )
 }
 
-/// Where glibc's loader is, by an ABI that every distribution keeps; see ld.so(8).
+/// The path of glibc's loader, which the ABI fixes for every distribution; see ld.so(8).
 const GLIBC: &[&str] =
     if cfg!(target_arch = "aarch64") { &["lib/ld-linux-aarch64.so.1"] } else { &["lib64/ld-linux-x86-64.so.2"] };
 /// The dynamic loaders of musl.
 const MUSL: &[&str] = &["lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"];
 
-/// Decided by what exists, whatever it is.
+/// Determines the facts from the existence of paths only.
 fn facts(rootfs: &Root) -> RootfsFacts {
     let has = |path: &str| rootfs.open_at(Path::new(path), OFlags::PATH).is_ok();
     let has_any = |paths: &[&str]| paths.iter().any(|path| has(path));
@@ -244,7 +247,7 @@ fn facts(rootfs: &Root) -> RootfsFacts {
     RootfsFacts { debian: has("etc/debian_version"), lib32: has("usr/lib32"), loader }
 }
 
-/// Whether an error means that there is nothing by that name.
+/// Reports whether an error means that the file does not exist.
 pub(crate) fn is_missing(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
 }

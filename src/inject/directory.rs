@@ -1,4 +1,4 @@
-//! Names in an open directory of a container: every one is used once, and never followed.
+//! Operations on a name in an open directory of a container. No operation follows a symlink.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -14,10 +14,10 @@ use rustix::io::Errno;
 
 use super::source::open_in;
 
-/// What is at a name in a directory.
+/// The kind of file at a name in a directory.
 pub(super) enum Present {
     Nothing,
-    /// A symlink, with its text
+    /// A symlink, with its target
     Link(PathBuf),
     Other(OwnedFd, Stat),
 }
@@ -37,21 +37,21 @@ pub(super) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
     Ok(Present::Other(fd, stat))
 }
 
-/// Creates an empty file as a mount point. mknod(2) fails if the name exists, so it never follows a link (CVE-2024-0133). It does
-/// not open the file, which on overlayfs would open the file of the upper layer as well.
+/// Creates an empty file as a mount point. mknod(2) fails if the name exists, so it never follows a link (CVE-2024-0133). It
+/// does not open the file, which on overlayfs would open the file of the upper layer as well.
 pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::mknodat(dir, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
 }
 
-/// `ln -sfn`, at once: a process in the container never finds the name missing.
+/// `ln -sfn`, atomically: processes in the container never see the name missing.
 pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()> {
     let temporary = temporary_name(name);
     rustix::fs::symlinkat(text, dir, &temporary)?;
     rename_or_remove(dir, &temporary, name)
 }
 
-/// A file with this content in place of whatever has its name, at once. Never through a link (CVE-2025-23267).
-pub(super) fn write_beside(dir: &OwnedFd, name: &Path, content: &[Cow<'_, [u8]>]) -> Result<()> {
+/// Replaces a file atomically. Never writes through a symlink (CVE-2025-23267).
+pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[Cow<'_, [u8]>]) -> Result<()> {
     let temporary = temporary_name(name);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
@@ -70,7 +70,7 @@ fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> 
     })
 }
 
-/// Not secret: a name that the image took already only makes O_EXCL fail.
+/// The name need not be secret: if the image has a file of this name, O_EXCL fails.
 fn temporary_name(name: &Path) -> PathBuf {
     PathBuf::from(format!(".{}.oci-nvidia-hook-{}", name.display(), std::process::id()))
 }

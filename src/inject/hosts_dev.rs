@@ -1,5 +1,5 @@
-//! The host's /dev, which a container can have as a volume: a name that is created there is the host's, and outlives the
-//! container. An empty file in the place of a device node keeps the driver from working until somebody removes it.
+//! Recognizes the host's /dev, which a container can have as a volume. A file that the hook creates there would stay on the
+//! host. An empty file with the name of a device node prevents the driver from working until it is removed.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -16,24 +16,24 @@ pub(crate) struct HostsDev {
 }
 
 impl HostsDev {
-    /// Reads it; to be called in the host's mount namespace.
+    /// Reads the device number of /dev. Must be called in the host's mount namespace.
     pub(crate) fn find() -> Self {
         let device = |path: &str| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);
         Self { device: device("/dev").filter(|dev| Some(*dev) != device("/")) }
     }
 
-    /// Whether this is a directory of it.
+    /// Reports whether a directory is in the host's /dev.
     ///
     /// # Errors
-    /// If it cannot be looked at.
+    /// If fstat(2) fails.
     pub(crate) fn has(self, dir: impl AsFd) -> Result<bool> {
         Ok(self.device.is_some() && Some(rustix::fs::fstat(dir)?.st_dev) == self.device)
     }
 
-    /// Refuses a path of the host's at which something would have to be made.
+    /// Refuses a path in the host's /dev at which a file would have to be created.
     ///
     /// # Errors
-    /// If it is missing in a directory of the host's /dev.
+    /// If the path is missing in the host's /dev.
     pub(crate) fn refuse_missing(self, path: &Path) -> Result<()> {
         let is_missing = rustix::fs::lstat(path).is_err();
         let existing = path.ancestors().find_map(|path| rustix::fs::stat(path).ok());
@@ -44,12 +44,12 @@ impl HostsDev {
     }
 }
 
-/// The error of a container that has the host's `/dev` as a volume without the nodes.
+/// The error for a container that has the host's `/dev` as a volume if `/dev` lacks the nodes.
 pub(crate) fn refusal() -> anyhow::Error {
     failure(
         &catalog::HOSTS_DEV,
-        "the container has the host's \"/dev\" as a volume, which lacks it, and what is created there would stay",
-        "run \"oci-nvidia-hook prepare --root /\" on the host, which makes the nodes in its \"/dev\", or start the container \
+        "the container has the host's \"/dev\" as a volume, which lacks the node, and a node created there would stay on the host",
+        "run \"oci-nvidia-hook prepare --root /\" on the host, which creates the nodes in its \"/dev\", or start the container \
          without that volume",
     )
 }

@@ -1,11 +1,10 @@
-//! What a start leaves in the container's file system: empty files on which the driver's files were mounted, links to them,
-//! and directories. A container that is committed takes them into its image. What a start created is recorded, and removed when
-//! the container has ended, if the engine calls the program at poststop.
+//! Removes what the setup of a container left in its file system: empty files that were mount points, links, and directories.
+//! Otherwise `podman commit` would store them in an image. The hook records the names it creates, and removes them at poststop.
 //!
-//! The container has run since, and may have put something else in any place. A name is removed only if it is in the
-//! container's own file system and is still what was created: the same inode, a link or an empty file. Another container's mount on a
-//! file ends when the file's name is removed, in whatever mount namespace it is (`detach_mounts` in the kernel). So nothing
-//! is removed from a root file system that several containers may share.
+//! The container has run since then and may have replaced any of them. A name is removed only if it is in the container's own
+//! file system and still the same inode, and if it is a link, an empty file or an empty directory. Nothing is removed from a
+//! root file system that several containers may share: the removal of a name detaches every mount on it, in all mount
+//! namespaces (`detach_mounts` in the kernel).
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -17,7 +16,7 @@ use base::paths::ContainerPath;
 use base::sys::in_root::Root;
 use nvidia_host::driver::{ldcache, ldconf};
 
-use super::directory::write_beside;
+use super::directory::replace_file;
 use super::linker_cache;
 use super::source::open_in;
 use super::target::is_library_of_a_driver;
@@ -27,21 +26,21 @@ use crate::record::storage;
 
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
-/// Whether the file system of this root is one container's alone: on overlayfs its upper layer is, and elsewhere the layer that
-/// containers/storage lists for this container. `path` is the one in config.json.
+/// Reports whether only this container uses the root file system: on overlayfs, each container has its own upper layer;
+/// otherwise, containers/storage lists the layer for this container. `path` is `root.path` of config.json.
 pub(crate) fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path) -> bool {
     rustix::fs::fstatfs(rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC)
         || bundle.is_some_and(|bundle| storage::has_layer(id, bundle, path))
 }
 
-/// What was created under this name; `None` if that cannot be written down.
+/// Returns the record entry of a created name; `None` if its path is not UTF-8.
 pub(super) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
     path.to_str()?;
     Some(Entry { path, inode: stat.st_ino })
 }
 
-/// What the runtime made to mount the driver's files on, where config.json has it do that: empty files, now that nothing is
-/// mounted on them. An image has no use for an empty file in such a place.
+/// Returns the mount points of driver files that the runtime created for mounts in config.json. After the container has ended,
+/// they are empty files. An image does not contain empty files at these paths.
 pub(crate) fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
     let Ok(root) = rustix::fs::fstat(rootfs) else { return Vec::new() };
     let mounts = spec.mounts.iter().filter(|mount| mount.is_bind());
@@ -60,10 +59,10 @@ fn empty_file(rootfs: &Root, root: &Stat, path: &ContainerPath) -> Option<Entry>
     if is_empty { entry(path.absolute(), &stat) } else { None }
 }
 
-/// Removes what is still as it was created, and the linker cache's entries of it.
+/// Removes created names that have not changed since, and their entries in the linker cache.
 pub(crate) fn remove(rootfs: &Root, created: &[Entry]) {
     let Ok(root) = rustix::fs::fstat(rootfs) else { return };
-    // Names come after the directory that was made for them.
+    // In reverse order, because a directory is listed before the names in it.
     let removed = created.iter().rev().filter(|entry| remove_one(rootfs, &root, entry).is_some());
     let removed: BTreeSet<_> = removed.map(|entry| entry.path.clone()).collect();
     if !removed.is_empty() {
@@ -87,18 +86,18 @@ fn remove_one(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<()> {
     rustix::fs::unlinkat(&dir, path.file_name(), flags).ok()
 }
 
-/// The file of ours that has content.
+/// Reports whether this is the hook's drop-in file in `/etc/ld.so.conf.d`, which is not empty.
 fn is_list(path: &ContainerPath) -> bool {
     path.relative() == Path::new(ldconf::DROP_INS).join(ldconf::DROP_IN)
 }
 
-/// A directory of the root file system itself, and of nothing that is mounted in it.
+/// Opens a directory, unless it is on another file system that is mounted in the root file system.
 fn open_own_dir(rootfs: &Root, root: &Stat, path: &Path) -> Option<OwnedFd> {
     let dir = rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY).ok()?;
     (rustix::fs::fstat(&dir).ok()?.st_dev == root.st_dev).then_some(dir)
 }
 
-/// The loader passes over an entry of a file that does not exist. But a program that lists the cache would name it.
+/// Removes entries from the linker cache. The loader skips entries of missing files, but `ldconfig -p` would list them.
 fn clean_linker_cache(rootfs: &Root, removed: &BTreeSet<PathBuf>) -> Option<()> {
     let root = rustix::fs::fstat(rootfs).ok()?;
     let etc = open_own_dir(rootfs, &root, Path::new("etc"))?;
@@ -111,7 +110,7 @@ fn clean_linker_cache(rootfs: &Root, removed: &BTreeSet<PathBuf>) -> Option<()> 
     }
     let old = base::read::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE).ok()?;
     let new = ldcache::update(&old, &[], removed).ok()??;
-    write_beside(&etc, name, &new).ok()
+    replace_file(&etc, name, &new).ok()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The container's ld.so.cache with the driver's libraries in it: our own `ldconfig`, without running one.
-//! (Running ldconfig on container files is CVE-2024-0135, -0136, -0137 and CVE-2025-23267.)
+//! Adds the driver libraries to the container's ld.so.cache without running `ldconfig`. To run it on files that the image
+//! controls was the cause of CVE-2024-0135, CVE-2024-0136, CVE-2024-0137 and CVE-2025-23267.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,10 +9,11 @@ use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry, Pieces};
 
 use crate::lower::live::CacheEntry;
 
-/// A system with 100 000 libraries has half of it.
+/// Upper limit for the cache in bytes. A cache of 100 000 libraries has half of it.
 pub(crate) const MAX_SIZE: usize = 16 << 20;
 
-/// The new content, in pieces, without entries that lead to `stale`; `None` if the old one is good, or not ours to touch.
+/// Returns the new content in pieces, without the entries of `stale` paths. `None` if the old content is already right, or if
+/// it cannot be changed safely; then there is a finding.
 pub(crate) fn merge<'a>(
     old: Option<&'a [u8]>,
     entries: &[CacheEntry],
@@ -27,7 +28,7 @@ pub(crate) fn merge<'a>(
         cache.merge(&ours);
         Ok(Some(vec![cache.to_bytes()?.into()]))
     };
-    // ldconfig makes an empty file first: to ld.so it is no cache.
+    // ldconfig first creates an empty file, which ld.so ignores.
     let old = old.filter(|bytes| !bytes.is_empty());
     old.map_or_else(created, |old| ldcache::update(old, &ours, stale)).unwrap_or_else(|error: anyhow::Error| {
         findings.push(left_alone(&error));
@@ -35,12 +36,13 @@ pub(crate) fn merge<'a>(
     })
 }
 
-/// ld.so ignores a cache that it cannot read, and so do we: the libraries are in a directory that it searches anyway.
-/// Replacing what a newer ldconfig wrote could cost the image its own libraries.
+/// The finding for a cache in an unknown format, which the hook does not change. ld.so also ignores a cache that it cannot
+/// read, and it searches the directory of the driver libraries anyway. To replace a cache of a newer ldconfig could lose the
+/// image's own entries.
 pub(crate) fn left_alone(error: &anyhow::Error) -> Finding {
     Finding::of(
         &catalog::IMAGE_CACHE,
-        format!("the image's \"/etc/ld.so.cache\" is left as it is: {}", base::report::line(error)),
+        format!("the image's \"/etc/ld.so.cache\" is left unchanged: {}", base::report::line(error)),
         "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
     )
 }
@@ -63,14 +65,14 @@ mod tests {
             let cache = ldcache::parse(&new).unwrap();
             let found = cache.lookup("libcuda.so.1".as_ref(), Arch::native()).unwrap();
             assert_eq!(found.path, std::path::Path::new("/usr/lib64/libcuda.so.1"));
-            assert_eq!(merge(Some(&new), &entries(), &BTreeSet::new(), &mut Vec::new()), None, "twice is once");
+            assert_eq!(merge(Some(&new), &entries(), &BTreeSet::new(), &mut Vec::new()), None, "idempotent");
         }
     }
 
     #[test]
-    fn a_cache_that_cannot_be_read_is_left_alone_and_said() {
+    fn an_invalid_cache_is_unchanged_and_reported() {
         let mut findings = Vec::new();
         assert_eq!(merge(Some(b"what is this"), &entries(), &BTreeSet::new(), &mut findings), None);
-        assert!(findings[0].what.contains("is left as it is"), "{findings:?}");
+        assert!(findings[0].what.contains("is left unchanged"), "{findings:?}");
     }
 }

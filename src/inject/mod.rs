@@ -1,8 +1,8 @@
-//! Effects on the container, in one place: everything that can fail on the host's side first, then into the
-//! container's mount namespace, for good, and through the steps.
+//! Applies the steps of a plan to a container.
 //!
-//! The mount namespace is the transaction. If a step fails, the runtime ends the container and its mounts with it;
-//! what we created in its file system is removed by [`Take::undo`].
+//! [`prepare()`] first does everything on the host that can fail. [`carry_out`] then enters the container's mount namespace,
+//! which the process cannot leave, and runs the steps. If a step fails, the runtime ends the container, and the kernel removes
+//! its mounts with the namespace; [`Runner::undo`] removes the names that the hook created in its file system.
 
 pub(crate) mod cgroup;
 pub(crate) mod container;
@@ -34,7 +34,7 @@ use crate::lower::live::Step;
 use crate::plan::Container;
 use crate::record::created::Entry;
 
-/// Steps with all that they need of the host: nothing has been done to the container yet.
+/// Steps with their opened sources. The container is still unchanged.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     steps: Vec<(&'a Step, Prepared<'a>)>,
@@ -44,11 +44,11 @@ pub(crate) struct Plan<'a> {
     findings: Vec<Finding>,
 }
 
-/// Does everything that can fail without the container. A step that it can do without is a finding where that fails.
-/// `mount_label` is what config.json says.
+/// Opens and checks everything on the host that the steps need. If an optional step fails, the plan has a finding instead of
+/// it. `mount_label` is `linux.mountLabel` of config.json.
 ///
 /// # Errors
-/// If one fails that it cannot do without, or the label is none.
+/// If a required step fails, or the label is invalid.
 pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
     let label = Label::from_config(mount_label)?;
     let (api, hosts_dev) = (mount::api(), HostsDev::find());
@@ -63,6 +63,7 @@ pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'
     Ok(plan)
 }
 
+/// The result of [`carry_out`].
 #[derive(Debug, Default)]
 pub(crate) struct Finished {
     pub findings: Vec<Finding>,
@@ -70,67 +71,67 @@ pub(crate) struct Finished {
     pub created: Vec<Entry>,
 }
 
-/// Takes the steps, all or none. There is no way back from the container's mount namespace.
+/// Runs all steps of a plan, or none. This process stays in the container's mount namespace.
 ///
 /// # Errors
-/// If one fails; then those before it are undone.
+/// If a required step fails. The steps before it are undone.
 pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let facts = TargetFacts {
         has_own_dev: mounts::has_own_dev(container.mounts),
         is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, container.rootfs),
     };
-    let taken = open.enter().and_then(|root| take_all(Target::new(root, api, hosts_dev, label, facts), steps));
-    // In a container with a user namespace its root user owned what was made. What is written from here on is the host's:
-    // the record, which is only read if root alone can have written it.
+    let finished = open.enter().and_then(|root| run_all(Target::new(root, api, hosts_dev, label, facts), steps));
+    // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
+    // host's root: a record is only accepted if no other user could have written it.
     base::sys::process::create_files_as_ourselves();
-    let taken = taken?;
-    findings.extend(taken.findings);
-    Ok(Finished { findings, ..taken })
+    let finished = finished?;
+    findings.extend(finished.findings);
+    Ok(Finished { findings, ..finished })
 }
 
-/// The mend for what we cannot know better.
-const LOOK: &str = "look at that path in the image, and at what is mounted there";
+/// The hint for an error whose cause is unknown.
+const INSPECT: &str = "inspect that path in the image and what is mounted on it";
 
-/// Carries out steps: in the container, or as a failing stand-in in tests.
-trait Take {
-    /// Takes one step, or takes back what it got done of it.
-    fn take(&mut self, step: Prepared<'_>, need: Need) -> Result<()>;
-    /// Adds to what there is to say about the container.
-    fn note(&mut self, finding: Finding);
-    /// Takes back all steps, as far as it goes: the container will not start anyway.
+/// Runs steps: in a container, or as a failing stand-in in tests.
+trait Runner {
+    /// Runs one step. If it fails, undoes the changes of this step.
+    fn run(&mut self, step: Prepared<'_>, need: Need) -> Result<()>;
+    /// Adds a finding about the container.
+    fn add_finding(&mut self, finding: Finding);
+    /// Undoes all steps as far as possible: the container does not start anyway.
     fn undo(self);
-    /// After the last step; says what there is to say.
+    /// Completes the setup after the last step.
     fn finish(&mut self) -> Result<Finished>;
 }
 
-/// In an error: a mount of ours hides something of the image, and could not be taken away. A step that the container can
-/// do without stops it then, too.
+/// Marks the error of a step whose mount could not be removed. The mount hides files of the image, so the container must not
+/// start, even if the step was optional.
 #[derive(Debug)]
 struct StillMounted;
 
 impl fmt::Display for StillMounted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a mount of ours could not be taken away again")
+        f.write_str("a mount of the hook could not be removed")
     }
 }
 
-fn take_all<T: Take>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Finished> {
+fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Finished> {
     for (step, prepared) in steps {
-        match target.take(prepared, step.need()).with_context(|| format!("cannot {step}")) {
+        match target.run(prepared, step.need()).with_context(|| format!("cannot {step}")) {
             Ok(()) => {}
             Err(error) if step.need() == Need::Optional && error.downcast_ref::<StillMounted>().is_none() => {
-                target.note(left_out(&error));
+                target.add_finding(left_out(&error));
             }
             Err(error) => {
                 target.undo();
-                return Err(classify(error, &catalog::IN_THE_WAY, LOOK));
+                return Err(classify(error, &catalog::IN_THE_WAY, INSPECT));
             }
         }
     }
     let finished = target.finish();
     match finished {
-        // This process ends next, and the kernel closes a hundred files faster than a hundred calls do.
+        // The process exits soon, and the kernel closes a hundred descriptors faster than a hundred calls of close(2).
         Ok(_) => std::mem::forget(target),
         Err(_) => target.undo(),
     }
@@ -142,7 +143,11 @@ fn left_out(error: &anyhow::Error) -> Finding {
     if finding.kind == &catalog::LOCAL_SOURCE {
         return finding;
     }
-    Finding::of(&catalog::LEFT_OUT, base::report::line(error), "if it is needed, look at that path in the image")
+    Finding::of(
+        &catalog::LEFT_OUT,
+        base::report::line(error),
+        "if the container needs it, inspect that path in the image",
+    )
 }
 
 #[cfg(test)]
@@ -156,12 +161,12 @@ mod tests {
     use crate::lower::live::CacheEntry;
     use base::paths::ContainerPath;
 
-    /// Writes down what it is told, and fails at the step of that number.
+    /// Logs its calls, and fails at the step `fail_at`.
     #[derive(Debug, Default)]
     struct Recording {
         fail_at: Option<usize>,
         taken: usize,
-        said: Rc<RefCell<Vec<String>>>,
+        log: Rc<RefCell<Vec<String>>>,
         still_mounted: bool,
     }
 
@@ -174,31 +179,31 @@ mod tests {
                 }
                 bail!("refused");
             }
-            self.said.borrow_mut().push(what);
+            self.log.borrow_mut().push(what);
             Ok(())
         }
     }
 
-    impl Take for Recording {
-        fn take(&mut self, step: Prepared<'_>, _need: Need) -> Result<()> {
+    impl Runner for Recording {
+        fn run(&mut self, step: Prepared<'_>, _need: Need) -> Result<()> {
             match step {
                 Prepared::Link { link, .. } => self.step(format!("link {link}")),
                 Prepared::UpdateLinkerCache(_) => self.step("cache".to_owned()),
                 other => bail!("{other:?}"),
             }
         }
-        fn note(&mut self, finding: Finding) {
-            self.said.borrow_mut().push(finding.kind.id.to_owned());
+        fn add_finding(&mut self, finding: Finding) {
+            self.log.borrow_mut().push(finding.kind.id.to_owned());
         }
         fn undo(self) {
-            self.said.borrow_mut().push("undo".to_owned());
+            self.log.borrow_mut().push("undo".to_owned());
         }
         fn finish(&mut self) -> Result<Finished> {
             self.step("finish".to_owned()).map(|()| Finished::default())
         }
     }
 
-    /// For every n: required steps stop it and are undone, optional ones are said, and nothing comes after an undo.
+    /// Fails at every step once: a required step ends the run and is undone, an optional step becomes a finding.
     #[test]
     fn a_failure_at_any_step() {
         let path = |name: &str| ContainerPath::new(name).unwrap();
@@ -212,10 +217,10 @@ mod tests {
         ];
         let run_so = |fail_at, still_mounted| {
             let target = Recording { fail_at, still_mounted, ..Recording::default() };
-            let said = Rc::clone(&target.said);
+            let log = Rc::clone(&target.log);
             let plan = prepare(&steps, "").unwrap();
-            let result = take_all(target, plan.steps);
-            (result.is_ok(), said.take().join(", "))
+            let result = run_all(target, plan.steps);
+            (result.is_ok(), log.take().join(", "))
         };
         let run = |fail_at| run_so(fail_at, false);
         assert_eq!(run_so(Some(1), true), (false, "link \"/a\", undo".to_owned()), "also an optional one");

@@ -1,9 +1,10 @@
-//! What must be known of the mounts around a mount point. Parses /proc/self/mountinfo, see proc_pid_mountinfo(5).
+//! Parses /proc/self/mountinfo; see proc_pid_mountinfo(5).
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The ids of mounts that pass on what is mounted below them: to the host, for a volume with shared propagation.
+/// Returns the ids of mounts with shared propagation: mounts below them also appear in their peer group, for a volume on the
+/// host.
 pub(super) fn shared(mountinfo: &[u8]) -> Vec<u64> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(id_of_shared).collect()
 }
@@ -11,12 +12,12 @@ pub(super) fn shared(mountinfo: &[u8]) -> Vec<u64> {
 fn id_of_shared(line: &[u8]) -> Option<u64> {
     let mut fields = line.split(|byte| *byte == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    // Six fields, then any number of optional ones, then a lone hyphen. The source of a mount can contain "shared:" as well.
+    // Six fields, any number of optional fields, and a single hyphen. The mount source after it can contain "shared:" too.
     let mut optional = fields.skip(5).take_while(|field| *field != b"-");
     optional.any(|field| field.starts_with(b"shared:")).then_some(id)
 }
 
-/// Whether something is mounted below a directory (not on it).
+/// Reports whether something is mounted below a directory, not on it.
 pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
     let mut prefix = escaped(dir);
     prefix.push(b'/');
@@ -24,7 +25,7 @@ pub(super) fn any_below(mountinfo: &[u8], dir: &Path) -> bool {
     mountinfo.split(|byte| *byte == b'\n').any(point)
 }
 
-/// The numbers of the file systems, as `st_dev` has them, of mounts that `is_counted` by their mount point.
+/// Returns the device numbers (`st_dev`) of the mounts whose mount point `is_counted` accepts.
 pub(super) fn devices(mountinfo: &[u8], is_counted: impl Fn(&[u8]) -> bool) -> Vec<u64> {
     let mounts = mountinfo.split(|byte| *byte == b'\n').filter_map(device_and_point);
     mounts.filter(|(_, point)| is_counted(point)).map(|(device, _)| device).collect()
@@ -36,13 +37,13 @@ fn device_and_point(line: &[u8]) -> Option<(u64, &[u8])> {
     Some((rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), fields.nth(1)?))
 }
 
-/// The numbers of the file systems that are mounted elsewhere than in the directory `dir`, at it or below it.
+/// Returns the device numbers (`st_dev`) of the mounts that are neither on the directory `dir` nor below it.
 pub(super) fn devices_outside(mountinfo: &[u8], dir: &Path) -> Vec<u64> {
     let dir = escaped(dir);
     devices(mountinfo, |point| point.strip_prefix(&*dir).is_none_or(|rest| !matches!(rest.first(), None | Some(b'/'))))
 }
 
-/// As the kernel writes paths there (`seq_path`).
+/// Escapes a path like the kernel does in this file (`seq_path`).
 fn escaped(path: &Path) -> Vec<u8> {
     let mut escaped = Vec::new();
     for byte in path.as_os_str().as_bytes() {

@@ -1,17 +1,13 @@
-//! What must be known of a mount of the container before something is done on it: whether it is the container's own, and
-//! whether others see what is mounted on it.
+//! Determines which mounts of a container are its own, and which have shared propagation.
 //!
-//! A name that is created on a volume stays there when the container is gone, and whoever owns the volume did not ask for it:
-//! it may be the host's /etc. The image decides by its links which volume a path leads to. So names are created on these
-//! mounts alone:
+//! A file that the hook creates on a volume stays there after the container has ended, and the volume may be the host's /etc.
+//! The links of the image decide which volume a path leads to. So the hook creates files only on these mounts:
 //!
-//! - the rootfs itself, by the id of its mount. (By the number of its file system a rootfs and a volume on the same disk could
-//!   not be told apart.)
-//! - layers that we mounted.
-//! - a tmpfs that the runtime made for this container: /dev, and what is asked for by `--tmpfs` or comes with `--read-only`.
-//!   No other place shows it. Sources of volumes are paths in the mount namespace of the runtime, so their file systems are
-//!   mounted there, and at this stage, before pivot_root(2), the container's namespace still has all of those mounts: outside
-//!   of the rootfs.
+//! - the rootfs, identified by its mount id. The device number is not enough: a rootfs and a volume can be on the same disk.
+//! - layers that the hook mounted.
+//! - a tmpfs that the runtime mounted for this container: /dev, `--tmpfs`, and those of `--read-only`. It is mounted nowhere else.
+//!   The source of a volume, however, is a path in the runtime's mount namespace. Before pivot_root(2), the container's namespace
+//!   still contains a copy of that mount outside of the rootfs.
 
 use std::cell::OnceCell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,22 +26,23 @@ use crate::oci::spec_view::Mount;
 
 pub(super) const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
-/// What is known of mounts in the mount namespace that we are in.
+/// Facts about mounts in the current mount namespace, cached by mount id.
 #[derive(Debug)]
 pub(super) struct Mounts {
     /// config.json has a tmpfs at /dev
     has_own_dev: bool,
     rootfs: OnceCell<Id>,
-    /// On which names may be created: a tmpfs of this container
+    /// tmpfs mounts of this container
     own: Vec<Id>,
-    /// The same, mounted by us
+    /// Layers that the hook mounted
     layers: Vec<Id>,
-    /// On which they may not
+    /// Volumes
     foreign: Vec<Id>,
-    /// Others see what is mounted on it
+    /// Whether the mount has shared propagation
     shared: Vec<(Id, bool)>,
     directories: Vec<(Rc<OwnedFd>, Id)>,
-    /// /proc/self/mountinfo, where the kernel does not report on a single mount. Of what we mount since nothing is asked.
+    /// /proc/self/mountinfo, if the kernel lacks statmount(2). It does not contain the mounts of the hook, which are never
+    /// looked up.
     table: OnceCell<Vec<u8>>,
 }
 
@@ -63,7 +60,7 @@ impl Mounts {
         }
     }
 
-    /// Whether names may be created in this directory, which `path` led to.
+    /// Reports whether the hook may create files in this directory, which `path` led to.
     pub(super) fn is_own(&mut self, rootfs: &Root, dir: &Rc<OwnedFd>, path: &std::path::Path) -> Result<bool> {
         let mount = self.mount_of(dir)?;
         if mount == self.rootfs(rootfs)? || self.own.contains(&mount) || self.layers.contains(&mount) {
@@ -81,25 +78,25 @@ impl Mounts {
         Ok(is_own)
     }
 
-    /// Remembers a layer of ours; its files are the container's own.
+    /// Adds a layer that the hook mounted.
     pub(super) fn add_layer(&mut self, layer: &OwnedFd) -> Result<()> {
         self.layers.push(statmount::id(layer)?);
         Ok(())
     }
 
-    /// All but the first `count` are gone; what is mounted next may get their ids.
+    /// Forgets all but the first `count` layers, and what is cached: the kernel may reuse the ids of unmounted layers.
     pub(super) fn forget_layers(&mut self, count: usize) {
         self.layers.truncate(count);
         self.shared.clear();
     }
 
-    /// Refuses to mount on `point` if others would see it.
+    /// Refuses to mount on `point` if its mount has shared propagation.
     pub(super) fn refuse_shared(&mut self, point: &OwnedFd) -> Result<()> {
         let mount = statmount::id(point)?;
         self.refuse(mount, point)
     }
 
-    /// The same for what is made in a directory.
+    /// Refuses to mount on a file in this directory if its mount has shared propagation.
     pub(super) fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
         let mount = self.mount_of(dir)?;
         self.refuse(mount, dir)
@@ -125,7 +122,7 @@ impl Mounts {
         if is_shared {
             return Err(anyhow::Error::new(Failure::new(
                 &catalog::SHARED,
-                "it lies in a volume with shared propagation, so the host would see the mount too",
+                "it is in a volume with shared propagation: the mount would also appear on the host",
                 "mount that volume with rslave or rprivate propagation",
             )));
         }
@@ -153,9 +150,9 @@ impl Mounts {
         if rustix::fs::fstatfs(dir)?.f_type != TMPFS_MAGIC {
             return Ok(false);
         }
-        // The table of mounts is long on a node with many containers. All of them have a tmpfs at /dev, so that is looked at
-        // alone, where the kernel reports on single mounts: it is mounted on the rootfs directly, and the runtime has mounted
-        // one there. A volume that a link of the image leads there lies on top of that one, or below it.
+        // The mount table is long on a node with many containers. Almost every container has a tmpfs at /dev, so with
+        // statmount(2) that mount is checked alone: it must be mounted directly on the rootfs, where config.json has the
+        // runtime mount a tmpfs. A volume that a link of the image redirects to /dev is mounted on or below that tmpfs.
         if self.has_own_dev
             && path == std::path::Path::new("dev")
             && let (Some(facts), Id::Unique(below)) = (statmount::facts_of(mount), self.rootfs(rootfs)?)
@@ -182,12 +179,12 @@ impl Mounts {
     }
 }
 
-/// The mounts that there are now.
+/// Reads the current mount table.
 pub(super) fn read_table() -> Result<Vec<u8>> {
     proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")
 }
 
-/// Whether config.json has the runtime mount a tmpfs at /dev.
+/// Reports whether config.json has the runtime mount a tmpfs at /dev.
 pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
     let is_own = |mount: &Mount| {
         mount.destination == std::path::Path::new("/dev") && mount.kind.as_deref() == Some("tmpfs") && !mount.is_bind()
@@ -195,7 +192,7 @@ pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
     mounts.iter().any(is_own)
 }
 
-/// A whole tmpfs that is mounted on the mount `below` itself, and on nothing that was mounted there before.
+/// Reports whether a mount is a whole tmpfs whose parent is the mount `below`.
 fn is_first_on(facts: &MountFacts, below: u64) -> bool {
     facts.parent == below && facts.root == "/" && u64::try_from(TMPFS_MAGIC).is_ok_and(|tmpfs| facts.magic == tmpfs)
 }
@@ -205,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_dev_it_is() {
+    fn a_tmpfs_at_dev_is_the_containers_own() {
         let mount = |destination: &str, kind: &str, options: &[&str]| Mount {
             destination: destination.into(),
             kind: Some(kind.to_owned()),

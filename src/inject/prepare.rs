@@ -1,4 +1,4 @@
-//! The host's side of each step: every source opened, checked and, where the kernel can, cloned into a detached mount.
+//! Opens and checks the source of each step on the host, and clones it into a detached mount if the kernel supports that.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use super::tmpfs::Directory;
 use crate::lower::access::Process;
 use crate::lower::live::{CacheEntry, Step};
 
-/// A step with all that it needs of the host.
+/// A step with its opened sources.
 #[derive(Debug)]
 pub(crate) enum Prepared<'a> {
     /// Mount a regular file or a socket.
@@ -29,7 +29,7 @@ pub(crate) enum Prepared<'a> {
         target: &'a ContainerPath,
         /// major and minor number
         device: (u32, u32),
-        /// the process for which one of the container's own is created
+        /// the process that cannot open the host's node, so that the hook creates one for the container
         own: Option<&'a Process>,
     },
     MountDirectory {
@@ -48,7 +48,7 @@ pub(crate) enum Prepared<'a> {
         /// the mounted file it leads to
         file: &'a ContainerPath,
     },
-    /// What is to be seen at /proc/driver/nvidia.
+    /// Mount a directory with the container's GPUs on /proc/driver/nvidia.
     MaskProc(Directory),
     /// As in [`Step::MaskParams`].
     MaskParams,
@@ -61,17 +61,17 @@ pub(crate) enum Prepared<'a> {
     ListDirectories {
         /// directories that are searched before all others
         first: &'a [ContainerPath],
-        /// where the image does not list them itself
+        /// directories that are added unless the image's configuration lists them
         others: &'a [ContainerPath],
     },
     /// As in [`Step::UpdateLinkerCache`].
     UpdateLinkerCache(&'a [CacheEntry]),
 }
 
-/// Does everything of a step that can fail without the container.
+/// Does the part of a step that needs only the host.
 ///
 /// # Errors
-/// If a source is missing or not what it is said to be, or cannot be mounted.
+/// If a source is missing, has changed since the plan was made, or cannot be mounted.
 pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
     Ok(match step {
         Step::MountFile { source, target, .. } => Prepared::Mount { source: open_file(source, api)?, target },
@@ -95,7 +95,7 @@ pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
 
 fn open_file(source: &HostPath, api: Api) -> Result<Source> {
     Source::open(source, MountAttrs::DRIVER_FILE, api, |kind, _| {
-        ensure!(kind == FileType::RegularFile, "{source} is no regular file any more");
+        ensure!(kind == FileType::RegularFile, "{source} was replaced and is not a regular file");
         Ok(())
     })
 }
@@ -103,12 +103,12 @@ fn open_file(source: &HostPath, api: Api) -> Result<Source> {
 fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> {
     Source::open(source, MountAttrs::DEVICE_NODE, api, |kind, stat| {
         let is = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-        ensure!(kind == FileType::CharacterDevice && is == device, "{source} is another device now");
+        ensure!(kind == FileType::CharacterDevice && is == device, "{source} is now another device");
         Ok(())
     })
 }
 
-/// Opened anew, and judged by what is opened now: the path may lead elsewhere than when the edits were made.
+/// Opens the socket or directory again and checks the descriptor, because the path may have changed since the plan was made.
 fn prepare_ipc<'a>(channel: &Channel, target: &'a ContainerPath, api: Api) -> Result<Prepared<'a>> {
     let opened = channel.open()?;
     let path = HostPath::new(channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path)));

@@ -1,7 +1,7 @@
-//! A directory that nothing can be created in, or where nothing is to be: a layer of ours over it, if it needs a new name.
+//! Covers a directory in which the hook cannot or must not create files, with an overlay that can contain them.
 //!
-//! The layer is an overlay whose upper directory is a tmpfs, so the image or the volume is not touched. Nothing of it is
-//! writable to the container either: [`seal`] makes it read-only.
+//! The overlay's upper directory is on a tmpfs, so the image or the volume does not change. [`seal`] makes the overlay
+//! read-only before the container starts.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -28,14 +28,14 @@ const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 pub(super) struct Scratch {
     tmpfs: OwnedFd,
     place: Place,
-    /// The mount table from before it was mounted
+    /// The mount table from before the tmpfs was mounted
     table: Vec<u8>,
 }
 
-/// Where what is mounted on a directory can be opened: the directory that it lies in, and its name there.
+/// The parent directory of a mount point, and the name in it.
 ///
-/// The way to a mount ends at its top, so an open file of what is below does not lead to it. A path would, but its links belong
-/// to the image, and can change meanwhile.
+/// A descriptor that was opened before the mount refers to the directory below the mount. Only a lookup of the name reaches the
+/// mount. The whole path is not resolved again, because the image can change the links in it.
 struct Place {
     dir: OwnedFd,
     name: OsString,
@@ -45,24 +45,24 @@ impl Place {
     fn find(below: &OwnedFd) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(below, c"..", flags, Mode::empty())?;
-        // One name in an open directory: if it is another file's by now, `open_new` finds no new file system there.
+        // If the name now belongs to another file, `open_new` finds no new file system there.
         let name = real_path(below.as_fd())?.file_name().unwrap_or_default().to_owned();
         Ok(Self { dir, name })
     }
 
-    /// Opens what was mounted on it last: a file system of this kind that was mounted nowhere before. Only such a one is ours
-    /// to create names in.
+    /// Opens the file system that was just mounted. It must be of this kind and must not be in the mount table from before: the
+    /// hook creates files in no other file system.
     fn open_new(&self, kind: FsWord, table: &[u8]) -> Result<OwnedFd> {
         let new = open_in(&self.dir, &self.name)?;
         let device = rustix::fs::fstat(&new)?.st_dev;
         let is_new =
             rustix::fs::fstatfs(&new)?.f_type == kind && !mountinfo::devices(table, |_| true).contains(&device);
-        ensure!(is_new, "the directory was replaced meanwhile");
+        ensure!(is_new, "the directory was replaced in the meantime");
         Ok(new)
     }
 
-    /// Takes away what is mounted there, of which there is no fd; the error says if that failed too.
-    fn take_away(&self, error: anyhow::Error) -> anyhow::Error {
+    /// Unmounts by name, without a descriptor of the mount. If that fails, adds [`StillMounted`] to the error.
+    fn unmount_after(&self, error: anyhow::Error) -> anyhow::Error {
         match in_place::take_back(&self.dir, Path::new(&self.name)) {
             Ok(()) => error,
             Err(_) => error.context(StillMounted),
@@ -71,16 +71,18 @@ impl Place {
 }
 
 impl Scratch {
+    /// Mounts a tmpfs for files.
     fn mount(below: &OwnedFd, table: Vec<u8>, options: &str, label: Option<&Label>) -> Result<Self> {
         Self::mount_by(below, table, || in_place::mount_tmpfs(below, options, label))
     }
 
-    /// One on which device nodes work. The user that files are created as may not be the one that mounts it.
+    /// Mounts a tmpfs on which device nodes work. Mode 0777, because files may be created as another user than the one that
+    /// mounts.
     pub(super) fn for_nodes(below: &OwnedFd, label: Option<&Label>) -> Result<Self> {
         Self::mount_by(below, read_table()?, || in_place::mount_tmpfs_for_nodes(below, "mode=0777,size=64k", label))
     }
 
-    /// A node that everybody may open, as runtimes create them.
+    /// Creates a node with mode 0666, like runtimes do.
     pub(super) fn create_node(&self, (major, minor): (u32, u32)) -> rustix::io::Result<OwnedFd> {
         let (name, mode) = (OsStr::new("node"), Mode::from_raw_mode(0o666));
         rustix::fs::mknodat(&self.tmpfs, name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
@@ -94,11 +96,11 @@ impl Scratch {
         mount().context("mount a tmpfs")?;
         match place.open_new(TMPFS_MAGIC, &table) {
             Ok(tmpfs) => Ok(Self { tmpfs, place, table }),
-            Err(error) => Err(place.take_away(error)),
+            Err(error) => Err(place.unmount_after(error)),
         }
     }
 
-    /// Unmounts it, with what is mounted on it.
+    /// Unmounts the tmpfs and the mounts on it.
     pub(super) fn unmount(&self) -> Result<()> {
         mount::detach(self.tmpfs.as_fd())
             .or_else(|error| in_place::take_back(&self.place.dir, Path::new(&self.place.name)).map_err(|_| error))?;
@@ -109,18 +111,18 @@ impl Scratch {
 /// Why a directory gets a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
-    /// Nothing can be created in it
+    /// Its mount or file system is read-only
     ReadOnly,
-    /// It lies on a volume, where nothing is created
+    /// It is on a volume, where the hook creates no files
     Volume,
-    /// The container's user namespace does not know its owner
+    /// Its owner is not mapped in the container's user namespace
     Owner,
 }
 
 impl Why {
-    /// A layer would hide what is mounted inside.
+    /// The error if mounts below the directory would be hidden by a layer.
     fn has_others_inside(self, path: &Path) -> Failure {
-        const ELSEWHERE: &str = "start the container from an image that can be written, or mount them elsewhere";
+        const ELSEWHERE: &str = "start the container with a writable root file system, or mount them elsewhere";
         let path = Path::new("/").join(path);
         match self {
             Self::ReadOnly => Failure::new(
@@ -133,15 +135,18 @@ impl Why {
             }
             Self::Volume => Failure::new(
                 &catalog::VOLUME,
-                format!("other files are mounted in {path:?}, which lies on a volume, where the hook creates nothing"),
-                "mount the volume at another path, or have it contain an empty file for each file of the driver",
+                format!(
+                    "other files are mounted in {path:?}, which is on a volume, and the hook creates no files on volumes"
+                ),
+                "mount the volume at another path, or create an empty file in it for each driver file",
             ),
         }
     }
 
+    /// The error if the kernel refuses the overlay.
     fn without_overlay(self, path: &Path) -> Failure {
         const MODULE: &str =
-            "start the container from an image that can be written, or load the kernel module \"overlay\"";
+            "start the container with a writable root file system, or load the kernel module \"overlay\"";
         let path = Path::new("/").join(path);
         match self {
             Self::ReadOnly => Failure::new(
@@ -155,7 +160,7 @@ impl Why {
             Self::Volume => Failure::new(
                 &catalog::VOLUME,
                 format!(
-                    "cannot mount an overlay over {path:?}, which lies on a volume, where the hook creates nothing"
+                    "cannot mount an overlay over {path:?}, which is on a volume, and the hook creates no files on volumes"
                 ),
                 "mount the volume at another path, or load the kernel module \"overlay\"",
             ),
@@ -163,12 +168,12 @@ impl Why {
     }
 }
 
-const OUTSIDE: &str = "whose owner the container's user namespace does not know";
+const OUTSIDE: &str = "whose owner is not mapped in the container's user namespace";
 
-/// Puts a layer over `below`, the directory `path` of a rootfs. The mounts are pushed to `done`; the last is the layer.
+/// Mounts a layer on `below`, the directory `path` of a rootfs. Pushes the mounts to `done`; the last one is the layer.
 ///
 /// # Errors
-/// If something else is mounted below it, which the layer would hide, or the kernel refuses.
+/// If the layer would hide mounts below the directory, or the kernel refuses.
 pub(super) fn cover(
     rootfs: &Root,
     path: &Path,
@@ -177,7 +182,7 @@ pub(super) fn cover(
     label: Option<&Label>,
     done: &mut Vec<Rc<OwnedFd>>,
 ) -> Result<()> {
-    // Compared with mount points only, and what it may lead to is a refusal.
+    // The path is only compared with mount points, so a race can at most cause a refusal.
     let place = real_path(below.as_fd())?;
     let table = read_table()?;
     if place == real_path(rootfs.as_fd())? || mountinfo::any_below(&table, &place) {
@@ -186,35 +191,32 @@ pub(super) fn cover(
     let Scratch { tmpfs, place, table } = Scratch::mount(below, table, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));
-    // overlayfs requires both directories on one file system, and renames files from one to the other.
+    // overlayfs renames files from the work directory to the upper directory, so both must be on one file system.
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
     in_place::mount_overlay(&tmpfs, below, &tmpfs, label).with_context(|| why.without_overlay(path))?;
-    // What is on top goes first, by the fd of what is below it.
+    // The overlay is unmounted with the tmpfs that it is mounted on.
     let layer = place.open_new(OVERLAYFS_MAGIC, &table).inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
     done.push(layer.into());
     Ok(())
 }
 
-/// A volume that the container may write stays as it is.
+/// The error for an optional file on a volume that the container can write to: the volume stays writable.
 pub(super) fn not_covered(path: &Path) -> anyhow::Error {
     failure(
         &catalog::VOLUME,
-        format!("{:?} lies on a volume, where the hook creates nothing", Path::new("/").join(path)),
+        format!("{:?} is on a volume, and the hook creates no files on volumes", Path::new("/").join(path)),
         "mount the volume at another path",
     )
 }
 
-/// A volume that the container may write, but for this directory.
+/// The finding for a directory of a writable volume that a read-only layer now covers.
 pub(super) fn covered(path: &Path) -> Finding {
     Finding::of(
         &catalog::COVERED,
-        format!(
-            "{:?} lies on a volume: a read-only layer with the driver's files covers it",
-            Path::new("/").join(path)
-        ),
-        "mount the volume at another path if the container has to write there",
+        format!("{:?} is on a volume: a read-only layer with the driver files covers it", Path::new("/").join(path)),
+        "mount the volume at another path if the container writes to it",
     )
 }
 
@@ -226,9 +228,10 @@ pub(super) fn seal(layer: &OwnedFd) -> Result<()> {
     in_place::restrict(layer, MountAttrs::LAYER).context("remount a layer read-only")
 }
 
-/// Hides the file `name` in the directory `dir` of a rootfs behind one of ours with this content; returns its mount.
+/// Mounts a file with this content over the file `name` in the directory `dir` of a rootfs; returns the mount.
 ///
-/// A tmpfs is on that directory for as long as it takes to mount a file of it: what is mounted keeps it.
+/// The file is created on a tmpfs that is mounted on `dir` and unmounted again. The bind mount of the file keeps the tmpfs
+/// alive.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -239,11 +242,11 @@ pub(super) fn hide_file(
     content: &[Cow<'_, [u8]>],
     label: Option<&Label>,
 ) -> Result<OwnedFd> {
-    // The largest linker cache that the hook accepts has 16 MiB. Without a size, a tmpfs may take half of the memory.
+    // The hook accepts linker caches up to 16 MiB. Without `size`, a tmpfs may use half of the memory.
     let scratch = Scratch::mount(dir, read_table()?, "mode=0755,size=32m", label)?;
     let bound = bind_new_file(&scratch.tmpfs, name, point, content);
     let unmounted = scratch.unmount().context(StillMounted);
-    bound.context("mount a file of ours")?;
+    bound.context("mount a replacement file")?;
     unmounted.and_then(|()| restrict(dir, name)).map_err(|error| match in_place::take_back(dir, Path::new(name)) {
         Ok(()) => error,
         Err(_) => error.context(StillMounted),
@@ -257,9 +260,9 @@ fn bind_new_file(tmpfs: &OwnedFd, name: &OsStr, point: &OwnedFd, content: &[Cow<
     Ok(in_place::bind(open_in(tmpfs, name)?, point)?)
 }
 
-/// Restricts what was just mounted at `name`, and returns it.
+/// Restricts the mount that was just made at `name`, and returns it.
 fn restrict(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd> {
     let mounted = open_in(dir, name)?;
-    in_place::restrict(&mounted, MountAttrs::PROC_FILE).context("remount it restricted")?;
+    in_place::restrict(&mounted, MountAttrs::PROC_FILE).context("restrict the mount")?;
     Ok(mounted)
 }

@@ -1,4 +1,4 @@
-//! What is mounted into a container: opened and checked on the host's side, attached on the container's.
+//! A mount source: opened and checked on the host, attached in the container.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,21 +21,21 @@ pub(crate) struct Source {
 #[derive(Debug)]
 enum Tree {
     Detached(OwnedFd),
-    /// For [`Api::InPlace`]: mount(2) takes nothing of another mount namespace, so it is opened again in the
-    /// container's, which has the host's tree until pivot_root, and must then be the same file. That is compared by inode
-    /// number, which nothing else can have while the file is open here.
+    /// For [`Api::InPlace`]: mount(2) rejects a source of another mount namespace. So the path is opened again in the
+    /// container's namespace, which contains the host's tree until pivot_root(2), and must lead to the same inode. The kernel
+    /// cannot reuse the inode number while the descriptor is open.
     Path(HostPath, OwnedFd),
-    /// A mount of the container's already.
+    /// A mount in the container
     Mounted(OwnedFd),
 }
 
 impl Source {
-    /// Opens `path`, checks it, and makes a mount of it where that can be done beforehand.
+    /// Opens `path`, checks it, and clones it into a detached mount if the kernel supports that.
     ///
-    /// The path is a real path: a symlink as its last component appeared since, and is refused.
+    /// `path` was resolved before. If its last component is now a symlink, it has been replaced, and is refused.
     ///
     /// # Errors
-    /// If it is not there, `check` refuses it, or it cannot be mounted.
+    /// If it is missing, `check` refuses it, or it cannot be mounted.
     pub(crate) fn open(
         path: &HostPath,
         attrs: MountAttrs,
@@ -59,7 +59,7 @@ impl Source {
         Ok(Self { tree, stat, attrs })
     }
 
-    /// Makes a mount of what is open already; `path` is where it was opened.
+    /// Creates a source from a descriptor; `path` is the path that it was opened from.
     ///
     /// # Errors
     /// If it cannot be mounted.
@@ -76,7 +76,7 @@ impl Source {
         Ok(Self { tree, stat, attrs })
     }
 
-    /// The same file once more, for a second name.
+    /// Creates a source from a file that is already mounted, for a second path.
     ///
     /// # Errors
     /// If it cannot be mounted.
@@ -98,16 +98,16 @@ impl Source {
         &self.stat
     }
 
-    /// Whether this is the file that is mounted.
+    /// Reports whether this is the source's file.
     pub(crate) const fn is(&self, stat: &Stat) -> bool {
         same_file(&self.stat, stat)
     }
 
-    /// Mounts it at `path` in `dir`, where we just made what is to be mounted on; returns the mount. If somebody puts
-    /// something else in its place meanwhile, it is mounted on that, which is never followed if it is a link.
+    /// Mounts the source at `path` in `dir`, where the hook just created the mount point; returns the mount. If another process
+    /// replaces the mount point, the source is mounted on the replacement; a symlink is not followed.
     ///
     /// # Errors
-    /// If the kernel refuses, or it has to be mounted in place and something else is there.
+    /// If the kernel refuses. With [`Api::InPlace`], also if the mount point is now a symlink.
     pub(crate) fn attach_at(self, dir: &OwnedFd, path: &Path) -> Result<OwnedFd> {
         if let Tree::Detached(mount) = self.tree {
             mount::attach_at(&mount, dir, path).context("move_mount")?;
@@ -115,14 +115,14 @@ impl Source {
         }
         let point = open_in(dir, path.as_os_str())?;
         let is_link = FileType::from_raw_mode(rustix::fs::fstat(&point)?.st_mode) == FileType::Symlink;
-        ensure!(!is_link, "its mount point was replaced meanwhile");
+        ensure!(!is_link, "its mount point was replaced in the meantime");
         self.attach(dir, path, point)
     }
 
-    /// Mounts it on `point`, which was opened as `name` in `dir`, and returns the mount.
+    /// Mounts the source on `point`, which was opened as `name` in `dir`, and returns the mount.
     ///
     /// # Errors
-    /// If the kernel refuses, or the file is another one by now.
+    /// If the kernel refuses, or the path now leads to another file.
     pub(crate) fn attach(self, dir: &OwnedFd, name: &Path, point: OwnedFd) -> Result<OwnedFd> {
         let source = match self.tree {
             Tree::Detached(mount) => {
@@ -132,12 +132,12 @@ impl Source {
             Tree::Path(path, checked) => {
                 let source = open_real(path.as_path()).with_context(|| format!("open {path} again"))?;
                 let same = same_file(&rustix::fs::fstat(&source)?, &rustix::fs::fstat(&checked)?);
-                ensure!(same, "its source was replaced meanwhile");
+                ensure!(same, "its source was replaced in the meantime");
                 source
             }
             Tree::Mounted(mount) => mount,
         };
-        // A bind mount takes over the flags of its source: mount(2) ignores new flags together with MS_BIND. They need a remount.
+        // mount(2) ignores other flags together with MS_BIND: a bind mount has the flags of its source until it is remounted.
         in_place::bind(&source, point).context("mount")?;
         restrict(dir, name, &self.stat, self.attrs).inspect_err(|_| drop(in_place::take_back(dir, name)))
     }
@@ -148,8 +148,8 @@ fn restrict(dir: &OwnedFd, name: &Path, source: &Stat, attrs: MountAttrs) -> Res
     // The descriptor of the mount point shows the file below the mount: only the name leads to the mount. The kernel does not
     // let a mount point be renamed or removed in this namespace, and the inode shows that the mount is ours.
     let mounted = open_in(dir, name.as_os_str())?;
-    ensure!(same_file(&rustix::fs::fstat(&mounted)?, source), "its mount point was replaced meanwhile");
-    in_place::restrict(&mounted, attrs).context("remount it restricted")?;
+    ensure!(same_file(&rustix::fs::fstat(&mounted)?, source), "its mount point was replaced in the meantime");
+    in_place::restrict(&mounted, attrs).context("restrict the mount")?;
     Ok(mounted)
 }
 
@@ -157,12 +157,12 @@ fn open_real(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// What is at `name`, links not followed.
+/// Opens `name` in `dir` without following a symlink.
 pub(super) fn open_in(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Whether both are the same file.
+/// Reports whether both describe the same file.
 pub(super) const fn same_file(a: &Stat, b: &Stat) -> bool {
     a.st_dev == b.st_dev && a.st_ino == b.st_ino
 }

@@ -1,4 +1,4 @@
-//! The container's side of each step. From here on there are only fds of the rootfs and names below it.
+//! Applies steps inside the container's mount namespace. Paths are resolved below a descriptor of the root file system only.
 
 mod cdi_hook;
 mod created;
@@ -26,72 +26,74 @@ use base::sys::mount::{self, Api, Label, MountAttrs};
 use nvidia_host::edits::Need;
 
 use super::container::{Inside, is_missing};
-use super::directory::{Present, find_present, make_file, replace_link, write_beside};
+use super::directory::{Present, find_present, make_file, replace_file, replace_link};
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
 use super::prepare::Prepared;
 use super::source::Source;
-use super::tmpfs::{Directory, is_ours};
-use super::{Finished, Take, read_only};
+use super::tmpfs::{Directory, is_own_tmpfs};
+use super::{Finished, Runner, read_only};
 use crate::record::created::Entry;
 
-/// A container whose mount namespace we are in, and what we did to it.
+/// A container whose mount namespace this process has entered, and the changes made to it.
 #[derive(Debug)]
 pub(crate) struct Target {
     rootfs: Root,
-    /// The ids of its user namespace, if it has one that we are not in
+    /// The ids of its user namespace, unless that is also the hook's
     ids: Option<Ids>,
     api: Api,
     hosts_dev: HostsDev,
     /// SELinux label of the file systems that the hook mounts
     label: Option<Label>,
-    /// Where names may be created, and what others see
-    known: Mounts,
-    /// Directories in which they may be
-    own: Vec<Rc<OwnedFd>>,
-    done: Vec<Done>,
+    /// Which mounts are the container's own, and which are visible elsewhere
+    mount_facts: Mounts,
+    /// Directories in which the hook may create names
+    own_directories: Vec<Rc<OwnedFd>>,
+    /// Changes to the container, newest last
+    changes: Vec<Change>,
+    /// Mounted files by their path
     mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Whether the container requires the step that is being carried out
     need: Need,
-    /// Over read-only directories, and those of volumes
+    /// Overlays on read-only directories and on directories of volumes
     layers: Vec<Rc<OwnedFd>>,
-    /// Directories that were opened, by their paths: most files go to a few of them, and none is found a second way.
-    /// Forgotten when something is mounted on a directory.
+    /// Open directories by their path, because most files go to a few of them. Cleared when something is mounted on a
+    /// directory.
     opened: Vec<(PathBuf, Rc<OwnedFd>)>,
-    /// Whether the directories of the libraries were listed for the image's ldconfig
-    listed: bool,
-    /// Whether a link to another driver's library was replaced: the container has run with that one
-    had_another: bool,
-    /// Files that a run of the container with the other driver left behind
+    /// Whether a step lists library directories for the image's ldconfig
+    lists_directories: bool,
+    /// Whether a link to a library of another driver version was replaced: an earlier start used that driver
+    had_other_driver: bool,
+    /// Files that an earlier start with another driver version left
     stale: Vec<Created>,
-    /// Whether the root file system is this container's alone
+    /// Whether no other container uses this root file system
     is_alone: bool,
-    /// What was created, for poststop
+    /// Created names, for poststop
     created: Vec<Entry>,
     findings: Vec<Finding>,
 }
 
-/// What is known of a container before its mount namespace is entered.
+/// Facts about a container that are determined before its mount namespace is entered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TargetFacts {
-    /// config.json has the runtime mount a tmpfs at /dev
+    /// Whether config.json has the runtime mount a tmpfs at /dev
     pub has_own_dev: bool,
-    /// No other container has its root file system
+    /// Whether no other container uses its root file system
     pub is_alone: bool,
 }
 
-/// What undoing has to take back, newest last.
+/// A change to the container that can be undone.
 #[derive(Debug)]
-enum Done {
+enum Change {
     Created(Created),
     Mounted(Rc<OwnedFd>),
-    /// A symlink of the image's that ours replaced
+    /// A symlink of the image that the hook replaced
     Replaced {
         dir: Rc<OwnedFd>,
         name: PathBuf,
         text: PathBuf,
     },
-    /// A file that an earlier start left, which was replaced or removed
+    /// A file of an earlier start that the hook replaced or removed
     Rewritten {
         dir: Rc<OwnedFd>,
         name: PathBuf,
@@ -99,19 +101,20 @@ enum Done {
     },
 }
 
-enum Existing {
-    /// The file that the step asks for
-    Asked,
-    /// A new file of ours in this directory
+/// Where a source is mounted.
+enum MountPoint {
+    /// Nothing to mount on: the requested file is already there
+    Present,
+    /// An empty file that the hook created in this directory
     New(Rc<OwnedFd>),
-    /// Something to mount on, in this directory
-    Point(Rc<OwnedFd>, OwnedFd),
+    /// A file of the image, and the directory that contains it
+    Existing(Rc<OwnedFd>, OwnedFd),
 }
 
-impl Take for Target {
-    fn take(&mut self, step: Prepared<'_>, need: Need) -> Result<()> {
+impl Runner for Target {
+    fn run(&mut self, step: Prepared<'_>, need: Need) -> Result<()> {
         self.need = need;
-        let (done, layers, mounts) = (self.done.len(), self.layers.len(), self.mounts.len());
+        let (changes, layers, mounts) = (self.changes.len(), self.layers.len(), self.mounts.len());
         let findings = self.findings.len();
         let result = match step {
             Prepared::Mount { source, target } => self.mount(source, target),
@@ -126,36 +129,35 @@ impl Take for Target {
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
         };
         if result.is_err() {
-            // What is taken back is not there for the next step: a layer that is detached could not be sealed, and names in
-            // it would be lost.
+            // Forget what the step added. A detached layer cannot be sealed, and names created in it would be lost.
             self.layers.truncate(layers);
             self.mounts.truncate(mounts);
             self.findings.truncate(findings);
             self.forget_directories();
-            self.known.forget_layers(layers);
-            take_back(self.done.split_off(done));
+            self.mount_facts.forget_layers(layers);
+            undo_all(self.changes.split_off(changes));
         }
         result
     }
 
-    fn note(&mut self, finding: Finding) {
+    fn add_finding(&mut self, finding: Finding) {
         self.findings.push(finding);
     }
 
     fn undo(self) {
-        // Open mounts keep their mount points busy.
+        // A mount with open descriptors is busy: umount(2) would fail with EBUSY.
         drop(self.mounts);
         drop(self.layers);
         drop(self.opened);
-        drop(self.known);
-        drop(self.own);
-        take_back(self.done);
+        drop(self.mount_facts);
+        drop(self.own_directories);
+        undo_all(self.changes);
     }
 
     fn finish(&mut self) -> Result<Finished> {
         // A layer stays writable until here because the steps create names in it.
         self.layers.iter().try_for_each(|layer| read_only::seal(layer))?;
-        // Nothing can fail from here on, and what cannot be removed does no harm.
+        // The setup is complete. A leftover that cannot be removed does no harm.
         for left in self.stale.drain(..) {
             left.remove().ok();
         }
@@ -165,7 +167,7 @@ impl Take for Target {
 }
 
 impl Target {
-    /// The rootfs must have been opened in the mount namespace that we are in now.
+    /// Creates a target without changes. `inside` must have been opened in the current mount namespace.
     pub(crate) fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, facts: TargetFacts) -> Self {
         Self {
             rootfs: inside.rootfs,
@@ -173,15 +175,15 @@ impl Target {
             api,
             hosts_dev,
             label,
-            known: Mounts::new(facts.has_own_dev),
-            own: Vec::new(),
-            done: Vec::new(),
+            mount_facts: Mounts::new(facts.has_own_dev),
+            own_directories: Vec::new(),
+            changes: Vec::new(),
             mounts: Vec::new(),
             need: Need::Required,
             layers: Vec::new(),
             opened: Vec::new(),
-            listed: false,
-            had_another: false,
+            lists_directories: false,
+            had_other_driver: false,
             stale: Vec::new(),
             is_alone: facts.is_alone,
             created: Vec::new(),
@@ -190,63 +192,68 @@ impl Target {
     }
 
     fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
-        let place = self.place(&source, target, None)?;
-        self.put(source, target, place)
+        let at = self.mount_point(&source, target, None)?;
+        self.mount_on(source, target, at)
     }
 
-    /// Where to mount it: on a new file, or on what is there.
-    fn place(&mut self, source: &Source, target: &ContainerPath, device: Option<(u32, u32)>) -> Result<Existing> {
+    /// Returns where to mount `source`: on a new empty file, or on an existing file.
+    fn mount_point(
+        &mut self,
+        source: &Source,
+        target: &ContainerPath,
+        device: Option<(u32, u32)>,
+    ) -> Result<MountPoint> {
         match self.make(target, false, make_file)? {
-            Some((dir, ())) => Ok(Existing::New(dir)),
+            Some((dir, ())) => Ok(MountPoint::New(dir)),
             None => self.existing_point(source, target, device),
         }
     }
 
-    fn put(&mut self, source: Source, target: &ContainerPath, place: Existing) -> Result<()> {
+    fn mount_on(&mut self, source: Source, target: &ContainerPath, at: MountPoint) -> Result<()> {
         let name = Path::new(target.file_name());
-        let mounted = match place {
-            Existing::Asked => return Ok(()),
-            Existing::New(dir) => {
-                self.known.refuse_shared_dir(&dir)?;
+        let mounted = match at {
+            MountPoint::Present => return Ok(()),
+            MountPoint::New(dir) => {
+                self.mount_facts.refuse_shared_dir(&dir)?;
                 source.attach_at(&dir, name)?
             }
-            Existing::Point(dir, point) => {
-                self.known.refuse_shared(&point)?;
+            MountPoint::Existing(dir, point) => {
+                self.mount_facts.refuse_shared(&point)?;
                 source.attach(&dir, name, point)?
             }
         };
         let mounted = Rc::new(mounted);
-        self.done.push(Done::Mounted(Rc::clone(&mounted)));
+        self.changes.push(Change::Mounted(Rc::clone(&mounted)));
         self.mounts.push((target.clone(), mounted));
         Ok(())
     }
 
-    /// Looks where the name is taken. A link makes way for a new file: followed, it would have us mount wherever the image
-    /// likes (CVE-2024-0133).
+    /// Returns the mount point at a name that is already used. A symlink is replaced with a file and never followed: its target
+    /// is the image's choice, and may be any file of the host (CVE-2024-0133).
     fn existing_point(
         &mut self,
         source: &Source,
         target: &ContainerPath,
         device: Option<(u32, u32)>,
-    ) -> Result<Existing> {
+    ) -> Result<MountPoint> {
         let dir = self.parent(target)?;
         let name = target.file_name();
         Ok(match find_present(&dir, name)? {
-            Present::Other(_, stat) if is_device(&stat, device) => Existing::Asked, // the engine made it already
-            Present::Other(_, stat) if source.is(&stat) => Existing::Asked,         // a second run
+            Present::Other(_, stat) if is_device(&stat, device) => MountPoint::Present, // the engine created it
+            Present::Other(_, stat) if source.is(&stat) => MountPoint::Present, // an earlier run of the hook mounted it
             Present::Other(point, stat) => {
-                ensure!(!is_directory(&stat), "the image has a directory in its place");
+                ensure!(!is_directory(&stat), "the image has a directory at this path");
                 self.note_left(target, &stat);
-                Existing::Point(dir, point)
+                MountPoint::Existing(dir, point)
             }
             Present::Link(text) => {
                 let dir = self.writable(dir, target)?;
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
-                self.done.push(Done::Replaced { dir, name: name.into(), text });
+                self.changes.push(Change::Replaced { dir, name: name.into(), text });
                 let made = self.make(target, false, make_file)?;
-                Existing::New(made.context("somebody made it meanwhile")?.0)
+                MountPoint::New(made.context("another process created it in the meantime")?.0)
             }
-            Present::Nothing => bail!("somebody removed it meanwhile"),
+            Present::Nothing => bail!("another process removed it in the meantime"),
         })
     }
 
@@ -261,14 +268,14 @@ impl Target {
             Present::Link(old) => {
                 let dir = self.writable(dir, link)?;
                 replace_link(&dir, Path::new(name), text)?;
-                self.had_another |= stale::is_library_of_a_driver(&old);
-                self.done.push(Done::Replaced { dir, name: name.into(), text: old });
+                self.had_other_driver |= stale::is_library_of_a_driver(&old);
+                self.changes.push(Change::Replaced { dir, name: name.into(), text: old });
             }
-            Present::Nothing => bail!("somebody removed it meanwhile"),
+            Present::Nothing => bail!("another process removed it in the meantime"),
             Present::Other(point, stat) => {
                 ensure!(
                     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
-                    "the image has something else than a file in its place"
+                    "the image has something other than a regular file at this path"
                 );
                 self.mount_over(&dir, point, &stat, link, file)?;
             }
@@ -276,7 +283,7 @@ impl Target {
         Ok(())
     }
 
-    /// The image ships a file of its own under a name of the driver's: it stays in the image, and ours hides it.
+    /// Mounts a driver file over a file of the image that has the name of a driver link.
     fn mount_over(
         &mut self,
         dir: &OwnedFd,
@@ -287,7 +294,7 @@ impl Target {
     ) -> Result<()> {
         let mounted = match self.mounts.iter().find(|(path, _)| path == file) {
             Some((_, mounted)) => Rc::clone(mounted),
-            // Mounted by the engine, where it does that.
+            // The engine has mounted it, for example from a CDI spec.
             None => match self.rootfs.open_at(file.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
                 Ok(mounted) => mounted.into(),
                 Err(error) if is_missing(&error) => return Ok(()),
@@ -299,11 +306,11 @@ impl Target {
         if copy.is(stat) || !is_file {
             return Ok(());
         }
-        self.known.refuse_shared(&point)?;
-        self.done.push(Done::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
+        self.mount_facts.refuse_shared(&point)?;
+        self.changes.push(Change::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
         self.findings.push(Finding::of(
             &catalog::HIDDEN,
-            format!("the image's own {link} is hidden by the driver's"),
+            format!("the driver's file hides the image's own {link}"),
             "",
         ));
         Ok(())
@@ -311,12 +318,12 @@ impl Target {
 
     fn mask_proc(&mut self, directory: Directory) -> Result<()> {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
-        // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container does
-        // not have (CVE-2021-1056).
+        // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container
+        // does not have (CVE-2021-1056).
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let dir = match self.rootfs.open_at(Path::new("proc/driver"), flags) {
             Ok(dir) => dir,
-            // A container without /proc, or a driver that is not in this kernel (its root has a /proc of its own).
+            // The container has no /proc, or the driver is not loaded in this kernel.
             Err(error) if is_missing(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
@@ -324,16 +331,16 @@ impl Target {
         match find_present(&dir, name)? {
             Present::Nothing => Ok(()),
             Present::Other(point, stat) if is_directory(&stat) => {
-                if is_ours(&point) {
+                if is_own_tmpfs(&point) {
                     Ok(())
                 } else {
                     self.attach(directory, &dir, name, point)
                 }
             }
-            // The kernel's own is a directory: this is not the kernel's.
+            // In a proc file system it is a directory, so this /proc is not one.
             _ => Err(Failure::new(
                 &catalog::NO_PROC,
-                "\"/proc/driver/nvidia\" is no directory there",
+                "\"/proc/driver/nvidia\" is not a directory in the container",
                 "have the engine mount a proc file system at \"/proc\" in the container",
             )
             .into()),
@@ -342,7 +349,7 @@ impl Target {
 
     fn mount_files(&mut self, directory: Directory, target: &ContainerPath) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
-        if is_ours(&point) {
+        if is_own_tmpfs(&point) {
             return Ok(());
         }
         self.attach(directory, &dir, target.file_name(), point)
@@ -353,29 +360,29 @@ impl Target {
         if source.is(&rustix::fs::fstat(&point)?) {
             return Ok(());
         }
-        self.known.refuse_shared(&point)?;
+        self.mount_facts.refuse_shared(&point)?;
         self.forget_directories();
-        self.done.push(Done::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
+        self.changes.push(Change::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
     }
 
-    /// A directory to mount on, made if necessary, and the one it lies in.
+    /// Returns a directory to mount on, created if it is missing, and its parent directory.
     fn directory_point(&mut self, target: &ContainerPath) -> Result<(Rc<OwnedFd>, OwnedFd)> {
         let make_dir = |dir: &OwnedFd, name: &OsStr| rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755));
         self.make(target, true, make_dir)?;
         let dir = self.parent(target)?;
         match find_present(&dir, target.file_name())? {
             Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
-            _ => Err(anyhow::anyhow!("the image has something else than a directory in its place")),
+            _ => Err(anyhow::anyhow!("the image has something other than a directory at this path")),
         }
     }
 
     fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
-        self.known.refuse_shared(&point)?;
+        self.mount_facts.refuse_shared(&point)?;
         self.forget_directories();
         let mut mounts = Vec::new();
         let attached = directory.attach(dir, name, point, &mut mounts);
-        self.done.extend(mounts.into_iter().map(Done::Mounted));
+        self.changes.extend(mounts.into_iter().map(Change::Mounted));
         attached
     }
 }
@@ -384,14 +391,14 @@ fn parent_path(path: &ContainerPath) -> &Path {
     path.relative().parent().unwrap_or_else(|| Path::new("/"))
 }
 
-/// Undoes the steps, the newest first.
-fn take_back(done: Vec<Done>) {
-    for done in done.into_iter().rev() {
-        match done {
-            Done::Created(created) => created.remove().ok(),
-            Done::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
-            Done::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
-            Done::Rewritten { dir, name, old } => write_beside(&dir, &name, &[old.into()]).ok(),
+/// Undoes changes, the newest first. Errors are ignored: the container does not start anyway.
+fn undo_all(changes: Vec<Change>) {
+    for change in changes.into_iter().rev() {
+        match change {
+            Change::Created(created) => created.remove().ok(),
+            Change::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
+            Change::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
+            Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &[old.into()]).ok(),
         };
     }
 }

@@ -1,4 +1,4 @@
-//! A directory of our own in a container: a tmpfs with small files, and perhaps with mounts in it, that nobody can write.
+//! A read-only tmpfs in a container, with small files and mounts in it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,21 +16,21 @@ use base::sys::mount::{self, Api, Label, MountAttrs, in_place};
 use super::mounts::TMPFS_MAGIC;
 use super::source::{Source, open_in, same_file};
 
-/// Files that are not large, and mount points.
+/// Mount options: the tmpfs contains only small files and mount points.
 const OPTIONS: [(&std::ffi::CStr, &std::ffi::CStr); 2] = [(c"mode", c"0555"), (c"size", c"1m")];
 
-/// What is to be in it.
+/// The content of such a tmpfs.
 #[derive(Debug)]
 pub(crate) struct Directory {
     files: Vec<(OsString, Vec<u8>)>,
     mounts: Vec<(PathBuf, FileType, Source)>,
     label: Option<Label>,
-    /// With the files in it already, where that can be done beforehand.
+    /// The tmpfs with its files, for [`Api::Detached`]
     detached: Option<OwnedFd>,
 }
 
 impl Directory {
-    /// Does what can be done without the container.
+    /// Creates and fills the tmpfs if the kernel supports detached mounts.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -42,17 +42,18 @@ impl Directory {
     ) -> Result<Self> {
         let mut directory = Self { files, mounts, label: label.cloned(), detached: None };
         if api == Api::Detached {
-            let tmpfs = mount::new_tmpfs(&OPTIONS, label).context("make a tmpfs")?;
+            let tmpfs = mount::new_tmpfs(&OPTIONS, label).context("create a tmpfs")?;
             directory.fill(&tmpfs)?;
             directory.detached = Some(tmpfs);
         }
         Ok(directory)
     }
 
-    /// Mounts it on the directory `point`, which was opened as `name` in `dir`; returns the mounts, newest last.
+    /// Mounts the tmpfs on the directory `point`, which was opened as `name` in `dir`. Pushes the mounts to `done`, newest
+    /// last.
     ///
     /// # Errors
-    /// If the kernel refuses; `done` has what was mounted until then.
+    /// If the kernel refuses; `done` then has the mounts so far.
     pub(crate) fn attach(
         mut self,
         dir: &OwnedFd,
@@ -82,7 +83,7 @@ impl Directory {
             done.push(mounted.into());
         }
         if in_place {
-            in_place::restrict(&tmpfs, MountAttrs::PROC_FILE).context("remount it restricted")
+            in_place::restrict(&tmpfs, MountAttrs::PROC_FILE).context("restrict the mount")
         } else {
             mount::restrict(&tmpfs, MountAttrs::PROC_FILE).context("mount_setattr")
         }
@@ -96,11 +97,11 @@ impl Directory {
     }
 }
 
-/// What is mounted on `point`, which `name` leads to.
+/// Opens the mount on `point`, which `name` leads to.
 fn open_mounted(dir: &OwnedFd, name: &OsStr, point: &OwnedFd) -> Result<OwnedFd> {
     let tmpfs = open_in(dir, name)?;
     let is_point = same_file(&rustix::fs::fstat(&tmpfs)?, &rustix::fs::fstat(point)?);
-    ensure!(!is_point, "its mount point was replaced meanwhile");
+    ensure!(!is_point, "its mount point was replaced in the meantime");
     Ok(tmpfs)
 }
 
@@ -110,7 +111,7 @@ fn write_file(tmpfs: &OwnedFd, name: &OsStr, content: &[u8]) -> Result<()> {
     Ok(File::from(file).write_all(content)?)
 }
 
-/// A mount point in a tmpfs of our own.
+/// Creates a mount point in the tmpfs.
 fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
     match kind {
         FileType::Directory => make_dirs(tmpfs, path)?,
@@ -121,12 +122,12 @@ fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
             rustix::fs::openat(tmpfs, path, flags, Mode::from_raw_mode(0o444))?;
         }
-        _ => bail!("{path:?} is no file and no directory"),
+        _ => bail!("{path:?} is neither a file nor a directory"),
     }
     Ok(())
 }
 
-/// `mkdir -p`; most have the same parent.
+/// `mkdir -p`. It tries the whole path first, because most directories have the same parent.
 fn make_dirs(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
     match (make_dir(tmpfs, path), path.parent()) {
         (Err(Errno::NOENT), Some(parent)) => make_dirs(tmpfs, parent).and_then(|()| make_dir(tmpfs, path)),
@@ -141,13 +142,13 @@ fn make_dir(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
     }
 }
 
-/// Whether a directory is a tmpfs that nobody can write: what we mounted there in a run before this one. An image cannot
-/// mount, and runtimes mask paths after the hooks.
-pub(super) fn is_ours(point: impl AsFd) -> bool {
+/// Reports whether a directory is a read-only tmpfs, which an earlier run of the hook has mounted there: images cannot mount,
+/// and runtimes mask paths only after the hooks.
+pub(super) fn is_own_tmpfs(point: impl AsFd) -> bool {
     is_read_only(&point) && rustix::fs::fstatfs(&point).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
 }
 
-/// Whether nothing can be created in a directory: its mount or its file system is read-only.
+/// Reports whether the mount or the file system of a directory is read-only.
 pub(super) fn is_read_only(dir: impl AsFd) -> bool {
     rustix::fs::fstatvfs(&dir).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY))
 }

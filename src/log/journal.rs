@@ -1,4 +1,4 @@
-//! The journal, by its native protocol: one datagram of fields an entry.
+//! Sends entries to the systemd journal with its native protocol: one datagram of fields for each entry.
 //! <https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>
 
 use std::io;
@@ -8,27 +8,27 @@ use base::report::Severity;
 
 const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// Its socket, connected: it stays in reach after the container's mount namespace was entered.
+/// A connected socket, which still works after the container's mount namespace was entered.
 #[derive(Debug)]
 pub(crate) struct Journal(UnixDatagram);
 
 impl Journal {
-    /// The host's; an error where there is none.
+    /// Connects to the host's journal. Fails if it does not run.
     pub(crate) fn connect() -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         socket.connect(SOCKET)?;
-        // A journal that does not read loses lines: no container waits for it.
+        // If the journal does not read, entries are lost: no container must wait for it.
         socket.set_nonblocking(true)?;
         Ok(Self(socket))
     }
 
-    /// Sends an entry. One that cannot be sent is lost.
+    /// Sends an entry. Errors are ignored.
     pub(crate) fn send(&self, fields: &[(&str, &str)]) {
         self.0.send(&encode(fields)).ok();
     }
 }
 
-/// As syslog(3) counts them.
+/// Returns the priority of syslog(3).
 pub(crate) const fn priority(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "3",
@@ -37,8 +37,8 @@ pub(crate) const fn priority(severity: Severity) -> &'static str {
     }
 }
 
-/// Fields without a value are left out. A value that has line ends goes with its length before it, so that it cannot
-/// begin a field of its own.
+/// Encodes an entry without its empty fields. A value with line breaks is preceded by its length, so that it cannot add a
+/// field.
 pub fn encode(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {

@@ -1,5 +1,5 @@
-//! What the hook says, and to whom: to stderr, which runc shows to the user when we fail; and, because other runtimes
-//! and stages drop that, to the journal, to the configured file and into the container's record.
+//! Writes the hook's messages. runc shows stderr of a failed hook to the user; other runtimes and stages discard it. So
+//! messages also go to the journal, to the configured file, and into the container's record.
 
 pub(crate) mod journal;
 mod stderr;
@@ -24,7 +24,7 @@ use crate::record::{Outcome, Record};
 /// The name of this program in logs.
 pub const NAME: &str = "oci-nvidia-hook";
 
-/// Where lines go. All of it must be open before the container's mount namespace is entered.
+/// The destinations of messages. All of them must be open before the container's mount namespace is entered.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     file: Option<File>,
@@ -37,47 +37,47 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// For a call at this stage; on stderr only, until [`Log::keep`] and [`Log::open`].
+    /// Creates a log for a call at this stage. It writes only to stderr until [`Log::keep`] or [`Log::open`] is called.
     pub(crate) fn for_stage(stage: &str) -> Self {
         Self { record: Record::begin(stage, SystemTime::now()), step: Some(Instant::now()), ..Self::default() }
     }
 
-    /// Sets the container that the messages are about.
+    /// Sets the container of the messages.
     pub(crate) fn name_container(&mut self, id: &str, pod: Pod, bundle: &std::path::Path) {
         self.record.name_container(one_line(id), pod, bundle);
     }
 
-    /// From here on lines go to the journal.
+    /// Connects to the journal.
     pub(crate) fn connect(&mut self) {
         if self.journal.is_none() {
             self.journal = Journal::connect().ok();
         }
     }
 
-    /// From here on lines go to the journal, and there will be a record: the container asks for GPUs, or the call fails.
+    /// Connects to the journal and opens the store of records, because the container requests GPUs or the call fails.
     pub(crate) fn keep(&mut self) {
         self.connect();
         if self.store.is_none() {
-            // Without a place for records (a user without /run/user) there is the rest.
+            // A user without /run/user has no directory for records.
             self.store = Store::open().ok();
-            // Here, where paths of bundles are still those of the host.
+            // Before the container's mount namespace is entered, because it checks whether bundles exist.
             self.store.iter().for_each(Store::prune);
         }
     }
 
-    /// Lines go to this file too.
+    /// Opens a log file.
     ///
     /// # Errors
     /// If it cannot be opened for appending.
     pub(crate) fn open(&mut self, path: &HostPath) -> Result<()> {
-        // What the descriptor is open for already; the path is a link, and may be to what cannot be opened again.
+        // Duplicates the descriptor. The path leads to a file that may not be openable again, such as a socket.
         if path.as_path() == std::path::Path::new("/dev/stderr") {
             let stderr = std::io::stderr().as_fd().try_clone_to_owned();
             self.file = Some(stderr.with_context(|| format!("cannot open the log file {path}"))?.into());
             self.is_stderr = true;
             return Ok(());
         }
-        // Not through a link: whoever may write in the log's directory must not choose a file for root to append to.
+        // O_NOFOLLOW: a user who can write to the log's directory must not choose a file to which root appends.
         let open = OpenOptions::new()
             .append(true)
             .create(true)
@@ -88,17 +88,17 @@ impl Log {
         Ok(())
     }
 
-    /// Whether lines go to a file.
+    /// Reports whether a log file is open.
     pub(crate) const fn is_open(&self) -> bool {
         self.file.is_some()
     }
 
-    /// What there will be to read about this call.
+    /// Returns the record of this call.
     pub(crate) const fn record(&mut self) -> &mut Record {
         &mut self.record
     }
 
-    /// A step of the call is done: how long it took is recorded.
+    /// Records the duration of the step that just ended.
     pub(crate) fn step_done(&mut self, name: &str) {
         let now = Instant::now();
         if let Some(began) = self.step.replace(now) {
@@ -106,27 +106,26 @@ impl Log {
         }
     }
 
-    /// Records how far it got, before something that can take long: an engine ends a hook that takes too long, and then
-    /// nobody says anything.
+    /// Writes the record so far. Called before a slow operation, because the engine may kill the hook without a message.
     pub(crate) fn record_so_far(&self) {
         if let Some(store) = &self.store {
             store.write(&self.record);
         }
     }
 
-    /// Records the result of the call.
+    /// Writes the record with the result of the call.
     pub(crate) fn end(&mut self, outcome: Outcome, reason: &str) {
         self.record.end(outcome, one_line(reason));
         if let Some(store) = &self.store {
-            // What the stage before did is more to tell than that this one did nothing.
+            // The record of an earlier stage is not replaced with one of a stage that did nothing.
             if outcome != Outcome::LeftAlone || store.stage_of(&self.record.container.id).is_none() {
                 store.write(&self.record);
             }
         }
     }
 
-    /// Records the end of a call that finished what the engine began, unless an earlier stage has a record of more.
-    pub(crate) fn end_of_rest(&mut self, reason: &str) {
+    /// Writes the record of a `rootfs` call, unless an earlier stage has a more detailed record.
+    pub(crate) fn end_of_rootfs(&mut self, reason: &str) {
         let earlier = self.store.as_ref().and_then(|store| store.stage_of(&self.record.container.id));
         if earlier.is_none_or(|stage| stage == self.record.stage) {
             self.end(Outcome::Given, reason);
@@ -137,7 +136,7 @@ impl Log {
         }
     }
 
-    /// What was created in the container, with what earlier calls created there.
+    /// Records the created names, together with those of earlier calls.
     pub(crate) fn created(&mut self, created: Vec<Entry>) {
         let store = self.store.as_ref();
         let earlier = store.and_then(|store| store.created_in(&self.record.container.id)).unwrap_or_default();
@@ -147,16 +146,16 @@ impl Log {
     /// Logs and prints the error that stops the container.
     pub(crate) fn error(&mut self, error: &anyhow::Error) {
         let text = render(error);
-        self.say(&format!("{NAME}: {text}"));
+        self.print(&format!("{NAME}: {text}"));
         for line in text.lines() {
             self.write("error", line);
         }
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
         self.send(Severity::Error, &line, kind.id, &hint);
-        self.record.found(&Finding::error(error));
+        self.record.add_finding(&Finding::error(error));
     }
 
-    /// The end of a call that stops the container, whatever it was about.
+    /// Reports and records a failure, which stops the container.
     pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         self.keep();
         self.error(error);
@@ -164,33 +163,33 @@ impl Log {
         self.end(Outcome::Failed, &ErrorReport::new(error).line);
     }
 
-    /// What does not. Notes are not for stderr.
+    /// Logs and prints a finding, which does not stop the container. Notes are not printed to stderr.
     pub(crate) fn finding(&mut self, finding: &Finding) {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
         let id = finding.kind.id;
         match finding.kind.severity {
             Severity::Note => self.write("note", &format!("{what} ({id})")),
             Severity::Warning | Severity::Error => {
-                self.say(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
+                self.print(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
                 self.write("warning", &format!("{what} ({id}); hint: {fix}"));
             }
         }
         self.send(finding.kind.severity.min(Severity::Warning), &what, id, &fix);
-        self.record.found(finding);
+        self.record.add_finding(finding);
     }
 
-    /// What the user of a command should know although it is not part of the answer: on stderr only.
+    /// Prints a message for the user of a command to stderr.
     pub(crate) fn report(&self, what: &str) {
-        self.say(&format!("{NAME}: {}", one_line(what)));
+        self.print(&format!("{NAME}: {}", one_line(what)));
     }
 
-    /// What the person at the terminal should know, beside what is printed.
+    /// Prints a finding as a note for the user of a command to stderr.
     pub(crate) fn remark(&self, finding: &Finding) {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
-        self.say(&format!("{NAME}: note: {what} ({})\nhint: {fix}", finding.kind.id));
+        self.print(&format!("{NAME}: note: {what} ({})\nhint: {fix}", finding.kind.id));
     }
 
-    /// What was done, for the logs only.
+    /// Logs a message without printing it.
     pub(crate) fn note(&mut self, what: &str) {
         let what = one_line(what);
         self.write("note", &what);
@@ -201,21 +200,22 @@ impl Log {
         let Some(file) = &mut self.file else { return };
         let now = humantime::format_rfc3339_millis(SystemTime::now());
         let (pid, container) = (std::process::id(), &self.record.container.id);
-        // One write(2), so that lines of hooks running side by side do not mix. A full disk stops no container.
+        // One write(2), so that lines of concurrent hooks do not mix. Errors are ignored: a full disk must not stop a
+        // container.
         let line = format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n");
         let line = if self.is_stderr { stderr::reworded(&line) } else { line };
         file.write_all(line.as_bytes()).ok();
     }
 
-    #[expect(clippy::print_stderr, reason = "the one place")]
-    fn say(&self, text: &str) {
+    #[expect(clippy::print_stderr, reason = "the only place that prints to stderr")]
+    fn print(&self, text: &str) {
         match self.is_hook() {
             true => eprintln!("{}", stderr::reworded(text)),
             false => eprintln!("{text}"),
         }
     }
 
-    /// Whether an engine reads what is written to stderr, and not a user.
+    /// Reports whether an engine, and not a user, reads stderr.
     const fn is_hook(&self) -> bool {
         !self.record.stage.is_empty()
     }
@@ -228,7 +228,7 @@ impl Log {
             ("MESSAGE", &format!("{}: {what}{number}", container.short())),
             ("PRIORITY", priority(severity)),
             ("SYSLOG_IDENTIFIER", NAME),
-            // As Podman's and Docker's journald drivers name them.
+            // The field names of Podman's and Docker's journald drivers.
             ("CONTAINER_ID_FULL", &container.id),
             ("CONTAINER_ID", container.short()),
             ("CONTAINER_NAME", &container.pod.container),

@@ -1,8 +1,9 @@
-//! The words that a hook must not write to stderr.
+//! Replaces words that a hook must not write to stderr.
 //!
 //! Podman searches the stderr of a failed runtime, which has that of the hooks in it, for these words. It would report that the
-//! container's command is missing, with the exit code 127 instead of 126, or that the OCI runtime was refused permission. The words
-//! come from the kernel and from libraries (dlerror(3), for example), so they are replaced where stderr is written, and nowhere else.
+//! container's command is missing, with the exit code 127 instead of 126, or that the OCI runtime was refused permission. The
+//! words come from the kernel and from libraries (dlerror(3), for example), so they are replaced where stderr is written, and
+//! nowhere else.
 
 const REPLACEMENTS: [(&str, &str); 4] = [
     ("no such file or directory", "it does not exist"),
@@ -11,7 +12,7 @@ const REPLACEMENTS: [(&str, &str); 4] = [
     ("not found", "missing"),
 ];
 
-/// The text without these words, in upper or lower case.
+/// Replaces these words, in upper or lower case.
 pub(super) fn reworded(text: &str) -> String {
     REPLACEMENTS.iter().fold(text.to_owned(), |mut text, (words, replacement)| {
         // Conversion to ASCII lower case keeps every byte in its place.

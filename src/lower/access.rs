@@ -1,8 +1,8 @@
-//! Whether the process of a container can open the host's device nodes: by their mode and owner, as the kernel decides it.
+//! Determines from mode and owner whether a container's process can open the host's device nodes.
 //!
-//! On SUSE the nodes are root:video 0660, and most published images run as a user of their own. The device cgroup lets such a
-//! process pass, and the mode does not: NVML then says "Insufficient Permissions". A runtime that creates device nodes makes
-//! them for the container; so does the hook where it may.
+//! On SUSE the nodes are root:video 0660, and most published images run as a user other than root. The device cgroup allows the
+//! access, but the mode does not, and NVML reports "Insufficient Permissions". A runtime that creates nodes creates them for
+//! the container's user; the hook does the same if it can.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -15,19 +15,19 @@ use super::live::Step;
 use crate::oci::SpecView;
 use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
 
-/// Who the container's process is on the host.
+/// The user and groups of the container's process, as ids of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
-    /// Its number in the container, for people
+    /// The user id in the container, for messages
     named: u32,
-    /// `None` for one that nobody is on the host
+    /// `None` for an id that is not mapped on the host
     uid: Option<u32>,
     groups: Vec<u32>,
-    /// Root with the capabilities of the host's
+    /// Whether it is root with the capabilities of the host's root
     is_root: bool,
-    /// crun leaves it in the groups of the user who started the engine
+    /// Whether crun keeps it in the groups of the user who started the engine
     keeps_groups: bool,
-    /// Whether ids are those of a user namespace that we are in ourselves (rootless engines)
+    /// Whether the ids are those of the hook's own user namespace (rootless engines)
     is_rootless: bool,
 }
 
@@ -48,25 +48,25 @@ impl Process {
         }
     }
 
-    /// Root, of whom no config.json says more.
+    /// Returns root, for a container without a config.json.
     pub(crate) fn root(is_rootless: bool) -> Self {
         Self { named: 0, uid: Some(0), groups: vec![0], is_root: !is_rootless, keeps_groups: false, is_rootless }
     }
 
-    /// Whether the engine, and with it this program, is in a user namespace.
+    /// Reports whether the engine and the hook are in a user namespace.
     pub(crate) const fn is_rootless(&self) -> bool {
         self.is_rootless
     }
 
-    /// The same process, in these groups of the host's too.
+    /// Adds groups of the host.
     pub(crate) fn with_groups(mut self, more: impl IntoIterator<Item = u32>) -> Self {
         self.groups.extend(more);
         self
     }
 
-    /// Whether it may open a node with these facts.
+    /// Reports whether the process can open a node, by the rules of the kernel.
     pub(crate) fn may_open(&self, node: NodeFacts) -> bool {
-        // Nodes of MIG capabilities are opened for reading; nobody may write to them.
+        // Nodes of MIG capabilities have mode 0444 and are opened for reading.
         let wanted = if node.mode & 0o222 == 0 { 0o4 } else { 0o6 };
         let allows = |shift: u32| node.mode >> shift & wanted == wanted;
         let is_known = |id: u32| !(self.is_rootless && id == OVERFLOW_ID);
@@ -82,7 +82,7 @@ impl Process {
         allows(0) || self.keeps_groups && allows(3)
     }
 
-    /// What there is to say of nodes that it cannot open; `None` if there are none.
+    /// Returns the finding for nodes that the process cannot open; `None` without such nodes.
     pub(crate) fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, NodeFacts)>) -> Option<Finding> {
         let (first, facts) = nodes.next()?;
         let more = match nodes.count() {
@@ -105,8 +105,8 @@ impl Process {
     }
 }
 
-/// Has the hook create nodes for the container in place of those of a group that the process is not in. A node that is for
-/// root alone stays so: the driver makes the one that repartitions GPUs that way.
+/// Changes the steps so that the hook creates the nodes that only a group can open that the process is not in. Nodes that only
+/// root can open are not changed: the driver creates the node that configures MIG devices in this way.
 pub(crate) fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap<HostPath, NodeFacts>) {
     for step in steps {
         if let Step::MountNode { source, own, .. } = step
@@ -119,7 +119,7 @@ pub(crate) fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap
     }
 }
 
-/// Those of the steps' nodes that stay the host's and that the process cannot open.
+/// Returns the nodes of the host that the steps mount and that the process cannot open.
 pub(crate) fn inaccessible<'a>(
     steps: &'a [Step],
     process: &'a Process,
@@ -169,10 +169,10 @@ mod tests {
             gid_mappings: mapping(host),
             ..spec(0, 0, &[44])
         };
-        assert!(!Process::from_spec(&mapped(100_000), false).may_open(suse), "another user on the host");
-        assert!(Process::from_spec(&mapped(0), false).may_open(suse), "the same one");
+        assert!(!Process::from_spec(&mapped(100_000), false).may_open(suse), "not root on the host");
+        assert!(Process::from_spec(&mapped(0), false).may_open(suse), "root on the host");
         assert!(Process::from_spec(&mapped(100_000), false).may_open(open));
-        // Rootless: the nodes belong to ids that have no number here, and so do other things.
+        // Rootless: the nodes' owner is not mapped, and has the same overflow id as all other unmapped users.
         let unmapped = node(0o660, OVERFLOW_ID, OVERFLOW_ID);
         assert!(!Process::from_spec(&spec(0, 0, &[OVERFLOW_ID]), true).may_open(unmapped));
         let keeps = SpecView { keeps_groups: true, ..spec(0, 0, &[]) };

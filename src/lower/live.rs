@@ -1,4 +1,4 @@
-//! Edits × facts about the rootfs → the steps that a live injection takes, in order.
+//! Lowers edits to the ordered steps that set up a live container, using facts about its root file system.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -11,56 +11,31 @@ use nvidia_host::edits::{Channel, Edits, Need, ProcMask};
 
 use super::access::Process;
 
-/// One thing to do to a container.
+/// One change to a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Mount a file of the host, read-only.
-    MountFile {
-        source: HostPath,
-        target: ContainerPath,
-        need: Need,
-    },
+    MountFile { source: HostPath, target: ContainerPath, need: Need },
     /// Mount a socket, or a directory of sockets. `source` is where it is on the host, for messages.
-    MountIpc {
-        channel: Channel,
-        source: HostPath,
-        target: ContainerPath,
-    },
-    /// Mount a device node of the host, whose number is checked again on the open file. For a process that cannot open that node
-    /// (`own`), create one in the container.
-    MountNode {
-        source: HostPath,
-        target: ContainerPath,
-        device: (u32, u32),
-        own: Option<Process>,
-    },
-    /// `ln -sfn TEXT LINK`. The hook never resolves the text. If the image has a file of its own in place of the link, the mounted
-    /// `file`, to which the link leads, is mounted over that.
-    Link {
-        link: ContainerPath,
-        text: OsString,
-        file: ContainerPath,
-        need: Need,
-    },
-    /// Mount a directory with these files, read-only, over what the image has.
-    MountFiles {
-        target: ContainerPath,
-        files: Vec<(&'static str, String)>,
-    },
+    MountIpc { channel: Channel, source: HostPath, target: ContainerPath },
+    /// Mount a device node of the host, whose number is checked again on the open file. For a process that cannot open that
+    /// node (`own`), create one in the container.
+    MountNode { source: HostPath, target: ContainerPath, device: (u32, u32), own: Option<Process> },
+    /// `ln -sfn TEXT LINK`. The hook never resolves the text. If the image has a file of its own in place of the link, the
+    /// mounted `file`, to which the link leads, is mounted over that.
+    Link { link: ContainerPath, text: OsString, file: ContainerPath, need: Need },
+    /// Mount a read-only directory with these files, which hides a directory of the image.
+    MountFiles { target: ContainerPath, files: Vec<(&'static str, String)> },
+    /// Hide the GPUs in `/proc/driver/nvidia` that the container does not have.
     MaskProc(ProcMask),
-    /// Let the driver's libraries in the container make no device nodes: hide `/proc/driver/nvidia/params` alone.
+    /// Keep the driver's libraries from creating device nodes: hide only `/proc/driver/nvidia/params`.
     MaskParams,
-    /// `chmod MODE TARGET`, of what is the container's own
-    SetMode {
-        target: ContainerPath,
-        mode: u32,
-    },
-    /// Have the image's ldconfig read these directories, because it writes the cache anew when a package is installed: `first`
-    /// before all others, even if it reads them already, and `others` unless it does.
-    ListDirectories {
-        first: Vec<ContainerPath>,
-        others: Vec<ContainerPath>,
-    },
+    /// `chmod MODE TARGET`, unless the file can belong to the host.
+    SetMode { target: ContainerPath, mode: u32 },
+    /// Make the image's ldconfig search these directories, because it rebuilds the linker cache when a package is installed:
+    /// `first` before all others, even if they are configured already, and `others` unless they are.
+    ListDirectories { first: Vec<ContainerPath>, others: Vec<ContainerPath> },
+    /// Add libraries to the linker cache.
     UpdateLinkerCache(Vec<CacheEntry>),
 }
 
@@ -73,7 +48,7 @@ pub(crate) struct CacheEntry {
 }
 
 impl Step {
-    /// Whether the container can do without.
+    /// Returns whether the container requires the step.
     pub(crate) const fn need(&self) -> Need {
         match self {
             Self::MountFile { need, .. } | Self::Link { need, .. } => *need,
@@ -94,7 +69,7 @@ impl fmt::Display for Step {
             | Self::MountIpc { source, target, .. } => {
                 write!(f, "mount {source} at {target} in the container")
             }
-            Self::MountFiles { target, .. } => write!(f, "mount a directory of ours at {target} in the container"),
+            Self::MountFiles { target, .. } => write!(f, "mount a directory of the hook at {target} in the container"),
             Self::Link { link, text, .. } => write!(f, "link {link} to {text:?} in the container"),
             Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
             Self::MaskParams => f.write_str("mask \"/proc/driver/nvidia/params\" in the container"),
@@ -107,8 +82,8 @@ impl fmt::Display for Step {
     }
 }
 
-/// The steps, in the order in which they must be taken: a link after the file it leads to, and the linker cache,
-/// which cannot be taken back, last.
+/// Returns the steps in the order in which they must run: a link after its target, and the linker cache last, because its
+/// update cannot be undone.
 pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut cache = Vec::new();
@@ -144,9 +119,9 @@ pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     steps
 }
 
-/// The steps by which the image's loader finds these libraries, now and after the image's ldconfig has run.
+/// Returns the steps that make the image's loader find these libraries, also after the image's ldconfig has run.
 pub(super) fn linker_steps(entries: Vec<CacheEntry>, facts: RootfsFacts) -> Vec<Step> {
-    // No other loader reads the cache.
+    // Only glibc's loader reads the cache.
     if entries.is_empty() || facts.loader != Loader::Glibc {
         return Vec::new();
     }
@@ -160,25 +135,25 @@ pub(super) fn linker_steps(entries: Vec<CacheEntry>, facts: RootfsFacts) -> Vec<
     list.into_iter().chain([Step::UpdateLinkerCache(entries)]).collect()
 }
 
-/// The driver reads its application profiles there; this one is for every program.
+/// Returns the step for an application profile that limits EGL to these GPUs in all programs; `None` if `devices` is 0.
 pub(super) fn egl_profile(devices: u64) -> Option<Step> {
     let target = ContainerPath::new("etc/nvidia/nvidia-application-profiles-rc.d")?;
     let profile = format!(
         "{{\"profiles\": [{{\"name\": \"_container_\", \"settings\": [\"EGLVisibleDGPUDevices\", {devices:#x}]}}],\n\
          \"rules\": [{{\"pattern\": [], \"profile\": \"_container_\"}}]}}\n"
     );
-    // The number is the mask of the GPUs that EGL lists. Bit N stands for /dev/nvidiaN.
+    // A bit mask of the GPUs that EGL lists; bit N is /dev/nvidiaN.
     (devices != 0).then(|| Step::MountFiles { target, files: vec![("10-container.conf", profile)] })
 }
 
-/// Leads programs to the image's own libraries in `dir`, for those names of ours that it has too.
+/// Prefers the image's own libraries in `dir` to driver libraries of the same names.
 pub(crate) fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&OsStr) -> bool) {
     let mut is_preferred = false;
     for step in &mut *steps {
         let Step::UpdateLinkerCache(entries) = step else { continue };
         for entry in entries.iter_mut().filter(|entry| entry.arch == Arch::native()) {
             let link = DEV_LINKS.iter().find(|(_, link, _)| entry.soname == *link);
-            // The image may lack the link for development. The host's must not lead to another libcuda then.
+            // If the image lacks the development link, that of the host must not lead to a different libcuda.
             let target = link.map_or_else(|| entry.soname.clone(), |(.., target)| OsString::from(target));
             let name = [&entry.soname, &target].into_iter().find(|name| has(name));
             if let Some(path) = name.and_then(|name| dir.join(name)) {
@@ -288,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn ldconfig_is_shown_what_it_does_not_know() {
+    fn directories_that_ldconfig_does_not_search_are_listed() {
         let entry = |path: &str, arch| {
             let path = ContainerPath::new(path).unwrap();
             CacheEntry { soname: path.file_name().to_owned(), path, arch }
@@ -310,14 +285,14 @@ mod tests {
             assert_eq!(listed(&steps), [], "not used");
             prefer(&mut steps, &compat, |_| true);
             assert_eq!(listed(&steps), [(vec![Path::new("usr/local/cuda/compat")], vec![])]);
-            assert!(matches!(steps.last(), Some(Step::UpdateLinkerCache(_))), "it cannot be taken back");
+            assert!(matches!(steps.last(), Some(Step::UpdateLinkerCache(_))), "it cannot be undone");
         }
         let musl = RootfsFacts { loader: Loader::Musl, ..facts(true) };
         assert_eq!(linker_steps(entries(false), musl), []);
     }
 
     #[test]
-    fn a_link_below_climbs_back() {
+    fn a_link_in_a_subdirectory_is_relative() {
         let mut edits = edits(&["libcuda.so.1"]);
         edits.links = vec![DevLink { name: "gbm/x.so".into(), target: "libcuda.so.1".into() }];
         let steps = texts(&edits, false);
@@ -328,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_the_host_has_too_is_made_once() {
+    fn a_link_that_the_host_has_too_is_created_once() {
         let steps = texts(&edits(&["libcuda.so", "libcuda.so.1"]), false);
         let links: Vec<_> = steps.iter().filter(|step| step.starts_with("link")).collect();
         assert_eq!(links.len(), 2, "{links:?}");

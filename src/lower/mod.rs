@@ -1,4 +1,4 @@
-//! Lowering: edits as steps in a container, as changes of config.json, as text. Pure.
+//! Lowers edits to steps in a container, to additions to config.json, and to text. Pure.
 
 pub(crate) mod access;
 pub(crate) mod live;

@@ -1,6 +1,6 @@
-//! Container edits → additions to config.json: what an engine makes of the edits of a CDI spec, for one container. Pure.
+//! Lowers container edits to additions to config.json, like an engine does with the edits of a CDI spec. Pure.
 //!
-//! Nothing is taken out and nothing is changed: what the container has already is left alone.
+//! Existing entries of config.json are neither removed nor changed.
 
 use std::path::{Path, PathBuf};
 
@@ -16,17 +16,18 @@ use crate::oci::device_rules::{DeviceRule, already_allowed};
 use crate::oci::insertion::append;
 use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
 
-/// What has to be known beside config.json.
+/// Facts that config.json does not contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OciFacts {
-    /// Whether we, and so the runtime, are in a user namespace (rootless Podman)
+    /// Whether the hook and the runtime are in a user namespace (rootless Podman)
     pub in_user_namespace: bool,
 }
 
-/// A bind mount of a device node: it must not be `nodev`. Read-only, as in [`base::sys::mount::MountAttrs::DEVICE_NODE`].
+/// Options of a bind mount of a device node, which must not have `nodev`. Read-only, like
+/// [`base::sys::mount::MountAttrs::DEVICE_NODE`].
 const NODE_OPTIONS: [&str; 5] = ["ro", "nosuid", "noexec", "rbind", "rprivate"];
 
-/// What is added to config.json, by the array that it goes to.
+/// Items to add to the arrays of config.json.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Additions {
     /// `linux.devices`
@@ -39,12 +40,12 @@ pub struct Additions {
     pub mounts: Vec<Value>,
     /// `hooks.createRuntime`
     pub hooks: Vec<Value>,
-    /// Where, in volumes, the runtime finds or makes the mount points of nodes; on the host
+    /// Paths on the host of mount points of nodes in volumes, which the runtime creates if they are missing
     pub points: Vec<PathBuf>,
 }
 
 impl Additions {
-    /// The parts of these edits that config.json does not have yet.
+    /// Returns the parts of these edits that config.json lacks.
     #[must_use]
     pub fn new(edits: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Self {
         let mut additions = Self::default();
@@ -61,7 +62,7 @@ impl Additions {
         additions
     }
 
-    /// A node, and the rule that follows from it.
+    /// Adds a node and its device rule.
     fn device(&mut self, node: &DeviceNode, spec: &SpecView, facts: OciFacts) {
         let (Some(major), Some(minor)) = (number(node.major), number(node.minor)) else { return };
         let path = Path::new(&node.path);
@@ -76,7 +77,7 @@ impl Additions {
         if spec.devices.iter().any(|device| device.path == path) || has_mount(spec, &node.path) {
             return;
         }
-        // mknod(2) is refused in a user namespace, and in a directory of the host's it would make a node of the host's.
+        // mknod(2) fails in a user namespace, and in a volume it would create a node on the host.
         let in_volume = in_volume(spec, path);
         if facts.in_user_namespace || spec.user_namespace || in_volume.is_some() {
             self.points.extend(in_volume);
@@ -94,7 +95,7 @@ impl Additions {
         self.devices.push(device);
     }
 
-    /// The arrays of config.json, and what each of them gets.
+    /// Returns the path of each array in config.json, and its new items.
     pub fn arrays(&self) -> [(&'static [&'static str], &[Value]); 5] {
         [
             (&["process", "user", "additionalGids"], &self.additional_gids),
@@ -105,10 +106,10 @@ impl Additions {
         ]
     }
 
-    /// The text of config.json with these in it; every byte of it is kept but for null in the place of an array.
+    /// Adds the items to the text of config.json. All other bytes are preserved, except null at the path of an array.
     ///
     /// # Errors
-    /// If it is no config.json.
+    /// If the text is not a valid config.json.
     pub fn apply(&self, mut config: String) -> Result<String> {
         self.arrays().iter().try_for_each(|(path, items)| append(&mut config, path, items))?;
         Ok(config)
@@ -140,21 +141,20 @@ fn has_mount(spec: &SpecView, destination: &str) -> bool {
     spec.mounts.iter().any(|mount| mount.destination == Path::new(destination))
 }
 
-/// Where this path lies on the host, if the mount that it lies in shows a place of the host's: the deepest one, and the last
-/// of those.
+/// Returns the path on the host if `path` is in a bind mount. The deepest mount above it counts, and the last one of several.
 fn in_volume(spec: &SpecView, path: &Path) -> Option<PathBuf> {
     let above = spec.mounts.iter().filter(|mount| path.starts_with(&mount.destination));
     let mount = above.max_by_key(|mount| mount.destination.components().count()).filter(|mount| mount.is_bind())?;
     Some(mount.source.join(path.strip_prefix(&mount.destination).ok()?))
 }
 
-/// Several entries of ours would do the same thing more than once.
+/// Reports whether config.json has an equal hook entry already, which would do the same.
 fn has_hook(spec: &SpecView, hook: &Hook) -> bool {
     let Some(ours) = RootfsEdits::of_entry(&hook.args) else { return false };
     spec.hooks.iter().any(|present| RootfsEdits::of_entry(&present.args).as_ref() == Some(&ours))
 }
 
-/// A group of the host's by its number in the container; none if it has none there.
+/// Returns a group id of the host as the id in the container; `None` if it is not mapped.
 pub(crate) fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u32> {
     if facts.in_user_namespace && gid == OVERFLOW_ID {
         return None;

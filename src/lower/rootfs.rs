@@ -1,5 +1,5 @@
-//! The arguments of our hook entry → the steps that are left to do in the container: links, the linker cache, the mask of
-//! /proc/driver/nvidia. Pure.
+//! Lowers the arguments of the hook's entry in a CDI spec to the steps that the engine cannot do: links, the linker cache, and
+//! the mask of /proc/driver/nvidia. Pure.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,7 +12,7 @@ use nvidia_host::edits::{Need, ProcMask};
 
 use super::live::{self, CacheEntry, Step};
 
-/// The steps, in the order in which they must be taken. `proc_files` is what the files of `mask` have in them.
+/// Returns the steps in the order in which they must run. `proc_files` are the files of the mask with their content.
 pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
     let links = edits.links.iter().map(|(link, text)| Step::Link {
         link: link.clone(),
@@ -23,7 +23,7 @@ pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(Os
     let mut steps: Vec<_> = links.collect();
     let libraries = ContainerPath::new(library_dir(facts, Arch::native()));
     for (name, path) in &edits.below {
-        // Where the image looks; that is where the host has them, if both are alike.
+        // Programs search the image's library directory, which may be the host's too.
         let link = libraries.as_ref().and_then(|dir| dir.join(name)).filter(|link| link != path);
         let text = path.absolute().into();
         steps.extend(link.map(|link| Step::Link { link, text, file: file_of(edits, path), need: Need::Optional }));
@@ -47,19 +47,19 @@ pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(Os
     steps
 }
 
-/// The file that a link leads to, by way of our other links.
+/// Returns the file that a link leads to, across the other links of the edits.
 fn file_of(edits: &RootfsEdits, link: &ContainerPath) -> ContainerPath {
     let mut file = link.clone();
-    // A chain is libcuda.so, libcuda.so.1, libcuda.so.535; the limit is for one that bites its tail.
+    // A chain is libcuda.so, libcuda.so.1, libcuda.so.535; the limit ends a cycle.
     for _ in 0..8 {
-        let Some(next) = edits.links.get(&file).and_then(|text| beside(&file, text)) else { break };
+        let Some(next) = edits.links.get(&file).and_then(|text| link_target(&file, text)) else { break };
         file = next;
     }
     file
 }
 
-/// What a link's text means, as far as that can be said without looking.
-fn beside(link: &ContainerPath, text: &Path) -> Option<ContainerPath> {
+/// Resolves the text of a link without the file system.
+fn link_target(link: &ContainerPath, text: &Path) -> Option<ContainerPath> {
     let mut dir = link.parent();
     let mut rest = text;
     while let Ok(more) = rest.strip_prefix("..") {
@@ -107,7 +107,7 @@ mod tests {
                 "link \"/usr/lib64/libcuda.so\" to \"libcuda.so.1\" in the container",
                 "link \"/usr/lib64/libcuda.so.1\" to \"libcuda.so.535\" in the container",
                 "mask \"/proc/driver/nvidia\" in the container",
-                "mount a directory of ours at \"/etc/nvidia/nvidia-application-profiles-rc.d\" in the container",
+                "mount a directory of the hook at \"/etc/nvidia/nvidia-application-profiles-rc.d\" in the container",
                 "update \"/etc/ld.so.cache\" in the container",
             ]
         );
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_open_by_path_is_where_the_image_looks() {
+    fn files_are_linked_in_the_image_library_directory() {
         let edits =
             parsed(&["--below", "vdpau/x.so.1::/usr/lib64/vdpau/x.so.1", "--link", "x.so.5::/usr/lib64/vdpau/x.so.1"]);
         let steps =
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_a_circle_end() {
+    fn a_cycle_of_links_ends() {
         let edits = parsed(&["--link", "b::/a", "--link", "a::/b"]).unwrap();
         assert_eq!(super::steps(&edits, RootfsFacts::default(), vec![]).len(), 2);
     }

@@ -1,4 +1,4 @@
-//! The hook and a CDI spec do the same.
+//! Checks that the hook, precreate and a CDI spec have the same effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -49,7 +49,7 @@ fn name() -> impl Strategy<Value = String> {
 
 prop_compose! {
     fn any_edits()(
-        // one directory for each kind, as of a real driver
+        // one directory for each kind, like a real driver
         files in prop::collection::vec((name(), 0..4_u8, prop::option::of(name())), 0..6),
         nodes in prop::collection::vec(0..4_u32, 0..4),
         ipc in prop::collection::vec((name(), any::<bool>()), 0..2),
@@ -95,7 +95,7 @@ prop_compose! {
     }
 }
 
-/// Files are of the driver, not of a device.
+/// The edits of a device, which contain no files: those belong to the driver.
 fn any_device() -> impl Strategy<Value = Edits> {
     any_edits().prop_map(|edits| Edits { files: vec![], links: vec![], ..edits })
 }
@@ -105,7 +105,7 @@ fn any_image() -> impl Strategy<Value = RootfsFacts> {
     (any::<bool>(), any::<bool>(), loader).prop_map(|(debian, lib32, loader)| RootfsFacts { debian, lib32, loader })
 }
 
-/// What a spec's edits do, in words; our hook entry by what it says.
+/// The effects of a spec's edits as text, including those of the hook entry.
 fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
     let mounts = edits.mounts.iter().map(|mount| format!("mount {} {}", mount.host_path, mount.container_path));
     let nodes = edits.device_nodes.iter().map(|node| format!("{} {:?} {:?}", node.path, node.major, node.minor));
@@ -129,7 +129,7 @@ fn of_rest(rest: &RootfsEdits) -> Vec<String> {
     links.chain(libraries).chain(shown).chain(others).collect()
 }
 
-/// What the hook does, in the same words. Without facts of an image, in one whose libraries are where the host's are.
+/// The effects of the hook, in the same form. Without `image`, in an image with the library directories of the host.
 fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
     let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
@@ -177,7 +177,7 @@ proptest! {
         prop_assert_eq!(of_spec(&union), of_hook(&all, None));
     }
 
-    /// The same edits, lowered twice: at precreate nothing else is added than the hook injects.
+    /// Lowers the same edits in both ways: precreate adds exactly what the hook injects.
     #[test]
     fn the_hook_does_what_precreate_adds(edits in any_edits(), image in any_image()) {
         let lowered = lower(&edits, &SpecContext { image: Some(image), ..host() }, RootfsEdits::default());

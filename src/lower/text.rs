@@ -1,4 +1,4 @@
-//! Steps, and additions to config.json, as text: for `explain`.
+//! Formats steps and additions to config.json for `explain`.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use base::paths::ContainerPath;
 use super::live::Step;
 use super::oci::Additions;
 
-/// A step as JSON; the names of the fields are an interface.
+/// Returns a step as JSON; the names of the fields are an interface.
 pub(crate) fn describe(step: &Step) -> Value {
     match step {
         Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
@@ -46,12 +46,12 @@ pub(crate) fn describe(step: &Step) -> Value {
     }
 }
 
-/// What precreate adds to config.json as data: the array by its keys, and the item.
+/// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
 pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
-    let of = |(array, items): &(&'static [&'static str], &[Value])| -> Vec<Value> {
+    let describe = |(array, items): &(&'static [&'static str], &[Value])| -> Vec<Value> {
         items.iter().map(|item| json!({"action": "add", "array": array, "item": item})).collect()
     };
-    additions.arrays().iter().flat_map(of).collect()
+    additions.arrays().iter().flat_map(describe).collect()
 }
 
 fn addition(array: &Value, item: &Value) -> String {
@@ -75,6 +75,7 @@ fn addition(array: &Value, item: &Value) -> String {
     format!("add to {} of config.json: {item}", keys.join("."))
 }
 
+/// Formats a step or an addition as one line.
 pub(crate) fn line(step: &Value) -> String {
     let field = |name: &str| step.get(name).and_then(Value::as_str).unwrap_or_default();
     let path = field("path");
@@ -97,7 +98,7 @@ mod tests {
     use nvidia_host::edits::Need;
 
     #[test]
-    fn a_step_is_told_twice() {
+    fn steps_as_json_and_as_lines() {
         let path = |path| ContainerPath::new(path).unwrap();
         let step = Step::MountNode {
             source: HostPath::new("/d/dev/nvidia0"),
@@ -105,9 +106,9 @@ mod tests {
             device: (195, 0),
             own: None,
         };
-        let told = describe(&step);
-        assert_eq!(told["major"], 195);
-        assert_eq!(line(&told), "mount /d/dev/nvidia0 at /dev/nvidia0");
+        let json = describe(&step);
+        assert_eq!(json["major"], 195);
+        assert_eq!(line(&json), "mount /d/dev/nvidia0 at /dev/nvidia0");
         let additions = Additions {
             devices: vec![json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0})],
             device_rules: vec![json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"})],

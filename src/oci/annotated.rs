@@ -1,5 +1,5 @@
-//! CDI devices in annotations: engines read them from there before the CRI had a field for them, and device plugins still
-//! write them. <https://github.com/cncf-tags/container-device-interface#kubernetes-with-annotations>
+//! Reads CDI devices from annotations. Engines used annotations before the CRI had a field for CDI devices, and device plugins
+//! still write them. <https://github.com/cncf-tags/container-device-interface#kubernetes-with-annotations>
 
 use anyhow::Result;
 use serde_json::value::RawValue;
@@ -8,15 +8,15 @@ use base::report::one_line;
 
 use super::lists;
 
-/// What the names of these annotations begin with; what follows names the plugin.
+/// The prefix of these annotations; the rest of the name identifies the plugin.
 const PREFIX: &str = "cdi.k8s.io/";
 
-/// By name. The author of a pod may have written them: they are for people to read.
+/// Returns the device names. The author of a pod can set annotations, so the names are only for messages.
 ///
 /// # Errors
 /// If the annotations are not an object.
 pub(super) fn cdi_devices(annotations: Option<&RawValue>) -> Result<Vec<String>> {
-    let known = lists::members_that(annotations, &|name| name.starts_with(PREFIX))?;
+    let known = lists::members_if(annotations, &|name| name.starts_with(PREFIX))?;
     let lists = known.values().filter_map(|value| value.as_str());
     Ok(lists.flat_map(|list| list.split(',')).filter(|name| !name.is_empty()).map(one_line).collect())
 }

@@ -1,10 +1,10 @@
-//! Device rules of config.json: does it allow a device already? Pure.
+//! Determines whether the device rules of config.json already allow a device. Pure.
 
 use std::fmt;
 
 use oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType};
 
-/// A character device to be read and written, never made: mknod(2) stays refused.
+/// Read and write access to a character device, without mknod(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceRule {
     pub major: u32,
@@ -18,10 +18,10 @@ impl fmt::Display for DeviceRule {
     }
 }
 
-/// Whether `linux.resources.devices` lets the container read and write the device.
+/// Reports whether `linux.resources.devices` lets the container read and write the device.
 ///
-/// Entries apply in order, a missing number (or the runtimes' -1) stands for all. Where runtimes differ, and without
-/// any entry, the answer is no: then we open the cgroup ourselves, which does no harm if it was open.
+/// Entries apply in order; a missing number, or -1, matches all. Without an entry, and if runtimes differ, returns false: the
+/// hook then adds the rule to the cgroup, which does no harm if the cgroup allows the device.
 pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> bool {
     let (mut read, mut write) = (false, false);
     for entry in config_rules.iter().filter(|entry| concerns(entry, rule)) {
@@ -33,7 +33,7 @@ pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> 
                     }
                 }
             }
-            // no access given: runc takes it for none, others for all
+            // without "access", runc assumes none, and other runtimes assume all
             None if entry.allow() => {}
             None => (read, write) = (false, false),
         }
@@ -44,11 +44,11 @@ pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> 
 fn concerns(entry: &LinuxDeviceCgroup, rule: DeviceRule) -> bool {
     let kind = match entry.typ() {
         None | Some(LinuxDeviceType::A | LinuxDeviceType::C) => true,
-        // "u" is a character device for mknod; cgroups do not know it, so it can only take away
+        // "u" is a character device for mknod(2), but is undefined for cgroups: such an entry can only deny
         Some(LinuxDeviceType::U) => !entry.allow(),
         Some(LinuxDeviceType::B | LinuxDeviceType::P) => false,
     };
-    let number = |given: Option<i64>, ours: u32| given.is_none_or(|n| n < 0 || n == i64::from(ours));
+    let number = |given: Option<i64>, wanted: u32| given.is_none_or(|n| n < 0 || n == i64::from(wanted));
     kind && number(entry.major(), rule.major) && number(entry.minor(), rule.minor)
 }
 

@@ -1,5 +1,5 @@
-//! Adding to the arrays of a JSON text. Whatever else is in it stays as it is, to the byte: the order of keys, spaces, numbers
-//! that no Rust type holds, fields that nobody knows yet.
+//! Adds items to arrays of a JSON text. All other bytes are preserved: the order of keys, white space, numbers that no Rust
+//! type can hold, and unknown fields.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,11 +10,11 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Adds `items` at the end of the array at `path`, which is made where it is missing or null, as the engines' own decoders
-/// understand that.
+/// Appends `items` to the array at `path`. A missing array, or null, is replaced with a new one: the engines' decoders treat
+/// null as missing.
 ///
 /// # Errors
-/// If the text is no JSON, or something else than objects and an array is on the way.
+/// If the text is not JSON, or a value on the path is not an object, or the last one is not an array.
 pub fn append(json: &mut String, path: &[&str], items: &[Value]) -> Result<()> {
     if items.is_empty() {
         return Ok(());
@@ -26,7 +26,7 @@ pub fn append(json: &mut String, path: &[&str], items: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// Which part of the text is to be replaced, and by what.
+/// Returns the range of the text to replace, and its replacement.
 fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String)> {
     let mut at = super::first_json_value::<&RawValue>(json.as_bytes())?.get();
     let mut rest = path;
@@ -38,11 +38,11 @@ fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String
         }
         let Some((key, below)) = rest.split_first() else {
             if !at.starts_with('[') {
-                bail!("it is no array");
+                bail!("it is not an array");
             }
             return at_end(at, start, items.to_owned());
         };
-        // The last of equal keys is the one that decoders keep.
+        // Decoders use the last of several equal keys.
         let Members(members) = serde_json::from_str(at)?;
         match members.into_iter().rfind(|(name, _)| name == key) {
             Some((_, value)) => at = value.get(),
@@ -52,12 +52,12 @@ fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String
     }
 }
 
-/// An array with these items, at this path below where it is put.
+/// Returns an array with these items, nested in objects with the keys of `path`.
 fn nested(path: &[&str], items: &str) -> String {
     path.iter().rfold(format!("[{items}]"), |value, key| format!("{{{}:{value}}}", Value::from(*key)))
 }
 
-/// Behind the last entry of the array or object `text`, which begins at `start`.
+/// Returns the insertion after the last entry of the array or object `text`, which begins at offset `start`.
 fn at_end(text: &str, start: usize, more: String) -> Result<(Range<usize>, String)> {
     let (open, _) = text.split_at_checked(text.len().saturating_sub(1)).context("it is empty")?;
     let kept = open.trim_end().len();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_the_text_stays() {
+    fn other_bytes_are_preserved() {
         let items = [json!(1), json!({"x": "y"})];
         for (text, path, expected) in [
             ("{}", &["a"][..], r#"{"a":[1,{"x":"y"}]}"#),
@@ -123,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_array_is_named() {
+    fn a_value_of_another_type_is_an_error() {
         for (text, path, says) in [
             ("", &["a"][..], "cannot add to \"a\": it is empty"),
             ("{", &["a"], "EOF"),
             ("[1", &[], "EOF"),
-            (r#"{"a":{}}"#, &["a"], "it is no array"),
-            (r#"{"a":"x"}"#, &["a"], "it is no array"),
+            (r#"{"a":{}}"#, &["a"], "it is not an array"),
+            (r#"{"a":"x"}"#, &["a"], "it is not an array"),
             (r#"{"a":[]}"#, &["a", "b"], "cannot add to \"a.b\": invalid type"),
             (r#"{"a":3}"#, &["a", "b"], "expected an object"),
         ] {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     proptest! {
-        /// What was put in is one piece: without it, the text is the one that was there.
+        /// The change is one insertion into the text.
         #[test]
         fn one_piece_is_put_in(json in any_json(), path in prop::collection::vec("[a-c]", 0..4)) {
             let path: Vec<_> = path.iter().map(String::as_str).collect();

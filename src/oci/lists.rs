@@ -1,5 +1,5 @@
-//! Lists and objects in config.json, entry by entry: whoever starts a container decides how long they are, and all of
-//! their values at once take sixty times the room of their text.
+//! Reads lists and objects of config.json one entry at a time. The user who starts a container decides their length, and a tree
+//! of parsed values needs sixty times the memory of the text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Gives the text of each entry to `take`; of a list that is not there, none.
+/// Calls `take` with the text of each entry. A missing list has no entries.
 ///
 /// # Errors
-/// If it is no list.
+/// If the value is not a list.
 pub(super) fn each(list: Option<&RawValue>, take: &mut dyn FnMut(&str)) -> Result<()> {
     struct Entries<'t>(&'t mut dyn FnMut(&str));
     impl<'de> Visitor<'de> for Entries<'_> {
@@ -34,35 +34,36 @@ pub(super) fn each(list: Option<&RawValue>, take: &mut dyn FnMut(&str)) -> Resul
     Ok(serde_json::Deserializer::from_str(list.get()).deserialize_seq(Entries(take))?)
 }
 
-/// An entry as a value; null if it has no value that Rust holds.
+/// Parses an entry; null if it contains a number that no Rust type can hold.
 pub(super) fn value(entry: &str) -> Value {
     serde_json::from_str(entry).unwrap_or_default()
 }
 
-/// Entries that we do not understand are not ours to judge: they ask for nothing and allow nothing.
+/// Returns the entries of the expected form. Others are ignored: they neither request nor allow anything.
 ///
 /// # Errors
-/// If it is no list.
-pub(super) fn of_known_form<T: DeserializeOwned>(list: Option<&RawValue>) -> Result<Vec<T>> {
+/// If the value is not a list.
+pub(super) fn known_entries<T: DeserializeOwned>(list: Option<&RawValue>) -> Result<Vec<T>> {
     let mut known = Vec::new();
-    // Of equal keys the last one counts, as for the engines: that is so with a value between, and not without.
+    // Of equal keys, the last one counts, as in the engines. serde_json does that for a `Value`, but rejects duplicate fields
+    // of a struct.
     each(list, &mut |entry| known.extend(serde_json::from_value(value(entry)).ok()))?;
     Ok(known)
 }
 
-/// Of an object, the members of these names; of one that is not there, none.
+/// Returns the members of an object that have these names. A missing object has no members.
 ///
 /// # Errors
-/// If it is no object.
+/// If the value is not an object.
 pub(super) fn members(object: Option<&RawValue>, names: &[&str]) -> Result<BTreeMap<String, Value>> {
-    members_that(object, &|name| names.contains(&name))
+    members_if(object, &|name| names.contains(&name))
 }
 
-/// The same of those whose names `is_wanted`.
+/// Returns the members of an object whose names `is_wanted` accepts.
 ///
 /// # Errors
-/// If it is no object.
-pub(super) fn members_that(
+/// If the value is not an object.
+pub(super) fn members_if(
     object: Option<&RawValue>,
     is_wanted: &dyn Fn(&str) -> bool,
 ) -> Result<BTreeMap<String, Value>> {
@@ -92,12 +93,12 @@ pub(super) fn members_that(
 #[derive(Default)]
 pub(super) struct Environment {
     variables: BTreeMap<String, String>,
-    /// The first entry that is no variable
+    /// The first entry without `=`
     wrong: Option<String>,
 }
 
 impl Environment {
-    /// By name; the last of equal names counts.
+    /// Returns the variables by name; the last of several equal names counts.
     ///
     /// # Errors
     /// If an entry has no `=`.
@@ -149,15 +150,15 @@ mod tests {
     #[test]
     fn entries_of_another_form_are_left_out() {
         let list = raw(r#"[1, "x", 2.5, null, {}, 1e400, -1, [3], 4]"#);
-        assert_eq!(of_known_form::<u32>(Some(list)).unwrap(), [1, 4]);
-        assert!(of_known_form::<u32>(None).unwrap().is_empty());
-        assert!(of_known_form::<u32>(Some(raw(r#"{"a":1}"#))).is_err());
+        assert_eq!(known_entries::<u32>(Some(list)).unwrap(), [1, 4]);
+        assert!(known_entries::<u32>(None).unwrap().is_empty());
+        assert!(known_entries::<u32>(Some(raw(r#"{"a":1}"#))).is_err());
     }
 
     #[test]
     fn of_equal_keys_the_last_counts() {
         let twice = Some(raw(r#"[{"containerID":1,"hostID":1,"size":1,"size":2}]"#));
-        assert_eq!(of_known_form::<crate::oci::spec_view::IdMapping>(twice).unwrap()[0].size, 2);
+        assert_eq!(known_entries::<crate::oci::spec_view::IdMapping>(twice).unwrap()[0].size, 2);
         let object = Some(raw(r#"{"a":1,"b":[],"\u0061":"x","c":1e400}"#));
         let found = members(object, &["a", "c", "d"]).unwrap();
         assert_eq!(serde_json::to_string(&found).unwrap(), r#"{"a":"x","c":null}"#);

@@ -1,7 +1,7 @@
-//! What the engine hands us: the container state on stdin and the bundle's config.json.
+//! Reads the input of OCI hooks: the container state on stdin, and config.json of the bundle.
 //!
-//! Both are read through small lenient views. `oci_spec::runtime::Spec` would drop fields it does not know and
-//! refuse capability names it does not know; for a hook that is an outage over a field nobody reads.
+//! Both are read into small, lenient views. `oci_spec::runtime::Spec` drops unknown fields and rejects unknown capabilities: a
+//! container would fail because of a field that the hook does not use.
 
 mod annotated;
 pub(crate) mod device_rules;
@@ -18,10 +18,10 @@ pub(crate) use state::State;
 use anyhow::Result;
 use serde_json::value::RawValue;
 
-/// No engine writes a state or config.json anywhere near this; a larger one is a mistake or an attack on memory.
+/// Upper limit for a state or config.json in bytes, far above what engines write; it bounds the memory.
 pub(crate) const MAX_JSON: usize = 16 << 20;
 
-/// Whether these bytes are config.json, and not the state of a container, which names a bundle and describes no process.
+/// Reports whether the text is a config.json and not a container state, which names a bundle and has no process.
 pub(crate) fn is_spec(bytes: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Members<'a> {
@@ -41,7 +41,7 @@ pub(crate) fn is_spec(bytes: &[u8]) -> bool {
     })
 }
 
-/// The first JSON value of `bytes`; what follows it is not looked at, as with the engines' own decoders.
+/// Parses the first JSON value of `bytes`. The rest is ignored, as in the engines' decoders.
 fn first_json_value<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     match serde_json::Deserializer::from_slice(bytes).into_iter::<T>().next() {
         Some(value) => Ok(value?),

@@ -1,4 +1,4 @@
-//! What Kubernetes calls a container: annotations that CRI-O and containerd give it.
+//! Reads a container's Kubernetes names from the annotations of CRI-O and containerd.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -8,14 +8,14 @@ use base::report::one_line;
 
 use super::lists;
 
-/// Of the pod, its namespace and the container: CRI-O's, and containerd's.
+/// Annotations with the names of the pod, its namespace and the container, of CRI-O and of containerd.
 const NAMES: [[&str; 2]; 3] = [
     ["io.kubernetes.pod.name", "io.kubernetes.cri.sandbox-name"],
     ["io.kubernetes.pod.namespace", "io.kubernetes.cri.sandbox-namespace"],
     ["io.kubernetes.container.name", "io.kubernetes.cri.container-name"],
 ];
 
-/// Empty where nothing is known.
+/// The Kubernetes names of a container; empty if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pod {
@@ -25,10 +25,11 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// From the annotations of config.json. The pod's author chose some of these names: they are for people to read.
+    /// Reads the names from the annotations of config.json. The author of the pod can set some of them, so they are only for
+    /// messages.
     ///
     /// # Errors
-    /// If they are not a JSON object.
+    /// If the annotations are not a JSON object.
     pub fn from_annotations(annotations: Option<&RawValue>) -> Result<Self> {
         let known = lists::members(annotations, NAMES.as_flattened())?;
         let find = |names: &[&str; 2]| {

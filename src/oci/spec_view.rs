@@ -1,4 +1,4 @@
-//! The few things we read from the bundle's config.json; tolerant of everything else in it.
+//! Reads the parts of config.json that the hook uses, and tolerates everything else.
 //! <https://github.com/opencontainers/runtime-spec/blob/main/config.md>
 
 use std::collections::BTreeMap;
@@ -14,23 +14,23 @@ use base::sys::in_root::open_host_file;
 use super::Pod;
 use super::lists::{self, Environment};
 
-/// What the hook looks at in config.json.
+/// The parts of config.json that the hook uses.
 #[derive(Clone, Debug, Default)]
 pub struct SpecView {
-    /// `root.path`, made absolute against the bundle: containerd writes it relative, and our working
-    /// directory is not the bundle in every runtime.
+    /// `root.path` as an absolute path. containerd writes a path relative to the bundle, which is not the working directory of
+    /// hooks in every runtime
     pub rootfs: PathBuf,
-    /// `process.env`; the last of equal names counts, as for the process itself. Never our own environment.
+    /// `process.env`; the last of several equal names counts
     pub env: BTreeMap<String, String>,
-    /// CAP_SYS_ADMIN in the bounding set: what NVIDIA's stack calls a privileged container.
+    /// Whether CAP_SYS_ADMIN is in the bounding set, which is how NVIDIA's hook defines a privileged container
     pub privileged: bool,
-    /// `mounts`, for devices that are asked for by mounts.
+    /// `mounts`
     pub mounts: Vec<Mount>,
-    /// `hooks`, of all stages. Entries of an unknown form are left out.
+    /// `hooks` of all stages, without entries of an unknown form
     pub hooks: Vec<Hook>,
-    /// `linux.resources.devices`, in order. Entries of an unknown form are left out: they then allow nothing.
+    /// `linux.resources.devices` in order, without entries of an unknown form, which thus allow nothing
     pub device_rules: Vec<LinuxDeviceCgroup>,
-    /// `linux.devices`, the nodes that the runtime makes.
+    /// `linux.devices`, the nodes that the runtime creates
     pub devices: Vec<Device>,
     /// Whether `linux.namespaces` has a user namespace.
     pub user_namespace: bool,
@@ -38,23 +38,23 @@ pub struct SpecView {
     pub uid_mappings: Vec<IdMapping>,
     /// `linux.gidMappings`
     pub gid_mappings: Vec<IdMapping>,
-    /// `linux.cgroupsPath`; empty if there is none.
+    /// `linux.cgroupsPath`; empty if it is missing
     pub cgroups_path: String,
-    /// `linux.mountLabel`: the SELinux label of file systems that are mounted for it; empty if there is none.
+    /// `linux.mountLabel`, the SELinux label for file systems of the container; empty if it is missing
     pub mount_label: String,
     /// `process.user.uid` and `gid`
     pub user: (u32, u32),
     /// `process.user.additionalGids`
     pub additional_gids: Vec<u32>,
-    /// Whether crun leaves the process in the groups of the user who started the engine.
+    /// Whether crun keeps the process in the groups of the user who started the engine
     pub keeps_groups: bool,
-    /// What Kubernetes calls it, from `annotations`.
+    /// Kubernetes names from `annotations`
     pub pod: Pod,
-    /// CDI devices that `annotations` name, as Kubernetes' device manager writes them: for people to read.
+    /// CDI devices from `annotations`, which the kubelet's device manager writes; for messages
     pub cdi_devices: Vec<String>,
 }
 
-/// What we look at of a device node.
+/// The used fields of a device node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Device {
@@ -67,24 +67,24 @@ pub struct Device {
     pub minor: Option<i64>,
 }
 
-/// Ids of a user namespace, and those that they are outside of it.
+/// A range of ids in a user namespace, and the ids outside that they map to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct IdMapping {
-    /// The first one inside
+    /// The first id in the container
     #[serde(rename = "containerID")]
     pub container_id: u32,
-    /// The first one outside
+    /// The first id outside
     #[serde(rename = "hostID")]
     pub host_id: u32,
     pub size: u32,
 }
 
-/// The number that the kernel shows for an id that the reader's user namespace does not map: `/proc/sys/kernel/overflowuid` and
+/// The id that the kernel reports for unmapped ids: `/proc/sys/kernel/overflowuid` and
 /// `overflowgid`, unless root changed them.
 pub(crate) const OVERFLOW_ID: u32 = 65534;
 
 impl IdMapping {
-    /// An id of the container as it is outside of the user namespace.
+    /// Converts an id in the container to an id outside of the user namespace.
     pub(crate) fn outside(mappings: &[Self], id: u32) -> Option<u32> {
         mappings.iter().find_map(|mapping| {
             let offset = id.checked_sub(mapping.container_id).filter(|offset| *offset < mapping.size)?;
@@ -92,7 +92,7 @@ impl IdMapping {
         })
     }
 
-    /// An id of the outside as it is in the user namespace.
+    /// Converts an id outside of the user namespace to an id in the container.
     pub(crate) fn inside(mappings: &[Self], id: u32) -> Option<u32> {
         mappings.iter().find_map(|mapping| {
             let offset = id.checked_sub(mapping.host_id).filter(|offset| *offset < mapping.size)?;
@@ -101,7 +101,7 @@ impl IdMapping {
     }
 }
 
-/// What we look at of a mount.
+/// The used fields of a mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Mount {
@@ -109,35 +109,35 @@ pub struct Mount {
     pub source: PathBuf,
     /// In the container
     pub destination: PathBuf,
-    /// `bind`, or the file system's
+    /// `bind`, or the type of the file system
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// As mount(8) has them
+    /// Options as in mount(8)
     pub options: Option<Vec<String>>,
 }
 
 impl Mount {
-    /// Whether it shows a place of the host's, as runtimes decide it.
+    /// Reports whether it is a bind mount, by the rules of the runtimes.
     pub fn is_bind(&self) -> bool {
         let mut options = self.options.iter().flatten();
         self.kind.as_deref() == Some("bind") || options.any(|option| option == "bind" || option == "rbind")
     }
 }
 
-/// What we look at of a hook.
+/// The used fields of a hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Hook {
     /// The program, on the host
     pub path: PathBuf,
-    /// Its arguments, its own name first
+    /// Its arguments, including argv\[0\]
     pub args: Vec<String>,
 }
 
 /// The annotation of `--group-add keep-groups`; see crun(1).
 const KEEP_GROUPS: &str = "run.oci.keep_original_groups";
 
-/// What is long in it stays text until it is known to matter.
+/// The text of config.json, in which long values are only parsed if they are needed.
 #[derive(Deserialize)]
 struct Raw<'a> {
     #[serde(borrow)]
@@ -207,12 +207,12 @@ struct RawResources<'a> {
 /// Reads `<bundle>/config.json`.
 ///
 /// # Errors
-/// If it cannot be read or parsed, or names no rootfs.
+/// If the file cannot be read or parsed, or names no rootfs.
 pub(crate) fn read(bundle: &Path) -> Result<SpecView> {
     read_with(bundle, parse)
 }
 
-/// The same, as [`parse_if`] does.
+/// Like [`read`], with [`parse_if`].
 ///
 /// # Errors
 /// Those of [`read`].
@@ -230,18 +230,18 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     base::read::read_limited(open_host_file(path)?.0, super::MAX_JSON)
 }
 
-/// Parses config.json; `bundle` is what a relative `root.path` is relative to.
+/// Parses config.json. A relative `root.path` is relative to `bundle`.
 ///
 /// # Errors
-/// If it is no JSON of the expected shape, an environment entry has no `=`, or it names no rootfs.
+/// If the text is not JSON of the expected form, an environment entry has no `=`, or `root.path` is missing.
 pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
     parse_if(bytes, bundle, |_, _, _| true)
 }
 
-/// Whether a container is of interest, by its environment and privilege, and the JSON text of its `mounts` and `linux`.
+/// Decides from environment, privilege, and the JSON text of `mounts` and `linux`, whether the rest of config.json is needed.
 pub(crate) type IsWanted = fn(&SpecView, &str, &str) -> bool;
 
-/// The same, but of a container that is not wanted only the rootfs, the environment and the privilege are read, and the rest
+/// Like [`parse`], but if `is_wanted` returns false, only the rootfs, the environment and the privilege are read, and the rest
 /// stays empty.
 ///
 /// # Errors
@@ -262,55 +262,56 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
     if !is_wanted(&view, raw.mounts.map_or("", RawValue::get), raw.linux.map_or("", RawValue::get)) {
         return Ok(view);
     }
-    let linux: RawLinux<'_> = of_text(raw.linux)?.unwrap_or_default();
-    let user: RawUser<'_> = of_text(process.user)?.unwrap_or_default();
+    let linux: RawLinux<'_> = parse_text(raw.linux)?.unwrap_or_default();
+    let user: RawUser<'_> = parse_text(process.user)?.unwrap_or_default();
     let mut user_namespace = false;
     lists::each(linux.namespaces, &mut |entry| {
         user_namespace |= lists::value(entry).get("type").is_some_and(|kind| kind == "user");
     })?;
     Ok(SpecView {
-        mounts: lists::of_known_form(raw.mounts)?,
-        hooks: hooks(of_text(raw.hooks)?)?,
-        device_rules: lists::of_known_form(linux.resources.and_then(|resources| resources.devices))?,
-        devices: lists::of_known_form(linux.devices)?,
+        mounts: lists::known_entries(raw.mounts)?,
+        hooks: hooks(parse_text(raw.hooks)?)?,
+        device_rules: lists::known_entries(linux.resources.and_then(|resources| resources.devices))?,
+        devices: lists::known_entries(linux.devices)?,
         user_namespace,
-        uid_mappings: lists::of_known_form(linux.uid_mappings)?,
-        gid_mappings: lists::of_known_form(linux.gid_mappings)?,
+        uid_mappings: lists::known_entries(linux.uid_mappings)?,
+        gid_mappings: lists::known_entries(linux.gid_mappings)?,
         user: (id(user.uid), id(user.gid)),
-        additional_gids: lists::of_known_form(user.additional_gids)?,
+        additional_gids: lists::known_entries(user.additional_gids)?,
         keeps_groups: lists::members(raw.annotations, &[KEEP_GROUPS])?.get(KEEP_GROUPS).is_some_and(|on| on == "1"),
         pod: Pod::from_annotations(raw.annotations)?,
         cdi_devices: super::annotated::cdi_devices(raw.annotations)?,
-        cgroups_path: text_of(linux.cgroups_path),
-        mount_label: text_of(linux.mount_label),
+        cgroups_path: string(linux.cgroups_path),
+        mount_label: string(linux.mount_label),
         ..view
     })
 }
 
-/// A text, or nothing if it is something else.
-fn text_of(value: Option<&RawValue>) -> String {
+/// Returns a string value; empty for a value of another type.
+fn string(value: Option<&RawValue>) -> String {
     let value = value.map(|text| lists::value(text.get()));
     value.and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
 }
 
-/// Root where it is missing, as for runtimes.
+/// Returns a user or group id; 0 if it is missing, as in the runtimes.
 fn id(number: Option<&RawValue>) -> u32 {
     number.and_then(|text| text.get().parse().ok()).unwrap_or_default()
 }
 
-fn of_text<'a, T: Deserialize<'a>>(text: Option<&'a RawValue>) -> Result<Option<T>> {
+fn parse_text<'a, T: Deserialize<'a>>(text: Option<&'a RawValue>) -> Result<Option<T>> {
     Ok(text.map(|text| serde_json::from_str(text.get())).transpose()?.flatten())
 }
 
 fn hooks(stages: Option<BTreeMap<String, &RawValue>>) -> Result<Vec<Hook>> {
     let mut hooks = Vec::new();
     for stage in stages.unwrap_or_default().into_values().filter(|stage| stage.get().starts_with('[')) {
-        hooks.extend(lists::of_known_form(Some(stage))?);
+        hooks.extend(lists::known_entries(Some(stage))?);
     }
     Ok(hooks)
 }
 
-/// `capabilities` is an object of sets, and was one flat list before runtime-spec 1.0.0-rc5.
+/// Reports whether CAP_SYS_ADMIN is in the bounding set. `capabilities` is an object, and before runtime-spec 1.0.0-rc5 it was
+/// a list.
 fn has_sys_admin(capabilities: Option<&RawValue>) -> Result<bool> {
     #[derive(Deserialize)]
     struct Sets<'a> {
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_know_is_no_reason_to_fail() {
+    fn unknown_values_are_ignored() {
         let spec = view(
             r#"{"ociVersion":"9","process":{"env":["A=1","A=2=3"],"new":1,"capabilities":{"bounding":["CAP_NEW"]}},
                "root":{"path":"/r"},"linux":{"resources":{"devices":[{"allow":true,"type":"z"},{"allow":true,"type":"c","major":195,"access":"rwm"}]}}}"#,
@@ -364,9 +365,9 @@ mod tests {
         assert_eq!(spec.device_rules.len(), 1);
     }
 
-    /// The rest is passed over only where it does not matter.
+    /// The rest is skipped only if it cannot contain a request.
     #[test]
-    fn who_may_ask_is_looked_at_whole() {
+    fn a_possible_request_is_parsed_completely() {
         let mount = |path: &str| format!(r#"{{"source":"/dev/null","destination":"{path}"}}"#);
         for (env, mounts, whole) in [
             ("A=1", mount("/var/run/x"), false),

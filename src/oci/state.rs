@@ -1,4 +1,4 @@
-//! The container state that the runtime writes to a hook's stdin.
+//! Parses the container state that the runtime writes to a hook's stdin.
 //! <https://github.com/opencontainers/runtime-spec/blob/main/runtime.md#state>
 
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use super::Pod;
 /// The fields of the state that a hook needs. Everything else in it is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The container's id; for messages only.
+    /// The container's id
     pub id: String,
-    /// The container's init process, in our pid namespace; 0 if there is none (yet).
+    /// The container's init process in the hook's pid namespace; 0 if there is none yet
     pub pid: i32,
     pub bundle: PathBuf,
 }
@@ -40,7 +40,7 @@ const HINT: &str = "a container engine calls this hook and writes the container 
 /// Parses a state.
 ///
 /// # Errors
-/// If it is no JSON object, or has no bundle.
+/// If the text is not a JSON object, or names no bundle.
 pub fn parse(bytes: &[u8]) -> Result<State> {
     let raw: Raw =
         super::first_json_value(bytes).with_context(|| hinted("cannot read the container state on stdin"))?;
@@ -51,7 +51,7 @@ pub fn parse(bytes: &[u8]) -> Result<State> {
     Ok(State { id: raw.id, pid: raw.pid.max(0), bundle })
 }
 
-/// What Kubernetes calls the container, from the annotations of a state: for one whose config.json cannot be read.
+/// Returns the Kubernetes names in the annotations of a state, for a container whose config.json cannot be read.
 pub(crate) fn pod(bytes: &[u8]) -> Pod {
     #[derive(Deserialize)]
     struct Annotated<'a> {
@@ -63,10 +63,10 @@ pub(crate) fn pod(bytes: &[u8]) -> Pod {
 }
 
 impl State {
-    /// The init process, for stages that enter its namespace.
+    /// Returns the process id of the container's init process, for stages that enter its namespaces.
     ///
     /// # Errors
-    /// If there is none: 0 would be our own process.
+    /// If the state has none: setns(2) with 0 would mean the hook itself.
     pub fn init(&self) -> Result<i32> {
         if self.pid == 0 {
             return Err(failure(

@@ -1,21 +1,21 @@
-//! What is kept of a call at most. A request can be as long as the container's config.json, which may have 16 MiB, and
-//! `/run` is memory: systemd and the engines stop working where it is full.
+//! Limits the size of a record. A request can be as long as config.json, up to 16 MiB, and `/run` is in memory: systemd and the
+//! engines fail if it is full.
 
 use base::json;
 
-use super::{Container, Record, Said, Step};
+use super::{Container, Record, Step, StoredFinding};
 use crate::oci::Pod;
 use crate::request::asked::Asked;
 
 /// Upper limit for the file of a record, in bytes.
 pub(super) const MAX_SIZE: usize = 32 << 10;
 
-/// Entries of a list and characters of a text that are kept. The next line is for a record that is still too large; the
-/// last one fits always.
+/// Limits for the entries of a list and the characters of a text. The next pair applies if the record is still too large; with
+/// the last one it always fits.
 const LIMITS: [(usize, usize); 4] = [(64, 2000), (24, 300), (8, 100), (2, 40)];
 
 impl Record {
-    /// As it is written. `None` if the path of its bundle cannot be.
+    /// Returns the record as JSON, shortened to [`MAX_SIZE`]. `None` if the path of its bundle is not UTF-8.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let forms =
             LIMITS.iter().filter_map(|(items, chars)| Some(json::pretty(&self.cut(*items, *chars)).ok()?.into_bytes()));
@@ -54,16 +54,16 @@ impl Record {
                 .findings
                 .iter()
                 .take(items)
-                .map(|said| Said {
-                    id: text(&said.id),
-                    severity: text(&said.severity),
-                    what: text(&said.what),
-                    why: text(&said.why),
-                    fix: text(&said.fix),
+                .map(|finding| StoredFinding {
+                    id: text(&finding.id),
+                    severity: text(&finding.severity),
+                    what: text(&finding.what),
+                    why: text(&finding.why),
+                    fix: text(&finding.fix),
                 })
                 .collect(),
             steps: self.steps.iter().take(items).map(|step| Step { name: text(&step.name), ..*step }).collect(),
-            // All of them or none: their number does not depend on what is asked for.
+            // All or none: the number of created names does not depend on the request.
             created: if items == LIMITS[0].0 { self.created.clone() } else { Vec::new() },
         }
     }
@@ -134,7 +134,7 @@ mod tests {
                 imex_channels: texts,
             });
             record.findings = vec![
-                Said { id: text.clone(), severity: text.clone(), what: text.clone(), why: text.clone(), fix: text.clone() };
+                StoredFinding { id: text.clone(), severity: text.clone(), what: text.clone(), why: text.clone(), fix: text.clone() };
                 items
             ];
             record.steps = vec![Step { name: text.clone(), milliseconds: 1.0 }; items];

@@ -1,14 +1,14 @@
-//! Names that a call created in a container's file system: at `poststop` they are removed again.
+//! Names that the hook created in a container's file system, to be removed at `poststop`.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Error};
 use serde::{Deserialize, Serialize};
 
-/// A driver has a hundred files, and each of them at most a link or two.
+/// Upper limit for the names. A driver has a hundred files with one or two links each.
 const MAX_ENTRIES: usize = 400;
 
-/// A name, and the number of what was created under it. In a record it is one short text, since there are many of them.
+/// A created name and its inode. A record stores it as one short string, because there are many.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Entry {
@@ -32,7 +32,8 @@ impl TryFrom<String> for Entry {
     }
 }
 
-/// Both, each path once: a container has a record of its last call, and several calls can set it up.
+/// Merges two lists, each path once; the later entry counts. A container can be set up by several calls, and has only the
+/// record of the last.
 pub(crate) fn merge(earlier: Vec<Entry>, later: Vec<Entry>) -> Vec<Entry> {
     let is_later = |entry: &Entry| later.iter().any(|other| other.path.as_os_str() == entry.path.as_os_str());
     let mut all: Vec<_> = earlier.into_iter().filter(|entry| !is_later(entry)).collect();

@@ -1,5 +1,5 @@
-//! The record of one call: what was asked, decided and done for a container, and how long each step took. It is what
-//! `why` tells, long after the engine has dropped what was on stderr.
+//! The record of one call of the hook: request, decision, result, and the duration of each step. `why` prints it, long after
+//! the engine has discarded the hook's stderr.
 
 mod bound;
 pub(crate) mod created;
@@ -18,17 +18,17 @@ use base::report::{Finding, one_line};
 use crate::oci::Pod;
 use crate::request::asked::Asked;
 
-/// The form of records. One of another form is not read.
+/// The version of the format. Records of other versions are not read.
 const VERSION: u32 = 1;
-/// Findings that are collected at most; [`bound`] limits what is written.
+/// Upper limit for the findings in memory; [`bound`] limits the written record.
 const MAX_ENTRIES: usize = 64;
 
-/// It. The names are an interface.
+/// A record. The field names are an interface.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
     pub hook: String,
-    /// The container that the call was for
+    /// The container of the call
     pub container: Container,
     /// `prestart`, `precreate` and so on
     pub stage: String,
@@ -36,26 +36,26 @@ pub struct Record {
     pub started: String,
     pub outcome: Outcome,
     pub reason: String,
-    /// What asks, and for which devices
+    /// The source of the request, and the requested devices
     pub request: String,
-    /// What it asked for, if it did
+    /// The request, if there is one
     pub asked: Option<Asked>,
     pub driver: String,
-    /// The GPUs that it was to get, by name
+    /// Names of the selected GPUs
     pub devices: Vec<String>,
-    pub findings: Vec<Said>,
+    pub findings: Vec<StoredFinding>,
     pub steps: Vec<Step>,
-    /// What was created in the container's file system, for `poststop`: inode numbers and paths
+    /// Created names in the container's file system, for `poststop`
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub created: Vec<created::Entry>,
 }
 
-/// Names and place of a container.
+/// Names and bundle of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Container {
     pub id: String,
-    /// As the user calls it; kept where the engine would forget it
+    /// Its name in the engine; only stored for a failed container, which the engine may remove
     pub name: String,
     /// Names in Kubernetes; empty for other engines
     pub pod: Pod,
@@ -63,7 +63,7 @@ pub struct Container {
 }
 
 impl Container {
-    /// The id as engines print it.
+    /// Returns the id as engines print it: 12 digits of a hash.
     pub fn short(&self) -> &str {
         let is_hash = self.id.len() == 64 && self.id.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_hash { self.id.get(..12).unwrap_or_default() } else { &self.id }
@@ -74,7 +74,7 @@ impl Container {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// Nobody said: the call is not done, or the engine ended it.
+    /// The call is still running, or the engine killed it.
     #[default]
     Unfinished,
     /// The container got what it asked for.
@@ -82,7 +82,7 @@ pub enum Outcome {
     /// It got less than it asked for, or cannot use all of it: [`Record::shortfall`].
     Partly,
     Nothing,
-    /// It asked and may not, or somebody else sets it up.
+    /// Its request was denied, or another program sets it up.
     LeftAlone,
     /// The hook failed, which stops the container.
     Failed,
@@ -90,12 +90,12 @@ pub enum Outcome {
 
 /// A [`Finding`] as it is stored in a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct StoredFinding {
     /// `ONH-nnn`
     pub id: String,
     /// `note`, `warning` or `error`
     pub severity: String,
-    /// The message, with the names at hand
+    /// The message
     pub what: String,
     pub why: String,
     /// How to fix it; empty if nothing has to be fixed
@@ -126,7 +126,7 @@ impl Record {
         self.container = Container { id, pod, bundle: bundle.to_owned(), ..Container::default() };
     }
 
-    /// Keeps the name by which the engine's user knows the container: one that fails to start is often removed at once.
+    /// Stores the container's name in the engine, because a container that fails to start is often removed immediately.
     pub fn remember_name(&mut self) {
         let Container { id, bundle, .. } = &self.container;
         if let Some(name) = storage::name_of(id, bundle) {
@@ -134,10 +134,10 @@ impl Record {
         }
     }
 
-    /// Adds to what there was to say.
-    pub fn found(&mut self, finding: &Finding) {
+    /// Adds a finding, up to a limit.
+    pub fn add_finding(&mut self, finding: &Finding) {
         if self.findings.len() < MAX_ENTRIES {
-            self.findings.push(Said {
+            self.findings.push(StoredFinding {
                 id: finding.kind.id.to_owned(),
                 severity: finding.kind.severity.name().to_owned(),
                 what: one_line(&finding.what),
@@ -147,6 +147,7 @@ impl Record {
         }
     }
 
+    /// Adds a step.
     pub fn step(&mut self, name: &str, took: Duration) {
         self.steps.push(Step { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
     }
@@ -158,18 +159,18 @@ impl Record {
         self.reason = reason;
     }
 
-    /// What a container that was given GPUs lacks or cannot use, after the words "the container got".
+    /// What a container that was given GPUs lacks or cannot use, after the words "it got".
     pub fn shortfall(&self) -> Option<&'static str> {
         shortfall::of(&self.findings)
     }
 
-    /// Reads one.
+    /// Parses a record.
     ///
     /// # Errors
-    /// If it is none, or of another form.
+    /// If the text is not a record, or has another version.
     pub fn parse(bytes: &[u8]) -> anyhow::Result<Self> {
         let record: Self = serde_json::from_slice(bytes)?;
-        anyhow::ensure!(record.version == VERSION, "a record of form {}, not {VERSION}", record.version);
+        anyhow::ensure!(record.version == VERSION, "record version {}, expected {VERSION}", record.version);
         Ok(record)
     }
 }

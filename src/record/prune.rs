@@ -1,65 +1,68 @@
-//! Which records go when there are too many. Pure.
+//! Decides which records to remove if there are too many. Pure.
 //!
-//! Whoever can start containers can make records, by starting containers that fail. So those of containers that run go last,
-//! one namespace cannot push out the records of another, and a container that the kubelet tries again every few seconds has
-//! one record and not one for each attempt.
+//! Every user who can start containers creates records. So records of running containers are removed last, one namespace cannot
+//! displace the records of another, and a container that the kubelet restarts every few seconds has one record instead of one
+//! for each attempt.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::{Outcome, Record};
 
-/// More are pruned. With records of 32 KiB this is 12.5 MiB.
+/// Upper limit for the number of records. With 32 KiB each, these are 12.5 MiB.
 pub(super) const MAX_RECORDS: usize = 400;
-/// What is left of them, as far as containers that are gone or failed are concerned.
-const LEFT: usize = MAX_RECORDS / 2;
-/// What is left of those however many containers run.
-const LEFT_AT_LEAST: usize = MAX_RECORDS / 8;
-/// Failures of one container of a pod that are kept, each with another text.
-const TEXTS: usize = 4;
+/// Limit for records of ended and failed containers, minus the number of running ones.
+const MAX_ENDED: usize = MAX_RECORDS / 2;
+/// Lower bound of that limit.
+const MIN_ENDED: usize = MAX_RECORDS / 8;
+/// Limit for the failures of one container of a pod, each for another reason.
+const MAX_REASONS: usize = 4;
 
-/// A record and what is known of its file.
+/// A record and the name of its file.
 #[derive(Clone, Debug)]
-pub(super) struct Kept {
+pub(super) struct Candidate {
     pub name: String,
     pub record: Record,
-    pub is_there: bool,
+    pub bundle_exists: bool,
 }
 
-/// The names of those to remove.
-pub(super) fn surplus(records: Vec<Kept>) -> Vec<String> {
-    let (running, others): (Vec<_>, Vec<_>) =
-        records.into_iter().partition(|kept| kept.is_there && kept.record.outcome != Outcome::Failed);
-    let for_others = LEFT.saturating_sub(running.len()).max(LEFT_AT_LEAST);
+/// Returns the names of the records to remove.
+pub(super) fn surplus(records: Vec<Candidate>) -> Vec<String> {
+    let (running, others): (Vec<_>, Vec<_>) = records
+        .into_iter()
+        .partition(|candidate| candidate.bundle_exists && candidate.record.outcome != Outcome::Failed);
+    let for_others = MAX_ENDED.saturating_sub(running.len()).max(MIN_ENDED);
     let mut names = beyond(others, for_others);
-    names.extend(beyond(running, MAX_RECORDS - LEFT_AT_LEAST));
+    names.extend(beyond(running, MAX_RECORDS - MIN_ENDED));
     names
 }
 
-/// All but `count`, of which each namespace has the same share as far as it needs one. Of one namespace failures stay longer
-/// than what is gone, and the newest longest.
-fn beyond(records: Vec<Kept>, count: usize) -> Vec<String> {
-    let failed = |kept: &Kept| kept.record.outcome == Outcome::Failed;
+/// Returns all but `count` records, of which each namespace keeps an equal share. Within a namespace, failures have precedence
+/// over ended containers, and newer records over older ones.
+fn beyond(records: Vec<Candidate>, count: usize) -> Vec<String> {
+    let failed = |candidate: &Candidate| candidate.record.outcome == Outcome::Failed;
     let mut records = records;
-    records.sort_by_cached_key(|kept| (usize::from(!failed(kept)), Reverse(kept.record.started.clone())));
+    records
+        .sort_by_cached_key(|candidate| (usize::from(!failed(candidate)), Reverse(candidate.record.started.clone())));
     let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
-    let ranked = records.into_iter().map(|kept| {
-        let rank = of_namespace.entry(kept.record.container.pod.namespace.clone()).or_default();
+    let ranked = records.into_iter().map(|candidate| {
+        let rank = of_namespace.entry(candidate.record.container.pod.namespace.clone()).or_default();
         *rank += 1;
-        (*rank, kept)
+        (*rank, candidate)
     });
-    let mut ranked: Vec<(usize, Kept)> = ranked.collect();
-    ranked.sort_by_cached_key(|(rank, kept)| (*rank, Reverse(kept.record.started.clone())));
-    ranked.into_iter().skip(count).map(|(_, kept)| kept.name).collect()
+    let mut ranked: Vec<(usize, Candidate)> = ranked.collect();
+    ranked.sort_by_cached_key(|(rank, candidate)| (*rank, Reverse(candidate.record.started.clone())));
+    ranked.into_iter().skip(count).map(|(_, candidate)| candidate.name).collect()
 }
 
-/// Earlier failures of the same container that this one makes superfluous: the same text, or too many texts.
+/// Returns the earlier failures of the same container that the record `by` replaces: those with the same reason, and the oldest
+/// ones beyond the limit.
 pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<String> {
     let of = |record: &Record| {
         let container = &record.container;
         (container.pod.clone(), container.name.clone())
     };
-    // Without a name there is nothing by which a second attempt could be known.
+    // Without a name, attempts of the same container cannot be recognized.
     if by.outcome != Outcome::Failed || of(by) == Default::default() {
         return Vec::new();
     }
@@ -69,7 +72,7 @@ pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<Strin
     let mut newest_first: Vec<_> = earlier.collect();
     newest_first.sort_by_cached_key(|(_, record)| Reverse(record.started.clone()));
     let (same, others): (Vec<_>, Vec<_>) = newest_first.into_iter().partition(|(_, record)| record.reason == by.reason);
-    same.into_iter().chain(others.into_iter().skip(TEXTS - 1)).map(|(name, _)| name.clone()).collect()
+    same.into_iter().chain(others.into_iter().skip(MAX_REASONS - 1)).map(|(name, _)| name.clone()).collect()
 }
 
 #[cfg(test)]
@@ -89,10 +92,10 @@ mod tests {
         record
     }
 
-    fn kept(count: usize, namespace: &str, outcome: Outcome, is_there: bool) -> Vec<Kept> {
+    fn kept(count: usize, namespace: &str, outcome: Outcome, bundle_exists: bool) -> Vec<Candidate> {
         let one = |number| {
             let id = format!("{namespace}{outcome:?}{number}");
-            Kept { name: id.clone(), record: record(&id, namespace, outcome, number), is_there }
+            Candidate { name: id.clone(), record: record(&id, namespace, outcome, number), bundle_exists }
         };
         (0..count).map(one).collect()
     }
@@ -115,14 +118,14 @@ mod tests {
         }
         let gone = surplus(records);
         assert!(gone.iter().all(|name| name.starts_with("loop")), "{gone:?}");
-        assert_eq!(gone.len(), 10_060 - LEFT);
+        assert_eq!(gone.len(), 10_060 - MAX_ENDED);
         assert!(!gone.contains(&"loopFailed9999".to_owned()) && gone.contains(&"loopFailed0".to_owned()));
     }
 
     #[test]
     fn of_one_namespace_failures_and_the_newest_stay() {
         let mut records = kept(10, "", Outcome::Failed, false);
-        records.extend(kept(LEFT, "", Outcome::Given, false));
+        records.extend(kept(MAX_ENDED, "", Outcome::Given, false));
         let gone = surplus(records);
         let expected: Vec<_> = (0..10).rev().map(|number| format!("Given{number}")).collect();
         assert_eq!(gone, expected);
@@ -131,7 +134,7 @@ mod tests {
     #[test]
     fn there_is_an_end_to_those_that_run() {
         let gone = surplus(kept(MAX_RECORDS * 2, "a", Outcome::Given, true));
-        assert_eq!(gone.len(), MAX_RECORDS * 2 - (MAX_RECORDS - LEFT_AT_LEAST));
+        assert_eq!(gone.len(), MAX_RECORDS * 2 - (MAX_RECORDS - MIN_ENDED));
         assert_eq!(gone.last().unwrap(), "aGiven0");
     }
 
@@ -145,7 +148,7 @@ mod tests {
         let mut names = superseded(&new, &records);
         names.sort();
         assert_eq!(names, ["old0", "old1", "old2", "old3", "old4", "old5"]);
-        // With other texts a few stay.
+        // A few with other reasons are kept.
         for (number, (_, record)) in records.iter_mut().enumerate().take(6) {
             record.reason = format!("reason {number}");
         }

@@ -5,9 +5,9 @@
 
 use base::report::{Kind, catalog};
 
-use super::Said;
+use super::StoredFinding;
 
-/// The findings that report a shortfall, the most important first, with the end of a sentence that begins with "the container got".
+/// The findings that report a shortfall, the most important first, with the end of a sentence that begins with "it got".
 const SHORTFALLS: [(&Kind, &str); 11] = [
     (&catalog::NO_ACCESS, "its GPUs, but its process cannot open the device nodes"),
     (&catalog::NO_CGROUPS, "its GPUs, but its device cgroup denies them"),
@@ -15,15 +15,15 @@ const SHORTFALLS: [(&Kind, &str); 11] = [
     (&catalog::CRUN, "its GPUs, but its device cgroup denies them"),
     (&catalog::SHARED_CGROUP, "its GPUs, but its device cgroup may deny them"),
     (&catalog::CGROUP_ABOVE, "its GPUs, but its device cgroup may deny them"),
-    (&catalog::GPU_LEFT_OUT, "fewer GPUs than it requested"),
-    (&catalog::MIG_LEFT_OUT, "fewer MIG devices than it requested"),
+    (&catalog::GPU_LEFT_OUT, "fewer GPUs than it asked for"),
+    (&catalog::MIG_LEFT_OUT, "fewer MIG devices than it asked for"),
     (&catalog::NO_UVM, "its GPUs, but CUDA does not work without \"/dev/nvidia-uvm\""),
-    (&catalog::LACKING_LIBRARIES, "its GPUs, but not all driver libraries that it requested"),
-    (&catalog::LEFT_OUT, "its GPUs, but not all driver files that it requested"),
+    (&catalog::LACKING_LIBRARIES, "its GPUs, but not all driver libraries that it asked for"),
+    (&catalog::LEFT_OUT, "its GPUs, but not all driver files that it asked for"),
 ];
 
 /// The most important shortfall that one of these findings reports.
-pub(super) fn of(findings: &[Said]) -> Option<&'static str> {
+pub(super) fn of(findings: &[StoredFinding]) -> Option<&'static str> {
     let is_found = |kind: &Kind| findings.iter().any(|said| said.id == kind.id);
     SHORTFALLS.iter().find(|(kind, _)| is_found(kind)).map(|(_, words)| *words)
 }
@@ -39,7 +39,7 @@ mod tests {
     fn a_container_with_a_shortfall_did_not_get_all() {
         let record = |kinds: &[&'static Kind]| {
             let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
-            kinds.iter().for_each(|kind| record.found(&Finding::of(kind, "what", "fix")));
+            kinds.iter().for_each(|kind| record.add_finding(&Finding::of(kind, "what", "fix")));
             record.end(Outcome::Given, String::new());
             record
         };

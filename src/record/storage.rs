@@ -1,4 +1,4 @@
-//! containers/storage, where Podman and CRI-O keep containers: which name is whose.
+//! Reads the names of containers from containers/storage, which Podman and CRI-O use.
 
 use std::path::{Path, PathBuf};
 
@@ -9,59 +9,61 @@ use base::sys::in_root::open_regular;
 
 use crate::oci::spec_view::Mount;
 
-/// Thousands of containers; a larger file is none of these.
+/// Upper limit for a list in bytes, enough for thousands of containers.
 const MAX_LIST: usize = 16 << 20;
 
+/// A container in such a list.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Listed {
     /// 64 hex digits
     pub id: String,
-    /// Podman gives it one, CRI-O one of many parts
+    /// The name that Podman assigns, or CRI-O's name of several parts
     #[serde(default)]
     pub names: Vec<String>,
     #[serde(default)]
     pub layer: String,
 }
 
-/// The name of the container `id` whose bundle is `<dir>/<id>/userdata`.
+/// Returns the name of the container `id` whose bundle is `<dir>/<id>/userdata`.
 pub(crate) fn name_of(id: &str, bundle: &Path) -> Option<String> {
     let listed = read(dir_of(bundle)?);
     listed.into_iter().find(|listed| listed.id == id)?.names.into_iter().next()
 }
 
-/// Whether `rootfs` is the layer that is listed for the container `id` whose bundle is `<dir>/<id>/userdata`. Each container has
-/// a layer of its own; one that was started with `--rootfs` may share that directory with another.
+/// Reports whether `rootfs` is the layer of the container `id` whose bundle is `<dir>/<id>/userdata`. Each container has its
+/// own layer; containers that were started with `--rootfs` may share the directory.
 pub(crate) fn has_layer(id: &str, bundle: &Path, rootfs: &Path) -> bool {
     let listed = dir_of(bundle).map(read).unwrap_or_default();
     let layer = listed.into_iter().find(|listed| listed.id == id).map(|listed| listed.layer).unwrap_or_default();
     !layer.is_empty() && rootfs.components().any(|part| part.as_os_str() == layer.as_str())
 }
 
-/// The containers in a directory of this form, and in the one of those that end with the boot.
+/// Returns the containers of a directory, including those that do not survive a reboot.
 pub(crate) fn read(dir: &Path) -> Vec<Listed> {
     let lists = ["containers.json", "volatile-containers.json"].into_iter();
     lists.flat_map(|name| read_list(&dir.join(name)).unwrap_or_default()).collect()
 }
 
-/// Where bundles of the engines of root are, or of a user with this home: a directory for each storage driver.
+/// Returns the directories of bundles, one for each storage driver: of root, or of the user with this home directory.
 pub(crate) fn dirs(home: Option<&Path>) -> Vec<PathBuf> {
     let root = home.map_or_else(|| PathBuf::from("/var/lib"), |home| home.join(".local/share"));
     ["overlay", "btrfs", "vfs"].map(|driver| root.join(format!("containers/storage/{driver}-containers"))).into()
 }
 
-/// The directory that has all bundles, if this one is of its form.
+/// Returns the directory of all bundles that contains this bundle, `<dir>/<id>/userdata`.
 pub(crate) fn dir_of(bundle: &Path) -> Option<&Path> {
     let is_userdata = bundle.file_name().is_some_and(|name| name == "userdata");
     if is_userdata { bundle.parent()?.parent() } else { None }
 }
 
-/// The bundle that these mounts of the engine's own are from: at precreate nobody says which container it is.
+/// Derives the bundle from the sources of the engine's own mounts, because the input of precreate does not contain the
+/// container's id.
 pub(crate) fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
     let is_userdata = |path: &&Path| {
         let id = dir_of(path).and_then(|dir| path.strip_prefix(dir).ok()?.parent()?.to_str());
         id.is_some_and(|id| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
     };
-    // Those are in its directory for this boot, too, which has no list of names.
+    // The sources may also be below the engine's run root, which has no list of names.
     let own = ["/dev/shm", "/run/.containerenv", "/etc/hostname", "/etc/hosts"];
     let source = |destination| mounts.iter().find(|mount| mount.destination == Path::new(destination));
     own.into_iter().filter_map(source).find_map(|mount| mount.source.ancestors().find(is_userdata)).map(Path::to_owned)
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bundle_is_where_podmans_mounts_are_from() {
+    fn the_bundle_is_derived_from_podmans_mounts() {
         let id = "081aafbe8e6f16108fa4dc01f17182c406dffc9f94a6282a3ff48eaeefb165cb";
         let mount = |source: String, destination: &str| Mount {
             source: source.into(),
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_is_beside_the_bundle() {
+    fn names_are_in_the_list_next_to_the_bundles() {
         let dir = tempfile::tempdir().unwrap();
         let bundle = dir.path().join("0a/userdata");
         assert_eq!(name_of("0a", &bundle), None);

@@ -1,4 +1,4 @@
-//! Where records are: `containers/<id>.json` in the run directory; bounded in number and size.
+//! Stores records as `containers/<id>.json` in the run directory, limited in number and size.
 
 use std::cmp::Reverse;
 use std::io;
@@ -8,14 +8,15 @@ use base::sys::run_dir::RunDir;
 
 use super::bound::MAX_SIZE;
 use super::created::Entry;
-use super::prune::{Kept, MAX_RECORDS, superseded, surplus};
+use super::prune::{Candidate, MAX_RECORDS, superseded, surplus};
 use super::{Outcome, Record};
 
 /// Directory of the records below the run directory.
 pub(crate) const DIR: &str = "containers";
-/// A writer that was killed leaves its temporary file. No call takes as long as this.
-const LEFT_OVER: Duration = Duration::from_secs(1200);
+/// The age at which a temporary file is removed: its writer was killed, because no call takes this long.
+const STALE_AFTER: Duration = Duration::from_secs(1200);
 
+/// The directory of records.
 #[derive(Debug)]
 pub(crate) struct Store(RunDir);
 
@@ -29,12 +30,12 @@ pub(crate) struct Found {
 }
 
 impl Store {
-    /// Opens it; makes it if it is missing.
+    /// Opens the directory, created if it is missing.
     pub(crate) fn open() -> io::Result<Self> {
         Ok(Self(RunDir::open()?.below(DIR)?))
     }
 
-    /// Opens it, if there is one.
+    /// Opens the directory if it exists.
     pub(crate) fn existing() -> io::Result<Option<Self>> {
         match RunDir::existing()? {
             Some(run) => Ok(run.existing_below(DIR)?.map(Self)),
@@ -42,30 +43,31 @@ impl Store {
         }
     }
 
-    /// Writes a record over the container's last one. A full disk stops no container.
+    /// Writes a record, which replaces the container's last one. Errors are ignored: a full file system must not stop a
+    /// container.
     pub(crate) fn write(&self, record: &Record) {
         if let (Some(name), Some(bytes)) = (file_name(&record.container.id), record.to_bytes()) {
             self.0.replace(&name, &bytes).ok();
-            // Only a failure costs the look at all others.
+            // Only a failure can replace others, so only then all records are read.
             if record.outcome == Outcome::Failed {
-                // As it will be read: cut.
+                // Compare the shortened record, as it is stored.
                 let written = self.read(&name).unwrap_or_default();
                 superseded(&written, &self.readable()).iter().for_each(|name| self.remove(name));
             }
         }
     }
 
-    /// The stage of the call that the container's record is of.
+    /// Returns the stage in the container's record.
     pub(crate) fn stage_of(&self, id: &str) -> Option<String> {
         file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.stage)
     }
 
-    /// What calls for this container have created in it; `None` if it has no record.
+    /// Returns the names that were created in the container; `None` if it has no record.
     pub(crate) fn created_in(&self, id: &str) -> Option<Vec<Entry>> {
         file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.created)
     }
 
-    /// Replaces that in the container's record.
+    /// Replaces the created names in the container's record.
     pub(crate) fn set_created(&self, id: &str, created: Vec<Entry>) {
         let record = file_name(id).and_then(|name| self.read(&name).ok());
         if let Some(record) = record {
@@ -73,7 +75,7 @@ impl Store {
         }
     }
 
-    /// All records, and the files that are none.
+    /// Returns all records, and the files that are not records.
     pub(crate) fn all(&self) -> io::Result<Found> {
         let mut found = Found::default();
         for name in self.0.names()? {
@@ -86,7 +88,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes the record of a container that has ended. That of one that failed stays: it is what people ask for.
+    /// Removes the record of a container that has ended. The record of a failure is kept, because users ask `why` for it.
     pub(crate) fn forget(&self, id: &str) {
         let Some(name) = file_name(id) else { return };
         if self.read(&name).is_ok_and(|record| record.outcome == Outcome::Failed) {
@@ -95,7 +97,7 @@ impl Store {
         self.remove(&name);
     }
 
-    /// Removes records if there are too many, and with them what cannot be read and what killed writers have left.
+    /// If there are too many records, removes the surplus, unreadable files, and old temporary files.
     pub(crate) fn prune(&self) {
         let Ok(names) = self.0.all_names() else { return };
         if names.len() < MAX_RECORDS {
@@ -104,15 +106,15 @@ impl Store {
         let mut records = Vec::new();
         for name in names {
             if name.starts_with('.') {
-                if self.0.age(&name).is_some_and(|age| age > LEFT_OVER) {
+                if self.0.age(&name).is_some_and(|age| age > STALE_AFTER) {
                     self.remove(&name);
                 }
                 continue;
             }
             match self.read(&name) {
                 Ok(record) => {
-                    let is_there = record.container.bundle.is_dir();
-                    records.push(Kept { name, record, is_there });
+                    let bundle_exists = record.container.bundle.is_dir();
+                    records.push(Candidate { name, record, bundle_exists });
                 }
                 Err(_) => self.remove(&name),
             }
@@ -131,12 +133,12 @@ impl Store {
 
     fn read(&self, name: &str) -> anyhow::Result<Record> {
         let limit = u64::try_from(MAX_SIZE).unwrap_or(u64::MAX);
-        let bytes = self.0.read(name, limit)?.ok_or_else(|| anyhow::anyhow!("it is gone"))?;
+        let bytes = self.0.read(name, limit)?.ok_or_else(|| anyhow::anyhow!("it no longer exists"))?;
         Record::parse(&bytes)
     }
 }
 
-/// The id becomes a name: one that could be another path has no record.
+/// Returns the file name for a container id; `None` for an id that is not a safe file name.
 fn file_name(id: &str) -> Option<String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let fits = !id.is_empty() && id.len() <= 200 && !id.starts_with('.') && id.bytes().all(plain);
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_no_path() {
+    fn an_id_with_a_path_is_refused() {
         for id in ["", ".", "..", "../x", "a/b", ".hidden", "a\nb", &"x".repeat(201)] {
             assert_eq!(file_name(id), None, "{id:?}");
         }
@@ -202,8 +204,8 @@ mod tests {
             store.write(&record(&format!("c{number}"), Outcome::Given, &format!("{number:04}")));
             assert!(store.0.all_names().unwrap().len() <= MAX_RECORDS);
         }
-        // Those of killed writers too; one that may still be written stays.
-        let old = std::time::SystemTime::now() - LEFT_OVER - Duration::from_secs(60);
+        // Temporary files of killed writers are removed too, but not one that may still be written.
+        let old = std::time::SystemTime::now() - STALE_AFTER - Duration::from_secs(60);
         for number in 0..MAX_RECORDS {
             let file = std::fs::File::create(dir.join(format!(".x{number}.json.1"))).unwrap();
             if number > 0 {
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_of_one_pod_do_not_add_up() {
+    fn attempts_of_one_pod_have_one_record() {
         let (_base, store) = store();
         for number in 0..20 {
             let mut record = record(&format!("c{number}"), Outcome::Failed, &format!("{number:04}"));

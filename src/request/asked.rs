@@ -1,4 +1,4 @@
-//! A request as `explain` and records tell it.
+//! A request as `explain` prints it and records store it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use nvidia_host::capability::Capability;
 
 use super::GpuRequest;
 
-/// The names are an interface.
+/// The parts of a request. The field names are an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Asked {

@@ -1,4 +1,4 @@
-//! GPUs that a container has although it asks the hook for none: the engine gave them, by CDI or by `--device`.
+//! Detects GPUs that the engine gave to a container without the hook, from CDI or with `--device`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,20 +9,21 @@ use base::report::one_line;
 use super::{nodes, others};
 use crate::oci::SpecView;
 
+/// The GPUs of such a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Given {
-    /// Their nodes, by path in the container. None where only annotations name devices.
+    /// Paths of their nodes in the container; empty if only annotations name devices
     pub nodes: BTreeSet<PathBuf>,
-    /// CDI devices by name. Kubernetes writes them into annotations, Podman writes them nowhere.
+    /// Names of CDI devices. Kubernetes writes them into annotations, Podman does not store them
     pub names: Vec<String>,
-    /// What a CDI spec left in config.json besides nodes
+    /// Another sign of a CDI spec in config.json: a hook or a mount
     pub trace: Option<String>,
 }
 
-/// None of it is a request: what it says is for people to read.
+/// Returns the GPUs that the engine gave to the container. They are not a request, and are used only in messages.
 pub(crate) fn find(spec: &SpecView) -> Option<Given> {
-    let trace = others::of_cdi_spec(spec);
-    // config.json of a privileged container lists every node of the host, whoever set it up.
+    let trace = others::trace_of_cdi_spec(spec);
+    // config.json of a privileged container lists all nodes of the host, so nodes alone prove nothing.
     let counts = !spec.privileged || trace.is_some() || !spec.cdi_devices.is_empty();
     let nodes: BTreeSet<_> = gpu_nodes(spec).filter(|_| counts).collect();
     let names = &spec.cdi_devices;
@@ -31,7 +32,7 @@ pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     (!nodes.is_empty() || is_named).then(|| Given { nodes, names: names.clone(), trace })
 }
 
-/// Rootless engines bind-mount a node, all others have the runtime create it.
+/// Returns the paths of GPU nodes. Rootless engines bind-mount nodes; with other engines, the runtime creates them.
 fn gpu_nodes(spec: &SpecView) -> impl Iterator<Item = PathBuf> {
     let created = spec.devices.iter().filter(|device| nodes::granted(std::slice::from_ref(*device)).is_some());
     let mounted = spec.mounts.iter().filter(|mount| mount.is_bind() && is_gpu(&mount.destination));

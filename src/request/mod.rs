@@ -1,4 +1,4 @@
-//! What the container asks for: the variables and mounts of NVIDIA's image convention, read from config.json.
+//! Reads a container's request for GPUs from config.json: the variables and mounts of NVIDIA's image convention.
 //!
 //! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
 
@@ -26,30 +26,30 @@ pub(crate) const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
 const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
 const CUDA_VERSION: &str = "CUDA_VERSION";
 
-/// A container that wants the driver.
+/// The request of a container for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuRequest {
-    /// Which GPUs; may be none at all: driver files without a GPU.
+    /// The requested GPUs; may be none, for driver files without a GPU
     pub devices: VisibleDevices,
-    /// What said so, for messages: a variable, or the mounts.
+    /// The source of the request, for messages: a variable, or the mounts
     pub asked_by: String,
     pub capabilities: Capabilities,
-    /// What the driver and the GPUs must be.
+    /// Conditions for the driver and the GPUs
     pub requirements: Vec<Requirement>,
-    /// The GPUs whose MIG layout it may change; privileged containers only.
+    /// The GPUs whose MIG devices it may configure; only for privileged containers
     pub mig_config: Option<String>,
-    /// The GPUs whose MIG devices it may watch; privileged containers only.
+    /// The GPUs whose MIG devices it may monitor; only for privileged containers
     pub mig_monitor: Option<String>,
     pub imex_channels: Vec<String>,
-    /// What it does not want. Images cannot say that, command lines can.
+    /// Parts to omit; only options of commands can set this
     pub omit: Omit,
 }
 
 impl GpuRequest {
-    /// What it wants of the driver.
+    /// Returns the parts of the driver that it needs.
     ///
     /// # Errors
-    /// If it asks for a part of MIG management, or for something that is not an IMEX channel.
+    /// If a MIG variable is not "all", or an IMEX channel is invalid.
     pub fn wanted(&self) -> Result<Wanted> {
         let channels: Result<Vec<u32>> = self.imex_channels.iter().map(|text| imex_channel(text)).collect();
         Ok(Wanted {
@@ -63,7 +63,7 @@ impl GpuRequest {
     }
 }
 
-/// MIG management is given for all GPUs of the container, or not at all.
+/// Returns whether a MIG variable is set. It must be "all": MIG management applies to all GPUs of the container.
 fn is_all(variable: &str, value: Option<&str>) -> Result<bool> {
     match value {
         None => Ok(false),
@@ -76,41 +76,41 @@ fn is_all(variable: &str, value: Option<&str>) -> Result<bool> {
     }
 }
 
-/// What comes of looking at the request.
+/// The decision about a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It asks for nothing, for this reason.
+    /// It requests nothing, for this reason
     Nothing(String),
-    /// It asks, and may not, for this reason. It starts without GPUs, as with NVIDIA's stack.
+    /// Its request is denied for this reason. It starts without GPUs, as with NVIDIA's stack
     Refused(String),
-    /// The container asks for GPUs and may have them.
+    /// Its request is accepted
     Gpus(Box<GpuRequest>),
 }
 
-/// How much config.json alone says: it decides whether config.toml is read at all.
+/// Whether config.json contains a request: decides whether config.toml is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// Nothing is asked, whatever config.toml says.
+    /// No request, regardless of config.toml
     No,
-    /// Only if config.toml names one of its variables as `swarm-resource`, or by the device nodes that it was given. A
-    /// mistake in config.toml does not stop it.
+    /// A request if config.toml names one of its variables as `swarm-resource`, or because of its device nodes. An invalid
+    /// config.toml does not stop the container
     Perhaps,
     Yes,
 }
 
-/// Decided from config.json alone, so that a container without GPUs costs nothing, and a mistake in config.toml cannot
-/// stop it.
+/// Decides from config.json alone whether the container requests GPUs. So a container without GPUs costs little, and an invalid
+/// config.toml cannot stop it.
 pub fn hint(spec: &SpecView) -> Hint {
     match hint_of(&spec.env) {
         _ if spec.mounts.iter().any(mounts::is_request) => Hint::Yes,
-        Hint::No if is_silent(spec) && nodes::granted(&spec.devices).is_some() => Hint::Perhaps,
+        Hint::No if nodes_may_request(spec) && nodes::granted(&spec.devices).is_some() => Hint::Perhaps,
         hint => hint,
     }
 }
 
-/// Whether device nodes may speak for the container. One that sets the variable has said what it wants, and a CDI spec
-/// sets it to `void`. config.json of a privileged container lists every node of the host.
-fn is_silent(spec: &SpecView) -> bool {
+/// Reports whether device nodes can be a request. Not if the variable is set: it is explicit, and CDI specs set it to `void`.
+/// And not in a privileged container, whose config.json lists all nodes of the host.
+fn nodes_may_request(spec: &SpecView) -> bool {
     !spec.privileged && !spec.env.contains_key(VISIBLE_DEVICES)
 }
 
@@ -128,16 +128,18 @@ fn hint_of(env: &BTreeMap<String, String>) -> Hint {
     }
 }
 
-/// Whether a container can ask for anything, by its environment, its privilege, and the JSON text of its `mounts` and
-/// `linux` alone. Never `false` where [`hint`] is another than [`Hint::No`].
+/// Reports from environment, privilege, and the JSON text of `mounts` and `linux` whether the container can contain a request.
+/// Never false if [`hint`] is not [`Hint::No`].
 pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
-    hint_of(&spec.env) != Hint::No || mounts::may_request(mounts) || (is_silent(spec) && nodes::may_be_granted(linux))
+    hint_of(&spec.env) != Hint::No
+        || mounts::may_request(mounts)
+        || (nodes_may_request(spec) && nodes::may_be_granted(linux))
 }
 
-/// The request under the administrator's rules.
+/// Decides about the request with the rules of config.toml.
 ///
 /// # Errors
-/// If it asks for something that does not exist, or may not be asked for.
+/// If the request is invalid, or requires a privileged container.
 pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     let from_mounts = mounts::parse(&spec.mounts, config.accept_volume_mounts)?;
     let env_counts = spec.privileged || config.accept_envvar_when_unprivileged;
@@ -164,15 +166,15 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     })))
 }
 
-/// How much a container means that it asks for nothing.
+/// How explicitly a container requests nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
     Explicit,
-    /// Nothing that counts was said: device nodes may speak for it.
+    /// No accepted source contains a request: device nodes can be one.
     Default,
 }
 
-/// What the environment asks for; or what becomes of the container, if nothing else asks.
+/// Returns the request of the environment; or the decision without one, if no other source has a request.
 fn asked_by_env(
     spec: &SpecView,
     config: &Config,
@@ -191,15 +193,15 @@ fn asked_by_env(
     Err((refused, rank))
 }
 
-/// An image made before NVIDIA_REQUIRE_CUDA: it asks for everything by being there.
+/// Reports whether the image is older than NVIDIA_REQUIRE_CUDA. Such an image requests all GPUs without a variable.
 fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
     let is_set = |name| env.get(name).is_some_and(|value: &String| !value.is_empty());
     is_set(CUDA_VERSION) && !is_set("NVIDIA_REQUIRE_CUDA")
 }
 
-/// Which variable asks, and for what; or why none does.
+/// Returns the variable with the request and its value; or the reason why there is none.
 fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
-    // One that is set, even to nothing, hides NVIDIA_VISIBLE_DEVICES.
+    // A swarm variable has precedence over NVIDIA_VISIBLE_DEVICES, even if it is empty.
     let swarm: Vec<_> = config.swarm_resource.iter().filter(|name| spec.env.contains_key(*name)).collect();
     let (asked_by, value) = if swarm.is_empty() {
         let value = match spec.env.get(VISIBLE_DEVICES) {
@@ -241,14 +243,14 @@ fn imex_channels(spec: &SpecView, config: &Config, from_mounts: Vec<String>, env
     if !from_mounts.is_empty() || !env_counts {
         return from_mounts;
     }
-    // The words are those of NVIDIA_VISIBLE_DEVICES; `all` and `none` are no channels.
+    // The syntax is that of NVIDIA_VISIBLE_DEVICES, but `all` and `none` are not channels.
     match spec.env.get(IMEX_CHANNELS).and_then(|value| device_id::parse(value)) {
         Some(VisibleDevices::List(channels)) => channels,
         _ => Vec::new(),
     }
 }
 
-/// More is a mistake: images have one to five.
+/// Upper limit for the requirements of a container; images have one to five.
 pub(crate) const MAX_REQUIREMENTS: usize = 32;
 
 fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
@@ -257,7 +259,7 @@ fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Re
         return Ok(Vec::new());
     }
     let named = spec.env.iter().filter(|(name, _)| {
-        // Those of Tegra are lists of files.
+        // On Tegra, these variables contain lists of files.
         name.starts_with("NVIDIA_REQUIRE_") && !name.starts_with("NVIDIA_REQUIRE_JETPACK")
     });
     let mut list: Vec<_> =
@@ -267,19 +269,19 @@ fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Re
         let Some((major, minor)) = require::parse_cuda_version(version) else {
             return Err(failure(
                 &catalog::BAD_REQUIREMENT,
-                format!("{CUDA_VERSION}={version:?} is no version like 11.8 or 11.8.0"),
+                format!("invalid {CUDA_VERSION}={version:?}: expected a version like 11.8 or 11.8.0"),
                 "set NVIDIA_REQUIRE_CUDA or NVIDIA_DISABLE_REQUIRE=true in the container",
             ));
         };
         list.push(Requirement { variable: CUDA_VERSION.to_owned(), text: format!("cuda>={major}.{minor}") });
     }
     if list.len() > MAX_REQUIREMENTS {
-        bail!("the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are looked at", list.len());
+        bail!("the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are allowed", list.len());
     }
     Ok(list)
 }
 
-/// Go's strconv.ParseBool, which is what images are written for.
+/// Parses a boolean like Go's strconv.ParseBool, which NVIDIA's hook uses.
 fn is_go_true(value: &str) -> bool {
     matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
 }
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn device_nodes_speak_for_a_silent_container() {
+    fn device_nodes_are_a_request_without_the_variable() {
         let node = |minor| crate::oci::spec_view::Device {
             path: format!("/dev/nvidia{minor}").into(),
             kind: Some("c".into()),
@@ -356,7 +358,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the hint rules out, no configuration can ask for (but for swarm variables of other names).
+        /// Without a hint, there is no request with any configuration, except for swarm variables of other names.
         #[test]
         fn no_hint_no_request(
             devices in prop::option::of("|void|all|0| , "),

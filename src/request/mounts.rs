@@ -1,5 +1,5 @@
-//! A device list as volume mounts: a mount of `/dev/null` at `/var/run/nvidia-container-devices/<device>`. A user of
-//! Kubernetes cannot make one, so it says more than a variable; the device plugin does.
+//! Requests by volume mounts: a mount of `/dev/null` at `/var/run/nvidia-container-devices/<device>`. The device plugin creates
+//! such mounts. Users of Kubernetes cannot, so a mount is more trustworthy than a variable.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -10,12 +10,13 @@ use nvidia_host::device_id::{VisibleDevices, unique};
 
 use crate::oci::spec_view::Mount;
 
-/// Where such mounts are. `/var/run` is a link to `/run` in nearly every image.
+/// The directory of these mounts. `/var/run` is a link to `/run` in nearly every image.
 const DIR: &str = "/var/run/nvidia-container-devices";
 const DIRS: [&str; 2] = [DIR, "/run/nvidia-container-devices"];
 /// The origin of such a request, for messages.
 pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
 
+/// The devices and IMEX channels that mounts name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountRequest {
     pub devices: Vec<String>,
@@ -23,8 +24,8 @@ pub struct MountRequest {
 }
 
 impl MountRequest {
-    /// The GPUs; `None` if no mount names one. `all` is the same word as in the variable, in any case: a mount of this name
-    /// is what NVIDIA's documentation and kind's recipes have.
+    /// Returns the requested GPUs; `None` if no mount names one. `all`, in upper or lower case, means all GPUs: NVIDIA's
+    /// documentation and guides for kind use a mount of this name.
     pub fn visible(&self) -> Option<VisibleDevices> {
         let is_all = |name: &String| name.eq_ignore_ascii_case("all");
         match self.devices.as_slice() {
@@ -35,23 +36,24 @@ impl MountRequest {
     }
 }
 
-/// Whether it is such a mount: by its text without `.`, `//` and `..`, or one whose name climbs out of the directory.
+/// Reports whether a mount is a request: its normalized path is in the directory, or its path starts there and leaves it with
+/// `..`.
 pub(crate) fn is_request(mount: &Mount) -> bool {
     let is_below = |path: &Path| DIRS.iter().any(|dir| path.starts_with(dir) && path != Path::new(dir));
     clean(&mount.source) == Path::new("/dev/null")
         && (is_below(&clean(&mount.destination)) || is_below(&mount.destination))
 }
 
-/// Whether there can be one in this JSON text. The name of the directory stands in it as it is, unless something in the text
-/// is written with a backslash.
+/// Reports whether this JSON text of `mounts` can contain a request. The name of the directory must occur in it, unless the
+/// text contains escapes.
 pub(crate) fn may_request(mounts: &str) -> bool {
     mounts.contains("nvidia-container-devices") || mounts.contains('\\')
 }
 
-/// Reads the mounts, if `accepted`; else they ask for nothing.
+/// Reads the request of the mounts; empty unless `accepted`.
 ///
 /// # Errors
-/// If a name climbs out of the directory.
+/// If a path leaves the directory.
 pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
     let mut request = MountRequest::default();
     for mount in mounts.iter().filter(|mount| accepted && is_request(mount)) {
@@ -60,14 +62,14 @@ pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
         let Some(name) = below.filter(|name| !name.is_empty()).map(str::to_owned) else {
             return Err(failure(
                 &catalog::BAD_REQUEST,
-                format!("the mount {:?} asks for no device: its name leaves {DIR}", mount.destination),
-                "mount /dev/null at a name of one device below that directory",
+                format!("invalid device mount {:?}: its path leaves {DIR}", mount.destination),
+                "mount /dev/null at the name of a device in that directory",
             ));
         };
         if let Some(channel) = name.strip_prefix("imex/") {
             request.imex.push(channel.to_owned());
         } else if let Some(qualified) = name.strip_prefix("cdi/") {
-            // cdi/vendor/class/device and cdi/vendor/class=device are one CDI name; another form is none.
+            // cdi/vendor/class/device and cdi/vendor/class=device are the same CDI name; other forms are ignored.
             let parts: Vec<_> = qualified.splitn(3, '/').collect();
             match parts.as_slice() {
                 [vendor, class, device] => request.devices.push(format!("{vendor}/{class}={device}")),
@@ -83,7 +85,7 @@ pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
     Ok(request)
 }
 
-/// The path without `.`, `//` and `..`, by its text alone, as NVIDIA's hook compares it. Nothing is opened by it.
+/// Normalizes `.`, `//` and `..` in the text of a path, like NVIDIA's hook does. The result is only compared, never opened.
 fn clean(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_a_word() {
+    fn all_means_all_gpus() {
         let visible = |names: &[&str]| {
             let mounts =
                 names.iter().map(|name| mount("/dev/null", &format!("/var/run/nvidia-container-devices/{name}")));
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn climbing_names_are_refused() {
+    fn paths_that_leave_the_directory_are_refused() {
         let climbing = [mount("/dev/null", "/var/run/nvidia-container-devices/../../../etc")];
         let text = base::report::render(&parse(&climbing, true).unwrap_err());
         assert!(text.contains("../../../etc") && text.contains("hint: "), "{text}");

@@ -1,6 +1,6 @@
-//! A grant by device node: config.json lists nodes of GPUs in `linux.devices`. A device plugin or `--device` put them
-//! there; a pod cannot, without `hostPath` or privilege. The runtime gives the nodes, and what is missing are the driver's
-//! files for exactly these GPUs.
+//! Requests by device node: config.json lists nodes of GPUs in `linux.devices`, because of a device plugin or `--device`. A pod
+//! cannot add them itself without `hostPath` or privilege. The runtime creates the nodes, and the hook adds the driver files
+//! for these GPUs.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -13,16 +13,17 @@ use crate::oci::spec_view::Device;
 
 /// The origin of such a request, for messages.
 pub const ORIGIN: &str = "a device node in config.json";
-/// Minors above it are nodes of the driver itself, as `/dev/nvidiactl` (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
+/// The largest minor number of a GPU. Larger ones are nodes of the driver itself, such as `/dev/nvidiactl`
+/// (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
 const LAST_GPU: u32 = 247;
 
-/// Those among the nodes of config.json; `None` if none is a GPU's.
+/// Returns the GPU nodes of config.json; `None` if there are none.
 pub fn granted(devices: &[Device]) -> Option<Nodes> {
     let characters = || devices.iter().filter(|device| device.kind.as_deref() == Some("c"));
     let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
     let gpus = characters().filter(|device| number(device.major) == Some(NVIDIA_MAJOR));
     let gpus: BTreeSet<u32> = gpus.filter_map(|gpu| number(gpu.minor)).filter(|minor| *minor <= LAST_GPU).collect();
-    // The major number of these differs from boot to boot; a path of their own is what all hosts have.
+    // The major number of MIG capabilities is dynamic, so they are identified by their directory.
     let is_cap =
         |device: &&Device| device.path.parent() == Some(Path::new(CAPS)) && is_cap_name(device.path.file_name());
     let caps = characters().filter(is_cap).filter_map(|cap| number(cap.minor)).collect();
@@ -33,8 +34,8 @@ fn is_cap_name(name: Option<&OsStr>) -> bool {
     name.and_then(OsStr::to_str).is_some_and(|name| name.starts_with("nvidia-cap"))
 }
 
-/// Whether there can be one in this JSON text of `linux`. Numbers have one form that [`granted`] reads, and the major number
-/// stands in it as it is.
+/// Reports whether this JSON text of `linux` can contain a GPU node: [`granted`] accepts only plain decimal numbers, so the
+/// major number must occur in the text.
 pub(crate) fn may_be_granted(linux: &str) -> bool {
     linux.contains("195")
 }
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn nodes_of_gpus_count() {
-        assert_eq!(NVIDIA_MAJOR, 195, "what the text is searched for");
+        assert_eq!(NVIDIA_MAJOR, 195, "the number that the text is searched for");
         let ctl = device("/dev/nvidiactl", "c", 195, 255);
         let modeset = device("/dev/nvidia-modeset", "c", 195, 254);
         let uvm = device("/dev/nvidia-uvm", "c", 511, 0);
@@ -63,7 +64,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// The cheap look never misses what the whole one finds.
+        /// The check of the text never misses a node that the parser finds.
         #[test]
         fn nothing_is_missed(major in "195|1950|0195|1\\.95e2|19|null|\"195\"", minor in "0|1|255|null", space in " {0,2}") {
             let text = format!("{{\"devices\":[{{\"path\":\"/dev/x\",\"type\":\"c\",\"major\":{space}{major},\"minor\":{minor}}}]}}");

@@ -1,4 +1,5 @@
-//! Who else sets the driver up in a container: what is done twice is done wrong, so the second one leaves it alone.
+//! Detects other programs that set up the driver in a container. The setup is not idempotent across programs, so the second one
+//! must not run.
 
 use std::path::Path;
 
@@ -8,28 +9,28 @@ use nvidia_host::cdi::entry::{PROGRAM, VERB};
 
 /// NVIDIA's programs that an engine or its runtime wrapper names as hooks.
 const HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
-/// Those that CDI specs of NVIDIA's programs name.
+/// NVIDIA's programs that CDI specs name as hooks.
 const CDI_HOOKS: [&str; 2] = ["nvidia-cdi-hook", "nvidia-ctk"];
-/// Every spec for GPUs mounts one of these, and gives a node of the driver with it.
+/// Every CDI spec for GPUs mounts one of these libraries and contains the control node.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
 const CONTROL_NODE: &str = "/dev/nvidiactl";
 
 /// Another program that sets the container up, as config.json shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Other {
-    /// A hook: this one at another stage, or NVIDIA's
+    /// A hook: this program at another stage, or NVIDIA's hook
     Hook(String),
-    /// Mounts of the driver's libraries, and its control node
+    /// Mounts of driver libraries and the control node
     Files(String),
 }
 
-/// Which one, if there is one; `is_us` reports whether a program of the host is this one, which may be installed under
-/// NVIDIA's names as well.
+/// Returns the other program, if there is one. `is_us` reports whether a path on the host is this program, which can also be
+/// installed with NVIDIA's names.
 pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
     let hook = spec.hooks.iter().find(|hook| {
         let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
         let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        // A spec of NVIDIA's is one, whichever program has that name here.
+        // An entry of NVIDIA's CDI specs counts even if this program is installed with that name.
         let of_spec = CDI_HOOKS.contains(&name);
         if own_edits { is_us(&hook.path) } else { of_spec || HOOKS.contains(&name) && !is_us(&hook.path) }
     });
@@ -37,8 +38,8 @@ pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Optio
     hook.or_else(|| Some(Other::Files(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?))))
 }
 
-/// What a CDI spec for GPUs left in config.json: its hook entry, or its mounts.
-pub(super) fn of_cdi_spec(spec: &SpecView) -> Option<String> {
+/// Describes the hook entry or the mounts of a CDI spec for GPUs in config.json.
+pub(super) fn trace_of_cdi_spec(spec: &SpecView) -> Option<String> {
     let hook = spec.hooks.iter().find(|hook| {
         let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let own = hook.args.iter().take(2).map(String::as_str).eq([PROGRAM, VERB]);
@@ -48,9 +49,9 @@ pub(super) fn of_cdi_spec(spec: &SpecView) -> Option<String> {
         .or_else(|| Some(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?)))
 }
 
-/// A library alone shows nothing: it may be the user's own, for forward compatibility or in a monitoring program's
-/// directory. What sets GPUs up gives the control node too, since no program works without it. A privileged container
-/// has all nodes of the host, whoever sets it up.
+/// Returns a mounted driver library, if the container also has the control node. A library alone proves nothing: users mount
+/// their own for forward compatibility or monitoring. All GPU programs need the control node. A privileged container has all
+/// nodes of the host, so there only a mount of the node counts.
 fn driver_files(spec: &SpecView) -> Option<&Path> {
     let is_control = |path: &Path| path == Path::new(CONTROL_NODE);
     let is_given = spec.mounts.iter().any(|mount| is_control(&mount.destination))
@@ -68,7 +69,7 @@ mod tests {
     use crate::oci::spec_view::parse;
 
     #[test]
-    fn config_json_tells() {
+    fn other_programs_in_config_json() {
         for (more, says) in [
             (
                 r#""hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook","args":["x","prestart"]}]}"#,

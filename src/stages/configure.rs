@@ -1,5 +1,5 @@
-//! `nvidia-container-cli configure`: for a container without an OCI runtime and without a config.json, whose request is on the
-//! command line. LXC and enroot call it.
+//! `nvidia-container-cli configure`, which LXC and enroot call: sets up a container without an OCI runtime and config.json. The
+//! request is on the command line.
 
 use std::path::Path;
 
@@ -13,11 +13,11 @@ use crate::oci::Pod;
 use crate::plan::{self, Container};
 use crate::request::GpuRequest;
 
-/// Gives the request to the container whose root file system is `rootfs`: as the process `pid` sees it or, without one, as this
-/// process does.
+/// Sets up the container whose root file system is `rootfs`, in the mount namespace of the process `pid` or, without one, of
+/// this process.
 ///
 /// # Errors
-/// If it cannot be given; then nothing of it is there.
+/// If the setup fails; it is then undone.
 pub(crate) fn configure(
     rootfs: &Path,
     pid: Option<i32>,
@@ -28,10 +28,10 @@ pub(crate) fn configure(
     let start = begin();
     let (place, pid) = match pid {
         Some(pid) => (Place::Outside, pid),
-        // The caller is in the container's cgroup, if a process is.
+        // Only the caller can be in the container's cgroup.
         None => (Place::Here, rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get())),
     };
-    // Cgroups are told apart by the container's id, and none is known here: no cgroup has this name.
+    // The container's cgroup is identified by its id, which is unknown here. No cgroup has this name.
     let id = format!("process {pid}");
     log.name_container(&id, Pod::default(), Path::new(""));
     log.connect();

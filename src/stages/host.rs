@@ -1,4 +1,4 @@
-//! The host that a container gets GPUs of, made ready first if config.toml says so.
+//! Inspects the host, and first loads kernel modules and creates device nodes if config.toml allows that.
 
 use std::path::Path;
 use std::time::Instant;
@@ -16,38 +16,39 @@ use nvidia_host::timeouts;
 use crate::log::Log;
 use crate::request::GpuRequest;
 
-/// The host, with the modules loaded and the nodes made that the request needs.
+/// Returns the host, after the modules that the request needs were loaded and its nodes created.
 ///
 /// # Errors
-/// If there is no driver, or it does not answer.
-pub(super) fn look_prepared(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<Host> {
+/// If the driver is missing or does not respond.
+pub(super) fn inspect_prepared(request: &GpuRequest, config: &Config, log: &mut Log) -> Result<Host> {
     if !config.load_kmods {
-        return look(config, log);
+        return inspect(config, log);
     }
     let wanted = request.wanted()?;
     if is_bare(config)? {
         prepare_for(&wanted, config, log);
-        return look(config, log);
+        return inspect(config, log);
     }
     let began = Instant::now();
-    let host = look(config, log);
-    // A GPU that was plugged in later, a MIG device that was just made: only now is it known what the request needs of them.
+    let host = inspect(config, log);
+    // Only the inventory shows whether nodes of a new GPU or MIG device are missing.
     let is_complete = host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
-    let asking = began.elapsed();
+    let took = began.elapsed();
     if is_complete || !prepare_for(&wanted, config, log) {
         return host;
     }
-    // NVML is asked a second time. Both together may take as long as once.
-    look(&Config { nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, asking), ..config.clone() }, log)
+    // NVML is queried a second time. The timeout applies to both queries together.
+    inspect(&Config { nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, took), ..config.clone() }, log)
 }
 
-/// NVML can take long, and an engine ends a hook that takes too long.
-fn look(config: &Config, log: &Log) -> Result<Host> {
+/// Inspects the host. NVML can take long, and engines kill a hook that takes too long, so the record is written before.
+fn inspect(config: &Config, log: &Log) -> Result<Host> {
     Host::inspect(config, &|| log.record_so_far())
 }
 
-/// Right after boot nothing may have made the driver's nodes yet, or the links by which systemd knows devices: runc before
-/// 1.1.7 does not list a device without one to systemd, and a daemon-reload takes it away. Three looks, where they exist.
+/// Reports whether nodes or links of the driver are missing, as they can be after boot. systemd finds devices by the links in
+/// /dev/char: runc before 1.1.7 does not pass a device without a link to systemd, and a daemon-reload removes the access to it.
+/// This costs three lookups.
 fn is_bare(config: &Config) -> Result<bool> {
     if config.driver_root.as_path() != Path::new("/") {
         return Ok(false);
@@ -58,14 +59,14 @@ fn is_bare(config: &Config) -> Result<bool> {
 }
 
 fn prepare_for(wanted: &Wanted, config: &Config, log: &mut Log) -> bool {
-    // A failure is not reported here: the error about what is missing then is the one to read.
+    // A failure is only logged: the later error about the missing node or module is more helpful.
     let prepared = prepare(wanted, config, log).unwrap_or_default();
     prepared.done.iter().for_each(|line| log.note(line));
     prepared.failed.iter().for_each(|error| log.note(&line(error)));
     !prepared.done.is_empty()
 }
 
-/// Nodes in a driver root of its own are a driver container's, which makes them itself.
+/// Loads modules and creates nodes. Not for a driver root other than /: its driver container creates them.
 fn prepare(wanted: &Wanted, config: &Config, log: &Log) -> Result<Prepared> {
     let driver = nvidia_host::driver::open_root(&config.driver_root)?;
     let places = Places::find(driver, config.dev_root.as_ref())?;

@@ -1,5 +1,5 @@
-//! The stages of a container's life at which an engine or a runtime calls the program: what each reads, has decided by
-//! [`crate::plan`], and does.
+//! The stages at which an engine or a runtime calls the hook. Each stage reads its input, makes a plan with [`crate::plan`],
+//! and carries it out.
 
 pub(crate) mod cdi_hook;
 pub(crate) mod configure;
@@ -21,7 +21,7 @@ use crate::log::Log;
 use crate::oci;
 use crate::plan::{Gpus, Image};
 
-/// Opens the configured log. Losing it is no reason to stop a container.
+/// Opens the configured log file. A failure is a finding and does not stop the container.
 pub(crate) fn open_log(config: &Config, log: &mut Log) {
     if let Some(path) = &config.debug
         && !log.is_open()
@@ -35,7 +35,7 @@ fn read_stdin() -> Result<Vec<u8>> {
     read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")
 }
 
-/// What the plan has to know of the image of this container.
+/// Returns the facts about the container's image that the plan needs.
 pub(crate) fn image(container: &OpenContainer, gpus: &Gpus) -> Image {
     let libraries = gpus.compat_libraries();
     let compat =

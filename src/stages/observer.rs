@@ -1,4 +1,4 @@
-//! What stages make of a decision: lines of the log, and the container's record.
+//! Writes the decisions of the plan to the log and to the container's record.
 
 use anyhow::Result;
 
@@ -7,7 +7,7 @@ use nvidia_host::config::Config;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device;
 
-use super::host::look_prepared;
+use super::host::inspect_prepared;
 use super::open_log;
 use crate::log::Log;
 use crate::oci::SpecView;
@@ -49,7 +49,7 @@ impl Observer for Log {
     }
 
     fn host(&mut self, request: &GpuRequest, config: &Config) -> Result<Host> {
-        let host = look_prepared(request, config, self)?;
+        let host = inspect_prepared(request, config, self)?;
         self.record().driver.clone_from(&host.inventory.driver_version);
         self.step_done("driver");
         Ok(host)

@@ -1,4 +1,4 @@
-//! `poststop`: what is left of a container that has ended.
+//! `poststop`: cleans up after a container that has ended.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,13 +14,13 @@ use crate::oci::{self, State};
 use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 
-/// A container has ended: what its start created in its file system goes, and its record, unless it failed.
+/// Removes the files that the setup created in the container, and its record, unless the setup failed.
 pub(crate) fn run() -> ExitCode {
     let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
     if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
         let created = store.created_in(&state.id);
         store.forget(&state.id);
-        // Engines may have unmounted the root file system, and what stays does no harm.
+        // The engine may have unmounted the root file system already. Files that stay do no harm.
         if let Some(created) = created {
             remove_created(&state, &created).ok();
         }

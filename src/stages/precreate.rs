@@ -1,5 +1,5 @@
-//! `precreate`, Podman's own stage: config.json on stdin, and on stdout as the runtime shall see it. The runtime then gives
-//! the devices, and gives them again whenever it applies its rules again.
+//! `precreate`, a stage of Podman: reads config.json from stdin and prints the config.json for the runtime. The runtime then
+//! creates the devices, and restores their rules whenever it applies the container's rules again.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,8 +20,7 @@ use crate::plan::{self, Gpus, hook_program};
 use crate::record::{Outcome, storage};
 use crate::request;
 
-/// The config.json of the container whose config.json is on stdin; `None` if it must not start. Podman does not show what is
-/// said here.
+/// Returns the edited config.json; `None` if the container must not start. Podman does not show the stderr of this stage.
 pub(crate) fn run(config: Option<&Path>) -> Option<Vec<u8>> {
     let mut log = Log::for_stage("precreate");
     match edit(config, &mut log) {
@@ -33,7 +32,7 @@ pub(crate) fn run(config: Option<&Path>) -> Option<Vec<u8>> {
     }
 }
 
-/// The bytes that were read, where there is nothing to do.
+/// Returns the edited config.json, or the bytes from stdin if the container needs no change.
 fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
     let start = Instant::now();
     let bytes = read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
@@ -59,13 +58,13 @@ fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
     Ok(edited.into_bytes())
 }
 
-/// What is added to config.json. Findings are added as they are made, also before an error. It changes nothing, so that
-/// `explain` can show it.
+/// Returns the additions to config.json, and pushes findings, also before an error. It has no effects, because `explain` calls
+/// it too.
 ///
 /// # Errors
-/// If the container cannot have these edits.
+/// If the edits are impossible for this container.
 pub(crate) fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding>) -> Result<Additions> {
-    // Of the image the hook looks at names only: its rootfs is mounted, and no process is in it.
+    // The rootfs is mounted, but has no process yet: only the existence of paths is checked.
     let image = OpenContainer::facts_of(&spec.rootfs);
     let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
     let (additions, more) = gpus.additions(spec, image, hook_program(None)?, facts);
@@ -77,7 +76,8 @@ pub(crate) fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding
     Ok(additions)
 }
 
-/// The container's id and bundle. Where they are not to be known, the rootfs has to do.
+/// Returns the container's id and bundle. config.json does not contain them: they are derived from the engine's mounts, and
+/// otherwise the rootfs is the id.
 fn name(spec: &SpecView) -> (String, PathBuf) {
     let bundle = storage::bundle_of(&spec.mounts).unwrap_or_default();
     let id = storage::dir_of(&bundle).and_then(|dir| bundle.strip_prefix(dir).ok()?.parent());

@@ -1,4 +1,4 @@
-//! The stages at which a container is set up that has a process already: prestart, createRuntime, createContainer.
+//! The stages prestart, createRuntime and createContainer, at which the container already has a process.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,14 +21,14 @@ use crate::plan::{self, Container, Gpus};
 use crate::record::Outcome;
 use crate::request;
 
-/// From where the hook sees the container.
+/// The namespaces in which the hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// prestart, createRuntime: the runtime's namespaces; the state has the container's process
+    /// prestart, createRuntime: the runtime's; the state contains the container's process id
     Outside,
-    /// createContainer: the container's namespaces, before pivot_root
+    /// createContainer: the container's, before pivot_root(2)
     Inside,
-    /// Called by who sets a container up without a runtime: in its mount namespace, and nowhere else
+    /// configure without a process: only the mount namespace is the container's
     Here,
 }
 
@@ -42,8 +42,8 @@ impl Place {
     }
 }
 
-/// Sets the container up whose state is on stdin. 0 if it may start, 1 if it must not. `debug` has the log on stderr,
-/// whatever config.toml says.
+/// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not. `debug` logs to stderr regardless of
+/// config.toml.
 pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
     let mut log = Log::for_stage(place.stage());
     match set_up(place, config, debug, &mut log) {
@@ -59,11 +59,13 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Re
     let bytes = read_stdin()?;
     let state = oci::state::parse(&bytes)?;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
-        // crun up to 1.28 names "/" as the bundle of a container with a user namespace and devices: the state is all that
-        // is known of it, and the record all that is left of its start.
+        // crun up to 1.28 reports "/" as the bundle of a container with a user namespace and devices. The container is then
+        // named by the state, so that the record of the failure can be found.
         log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
         match place {
-            Place::Inside if ns::in_user_namespace().unwrap_or_default() => error.context(unread_inside()),
+            Place::Inside if ns::in_user_namespace().unwrap_or_default() => {
+                error.context(unreadable_in_user_namespace())
+            }
             _ => error,
         }
     })?;
@@ -71,35 +73,35 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Re
     if debug {
         log.open(&HostPath::new("/dev/stderr"))?;
     }
-    // Most containers end here: nothing else has been read, not even config.toml.
+    // Most containers request no GPU: nothing else has been read for them, not even config.toml.
     let Some((request, config)) = plan::asked(&spec, config, log)? else { return Ok(()) };
     let start = begin();
-    let (pid, kept) = match place {
+    let (pid, cgroup_error) = match place {
         Place::Outside | Place::Here => (state.init()?, None),
         Place::Inside => {
-            let (init, runtime) = above()?;
+            let (init, runtime) = init_and_runtime()?;
             (init, leave_device_cgroup(runtime).err())
         }
     };
-    let gpus = plan::gpus(request, config, &spec.devices, log).map_err(|error| match kept {
-        Some(why) => error.context(kept_inside(&why)),
+    let gpus = plan::gpus(request, config, &spec.devices, log).map_err(|error| match cgroup_error {
+        Some(why) => error.context(cannot_leave_cgroup(&why)),
         None => error,
     })?;
     let Some(gpus) = gpus else { return Ok(()) };
     give(place, pid, &Container::of(&state, &spec)?, &gpus, start, log)
 }
 
-/// When it began: a container's files have to answer in time.
+/// Prepares the process and returns the start time, for the deadline of the container's files.
 pub(super) fn begin() -> Instant {
-    // What the hook creates in a container is for all its users, whatever mask the engine runs with.
+    // All users of a container must be able to read files that the hook creates, whatever the engine's umask is.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     Instant::now()
 }
 
-/// Gives the container what was planned; `pid` is its first process. This process ends up in the container's mount namespace.
+/// Carries out the plan for the container whose init process is `pid`. This process stays in the container's mount namespace.
 ///
 /// # Errors
-/// If it cannot be given; then nothing of it is there.
+/// If the setup fails; it is then undone.
 pub(super) fn give(
     place: Place,
     pid: i32,
@@ -116,7 +118,7 @@ pub(super) fn give(
     };
     let plan::Live { steps, rules, findings } = gpus.steps(container, &image(&open, gpus));
     findings.iter().for_each(|finding| log.finding(finding));
-    // All that can fail on the host's side comes before the first thing that anybody can see.
+    // Everything on the host that can fail comes before the first visible change.
     let prepared = inject::prepare(&steps, container.mount_label)?;
     log.step_done("container");
     // A rootless runtime cannot attach a device filter: both the "devices" controller and BPF_PROG_TYPE_CGROUP_DEVICE require
@@ -147,26 +149,28 @@ fn allow_devices(pid: Pid, container: &Container<'_>, rules: &[DeviceRule], edit
     Ok(())
 }
 
-/// The container's first process and the runtime: at createContainer those above us. Their numbers are those of the pid
-/// namespace of /proc, which is still the host's.
-fn above() -> Result<(i32, i32)> {
+/// Returns the container's init process and the runtime: at createContainer the parent and grandparent of the hook. The process
+/// ids are those of the pid namespace of /proc, which is still the host's.
+fn init_and_runtime() -> Result<(i32, i32)> {
     let parent = |pid: &str| {
-        proc_file::parent(pid)
-            .with_context(|| format!("\"/proc/{pid}/status\" names no parent: the stage is not createContainer"))
+        proc_file::parent(pid).with_context(|| {
+            format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer")
+        })
     };
     let init = parent("self")?;
     Ok((init, parent(&init.to_string())?))
 }
 
-/// At createContainer we are in the container's device cgroup, where nobody can ask the driver. So we go to the runtime's.
+/// Moves the hook from the container's device cgroup to the runtime's. At createContainer it starts in the container's, which
+/// denies access to the driver.
 fn leave_device_cgroup(runtime: i32) -> Result<()> {
     ns::enter_cgroup_ns(runtime).context("cannot enter the cgroup namespace of the runtime")?;
     cgroup::join(Pid::from_raw(runtime))
 }
 
-/// The error of a hook that runs in the container's user namespace. To enter the runtime's cgroup namespace, setns(2) requires
-/// CAP_SYS_ADMIN in the user namespace that owns it, and the container's root user has that only in his own.
-fn kept_inside(why: &anyhow::Error) -> Failure {
+/// The error for a hook that runs in the container's user namespace: setns(2) to the runtime's cgroup namespace requires
+/// CAP_SYS_ADMIN in the user namespace that owns it, which the container's root user lacks.
+fn cannot_leave_cgroup(why: &anyhow::Error) -> Failure {
     Failure::new(
         &catalog::CGROUP,
         format!("the hook cannot leave the container's device cgroup ({})", line(why)),
@@ -174,8 +178,9 @@ fn kept_inside(why: &anyhow::Error) -> Failure {
     )
 }
 
-/// Podman keeps bundles below a directory that only the host's root may enter.
-fn unread_inside() -> Failure {
+/// The error for a hook in a user namespace that cannot read config.json: Podman's bundles are in a directory that only the
+/// host's root may enter.
+fn unreadable_in_user_namespace() -> Failure {
     Failure::new(&catalog::STATE, "the hook is in the container's user namespace", OTHER_STAGES)
 }
 

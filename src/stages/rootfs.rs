@@ -1,4 +1,5 @@
-//! The hook entry in specs that we write: what an engine cannot do by itself. Its arguments say what; nothing is looked for.
+//! `rootfs`, the hook entry in generated CDI specs: does what an engine cannot do. Its arguments contain all steps; the host is
+//! not inspected.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -26,7 +27,7 @@ use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
 use crate::plan::{self, Container, Image};
 
-/// Does it to the container whose state is on stdin. 0 if it may start, 1 if it must not.
+/// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not.
 pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut log = Log::for_stage("rootfs");
@@ -48,7 +49,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     log.name_container(&state.id, spec.pod.clone(), &state.bundle);
     log.keep();
-    log.record().request = set_up_by(&spec);
+    log.record().request = engine_setup(&spec);
     log.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     container::set_deadline(Instant::now())?;
     let open = match edits.outside {
@@ -68,16 +69,17 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     finished.findings.iter().for_each(|finding| log.finding(finding));
     log.created(finished.created);
     log.step_done("rootfs");
-    log.end_of_rest(&format!("finished what the engine began, with {} steps", steps.len()));
+    log.end_of_rootfs(&format!("completed the setup that the engine began, in {} steps", steps.len()));
     Ok(())
 }
 
-/// CDI specs set NVIDIA_VISIBLE_DEVICES to this, so that no hook sets the container up as well; precreate leaves it as it is.
-const BY_CDI: &str = "void";
+/// CDI specs set NVIDIA_VISIBLE_DEVICES to this value, so that no hook sets up the container again; precreate does not change
+/// it.
+const VOID: &str = "void";
 
-/// What the engine did before this call.
-fn set_up_by(spec: &SpecView) -> String {
-    let is_cdi = spec.env.get(VISIBLE_DEVICES).is_some_and(|value| value == BY_CDI);
+/// Describes what the engine did before this call, for the record.
+fn engine_setup(spec: &SpecView) -> String {
+    let is_cdi = spec.env.get(VISIBLE_DEVICES).is_some_and(|value| value == VOID);
     match (is_cdi, spec.cdi_devices.is_empty()) {
         (true, true) => "the engine set it up from a CDI spec".to_owned(),
         (true, false) => format!("the engine set it up from a CDI spec, with {}", spec.cdi_devices.join(", ")),
@@ -85,24 +87,24 @@ fn set_up_by(spec: &SpecView) -> String {
     }
 }
 
-/// The node of a GPU, by its path in the container.
+/// Returns the path in the container if the device is a GPU.
 fn gpu_node(device: &Device) -> Option<String> {
     let is_gpu =
         device.major == Some(NVIDIA_MAJOR.into()) && device.minor.is_some_and(|minor| minor < MODESET_MINOR.into());
     is_gpu.then(|| one_line(&device.path.display().to_string()))
 }
 
-/// Each device of a spec brings an entry of its own, but there is one mask for all of them, and it cannot be changed
-/// once it is there. So the first entry does what all of them say, and those after it find it done.
+/// Merges the edits of all hook entries. Each device of a spec has an entry, but the mask of /proc/driver/nvidia must contain
+/// all GPUs and cannot be changed later. So the first entry does the work of all, and the others find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
-    // Where this one is called, those of another stage are not.
+    // All entries are of the same stage.
     let outside = edits.outside;
-    // One that cannot be read fails by itself.
+    // An entry that cannot be parsed fails when it is called.
     let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge);
     RootfsEdits { outside, ..all }
 }
 
-/// None where the driver is gone: then the container's /proc does not have it either.
+/// Returns the files of the mask; empty if the driver is not loaded, because the container's /proc then lacks them too.
 fn mask_files(dir: &HostPath) -> Vec<(OsString, Vec<u8>)> {
     let root = Tree::open(dir);
     let files = root.map(|root| procfs::read_files(&root, Path::new("/"))).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! NVML's answer is kept, and only as long as it is true: the fake library hangs, so whoever asks it fails.
+//! The cached inventory is used as long as its fingerprint matches. The fake NVML hangs, so a query fails.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

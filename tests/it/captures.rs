@@ -1,4 +1,4 @@
-//! What real engines handed to hooks (`tests/fixtures/captures`), explained.
+//! Runs `explain` on the input that real engines passed to hooks (`tests/fixtures/captures`).
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! CDI in containers: what engines and runtimes make of a spec, and what its hook entries do.
+//! CDI in containers: how engines and runtimes apply a spec, and what its hook entries do.
 
 use std::path::Path;
 use std::process::Command;
@@ -141,7 +141,10 @@ fn hook_entries_at_the_wrong_stage() {
     for hook in &spec.container_edits.hooks {
         let args: Vec<String> = hook.args[1..].iter().filter(|arg| *arg != "--outside").cloned().collect();
         let stderr = container.create_runtime_hook(&args).failed(1);
-        assert!(stderr.contains("this is the host's side (ONH-") && stderr.contains("\nhint: "), "{stderr}");
+        assert!(
+            stderr.contains("the hook is not in the container's mount namespace (ONH-") && stderr.contains("\nhint: "),
+            "{stderr}"
+        );
     }
     assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").unwrap(), host_mounts);
 }

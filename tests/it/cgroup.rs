@@ -252,7 +252,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     assert_eq!(open, Grant { access: Access::Unfiltered, findings: vec![] });
     fs::write(group.path.join("devices.deny"), "a").unwrap();
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::NotOurs, "ONH-311"));
+    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::Unchanged, "ONH-311"));
     assert!(outcome.findings[0].what.contains("web.service"), "{outcome:?}");
     assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "");
     assert_eq!(group.open(FIRST), Denied);
@@ -273,7 +273,7 @@ fn v2_a_cgroup_of_others_is_left_alone() {
     group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let before = group.attached(0);
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::NotOurs, "ONH-311"));
+    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::Unchanged, "ONH-311"));
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
     let null = DeviceRule { major: 1, minor: 3 };
     let allowed = cgroup::allow(of_others, &[null]).unwrap();
@@ -294,7 +294,7 @@ fn v1_no_cgroups_is_reported() {
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(text.contains("\nthe container got its GPUs, but its device cgroup denies them: injected "), "{text}");
+    assert!(text.contains("\nit got its GPUs, but its device cgroup denies them: injected "), "{text}");
     // config.json allows them: the engine's rules are not the hook's business.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
@@ -509,7 +509,7 @@ fn v2_what_crun_gave_to_systemd_is_left_alone() {
     let before = group.attached(1);
     fs::write("/sys/fs/bpf/crun/libpod-0b_scope", "").unwrap();
     let outcome = group.allow("0b", &[FIRST]);
-    assert_eq!((outcome.access, outcome.findings.len()), (Access::NotOurs, 1));
+    assert_eq!((outcome.access, outcome.findings.len()), (Access::Unchanged, 1));
     for way in ["CDI", "precreate", "device plugin"] {
         assert!(outcome.findings[0].fix.contains(way), "{:?}", outcome.findings);
     }

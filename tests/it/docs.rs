@@ -1,4 +1,4 @@
-//! What the documents say, held against the code. The commands of README.md are run, by `readme.rs`.
+//! Compares the documents with the code. The commands of README.md are run, by `readme.rs`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

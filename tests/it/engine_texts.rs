@@ -1,4 +1,4 @@
-//! The texts of engines that docs/troubleshooting.md goes by: each is caused here, and compared with the page.
+//! Causes each error text of engines that docs/troubleshooting.md quotes, and compares it with the page.
 
 use std::fs;
 

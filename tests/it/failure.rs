@@ -1,4 +1,4 @@
-//! Whole or not at all: every system call of the hook fails once, by strace's fault injection, each in a run of its own.
+//! The setup is atomic: strace's fault injection makes each system call of the hook fail, one in each run.
 
 use std::path::Path;
 use std::process::Command;

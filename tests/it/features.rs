@@ -1,4 +1,4 @@
-//! What containers can ask for and administrators can set, each in a container.
+//! Each feature that containers can request and administrators can configure, tested in a container.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Each kind of finding is caused somewhere. Here are those that other tests have no reason to cause.
+//! Causes the kinds of findings that no other test causes.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The fuzz targets over their committed inputs: seeds, and what broke one once. `make fuzz` looks for more.
+//! Runs the fuzz targets on their committed inputs: seeds, and inputs that crashed a target. `make fuzz` searches for more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};

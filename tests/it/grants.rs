@@ -154,7 +154,8 @@ fn device_nodes_stop_no_container() {
     assert_eq!(container.hook(&fake.config).ok(), "");
 }
 
-/// The device that config.json lists at the path of a device node is not replaced. A container that requests GPUs does not start.
+/// The device that config.json lists at the path of a device node is not replaced. A container that requests GPUs does not
+/// start.
 fn a_device_in_the_place_of_a_node() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -188,7 +189,7 @@ fn a_device_in_the_place_of_a_node() {
     let spec = with(taken, &asks, &[]);
     assert!(at_precreate(&spec).failed(1).contains("(ONH-044)\nhint: "));
     for told in explained(&spec) {
-        let stopped = told.stdout.starts_with("the hook fails: ") && told.stdout.contains("ONH-044");
+        let stopped = told.stdout.starts_with("the hook stops the container: ") && told.stdout.contains("ONH-044");
         assert!(told.code == Some(1) && stopped, "{told:?}");
     }
 
@@ -262,10 +263,7 @@ fn a_library_alone_sets_nothing_up() {
     container.set_spec(env, &json!({"mounts": [library], "linux": {"devices": [node("nvidiactl", 195, 255)]}}));
     let before = container.mountinfo();
     let ran = container.hook(&fake.config);
-    assert!(
-        ran.stderr.contains("warning: the container is left unchanged") && ran.stderr.contains("ONH-110"),
-        "{ran:?}"
-    );
+    assert!(ran.stderr.contains("warning: the container is left alone") && ran.stderr.contains("ONH-110"), "{ran:?}");
     assert_eq!((ran.ok(), container.mountinfo()), (String::new(), before));
     container.set_spec(env, &json!({"mounts": [library]}));
     assert_eq!(container.hook(&fake.config).stderr, "");
@@ -315,7 +313,7 @@ fn a_gpu_in_mig_mode_alone() {
     let alone = told("0", &[], &[]);
     assert!(alone.contains("GPU 0 is in MIG mode and is given without its MIG devices"), "{alone}");
     assert!(
-        alone.contains("ONH-230") && alone.contains("hint: ask for its MIG devices, as 0:0 or MIG-51eed000"),
+        alone.contains("ONH-230") && alone.contains("hint: request its MIG devices, for example 0:0 or MIG-51eed000"),
         "{alone}"
     );
     for (asked, more, bounding) in [

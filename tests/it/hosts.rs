@@ -1,4 +1,4 @@
-//! Hosts as directories: what is found of a driver on each distribution, for each capability. The answers are kept in
+//! Hosts as directories: the driver files that are found on each distribution, for each capability. The answers are kept in
 //! `tests/fixtures/hosts/NAME.found`, read by a person when they change: `UPDATE_GOLDEN=1 cargo test --test it hosts`.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The same tests on kernels that lack what the hook prefers: a seccomp filter around the hook refuses those calls.
+//! Tests for older kernels: a seccomp filter makes the system calls fail that these kernels lack.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

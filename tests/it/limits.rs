@@ -1,4 +1,4 @@
-//! `[devices]` of config.toml: a list that is misread gives a GPU away, so nothing in it is passed over silently.
+//! `[devices]` of config.toml. A list that is read wrongly would allow a GPU, so an invalid entry is never ignored silently.
 
 use std::process::Command;
 

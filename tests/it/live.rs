@@ -1,4 +1,4 @@
-//! The live injection, against a real mount namespace: what an engine's container looks like at the prestart stage.
+//! The setup in a real mount namespace that looks like the container of an engine at the prestart stage.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;

@@ -170,7 +170,7 @@ fn list_of_a_mig_host() {
         assert_eq!(list(&["--device=all", option]).lines().collect::<Vec<_>>(), expected);
     }
     let stderr = cli(&fake.root, &["list", "-d", "0:1", "--mig-config=all"]).failed(1);
-    assert!(stderr.contains("cannot go with chosen MIG devices"), "{stderr}");
+    assert!(stderr.contains("cannot be combined with selected MIG devices"), "{stderr}");
 }
 
 /// Libraries of a driver that is newer than this program, of both architectures: they are listed, and a person sees which.

@@ -1,4 +1,4 @@
-//! What packages install beside the program: systemd and udev must take it.
+//! Checks the units and rules of the packages with systemd and udev.
 
 use std::collections::BTreeSet;
 use std::process::Command;

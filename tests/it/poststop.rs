@@ -1,4 +1,4 @@
-//! What a container that used GPUs leaves in its file system, where the engine calls the program at poststop.
+//! The poststop stage removes what the setup left in the file system of a container.
 
 use serde_json::Value;
 

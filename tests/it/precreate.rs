@@ -1,4 +1,4 @@
-//! The precreate stage: config.json on stdin, and what is printed for it.
+//! The precreate stage: reads config.json from stdin and prints it with additions.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -61,7 +61,7 @@ fn nothing_is_printed_on_an_error() {
         ("{\"process\":", "cannot read the container's spec on stdin: EOF"),
         ("{}", "no \"root.path\""),
         (&gpu_9, "asks for \"9\""),
-        (&no_array, "cannot add to \"hooks.createRuntime\": it is no array"),
+        (&no_array, "cannot add to \"hooks.createRuntime\": it is not an array"),
     ] {
         let ran = precreate(&fake.config, spec);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
@@ -69,7 +69,7 @@ fn nothing_is_printed_on_an_error() {
     }
     // Podman shows none of it.
     let log = fs::read_to_string(log).unwrap();
-    assert!(log.contains(": error: ") && log.contains("asks for \"9\"") && log.contains("it is no array"), "{log}");
+    assert!(log.contains(": error: ") && log.contains("asks for \"9\"") && log.contains("it is not an array"), "{log}");
     // What could not be written was not printed, however short.
     let script = format!("'{HOOK}' --config '{}' precreate >/dev/full", fake.config.display());
     for spec in [&spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]), r#"{"root":{"path":"/r"},"process":{}}"#] {
@@ -133,7 +133,7 @@ fn explained_as_it_is_done() {
     assert_eq!(precreate(&fake.config, &given).ok(), given);
     let told = explain(&fake, &["--stage", "precreate"], &given).ok();
     assert!(told.starts_with("the hook does nothing: ") && told.contains("(ONH-111)\n"), "{told}");
-    for (spec, says) in [(no_array, "it is no array"), (another, "(ONH-044)")] {
+    for (spec, says) in [(no_array, "it is not an array"), (another, "(ONH-044)")] {
         assert!(precreate(&fake.config, &spec).failed(1).contains(says), "{says}");
         let told = explain(&fake, &["--stage", "precreate"], &spec);
         assert_eq!(told.code, Some(1), "{told:?}");

@@ -1,4 +1,4 @@
-//! Device nodes that a container needs and the host lacks: the hook makes them, or says which command does.
+//! Device nodes that a container needs and the host lacks: the hook creates them, or names the command that does.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! NVML, asked by a program that is executed, as a daemon with threads has to do it. This test process has threads.
+//! Queries NVML in an executed child process, as a process with threads must. This test process has threads.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

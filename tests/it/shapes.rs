@@ -1,4 +1,4 @@
-//! Every shape of container: images and mounts that are not what most images are.
+//! Unusual images and mounts.
 
 use std::os::unix::fs::symlink;
 

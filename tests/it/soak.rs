@@ -1,4 +1,4 @@
-//! A thousand containers one after the other, and a hundred at once: nothing is left of them.
+//! Starts a thousand containers in sequence and a hundred at once, and checks that nothing is left of them.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `status`, held against what podman does: a hook that leaves a trace ran if, and only if, status calls it active.
+//! Compares `status` with podman: a hook leaves a trace if and only if `status` reports it as active.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -273,24 +273,24 @@ fn of_a_cri_o_that_runs() {
             Some(other),
             None,
             false,
-            "the hooks directories of the running CRI-O are /etc/nohooks, /opt/hooks",
+            "it runs with the hooks directories /etc/nohooks, /opt/hooks",
             "run \"systemctl restart crio\"; if",
         ),
         (
             Some(""),
             None,
             false,
-            "the hooks directories of the running CRI-O are (none), those of",
+            "it runs with the hooks directories no directory, and its",
             "run \"systemctl restart crio\"; if",
         ),
         (
             Some(other),
             Some(other),
             false,
-            "sets the hooks directories /etc/nohooks",
+            "makes it look for hooks in /etc/nohooks",
             ", and run \"systemctl restart crio\"",
         ),
-        (None, Some(other), false, "sets the hooks directories /etc/nohooks", ", and run \"systemctl restart crio\""),
+        (None, Some(other), false, "makes it look for hooks in /etc/nohooks", ", and run \"systemctl restart crio\""),
         (
             Some(usual),
             Some(other),
@@ -310,10 +310,10 @@ fn of_a_cri_o_that_runs() {
     std::fs::write(&broken, "{").unwrap();
     let live = status(Some(usual), None);
     assert!(
-        !live.active && live.why.starts_with("the engine uses the hooks that it read before, and cannot"),
+        !live.active && live.why.starts_with("it goes on with the hooks that it read before, and will not"),
         "{live:?}"
     );
-    assert!(status(None, None).why.starts_with("the engine does not start: "));
+    assert!(status(None, None).why.starts_with("it does not start: "));
     std::fs::remove_file(&broken).unwrap();
     // Not asked: it does not run, or others could have written the program.
     std::fs::remove_file(dir.path().join("run/crio/crio.sock")).unwrap();

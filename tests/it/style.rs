@@ -25,8 +25,8 @@ struct Pattern {
 }
 
 const PATTERNS: &[Pattern] = &[
-    Pattern { phrases: &["is|are|was|were no|none"], unless_after: "there", documents: 0, program: 19 },
-    Pattern { phrases: &["tell|tells|telling|told|say|says|saying|said"], unless_after: "", documents: 5, program: 7 },
+    Pattern { phrases: &["is|are|was|were no|none"], unless_after: "there", documents: 0, program: 16 },
+    Pattern { phrases: &["tell|tells|telling|told|say|says|saying|said"], unless_after: "", documents: 5, program: 6 },
     Pattern { phrases: &["mend|mends|mended|mending"], unless_after: "", documents: 0, program: 1 },
     Pattern {
         phrases: &[

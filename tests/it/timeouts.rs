@@ -1,4 +1,4 @@
-//! Whoever starts a hook ends it at some time, and the hook reports what it waits for before that.
+//! Timeouts: an engine kills a slow hook, and before that the hook reports what it waits for.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Whether a device cgroup lets a process open a device, asked without opening it.
+//! Determines whether a device cgroup allows access to a device, without opening the device.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -14,18 +14,18 @@ use crate::oci::device_rules::DeviceRule;
 /// The filter that decides which devices the processes of a cgroup may open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Filter {
-    /// Nothing: all devices are allowed
+    /// No filter: all devices are allowed
     None,
-    /// Version 1: what is in `devices.list`
+    /// cgroup v1: the content of `devices.list`
     List(String),
-    /// Version 2: programs, all of which must allow. `None`: the kernel withholds one's instructions
+    /// cgroup v2: programs, all of which must allow. `None` for a program whose instructions the kernel withholds
     Programs(Vec<Option<Vec<Insn>>>),
 }
 
-/// Reads it, of this process.
+/// Reads the filter of the process `pid`.
 ///
 /// # Errors
-/// If it cannot be found or read, as without root on version 2.
+/// If the cgroup is missing or cannot be read: cgroup v2 requires root.
 pub(crate) fn filter(pid: Pid) -> Result<Filter> {
     filter_of(&located(&mounts()?, &format!("/proc/{pid}/cgroup"))?)
 }
@@ -50,8 +50,8 @@ pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
 }
 
 impl Filter {
-    /// Whether it keeps a process from one of the devices; `None` if that cannot be told.
-    pub(super) fn keeps_out(&self, rules: &[DeviceRule]) -> Option<bool> {
+    /// Reports whether the filter denies one of the devices; `None` if that cannot be determined.
+    pub(super) fn denies_any(&self, rules: &[DeviceRule]) -> Option<bool> {
         let answers: Vec<_> = rules.iter().map(|rule| self.allows(*rule)).collect();
         if answers.contains(&Some(false)) {
             return Some(true);
@@ -59,7 +59,7 @@ impl Filter {
         if answers.contains(&None) { None } else { Some(false) }
     }
 
-    /// Whether the device may be read and written; `None` if that cannot be told.
+    /// Reports whether the device may be read and written; `None` if that cannot be determined.
     pub(crate) fn allows(&self, rule: DeviceRule) -> Option<bool> {
         match self {
             Self::None => Some(true),
@@ -77,13 +77,14 @@ impl Filter {
     }
 }
 
-/// Lines are `c 195:* rw`; `a *:* rwm` is everything. Read and write can be in different lines.
+/// Reports whether `devices.list` allows the device. Lines are `c 195:* rw`, or `a *:* rwm` for all devices. Read and write
+/// access can be on different lines.
 fn is_listed(list: &str, rule: DeviceRule) -> bool {
     let granted: String = list.lines().filter_map(|line| access(line, rule)).collect();
     granted.contains('r') && granted.contains('w')
 }
 
-/// What a line allows for this device.
+/// Returns the access that a line of `devices.list` allows to this device.
 fn access(line: &str, rule: DeviceRule) -> Option<&str> {
     let mut words = line.split(' ');
     let (kind, numbers, access) = (words.next()?, words.next()?, words.next()?);
@@ -92,7 +93,7 @@ fn access(line: &str, rule: DeviceRule) -> Option<&str> {
     (matches!(kind, "a" | "c") && matches(major, rule.major) && matches(minor, rule.minor)).then_some(access)
 }
 
-/// What a device program answers to an open for reading and writing.
+/// Returns the result of a device program for an open(2) for reading and writing.
 fn run(program: &[Insn], rule: DeviceRule) -> Option<u64> {
     judge::run(program, [judge::BOTH, rule.major, rule.minor])
 }
@@ -140,7 +141,7 @@ mod tests {
         ] {
             assert_eq!((ask(programs, GPU), ask(programs, other)), (gpu, others), "{programs:?}");
         }
-        // A program that never ends is none that the kernel would load.
+        // The kernel refuses a program that does not end.
         let endless = vec![Insn::new(0x05, 0, 0, -1, 0)];
         assert_eq!(ask(&[Some(endless)], GPU), None);
     }

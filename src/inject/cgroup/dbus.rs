@@ -1,24 +1,25 @@
-//! As much of D-Bus as two calls take: method calls to systemd, and their answers. Pure.
+//! Encodes the two D-Bus method calls to systemd that the hook needs, and decodes the replies. Pure.
 //!
-//! A D-Bus library brings a bus and an executor; these are messages of a fixed form, over systemd's own socket.
-//! The wire format: <https://dbus.freedesktop.org/doc/dbus-specification.html#message-protocol>
+//! A D-Bus library would add a bus connection and an executor; these messages have a fixed form and use systemd's private
+//! socket. The wire format: <https://dbus.freedesktop.org/doc/dbus-specification.html#message-protocol>
 
 use crate::oci::device_rules::DeviceRule;
 
-/// The first bytes of every message: enough to know how long it is.
+/// The number of bytes at the start of a message that contain its length.
 pub(super) const HEAD: usize = 16;
-/// More than any answer to our call.
+/// Upper limit for a message in bytes; replies to these calls are much shorter.
 const MAX_MESSAGE: usize = 64 * 1024;
 
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
-/// What a message is to us.
+
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// A signal, or an answer to somebody else: read on.
+    /// A signal, or a reply to another call
     Other,
-    /// Done; the values that it returns.
+    /// The returned values of the call
     Done(Body),
     /// The name of an error, such as `org.freedesktop.systemd1.NoSuchUnit`.
     Refused(String),
@@ -64,7 +65,7 @@ impl Writer {
     }
 }
 
-/// A length that D-Bus can say; none of ours is near the limit.
+/// Converts a length to D-Bus; the messages here are far below the limit.
 fn length(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }
@@ -74,14 +75,14 @@ fn length(length: usize) -> u32 {
 pub(super) fn set_device_allow(serial: u32, unit: &str, rules: &[DeviceRule]) -> Vec<u8> {
     let mut body = Writer::default();
     body.string(unit);
-    body.u32(1); // for as long as the unit is there
+    body.u32(1); // runtime: until the unit is removed
     body.array(|properties| {
         properties.string("DeviceAllow");
         properties.signature("a(ss)");
         properties.array(|entries| {
             for rule in rules {
                 entries.align(8);
-                // systemd reads the numbers from such a path, and needs no node there (since 240; before, the node).
+                // systemd 240 and newer takes the numbers from this path; the node need not exist. Older versions open it.
                 entries.string(&format!("/dev/char/{}:{}", rule.major, rule.minor));
                 entries.string("rw");
             }
@@ -91,7 +92,7 @@ pub(super) fn set_device_allow(serial: u32, unit: &str, rules: &[DeviceRule]) ->
     call(serial, manager, "sba(sv)", &body.0)
 }
 
-/// `Get(interface, property)` of a scope.
+/// `Get(interface, property)` for a scope.
 pub(super) fn get_property(serial: u32, unit: &str, property: &str) -> Vec<u8> {
     let mut body = Writer::default();
     body.string("org.freedesktop.systemd1.Scope");
@@ -100,7 +101,7 @@ pub(super) fn get_property(serial: u32, unit: &str, property: &str) -> Vec<u8> {
     call(serial, [&path, "org.freedesktop.DBus.Properties", "Get"], "ss", &body.0)
 }
 
-/// A unit's name as a part of an object path: systemd writes all but letters and digits, and a digit at the start, as `_xx`.
+/// Escapes a unit name for an object path: systemd writes a leading digit, and all bytes except letters and digits, as `_xx`.
 fn escape(unit: &str) -> String {
     let mut escaped = String::new();
     for (at, byte) in unit.bytes().enumerate() {
@@ -113,7 +114,7 @@ fn escape(unit: &str) -> String {
     escaped
 }
 
-/// A method call: object path, interface, method; the signature of its parameters, and those.
+/// Encodes a method call: object path, interface and method; the signature of its parameters, and their bytes.
 fn call(serial: u32, [path, interface, method]: [&str; 3], signature: &str, body: &[u8]) -> Vec<u8> {
     let mut message = Writer(vec![b'l', METHOD_CALL, 0, 1]);
     message.u32(length(body.len()));
@@ -136,7 +137,7 @@ fn call(serial: u32, [path, interface, method]: [&str; 3], signature: &str, body
     message.0
 }
 
-/// The text in the body of an answer to [`get_property`], in the byte order that the message named.
+/// Returns the string in the reply to [`get_property`].
 pub(super) fn text_property(body: &Body) -> Option<String> {
     let at = body.after_signature("s")?.next_multiple_of(4);
     let length = read_u32(&body.bytes, at, body.big)?;
@@ -144,13 +145,13 @@ pub(super) fn text_property(body: &Body) -> Option<String> {
     Some(String::from_utf8_lossy(text).into_owned())
 }
 
-/// Whether the list in such a body has no entry.
+/// Reports whether the list in the reply to [`get_property`] is empty.
 pub(super) fn is_empty_list(body: &Body, signature: &str) -> Option<bool> {
     let at = body.after_signature(signature)?.next_multiple_of(4);
     Some(read_u32(&body.bytes, at, body.big)? == 0)
 }
 
-/// The values that an answer returns.
+/// The returned values of a call, in the byte order of the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Body {
     bytes: Vec<u8>,
@@ -158,7 +159,7 @@ pub(super) struct Body {
 }
 
 impl Body {
-    /// Where the value of a variant of this type begins, before its padding.
+    /// Returns the offset of the value of a variant of this type, without its padding.
     fn after_signature(&self, signature: &str) -> Option<usize> {
         let length = usize::from(*self.bytes.first()?);
         let end = length.checked_add(1)?;
@@ -166,7 +167,7 @@ impl Body {
     }
 }
 
-/// How long the message is that begins so; `None` if it is none, or absurdly long.
+/// Returns the length of the message with this header; `None` if it is not a message or too long.
 pub(super) fn message_length(head: &[u8; HEAD]) -> Option<usize> {
     let u32_at = |at: usize| read_u32(head, at, head.first() == Some(&b'B'));
     if !matches!(head.first(), Some(b'l' | b'B')) {
@@ -177,7 +178,7 @@ pub(super) fn message_length(head: &[u8; HEAD]) -> Option<usize> {
     (length <= MAX_MESSAGE).then_some(length)
 }
 
-/// What a whole message says about the call of this serial number.
+/// Decodes a message with respect to the call of this serial number.
 pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
     let big = message.first() == Some(&b'B');
     let kind = *message.get(1)?;
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_says_its_length() {
+    fn a_call_contains_its_length() {
         for count in 0..20 {
             let rules: Vec<_> = (0..count).map(|minor| DeviceRule { major: 195, minor }).collect();
             let call = set_device_allow(3, "libpod-0a.scope", &rules);
@@ -247,7 +248,7 @@ mod tests {
         assert_eq!(escape("0a.scope"), "_30a_2escope");
     }
 
-    /// As systemd sent them; the socket's own test is `systemd::…` in tests/it.
+    /// In the form that systemd sends; `systemd::…` in tests/it tests the real socket.
     #[test]
     fn answers() {
         let message = |kind: u8, code: u8, text: &str, serial: u32| {

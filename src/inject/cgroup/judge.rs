@@ -1,18 +1,19 @@
-//! What a device program answers. Pure: the program is run here, as the kernel would run it.
+//! Interprets device programs to determine which devices they allow. Pure.
 
 use base::sys::bpf::Insn;
 
 use crate::oci::device_rules::DeviceRule;
 
-/// What a program does about some devices.
+/// The effect of a program on some devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It lets all of them be read and written.
+    /// It allows read and write access to all of them.
     Allows,
-    /// It denies at least one of them, as every device that it does not list: runtimes and systemd write such programs, to
-    /// which devices are added.
+    /// It denies at least one of them, and every device that it does not list. Runtimes and systemd write such programs, and
+    /// devices can be added to them.
     AllowList,
-    /// It allows others and denies one of them, or does more than a runtime's program: somebody wants it so.
+    /// It allows unlisted devices and denies one of these, or it is not a program of a runtime: an administrator denies the
+    /// devices.
     Denies,
 }
 
@@ -21,17 +22,17 @@ const READ: u32 = 2 << 16 | 2;
 const WRITE: u32 = 4 << 16 | 2;
 pub(super) const BOTH: u32 = READ | WRITE;
 
-/// Devices that no list has by name: the last numbers of the ranges that the kernel hands out, and of all that there are.
+/// Devices that no list contains: the last numbers of the ranges that the kernel assigns, and of all device numbers.
 const UNLISTED: [DeviceRule; 3] = [
     DeviceRule { major: 4095, minor: 1_048_575 },
     DeviceRule { major: 3071, minor: 77_777 },
     DeviceRule { major: 253, minor: 1_000_003 },
 ];
 
-/// As many as the kernel's verifier follows.
+/// Upper limit for executed instructions, the same as that of the kernel's verifier.
 const MAX_STEPS: usize = 1_000_000;
 
-/// Judges a program, as its loader wrote it.
+/// Determines the verdict of a program on these devices.
 pub(super) fn judge(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
     let each: Option<Vec<bool>> = rules.iter().map(|rule| allows(program, rule)).collect();
     let unlisted: Option<Vec<bool>> = UNLISTED.iter().map(|rule| allows(program, rule)).collect();
@@ -42,7 +43,7 @@ pub(super) fn judge(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
     }
 }
 
-/// Whether a device may be read, written and both; `None` if that is not known.
+/// Reports whether a program allows a device to be read, written, and both; `None` if that is unknown.
 fn allows(program: &[Insn], rule: &DeviceRule) -> Option<bool> {
     let answers = [READ, WRITE, BOTH].map(|access| run(program, [access, rule.major, rule.minor]));
     answers.into_iter().try_fold(true, |all, answer| Some(all & (answer? & 1 == 1)))
@@ -64,11 +65,11 @@ impl Value {
     }
 }
 
-/// Runs it for a context: access, major, minor. `None`: it uses something that no runtime's program does, such as a helper
-/// function, a map or the stack.
+/// Runs a program for a context of access, major and minor number. `None` if it uses a feature that programs of runtimes do not
+/// use, such as a helper function, a map or the stack.
 pub(super) fn run(program: &[Insn], context: [u32; 3]) -> Option<u64> {
     let bytes = context.map(u32::to_ne_bytes).concat();
-    // With the register of constant blinding, which a dump shows.
+    // Eleven registers, and the scratch register of constant blinding, which occurs in dumps.
     let mut registers = [None; 12];
     *registers.get_mut(1)? = Some(Value::Context(0));
     let mut at = 0_usize;
@@ -108,7 +109,7 @@ fn register(registers: &[Option<Value>], number: u8) -> Option<Value> {
     registers.get(usize::from(number)).copied().flatten()
 }
 
-/// `BPF_LDX | BPF_MEM` of 4, 2, 1 and 8 bytes.
+/// Loads 4, 2, 1 or 8 bytes (`BPF_LDX | BPF_MEM`).
 fn load(bytes: &[u8], start: usize, code: u8) -> Option<u64> {
     let width = match code {
         0x61 => 4,
@@ -125,12 +126,12 @@ fn load(bytes: &[u8], start: usize, code: u8) -> Option<u64> {
     Some(u64::from_ne_bytes(number))
 }
 
-/// Operations of 32 bits take the lower half of a register, and clear the upper half.
+/// Clears the upper half of a number for 32-bit operations.
 const fn narrow(is_wide: bool, number: u64) -> u64 {
     if is_wide { number } else { number & 0xffff_ffff }
 }
 
-/// The number as a signed one of 64 or 32 bits.
+/// Converts a number to a signed number of 64 or 32 bits.
 fn signed(is_wide: bool, number: u64) -> i64 {
     if is_wide { number.cast_signed() } else { i64::from(u32::try_from(number).unwrap_or_default().cast_signed()) }
 }
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn allow_lists_are_told_from_deny_programs() {
+    fn allow_lists_and_deny_programs_are_distinguished() {
         let extended = extend(&answer(0), &[GPU]).unwrap().unwrap();
         for (what, program, rules, verdict) in [
             ("nothing allowed", answer(0), vec![GPU], Verdict::AllowList),

@@ -1,8 +1,7 @@
-//! Which device cgroup decides for a process. Pure: texts in, a path out.
+//! Determines the device cgroup of a process from the texts of mountinfo and `/proc/<pid>/cgroup`. Pure.
 //!
-//! What is mounted decides the version, not `/proc/<pid>/cgroup`: that file names the v1 hierarchies also where only
-//! cgroup2 is mounted, and there the runtime could not have used them either. Formats: proc_pid_mountinfo(5),
-//! cgroups(7) ("/proc files").
+//! The mounts decide the cgroup version. `/proc/<pid>/cgroup` lists v1 hierarchies even if only cgroup2 is mounted, where the
+//! runtime cannot use them either. Formats: proc_pid_mountinfo(5), cgroups(7) ("/proc files").
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,16 +16,16 @@ use base::report::{catalog, failure};
 /// The cgroup whose device filter the runtime has set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceCgroup {
-    /// A directory of the v1 hierarchy with the `devices` controller.
+    /// A directory of the v1 hierarchy with the `devices` controller
     V1(HostPath),
-    /// A cgroup2 directory.
+    /// A cgroup2 directory, and where cgroup2 is mounted
     V2 { mount: HostPath, path: HostPath },
-    /// No hierarchy that can filter devices is mounted.
+    /// No hierarchy that can filter devices is mounted
     None,
 }
 
 impl DeviceCgroup {
-    /// Where its hierarchy is mounted, as far as that matters, and the cgroup in it; `None` if there is none.
+    /// Returns the mount point (for v1 `/`) and the path of the cgroup; `None` for [`Self::None`].
     pub(super) fn place(&self) -> Option<(&Path, &Path)> {
         match self {
             Self::None => None,
@@ -36,10 +35,10 @@ impl DeviceCgroup {
     }
 }
 
-/// The device cgroup of the process that `cgroup` (`/proc/<pid>/cgroup`) is about, as `mountinfo` shows it.
+/// Returns the device cgroup of the process whose `/proc/<pid>/cgroup` is `cgroup`.
 ///
-/// A mounted v1 `devices` hierarchy wins over cgroup2 (hybrid layouts), unless cgroup2 is at `/sys/fs/cgroup`: runc
-/// (`IsCgroup2UnifiedMode`) and crun ask no more than that.
+/// In hybrid layouts, a mounted v1 `devices` hierarchy has precedence over cgroup2, unless cgroup2 is at `/sys/fs/cgroup`. runc
+/// (`IsCgroup2UnifiedMode`) and crun decide in the same way.
 pub fn locate(mountinfo: &str, cgroup: &str) -> Result<DeviceCgroup> {
     let mounts = visible(mountinfo.lines().filter_map(parse_mount).collect());
     let unified: Vec<&Mount> = mounts.iter().filter(|mount| mount.kind == "cgroup2").collect();
@@ -49,12 +48,12 @@ pub fn locate(mountinfo: &str, cgroup: &str) -> Result<DeviceCgroup> {
         if unified.is_empty() {
             return Ok(DeviceCgroup::None);
         }
-        let own = own_path(cgroup, str::is_empty).ok_or_else(|| anyhow!("it is in no cgroup2 cgroup"))?;
+        let own = own_path(cgroup, str::is_empty).ok_or_else(|| anyhow!("it is not in a cgroup of cgroup2"))?;
         let (mount, path) = below(&unified, own)?;
         return Ok(DeviceCgroup::V2 { mount: HostPath::new(mount), path: HostPath::new(path) });
     }
     let own = own_path(cgroup, |controllers| controllers.split(',').any(|name| name == "devices"))
-        .ok_or_else(|| anyhow!("it is in no cgroup with the devices controller"))?;
+        .ok_or_else(|| anyhow!("it is not in a cgroup with the devices controller"))?;
     Ok(DeviceCgroup::V1(HostPath::new(below(&devices, own)?.1)))
 }
 
@@ -76,8 +75,8 @@ impl Mount {
         self.kind == "cgroup" && self.super_options.split(',').any(|option| option == "devices")
     }
 
-    /// Whether this mount hides the mount point of a sibling. No two siblings are at the same point: the second one is stacked
-    /// on the first.
+    /// Reports whether this mount hides the mount point of a sibling. Two siblings never have the same mount point: the second
+    /// one is mounted on the first.
     fn covers(&self, sibling: &Self) -> bool {
         self.id != sibling.id && self.point != sibling.point && sibling.point.starts_with(&self.point)
     }
@@ -85,20 +84,20 @@ impl Mount {
 
 /// `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG]... - TYPE SOURCE SUPER_OPTIONS`; `None` for anything else.
 fn parse_mount(line: &str) -> Option<Mount> {
-    let (ours, filesystem) = line.split_once(" - ")?;
-    let mut ours = ours.split(' ');
-    let id = ours.next()?.parse().ok()?;
-    let parent = ours.next()?.parse().ok()?;
-    let root = unescape(ours.nth(1)?);
-    let point = unescape(ours.next()?);
-    let read_only = ours.next()?.split(',').any(|option| option == "ro");
+    let (own, filesystem) = line.split_once(" - ")?;
+    let mut own = own.split(' ');
+    let id = own.next()?.parse().ok()?;
+    let parent = own.next()?.parse().ok()?;
+    let root = unescape(own.nth(1)?);
+    let point = unescape(own.next()?);
+    let read_only = own.next()?.split(',').any(|option| option == "ro");
     let mut filesystem = filesystem.split(' ');
     let kind = filesystem.next()?.to_owned();
     let super_options = filesystem.nth(1).unwrap_or_default().to_owned();
     Some(Mount { id, parent, root, point, read_only, kind, super_options })
 }
 
-/// Octal escapes (`\040` for a space) taken back; a backslash before anything else is kept.
+/// Decodes octal escapes (`\040` for a space); other backslashes are unchanged.
 fn unescape(text: &str) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -115,21 +114,21 @@ fn unescape(text: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(out))
 }
 
-/// The cgroup mounts that a path lookup reaches.
+/// Returns the cgroup mounts that a path lookup reaches.
 ///
-/// A lookup leaves a mount by the first other mount on its way. So a mount is out of reach if another is stacked on it,
-/// or if, anywhere on its line of ancestors, a sibling covers its mount point.
+/// A lookup enters every mount that it meets. So a mount is hidden if another one is mounted on it, or if a sibling covers its
+/// mount point or that of an ancestor.
 fn visible(mounts: Vec<Mount>) -> Vec<Mount> {
     let mut tree = Tree::new(&mounts);
     let keep: Vec<bool> = mounts.iter().map(|mount| mount.kind.starts_with("cgroup") && tree.reaches(mount)).collect();
     mounts.into_iter().zip(keep).filter_map(|(mount, keep)| keep.then_some(mount)).collect()
 }
 
-/// The table, by the questions that are asked of it: a host can have 100 000 mounts (`fs.mount-max`).
+/// The mount table with indexes, because a host can have 100 000 mounts (`fs.mount-max`).
 struct Tree<'a> {
     by_id: BTreeMap<u32, &'a Mount>,
     by_parent: BTreeMap<u32, Vec<&'a Mount>>,
-    /// By id, for those that were asked for: whether nothing covers the mount or one of its ancestors
+    /// A cache, by id, of whether nothing covers the mount or one of its ancestors
     bare: BTreeMap<u32, bool>,
 }
 
@@ -160,7 +159,7 @@ impl<'a> Tree<'a> {
                 break *known;
             }
             line.push(at.id);
-            // also the end of a circle, which the kernel's text has not
+            // also ends the loop at a cycle, which the kernel never reports
             self.bare.insert(at.id, false);
             if self.on(at.parent).any(|other| other.covers(at)) {
                 break false;
@@ -175,7 +174,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// The path in `/proc/<pid>/cgroup` (`HIERARCHY:CONTROLLERS:PATH`) on the line whose controllers match.
+/// Returns the path on the line of `/proc/<pid>/cgroup` (`HIERARCHY:CONTROLLERS:PATH`) whose controllers match.
 fn own_path(cgroup: &str, matches: impl Fn(&str) -> bool) -> Option<&Path> {
     cgroup.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
@@ -186,14 +185,15 @@ fn own_path(cgroup: &str, matches: impl Fn(&str) -> bool) -> Option<&Path> {
     })
 }
 
-/// Whether a path leads out of the reader's cgroup namespace, for which the kernel writes "/.." (cgroup_namespaces(7)).
+/// Reports whether a path is outside of the reader's cgroup namespace: the kernel then writes "/.." (cgroup_namespaces(7)).
 fn is_outside(path: &Path) -> bool {
     path.components().any(|part| part == Component::ParentDir)
 }
 
-/// The mount point, and the directory below it that is the cgroup `own`.
+/// Returns the mount point and the directory of the cgroup `own`.
 ///
-/// Of several mounts that show it: a writable one, then the one that shows most of the hierarchy, then the last one.
+/// If several mounts contain it, prefers a writable one, then the one with the largest part of the hierarchy, then the last
+/// one.
 fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
     if is_outside(own) {
         return Err(failure(
@@ -214,7 +214,7 @@ fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
         Some((_, (mount, rest))) => Ok((mount.point.clone(), mount.point.join(rest))),
         None => {
             let points: Vec<&PathBuf> = mounts.iter().map(|mount| &mount.point).collect();
-            bail!("its cgroup {own:?} is below none of the mounts {points:?}")
+            bail!("its cgroup {own:?} is not below any of the mounts {points:?}")
         }
     }
 }

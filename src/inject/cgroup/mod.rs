@@ -1,8 +1,9 @@
-//! Access to devices for a container that does not run yet.
+//! Gives a container that does not run yet access to devices through its device cgroup.
 //!
-//! [`locate()`] decides, from texts, which device cgroup counts; [`allow`] opens it for the rules. Only for stages at
-//! which the runtime has made the cgroup already; a device listed in config.json ([`crate::oci::device_rules::already_allowed`]) needs none of it.
-//! Kernel side: `Documentation/admin-guide/cgroup-v1/devices.rst`, `cgroup-v2.rst` ("Device controller").
+//! [`locate()`] determines which device cgroup applies; [`allow`] adds the rules to it. This is only needed at stages at which
+//! the runtime has already created the cgroup, and not for devices that config.json lists
+//! ([`crate::oci::device_rules::already_allowed`]). Kernel side: `Documentation/admin-guide/cgroup-v1/devices.rst`,
+//! `cgroup-v2.rst` ("Device controller").
 
 pub(crate) mod ask;
 mod dbus;
@@ -27,23 +28,23 @@ use crate::oci::device_rules::DeviceRule;
 pub use locate::{DeviceCgroup, locate};
 pub use program::extend;
 
-/// What the container may do now, and why.
+/// The container's access to the devices, and how it got it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// No device filter applies to it: there was nothing to do.
+    /// No device filter applies to the container.
     Unfiltered,
-    /// The filter had been opened before.
+    /// The filter already allowed the devices.
     Present,
     /// The hook added the devices to the filter.
     Added,
-    /// The filter is another's: one that would put it back, or one of a cgroup that others share. Nothing was tried.
-    NotOurs,
+    /// The filter was not changed, because systemd would restore it, or because the cgroup is shared with other processes.
+    Unchanged,
 }
 
 /// The result of [`allow`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// What the container may do now.
+    /// The container's access to the devices
     pub access: Access,
     pub findings: Vec<Finding>,
 }
@@ -54,19 +55,20 @@ impl Grant {
     }
 }
 
-/// The container whose device cgroup it is about.
+/// The container whose device cgroup is changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
     /// Process id of the container's init
     pub pid: Pid,
     pub id: &'a str,
-    /// `linux.cgroupsPath` of config.json; `None` if there is no config.json, and the caller vouches for the cgroup.
+    /// `linux.cgroupsPath` of config.json; `None` without a config.json: the caller guarantees that the cgroup is the
+    /// container's.
     pub cgroups_path: Option<&'a str>,
 }
 
-/// Lets the container read and write the devices, if it has a cgroup of its own. Can be repeated.
+/// Lets the container read and write the devices, if it has a cgroup of its own. Idempotent.
 ///
-/// Must run in the runtime's mount namespace: there the cgroup is seen as the runtime sees it.
+/// Must run in the runtime's mount namespace, where cgroups have the paths that the runtime used.
 pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
     if rules.is_empty() {
         return Ok(Grant::plain(Access::Present));
@@ -81,9 +83,9 @@ pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
     let marks = own::Marks { id: member.id, cgroups_path: member.cgroups_path, caller };
     let own = marks.own(mount, path);
     if own.is_empty() {
-        return Ok(match keeps_out(&located, rules) {
+        return Ok(match denies_any(&located, rules) {
             Some(false) => Grant::plain(Access::Unfiltered),
-            _ => Grant { access: Access::NotOurs, findings: vec![shared_finding(path)] },
+            _ => Grant { access: Access::Unchanged, findings: vec![shared_finding(path)] },
         });
     }
     match &located {
@@ -93,17 +95,16 @@ pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
     .context("cannot give the container access to its devices")
 }
 
-/// What is left to say where config.toml forbids to change the cgroup (`no-cgroups`): a finding, if the devices cannot be
-/// opened then. Nothing is changed.
+/// Returns a finding if the cgroup denies the devices and `no-cgroups` in config.toml forbids changes to it. Changes nothing.
 pub(crate) fn forbidden(pid: Pid, rules: &[DeviceRule]) -> Option<Finding> {
     if rules.is_empty() {
         return None;
     }
     let located = located(&mounts().ok()?, &format!("/proc/{pid}/cgroup")).ok()?;
-    (keeps_out(&located, rules) == Some(true)).then(|| {
+    (denies_any(&located, rules) == Some(true)).then(|| {
         Finding::of(
             &catalog::NO_CGROUPS,
-            "the container's cgroup denies the devices, and no-cgroups = true in config.toml leaves it as it is",
+            "the container's cgroup denies the devices, and no-cgroups = true in config.toml keeps the hook from changing it",
             format!("remove no-cgroups from config.toml: rootless containers do not need it; or {LISTED_HINT}"),
         )
     })
@@ -113,20 +114,22 @@ fn located(mounts: &str, cgroup: &str) -> Result<DeviceCgroup> {
     locate(mounts, &read(cgroup)?)
 }
 
-/// Whether the cgroup, with those above it, keeps a process from one of the devices; `None` if that cannot be seen.
-fn keeps_out(located: &DeviceCgroup, rules: &[DeviceRule]) -> Option<bool> {
-    ask::filter_of(located).ok()?.keeps_out(rules)
+/// Reports whether the cgroup or one above it denies one of the devices; `None` if that cannot be determined.
+fn denies_any(located: &DeviceCgroup, rules: &[DeviceRule]) -> Option<bool> {
+    ask::filter_of(located).ok()?.denies_any(rules)
 }
 
 fn shared_finding(path: &Path) -> Finding {
     Finding::of(
         &catalog::SHARED_CGROUP,
-        format!("the container has no cgroup of its own: it runs in {path:?}, whose device rules hold for others too"),
-        "start it without \"--cgroups=disabled\", or allow the devices to that service: \"DeviceAllow=\" of its systemd unit",
+        format!(
+            "the container has no cgroup of its own: it runs in {path:?}, whose device rules also apply to other processes"
+        ),
+        "start it without \"--cgroups=disabled\", or allow the devices with \"DeviceAllow=\" in the systemd unit of that service",
     )
 }
 
-/// Moves this process to where `pid` is, so that the same devices can be opened.
+/// Moves this process to the cgroup of `pid`, so that it can open the same devices.
 ///
 /// Must run in the cgroup namespace of that process (cgroup_namespaces(7)).
 pub(crate) fn join(pid: Pid) -> Result<()> {
@@ -135,11 +138,11 @@ pub(crate) fn join(pid: Pid) -> Result<()> {
         DeviceCgroup::None => return Ok(()),
         DeviceCgroup::V1(path) | DeviceCgroup::V2 { path, .. } => path.as_path().join("cgroup.procs"),
     };
-    // 0 is whoever writes it, whatever its number is in this pid namespace; see cgroups(7).
+    // 0 stands for the writing process, whose number is different in each pid namespace; see cgroups(7).
     std::fs::write(&path, "0").with_context(|| format!("cannot write {path:?}"))
 }
 
-/// The line of mountinfo that counts if cgroups are mounted where everybody has them, else all lines.
+/// Returns the mountinfo line of the cgroup mount if it is at the usual path, and otherwise the whole table.
 fn mounts() -> Result<String> {
     match usual::line() {
         Some(line) => Ok(line),
@@ -147,21 +150,22 @@ fn mounts() -> Result<String> {
     }
 }
 
-/// Bytes that are no UTF-8 can only be in lines about other things: engines name cgroups in ASCII.
+/// Reads a file as text. Only lines about other mounts can contain bytes that are not UTF-8: engines name cgroups in ASCII.
 fn read(path: &str) -> Result<String> {
     proc_file::read_text(path).with_context(|| format!("cannot read {path:?}"))
 }
 
-/// The ways by which a container's devices are in its config.json: there whoever applies its rules again applies ours.
+/// The hint to list the devices in config.json: a runtime or systemd that restores the container's rules then restores these
+/// too.
 pub(crate) const LISTED_HINT: &str =
     "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
 
-/// systemd gives its units back the rules that it knows.
+/// The finding for a unit to which systemd restores only the device rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
     let why = why.map(|error| format!(": {}", base::report::line(error))).unwrap_or_default();
     Finding::of(
         &catalog::NOT_TOLD,
-        format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" takes it back{why}"),
+        format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" removes it again{why}"),
         LISTED_HINT,
     )
 }

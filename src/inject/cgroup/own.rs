@@ -1,27 +1,27 @@
-//! Whose cgroup it is. Pure.
+//! Determines whether a cgroup belongs to the container alone. Pure.
 //!
-//! A container may run in the cgroup of the service that started it: crun with `--cgroups=disabled`, or a runtime without the
-//! right to make one. Device rules that are added there hold for the whole service, and stay when the container has ended.
+//! A container can run in the cgroup of the service that started it, with crun and `--cgroups=disabled`, or if the runtime
+//! cannot create a cgroup. Device rules that are added there apply to the whole service and stay after the container has ended.
 
 use std::path::{Path, PathBuf};
 
-/// How a cgroup of the container's own is recognised.
+/// The criteria that identify the container's own cgroup.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marks<'a> {
     pub(super) id: &'a str,
-    /// `linux.cgroupsPath` of config.json; empty if it has none. `None`: the caller has named the process, and vouches for
-    /// its cgroup.
+    /// `linux.cgroupsPath` of config.json; empty if it is missing. `None`: the caller has named the process, and guarantees
+    /// that the cgroup is the container's.
     pub(super) cgroups_path: Option<&'a str>,
-    /// The cgroup of this process, which is the runtime's
+    /// The cgroup of this process and the runtime
     pub(super) caller: Option<&'a Path>,
 }
 
 impl Marks<'_> {
-    /// Of the cgroups from `path` up to `mount`, those whose device rules concern this container alone: its init's, and those
-    /// above it up to the one that has its name. Empty if init's is shared with others.
+    /// Returns the cgroups between `path` and `mount` whose device rules affect only this container: the cgroup of its init
+    /// process, and its ancestors up to the one with the container's name. Empty if other processes share init's cgroup.
     ///
-    /// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), while systemd's program, and crun's, can sit on
-    /// the scope; both have to allow. Further up are slices and services that others share.
+    /// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), but its device program, or systemd's, can be attached
+    /// to the scope; both must allow. Further up are slices and services that other processes share.
     pub(super) fn own(&self, mount: &Path, path: &Path) -> Vec<PathBuf> {
         let inside: Vec<&Path> = path.ancestors().take_while(|cgroup| *cgroup != mount).collect();
         let named = inside.iter().position(|cgroup| self.name(mount, cgroup));
@@ -49,7 +49,7 @@ pub(super) fn carries_id(cgroup: &Path, id: &str) -> bool {
     !id.is_empty() && name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
 }
 
-/// Whether `cgroup` is the one that `linux.cgroupsPath` names: a path, or `slice:prefix:name` for systemd.
+/// Reports whether `linux.cgroupsPath` names `cgroup`, as a path or as `slice:prefix:name` for systemd.
 fn is_at(mount: &Path, cgroup: &Path, cgroups_path: &str) -> bool {
     let below = cgroup.strip_prefix(mount).unwrap_or(cgroup);
     if let [_slice, prefix, name] = cgroups_path.split(':').collect::<Vec<_>>().as_slice() {
@@ -87,7 +87,7 @@ mod tests {
             ("/user.slice/x.service/libpod-payload-0a", "0a", "/user.slice/x.service/libpod-payload-0a"),
             ("/docker/0a", "0a", "/docker/0a"),
             ("/0a", "0a", ""),
-            // names that only config.json explains
+            // names from cgroupsPath
             ("/foo/bar", "0a", "/foo/bar"),
             ("/nested/foo/bar", "0a", "foo/bar"),
             ("/system.slice/onh-box.scope", "0a", "system.slice:onh:box"),
@@ -113,7 +113,7 @@ mod tests {
             ("below the caller's", "/system.slice/web.service/sub", "0a", "", "/system.slice/web.service"),
             ("another's", "/machine.slice/libpod-0b.scope", "0a", "machine.slice:libpod:0a", "/x"),
             ("the name is in the middle", "/machine.slice/libpod-0a-old.scope", "0a", "", "/x"),
-            ("a service that is called like it", "/system.slice/0a", "0a", "", "/system.slice/0a"),
+            ("a service with the same name", "/system.slice/0a", "0a", "", "/system.slice/0a"),
             (
                 "a path that is the caller's",
                 "/system.slice/web.service",
@@ -125,9 +125,9 @@ mod tests {
         ] {
             assert!(own(path, id, Some(cgroups_path), caller).is_empty(), "{what}");
         }
-        // The one above may be the caller's: then it ends there.
+        // A cgroup above it that is the caller's is not included.
         assert_eq!(own("/a-0a/inner-0a", "0a", Some(""), "/a-0a/x"), ["/a-0a/inner-0a"]);
-        // Who names the process answers for it.
+        // Without a config.json, the caller guarantees for the process.
         assert_eq!(own("/system.slice/lxc", "process 7", None, "/system.slice/lxc"), ["/system.slice/lxc"]);
     }
 }

@@ -1,12 +1,11 @@
-//! Device programs of cgroup v2, as instructions. Pure.
+//! Edits the instructions of cgroup v2 device programs. Pure.
 //!
-//! A device program is called for each open and mknod(2) of a device node, with a `struct bpf_cgroup_dev_ctx` in r1;
-//! it returns 1 to allow, 0 to deny. All programs of a cgroup and of those above it must allow, so access cannot be
-//! added by one more program: the ones that are there have to be made longer at their start ([`extend`]).
+//! The kernel calls a device program for each open(2) and mknod(2) of a device node, with a `struct bpf_cgroup_dev_ctx` in r1.
+//! The program returns 1 to allow and 0 to deny. All programs of a cgroup and of its ancestors must allow, so an additional
+//! program cannot add access: [`extend`] prepends instructions to an existing program.
 //!
-//! What the kernel shows of a loaded program can be loaded again, because it translates no context access for this
-//! program type (`cg_dev_verifier_ops` in `kernel/bpf/cgroup.c` has no `convert_ctx_access`). [`reloadable`] takes back
-//! the rest.
+//! The kernel's dump of a loaded program can be loaded again, because the kernel translates no context access for this program
+//! type (`cg_dev_verifier_ops` in `kernel/bpf/cgroup.c` has no `convert_ctx_access`). [`reloadable`] reverts the other changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,10 +48,10 @@ const READ_WRITE: i32 = (2 | 4) << 16;
 /// Scratch register of the kernel's constant blinding; no program may name it.
 const BPF_REG_AX: u8 = 11;
 
-/// `old` with a block in front that allows read and write for every rule, and leaves all else to `old`.
+/// Prepends a block to `old` that allows read and write access for every rule; `old` decides about all other accesses.
 ///
-/// `None` if that block is already there. Jumps are relative, so the old instructions need no change; they find r1 as
-/// it was, and they cannot read another register that they did not write, or the verifier would have refused them.
+/// `None` if `old` already starts with that block. Jumps are relative, so the old instructions do not change. The block
+/// preserves r1, and the verifier guarantees that `old` reads no other register before it writes to it.
 pub fn extend(old: &[Insn], rules: &[DeviceRule]) -> Result<Option<Vec<Insn>>> {
     let old = reloadable(old)?;
     let mut program = allow_block(rules)?;
@@ -71,12 +70,12 @@ pub fn extend(old: &[Insn], rules: &[DeviceRule]) -> Result<Option<Vec<Insn>>> {
 ///     allow: return 1
 /// ```
 ///
-/// One test per value: after `r4 != 195` the verifier knows r4, would find a second such test decided and take it out,
-/// and the block could not be recognised in the kernel's dump.
+/// Each value is compared only once. After `r4 != 195` the verifier knows r4 and would remove a second comparison, and
+/// [`extend`] would not recognize the block in the kernel's dump.
 fn allow_block(rules: &[DeviceRule]) -> Result<Vec<Insn>> {
     let mut majors: BTreeMap<i32, BTreeSet<i32>> = BTreeMap::new();
     for rule in rules {
-        let number = |n| i32::try_from(n).with_context(|| format!("no such device number: {rule}"));
+        let number = |n| i32::try_from(n).with_context(|| format!("invalid device number: {rule}"));
         majors.entry(number(rule.major)?).or_default().insert(number(rule.minor)?);
     }
     let mut block = vec![
@@ -114,10 +113,10 @@ fn distance(from: usize, to: usize) -> Result<i16> {
     i16::try_from(skipped).context("too many device rules for one program")
 }
 
-/// The kernel's dump of a program as its loader could have written it.
+/// Converts the kernel's dump of a program to a form that the kernel loads.
 ///
-/// Zero-extensions that the verifier adds for some machines (ppc64le, riscv64, s390x) are a 32-bit move of a register
-/// to itself with 1 as immediate; as input the immediate must be 0, and means the same.
+/// For some machines (ppc64le, riscv64, s390x), the verifier adds zero-extensions: 32-bit moves of a register to itself with
+/// the immediate 1. In a program that is loaded, the immediate must be 0, which has the same effect.
 fn reloadable(old: &[Insn]) -> Result<Vec<Insn>> {
     let mut plain = unblind(old)?;
     if plain.iter().any(|insn| insn.dst() == BPF_REG_AX || insn.src() == BPF_REG_AX) {
@@ -131,11 +130,11 @@ fn reloadable(old: &[Insn]) -> Result<Vec<Insn>> {
     Ok(plain)
 }
 
-/// Takes back the constant blinding of `net.core.bpf_jit_harden = 2` (`bpf_jit_blind_insn` in `kernel/bpf/core.c`):
+/// Reverts the constant blinding of `net.core.bpf_jit_harden = 2` (`bpf_jit_blind_insn` in `kernel/bpf/core.c`):
 /// `dst OP imm` was made `ax = imm ^ random; ax ^= random; dst OP ax`, and `dst = 0` was made `dst ^= dst`.
 fn unblind(old: &[Insn]) -> Result<Vec<Insn>> {
     let mut plain = Vec::with_capacity(old.len());
-    // where each old instruction went, and from where each jump was
+    // the new index of each old instruction, and the old index of each new one
     let mut moved = Vec::with_capacity(old.len() + 1);
     let mut origins = Vec::with_capacity(old.len());
     let mut rest = old;
@@ -157,14 +156,14 @@ fn unblind(old: &[Insn]) -> Result<Vec<Insn>> {
     for (at, (insn, origin)) in plain.iter_mut().zip(origins).enumerate() {
         match insn.code {
             EXIT => continue,
-            // these have their distance elsewhere; no runtime's device program uses them
+            // these store their distance in another field; device programs of runtimes do not use them
             CALL | JA32 if shorter => bail!("it calls functions or jumps far, and its constants are blinded"),
             CALL | JA32 => continue,
             code if !matches!(code & 7, CLASS_JMP | CLASS_JMP32) => continue,
             _ => {}
         }
         let target = (origin + 1).checked_add_signed(insn.off.into()).and_then(|old| moved.get(old));
-        let target = *target.context("a jump leads out of it")?;
+        let target = *target.context("a jump leaves the program")?;
         let off = i64::try_from(target)? - i64::try_from(at)? - 1;
         insn.off = i16::try_from(off).context("a jump in it is too long")?;
     }
@@ -181,7 +180,7 @@ fn is_blinding(hidden: &Insn, random: &Insn, user: &Insn) -> bool {
         && user.dst() != BPF_REG_AX
 }
 
-/// What mends it when a hardened kernel does not give a program away.
+/// The hint if a hardened kernel withholds the instructions of a program.
 pub(super) const UNBLIND_HINT: &str =
     "set the sysctl net.core.bpf_jit_harden to 1, or have the engine list the devices in config.json (CDI, precreate)";
 

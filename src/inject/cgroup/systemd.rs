@@ -1,8 +1,8 @@
-//! systemd's own list of a container's devices. Effects.
+//! Adds devices to the `DeviceAllow=` list of the container's systemd unit.
 //!
-//! Where systemd manages the container's cgroup, it writes the device rules that it knows of again whenever it likes: at
-//! `systemctl daemon-reload`, for one. What we added behind its back is gone then ("Failed to initialize NVML: Unknown
-//! Error"), so it is told as well.
+//! If systemd manages the container's cgroup, it rewrites the device rules at any time, for example at `systemctl
+//! daemon-reload`. Rules that it does not know are lost, and programs in the container fail with "Failed to initialize NVML:
+//! Unknown Error".
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -14,31 +14,31 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::dbus::{self, Answer, Body};
 use crate::oci::device_rules::DeviceRule;
 
-/// systemd's private socket, for root of the host: no bus daemon is in the way, nor has to run.
+/// systemd's private socket, which the host's root can use without a bus daemon.
 const SOCKET: &str = "/run/systemd/private";
-/// It answers in a millisecond; while it reloads, that can take as long as reloading does.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// An answer comes after a few signals at most.
+/// systemd replies within a millisecond, but not before the end of a reload.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Upper limit for the messages before a reply; a few signals are usual.
 const MAX_MESSAGES: usize = 1000;
 
 /// `systemctl set-property --runtime UNIT DeviceAllow=…` for each rule, if systemd filters the unit's devices.
 ///
-/// crun before 1.18 gives its scope no device policy: it attaches a program of its own. A scope with the policy "auto" and an
-/// empty list has no filter of systemd's; the first entry would make one, which denies all devices that are not in the list,
-/// and so the container's other devices (`--device /dev/fuse`).
+/// crun before 1.18 sets no device policy for its scope and attaches a BPF program of its own. A scope with the policy "auto"
+/// and an empty list has no device filter of systemd. The first entry would create one, which denies all other devices, for
+/// example those of `--device /dev/fuse`.
 ///
 /// # Errors
-/// If there is no systemd, or it refuses, or does not answer within five seconds.
+/// If systemd does not run, refuses, or does not reply within five seconds.
 pub(super) fn allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
-    extend_device_allow(unit, rules).with_context(|| format!("cannot tell systemd about the devices of {unit:?}"))
+    extend_device_allow(unit, rules).with_context(|| format!("cannot add the devices to the systemd unit {unit:?}"))
 }
 
 fn extend_device_allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
     let mut systemd = Connection::open()?;
     let policy = systemd.call(|serial| dbus::get_property(serial, unit, "DevicePolicy"))?;
     let list = systemd.call(|serial| dbus::get_property(serial, unit, "DeviceAllow"))?;
-    let policy = dbus::text_property(&policy).context("it shows no device policy")?;
-    let is_empty = dbus::is_empty_list(&list, "a(ss)").context("it shows no list of devices")?;
+    let policy = dbus::text_property(&policy).context("it reports no device policy")?;
+    let is_empty = dbus::is_empty_list(&list, "a(ss)").context("it reports no device list")?;
     if policy != "auto" || !is_empty {
         systemd.call(|serial| dbus::set_device_allow(serial, unit, rules))?;
     }
@@ -54,12 +54,12 @@ struct Connection {
 impl Connection {
     fn open() -> Result<Self> {
         let mut socket = UnixStream::connect(Path::new(SOCKET)).with_context(|| format!("connect to {SOCKET:?}"))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.set_write_timeout(Some(PATIENCE))?;
-        // We are who the socket says that we are: EXTERNAL takes our user id, 0, in hexadecimal digits of its text.
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_write_timeout(Some(TIMEOUT))?;
+        // SASL EXTERNAL: systemd checks the socket's credentials. 30 is the user id "0" in hexadecimal ASCII.
         socket.write_all(b"\0AUTH EXTERNAL 30\r\nBEGIN\r\n")?;
         let line = read_line(&mut socket)?;
-        ensure!(line.starts_with(b"OK "), "it answers {:?}", String::from_utf8_lossy(&line));
+        ensure!(line.starts_with(b"OK "), "it replies {:?}", String::from_utf8_lossy(&line));
         Ok(Self { socket, serial: 0 })
     }
 
@@ -70,10 +70,10 @@ impl Connection {
             match read_message(&mut self.socket, self.serial)? {
                 Answer::Other => {}
                 Answer::Done(body) => return Ok(body),
-                Answer::Refused(name) => bail!("it answers {name}"),
+                Answer::Refused(name) => bail!("it replies {name}"),
             }
         }
-        bail!("it does not answer")
+        bail!("it does not reply")
     }
 }
 
@@ -83,7 +83,7 @@ fn read_line(socket: &mut UnixStream) -> Result<Vec<u8>> {
     while !line.ends_with(b"\r\n") {
         socket.read_exact(&mut byte)?;
         line.extend(byte);
-        ensure!(line.len() < 1024, "its greeting has no end");
+        ensure!(line.len() < 1024, "its greeting is too long");
     }
     Ok(line)
 }
@@ -95,5 +95,5 @@ fn read_message(socket: &mut UnixStream, serial: u32) -> Result<Answer> {
     let mut message = head.to_vec();
     message.resize(length, 0);
     socket.read_exact(message.get_mut(dbus::HEAD..).unwrap_or_default())?;
-    dbus::answer(&message, serial).context("its answer is no D-Bus message")
+    dbus::answer(&message, serial).context("its reply is not a D-Bus message")
 }

@@ -1,4 +1,4 @@
-//! Cgroups where everybody has them: the kernel is asked for that one mount, not for the whole table.
+//! Queries the cgroup mount at its usual path with statmount(2), instead of reading the whole mount table.
 
 use std::path::Path;
 
@@ -13,11 +13,11 @@ const V2: u64 = 0x6367_7270;
 const UNIFIED: &str = "/sys/fs/cgroup";
 const DEVICES: &str = "/sys/fs/cgroup/devices";
 
-/// The mount that has the device cgroups, as /proc/self/mountinfo would have it; `None` if it is not at the usual place, or
-/// the kernel does not tell.
+/// Returns the mount with the device cgroups as a line of /proc/self/mountinfo; `None` if it is not at the usual path, or the
+/// kernel lacks statmount(2).
 pub(super) fn line() -> Option<String> {
     let above = facts_of(UNIFIED)?;
-    // Below cgroup v1 itself that would be a cgroup of this name.
+    // If /sys/fs/cgroup is a cgroup v1 hierarchy, "devices" in it is a cgroup, not a mount.
     line_of(UNIFIED, &above).or_else(|| line_of(DEVICES, &facts_of(DEVICES).filter(|_| above.magic != V1)?))
 }
 
@@ -27,14 +27,15 @@ fn facts_of(path: &str) -> Option<MountFacts> {
     facts(dir)
 }
 
-/// What is at `/sys/fs/cgroup` is what runtimes take if it is cgroup2; else, as they do, the `devices` controller below it.
+/// Formats the line. Like the runtimes, takes `/sys/fs/cgroup` if it is cgroup2, and otherwise the `devices` hierarchy below
+/// it.
 fn line_of(point: &str, facts: &MountFacts) -> Option<String> {
     let (kind, options) = match (point, facts.magic) {
         (UNIFIED, V2) => ("cgroup2", "rw"),
         (DEVICES, V1) => ("cgroup", "rw,devices"),
         _ => return None,
     };
-    // What would be escaped there is not guessed here.
+    // mountinfo escapes other bytes. Such a path is left to the parser of the whole table.
     let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
     if !facts.root.starts_with('/') || !facts.root.bytes().all(is_plain) {
         return None;
@@ -73,14 +74,14 @@ mod tests {
         }
     }
 
-    /// Here, where the table says so too.
+    /// Compares the line with this machine's mount table.
     #[test]
     fn it_leads_to_the_same_cgroup() {
         let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap();
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let Some(line) = line() else {
             let is_usual = |line: &str| line.contains(" /sys/fs/cgroup ") && line.contains(" - cgroup2 ");
-            assert!(facts_of("/").is_none() || !table.lines().any(is_usual), "the kernel could have told");
+            assert!(facts_of("/").is_none() || !table.lines().any(is_usual), "the kernel has statmount(2)");
             return;
         };
         assert_eq!(locate(&line, &cgroup).unwrap(), locate(&table, &cgroup).unwrap());

@@ -1,4 +1,4 @@
-//! The `devices` controller of cgroup v1. Effects.
+//! Adds rules to the `devices` controller of cgroup v1.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
@@ -11,7 +11,7 @@ use base::report::{Failure, catalog};
 use super::{Access, Grant, systemd_finding};
 use crate::oci::device_rules::DeviceRule;
 
-/// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each: the kernel takes one rule at a time.
+/// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each, because the kernel accepts one rule at a time.
 pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
     let path = cgroup.as_path().join("devices.allow");
     let mut file = OpenOptions::new().write(true).open(&path).with_context(|| format!("cannot open {path:?}"))?;
@@ -19,18 +19,18 @@ pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
         if let Err(error) = file.write_all(rule.to_string().as_bytes()) {
             let what = format!("cannot write \"{rule}\" to {path:?}");
             let error = match error.kind() {
-                // `devcgroup_update_access`: a cgroup cannot have what the one above it lacks
+                // `devcgroup_update_access` in the kernel: a cgroup cannot allow what its parent denies
                 ErrorKind::PermissionDenied => anyhow::Error::new(error).context(Failure::new(
                     &catalog::CGROUP,
                     what,
-                    "see which cgroup above lacks the device: its \"devices.list\"",
+                    "check \"devices.list\" of the cgroups above it: one of them denies the device",
                 )),
                 _ => anyhow::Error::new(error).context(what),
             };
             return Err(error);
         }
     }
-    // systemd writes the lists of its scopes anew at "systemctl daemon-reload", and does not know these rules.
+    // "systemctl daemon-reload" rewrites the lists of scopes without these rules.
     let unit = cgroup.as_path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let findings = if unit.ends_with(".scope") { vec![systemd_finding(&unit, None)] } else { Vec::new() };
     Ok(Grant { access: Access::Added, findings })

@@ -1,4 +1,4 @@
-//! The device programs of cgroup v2. Effects: read all, decide all, load all, and only then attach.
+//! Extends the device programs of cgroup v2. It reads and loads all programs before it attaches the first one.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,35 +17,34 @@ use super::program::{UNBLIND_HINT, extend};
 use super::{Access, Grant, LISTED_HINT, systemd, systemd_finding};
 use crate::oci::device_rules::DeviceRule;
 
-/// As `bpftool prog` shows it.
+/// The program name that `bpftool prog` shows.
 const NAME: &str = "onh_devices";
 
-/// Lets the container's own programs allow the rules, and says so if others have a say. `own` are the cgroups that are the
-/// container's alone, its init's first.
-///
-/// systemd and the runtime can change programs under our hands (a daemon-reload); what was read is then read again.
+/// Makes the container's own programs allow the rules, and returns findings about other programs that deny them. `own` are the
+/// cgroups that belong to the container alone, that of its init process first.
 pub(super) fn allow(mount: &Path, own: &[PathBuf], id: &str, rules: &[DeviceRule]) -> Result<Grant> {
     if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount, cgroup)) {
-        return Ok(Grant { access: Access::NotOurs, findings: vec![systemds_finding(unit)] });
+        return Ok(Grant { access: Access::Unchanged, findings: vec![systemds_finding(unit)] });
     }
-    // First: it exchanges its own program, which has to be read after that.
+    // Before the programs are read, because systemd replaces its own program.
     let unit = unit(own, id);
-    let told = unit.as_deref().map(|unit| systemd::allow(unit, rules));
+    let in_systemd = unit.as_deref().map(|unit| systemd::allow(unit, rules));
     let mut outcome = extend_programs(own, rules)?;
-    if let (Access::Added, Some(unit), Some(Err(error))) = (outcome.access, unit, told) {
+    if let (Access::Added, Some(unit), Some(Err(error))) = (outcome.access, unit, in_systemd) {
         outcome.findings.push(systemd_finding(&unit, Some(&error)));
     }
     Ok(outcome)
 }
 
-/// The container's own scope, if systemd has made one for it; never a slice or service that others are in, too.
+/// Returns the container's own scope, if it has one; never a slice or a service, which other processes share.
 fn unit(own: &[PathBuf], id: &str) -> Option<String> {
     let mut scopes = own.iter().filter(|cgroup| cgroup.extension().is_some_and(|kind| kind == "scope"));
-    // One that only config.json's cgroupsPath names is the container's as well.
+    // A scope that only cgroupsPath of config.json names is the container's too.
     let named = scopes.clone().rfind(|cgroup| carries_id(cgroup, id));
     Some(named.or_else(|| scopes.next_back())?.file_name()?.to_str()?.to_owned())
 }
 
+/// Extends the programs, and starts again up to two times if systemd or the runtime replaces a program at the same time.
 fn extend_programs(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     let mut tries = 3;
     loop {
@@ -106,15 +105,17 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     Ok(Grant { access: Access::Added, findings })
 }
 
-/// Where crun since 1.23 keeps the programs that it has systemd attach (`BPFProgram=` in systemd.resource-control(5)). What
-/// is put in their place is gone when systemd attaches them again, and it does so whenever the unit changes.
+/// The directory in which crun 1.23 and newer pins the programs that systemd attaches (`BPFProgram=` in
+/// systemd.resource-control(5)). systemd attaches the pinned program again whenever the unit changes, so an extended one would
+/// be lost.
 const CRUN_PINS: &str = "/sys/fs/bpf/crun";
 
 fn is_systemds(mount: &Path, cgroup: &Path) -> bool {
     pins(mount, cgroup).iter().any(|pin| rustix::fs::lstat(pin).is_ok())
 }
 
-/// By the unit's name, or by its path: crun's versions differ. bpffs takes no dots (bpf(2)).
+/// Returns the possible pins of a scope: crun's versions use the unit's name or its path. bpffs does not allow dots in names
+/// (bpf(2)).
 fn pins(mount: &Path, cgroup: &Path) -> Vec<PathBuf> {
     let is_unit = cgroup.extension().is_some_and(|kind| kind == "scope");
     let names = [cgroup.file_name().map(Path::new), cgroup.strip_prefix(mount).ok()];
@@ -146,7 +147,7 @@ impl Cgroup {
     }
 }
 
-/// A program and what is to take its place.
+/// A program and its replacement.
 struct Rewrite<'a> {
     cgroup: &'a Cgroup,
     /// What was attached when the program was read
@@ -157,34 +158,33 @@ struct Rewrite<'a> {
 }
 
 impl Rewrite<'_> {
-    /// `bpftool cgroup attach CGROUP device …` in the same way as the old program was attached, in one step.
+    /// Replaces the old program atomically, with the flags with which it was attached.
     fn attach(&self, new: &OwnedFd) -> Result<()> {
         let dir = self.cgroup.dir.as_fd();
         if self.attached.flags & BPF_F_ALLOW_MULTI == 0 {
             return self.attach_alone(new);
         }
         match bpf::attach(dir, new.as_fd(), BPF_F_ALLOW_MULTI, Some(self.old.as_fd())) {
-            // KERNEL(5.6): no replacing before. All must allow, so that until the old one is off nothing is open
+            // KERNEL(5.6): BPF_F_REPLACE. On older kernels both are attached for a moment, and both must allow: no access is
+            // gained
             Err(Errno::EINVAL) => {
                 bpf::attach(dir, new.as_fd(), BPF_F_ALLOW_MULTI, None)?;
                 Ok(bpf::detach(dir, self.old.as_fd())?)
             }
-            // held by a bpf_link, which only its owner may point at another program; or just gone
+            // a bpf_link holds it, which only the owner of the link can update; or it was detached in the meantime
             Err(Errno::ENOENT) => Err(anyhow::Error::new(Errno::ENOENT).context(Failure::new(
                 &catalog::CGROUP,
-                "it is attached by a link of another program",
+                "another program has attached it with a BPF link",
                 LISTED_HINT,
             ))),
             other => Ok(other?),
         }
     }
-}
 
-impl Rewrite<'_> {
-    /// One program per cgroup: attaching is replacing, whatever is there by then. BPF_F_REPLACE is for several programs only.
-    /// KERNEL(6.17): a revision can be asked for, and ESTALE is the answer if it has passed. Before, what is attached is looked
-    /// at once more: nobody but the runtime, which waits for this hook, attaches a program in this way to the container's own
-    /// cgroup (systemd has used BPF_F_ALLOW_MULTI since 239), and a cgroup that it is attached to takes no other kind.
+    /// Replaces the program of a cgroup that accepts only one, where an attach replaces any program. BPF_F_REPLACE is only for
+    /// several. KERNEL(6.17): bpf(2) fails with ESTALE if the revision has changed. For older kernels, the attached programs
+    /// are compared first. The race is harmless: only the runtime attaches such a program to the container's cgroup (systemd
+    /// 239 and newer uses BPF_F_ALLOW_MULTI), and the runtime waits for the hook.
     fn attach_alone(&self, new: &OwnedFd) -> Result<()> {
         let dir = self.cgroup.dir.as_fd();
         let now = bpf::attached(dir)?;
@@ -213,7 +213,7 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
         Errno::EPERM => error.context(Failure::new(
             &catalog::CGROUP,
             what,
-            "run the engine as root of the host, or have it list the devices in config.json (CDI)",
+            "run the engine as root on the host, or have it list the devices in config.json (CDI)",
         )),
         _ => error.context(what),
     }
@@ -223,7 +223,7 @@ fn deny_finding(cgroup: &Cgroup, id: u32) -> Finding {
     Finding::of(
         &catalog::DENIED_BY_PROGRAM,
         format!("device program {id} of cgroup {:?} denies the devices and allows others", cgroup.path),
-        format!("see what it is with \"bpftool prog show id {id}\", and allow the devices there"),
+        format!("inspect it with \"bpftool prog show id {id}\", and allow the devices there"),
     )
 }
 
@@ -233,7 +233,7 @@ fn foreign_finding(path: &Path) -> Finding {
         format!(
             "a device program of a cgroup above {path:?} also has to allow the devices, and is not the container's"
         ),
-        "allow them where it comes from: \"DeviceAllow=\" of the systemd unit or slice that the engine runs in",
+        "allow them with \"DeviceAllow=\" in the systemd unit or slice that the engine runs in",
     )
 }
 
@@ -247,7 +247,7 @@ mod tests {
         let found = pins("/sys/fs/cgroup/machine.slice/libpod-0a.scope");
         let expected = ["/sys/fs/bpf/crun/libpod-0a_scope", "/sys/fs/bpf/crun/machine_slice/libpod-0a_scope"];
         assert_eq!(found, expected.map(PathBuf::from));
-        assert!(pins("/sys/fs/cgroup/libpod_parent/libpod-0a").is_empty(), "no unit of systemd's");
+        assert!(pins("/sys/fs/cgroup/libpod_parent/libpod-0a").is_empty(), "not a systemd unit");
     }
 
     #[test]

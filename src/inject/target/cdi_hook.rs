@@ -1,4 +1,4 @@
-//! What only the hook entries of NVIDIA's CDI specs ask for.
+//! Steps that only the hook entries of NVIDIA's CDI specs need.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use base::paths::ContainerPath;
 use base::sys::in_root::{fd_path, open_regular};
 use nvidia_host::edits::build;
 
-use super::{Done, Target};
+use super::{Change, Target};
 use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, find_present};
 use crate::inject::read_only;
@@ -21,30 +21,30 @@ use crate::inject::read_only;
 const MAX_PARAMS: usize = 64 << 10;
 
 impl Target {
-    /// Hides the one file by which the driver's libraries are told to make device nodes: of GPUs that the container did not
-    /// ask for, too (CVE-2021-1056). Where the switch is off already, nothing is done.
+    /// Mounts a copy of /proc/driver/nvidia/params with `ModifyDeviceFiles: 0`. With 1, the driver's libraries create device
+    /// nodes, also of GPUs that the container did not request (CVE-2021-1056).
     pub(super) fn mask_params(&mut self) -> Result<()> {
         let (dir, name) = (Path::new("proc/driver/nvidia"), OsStr::new("params"));
         let open = match self.rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(open) => open,
-            // No driver in this kernel, or a container without /proc.
+            // The driver is not loaded in this kernel, or the container has no /proc.
             Err(error) if is_missing(&error) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let Present::Other(point, _) = find_present(&open, name)? else { return Ok(()) };
         let text = base::read::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
         let Some(masked) = build::mask_params(&String::from_utf8_lossy(&text)) else { return Ok(()) };
-        self.known.refuse_shared(&open)?;
-        self.known.refuse_shared(&point)?;
+        self.mount_facts.refuse_shared(&open)?;
+        self.mount_facts.refuse_shared(&point)?;
         self.forget_directories();
         let content = [masked.into_bytes().into()];
         let hidden = read_only::hide_file(&open, name, &point, &content, self.label.as_ref())?;
-        self.done.push(Done::Mounted(hidden.into()));
+        self.changes.push(Change::Mounted(hidden.into()));
         Ok(())
     }
 
-    /// Only of files on the root file system and on a /dev of the container's own: on a volume, the host's file would be
-    /// changed, and a device node may be mounted from the host.
+    /// Changes the mode of a file or directory on the root file system or on the container's own /dev. Files on volumes and
+    /// device nodes are refused, because they can belong to the host.
     pub(super) fn set_mode(&mut self, target: &ContainerPath, mode: u32) -> Result<()> {
         let file = match self.rootfs.open_at(target.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
             Ok(file) => file,
@@ -56,8 +56,8 @@ impl Target {
         ensure!(matches!(kind, FileType::Directory | FileType::RegularFile), "it is neither a directory nor a file");
         let file = Rc::new(file);
         let is_own = self.may_create(&file, target.relative())?;
-        ensure!(is_own, "it is on a volume, and so the host's");
-        // The magic link means the open file, not its name; fchmod(2) takes no descriptor of O_PATH.
-        rustix::fs::chmod(fd_path(file.as_fd()), Mode::from_raw_mode(mode)).context("change it")
+        ensure!(is_own, "it is on a volume and belongs to the host");
+        // fchmod(2) rejects an O_PATH descriptor. The magic link in /proc/self/fd leads to the open file, not to its name.
+        rustix::fs::chmod(fd_path(file.as_fd()), Mode::from_raw_mode(mode)).context("chmod")
     }
 }

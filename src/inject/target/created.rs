@@ -1,6 +1,6 @@
-//! What is written down of the names that were created, for poststop; see [`leftovers`].
+//! Records the created names for poststop; see [`leftovers`].
 //!
-//! Names in volumes and in layers of tmpfs are among them: at poststop they do not exist, as nothing is mounted there then.
+//! These include names on volumes and layers, which are not mounted at poststop: there the names do not exist.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -14,13 +14,13 @@ use super::{Target, stale};
 use crate::inject::leftovers;
 
 impl Target {
-    /// The name at the end of this path was created in this directory. To be called before something is mounted on it.
+    /// Records that the last component of `path` was created in `dir`. Must be called before something is mounted on it.
     pub(super) fn note_created(&mut self, path: &Path, dir: &OwnedFd) {
         let stat = path.file_name().and_then(|name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok());
         self.created.extend(stat.and_then(|stat| leftovers::entry(Path::new("/").join(path), &stat)));
     }
 
-    /// Directories were made, the last of which `path` leads to.
+    /// Records created directories; `path` is the path of the last one.
     pub(super) fn note_directories(&mut self, path: &Path, created: &[Created]) {
         let made: Vec<_> = path.ancestors().zip(created.iter().rev()).collect();
         for (path, created) in made.into_iter().rev() {
@@ -28,7 +28,7 @@ impl Target {
         }
     }
 
-    /// Something to mount on was found. An empty file with a library's name of the driver's was left by an earlier start.
+    /// Records an existing mount point if it is an empty file with the name of a driver library: an earlier start left it.
     pub(super) fn note_left(&mut self, path: &ContainerPath, stat: &Stat) {
         let is_empty = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
         if is_empty && stale::is_library_of_a_driver(path.file_name()) {

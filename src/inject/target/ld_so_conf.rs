@@ -1,9 +1,9 @@
-//! Directories of ours that the image's own ldconfig would not look at. The linker cache that we write leads to them, but
-//! the next package that is installed in the container has ldconfig write that cache anew.
+//! Makes the image's own ldconfig find the driver libraries. The hook adds them to the linker cache, but a package manager in
+//! the container runs ldconfig, which rebuilds that cache.
 //!
-//! A file of ours in `/etc/ld.so.conf.d` lists them. If the image's `/etc/ld.so.conf` does not include that directory, it gets
-//! the line that does, which is the only file of the image that changes. The image's configuration is only read, within limits: reading less of it than there is at worst lists a
-//! directory twice.
+//! A drop-in file in `/etc/ld.so.conf.d` lists the directories that the image's configuration lacks. If the image's
+//! `/etc/ld.so.conf` does not include that directory, the hook adds the line; no other file of the image changes. The image's
+//! configuration is read within limits: if a part is not read, a directory is at worst listed twice.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -20,15 +20,15 @@ use base::report::{Finding, catalog};
 use base::sys::in_root::{Created, Root};
 use nvidia_host::driver::ldconf::{self, Directive};
 
-use super::{Done, Target, write_beside};
+use super::{Change, Target, replace_file};
 use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, find_present};
 use crate::inject::tmpfs::is_read_only;
 
 const MAIN: &str = "ld.so.conf";
-/// Without one, nothing in the container writes the cache anew.
+/// Without one of these, nothing in the container rebuilds the cache.
 const LDCONFIG: [&str; 4] = ["sbin/ldconfig", "usr/sbin/ldconfig", "usr/bin/ldconfig", "bin/ldconfig"];
-/// A distribution has a dozen files, of a few lines each.
+// Limits for the image's configuration; a distribution has a dozen files of a few lines each. Sizes are in bytes.
 const MAX_FILES: usize = 256;
 const MAX_FILE: usize = 64 << 10;
 const MAX_NAMES: usize = 4096;
@@ -36,11 +36,11 @@ const MAX_DIRECTORIES: usize = 1024;
 const MAX_DEPTH: usize = 8;
 
 impl Target {
-    /// Has ldconfig look in these directories, in `first` before all others.
+    /// Makes ldconfig search these directories, those of `first` before all others.
     pub(super) fn list_directories(&mut self, first: &[ContainerPath], others: &[ContainerPath]) -> Result<()> {
-        self.listed = true;
+        self.lists_directories = true;
         let Some(etc) = self.etc()?.map(Rc::new) else { return Ok(()) };
-        // Nothing can write the cache anew there: it is beside this directory.
+        // The cache is in the same directory. If that is read-only, ldconfig cannot rebuild it.
         let can_run = || LDCONFIG.iter().any(|path| self.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
         if is_read_only(&*etc) || !can_run() {
             return Ok(());
@@ -64,7 +64,7 @@ impl Target {
         }
         let is_included = match configured.main {
             Main::Missing => self.create_main(etc).map(|()| true)?,
-            Main::Read(_) if configured.includes_ours => true,
+            Main::Read(_) if configured.includes_drop_ins => true,
             Main::Read(text) => self.include_drop_ins(etc, text)?,
             Main::Unreadable => false,
         };
@@ -79,23 +79,23 @@ impl Target {
             return Ok(());
         }
         let name = Path::new(ldconf::DROP_IN);
-        let done = match old_list(&self.rootfs, &dir)? {
-            Old::Nothing => Done::Created(Created { dir: dir.clone(), name: name.into(), is_dir: false }),
-            Old::Ours(old) if old == text => return Ok(()),
-            Old::Ours(old) => Done::Rewritten { dir: dir.clone(), name: name.into(), old },
-            Old::Theirs => bail!("the image has a file of its own in the place of {:?}", Path::new("/").join(path())),
+        let change = match old_list(&self.rootfs, &dir)? {
+            Old::Nothing => Change::Created(Created { dir: dir.clone(), name: name.into(), is_dir: false }),
+            Old::Own(old) if old == text => return Ok(()),
+            Old::Own(old) => Change::Rewritten { dir: dir.clone(), name: name.into(), old },
+            Old::Foreign => bail!("the image has a file of its own at {:?}", Path::new("/").join(path())),
         };
-        write_beside(&dir, name, &[text.into()]).context("write it")?;
+        replace_file(&dir, name, &[text.into()]).context("write it")?;
         self.note_created(&path(), &dir);
-        self.done.push(done);
+        self.changes.push(change);
         Ok(())
     }
 
-    /// Removes a list that an earlier start left, with another driver or before the image was committed. What cannot be
-    /// removed does no harm to this start.
+    /// Removes the drop-in file of an earlier start, which had another driver or whose container was committed. Errors are
+    /// ignored: the file does no harm.
     pub(super) fn remove_list(&mut self) {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
-        // Most containers end here.
+        // Most containers have no such file.
         if self.rootfs.open_at(&path(), OFlags::PATH | OFlags::NOFOLLOW).is_err() {
             return;
         }
@@ -104,10 +104,10 @@ impl Target {
         if is_read_only(&*dir) || !self.may_create(&dir, drop_ins).unwrap_or_default() {
             return;
         }
-        let Ok(Old::Ours(old)) = old_list(&self.rootfs, &dir) else { return };
+        let Ok(Old::Own(old)) = old_list(&self.rootfs, &dir) else { return };
         let name = PathBuf::from(ldconf::DROP_IN);
         if rustix::fs::unlinkat(&*dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
-            self.done.push(Done::Rewritten { dir, name, old });
+            self.changes.push(Change::Rewritten { dir, name, old });
         }
     }
 
@@ -123,30 +123,30 @@ impl Target {
     /// rely on it.
     fn create_main(&mut self, etc: Rc<OwnedFd>) -> Result<()> {
         let Present::Nothing = find_present(&etc, OsStr::new(MAIN))? else {
-            bail!("\"/etc/ld.so.conf\" is a link to a missing file")
+            bail!("\"/etc/ld.so.conf\" is a dangling symlink")
         };
         let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
-        write_beside(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
+        replace_file(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
             .context("write \"/etc/ld.so.conf\"")?;
-        self.done.push(Done::Created(created));
+        self.changes.push(Change::Created(created));
         Ok(())
     }
 
-    /// Adds the same line at the top of an `/etc/ld.so.conf` without it: ldconfig searches the directories in the order of
-    /// the file, and forward compatibility libraries come first. Returns whether it did: a symbolic link and a volume at this
-    /// path are left alone.
+    /// Adds the same line at the top of an `/etc/ld.so.conf` without it. ldconfig searches the directories in the order of the
+    /// file, and forward compatibility libraries must be first. Returns false if the path is a symlink or a volume, which the
+    /// hook does not change.
     fn include_drop_ins(&mut self, etc: Rc<OwnedFd>, old: Vec<u8>) -> Result<bool> {
         let name = Path::new(MAIN);
         let Present::Other(_, stat) = find_present(&etc, name.as_os_str())? else { return Ok(false) };
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(false);
         }
-        match write_beside(&etc, name, &[ldconf::DEFAULT.as_bytes().into(), old.as_slice().into()]) {
+        match replace_file(&etc, name, &[ldconf::DEFAULT.as_bytes().into(), old.as_slice().into()]) {
             // rename(2) does not replace a mount point.
             Err(error) if error.downcast_ref() == Some(&Errno::BUSY) => return Ok(false),
             result => result.context("write \"/etc/ld.so.conf\"")?,
         }
-        self.done.push(Done::Rewritten { dir: etc, name: name.into(), old });
+        self.changes.push(Change::Rewritten { dir: etc, name: name.into(), old });
         Ok(true)
     }
 }
@@ -155,21 +155,21 @@ fn path() -> PathBuf {
     Path::new(ldconf::DROP_INS).join(ldconf::DROP_IN)
 }
 
-/// What is in the place of our file.
+/// The file at the path of the hook's drop-in.
 enum Old {
     Nothing,
-    Ours(Vec<u8>),
-    Theirs,
+    Own(Vec<u8>),
+    Foreign,
 }
 
 fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
     Ok(match find_present(dir, OsStr::new(ldconf::DROP_IN))? {
         Present::Nothing => Old::Nothing,
-        Present::Link(_) => Old::Theirs,
+        Present::Link(_) => Old::Foreign,
         Present::Other(file, _) => {
             let text =
                 rootfs.open_stored(file).ok().and_then(|file| base::read::read_file_limited(&file, MAX_FILE).ok());
-            text.filter(|text| ldconf::is_ours(text)).map_or(Old::Theirs, Old::Ours)
+            text.filter(|text| ldconf::is_ours(text)).map_or(Old::Foreign, Old::Own)
         }
     })
 }
@@ -193,12 +193,12 @@ enum Main {
     Unreadable,
 }
 
-/// What the image's ldconfig looks at, as far as its configuration says so.
+/// The directories in the configuration of the image's ldconfig.
 #[derive(Debug, Default)]
 struct Configured {
     main: Main,
-    /// A file of ours in `/etc/ld.so.conf.d` would be read
-    includes_ours: bool,
+    /// Whether the configuration includes the hook's drop-in in `/etc/ld.so.conf.d`
+    includes_drop_ins: bool,
     /// Device and inode of each directory: `/lib64` and `/usr/lib64` are usually the same
     dirs: Vec<(u64, u64)>,
 }
@@ -239,7 +239,7 @@ impl Configured {
                 }
                 Directive::Directory(_) => return,
                 Directive::Include(dir, pattern) => {
-                    self.includes_ours |=
+                    self.includes_drop_ins |=
                         is_drop_ins(rootfs, &dir) && ldconf::matches(&pattern, ldconf::DROP_IN.as_bytes());
                     for name in names(rootfs, &dir, &pattern) {
                         self.read_file(rootfs, &dir.join(name), depth + 1, files);
@@ -255,13 +255,13 @@ fn identity(rootfs: &Root, dir: &Path) -> Option<(u64, u64)> {
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// Whether this is the directory in which we write: one that does not exist yet is known by its path.
+/// Reports whether this is the directory of the hook's drop-in. If it does not exist yet, the paths are compared.
 fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
-    let ours = Path::new("/").join(ldconf::DROP_INS);
-    dir == ours || identity(rootfs, dir).is_some_and(|dir| identity(rootfs, &ours) == Some(dir))
+    let drop_ins = Path::new("/").join(ldconf::DROP_INS);
+    dir == drop_ins || identity(rootfs, dir).is_some_and(|dir| identity(rootfs, &drop_ins) == Some(dir))
 }
 
-/// The files that an include means, but for ours.
+/// Returns the files that an include directive matches, without the hook's drop-in.
 fn names(rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<std::ffi::OsString> {
     let open = || {
         let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?;

@@ -1,4 +1,4 @@
-//! Where names are created, replaced and removed in a container: nothing else does that.
+//! Creates names in a container, and decides where that is allowed.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use base::sys::ids::Ids;
 use base::sys::in_root::{Created, Root};
 use nvidia_host::edits::Need;
 
-use super::{Done, Target, parent_path};
+use super::{Change, Target, parent_path};
 use crate::inject::directory::{Present, find_present};
 use crate::inject::hosts_dev;
 use crate::inject::mounts::Mounts;
@@ -22,7 +22,7 @@ use crate::inject::read_only::{self, Why};
 use crate::inject::tmpfs::is_read_only;
 
 impl Target {
-    /// The open directory of this path, made if necessary.
+    /// Opens the directory `path`, created if it is missing.
     pub(super) fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
         if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
             return Ok(Rc::clone(dir));
@@ -34,47 +34,48 @@ impl Target {
             opened = self.create_dir_all(path, &mut created);
         }
         self.note_directories(path, &created);
-        self.done.extend(created.into_iter().map(Done::Created));
+        self.changes.extend(created.into_iter().map(Change::Created));
         let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
         self.opened.push((path.to_owned(), Rc::clone(&dir)));
         Ok(dir)
     }
 
-    /// Like a read-only file system refuses it, what is not to be created is refused.
+    /// Opens a directory and creates missing parents. Fails with EROFS, like a read-only file system, where the hook must not
+    /// create names.
     pub(super) fn create_dir_all(&mut self, path: &Path, created: &mut Vec<Created>) -> std::io::Result<Rc<OwnedFd>> {
-        let (known, rootfs, ids) = (&mut self.known, &self.rootfs, self.ids.as_ref());
-        rootfs.create_dir_all(path, created, |dir| match why_not(known, rootfs, ids, dir, path) {
+        let (known, rootfs, ids) = (&mut self.mount_facts, &self.rootfs, self.ids.as_ref());
+        rootfs.create_dir_all(path, created, |dir| match obstacle(known, rootfs, ids, dir, path) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err(Errno::ROFS.into()),
             Err(error) => Err(std::io::Error::other(error)),
         })
     }
 
-    /// Something is mounted on one: its path leads elsewhere now.
+    /// Forgets open directories: after a mount on one of them, its path leads to the mount.
     pub(super) fn forget_directories(&mut self) {
         self.opened.clear();
-        self.own.clear();
-        self.known.forget_directories();
+        self.own_directories.clear();
+        self.mount_facts.forget_directories();
     }
 
-    /// The open directory in which `path` lies, made if necessary.
+    /// Opens the parent directory of `path`, created if it is missing.
     pub(super) fn parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
         self.directory(parent_path(path))
     }
 
-    /// Whether names may be created, replaced and removed in this directory, to which `path` led.
+    /// Reports whether names may be created, replaced and removed in this directory, which `path` led to.
     pub(super) fn may_create(&mut self, dir: &Rc<OwnedFd>, path: &Path) -> Result<bool> {
-        if self.own.iter().any(|known| Rc::ptr_eq(known, dir)) {
+        if self.own_directories.iter().any(|known| Rc::ptr_eq(known, dir)) {
             return Ok(true);
         }
-        let may = why_not(&mut self.known, &self.rootfs, self.ids.as_ref(), dir, path)?.is_none();
+        let may = obstacle(&mut self.mount_facts, &self.rootfs, self.ids.as_ref(), dir, path)?.is_none();
         if may {
-            self.own.push(Rc::clone(dir));
+            self.own_directories.push(Rc::clone(dir));
         }
         Ok(may)
     }
 
-    /// The same directory again, where a name can be replaced.
+    /// Returns `dir` if names can be replaced in it, and otherwise a layer on it.
     pub(super) fn writable(&mut self, dir: Rc<OwnedFd>, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
         if self.may_create(&dir, parent_path(path))? && !is_read_only(&*dir) {
             return Ok(dir);
@@ -82,13 +83,14 @@ impl Target {
         self.covered_parent(path)
     }
 
+    /// Mounts a layer on the parent directory of `path`, and opens it.
     pub(super) fn covered_parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
         self.cover(parent_path(path))?;
         self.parent(path)
     }
 
-    /// Makes something new, in a layer of ours if its directory is read-only or a volume's; returns the directory, too. `None` if the
-    /// name is taken: whether it is, is asked by making it, which no look beforehand can be sure of.
+    /// Creates a name with `make`, in a layer if the directory is read-only or on a volume. Returns the directory and the
+    /// result of `make`; `None` if the name exists, which only the attempt to create it determines without a race.
     pub(super) fn make<T>(
         &mut self,
         path: &ContainerPath,
@@ -111,35 +113,37 @@ impl Target {
         match made {
             Ok(made) => {
                 self.note_created(path.relative(), &dir);
-                self.done.push(Done::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
+                self.changes.push(Change::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
                 Ok(Some((dir, made)))
             }
             Err(Errno::EXIST) => Ok(None),
-            Err(errno) => Err(anyhow::Error::new(errno).context("make it")),
+            Err(errno) => Err(anyhow::Error::new(errno).context("create it")),
         }
     }
 
+    /// Mounts a layer on the directory `path`.
     pub(super) fn cover(&mut self, path: &Path) -> Result<()> {
         self.forget_directories();
         let below = Rc::new(self.rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?);
-        let why = why_not(&mut self.known, &self.rootfs, self.ids.as_ref(), &below, path)?.unwrap_or(Why::ReadOnly);
+        let why =
+            obstacle(&mut self.mount_facts, &self.rootfs, self.ids.as_ref(), &below, path)?.unwrap_or(Why::ReadOnly);
         if why == Why::Volume && self.hosts_dev.has(&*below)? {
             return Err(hosts_dev::refusal());
         }
-        self.known.refuse_shared(&below)?;
+        self.mount_facts.refuse_shared(&below)?;
         let is_lost = why == Why::Volume && !is_read_only(&*below);
-        // The container cannot write there any more: not for something that it can do without.
+        // The container can no longer write to a covered directory, which an optional file does not justify.
         if is_lost && self.need == Need::Optional {
             return Err(read_only::not_covered(path));
         }
         let mut mounts = Vec::new();
         let covered = read_only::cover(&self.rootfs, path, &below, why, self.label.as_ref(), &mut mounts);
         let layer = mounts.last().filter(|_| covered.is_ok()).cloned();
-        self.done.extend(mounts.into_iter().map(Done::Mounted));
+        self.changes.extend(mounts.into_iter().map(Change::Mounted));
         covered?;
         self.forget_directories();
         if let Some(layer) = layer {
-            self.known.add_layer(&layer)?;
+            self.mount_facts.add_layer(&layer)?;
             self.layers.push(layer);
         }
         if is_lost {
@@ -149,12 +153,13 @@ impl Target {
     }
 }
 
-/// Why no name may be created in this directory, to which `path` led.
+/// Returns why no name may be created in this directory, which `path` led to; `None` if it may.
 ///
-/// In a container with a user namespace, our capabilities are still those of the host's root, and override the permissions of
-/// any file. Those of the container's root user are good for files whose owner his namespace knows; see user_namespaces(7). In
-/// other directories he may have no right to create a name, which would be his own, and which he could write to.
-fn why_not(
+/// For a container with a user namespace, the hook still has the capabilities of the host's root, which override all file
+/// permissions. The container's root user has capabilities only for files whose owner and group are mapped in the namespace;
+/// see user_namespaces(7). In other directories, the hook would create a file that the container owns where the container
+/// itself could not.
+fn obstacle(
     known: &mut Mounts,
     rootfs: &Root,
     ids: Option<&Ids>,

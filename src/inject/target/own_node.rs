@@ -1,9 +1,9 @@
-//! Device nodes for a process that the mode of the host's does not let in: created for the container, as runtimes do it. The
-//! container's device cgroup decides about the device as before.
+//! Creates device nodes for a process that the mode of the host's nodes excludes, like runtimes do. The container's device
+//! cgroup still decides about access to the device.
 //!
-//! Nothing is created in the container's own `/dev`, which may be the host's: a node is created on a tmpfs of the hook's, mounted
-//! like a node of the host's, read-only, and the tmpfs is unmounted again. For a container with a user namespace there is no other
-//! way: a file system that was mounted in such a namespace has no working device nodes (`SB_I_NODEV`), and the hook's tmpfs is not.
+//! The node is not created in the container's `/dev`, which may be the host's. The hook creates it on a tmpfs of its own,
+//! bind-mounts it read-only, and unmounts the tmpfs. This also works with a user namespace: device nodes do not work on a file
+//! system that was mounted in one (`SB_I_NODEV`), and the hook mounts the tmpfs outside.
 
 use std::iter::once;
 
@@ -19,7 +19,7 @@ use super::super::StillMounted;
 use super::super::directory::{Present, find_present};
 use super::super::read_only::Scratch;
 use super::super::source::Source;
-use super::{Existing, Target};
+use super::{MountPoint, Target};
 use crate::lower::access::Process;
 
 impl Target {
@@ -31,27 +31,27 @@ impl Target {
         device: (u32, u32),
         own: Option<&Process>,
     ) -> Result<()> {
-        let place = self.place(&source, target, Some(device))?;
-        let Some(process) = own else { return self.put(source, target, place) };
-        if matches!(place, Existing::Asked) {
+        let at = self.mount_point(&source, target, Some(device))?;
+        let Some(process) = own else { return self.mount_on(source, target, at) };
+        if matches!(at, MountPoint::Present) {
             let dir = self.parent(target)?;
             if let Present::Other(_, stat) = find_present(&dir, target.file_name())? {
                 self.note_if_shut(target, process, NodeFacts::from_stat(&stat));
             }
             return Ok(());
         }
-        // The tmpfs is mounted on the node's directory for a moment: others must not see that either.
+        // The tmpfs is mounted on the directory of the node for a moment, which must not propagate to the host either.
         let dir = self.parent(target)?;
-        self.known.refuse_shared_dir(&dir)?;
+        self.mount_facts.refuse_shared_dir(&dir)?;
         let scratch = Scratch::for_nodes(&dir, self.label.as_ref())?;
         let created = scratch.create_node(device).map_err(anyhow::Error::from);
         let created = created.and_then(|node| Source::copy_of(&node, MountAttrs::DEVICE_NODE, self.api));
         let put = match created {
-            Ok(created) => self.put(created, target, place),
-            // Without CAP_MKNOD, or in a device cgroup that does not allow it.
+            Ok(created) => self.mount_on(created, target, at),
+            // The hook has no CAP_MKNOD, or its device cgroup forbids mknod(2). The host's node is mounted instead.
             Err(error) if errno_of(&error) == Some(Errno::EPERM) => {
                 self.note_if_shut(target, process, NodeFacts::from_stat(source.stat()));
-                self.put(source, target, place)
+                self.mount_on(source, target, at)
             }
             Err(error) => Err(error.context("create a device node")),
         };
@@ -59,7 +59,8 @@ impl Target {
         put
     }
 
-    /// Once: what is true of one node is mostly true of all.
+    /// Adds a finding if the process cannot open the node. Only for the first node: all nodes usually have the same owner and
+    /// mode.
     fn note_if_shut(&mut self, target: &ContainerPath, process: &Process, facts: NodeFacts) {
         let is_noted = self.findings.iter().any(|finding| finding.kind == &catalog::NO_ACCESS);
         if !is_noted && !process.may_open(facts) {

@@ -1,9 +1,9 @@
-//! What an earlier driver left in a container that is started again: empty files, on which its libraries were mounted, and
-//! links to them. A program that asks for one that the new driver lacks would read "file too short".
+//! Removes what another driver version left in a container that is started again: the empty mount points of its libraries, and
+//! links to them. A program that loads a library that the new driver lacks would fail with "file too short".
 //!
-//! Only where the root file system is one container's alone: to remove a file on which another container's library is
-//! mounted takes that mount away (`detach_mounts` in the kernel). And only an empty regular file with a library's name of the
-//! driver's, of a version, is removed, and a link beside it that leads to it: an image has no use for either.
+//! This is done only if no other container uses the root file system: the removal of a file detaches the mounts on it in all
+//! mount namespaces (`detach_mounts` in the kernel). It removes only empty regular files with the versioned name of a driver
+//! library, and links to them in the same directory.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -22,14 +22,14 @@ use super::Target;
 use crate::inject::tmpfs::is_read_only;
 use crate::lower::live::CacheEntry;
 
-/// Libraries of the driver are in one or two.
+/// Upper limit for the directories to search; driver libraries are in one or two.
 const MAX_DIRECTORIES: usize = 8;
 /// Upper limit for the names of a library directory; distributions have thousands.
 const MAX_NAMES: usize = 50_000;
 
 impl Target {
-    /// Finds it in the directories of these libraries. It is removed when all else is done; these are its paths, for the
-    /// linker cache.
+    /// Searches the directories of these libraries, and returns the paths of the files for the linker cache. The files are
+    /// removed after the last step.
     pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
         if !self.is_alone {
             return BTreeSet::new();
@@ -87,7 +87,7 @@ fn link_text(dir: &OwnedFd, name: &OsStr) -> Option<OsString> {
     Some(OsString::from_vec(text.into_bytes()))
 }
 
-/// `libcuda.so.535.183.01`, for the libraries that the hook gives.
+/// Reports whether a name is that of a driver library with its version, like `libcuda.so.535.183.01`.
 pub(crate) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
     let Some(name) = name.as_ref().to_str() else { return false };
     let Some((library, version)) = name.split_once(".so.") else { return false };

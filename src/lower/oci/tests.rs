@@ -50,7 +50,7 @@ fn patched(config: &str, edits: &ContainerEdits, facts: OciFacts) -> Result<Stri
     Additions::new(edits, &parse(config.as_bytes(), Path::new("/"))?, facts).apply(config.to_owned())
 }
 
-/// A number that no Rust type holds is no number for `Value`.
+/// `Value` cannot hold every number of a config.json.
 fn value(text: &str) -> Value {
     serde_json::from_str(&text.replace("1e400", "0")).unwrap()
 }
@@ -76,7 +76,7 @@ fn all_that_an_engine_would_add() {
     assert_eq!(patched(&text, &edits(), HOST).unwrap(), text, "twice is once");
 }
 
-/// What the container has already, the runtime gives as it is.
+/// Items that config.json contains already are not added again.
 #[test]
 fn nothing_twice() {
     for (more, left_out) in [
@@ -95,7 +95,7 @@ fn nothing_twice() {
     }
 }
 
-/// Where the runtime cannot make a node, or would make it in a directory of the host's, it mounts the host's.
+/// The host's node is mounted if the runtime cannot create one, or would create it in a directory of the host.
 #[test]
 fn nodes_that_are_mounted() {
     let in_user_namespace = r#","linux":{"namespaces":[{"type":"mount"},{"type":"user"}]}"#;
@@ -166,14 +166,14 @@ fn any_config() -> impl Strategy<Value = String> {
     })
 }
 
-/// What config.json lets the container do with the device of this minor number.
+/// Whether config.json allows the container to use the device with this minor number.
 fn allows(config: &str, minor: u32) -> bool {
     let spec = parse(config.as_bytes(), Path::new("/")).unwrap();
     already_allowed(&spec.device_rules, DeviceRule { major: 195, minor })
 }
 
 proptest! {
-    /// Each node of the edits can be used, and no other device that could not be used before.
+    /// Exactly the nodes of the edits become usable.
     #[test]
     fn exactly_its_nodes_are_allowed(config in any_config(), nodes in prop::collection::btree_set(0..4_i64, 0..4)) {
         let edits = ContainerEdits { device_nodes: nodes.iter().map(|minor| node(*minor)).collect(), ..edits() };

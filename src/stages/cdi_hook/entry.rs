@@ -1,4 +1,4 @@
-//! The hook entries of CDI specs that NVIDIA's programs write, as data.
+//! Parses the hook entries of CDI specs that NVIDIA's programs write.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use anyhow::{Context, Result, bail};
 use base::paths::ContainerPath;
 use nvidia_host::driver::compat;
 
-/// The program that CDI specs of NVIDIA's toolkit and device plugin have engines call.
+/// The program name in CDI specs of NVIDIA's toolkit and device plugin.
 pub(crate) const CDI_HOOK: &str = "nvidia-cdi-hook";
-/// The same, as its command `hook`.
+/// The program that has the same hooks below its command `hook`.
 pub(crate) const CTK: &str = "nvidia-ctk";
 
-/// The hooks, as NVIDIA calls them.
+/// NVIDIA's names of the hooks.
 pub(crate) const HOOKS: [&str; 6] = [
     "create-symlinks",
     "update-ldcache",
@@ -28,8 +28,7 @@ pub(crate) enum Call {
     Help,
     Version,
     Hook(Hook),
-    /// A hook that this program does not have, or none: newer specs than the program are used all the same, as NVIDIA's
-    /// programs do it
+    /// An unknown or missing hook, which is ignored: like NVIDIA's programs, this one accepts newer specs
     Unknown(String),
 }
 
@@ -46,14 +45,14 @@ pub(crate) struct Hook {
     pub(super) state: Option<PathBuf>,
 }
 
-/// Go's flags have one dash or two.
+/// Splits an option into name and value. Go's flags have one or two dashes.
 fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
     let flag = word.to_str()?.strip_prefix('-').filter(|flag| !flag.is_empty())?;
     let flag = flag.strip_prefix('-').unwrap_or(flag);
     Some(flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value))))
 }
 
-/// Parses the arguments of an entry, argv\[0\] left out, under this name.
+/// Parses the arguments of an entry, without argv\[0\], for a program of this name.
 ///
 /// # Errors
 /// If an option is unknown, or its value is wrong.
@@ -61,11 +60,13 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
     let mut args = args.into_iter();
     let mut in_group = program == CDI_HOOK;
     let name = loop {
-        let Some(word) = args.next() else { return Ok(Call::Unknown("no CDI hook is named".to_owned())) };
+        let Some(word) = args.next() else {
+            return Ok(Call::Unknown("the name of the CDI hook is missing".to_owned()));
+        };
         match flag(&word) {
             Some(("help" | "h", _)) => return Ok(Call::Help),
             Some(("version" | "v", _)) => return Ok(Call::Version),
-            // They say how much is logged, and to whom.
+            // These set the log level.
             Some(("debug" | "d" | "quiet" | "q", _)) => {}
             Some(_) if in_group => return Ok(Call::Unknown(format!("unknown option {word:?} before the CDI hook"))),
             Some(_) => bail!("unknown option {word:?}"),
@@ -74,7 +75,7 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
                 Some(name) => break *name,
                 None => return Ok(Call::Unknown(format!("unknown CDI hook {word:?}"))),
             },
-            None => bail!("{word:?} is not supported; CDI specs are written by \"oci-nvidia-hook cdi generate\""),
+            None => bail!("{word:?} is not supported; generate CDI specs with \"oci-nvidia-hook cdi generate\""),
         }
     };
     let mut hook = Hook { name, ..Hook::default() };
@@ -101,7 +102,7 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
 fn takes(hook: &str, option: &str) -> bool {
     let options: &[&str] = match hook {
         "create-symlinks" => &["link"],
-        // There is no ldconfig to be run.
+        // --ldconfig-path is ignored, because ldconfig is never run.
         "update-ldcache" => &["folder", "ldconfig-path"],
         "enable-cuda-compat" => &["host-driver-version", "host-cuda-version", "cuda-compat-container-root"],
         "chmod" => &["mode", "path"],
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_passed_over_or_refused() {
+    fn unknown_words_are_ignored_or_refused() {
         for (program, line) in
             [(CTK, "hook"), (CTK, "hook new-hook --x y"), (CDI_HOOK, ""), (CDI_HOOK, "--new update-ldcache")]
         {

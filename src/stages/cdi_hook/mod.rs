@@ -1,5 +1,5 @@
-//! The hook entries of CDI specs that NVIDIA's toolkit, device plugin and DRA driver write. The steps are those of our own
-//! entries, so the same fence holds: no ldconfig is run, and no path leads out of the container.
+//! Carries out the hook entries of CDI specs that NVIDIA's toolkit, device plugin and DRA driver write. The steps are those of
+//! generated specs, with the same guarantees: ldconfig is not run, and no path leads out of the container.
 
 pub(crate) mod entry;
 
@@ -25,8 +25,8 @@ use crate::oci::{self, SpecView};
 use crate::plan::Container;
 use entry::{CDI_HOOK, CTK, Call, Hook};
 
-/// Does what the entry says to the container whose state is on stdin, or in the file that it names. 0 if the container may
-/// start, 1 if it must not.
+/// Carries out an entry for the container whose state is on stdin or in the file of `--container-spec`. Exit status 0 if the
+/// container may start, 1 if not.
 pub(crate) fn run(hook: &Hook) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut log = Log::for_stage(hook.name);
@@ -72,7 +72,7 @@ fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
             }
             return steps;
         }
-        // Together with update-ldcache it decides what the linker cache leads to; alone, what the image's ldconfig finds.
+        // update-ldcache reads this entry too. This call only adds the directory to the configuration of the image's ldconfig.
         "enable-cuda-compat" => {
             return compat_of(hook, container)
                 .map(|(dir, _)| Step::ListDirectories { first: vec![dir], others: Vec::new() })
@@ -89,8 +89,8 @@ fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
     rootfs::steps(&edits, container.facts(), Vec::new())
 }
 
-/// The libraries that the engine mounted in these directories, with the links by which the loader knows them: what
-/// ldconfig would find there. What the image has there itself is in its own linker cache.
+/// Adds the libraries that the engine mounted in these directories, with a link for each SONAME, as ldconfig would do. The
+/// image's own libraries there are already in its linker cache.
 fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: &OpenContainer, spec: &SpecView) {
     for mount in spec.mounts.iter().filter(|mount| mount.is_bind()) {
         let Some(path) = ContainerPath::new(&mount.destination) else { continue };
@@ -104,7 +104,7 @@ fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: 
     }
 }
 
-/// The same container's hook entries for compatibility libraries.
+/// Returns the enable-cuda-compat entries of the container.
 fn compat_hooks(spec: &SpecView) -> impl Iterator<Item = Hook> {
     spec.hooks.iter().filter_map(|entry| compat_hook(&entry.args))
 }
@@ -118,14 +118,14 @@ fn compat_hook(args: &[String]) -> Option<Hook> {
     }
 }
 
-/// Where the image has a newer libcuda that is to be used, and the names there.
+/// Returns the directory and file names of the image's compatibility libraries, if they must be used with this driver.
 fn compat_of(hook: &Hook, container: &OpenContainer) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
     let dir = hook.compat_dir()?;
     let names = container.compat_libraries(&dir, &hook.host_driver, &hook.host_cuda);
     (!hook.host_driver.is_empty() && !names.is_empty()).then_some((dir, names))
 }
 
-/// Bit N for the device node `/dev/nvidiaN`.
+/// Returns a mask of the container's GPUs: bit N is `/dev/nvidiaN`.
 fn gpus_of(spec: &SpecView) -> u64 {
     let minor = |path: &Path| path.to_str()?.strip_prefix("/dev/nvidia")?.parse::<u32>().ok();
     let minors =

@@ -169,7 +169,7 @@ pub fn cve_2025_23267() {
                 mounts: "mount -t proc proc $rootfs/proc; \
                          ln -sf /proc/$$/root$canary/etc/ld.so.cache $rootfs/etc/ld.so.cache",
                 naive: ": >$rootfs/etc/ld.so.cache",
-                ours: Ours::Warns("is left as it is: "),
+                ours: Ours::Warns("is left unchanged: "),
                 ..cache
             },
             Case {
@@ -297,7 +297,7 @@ pub fn cve_2025_23267_without_an_end() {
         |name, image, path_of_reader| Case { name, image, naive: path_of_reader, fell: "test $code = 124", ..CASE };
     let cache = "code=0; timeout 0.3 cat $rootfs/etc/ld.so.cache >/dev/null || code=$?";
     let ldconfig = "code=0; timeout 0.3 ldconfig -r $rootfs >/dev/null 2>&1 || code=$?";
-    let warns = |case| Case { ours: Ours::Warns("is left as it is: "), ..case };
+    let warns = |case| Case { ours: Ours::Warns("is left unchanged: "), ..case };
     check(
         "debian",
         &[

@@ -1,11 +1,11 @@
-//! Programs run here as in the kernel, over every question that can make a difference.
+//! Runs programs like the kernel does, for every access that can make a difference.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// A question to a device program.
+/// The context of a device program.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     kind: u32,
@@ -14,7 +14,7 @@ struct Ask {
     minor: u32,
 }
 
-/// The part of eBPF that device programs are made of; r1 is the context. `None`: something else was met.
+/// Interprets the part of eBPF that device programs use; r1 is the context. `None` for anything else.
 fn run(program: &[Insn], ask: Ask) -> Option<u64> {
     let context = [ask.access << 16 | ask.kind, ask.major, ask.minor].map(u32::to_le_bytes).concat();
     let mut registers = [None; 12];
@@ -77,7 +77,7 @@ fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     Insn::new(code, dst, src, off, imm)
 }
 
-/// An entry of config.json as the runtimes see it; `None` is "all".
+/// An entry of config.json; `None` means "all".
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     allow: bool,
@@ -87,8 +87,8 @@ struct Entry {
     minor: Option<i32>,
 }
 
-/// The shape of crun 1.8.1 and runc 1.1.5, as seen in dumps of both: decode into r2 to r5, one block for each entry, the
-/// last one first, then the default. `halfword`: systemd loads the type as it is wide.
+/// A program of the form that crun 1.8.1 and runc 1.1.5 load: it decodes the context into r2 to r5, and has one block for each
+/// entry, the last one first, then the default. `halfword`: systemd loads the type with 16 bits.
 fn runtime_program(entries: &[Entry], default: i32, halfword: bool) -> Vec<Insn> {
     let mut program = if halfword {
         vec![insn(0x69, 2, 1, 0, 0), insn(0x61, 3, 1, 0, 0)]
@@ -100,7 +100,7 @@ fn runtime_program(entries: &[Entry], default: i32, halfword: bool) -> Vec<Insn>
         let mut block = Vec::new();
         block.extend(entry.kind.map(|kind| insn(0x55, 2, 0, -1, kind)));
         if entry.access != 7 {
-            // r1 is given up: nothing reads the context any more
+            // overwrites r1, because the context is no longer read
             block.extend([insn(0xbc, 1, 3, 0, 0), insn(0x54, 1, 0, 0, entry.access), insn(0x5d, 1, 3, -1, 0)]);
         }
         block.extend(entry.major.map(|major| insn(0x55, 4, 0, -1, major)));
@@ -146,7 +146,7 @@ fn asks() -> impl Iterator<Item = Ask> {
     })
 }
 
-/// Character device, reading and writing at most.
+/// Whether the rules grant this access: a character device, with at most read and write access.
 fn granted(rules: &[DeviceRule], ask: Ask) -> bool {
     ask.kind == 2 && ask.access & !6 == 0 && rules.contains(&DeviceRule { major: ask.major, minor: ask.minor })
 }
@@ -202,12 +202,12 @@ fn one_test_for_each_number() {
 #[test]
 fn numbers_the_kernel_cannot_have_are_refused() {
     let text = allow_block(&[DeviceRule { major: u32::MAX, minor: 0 }]).unwrap_err().to_string();
-    assert_eq!(text, "no such device number: c 4294967295:0 rw");
+    assert_eq!(text, "invalid device number: c 4294967295:0 rw");
     let many: Vec<DeviceRule> = (0..40_000).map(|minor| DeviceRule { major: 1, minor }).collect();
     assert_eq!(allow_block(&many).unwrap_err().to_string(), "too many device rules for one program");
 }
 
-/// What `bpf_jit_harden = 2` makes of a program, as seen in dumps of kernel 6.18.
+/// Blinds the constants of a program like `bpf_jit_harden = 2`, as in dumps of kernel 6.18.
 fn blind(plain: &[Insn], mut random: i32) -> Vec<Insn> {
     let width = |insn: &Insn| {
         let constant = matches!(insn.code & 7, 4..=7) && insn.code & SOURCE_X == 0 && !matches!(insn.code, EXIT | 5);
@@ -247,12 +247,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn blinding_is_taken_back(
+    fn blinding_is_reverted(
         entries in vec(entry(), 0..6), default in 0..2, rules in vec(rule(), 1..8), random: i32,
     ) {
         let mut plain = runtime_program(&entries, default, false);
         for insn in plain.iter_mut().filter(|insn| insn.code == MOV32_K && insn.imm == 0) {
-            // what is left of `w0 = 0` does not tell its width
+            // the width of `w0 = 0` is lost
             insn.code = MOV64_K;
         }
         prop_assert_eq!(reloadable(&blind(&plain, random)).unwrap(), plain.clone());
@@ -262,7 +262,7 @@ proptest! {
     }
 
     #[test]
-    fn no_dump_is_a_panic(parts in vec((any::<u8>(), 0..12_u8, 0..12_u8, any::<i16>(), any::<i32>()), 0..20)) {
+    fn never_panics(parts in vec((any::<u8>(), 0..12_u8, 0..12_u8, any::<i16>(), any::<i32>()), 0..20)) {
         let dump: Vec<Insn> = parts.into_iter().map(|(code, dst, src, off, imm)| insn(code, dst, src, off, imm)).collect();
         let _ = reloadable(&dump);
     }
