@@ -1,9 +1,9 @@
-//! One OCI hook that makes NVIDIA GPUs work in containers of CRI-O and Podman.
+//! An OCI hook that gives Podman and CRI-O containers access to NVIDIA GPUs.
 //!
-//! Decide first, as data; act last, in one place. Every way to set a container up takes these steps:
+//! The hook first decides, as data, what a container gets, and acts last, in one place. Every mode takes these steps:
 //!
 //! ```text
-//! stdin ─▶ oci::SpecView ─▶ plan::asked ─▶ request, config.toml      nothing asked: exit 0
+//! stdin ─▶ oci::SpecView ─▶ plan::asked ─▶ request, config.toml      no request: exit 0
 //!                                │
 //!                           plan::gpus ◀── nvidia_host::Host         driver files and GPUs of this host
 //!                                │
@@ -25,10 +25,7 @@
 //!
 //! `docs/architecture.md` has the whole picture. Nothing but [`run`] is public: other programs use the libraries in `crates`.
 
-#![allow(
-    missing_docs,
-    reason = "a private library: the names of its items are their documentation where that is enough"
-)]
+#![allow(missing_docs, reason = "a private library: many items need no documentation besides their names")]
 
 mod cdi_check;
 mod cli;
@@ -49,11 +46,11 @@ pub mod testing;
 
 use std::process::ExitCode;
 
-/// Runs the command of this process's arguments, and returns its exit code.
+/// Runs the command line of this process, and returns its exit code.
 pub fn run() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
     let environment = cli::terminal::Environment::read();
-    // At some stages, some runtimes start a hook with the environment that the image chose (CVE-2025-23266).
+    // Some runtimes start hooks of some stages with the environment of the image (CVE-2025-23266).
     base::sys::process::clear_environment();
     cli::run(args, environment)
 }

@@ -10,7 +10,7 @@ pub mod cli {
         pub use crate::cli::terminal::Terminal;
     }
     pub mod why {
-        pub use crate::cli::why::in_words;
+        pub use crate::cli::why::to_text;
     }
     pub mod nvidia {
         pub use crate::cli::nvidia::{cli, hook};

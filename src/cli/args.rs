@@ -1,5 +1,5 @@
-//! The command line of `oci-nvidia-hook`. Help texts and completions are made from these types, and tests compare the man
-//! page with them.
+//! Defines the command line of `oci-nvidia-hook`. The doc comments of these types are the help texts. Completions are generated
+//! from the types, and tests compare the man page with them.
 
 use std::path::PathBuf;
 
@@ -14,11 +14,11 @@ use super::selection::Parts;
 use super::stage::Stage;
 use super::terminal::Color;
 
-/// NVIDIA GPUs in containers of CRI-O and Podman
+/// OCI hook that gives Podman and CRI-O containers access to NVIDIA GPUs
 ///
-/// A container engine starts this program for every container, as a hooks.d JSON file configures. The program reads the
-/// container's environment. If that asks for GPUs with NVIDIA_VISIBLE_DEVICES, it mounts the driver's files and the GPUs'
-/// device nodes into the container before the container starts.
+/// Container engines start oci-nvidia-hook for every container, as a JSON file in hooks.d configures. If the container's
+/// environment requests GPUs with NVIDIA_VISIBLE_DEVICES, the hook mounts the driver's files and the device nodes of these GPUs
+/// into the container before its process starts.
 #[derive(Debug, Parser)]
 #[command(
     name = "oci-nvidia-hook",
@@ -28,8 +28,8 @@ use super::terminal::Color;
     arg_required_else_help = false,
     max_term_width = 80,
     after_help = "Exit status:\n  \
-                  0 done or nothing to do, 1 failed (at a hook stage: the container must not\n  \
-                  start), 2 wrong command line; doctor and status have more\n\n\
+                  0 success, 1 failure (at a hook stage: the container must not start),\n  \
+                  2 invalid command line; doctor and status use others, see their help\n\n\
                   Examples:\n  \
                   podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi\n  \
                   oci-nvidia-hook explain < config.json\n  \
@@ -37,50 +37,50 @@ use super::terminal::Color;
                   podman run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi"
 )]
 pub struct Cli {
-    /// Read this file, which must exist [default: /etc/nvidia-container-runtime/config.toml, if it exists]
+    /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
-    /// What to do
+    /// The command to run
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the program can do.
+/// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// A stage of an engine
+    /// A hook stage
     #[command(flatten)]
     Stage(Stage),
     /// Show what the hook would do for a container
     ///
-    /// It follows the hook's decisions and changes nothing: which GPUs and which files, or why none. Without CONTAINER, it
-    /// reads the container's OCI spec (config.json), or the container state that engines pass to hooks, from stdin. A number
-    /// such as ONH-030 in place of CONTAINER prints what that finding means and how to fix it. The edits are the steps of the
-    /// hook at prestart; with --stage precreate, what precreate adds to config.json. The exit status is the hook's.
+    /// Prints the GPUs and files that the hook would provide, or why it would provide none, and changes nothing. Without
+    /// CONTAINER, the command reads the container's OCI spec (config.json) or its state, which engines pass to hooks, from stdin.
+    /// With the number of a finding, such as ONH-030, it prints what the finding means and how to fix it. The edits are the steps
+    /// of the hook at prestart, or with --stage precreate the additions to config.json. The exit status is that of the hook.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook explain NAME\n  \
                             oci-nvidia-hook explain < config.json\n  \
                             oci-nvidia-hook explain ONH-030\n  \
                             oci-nvidia-hook explain --inventory gpus.json < config.json")]
     Explain(Explain),
-    /// Find what is wrong with this host, and how to fix it
+    /// Check this host for problems, and print a fix for each
     ///
-    /// It does not need root, and reports what it could not examine. It asks NVML and changes nothing on the host, except
-    /// that it drops the inventory that is cached for containers if NVML now contradicts it. The exit status is 0 if there is
-    /// nothing to fix, 1 with warnings, 3 with errors.
+    /// The command does not need root, and reports the checks that it could not perform. It asks NVML. It does not change the
+    /// host, except that it discards the cached inventory if NVML contradicts it. The exit status is 0 without problems, 1 with
+    /// warnings and 3 with errors.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook doctor\n  \
                             oci-nvidia-hook doctor --container NAME\n  \
                             oci-nvidia-hook doctor --bundle report.tar.gz")]
     Doctor(Doctor),
-    /// Show for each engine whether it starts this hook, and by which file
+    /// Show for each engine whether it starts the hook, and from which file
     ///
-    /// The exit status is 1 if an installed engine does not start it.
+    /// The exit status is 1 if an installed engine does not start the hook.
     Status(Status),
     /// Show what the hook did for a container, and why
     ///
-    /// Without CONTAINER, it lists the last containers that asked for GPUs: when, which, and their GPUs. Only root can read
-    /// the records of root's containers.
+    /// Without CONTAINER, the command lists the latest containers that requested GPUs: time, id, result, name, GPUs and reason.
+    /// Only root can read the records of root's containers.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook why\n  \
                             oci-nvidia-hook why NAME\n  \
@@ -88,34 +88,34 @@ pub enum Command {
     Why(Why),
     /// Show the driver and the GPUs
     ///
-    /// It prints the versions of the driver and of CUDA, and a table of the GPUs and MIG devices. Called as
-    /// nvidia-container-cli, the program prints the labels of nvidia-container-cli info.
+    /// Prints the versions of the driver and of CUDA, and a table of the GPUs and MIG devices. If the program is called as
+    /// nvidia-container-cli, the output is that of nvidia-container-cli info.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook info\n  \
                             oci-nvidia-hook info --json > gpus.json")]
     Info(Info),
     /// List the driver's files and devices that containers can get
     ///
-    /// It prints a path on each line, without the driver's root, in the order of nvidia-container-cli list. On a terminal, the kind
-    /// of the file comes first. Without an option that chooses, it lists everything: all devices, and the 32-bit libraries too. It
-    /// asks the driver for its GPUs only where devices are listed. Libraries that this program does not know are named on stderr;
-    /// containers get them with NVIDIA_DRIVER_CAPABILITIES=all only.
+    /// Prints one path on each line, relative to the driver root, in the order of nvidia-container-cli list; on a terminal with the
+    /// kind of the file. Without an option that selects, the command lists everything: all devices, and also the 32-bit libraries.
+    /// It asks NVML only if devices are listed. Driver libraries that are not in the program's catalog are reported on stderr:
+    /// containers get them only with NVIDIA_DRIVER_CAPABILITIES=all.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook list --device 0 --binaries --libraries\n  \
                             oci-nvidia-hook list --json")]
     List(List),
-    /// Load the driver's modules, make its device nodes and ask NVML, as root
+    /// Load the driver's kernel modules, create its device nodes and ask NVML
     ///
-    /// No container has to wait for that afterwards. It prints what it did, a line each, and nothing if nothing was missing.
-    /// It reports what fails on stderr, and exits with 1. It makes the nodes of the IMEX channels that are named, and of
-    /// channel 0 where the driver is configured to share it (NVreg_CreateImexChannel0=1).
+    /// Containers then need not wait for that. The command must run as root. It prints each action on a line, reports failures on
+    /// stderr, and exits with 1 if there are any. It creates the nodes of the given IMEX channels, and of channel 0 if the driver is
+    /// configured to share it (NVreg_CreateImexChannel0=1).
     Prepare(Prepare),
-    /// Write, refresh, list and check CDI specs
+    /// Generate, refresh, list and check CDI specs
     #[command(subcommand, arg_required_else_help = false, disable_help_subcommand = true)]
     Cdi(Cdi),
-    /// Print the script that completes commands and options in a shell
+    /// Print the completion script for a shell
     ///
-    /// Packages install it.
+    /// Packages install these scripts.
     #[command(after_help = "Examples:\n  source <(oci-nvidia-hook completion bash)")]
     Completion {
         /// The shell
@@ -123,7 +123,7 @@ pub enum Command {
     },
 }
 
-/// How a command prints its answer.
+/// Options for the output of a command.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Output {
     /// Print JSON
@@ -137,27 +137,27 @@ pub struct Output {
 /// Options of `explain`.
 #[derive(Args, Debug, Default)]
 pub struct Explain {
-    /// An id, the start of one, a name, or a pod, as for why
+    /// Id, beginning of an id, name, or pod of the container, as for why; or the number of a finding
     #[arg(value_name = "CONTAINER")]
     pub container: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Explain only what the container asks for, not the driver
+    /// Explain only the container's request, not the driver
     #[arg(long = "request")]
     pub request_only: bool,
-    /// Take stdin for what this stage gets: config.json at precreate, else the container state
+    /// Interpret stdin as the input of this stage
     #[arg(long, value_enum)]
     pub stage: Option<ExplainStage>,
-    /// Explain with the GPUs of this file, which info --json has printed
+    /// Use the GPUs in this file, which info --json created
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub inventory: Option<PathBuf>,
-    /// The root directory of the driver
+    /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
 }
 
-/// What an engine would write to the hook's stdin.
+/// What an engine would write to stdin of the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "camelCase")]
 pub enum ExplainStage {
@@ -165,11 +165,11 @@ pub enum ExplainStage {
     Precreate,
     /// The container state
     Prestart,
-    /// The same
+    /// The container state
     CreateRuntime,
-    /// The same
+    /// The container state
     CreateContainer,
-    /// The same
+    /// The container state
     #[value(hide = true)]
     StartContainer,
 }
@@ -177,16 +177,16 @@ pub enum ExplainStage {
 /// Options of `doctor`.
 #[derive(Args, Debug)]
 pub struct Doctor {
-    /// How the answer is printed
+    /// Format and colors of the output
     #[command(flatten)]
     pub output: Output,
-    /// Also write what a bug report needs to this new file (.tar.gz), without secrets and serial numbers
+    /// Also write an archive for a bug report (.tar.gz) to this new file, without secrets and serial numbers
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub bundle: Option<PathBuf>,
-    /// Examine this running container (an id or a name) instead of the host
+    /// Check this running container (its id or name) instead of the host
     #[arg(long, value_name = "NAME")]
     pub container: Option<String>,
-    /// Examine the container of this process
+    /// Check the container of this process instead of the host
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
 }
@@ -194,7 +194,7 @@ pub struct Doctor {
 /// Options of `status`.
 #[derive(Args, Debug)]
 pub struct Status {
-    /// How the answer is printed
+    /// Format and colors of the output
     #[command(flatten)]
     pub output: Output,
 }
@@ -202,10 +202,10 @@ pub struct Status {
 /// Options of `why`.
 #[derive(Args, Debug)]
 pub struct Why {
-    /// An id, the start of one, a name, or a pod (POD, NAMESPACE/POD or NAMESPACE/POD/CONTAINER)
+    /// Id, beginning of an id, name, or pod of the container (POD, NAMESPACE/POD or NAMESPACE/POD/CONTAINER)
     #[arg(value_name = "CONTAINER")]
     pub container: Option<String>,
-    /// How the answer is printed
+    /// Format and colors of the output
     #[command(flatten)]
     pub output: Output,
 }
@@ -213,13 +213,13 @@ pub struct Why {
 /// Options of `info`.
 #[derive(Args, Debug)]
 pub struct Info {
-    /// How the answer is printed
+    /// Format and colors of the output
     #[command(flatten)]
     pub output: Output,
-    /// Print comma-separated values: a table of the driver, a blank line, a table of the GPUs
+    /// Print comma-separated values: a table of the driver, an empty line, a table of the GPUs
     #[arg(long)]
     pub csv: bool,
-    /// The root directory of the driver
+    /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
 }
@@ -227,13 +227,13 @@ pub struct Info {
 /// Options of `list`.
 #[derive(Args, Debug)]
 pub struct List {
-    /// What to list
+    /// The files and devices to list
     #[command(flatten)]
     pub parts: Parts,
-    /// How the answer is printed
+    /// Format and colors of the output
     #[command(flatten)]
     pub output: Output,
-    /// The root directory of the driver
+    /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
 }
@@ -241,10 +241,10 @@ pub struct List {
 /// Options of `prepare`.
 #[derive(Args, Debug)]
 pub struct Prepare {
-    /// IMEX channels, by number; a comma list
+    /// Also create the nodes of these IMEX channels: a comma-separated list of numbers
     #[arg(long = "imex-channel", value_name = "CHANNEL", value_delimiter = ',')]
     pub imex_channels: Vec<String>,
-    /// The root directory of the driver
+    /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
 }
@@ -252,86 +252,85 @@ pub struct Prepare {
 /// The commands of `cdi`.
 #[derive(Debug, Subcommand)]
 pub enum Cdi {
-    /// Write a CDI spec: GPUs as devices of podman --device, CRI-O and others
+    /// Write a CDI spec, with which engines know the GPUs as devices
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook cdi generate\n  \
                             oci-nvidia-hook cdi generate --output - --format yaml")]
     Generate {
-        /// What the spec is like
+        /// Content and file of the spec
         #[command(flatten)]
         spec: SpecOptions,
-        /// Where engines look for it
+        /// Directories with other specs that may conflict
         #[command(flatten)]
         dirs: SpecDirs,
-        /// The root directory of the driver
+        /// Driver root [default: root in config.toml, or /]
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         root: Option<PathBuf>,
     },
-    /// Rewrite the CDI spec if it no longer fits the host
+    /// Regenerate the CDI spec if it is out of date
     ///
-    /// Without --create it does nothing where there is no spec. It is for boot, udev and package scripts: it prints nothing,
-    /// and asks the driver only if something changed or there are MIG devices. The kernel does not report that MIG devices
-    /// change: run it after nvidia-smi mig.
+    /// Without --create, the command does nothing if the spec does not exist. It is meant for boot, udev and package scripts: it
+    /// prints nothing, and asks NVML only if something changed or MIG devices exist. The kernel does not report changes of MIG
+    /// devices: run this command after nvidia-smi mig.
     Refresh {
-        /// Write the spec even if there is none yet
+        /// Write the spec even if it does not exist yet
         #[arg(long)]
         create: bool,
-        /// What the spec is like
+        /// Content and file of the spec
         #[command(flatten)]
         spec: SpecOptions,
-        /// The root directory of the driver
+        /// Driver root [default: root in config.toml, or /]
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         root: Option<PathBuf>,
     },
     /// List the CDI devices that engines find
     List {
-        /// Where to look
+        /// Directories of specs
         #[command(flatten)]
         dirs: SpecDirs,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Without effect: specs are found without the driver
+        /// Ignored: this command does not use the driver
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         root: Option<PathBuf>,
     },
-    /// Show for each CDI device whether engines can use it, and why not
+    /// Show for each CDI device whether engines can use it, and if not, why
     #[command(after_help = "Examples:\n  oci-nvidia-hook cdi check nvidia.com/gpu=0")]
     Check(CdiCheck),
 }
 
-/// What a CDI spec is like, and where it is written.
+/// Options for the content and the file of a CDI spec.
 #[derive(Args, Clone, Debug)]
 pub struct SpecOptions {
-    /// Write the spec there, - for stdout [default: /var/run/cdi/nvidia.yaml]
+    /// Write the spec to this file, or to stdout if it is - [default: /var/run/cdi/nvidia.yaml]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
-    /// The format of the spec [default: by the name of the file]
+    /// Format of the spec [default: that of the file's extension]
     #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["json", "yaml"]).map(|name| format(&name)))]
     pub format: Option<Format>,
-    /// How devices are named
+    /// Names of the devices
     #[arg(long, value_name = "LIST", value_enum, default_value = "index,uuid")]
     pub name_strategy: NameStrategy,
-    /// The vendor in the devices' names
+    /// Vendor part of the CDI kind
     #[arg(long, value_name = "VENDOR", value_parser = vendor_or_class, default_value = "nvidia.com")]
     pub vendor: String,
-    /// The class in the devices' names
+    /// Class part of the CDI kind
     #[arg(long, value_name = "CLASS", value_parser = vendor_or_class, default_value = "gpu")]
     pub class: String,
-    /// Put containers into the groups of device nodes [default: only if all engines of this host read that: Podman 5.1,
-    /// CRI-O 1.30]
+    /// Add containers to the groups of the device nodes [default: if all engines of this host support it: Podman 5.1, CRI-O 1.30]
     #[arg(long, overrides_with = "no_additional_gids")]
     additional_gids: bool,
-    /// Do not put containers into these groups
+    /// Never add supplementary groups
     #[arg(long, overrides_with = "additional_gids")]
     no_additional_gids: bool,
-    /// The program that containers' runtimes start [default: this one]
+    /// Program that the runtime starts [default: this program]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub hook_path: Option<PathBuf>,
 }
 
 impl SpecOptions {
-    /// Whether containers are put into the groups of device nodes; `None`: if the engines of this host read that.
+    /// Returns whether containers are added to the groups of the device nodes; `None` if that depends on the engines of this host.
     pub const fn additional_gids(&self) -> Option<bool> {
         match (self.additional_gids, self.no_additional_gids) {
             (false, false) => None,
@@ -340,10 +339,10 @@ impl SpecOptions {
     }
 }
 
-/// Where CDI specs are.
+/// Directories of CDI specs.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SpecDirs {
-    /// Look for specs there; the last one has priority [default: /etc/cdi, /var/run/cdi]
+    /// Search this directory for specs; the last one has the highest priority [default: /etc/cdi, /var/run/cdi]
     #[arg(long = "spec-dir", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub spec_dirs: Vec<PathBuf>,
 }
@@ -351,28 +350,28 @@ pub struct SpecDirs {
 /// Options of `cdi check`.
 #[derive(Args, Debug)]
 pub struct CdiCheck {
-    /// Devices [default: all]
+    /// Names of CDI devices [default: all]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// Where to look
+    /// Directories of specs
     #[command(flatten)]
     pub dirs: SpecDirs,
-    /// How the answer is printed
+    /// Format and colors of the output
     #[command(flatten)]
     pub output: Output,
-    /// The root directory of the driver
+    /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub root: Option<PathBuf>,
 }
 
-/// How CDI devices are named.
+/// Names of CDI devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NameStrategy {
-    /// By index
+    /// The index, as in nvidia.com/gpu=0
     Index,
-    /// By UUID
+    /// The UUID
     Uuid,
-    /// By index and UUID
+    /// Both
     #[value(name = "index,uuid", alias = "uuid,index")]
     Both,
 }
@@ -383,7 +382,7 @@ impl From<NameStrategy> for Naming {
     }
 }
 
-/// A shell that has completions.
+/// Shells with a completion script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Shell {
     /// bash
@@ -401,7 +400,7 @@ fn format(name: &str) -> Format {
 fn vendor_or_class(text: &str) -> Result<String, String> {
     name::check_vendor_or_class(text).map_err(|why| why.to_string())?;
     if text.len() == 1 {
-        return Err("CRI-O 1.37 does not start with a CDI spec whose vendor or class has one letter".to_owned());
+        return Err("CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter".to_owned());
     }
     Ok(text.to_owned())
 }

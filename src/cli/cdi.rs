@@ -1,4 +1,4 @@
-//! `cdi`: specs by which engines know the GPUs as devices.
+//! `cdi generate` and `cdi refresh`: write CDI specs, with which engines know the GPUs as devices.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use crate::log::Log;
 use crate::plan::hook_program;
 
 impl SpecOptions {
-    /// What the spec is made with.
+    /// Returns the settings of the spec.
     fn settings(&self, format: Format) -> Result<Settings> {
         Ok(Settings {
             naming: self.name_strategy.into(),
@@ -33,7 +33,7 @@ impl SpecOptions {
         })
     }
 
-    /// Where to write, `None` for stdout, and how.
+    /// Returns the file to write (`None` for stdout) and its format.
     fn target(&self) -> Result<(Option<PathBuf>, Format)> {
         match &self.output {
             None => {
@@ -53,7 +53,7 @@ impl SpecOptions {
     }
 }
 
-/// Runs a command.
+/// Runs a command of `cdi`.
 pub(crate) fn run(command: &Cdi, config: Option<&Path>, environment: Environment) -> ExitCode {
     let ran = match command {
         Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
@@ -83,19 +83,19 @@ fn generate(
     if spec.devices.is_empty() {
         return Err(failure(
             &catalog::SPEC_EMPTY,
-            "there is no GPU for containers on this host",
-            "look for it with \"oci-nvidia-hook info\"; see [devices] in config.toml for those that are kept from containers",
+            "this host has no GPU for containers",
+            "list the GPUs with \"oci-nvidia-hook info\"; [devices] in config.toml limits those for containers",
         ));
     }
     let text = format.print(&spec)?;
     let Some(path) = path else { return Ok(output::print(&text)) };
     nvidia_host::cdi::write(&path, &text)?;
     log.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
-    cdi_check::doubts(&path, dirs).iter().for_each(|doubt| log.finding(doubt));
+    cdi_check::problems(&path, dirs).iter().for_each(|problem| log.finding(problem));
     Ok(ExitCode::SUCCESS)
 }
 
-/// The names that people type: those by UUID only where there are no others.
+/// Returns the kind and the names of the first devices. UUIDs are left out if the devices have other names.
 fn summary(spec: &Spec) -> String {
     let is_uuid = |name: &&str| name.starts_with("GPU-") || name.starts_with("MIG-");
     let (uuids, short): (Vec<_>, Vec<_>) = spec.devices.iter().map(|device| device.name.as_str()).partition(is_uuid);
@@ -106,20 +106,20 @@ fn summary(spec: &Spec) -> String {
     format!("{}{rest}", shown.join(", "))
 }
 
-/// The device that is all of the others.
+/// The device that stands for all others.
 const ALL: &str = "all";
-/// Names of devices in a line: nodes have at most eight GPUs, or many MIG devices.
+/// Names of devices in a summary. Most nodes have at most eight GPUs, but can have many MIG devices.
 const MAX_SHOWN: usize = 9;
 
-/// A host without GPUs, and one whose spec still fits, is left as it is, and nothing is said: this runs at boot, and
-/// whenever something may have changed. Without --create a host that has no spec gets none: two files with the same devices
-/// are a conflict, and whether there is to be one is the administrator's choice.
+/// Rewrites the spec if it is out of date. This runs at boot and after changes, so a host without GPUs or with a current spec is
+/// left unchanged without a message. Without `--create`, a missing spec is not created: the administrator may use the specs of
+/// another program, and two files with the same devices are a conflict.
 fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, Option<&Path>)) -> Result<ExitCode> {
     let (Some(path), format) = options.target()? else {
         return Err(failure(
             &catalog::COMMAND_LINE,
             "\"cdi refresh\" needs a file",
-            "name it with --output, or use \"cdi generate\"",
+            "give it with --output, or use \"cdi generate\"",
         ));
     };
     if !create && rustix::fs::lstat(&path).is_err() {
@@ -134,7 +134,7 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
     refreshed.map(|()| ExitCode::SUCCESS)
 }
 
-/// An engine that does not know this field refuses the whole file.
+/// Returns whether all engines of this host read the field `additionalGids`. Others reject the whole file because of it.
 fn engines_read_gids() -> bool {
     Tree::open(&HostPath::new("/")).is_ok_and(|host| inspect::all_read_cdi(&host, this_user(), "0.7.0"))
 }

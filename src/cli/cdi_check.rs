@@ -1,4 +1,4 @@
-//! `cdi list` and `cdi check`: the devices of all specs, and whether engines can use them.
+//! `cdi list` and `cdi check`: list the devices of all specs, and check whether engines can use them.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -25,9 +25,9 @@ use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
 use crate::engine::inspect;
 use crate::log::Log;
 
-/// Where each engine looks, or all of them in the directories of the command line.
-fn views(given: &SpecDirs, look: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
-    let views = Tree::open(&HostPath::new("/")).map(|host| look(&host)).unwrap_or_default();
+/// Returns the spec directories of each engine, or those of the command line for all of them.
+fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
+    let views = Tree::open(&HostPath::new("/")).map(|host| inspect(&host)).unwrap_or_default();
     let given = &given.spec_dirs;
     if given.is_empty() && !views.is_empty() {
         return views;
@@ -36,31 +36,30 @@ fn views(given: &SpecDirs, look: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
     vec![View { readers: views.into_iter().flat_map(|view| view.readers).collect(), dirs }]
 }
 
-/// Where they look is all that is needed.
-fn places(dirs: &SpecDirs) -> Vec<View> {
+/// Returns the views without asking each engine for its version, which would take longer than everything else.
+fn quick_views(dirs: &SpecDirs) -> Vec<View> {
     views(dirs, |host| inspect::cdi_views(host, this_user()))
 }
 
 /// Prints the qualified names of the devices that engines find.
 ///
 /// # Errors
-/// None: files that they do not read have no devices.
+/// None: files that engines do not read have no devices.
 pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     let names = names_of(dirs);
     if json {
         return Ok(output::print(&base::json::document("devices", &names)?));
     }
     if names.is_empty() {
-        // A script that reads names reads none; a person sees why.
-        Log::default()
-            .report("there are no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs");
+        // On stderr: stdout contains only names, for scripts.
+        Log::default().report("no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs");
     }
     Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
 }
 
 fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for view in places(dirs) {
+    for view in quick_views(dirs) {
         for (name, found) in registry::resolve(&registry::read(&view.dirs)) {
             if matches!(found, Found::In(_)) {
                 names.insert(name);
@@ -70,15 +69,15 @@ fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
     names
 }
 
-/// The names of the devices that engines find, or that are in these directories.
+/// Returns the names of the devices in these directories, or without any in those of the engines.
 pub(crate) fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
     names_of(&SpecDirs { spec_dirs: spec_dirs.iter().map(Into::into).collect() })
 }
 
-/// Prints what engines make of each device. 0 if they can use all of them, and there is one.
+/// Prints for each device whether engines can use it. Returns 0 if there are devices and engines can use all of them.
 ///
 /// # Errors
-/// If config.toml is wrong.
+/// If config.toml is invalid.
 pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     let config = info::configuration(config, options.root.as_deref())?;
     let stamp = stamp(&config);
@@ -90,7 +89,7 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
-        lines.extend(in_words(&verdicts, &dirs, &readers, terminal));
+        lines.extend(to_lines(&verdicts, &dirs, &readers, terminal));
         data.push(json!({"engines": engines, "spec_dirs": dirs, "verdicts": verdicts}));
     }
     let text = if options.output.json { base::json::document("views", &data)? } else { terminal.render(&lines) };
@@ -98,7 +97,7 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
 
-/// The host as it is now, without the options that a spec was made with. Only NVML knows which MIG devices there are.
+/// Returns the current state of the host, to compare with the state for which a spec was made. Only NVML knows the MIG devices.
 fn stamp(config: &Config) -> Option<Stamp> {
     let mut stamp = Stamp::of_host(config, &())?;
     if stamp.mig.is_some() {
@@ -110,34 +109,37 @@ fn stamp(config: &Config) -> Option<Stamp> {
     Some(stamp)
 }
 
-/// Why engines may not find what was written there.
-pub(crate) fn doubts(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
-    let mut doubts = Vec::new();
-    for View { readers, dirs } in places(dirs) {
+/// Returns the reasons why engines may not use the spec that was written to this file.
+pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
+    let mut problems = Vec::new();
+    for View { readers, dirs } in quick_views(dirs) {
         let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
             let engines: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
             let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
             let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-            doubts.push(Finding::of(
+            problems.push(Finding::of(
                 &catalog::SPEC_UNSEEN,
-                format!("{path:?} is in no directory where {engines} looks for CDI specs"),
-                format!("name a file in one of {} with --output, or set cdi_spec_dirs", dirs.join(", ")),
+                format!("{path:?} is not in a directory in which {engines} searches for CDI specs"),
+                format!(
+                    "write to one of {} with --output, or set cdi_spec_dirs in the engine's configuration",
+                    dirs.join(", ")
+                ),
             ));
             continue;
         };
         let files = registry::read(&dirs);
         let is_ours = |file: &SpecFile| file.priority == priority && file.path.file_name() == path.file_name();
-        let other = files.iter().position(is_ours).and_then(|ours| cdi_check::in_the_way(&files, ours));
-        doubts.extend(other.map(|other| {
+        let other = files.iter().position(is_ours).and_then(|ours| cdi_check::conflicting(&files, ours));
+        problems.extend(other.map(|other| {
             let what = format!("{:?} has devices of the same names", other.path);
             let fix = format!("run \"rm {}\"", other.path.display());
             Finding::of(&catalog::SPEC_CONFLICT, what, fix)
         }));
     }
-    doubts
+    problems
 }
 
-/// Also where one of them is a link, as /var/run is.
+/// Returns whether the file is in this directory. The paths can differ, because /var/run is a link.
 fn is_in(path: &Path, dir: &Path) -> bool {
     let identity = |dir: &Path| dir.metadata().ok().map(|dir| (dir.dev(), dir.ino()));
     path.parent().and_then(identity).is_some_and(|parent| Some(parent) == identity(dir))
@@ -155,13 +157,13 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<Verdict> {
     };
     let mut named: Vec<_> = names.iter().map(named).collect();
     if named.iter().any(|verdict| verdict.file.is_empty()) {
-        // It may be in one of these.
+        // The device may be in a file that engines do not read.
         named.extend(cdi_check::files(files));
     }
     named
 }
 
-fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
+fn to_lines(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
     let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
     let for_engines = |engines: &[String]| match engines.join(", ") {
         engines if engines.is_empty() => engines,
@@ -169,7 +171,7 @@ fn in_words(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader], terminal
     };
     if verdicts.is_empty() {
         let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-        let devices = format!("there are no CDI devices{} in {}", for_engines(&names), dirs.join(", "));
+        let devices = format!("no CDI devices{} in {}", for_engines(&names), dirs.join(", "));
         return vec![Line::new(2, devices), Line::new(6, "hint: run \"oci-nvidia-hook cdi generate\"")];
     }
     let width = terminal.column(verdicts.iter().map(|verdict| verdict.subject.as_str()));

@@ -1,4 +1,4 @@
-//! `doctor`: what is wrong with this host, and what mends it.
+//! `doctor`: prints the problems of this host or of a container, and how to fix them.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
 use crate::engine::status;
 use crate::log::Log;
 
-/// The exit status for the worst outcome: a wrong command line is 2, as everywhere.
+/// Returns the exit status for the worst outcome. 2 is an invalid command line, as for all commands.
 const fn code(worst: Status) -> u8 {
     match worst {
         Status::Ok | Status::Skipped | Status::Note => 0,
@@ -26,7 +26,7 @@ const fn code(worst: Status) -> u8 {
     }
 }
 
-/// Examines this host and prints what it found.
+/// Examines this host, or a container, and prints the results.
 pub fn run(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) -> ExitCode {
     match examine(options, config, terminal) {
         Ok(code) => ExitCode::from(code),
@@ -75,12 +75,12 @@ fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Ve
     Ok(container::examine(&container::inspect(pid, name, &config)?))
 }
 
-/// Ends the answer that is kept for containers if NVML has just contradicted it: the kernel does not show everything that
-/// NVML notices, so the kept answer may name a GPU that no longer works. The next container asks anew.
+/// Discards the cached inventory if NVML has just contradicted it. The fingerprint does not cover faults that only NVML notices, so
+/// the cached inventory may contain a GPU that no longer works. The next container then asks NVML again.
 fn invalidate_cached_inventory(facts: &doctor::Facts) {
     let (Some((answer, _)), Some(question)) = (&facts.driver.nvml, &facts.driver.question) else { return };
     if let Err(finding) = answer
-        && says_nothing_of_the_gpus(finding)
+        && is_about_this_process(finding)
     {
         return;
     }
@@ -89,8 +89,8 @@ fn invalidate_cached_inventory(facts: &doctor::Facts) {
     }
 }
 
-/// Whether NVML was not asked in earnest, because this process lacks a right or a resource: the hook may have it.
-fn says_nothing_of_the_gpus(finding: &Finding) -> bool {
+/// Returns whether NVML failed because this process lacks a permission or a resource, which the hook may have.
+fn is_about_this_process(finding: &Finding) -> bool {
     let of_this_process = [&catalog::NVML_PERMISSION, &catalog::NVML_PROCESS, &catalog::SYSTEM];
     of_this_process.iter().any(|kind| kind.id == finding.kind.id)
 }
@@ -102,7 +102,7 @@ fn caller() -> Caller {
     Caller { user: this_user(), groups }
 }
 
-/// In words: a line for each outcome, and what mends it.
+/// Returns the outcomes as text: a line for each, followed by its reason and its fix.
 pub fn text(outcomes: &[Outcome], terminal: Terminal) -> String {
     let mut rows = Vec::new();
     for outcome in outcomes {
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_command_line_is_another_code() {
+    fn an_invalid_command_line_has_another_code() {
         let codes = [Status::Ok, Status::Skipped, Status::Note, Status::Warning, Status::Error].map(code);
         assert_eq!(codes, [0, 0, 0, 1, 3]);
     }

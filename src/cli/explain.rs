@@ -1,4 +1,4 @@
-//! `explain`: what the hook would do for a container, and why. It changes nothing.
+//! `explain`: prints what the hook would do for a container, and why, without changing anything.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -30,9 +30,10 @@ use crate::request::{self, Decision, GpuRequest};
 use crate::select;
 use crate::stages::{self, precreate};
 
-/// All that there is to tell. The names are an interface.
+/// The document of `--json`, whose schema is `docs/schemas/explain.json`.
 #[derive(Debug, Serialize)]
 struct Explanation {
+    version: u32,
     outcome: Outcome,
     reason: String,
     container: Subject,
@@ -40,7 +41,7 @@ struct Explanation {
     devices: Vec<String>,
     edits: Vec<Value>,
     findings: Vec<Finding>,
-    /// Whether the last finding decided, and is the reason
+    /// Whether the last finding is the reason for the outcome
     #[serde(skip)]
     last_decides: bool,
 }
@@ -60,8 +61,8 @@ struct Subject {
     privileged: bool,
 }
 
-/// Explains the container that is named, or whose state or config.json is on stdin. The exit code is the hook's. A number of
-/// the catalog, such as `ONH-030`, is explained in place of a container.
+/// Explains a container, given by its name, or by its state or config.json on stdin, or a finding, given by its number such as
+/// `ONH-030`. Returns the exit code of the hook.
 pub(crate) fn run(options: &Explain, config: Option<&Path>) -> ExitCode {
     if let Some(printed) = options.container.as_deref().and_then(|name| explain_finding::run(name, options.json)) {
         return printed;
@@ -74,8 +75,7 @@ pub(crate) fn run(options: &Explain, config: Option<&Path>) -> ExitCode {
         }
     };
     let explanation = explain(input, options, config);
-    let text =
-        if options.json { json::pretty(&explanation).unwrap_or_default() + "\n" } else { in_words(&explanation) };
+    let text = if options.json { json::pretty(&explanation).unwrap_or_default() + "\n" } else { to_text(&explanation) };
     let printed = output::print(&text);
     if explanation.outcome == Outcome::Error { ExitCode::FAILURE } else { printed }
 }
@@ -91,6 +91,7 @@ impl Explanation {
 
 fn explain(input: Input, options: &Explain, config: Option<&Path>) -> Explanation {
     let mut explanation = Explanation {
+        version: json::VERSION,
         outcome: Outcome::None,
         reason: String::new(),
         container: Subject::default(),
@@ -107,7 +108,7 @@ fn explain(input: Input, options: &Explain, config: Option<&Path>) -> Explanatio
     explanation
 }
 
-/// The hook's own way, as far as it goes without changing the container.
+/// Takes the steps of the hook, up to the point at which the hook would change the container.
 fn follow(input: Input, options: &Explain, config: Option<&Path>, explanation: &mut Explanation) -> Result<()> {
     let (spec, called) = read_container(input, options)?;
     let pid = if let Called::WithState(pid) = called { pid } else { 0 };
@@ -137,7 +138,7 @@ fn follow(input: Input, options: &Explain, config: Option<&Path>, explanation: &
 
 impl Observer for Explanation {
     fn not_asked(&mut self, spec: &SpecView) {
-        // Without a request config.toml changes nothing about the reason.
+        // Without a request, the reason does not depend on config.toml.
         if let Ok(Decision::Nothing(reason)) = request::from_spec(spec, &Config::default()) {
             self.nothing(reason, spec);
         }
@@ -175,7 +176,7 @@ impl Observer for Explanation {
 }
 
 impl Explanation {
-    /// What the hook does in the container: in the one that waits at a hook, else in its rootfs as the host sees it.
+    /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
         let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
         let image = waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus));
@@ -185,7 +186,7 @@ impl Explanation {
         Ok(())
     }
 
-    /// What precreate adds to config.json, and what its hook entry does when there is a rootfs.
+    /// Adds the additions of precreate to config.json, and what its hook entry does later in the root file system.
     fn additions(&mut self, gpus: &Gpus, spec: &SpecView, text: String) -> Result<()> {
         let additions = precreate::additions(gpus, spec, &mut self.findings)?;
         additions.apply(text)?;
@@ -195,31 +196,33 @@ impl Explanation {
     }
 }
 
-/// The image as it is before a runtime has mounted anything in it.
+/// Returns the facts about the image, before a runtime mounts anything in it.
 fn image_at(spec: &SpecView, gpus: &Gpus) -> Image {
     let facts = OpenContainer::facts_of(&spec.rootfs).unwrap_or_default();
     OpenContainer::here(&spec.rootfs)
         .map_or_else(|_| Image::default(), |open| Image { facts, ..stages::image(&open, gpus) })
 }
 
-/// How the hook would be called.
+/// The call of the hook that is explained.
 enum Called {
-    /// With the state of a container, which has this process if it is above 0
+    /// At prestart, with the state of a container. The number is its process, or 0 if it has none
     WithState(i32),
-    /// With this text of config.json
+    /// At precreate, with the text of config.json
     Precreate(String),
 }
 
 enum Input {
-    /// In the bundle of a container that an engine has.
+    /// The bundle of a container of an engine
     Bundle(PathBuf),
     Text(Vec<u8>),
 }
 
 const HINT: &str = "oci-nvidia-hook explain CONTAINER, or oci-nvidia-hook explain < config.json";
 
+/// Reads the container's name or stdin.
+///
 /// # Errors
-/// If there is no such container, or nothing on stdin: then there is nothing to explain. With the exit status.
+/// If the container is unknown or stdin is empty. The error comes with the exit status.
 fn read_input(options: &Explain) -> Result<Input, (anyhow::Error, ExitCode)> {
     let failed = |error| (error, ExitCode::FAILURE);
     if let Some(name) = &options.container {
@@ -231,7 +234,7 @@ fn read_input(options: &Explain) -> Result<Input, (anyhow::Error, ExitCode)> {
         false => read_limited(stdin.lock(), oci::MAX_JSON).context("cannot read stdin").map_err(failed)?,
     };
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        let what = "no container is named, and there is no config.json on stdin";
+        let what = "no container is given, and stdin is empty";
         return Err((failure(&catalog::COMMAND_LINE, what, HINT), ExitCode::from(USAGE)));
     }
     Ok(Input::Text(bytes))
@@ -246,7 +249,7 @@ fn read_container(input: Input, options: &Explain) -> Result<(SpecView, Called)>
             (read_limited(file, oci::MAX_JSON).with_context(|| format!("cannot read {path:?}"))?, bundle)
         }
         Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, Called::WithState(0))),
-        // The bundle is the working directory.
+        // Runtimes and Podman start hooks in the bundle.
         Input::Text(bytes) => (bytes, base::sys::in_root::working_directory()?),
     };
     if is_precreate || (options.stage.is_none() && oci::is_spec(&bytes)) {
@@ -264,13 +267,13 @@ fn read_container(input: Input, options: &Explain) -> Result<(SpecView, Called)>
     Ok((oci::spec_view::read(&state.bundle)?, Called::WithState(state.pid)))
 }
 
-fn in_words(explanation: &Explanation) -> String {
-    let Explanation { outcome, reason, container, request, devices, edits, findings, last_decides } = explanation;
+fn to_text(explanation: &Explanation) -> String {
+    let Explanation { outcome, reason, container, request, devices, edits, findings, last_decides, .. } = explanation;
     let mut text = String::new();
     let outcome = match outcome {
-        Outcome::Inject => "the hook sets the container up",
+        Outcome::Inject => "the hook sets up the container",
         Outcome::None => "the hook does nothing",
-        Outcome::Error => "the hook stops the container",
+        Outcome::Error => "the hook fails",
     };
     let decisive = findings.last().filter(|_| *last_decides);
     let number = decisive.map(|finding| format!(" ({})", finding.kind.id)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `explain ONH-030`: what the catalog has on a finding.
+//! `explain ONH-030`: prints the catalog entry of a finding.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -9,8 +9,8 @@ use base::report::{Kind, catalog, failure};
 use super::{USAGE, output};
 use crate::log::Log;
 
-/// Prints the finding with this number, in upper or lower case, with or without `ONH-`. `None` if `name` is not the number of
-/// a finding and does not look like one: it may be a container then.
+/// Prints the finding with this number, in upper or lower case, with or without `ONH-`. Returns `None` if `name` does not look like
+/// a number, because it may then be the name of a container.
 pub(super) fn run(name: &str, json: bool) -> Option<ExitCode> {
     if let Some(kind) = catalog::find(name) {
         let text = if json { json::pretty(kind).unwrap_or_default() + "\n" } else { page(kind) };
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_page_has_all_that_the_catalog_has() {
+    fn each_page_contains_the_whole_catalog_entry() {
         for kind in catalog::ALL {
             let text = page(kind);
             for part in [kind.id, kind.title, kind.severity.name(), kind.why, kind.fix, kind.see] {

@@ -1,4 +1,4 @@
-//! `info`: the driver and its GPUs.
+//! `info`: prints the versions of the driver and its GPUs.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::output;
 use super::terminal::{Cell, Line, Terminal, Tone, cell, table};
 use crate::log::Log;
 
-/// How it is printed.
+/// The format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// A table of the GPUs
@@ -43,17 +43,17 @@ pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> 
     output::print_or_fail(text, &mut log)
 }
 
-/// What `info` prints.
+/// Asks NVML, and returns the output of `info`.
 ///
 /// # Errors
-/// If there is no driver, or it does not answer.
+/// If the driver is missing or does not answer.
 pub(crate) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String> {
     let inventory = Host::inspect_afresh(config)?.inventory;
     Ok(match form {
         Form::Table(terminal) => terminal.render(&overview(&inventory)),
         Form::Labels => labelled(&inventory),
         Form::Csv => {
-            // A table has no place for them.
+            // The table has no columns for them.
             inventory.failed.iter().for_each(|failed| log.finding(&not_usable(failed)));
             comma_separated(&inventory)
         }
@@ -62,14 +62,14 @@ pub(crate) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String>
 }
 
 fn not_usable(failed: &FailedGpu) -> Finding {
-    let fix = "look at it with \"nvidia-smi -q\" and \"journalctl -k\" on the host";
+    let fix = "inspect it with \"nvidia-smi -q\" and \"journalctl -k\" on the host";
     Finding::of(&catalog::NOT_IN_TABLE, failed.to_string(), fix)
 }
 
-/// Config.toml with the driver root of the command line.
+/// Reads config.toml, with the driver root of the command line.
 ///
 /// # Errors
-/// If the file is wrong.
+/// If the file is invalid.
 pub(crate) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<Config> {
     let (mut config, findings) = config::read(file)?;
     let mut log = Log::default();
@@ -80,7 +80,7 @@ pub(crate) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<
     Ok(config)
 }
 
-/// Versions, and a row for each GPU and MIG device with the names that NVIDIA_VISIBLE_DEVICES takes.
+/// Returns the versions, and a row for each GPU and MIG device with the names that `NVIDIA_VISIBLE_DEVICES` accepts.
 fn overview(inventory: &Inventory) -> Vec<Line> {
     let [driver, cuda] = of_driver(inventory).map(or_unknown);
     let versions = Line::new(0, format!("Driver {driver}, CUDA {cuda}"));
@@ -137,7 +137,7 @@ fn failed_row(gpu: &FailedGpu) -> Row {
     ]
 }
 
-/// NVML has no index for it.
+/// Returns the row of a GPU that the driver excludes. NVML does not list it, so it has no index.
 fn excluded_row(gpu: &ExcludedGpu) -> Row {
     let uuid = cell(or_unknown(gpu.uuid.clone().unwrap_or_default()));
     [
@@ -159,7 +159,7 @@ fn or_unknown(text: String) -> String {
     if text.is_empty() { "?".to_owned() } else { one_line(&text) }
 }
 
-/// The labels of `nvidia-container-cli info`, which scripts look for, in its order.
+/// The labels of `nvidia-container-cli info` in their order. Scripts search for them.
 const DRIVER: [&str; 2] = ["NVRM version", "CUDA version"];
 const GPU: [&str; 7] = ["Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture"];
 
@@ -197,7 +197,7 @@ fn lines(labels: &[&str], values: &[String]) -> String {
     text
 }
 
-/// Nothing is quoted or escaped: programs that read it do not expect that.
+/// Returns comma-separated values. Like those of nvidia-container-cli, they are not quoted or escaped.
 fn comma_separated(inventory: &Inventory) -> String {
     let mut rows = vec![DRIVER.join(","), of_driver(inventory).join(","), String::new(), GPU.join(",")];
     rows.extend(inventory.gpus.iter().map(|gpu| of_gpu(gpu).join(",")));

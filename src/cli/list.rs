@@ -1,5 +1,5 @@
-//! `list`: the driver's files and devices that containers can get, a path on each line, without the driver root. The order
-//! is that of `nvidia-container-cli list`.
+//! `list`: prints the driver's files and devices that containers can get, one path on each line, relative to the driver root, in the
+//! order of `nvidia-container-cli list`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,13 +29,13 @@ use super::{args, info, output};
 use crate::log::Log;
 use crate::select;
 
-/// One of them.
+/// A file or device that containers can get.
 #[derive(Debug)]
 struct Item {
     path: PathBuf,
     source: PathBuf,
     kind: Kind,
-    /// Whether it is a library that no row of the catalogue has
+    /// Whether it is a driver library that is not in the catalog
     is_unknown: bool,
 }
 
@@ -54,7 +54,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// These names are an interface.
+    /// Returns the name of the kind, which is part of the JSON interface.
     const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -70,22 +70,21 @@ impl Kind {
         }
     }
 
-    /// What nvidia-container-cli has no word for, and programs that read its output do not expect.
-    const fn is_ours_alone(self) -> bool {
+    /// Returns whether only `--json` lists this kind: nvidia-container-cli does not, and programs that read paths do not expect it.
+    const fn is_json_only(self) -> bool {
         matches!(self, Self::Description | Self::DrmDevice)
     }
 }
 
-/// Prints them.
+/// Prints the files and devices that the options select.
 pub(crate) fn run(options: &args::List, config: Option<&Path>, terminal: Terminal) -> ExitCode {
     let mut log = Log::default();
     let text = info::configuration(config, options.root.as_deref()).and_then(|config| {
         let (items, unknown) = items(&options.parts, &config, &mut log)?;
-        // On stderr: programs read a path on each line of stdout.
+        // On stderr, because stdout contains only paths, for scripts.
         unknown.iter().for_each(|finding| log.remark(finding));
         match options.output.json {
             true => json(&items),
-            // Programs read a path on each line of a pipe.
             false if terminal.is_screen() => Ok(terminal.render(&columns(&items))),
             false => Ok(text_of(&items)),
         }
@@ -93,22 +92,22 @@ pub(crate) fn run(options: &args::List, config: Option<&Path>, terminal: Termina
     output::print_or_fail(text, &mut log)
 }
 
-/// What nvidia-container-cli's `list` prints: a path on each line.
+/// Returns the output of `nvidia-container-cli list`: one path on each line.
 ///
 /// # Errors
-/// If there is no driver, or a device that was chosen is none of this host.
+/// If the driver is missing, or a selected device does not exist.
 pub(crate) fn text(parts: &Parts, config: &Config, log: &mut Log) -> Result<String> {
     Ok(text_of(&items(parts, config, log)?.0))
 }
 
 fn text_of(items: &[Item]) -> String {
-    let lines = items.iter().filter(|item| !item.kind.is_ours_alone());
+    let lines = items.iter().filter(|item| !item.kind.is_json_only());
     lines.map(|item| format!("{}\n", item.path.display())).collect()
 }
 
-/// The kind and the path of each; the files that nvidia-container-cli does not list are left out here too.
+/// Returns a table of kinds and paths, for a terminal.
 fn columns(items: &[Item]) -> Vec<Line> {
-    let shown = items.iter().filter(|item| !item.kind.is_ours_alone());
+    let shown = items.iter().filter(|item| !item.kind.is_json_only());
     table(shown.map(|item| [cell(item.kind.name()), cell(one_line(&item.path.to_string_lossy()))]).collect())
 }
 
@@ -123,7 +122,7 @@ fn json(items: &[Item]) -> Result<String> {
     Ok(base::json::document("files", &items.iter().map(data).collect::<Vec<_>>())?)
 }
 
-/// With them, the libraries among them that the catalogue lacks.
+/// Returns the selected files and devices, and a finding about driver libraries that are not in the catalog.
 fn items(parts: &Parts, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Option<Finding>)> {
     let everything = parts.is_everything();
     let chosen = parts.clone().completed();
@@ -188,7 +187,7 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
         let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
         items.push(item(path.clone(), &path, Kind::ImexChannel));
     }
-    // For the error, if the node of a capability is missing.
+    // Fails if the node of a capability is missing.
     decide::mig_management(&facts, &wanted, &devices)?;
     let table = host.mig_minors_text();
     for cap in decide::management_caps(&wanted) {
@@ -201,8 +200,8 @@ fn item(path: PathBuf, source: &Path, kind: Kind) -> Item {
     Item { path, source: source.to_owned(), kind, is_unknown: false }
 }
 
-/// What it takes to lay out or watch the MIG devices of these GPUs: every node that could be, also of instances that are not
-/// there yet.
+/// Returns the nodes for configuring or monitoring the MIG devices of these GPUs, including those of instances that do not exist
+/// yet.
 fn mig_management(cap: MigCap, devices: &[Device<'_>], minors: Option<&str>, limits: &Limits) -> Vec<Item> {
     let nodes = |is: &dyn Fn(MigCap) -> bool| {
         let lines = minors.unwrap_or_default().lines().filter_map(parse_line);
@@ -226,7 +225,8 @@ fn mig_management(cap: MigCap, devices: &[Device<'_>], minors: Option<&str>, lim
     paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()
 }
 
-/// The driver's files, and the libraries of it that the catalogue lacks. Of the loaded driver; where none is loaded, of the one whose libraries are there. NVML is not asked.
+/// Returns the driver files, and the driver libraries that are not in the catalog. The version is that of the loaded kernel module
+/// or, if none is loaded, of the installed libraries. This function does not ask NVML.
 fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Library>)> {
     let root = Tree::open(&config.driver_root)?;
     let cache = LinkerCache::read(&root, config.ldcache.as_ref());
@@ -235,8 +235,8 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
     let version = module.clone().or_else(|| diagnosis::inspect(&any, module).libraries).ok_or_else(|| {
         failure(
             &catalog::NO_LIBRARIES,
-            format!("there is no NVIDIA driver below {}", root.path()),
-            "name its directory with --root, or with root in the [nvidia-container-cli] table of config.toml",
+            format!("no NVIDIA driver below {}", root.path()),
+            "set the driver root with --root, or with root in the [nvidia-container-cli] table of config.toml",
         )
     })?;
     let search = Search { version: &version, ..any };
@@ -246,7 +246,7 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
     Ok((root, files, unknown))
 }
 
-/// The sockets and directories of daemons that containers get.
+/// Returns the sockets and directories of daemons that containers get.
 fn daemons(root: &Tree, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> {
     let all = Capabilities::of(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);

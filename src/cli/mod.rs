@@ -1,5 +1,7 @@
-//! The command line: dispatch by the name that the program is called by, and exit codes. [`args`] has the commands and options,
-//! [`parse`] the errors, and [`stage`] what engines call, which is tried first.
+//! Runs the command line: dispatches on the name with which the program is called, and on the command.
+//!
+//! [`stage`] parses what engines call, and is tried first. [`args`] defines all other commands and options, [`parse`] turns the
+//! errors of clap into ours.
 
 pub mod args;
 pub(crate) mod cdi;
@@ -33,13 +35,14 @@ use nvidia_host::inventory::probe;
 use crate::log::Log;
 use crate::stages;
 use args::{Cli, Command};
-use parse::Asked;
+use parse::Parsed;
 use terminal::Environment;
 
 const USAGE: u8 = 2;
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
-/// Runs the command with these arguments, argv\[0\] first; the exit code is 0, 1 if it failed, 2 if the command line is wrong.
+/// Runs the command with these arguments, which begin with argv\[0\]. Returns 0, 1 if the command failed, or 2 if the command line
+/// is invalid; `doctor` and `status` have more codes.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
@@ -60,19 +63,19 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
             Ok(edits) => stages::rootfs::run(edits),
             Err(error) => usage_error(&failure(
                 &catalog::COMMAND_LINE,
-                format!("wrong command line: {error}"),
+                format!("invalid command line: {error}"),
                 "run \"oci-nvidia-hook --help\"",
             )),
         },
-        // What a program with threads executes to ask NVML.
+        // Programs with threads cannot fork safely: they execute this verb to ask NVML.
         Some((verb, _)) if verb == probe::VERB => answer_probe(),
         Some((verb, rest)) if verb == completion::VERB => completion::complete(rest),
-        // The cheapest command: tests of what a stage costs compare with it.
+        // The tests of the cost of a stage compare with this command, so it must not run clap.
         Some((word, [])) if word == "--version" => output::print(VERSION),
         _ => match parse::parse(&args) {
-            Ok(Asked::Run(cli)) => carry_out(&cli, environment),
-            Ok(Asked::Help(text)) => output::print(&text),
-            Ok(Asked::Version) => output::print(VERSION),
+            Ok(Parsed::Run(cli)) => carry_out(&cli, environment),
+            Ok(Parsed::Help(text)) => output::print(&text),
+            Ok(Parsed::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
         },
     }
@@ -114,9 +117,9 @@ mod tests {
 
     fn parsed(args: &[&str]) -> Result<Cli> {
         match parse::parse(&args.iter().map(OsString::from).collect::<Vec<_>>())? {
-            Asked::Run(cli) => Ok(cli),
-            Asked::Help(text) => bail!("{text}"),
-            Asked::Version => bail!("version"),
+            Parsed::Run(cli) => Ok(cli),
+            Parsed::Help(text) => bail!("{text}"),
+            Parsed::Version => bail!("version"),
         }
     }
 
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn help_is_asked_for_anywhere() {
+    fn help_can_stand_anywhere() {
         for (args, usage) in [
             (&["--help"][..], "Usage: oci-nvidia-hook [OPTIONS] <COMMAND>"),
             (&["list", "-h"], "Usage: oci-nvidia-hook list [OPTIONS]"),
@@ -167,7 +170,6 @@ mod tests {
         }
     }
 
-    /// Stages are read by hand and by clap: as the same.
     #[test]
     fn stages_have_the_same_names_for_both_parsers() {
         let mut stages = 0;
@@ -207,7 +209,7 @@ mod tests {
             &["info", "--output", "x"],
             &["completion"],
             &["why", "a", "b"],
-            // An option is no value, except behind "=".
+            // An option is not a value, except after "=".
             &["doctor", "--bundle", "--x"],
             &["doctor", "--bundle", "--json"],
             &["doctor", "--bundle", "--"],
@@ -218,7 +220,7 @@ mod tests {
         ] {
             let text = base::report::render(&parsed(args).unwrap_err());
             let (message, hint) = text.split_once('\n').unwrap();
-            assert!(message.starts_with("wrong command line: ") && message.ends_with(" (ONH-002)"), "{text}");
+            assert!(message.starts_with("invalid command line: ") && message.ends_with(" (ONH-002)"), "{text}");
             assert!(hint.starts_with("hint: ") && hint.ends_with("--help\"") && !hint.contains('\n'), "{text}");
             assert!(!text.contains('\x1b'), "{text}");
         }
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_near_word_is_offered() {
+    fn a_similar_word_is_suggested() {
         for (args, hint) in [
             (&["prestrat"][..], "did you mean prestart? See \"oci-nvidia-hook --help\""),
             (&["cdi", "chekc"], "did you mean check? See \"oci-nvidia-hook cdi --help\""),

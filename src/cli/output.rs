@@ -1,4 +1,4 @@
-//! The only file that writes to stdout: at some stages stdout is data.
+//! Writes to stdout. No other file does, because stdout is data for the runtime at some stages.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -7,21 +7,21 @@ use anyhow::Result;
 
 use crate::log::Log;
 
-/// Prints and succeeds, or fails when nobody reads.
+/// Prints text. Fails if stdout cannot be written, for example because the reader of a pipe has ended.
 pub(crate) fn print(text: &str) -> ExitCode {
     write(text.as_bytes())
 }
 
 pub(crate) fn write(bytes: &[u8]) -> ExitCode {
     let mut stdout = std::io::stdout().lock();
-    // Stdout is buffered by lines, and what it could not write at the end of the program nobody would hear of.
+    // Stdout is buffered by lines. Without the flush, an error at the end of the program would be lost.
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// Prints it, or says why there is nothing to print.
+/// Prints the text, or reports the error.
 pub(crate) fn print_or_fail(text: Result<String>, log: &mut Log) -> ExitCode {
     match text {
         Ok(text) => print(&text),

@@ -1,4 +1,4 @@
-//! What clap makes of a command line, with errors in the form of all other messages.
+//! Parses command lines with clap, and gives its errors the form of all other messages.
 
 use std::ffi::OsString;
 
@@ -8,61 +8,61 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use base::report::{catalog, failure};
 
-/// What a command line asks for.
+/// A valid command line.
 #[derive(Debug)]
-pub enum Asked<T> {
+pub enum Parsed<T> {
     Run(T),
     Help(String),
     Version,
 }
 
-/// Parses the arguments, argv\[0\] left out.
+/// Parses the arguments after argv\[0\].
 ///
 /// # Errors
-/// If the command line is wrong.
-pub fn parse<T: Parser>(args: &[OsString]) -> Result<Asked<T>> {
+/// If the command line is invalid.
+pub fn parse<T: Parser>(args: &[OsString]) -> Result<Parsed<T>> {
     let command = T::command();
     let error = match T::try_parse_from(std::iter::once(command.get_name().into()).chain(args.iter().cloned())) {
-        Ok(options) => return Ok(Asked::Run(options)),
+        Ok(options) => return Ok(Parsed::Run(options)),
         Err(error) => error,
     };
     match error.kind() {
-        ErrorKind::DisplayHelp => Ok(Asked::Help(error.render().to_string())),
-        ErrorKind::DisplayVersion => Ok(Asked::Version),
-        _ => Err(wrong(&error, &path(&command, args))),
+        ErrorKind::DisplayHelp => Ok(Parsed::Help(error.render().to_string())),
+        ErrorKind::DisplayVersion => Ok(Parsed::Version),
+        _ => Err(invalid(&error, &path(&command, args))),
     }
 }
 
-/// An error of the command line. `path` is the command whose help lists what there is.
-fn wrong(error: &clap::Error, path: &str) -> anyhow::Error {
+/// Returns the error for an invalid command line. `path` is the command whose help describes the valid ones.
+fn invalid(error: &clap::Error, path: &str) -> anyhow::Error {
     let text = error.render().to_string();
-    // Then come tips and the usage.
+    // clap adds tips and the usage, after empty lines.
     let what: Vec<_> = text.split("\n\n").next().unwrap_or_default().split_whitespace().collect();
     let what = what.join(" ");
     let help = format!("\"{path} --help\"");
-    let hint = match meant(error) {
-        Some(meant) => format!("did you mean {meant}? See {help}"),
+    let hint = match suggestion(error) {
+        Some(word) => format!("did you mean {word}? See {help}"),
         None => format!("run {help}"),
     };
     failure(
         &catalog::COMMAND_LINE,
-        format!("wrong command line: {}", what.strip_prefix("error: ").unwrap_or(&what)),
+        format!("invalid command line: {}", what.strip_prefix("error: ").unwrap_or(&what)),
         hint,
     )
 }
 
-/// The most similar word that the command has.
-fn meant(error: &clap::Error) -> Option<&String> {
+/// Returns the most similar valid word.
+fn suggestion(error: &clap::Error) -> Option<&String> {
     let suggested = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     match suggested.into_iter().find_map(|kind| error.get(kind))? {
         ContextValue::String(word) => Some(word),
-        // The most similar one is the last.
+        // clap puts the most similar word last.
         ContextValue::Strings(words) => words.last(),
         _ => None,
     }
 }
 
-/// The program with the commands that the line names.
+/// Returns the name of the program, followed by the commands on the command line.
 fn path(program: &clap::Command, args: &[OsString]) -> String {
     let mut path = program.get_name().to_owned();
     let mut command = program;

@@ -1,4 +1,4 @@
-//! `prepare`: modules loaded and device nodes made, at boot or before the first container.
+//! `prepare`: loads the driver's modules and creates its device nodes, at boot or before the first container.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use nvidia_host::prepare::host::{AT_BOOT, Prepared, may_prepare, prepare_host};
 use super::{args, output, selection};
 use crate::log::Log;
 
-/// Prepares the host, and prints what was done.
+/// Prepares the host, and prints each action.
 pub(crate) fn run(options: &args::Prepare, config: Option<&Path>) -> ExitCode {
     let mut log = Log::default();
     let prepared = match run_as_root(options, config) {
@@ -40,14 +40,14 @@ fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepare
     if !may_prepare()? {
         return Err(failure(
             &catalog::NOT_ROOT,
-            "only root of the host can make device nodes",
+            "only root of the host can create device nodes",
             "run \"sudo oci-nvidia-hook prepare\"",
         ));
     }
     let mut prepared = prepare_host(&config, &channels, AT_BOOT)?;
-    // Without a driver there is nothing to ask: a host without GPUs boots as well.
+    // A host without GPUs, or without a driver, must boot without an error.
     if prepared.is_loaded && prepared.failed.is_empty() {
-        // The first container need not wait for NVML then.
+        // This caches the inventory, so that the first container need not wait for NVML.
         prepared.failed.extend(Host::inspect_afresh(&config).err());
     }
     Ok(prepared)

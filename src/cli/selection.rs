@@ -1,4 +1,4 @@
-//! The options that choose devices and parts of the driver, as nvidia-container-cli has them, and the request they make.
+//! Defines the options of nvidia-container-cli that select devices and parts of the driver, and turns them into a request.
 
 use anyhow::Result;
 use clap::Args;
@@ -11,36 +11,36 @@ use nvidia_host::require::Requirement;
 
 use crate::request::{GpuRequest, MAX_REQUIREMENTS};
 
-/// Devices, and what belongs to them.
+/// Options that select devices.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// GPUs and MIG devices, by index, UUID or bus id; a comma list, or all
+    /// GPUs and MIG devices: a comma-separated list of indices, UUIDs or bus ids, or all
     #[arg(short, long = "device", value_name = "ID", value_delimiter = ',')]
     pub devices: Option<Vec<String>>,
     /// 32-bit libraries
     #[arg(long)]
     pub compat32: bool,
-    /// What it takes to lay out MIG devices; only all is accepted
+    /// Device nodes for configuring MIG devices; only all is supported
     #[arg(long, value_name = "ID", value_parser = ["all"], hide_possible_values = true)]
     pub mig_config: Option<String>,
-    /// What it takes to watch MIG devices; only all is accepted
+    /// Device nodes for monitoring MIG devices; only all is supported
     #[arg(long, value_name = "ID", value_parser = ["all"], hide_possible_values = true)]
     pub mig_monitor: Option<String>,
-    /// IMEX channels, by number; a comma list
+    /// IMEX channels: a comma-separated list of numbers
     #[arg(long = "imex-channel", value_name = "CHANNEL", value_delimiter = ',')]
     pub imex_channels: Vec<String>,
-    /// Without the socket of nvidia-persistenced
+    /// Omit the socket of nvidia-persistenced
     #[arg(long)]
     no_persistenced: bool,
-    /// Without the socket of the fabric manager
+    /// Omit the socket of the fabric manager
     #[arg(long)]
     no_fabricmanager: bool,
-    /// Without GPU firmware
+    /// Omit GPU firmware
     #[arg(long)]
     no_gsp_firmware: bool,
 }
 
-/// What of the driver to list.
+/// Options that select parts of the driver.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
     /// Devices
@@ -55,20 +55,20 @@ pub struct Parts {
     /// Sockets of the driver's daemons
     #[arg(short, long)]
     pub ipcs: bool,
-    /// The firmware of the GPUs' own processor
+    /// Firmware of the GPUs' own processor
     #[arg(short, long)]
     pub firmwares: bool,
 }
 
 impl Parts {
-    /// Whether nothing was chosen: that means everything. A channel chooses nothing else away.
+    /// Returns whether no option selects a part, which means all parts. IMEX channels do not count: they are never part of all.
     pub fn is_everything(&self) -> bool {
         let Self { selection: Selection { devices, compat32, mig_config, mig_monitor, .. }, .. } = self;
         let has_parts = self.libraries || self.binaries || self.ipcs || self.firmwares || *compat32;
         !has_parts && devices.is_none() && mig_config.is_none() && mig_monitor.is_none()
     }
 
-    /// The same with what everything is.
+    /// Returns the options with all parts selected if none was.
     pub fn completed(self) -> Self {
         if !self.is_everything() {
             return self;
@@ -79,7 +79,7 @@ impl Parts {
 }
 
 impl Selection {
-    /// What is left out.
+    /// Returns the files to omit.
     pub fn omit(&self) -> Omit {
         Omit {
             persistenced: self.no_persistenced,
@@ -89,28 +89,28 @@ impl Selection {
         }
     }
 
-    /// The IMEX channels, without empty words.
+    /// Returns the IMEX channels, without empty words.
     pub fn imex_channels(&self) -> impl Iterator<Item = &str> {
         words(&self.imex_channels)
     }
 
-    /// The request that it is with these capabilities and `--require` options, under the administrator's rules.
+    /// Returns the request for these devices with these capabilities and `--require` options.
     ///
     /// # Errors
-    /// If it asks for what containers may not have.
+    /// If config.toml does not allow a capability, or there are too many requirements.
     pub fn request(&self, capabilities: Capabilities, requirements: &[String], config: &Config) -> Result<GpuRequest> {
         if let Some(refused) = capabilities.iter().find(|asked| !config.supported_driver_capabilities.has(*asked)) {
             return Err(failure(
                 &catalog::CAPABILITY,
-                format!("\"--{}\" asks for what containers may not have", refused.name()),
+                format!("config.toml does not allow \"--{}\"", refused.name()),
                 "check supported-driver-capabilities in config.toml",
             ));
         }
         if requirements.len() > MAX_REQUIREMENTS {
             return Err(failure(
                 &catalog::BAD_REQUIREMENT,
-                format!("there are {} \"--require\", at most {MAX_REQUIREMENTS} are looked at", requirements.len()),
-                "join them with commas",
+                format!("{} \"--require\" options, at most {MAX_REQUIREMENTS} are allowed", requirements.len()),
+                "join requirements with commas",
             ));
         }
         let requirement = |text: &String| Requirement { variable: "--require".to_owned(), text: text.clone() };
@@ -131,12 +131,12 @@ impl Selection {
     }
 }
 
-/// The words of a comma list.
+/// Returns the words of a comma-separated list, without empty ones.
 pub(super) fn words(list: &[String]) -> impl Iterator<Item = &str> {
     list.iter().map(|word| word.trim()).filter(|word| !word.is_empty())
 }
 
-/// `none` and `void` are words of images, and no devices here.
+/// Parses `--device`. `none` and `void` have a meaning only in the container's variable: here they are names of unknown devices.
 fn visible(names: &[String]) -> VisibleDevices {
     let mut names = words(names).peekable();
     if names.peek().is_none() {
@@ -150,7 +150,7 @@ fn visible(names: &[String]) -> VisibleDevices {
     }
 }
 
-/// nvidia-container-cli reads indices with strtoul(3), which takes a sign.
+/// Removes a plus sign: nvidia-container-cli reads indices with strtoul(3), which accepts one.
 fn unsigned(name: &str) -> &str {
     let digits = name.strip_prefix('+').filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
     digits.filter(|digits| !digits.is_empty()).unwrap_or(name)
@@ -201,7 +201,7 @@ mod tests {
         };
         assert!(request(Capability::Utility, &["cuda>=99".into()], &config).unwrap().requirements.is_empty());
         let refused = request(Capability::Compute, &[], &config).unwrap_err();
-        assert!(base::report::render(&refused).contains("\"--compute\" asks for what containers may not have"));
+        assert!(base::report::render(&refused).contains("config.toml does not allow \"--compute\""));
         assert!(request(Capability::Utility, &vec![String::new(); 33], &Config::default()).is_err());
     }
 

@@ -1,5 +1,5 @@
-//! The stages at which engines call the program. Their command lines are read here by hand, so that the start of a container
-//! never runs the parser of the other commands.
+//! Defines the stages at which engines call the hook. Their command lines are parsed here by hand, because clap would take longer
+//! than the hook does for a container without GPUs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,39 +11,39 @@ use super::output;
 use crate::stages::prestart::{self, Place};
 use crate::stages::{poststop, precreate};
 
-/// A command that an engine runs.
+/// A stage at which an engine or a runtime calls the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
 #[command(rename_all = "camelCase")]
 pub enum Stage {
-    /// Hook stage: set the container up
+    /// Hook stage: set up the container
     ///
-    /// An engine calls it when the container's file system is mounted and its process waits. The container state is read
-    /// from stdin, and config.json from the bundle that the state names.
+    /// Runtimes call this stage when the container's root file system is mounted and its process waits. The hook reads the
+    /// container state from stdin, and config.json from the bundle that the state names.
     Prestart,
-    /// Hook stage: the same as prestart, by its newer name
+    /// Hook stage: same as prestart, under its current OCI name
     ///
-    /// CRI-O and Podman call it where a hook's JSON file says prestart.
+    /// Runtimes call the hooks of both stages at the same point.
     CreateRuntime,
-    /// Hook stage: the same, from inside the container's namespaces
+    /// Hook stage: set up the container from within its namespaces
     ///
-    /// For engines that know only the newer stages. It does not work in a container with a user namespace.
+    /// This stage is for engines that support only the newer stages. It does not support containers with a user namespace.
     CreateContainer,
-    /// Podman's hook stage: print config.json with the GPUs in it
+    /// Hook stage of Podman: add the GPUs to config.json
     ///
-    /// It reads config.json from stdin and prints the new one; the runtime then sets the container up. Never put a JSON
-    /// file with this stage into a directory that CRI-O reads: CRI-O would not start.
+    /// The hook reads config.json from stdin and prints the new one; the runtime then sets up the container. Do not put a JSON file
+    /// with this stage into a directory that CRI-O reads: CRI-O would not start.
     Precreate,
     /// Hook stage: do nothing
     Poststart,
-    /// Hook stage: remove what a start created, and its record
+    /// Hook stage: remove what the hook created, and its record
     ///
-    /// What a start created in the container is removed if it is unchanged. The record of a start that failed stays for a
-    /// while.
+    /// The hook removes what it created in the container's root file system, if it is unchanged. It keeps the record of a container
+    /// that failed for some time.
     Poststop,
 }
 
 impl Stage {
-    /// The stage of this name.
+    /// Returns the stage with this name.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "prestart" => Self::Prestart,
@@ -56,7 +56,7 @@ impl Stage {
         })
     }
 
-    /// Runs it.
+    /// Runs the hook at this stage.
     pub fn run(self, config: Option<&Path>, debug: bool) -> ExitCode {
         match self {
             Self::Prestart | Self::CreateRuntime => prestart::run(Place::Outside, config, debug),
@@ -71,8 +71,8 @@ impl Stage {
     }
 }
 
-/// The stage and `--config` of a command line that has nothing else; `None` for any other, also for a wrong one: the parser of
-/// all commands reads those.
+/// Parses a command line that consists of a stage and `--config`. Returns `None` for any other command line, including invalid
+/// ones, which clap parses and reports.
 pub fn parse(args: &[OsString]) -> Option<(Stage, Option<&Path>)> {
     let (mut stage, mut config) = (None, None);
     let is_value = |value: &&str| !value.is_empty() && (*value == "-" || !value.starts_with('-'));

@@ -1,4 +1,4 @@
-//! `status`: a line for each engine of this host, whether it starts our hook.
+//! `status`: shows for each engine of this host whether it starts the hook.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use crate::engine::status::{self, Status};
 use crate::engine::{User, hooks, inspect_engines};
 use crate::log::Log;
 
-/// Prints it. 0 if the hook is active in every engine that is installed.
+/// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
 pub fn run(options: &args::Status, terminal: Terminal) -> ExitCode {
     let printed = statuses().and_then(|statuses| {
         let all_active = statuses.iter().all(|status| status.active || !status.installed);
@@ -35,7 +35,8 @@ fn statuses() -> Result<Vec<Status>> {
     Ok(inspect_engines(&host, this_user()).iter().map(|engine| status::judge(engine, &installed)).collect())
 }
 
-/// Who calls, if it is not root. Without an environment, the home directory is what the user database says.
+/// Returns the calling user; `None` if it is root. The home directory is that of the user database, because the environment was
+/// cleared.
 pub fn this_user() -> Option<User> {
     let uid = nix::unistd::getuid();
     if uid.is_root() {
@@ -56,13 +57,13 @@ pub fn text(statuses: &[Status], terminal: Terminal) -> String {
             (true, true) => (Tone::Good, "active"),
             (true, false) => (Tone::Bad, "not active"),
         };
-        let by = if status.active { format!(", by {}", one_line(&status.files())) } else { String::new() };
+        let files = if status.active { format!(", from {}", one_line(&status.files())) } else { String::new() };
         let why = match status.why.as_str() {
             "" => String::new(),
             why => format!("{} {}", if status.active { "," } else { ":" }, one_line(why)),
         };
         let engine = format!("{:<width$} ", one_line(&status.engine) + ":", width = width + 1);
-        lines.push(Line::new(hang, engine).then(tone, word).then(Tone::Plain, by + &why));
+        lines.push(Line::new(hang, engine).then(tone, word).then(Tone::Plain, files + &why));
         if !status.fix.is_empty() {
             lines.push(Line::new(hang, format!("{:hang$}hint: {}", "", one_line(&status.fix))));
         }

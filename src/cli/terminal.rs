@@ -1,6 +1,6 @@
-//! Lays out what commands print for a person: columns, colors, and lines folded to the width of the terminal.
+//! Formats output for people: aligns columns, colors words, and folds lines to the width of the terminal.
 //!
-//! Commands hand over [`Line`]s. Only this module knows escape codes and widths. A pipe gets the plain text, unfolded.
+//! Commands build [`Line`]s; only this module knows escape codes and widths. In a pipe, lines are plain and not folded.
 
 use std::io::IsTerminal;
 
@@ -19,7 +19,7 @@ pub enum Color {
     Never,
 }
 
-/// What the environment asks for. `main` reads it before it clears the environment; nothing else of the values is kept.
+/// The environment variables that control colors. They are read before the environment is cleared.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Environment {
     no_color: bool,
@@ -39,11 +39,11 @@ impl Environment {
         }
     }
 
-    /// What stdout can show. The command line decides first, then `NO_COLOR`, then `CLICOLOR_FORCE`.
+    /// Returns the properties of stdout. `--color` has priority over `NO_COLOR`, and that over `CLICOLOR_FORCE`.
     pub(crate) fn stdout(self, color: Color) -> Terminal {
         let stdout = std::io::stdout();
         let is_terminal = stdout.is_terminal();
-        // A terminal without a size, as in a serial console, has 0 columns.
+        // A serial console does not know its size and reports 0 columns.
         let columns = || tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
         Terminal {
             has_color: self.has_color(color, is_terminal),
@@ -60,7 +60,7 @@ impl Environment {
     }
 }
 
-/// Where the output goes. The default is a pipe.
+/// The properties of stdout. The default is a pipe without colors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminal {
     has_color: bool,
@@ -85,7 +85,7 @@ pub(crate) enum Tone {
 }
 
 impl Tone {
-    /// The tone of a finding.
+    /// Returns the tone of a finding with this severity.
     pub(crate) fn of_severity(name: &str) -> Self {
         match name {
             "error" => Self::Bad,
@@ -109,17 +109,17 @@ impl Tone {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Line {
     parts: Vec<(Tone, String)>,
-    /// Where the text goes on after a fold, in columns
+    /// The column in which the text continues after a fold
     hang: usize,
 }
 
 impl Line {
-    /// A line that begins with this text and, where it is folded, goes on in this column.
+    /// Returns a line that begins with this text and, if it is folded, continues in column `hang`.
     pub(crate) fn new(hang: usize, text: impl Into<String>) -> Self {
         Self { parts: vec![(Tone::Plain, text.into())], hang }
     }
 
-    /// The line with more text.
+    /// Appends text to the line.
     pub(crate) fn then(mut self, tone: Tone, text: impl Into<String>) -> Self {
         self.parts.push((tone, text.into()));
         self
@@ -129,7 +129,7 @@ impl Line {
 /// A cell of a table.
 pub(crate) type Cell = (Tone, String);
 
-/// A cell of plain text.
+/// Returns a cell of plain text.
 pub(crate) fn cell(text: impl Into<String>) -> Cell {
     (Tone::Plain, text.into())
 }
@@ -156,17 +156,17 @@ pub(crate) fn table<const N: usize>(rows: Vec<[Cell; N]>) -> Vec<Line> {
 }
 
 impl Terminal {
-    /// Whether a person reads this on a screen.
+    /// Returns whether stdout is a terminal.
     pub(crate) const fn is_screen(self) -> bool {
         self.width.is_some()
     }
 
-    /// The width of a column with these texts on a screen; 0 in a pipe, where nothing is aligned.
+    /// Returns the width of a column with these texts on a terminal, or 0 in a pipe, in which nothing is aligned.
     pub(crate) fn column<'a>(self, texts: impl Iterator<Item = &'a str>) -> usize {
         if self.is_screen() { texts.map(|text| text.chars().count()).max().unwrap_or_default() } else { 0 }
     }
 
-    /// The lines as text.
+    /// Returns the lines as text.
     pub(crate) fn render(self, lines: &[Line]) -> String {
         let mut text = String::new();
         lines.iter().for_each(|line| self.add(line, &mut text));
@@ -202,7 +202,7 @@ impl Terminal {
     }
 }
 
-/// The words of a text, each with the spaces in front of it.
+/// Splits a text into words, each with the spaces in front of it.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -259,7 +259,7 @@ mod tests {
         let exact = Line::new(2, "12345 789");
         assert_eq!(narrow(9).render(std::slice::from_ref(&exact)), "12345 789\n");
         assert_eq!(narrow(8).render(&[exact]), "12345\n  789\n");
-        // A comma that follows a word of another tone is not torn off.
+        // A comma stays with the preceding word, even if the word has another tone.
         let line = Line::new(2, "aaa ").then(Tone::Good, "bbb").then(Tone::Plain, ", c");
         assert_eq!(narrow(7).render(&[line]), "aaa bbb,\n  c\n");
     }

@@ -1,5 +1,5 @@
-//! `why`: what the hook did for a container, and why. From the record of its last call; for a container without one, from
-//! its config.json.
+//! `why`: prints what the hook did for a container, and why, from the record of its last run. Without a record, it uses the
+//! container's config.json.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,19 +23,19 @@ use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};
 use crate::request::given;
 
-/// A container that engines have.
+/// A container that an engine lists.
 struct Known {
     listed: Listed,
     bundle: PathBuf,
 }
 
-/// The document of `--json`. The names are an interface.
+/// The document of `--json`, whose schema is `docs/schemas/why.json`.
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
     version: u32,
-    /// The newest first
+    /// Sorted from the newest to the oldest
     records: Vec<&'a Record>,
-    /// The container that was asked about, if it has no record
+    /// The given container, if it has no record
     #[serde(skip_serializing_if = "Option::is_none")]
     without_record: Option<WithoutRecord>,
 }
@@ -50,25 +50,25 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Which container is meant.
+/// The containers that match a name.
 #[derive(Debug, PartialEq, Eq)]
-enum Meant {
-    /// The records of these places in the list
+enum Match {
+    /// Containers with a record, as indices of the records
     Records(Vec<usize>),
-    /// The container of this place in the list: it has no record
+    /// A container without a record, as index of the known containers
     Known(usize),
-    /// These ids begin so
+    /// Several ids that begin with the name
     Several(Vec<String>),
     Nothing,
 }
 
-/// Prints it. 0 if there is something to tell, also if that is a failure.
+/// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
 pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> ExitCode {
-    let told = match &options.container {
-        Some(name) => tell(name, options, config, terminal),
-        None => tell_all(options, terminal),
+    let text = match &options.container {
+        Some(name) => show(name, options, config, terminal),
+        None => list(options, terminal),
     };
-    match told {
+    match text {
         Ok(text) => output::print(&text),
         Err(error) => {
             Log::default().error(&error);
@@ -77,46 +77,46 @@ pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal
     }
 }
 
-fn tell_all(options: &args::Why, terminal: Terminal) -> Result<String> {
+fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
     let (records, _) = records_and_known()?;
     let roots = roots_records();
     if options.output.json {
-        // Stdout is for the records alone.
+        // On stderr, because stdout contains only the document.
         roots.iter().for_each(|hint| Log::default().report(hint));
         return Answer::of(records.iter().collect()).print();
     }
     if records.is_empty() {
         return Ok(match roots {
-            Some(hint) => format!("no container of this user has asked for GPUs\n{hint}\n"),
-            None => "no container has asked for GPUs\n".to_owned(),
+            Some(hint) => format!("no container of this user has requested GPUs\n{hint}\n"),
+            None => "no container has requested GPUs\n".to_owned(),
         });
     }
     Ok(terminal.render(&why_list::lines(&records)) + &roots.map(|hint| hint + "\n").unwrap_or_default())
 }
 
-/// Where to look for containers of root's engines, for a user who cannot read their records.
+/// Returns a hint for users who cannot read the records of root's containers.
 fn roots_records() -> Option<String> {
     let is_root = rustix::process::geteuid().is_root() && !ns::in_user_namespace().unwrap_or_default();
-    let is_there = run_dir::path_of_root().symlink_metadata().is_ok();
-    (!is_root && is_there).then(|| {
+    let exists = run_dir::path_of_root().symlink_metadata().is_ok();
+    (!is_root && exists).then(|| {
         "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
          run \"sudo oci-nvidia-hook why\""
             .to_owned()
     })
 }
 
-fn tell(name: &str, options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<String> {
+fn show(name: &str, options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<String> {
     let (records, known) = records_and_known()?;
     match find(name, &records, &known) {
-        Meant::Records(places) => {
-            let meant: Vec<_> = places.iter().filter_map(|at| records.get(*at)).collect();
+        Match::Records(places) => {
+            let found: Vec<_> = places.iter().filter_map(|at| records.get(*at)).collect();
             if options.output.json {
-                return Answer::of(meant).print();
+                return Answer::of(found).print();
             }
-            let texts: Vec<_> = meant.iter().map(|record| terminal.render(&lines(record))).collect();
+            let texts: Vec<_> = found.iter().map(|record| terminal.render(&lines(record))).collect();
             Ok(texts.join("\n"))
         }
-        Meant::Known(at) => {
+        Match::Known(at) => {
             let Some(known) = known.get(at) else { return Ok(String::new()) };
             let answer = without_record(known, config)?;
             if options.output.json {
@@ -124,77 +124,82 @@ fn tell(name: &str, options: &args::Why, config: Option<&Path>, terminal: Termin
             }
             Ok(terminal.render(&answer.lines()))
         }
-        Meant::Several(ids) => Err(ambiguous(name, &ids)),
-        Meant::Nothing => Err(unknown(name)),
+        Match::Several(ids) => Err(ambiguous(name, &ids)),
+        Match::Nothing => Err(unknown(name)),
     }
 }
 
 fn ambiguous(name: &str, ids: &[String]) -> anyhow::Error {
-    failure(&catalog::NO_RECORD, format!("several ids begin with {name:?}: {}", ids.join(", ")), "give more of the id")
+    failure(
+        &catalog::NO_RECORD,
+        format!("several ids begin with {name:?}: {}", ids.join(", ")),
+        "give more characters of the id",
+    )
 }
 
 fn unknown(name: &str) -> anyhow::Error {
     failure(
         &catalog::NO_RECORD,
-        format!("no container or pod {name:?} is known"),
+        format!("unknown container or pod {name:?}"),
         roots_records().unwrap_or_else(|| {
-            "\"oci-nvidia-hook why\" lists the containers that asked for GPUs; \"oci-nvidia-hook status\" shows whether \
-             engines call the hook"
+            "\"oci-nvidia-hook why\" lists the containers that requested GPUs; \"oci-nvidia-hook status\" shows whether \
+             engines start the hook"
                 .to_owned()
         }),
     )
 }
 
-/// The directory that has config.json of the container that this name means.
+/// Returns the bundle of the container with this name, which contains config.json.
 ///
 /// # Errors
-/// If no container has it, several have it, or the one that had it was removed.
+/// If the name matches no container or several, or the container was removed.
 pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
     let (records, known) = records_and_known()?;
     let bundle = match find(name, &records, &known) {
-        Meant::Records(places) => {
+        Match::Records(places) => {
             match places.iter().filter_map(|at| records.get(*at)).collect::<Vec<_>>().as_slice() {
                 [record] => record.container.bundle.clone(),
                 several => {
-                    let names: Vec<_> = several.iter().map(|record| why_list::who(&record.container)).collect();
+                    let names: Vec<_> =
+                        several.iter().map(|record| why_list::display_name(&record.container)).collect();
                     return Err(failure(
                         &catalog::NO_RECORD,
                         format!("pod {name:?} has several containers"),
-                        format!("name one of {}", names.join(", ")),
+                        format!("give one of {}", names.join(", ")),
                     ));
                 }
             }
         }
-        Meant::Known(at) => known.get(at).map(|known| known.bundle.clone()).unwrap_or_default(),
-        Meant::Several(ids) => return Err(ambiguous(name, &ids)),
-        Meant::Nothing => return Err(unknown(name)),
+        Match::Known(at) => known.get(at).map(|known| known.bundle.clone()).unwrap_or_default(),
+        Match::Several(ids) => return Err(ambiguous(name, &ids)),
+        Match::Nothing => return Err(unknown(name)),
     };
     match bundle.join("config.json").try_exists() {
         Ok(false) => Err(failure(
             &catalog::NO_RECORD,
-            format!("container {name:?} has no config.json any more: its engine removed it"),
-            format!("oci-nvidia-hook why {name}"),
+            format!("config.json of container {name:?} is missing: the engine has removed it"),
+            format!("see what the hook did for it with \"oci-nvidia-hook why {name}\""),
         )),
-        // What is in the way is reported by the one who reads it.
+        // The caller reads the file and reports errors.
         Ok(true) | Err(_) => Ok(bundle),
     }
 }
 
-/// The id of the container that this name or beginning of an id means, if it is known.
+/// Returns the id of the container that matches this name or beginning of an id; `None` if it is unknown.
 pub(super) fn id_of(name: &str) -> Option<String> {
     let (records, known) = records_and_known().ok()?;
     match find(name, &records, &known) {
-        // A pod of several containers is no container.
-        Meant::Records(places) => match places.as_slice() {
+        // A pod with several containers does not name one of them.
+        Match::Records(places) => match places.as_slice() {
             [at] => records.get(*at).map(|record| record.container.id.clone()),
             _ => None,
         },
-        Meant::Known(at) => known.get(at).map(|known| known.listed.id.clone()),
-        Meant::Several(_) | Meant::Nothing => None,
+        Match::Known(at) => known.get(at).map(|known| known.listed.id.clone()),
+        Match::Several(_) | Match::Nothing => None,
     }
 }
 
-/// The records, with names, and the containers that engines have.
+/// Returns the records, with the names of their containers, and the containers that engines list.
 fn records_and_known() -> Result<(Vec<Record>, Vec<Known>)> {
     let mut records = records()?;
     let known = known_containers(&records);
@@ -202,7 +207,7 @@ fn records_and_known() -> Result<(Vec<Record>, Vec<Known>)> {
     Ok((records, known))
 }
 
-/// A file that is no record is reported, and the others are read.
+/// Reads the records. Files that are not records are reported.
 fn records() -> Result<Vec<Record>> {
     let found = Store::existing()?.map(|store| store.all()).transpose()?.unwrap_or_default();
     let dir = run_dir::path()?.join(store::DIR);
@@ -217,7 +222,7 @@ fn records() -> Result<Vec<Record>> {
     Ok(found.records)
 }
 
-/// Of the user who asks, and where these records are from.
+/// Returns the containers in the storage of the calling user, and in the storages that the records name.
 fn known_containers(records: &[Record]) -> Vec<Known> {
     let us = nix::unistd::Uid::effective();
     let home = if us.is_root() { None } else { nix::unistd::User::from_uid(us).ok().flatten().map(|user| user.dir) };
@@ -230,7 +235,7 @@ fn known_containers(records: &[Record]) -> Vec<Known> {
     BTreeSet::from_iter(dirs).into_iter().flat_map(of).collect()
 }
 
-/// The engine knows the names of those that it still has.
+/// Adds missing names to the records, from the engine's list: at a stage, the hook does not know the name.
 fn name_all(records: &mut [Record], known: &[Known]) {
     for record in records.iter_mut().filter(|record| record.container.name.is_empty()) {
         let listed = known.iter().find(|known| known.listed.id == record.container.id);
@@ -238,44 +243,43 @@ fn name_all(records: &mut [Record], known: &[Known]) {
     }
 }
 
-/// An id, a name, a pod, or the beginning of one id; in this order. `records` are the newest first.
-fn find(name: &str, records: &[Record], known: &[Known]) -> Meant {
+/// Finds the containers for an id, a name, a pod or the beginning of an id, in this order. `records` begin with the newest.
+fn find(name: &str, records: &[Record], known: &[Known]) -> Match {
     let id_of_name = known.iter().find(|known| known.listed.names.iter().any(|other| other == name));
     let id = id_of_name.map_or(name, |known| &known.listed.id);
     let is = |record: &Record| !name.is_empty() && (record.container.id == id || record.container.name == name);
     if let Some(at) = records.iter().position(is) {
-        return Meant::Records(vec![at]);
+        return Match::Records(vec![at]);
     }
     let of_pod: Vec<_> = (0..records.len())
         .filter(|at| records.get(*at).is_some_and(|record| why_list::is_pod(&record.container, name)))
         .collect();
     if !of_pod.is_empty() {
-        return Meant::Records(why_list::newest_of_each(records, &of_pod));
+        return Match::Records(why_list::newest_of_each(records, &of_pod));
     }
     if let Some(at) = known.iter().position(|known| known.listed.id == id) {
-        return Meant::Known(at);
+        return Match::Known(at);
     }
     let ids = records.iter().map(|record| &record.container.id).chain(known.iter().map(|known| &known.listed.id));
     let ids = BTreeSet::from_iter(ids.filter(|id| !name.is_empty() && id.starts_with(name)).cloned());
     let ids: Vec<_> = ids.into_iter().collect();
     match ids.as_slice() {
-        [] => Meant::Nothing,
+        [] => Match::Nothing,
         [id] => find(id, records, known),
-        _ => Meant::Several(ids),
+        _ => Match::Several(ids),
     }
 }
 
-/// What is known about a container without a record. Most containers have none: they ask for nothing. The names are an
-/// interface.
+/// A container without a record, as in most cases because it requests no GPU. The field names are part of the JSON interface.
 #[derive(Debug, Serialize)]
 struct WithoutRecord {
     id: String,
     name: String,
     outcome: NotSetUp,
     reason: String,
-    /// Finding that decided; empty if none did
+    /// The finding that is the reason; empty if none is
     finding: &'static str,
-    /// CDI devices or device nodes that the engine gave to the container; empty if there are none
+    /// CDI devices or device nodes that the engine gave to the container; empty if it gave none
     given: String,
     hint: String,
 }
@@ -284,11 +288,11 @@ struct WithoutRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum NotSetUp {
-    /// The container asks for nothing.
+    /// The container requests no GPU.
     Nothing,
-    /// It asks, and the hook leaves it alone.
+    /// The container requests GPUs, and the hook leaves it unchanged.
     LeftAlone,
-    /// It asks, and the hook was not called.
+    /// The container requests GPUs, and the hook was not called.
     NotCalled,
 }
 
@@ -317,7 +321,7 @@ fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord>
         Verdict::Gpus(request) => {
             answer.outcome = NotSetUp::NotCalled;
             answer.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
-            "\"oci-nvidia-hook status\" shows whether engines call the hook".clone_into(&mut answer.hint);
+            "\"oci-nvidia-hook status\" shows whether engines start the hook".clone_into(&mut answer.hint);
         }
     }
     Ok(answer)
@@ -327,11 +331,11 @@ impl WithoutRecord {
     fn lines(&self) -> Vec<Line> {
         let reason = one_line(&self.reason);
         let why = match self.outcome {
-            NotSetUp::Nothing if self.given.is_empty() => format!("it asks for no GPU: {reason}"),
-            NotSetUp::Nothing => format!("it asks the hook for nothing: {reason}"),
+            NotSetUp::Nothing if self.given.is_empty() => format!("the container requests no GPU: {reason}"),
+            NotSetUp::Nothing => format!("the container requests no GPU from the hook: {reason}"),
             NotSetUp::LeftAlone => format!("the hook does nothing: {reason} ({})", self.finding),
             NotSetUp::NotCalled => {
-                format!("{reason}, and there is no record that the hook was called for it since the last boot")
+                format!("{reason}, but no record shows that the hook was called for the container since the last boot")
             }
         };
         let mut lines = vec![format!("container {}", named(&self.id, &self.name)), why];
@@ -348,8 +352,9 @@ fn named(id: &str, name: &str) -> String {
     if name.is_empty() { id } else { format!("{id} ({})", one_line(name)) }
 }
 
-pub(super) const fn ended(record: &Record) -> &'static str {
-    match record.outcome {
+/// Returns the outcome as one or two words, for the list.
+pub(super) const fn short_outcome(outcome: Outcome) -> &'static str {
+    match outcome {
         Outcome::Given => "given",
         Outcome::Partly => "partly",
         Outcome::Nothing => "nothing",
@@ -359,12 +364,12 @@ pub(super) const fn ended(record: &Record) -> &'static str {
     }
 }
 
-/// The record as text.
-pub fn in_words(record: &Record) -> String {
+/// Returns the record as text.
+pub fn to_text(record: &Record) -> String {
     Terminal::default().render(&lines(record))
 }
 
-/// What is in a record may be a container's: it stays on its line.
+/// Returns the record as lines. Its texts can come from a container, so control characters are escaped.
 fn lines(record: &Record) -> Vec<Line> {
     let plain = |text: String| Line::new(4, text);
     let container = &record.container;
@@ -375,7 +380,7 @@ fn lines(record: &Record) -> Vec<Line> {
         lines.push(plain(one_line(&words)));
     }
     let [stage, started, hook] = [&record.stage, &record.started, &record.hook].map(|text| one_line(text));
-    lines.push(plain(format!("at {stage}, {started}, by version {hook}")));
+    lines.push(plain(format!("at {stage}, {started}, hook version {hook}")));
     if let Some(asked) = &record.asked {
         let with = asked.driver_capabilities.join(",");
         lines.push(plain(format!("{}, with {}", one_line(&record.request), one_line(&with))));
@@ -385,11 +390,11 @@ fn lines(record: &Record) -> Vec<Line> {
     }
     lines.push(outcome(record));
     lines.extend(record.devices.iter().map(|device| plain(format!("  {}", one_line(device)))));
-    for said in &record.findings {
+    for finding in &record.findings {
         let [id, severity, what, why, fix] =
-            [&said.id, &said.severity, &said.what, &said.why, &said.fix].map(|text| one_line(text));
-        // The reason of a failure is above.
-        lines.push(if said.severity == "error" && record.outcome == Outcome::Failed {
+            [&finding.id, &finding.severity, &finding.what, &finding.why, &finding.fix].map(|text| one_line(text));
+        // The line of the outcome already contains the message of this error.
+        lines.push(if finding.severity == "error" && record.outcome == Outcome::Failed {
             plain(format!("number: {id} ({why})"))
         } else {
             plain(format!("{id} ")).then(Tone::of_severity(&severity), &severity).then(Tone::Plain, format!(": {what}"))
@@ -408,13 +413,13 @@ fn lines(record: &Record) -> Vec<Line> {
 
 fn outcome(record: &Record) -> Line {
     let words = match record.outcome {
-        Outcome::Given => "it got what it asked for".to_owned(),
-        Outcome::Partly => format!("it got {}", record.shortfall().unwrap_or("less than it asked for")),
-        Outcome::Nothing => "it asks for nothing".to_owned(),
+        Outcome::Given => "the container got what it requested".to_owned(),
+        Outcome::Partly => format!("the container got {}", record.shortfall().unwrap_or("less than it requested")),
+        Outcome::Nothing => "the container requests no GPU".to_owned(),
         Outcome::LeftAlone => "the hook did nothing".to_owned(),
-        Outcome::Failed => "the hook stopped it".to_owned(),
+        Outcome::Failed => "the hook failed".to_owned(),
         Outcome::Unfinished => {
-            "the hook did not come to an end: it still runs, or the engine ended it (its time is up)".to_owned()
+            "the hook did not finish: it still runs, or the engine stopped it after its timeout".to_owned()
         }
     };
     let reason = if record.reason.is_empty() { String::new() } else { format!(": {}", one_line(&record.reason)) };
@@ -451,35 +456,35 @@ mod tests {
     }
 
     #[test]
-    fn who_is_meant() {
+    fn names_match_containers() {
         let records = [record("aa1", "web"), record("aa2", "web"), record("ab3", ""), record("cc4", "")];
         let known = [known("cc4", "db"), known("dd5", "cache"), known("aa1", "now")];
-        for (name, meant) in [
-            ("aa1", Meant::Records(vec![0])),
-            ("now", Meant::Records(vec![0])),
-            ("web", Meant::Records(vec![0])),
-            ("db", Meant::Records(vec![3])),
-            ("c", Meant::Records(vec![3])),
-            ("ab", Meant::Records(vec![2])),
-            ("cache", Meant::Known(1)),
-            ("d", Meant::Known(1)),
-            ("a", Meant::Several(vec!["aa1".into(), "aa2".into(), "ab3".into()])),
-            ("x", Meant::Nothing),
-            ("", Meant::Nothing),
+        for (name, expected) in [
+            ("aa1", Match::Records(vec![0])),
+            ("now", Match::Records(vec![0])),
+            ("web", Match::Records(vec![0])),
+            ("db", Match::Records(vec![3])),
+            ("c", Match::Records(vec![3])),
+            ("ab", Match::Records(vec![2])),
+            ("cache", Match::Known(1)),
+            ("d", Match::Known(1)),
+            ("a", Match::Several(vec!["aa1".into(), "aa2".into(), "ab3".into()])),
+            ("x", Match::Nothing),
+            ("", Match::Nothing),
         ] {
-            assert_eq!(find(name, &records, &known), meant, "{name:?}");
+            assert_eq!(find(name, &records, &known), expected, "{name:?}");
         }
     }
 
     #[test]
-    fn a_pod_is_each_of_its_containers() {
+    fn a_pod_matches_each_of_its_containers() {
         let of = |id: &str, container: &str| {
             let mut record = record(id, "");
             record.container.pod = Pod { name: "p".into(), namespace: "n".into(), container: container.into() };
             record
         };
         let records = [of("a1", "main"), of("b2", "init"), of("c3", "main"), record("p9", "")];
-        for (name, meant) in [
+        for (name, expected) in [
             ("p", vec![0, 1]),
             ("n/p", vec![0, 1]),
             ("n/p/main", vec![0]),
@@ -487,7 +492,7 @@ mod tests {
             ("c3", vec![2]),
             ("p9", vec![3]),
         ] {
-            assert_eq!(find(name, &records, &[]), Meant::Records(meant), "{name:?}");
+            assert_eq!(find(name, &records, &[]), Match::Records(expected), "{name:?}");
         }
     }
 
@@ -496,7 +501,7 @@ mod tests {
         let mut record = record("aa1", "x\u{1b}[2J");
         record.end(Outcome::Failed, "a\nb".to_owned());
         record.devices.push("c\nd".to_owned());
-        let text = in_words(&record);
-        assert!(text.contains("(x\\u{1b}[2J)") && text.contains("stopped it: a\\nb\n  c\\nd\n"), "{text}");
+        let text = to_text(&record);
+        assert!(text.contains("(x\\u{1b}[2J)") && text.contains("hook failed: a\\nb\n  c\\nd\n"), "{text}");
     }
 }

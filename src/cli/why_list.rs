@@ -1,13 +1,13 @@
-//! The list of `why`: which containers there are records of, and which of them a name means.
+//! The list that `why` prints without a name: the containers with a record.
 
 use base::report::one_line;
 
 use super::terminal::{Line, cell, table};
-use super::why::{ended, tone};
+use super::why::{short_outcome, tone};
 use crate::record::{Container, Record};
 
-/// `namespace/pod/container`, or the name that the engine's user gave; empty where neither is known.
-pub(super) fn who(container: &Container) -> String {
+/// Returns `namespace/pod/container`, or the container's name; empty if neither is known.
+pub(super) fn display_name(container: &Container) -> String {
     let pod = &container.pod;
     match pod.name.is_empty() {
         true => one_line(&container.name),
@@ -15,7 +15,7 @@ pub(super) fn who(container: &Container) -> String {
     }
 }
 
-/// Whether a name means this container: `pod`, `namespace/pod`, or `namespace/pod/container`.
+/// Returns whether the name is the pod of this container: `pod`, `namespace/pod`, or `namespace/pod/container`.
 pub(super) fn is_pod(container: &Container, name: &str) -> bool {
     let pod = &container.pod;
     let whole = format!("{}/{}/{}", pod.namespace, pod.name, pod.container);
@@ -23,7 +23,7 @@ pub(super) fn is_pod(container: &Container, name: &str) -> bool {
     !pod.name.is_empty() && [&pod.name, &without_container, &whole].into_iter().any(|known| known == name)
 }
 
-/// The newest record of each container among these, which are the newest first.
+/// Returns the newest record of each container of a pod. `of` are indices of records, from the newest to the oldest.
 pub(super) fn newest_of_each(records: &[Record], of: &[usize]) -> Vec<usize> {
     let mut seen = Vec::new();
     let is_new = |at: &usize| {
@@ -35,7 +35,8 @@ pub(super) fn newest_of_each(records: &[Record], of: &[usize]) -> Vec<usize> {
     of.iter().copied().filter(is_new).collect()
 }
 
-/// `0,1` of `GPU 0: …` and `GPU 1: …`; `0:1` of `MIG 0:1 of …`; of another form its first word.
+/// Returns the indices of the devices: `0,1` for `GPU 0: …` and `GPU 1: …`, `0:1` for `MIG 0:1 of …`. For a text of another form,
+/// it is the first word.
 fn gpus(devices: &[String]) -> String {
     let index = |device: &String| {
         let rest = device.strip_prefix("GPU ").or_else(|| device.strip_prefix("MIG ")).unwrap_or(device);
@@ -46,15 +47,15 @@ fn gpus(devices: &[String]) -> String {
     if indices.is_empty() { "-".to_owned() } else { one_line(&indices.join(",")) }
 }
 
-/// A line for each, in columns: time, id, outcome, which container, its GPUs, the reason.
+/// Returns a table of the records: time, id, outcome, name, GPUs and reason.
 pub(super) fn lines(records: &[Record]) -> Vec<Line> {
     let rows = records.iter().map(|record| {
-        let who = who(&record.container);
+        let name = display_name(&record.container);
         [
             cell(one_line(&record.started)),
             cell(one_line(record.container.short())),
-            (tone(record.outcome), ended(record).to_owned()),
-            cell(if who.is_empty() { "-".to_owned() } else { who }),
+            (tone(record.outcome), short_outcome(record.outcome).to_owned()),
+            cell(if name.is_empty() { "-".to_owned() } else { name }),
             cell(gpus(&record.devices)),
             cell(one_line(&record.reason)),
         ]
@@ -111,6 +112,6 @@ mod tests {
         ] {
             assert_eq!(is_pod(&container, name), is, "{name}");
         }
-        assert!(!is_pod(&record(["", "", ""], "", &[]).container, "/"), "without a pod there is none");
+        assert!(!is_pod(&record(["", "", ""], "", &[]).container, "/"), "a container without a pod");
     }
 }

@@ -1,5 +1,5 @@
-//! What a bug report needs, in one file: no environment of any container, no engine's configuration as it is (it can
-//! have passwords of proxies in it), no serial number of a GPU.
+//! Writes the archive for a bug report. It contains no environment of a container, no configuration file of an engine (which can
+//! contain passwords of proxies) and no serial number of a GPU.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -27,16 +27,16 @@ use crate::engine::status::{self, Status};
 use crate::record::Record;
 use crate::record::store::Store;
 
-/// Of one file; of a longer one, the end.
+/// The number of bytes to keep of each file. Of a longer file, the end is kept.
 const MOST: usize = 256 << 10;
 const MOST_RECORDS: usize = 20;
 
 type Member = (String, Vec<u8>);
 
-/// Collects them. `config` is the file of `--config`.
+/// Collects the members of the archive. `config` is the file of `--config`.
 ///
 /// # Errors
-/// None of the host's: what is not there is not in it.
+/// If the results cannot be encoded. Missing files of the host are left out.
 pub(crate) fn collect(
     host: &Tree,
     facts: &Facts,
@@ -60,7 +60,7 @@ pub(crate) fn collect(
     paths.extend(hooks.filter(|entry| entry.is_ours() || entry.is_nvidias()).map(|entry| entry.file.clone()));
     paths.extend(facts.cdi.iter().flat_map(|view| &view.dirs).flat_map(|dir| below(host, dir)));
     let proc = Path::new(DRIVER_PROC);
-    // A driver that lives elsewhere may have its own.
+    // A driver root can have its own /proc.
     let root = Tree::open(&facts.settings().driver_root).ok().filter(|root| root.locate(proc).is_ok());
     let driver = root.as_ref().unwrap_or(host);
     paths.extend(["version", "params"].map(|name| proc.join(name)));
@@ -97,16 +97,16 @@ fn below(host: &Tree, dir: &Path) -> Vec<std::path::PathBuf> {
     host.names(dir).into_iter().map(|name| dir.join(name)).collect()
 }
 
-/// The log may lie in a directory that others can write: what they have put in its place is not packed. The bundle is made
-/// to be published, and a link there can lead to any file that root can read.
+/// Returns the end of the log. Other users may be able to write to its directory. The archive is meant to be published, so a file or
+/// link that they created there must not be packed: it could be any file that root can read.
 fn end_of_log(path: &Path) -> Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
     let stat = rustix::fs::fstat(&file)?;
     let us = rustix::process::geteuid().as_raw();
-    anyhow::ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "it is not a regular file");
-    anyhow::ensure!(stat.st_uid == us || stat.st_uid == 0, "it belongs to another user, {}", stat.st_uid);
-    anyhow::ensure!(stat.st_nlink == 1, "it has other names");
+    anyhow::ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "not a regular file");
+    anyhow::ensure!(stat.st_uid == us || stat.st_uid == 0, "the file belongs to another user, {}", stat.st_uid);
+    anyhow::ensure!(stat.st_nlink == 1, "the file has other hard links");
     let size = u64::try_from(stat.st_size).unwrap_or_default();
     let most = u64::try_from(MOST).unwrap_or(u64::MAX);
     file.seek(SeekFrom::Start(size.saturating_sub(most)))?;
@@ -115,7 +115,7 @@ fn end_of_log(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Where a file of the host lies in the archive. Tar refuses names with "..", which the path of `--config` can have.
+/// Returns the name of a host file in the archive. The crate tar rejects names with "..", which the path of `--config` can contain.
 fn member_name(path: &Path) -> String {
     let names = path.components().filter(|component| matches!(component, Component::Normal(_)));
     Path::new("files").join(names.collect::<std::path::PathBuf>()).to_string_lossy().into_owned()
@@ -149,7 +149,7 @@ fn engine(engine: &Engine) -> serde_json::Value {
     })
 }
 
-/// What the hook did for the last containers.
+/// Returns the records of the latest containers.
 fn records() -> Vec<Member> {
     let store = Store::existing().ok().flatten();
     let newest_first = store.and_then(|store| store.all().ok()).unwrap_or_default().records;
@@ -160,19 +160,19 @@ fn records() -> Vec<Member> {
 /// Writes a new file that only its owner can read.
 ///
 /// # Errors
-/// If something has that name already, a link too, or it cannot be written.
+/// If the file, or a link with its name, exists already or cannot be written.
 pub(crate) fn write(path: &Path, members: &[Member]) -> Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     file.and_then(|file| pack(members, file)?.sync_all()).with_context(|| {
         Failure::new(
             &catalog::BUNDLE,
             format!("cannot write {path:?}"),
-            "name a new file with --bundle, in a directory of your own",
+            "give a new file with --bundle, in a directory to which only you can write",
         )
     })
 }
 
-/// Writes a gzipped tar archive, and returns what it was written to.
+/// Writes a gzipped tar archive, and returns the output.
 fn pack<W: Write>(members: &[Member], output: W) -> io::Result<W> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let mut archive = tar::Builder::new(GzEncoder::new(output, Compression::default()));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_can_be_unpacked() {
+    fn the_archive_can_be_unpacked() {
         let long = format!("files/{}/{}", "d".repeat(200), "n".repeat(200));
         let members = [("a.json".to_owned(), b"{}".to_vec()), (long.clone(), vec![b'x'; 1 << 20])];
         let packed = pack(&members, Vec::new()).unwrap();

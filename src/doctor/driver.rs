@@ -1,4 +1,4 @@
-//! Checks of the driver: its module, libraries, device nodes.
+//! Checks of the driver: its kernel module, libraries and device nodes.
 
 use rustix::fs::FileType;
 
@@ -19,7 +19,7 @@ pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::ok(format!("the kernel module of driver {version} is loaded"))];
     }
     if !facts.has_gpu() {
-        return vec![Outcome::skipped("there is no GPU for it")];
+        return vec![Outcome::skipped("this host has no NVIDIA GPU")];
     }
     let gpus = || driver.pci.iter().flatten().filter(|device| device.is_gpu());
     let open = gpus().find(|gpu| matches!(gpu.driver.as_deref(), Some("nouveau" | "nova_core" | "nova-core")));
@@ -27,19 +27,23 @@ pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
         let other = gpu.driver.as_deref().unwrap_or_default();
         return vec![Outcome::of(
             &catalog::NOT_LOADED,
-            format!("the kernel module {other} drives {}, and nvidia is not loaded", gpu.address),
+            format!("the kernel module {other} drives {}, so nvidia is not loaded", gpu.address),
             format!("echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"),
         )];
     }
     if gpus().next().is_some() && gpus().all(|gpu| gpu.driver.as_deref() == Some("vfio-pci")) {
-        let what = "all GPUs are kept for virtual machines (vfio-pci)";
-        return vec![Outcome::of(&catalog::NOT_LOADED, what, "take them out of vfio-pci's ids=, and reboot")];
+        let what = "all GPUs are reserved for virtual machines (vfio-pci)";
+        return vec![Outcome::of(
+            &catalog::NOT_LOADED,
+            what,
+            "remove them from the option ids= of vfio-pci, and reboot",
+        )];
     }
     let Some(mut finding) = driver.diagnosis.clone() else {
         return vec![Outcome::of(&catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia")];
     };
     if let Some(refused) = &driver.refused {
-        finding.what = format!("{}; the kernel says: {refused}", finding.what);
+        finding.what = format!("{}; the kernel logged: {refused}", finding.what);
     }
     if driver.secure_boot && finding.kind.id == catalog::NOT_LOADED.id {
         finding.what.push_str("; Secure Boot is on");
@@ -49,9 +53,7 @@ pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
                                    nvidia-open-driver-G06-signed-kmp-default"
                     .to_owned()
             }
-            _ => {
-                "sign the module with a key of this machine: mokutil --import KEY.der, reboot and enroll it".to_owned()
-            }
+            _ => "sign the module, and enroll the key: mokutil --import KEY.der, then reboot".to_owned(),
         };
     }
     vec![Outcome::found(finding)]
@@ -61,27 +63,29 @@ pub(super) fn libraries(facts: &Facts) -> Vec<Outcome> {
     let driver = &facts.driver;
     match (&driver.module, &driver.diagnosis) {
         (None, _) if driver.on_disk.is_empty() => vec![Outcome::skipped("no driver is installed")],
-        (None, _) => vec![Outcome::skipped(format!("{NO_MODULE}, so no version is the right one"))],
+        (None, _) => vec![Outcome::skipped(format!("{NO_MODULE}, so the required version is unknown"))],
         (Some(_), Some(finding)) => vec![Outcome::found(finding.clone())],
-        (Some(version), None) => vec![Outcome::ok(format!("libnvidia-ml is of driver {version} too"))],
+        (Some(version), None) => {
+            vec![Outcome::ok(format!("libnvidia-ml has the version of the kernel module, {version}"))]
+        }
     }
 }
 
 pub(super) fn versions(facts: &Facts) -> Vec<Outcome> {
     let versions: Vec<_> = facts.driver.on_disk.iter().map(String::as_str).collect();
     match versions.as_slice() {
-        [] => return vec![Outcome::skipped("no libraries of a driver are where they usually are")],
-        [one] => return vec![Outcome::ok(format!("only libraries of driver {one} are there"))],
+        [] => return vec![Outcome::skipped("the library directories contain no driver")],
+        [one] => return vec![Outcome::ok(format!("only libraries of driver {one} are installed"))],
         _ => {}
     }
-    let what = format!("there are libraries of driver {}", versions.join(" and "));
-    vec![Outcome::of(&catalog::SEVERAL_VERSIONS, what, "remove the packages of those that are not loaded")]
+    let what = format!("the libraries of driver {} are installed", versions.join(" and "));
+    vec![Outcome::of(&catalog::SEVERAL_VERSIONS, what, "remove the packages of the versions that are not loaded")]
 }
 
 pub(super) fn capabilities(facts: &Facts) -> Vec<Outcome> {
     let driver = &facts.driver;
     if driver.module.is_none() || driver.diagnosis.is_some() {
-        return vec![Outcome::skipped("there is no complete driver")];
+        return vec![Outcome::skipped("the driver is not complete")];
     }
     let parts = [&driver.not_installed, &driver.unknown];
     let notes = parts.into_iter().flatten().map(|finding| Outcome::found(finding.clone()));
@@ -96,7 +100,7 @@ pub(super) fn capabilities(facts: &Facts) -> Vec<Outcome> {
     lacking.chain(notes).collect()
 }
 
-/// What containers reach of the driver's daemons.
+/// Checks the sockets of the driver's daemons.
 pub(super) fn daemons(facts: &Facts) -> Vec<Outcome> {
     let (given, refused) = &facts.driver.daemons;
     if !refused.is_empty() {
@@ -104,7 +108,7 @@ pub(super) fn daemons(facts: &Facts) -> Vec<Outcome> {
     }
     let given: Vec<_> = given.iter().map(ToString::to_string).collect();
     match given.as_slice() {
-        [] => vec![Outcome::skipped("no daemon of the driver has a socket here")],
+        [] => vec![Outcome::skipped("no daemon of the driver runs")],
         given => vec![Outcome::ok(format!("containers can reach {}", given.join(", ")))],
     }
 }
@@ -124,12 +128,12 @@ fn missing(name: &str) -> String {
     format!("the device node \"/dev/{name}\" is missing")
 }
 
-/// The command that makes missing nodes.
+/// Returns the command that creates missing nodes.
 pub(super) fn prepare(facts: &Facts) -> &'static str {
     if facts.user.is_some() { "as root: oci-nvidia-hook prepare" } else { "oci-nvidia-hook prepare" }
 }
 
-/// A node that is another device than its name means.
+/// Returns an outcome if the node is not the device that belongs to its name.
 fn is_another(node: &Node, found: &Located) -> Option<Outcome> {
     if found.kind == FileType::CharacterDevice && found.device == (NVIDIA_MAJOR, node.minor) {
         return None;
@@ -141,7 +145,7 @@ fn is_another(node: &Node, found: &Located) -> Option<Outcome> {
     ))
 }
 
-/// Without a display, nothing on the host opens this node, so nothing has created it.
+/// Checks the node for display output. Without a display, no program on the host opens the node, so the driver does not create it.
 pub(super) fn modeset(facts: &Facts) -> Vec<Outcome> {
     let Some(node) = &facts.driver.modeset else { return vec![Outcome::skipped(NO_MODULE)] };
     let Some(found) = &node.found else {
@@ -154,11 +158,11 @@ pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
     if facts.driver.module.is_none() {
         return vec![Outcome::skipped(NO_MODULE)];
     }
-    // Without a list of modules, nobody knows.
+    // Without /proc/modules, the module counts as loaded.
     let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
     let loaded = if is_loaded { "" } else { ", and the kernel module nvidia_uvm is not loaded" };
     if facts.driver.uvm.is_some() {
-        return vec![Outcome::ok("the device node \"/dev/nvidia-uvm\" is there")];
+        return vec![Outcome::ok("the device node \"/dev/nvidia-uvm\" exists")];
     }
     let fix = match &facts.user {
         Some(_) => {
@@ -171,12 +175,12 @@ pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
     vec![Outcome::of(&catalog::NO_UVM, what, fix)]
 }
 
-/// Whether the kernel lets a process without caps read and write a node.
+/// Returns whether a process without capabilities can read and write a node.
 pub(super) fn may_open(node: &Located, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
     allows(node.mode, node.uid, node.gid, uid, is_in)
 }
 
-/// Whether a file of this mode, owner and group may be read and written by a user who is in some groups.
+/// Returns whether a user can read and write a file with this mode, owner and group. `is_in` is whether the user is in a group.
 pub(super) fn allows(mode: u32, owner: u32, group: u32, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
     let bits = if owner == uid {
         mode >> 6
@@ -191,19 +195,19 @@ pub(super) fn allows(mode: u32, owner: u32, group: u32, uid: u32, is_in: impl Fn
 pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
     match &facts.driver.identity {
         None if facts.driver.module.is_none() => vec![Outcome::skipped(NO_MODULE)],
-        None => vec![Outcome::skipped("whether the hook of root may open the GPUs is seen by root only")],
+        None => vec![Outcome::skipped("only root can check whether the hook as root can open the GPUs")],
         Some(Err(finding)) => vec![Outcome::found(finding.clone())],
         Some(Ok(who)) => {
             let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
             let shut = nodes.clone().find(|node| !may_open(node, who.uid, |gid| gid == who.gid));
             let Some(node) = shut else {
                 if facts.driver.only_root_may_ask {
-                    let what = "only root may open the driver's device nodes, so NVML runs as root";
+                    let what = "only root can open the driver's device nodes, so NVML runs as root";
                     return vec![Outcome::of(&catalog::NVML_AS_ROOT, what, GIVE_A_GROUP)];
                 }
-                return vec![Outcome::ok(format!("user {}, group {} may open the GPUs", who.uid, who.gid))];
+                return vec![Outcome::ok(format!("user {}, group {} can open the GPUs", who.uid, who.gid))];
             };
-            let what = format!("user {}, group {} may not open {}", who.uid, who.gid, owned(node));
+            let what = format!("user {}, group {} cannot open {}", who.uid, who.gid, owned(node));
             let fix = format!(
                 "set user = \"root:{}\" in the [nvidia-container-cli] table of config.toml, or remove the line",
                 group(node.gid)
@@ -213,7 +217,7 @@ pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
     }
 }
 
-/// `"/dev/nvidia0" (root:video 0660)`
+/// Returns the path of a node with its owner and mode: `"/dev/nvidia0" (root:video 0660)`.
 pub(super) fn owned(node: &Located) -> String {
     format!("{:?} ({}:{} {:04o})", node.path, user(node.uid), group(node.gid), node.mode)
 }

@@ -1,35 +1,36 @@
-//! Checks of container engines, their runtimes, cgroups and CDI.
+//! Checks of container engines, their runtimes, cgroups and CDI specs.
 
 use std::collections::BTreeMap;
 
 use base::report::catalog;
 use nvidia_host::timeouts;
 
+use super::gpus::count;
 use super::{Facts, Outcome, or};
 use crate::cdi_check::Verdict;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
 use crate::engine::{Engine, Kind, Version, status};
 
-/// crun that gives device rules to systemd.
+/// The first crun that lets systemd apply device rules.
 const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);
-/// runc that asks nobody for /dev/char.
+/// The first runc that does not need links in /dev/char.
 const RUNC_WITHOUT_DEV_CHAR: Version = Version(1, 1, 7);
-/// How to give devices so that they stay.
-const STAYS: &str = "let the engine list the devices: \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all, or Podman's precreate stage";
+/// The fix for device rules that do not last: the engine adds the devices to config.json.
+const LIST_DEVICES: &str = "have the engine list the devices, with \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all, or with the precreate stage of Podman";
 
 fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
     facts.engines.iter().filter(|engine| engine.program.is_some())
 }
 
-/// Those that start containers with hooks.
+/// Returns the installed engines that read hooks directories.
 fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
     installed(facts).filter(|engine| engine.kind != Kind::Docker)
 }
 
 pub(super) fn hook(facts: &Facts) -> Vec<Outcome> {
     let unseen = facts.engines.iter().flat_map(|engine| &engine.unseen);
-    let unseen = unseen.map(|file| Outcome::skipped(format!("{file:?} cannot be read by this user")));
+    let unseen = unseen.map(|file| Outcome::skipped(format!("this user cannot read {file:?}")));
     let outcomes = with_hooks(facts).map(|engine| in_engine(facts, engine)).chain(unseen);
     or(outcomes, Outcome::skipped("neither Podman nor CRI-O is installed"))
 }
@@ -38,13 +39,13 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
     let status = status::judge(engine, &facts.installed);
     let what = format!("{}: {}", engine.kind, status.why);
     if status.active {
-        let active = format!("{} starts the hook, by {}", engine.kind, status.files());
+        let active = format!("{} starts the hook, from {}", engine.kind, status.files());
         if status.why.is_empty() {
             return Outcome::ok(active);
         }
         let file = status.hooks.first().map(|hook| hook.file.display().to_string()).unwrap_or_default();
         let fix = match status.fix.as_str() {
-            "" => format!("write \"when\": {{\"always\": true}} in {file}"),
+            "" => format!("set \"when\": {{\"always\": true}} in {file}"),
             fix => fix.to_owned(),
         };
         return Outcome::of(&catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
@@ -53,15 +54,17 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
     let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
     if !stops && usable > 0 {
         return Outcome::ok(format!(
-            "{}: the hook is not active, and {usable} CDI devices are: {}",
-            engine.kind, status.why
+            "{}: the hook is not active, but the engine can use {}: {}",
+            engine.kind,
+            count(usable, "CDI device"),
+            status.why
         ));
     }
     let kind = if stops { &catalog::ENGINE_STOPPED } else { &catalog::NOT_ACTIVE };
     Outcome::of(kind, what, status.fix)
 }
 
-/// An engine that loses patience first ends the hook before it can report what it waits for.
+/// Checks the timeouts of hook files. With a shorter one, the runtime kills the hook before it can report that NVML hangs.
 pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
     let nvml = facts.settings().nvml_timeout;
     let needed = timeouts::longest_call(nvml).as_secs();
@@ -80,22 +83,22 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
             Some(timeout) if timeout >= needed => continue,
             Some(timeout) => (
                 format!(
-                    "{file:?} ends the hook after {timeout} s, but with nvml-timeout = {} it may take {needed} s",
+                    "{file:?} kills the hook after {timeout} s, but with nvml-timeout = {} it can take {needed} s",
                     nvml.as_secs()
                 ),
                 format!("set \"timeout\": {enough} in {name}, or a shorter nvml-timeout in config.toml"),
             ),
             None => (
-                format!("{file:?} has no timeout: the engine waits for ever for a hook that hangs"),
+                format!("{file:?} has no timeout: the engine waits without a limit for a hook that hangs"),
                 format!("set \"timeout\": {enough} in the \"hook\" of {name}"),
             ),
         };
         outcomes.push(Outcome::of(&catalog::TIMEOUTS, what, fix));
     }
-    or(outcomes, Outcome::ok("engines wait longer for the hook than it waits for the driver"))
+    or(outcomes, Outcome::ok("the hook files have timeouts that are long enough for the driver"))
 }
 
-/// Of NVIDIA's GPUs: who uses these needs no hook.
+/// Returns the number of usable CDI devices for GPUs, with which an engine needs no hook.
 fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
     let view = facts.cdi.iter().find(|view| view.dirs == engine.settings.cdi_dirs);
     let of_nvidia = |verdict: &&Verdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
@@ -106,7 +109,7 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for engine in with_hooks(facts) {
         for entry in engine.hooks.entries.iter().filter(|entry| entry.is_nvidias()) {
-            let what = format!("{} starts {}, by {}", engine.kind, entry.hook.path.display(), entry.file.display());
+            let what = format!("{} starts {}, from {}", engine.kind, entry.hook.path.display(), entry.file.display());
             let fix = format!("remove NVIDIA's package, or: mv {0} {0}.off", entry.file.display());
             outcomes.push(Outcome::of(&catalog::SECOND_HOOK, what, fix));
         }
@@ -115,7 +118,7 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
             && first.hook.stages.contains(&PRECREATE.to_owned()) == second.hook.stages.contains(&PRECREATE.to_owned())
         {
             let what = format!(
-                "{} starts the hook twice, by {} and {}",
+                "{} starts the hook twice, from {} and {}",
                 engine.kind,
                 first.file.display(),
                 second.file.display()
@@ -133,8 +136,8 @@ pub(super) fn nvidias_programs(facts: &Facts) -> Vec<Outcome> {
     let names: Vec<_> = facts.nvidias.iter().map(|path| path.display().to_string()).collect();
     vec![Outcome::of(
         &catalog::NVIDIA_BESIDE,
-        format!("NVIDIA's container toolkit is installed too: {}", names.join(", ")),
-        "remove nvidia-container-toolkit and libnvidia-container-tools, if nothing else needs them",
+        format!("NVIDIA's container toolkit is also installed: {}", names.join(", ")),
+        "remove nvidia-container-toolkit and libnvidia-container-tools, unless other programs need them",
     )]
 }
 
@@ -142,7 +145,7 @@ fn runtimes(facts: &Facts) -> impl Iterator<Item = (&Engine, &Runtime)> {
     with_hooks(facts).filter_map(|engine| Some((engine, engine.runtime.as_ref()?)))
 }
 
-/// Whether the engine lets systemd manage its cgroups.
+/// Returns whether the engine lets systemd manage cgroups.
 fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
     match engine.settings.cgroup_manager.as_deref() {
         Some(manager) => manager == "systemd",
@@ -150,7 +153,7 @@ fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
     }
 }
 
-/// Whether a hook would add to a device cgroup: not for a user's containers, which have none, and not at precreate.
+/// Returns whether the hook changes device cgroups: not those of rootless containers, which have none, and not at precreate.
 fn adds_devices(engine: &Engine) -> bool {
     let at_precreate = status::ours(engine).any(|entry| entry.hook.stages.iter().any(|stage| stage == PRECREATE));
     !matches!(engine.kind, Kind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
@@ -163,7 +166,7 @@ pub(super) fn runtime(facts: &Facts) -> Vec<Outcome> {
 
 fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Outcome {
     let Some(program) = &runtime.program else {
-        let what = format!("{}: its runtime {} is not there", engine.kind, runtime.name);
+        let what = format!("{}: the runtime {} is missing", engine.kind, runtime.name);
         let from =
             if engine.kind == Kind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
         return Outcome::of(&catalog::NO_RUNTIME, what, format!("install {}, or change {from}", runtime.name));
@@ -172,31 +175,31 @@ fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Outcome {
     let is_new_crun = runtime.name == "crun" && runtime.version.is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
     if is_new_crun && by_systemd(facts, engine) && adds_devices(engine) && facts.cgroup_v2 == Some(true) {
         let what =
-            format!("{}: crun {version} leaves device rules to systemd, and the hook cannot add any", engine.kind);
-        return Outcome::of(&catalog::CRUN, what, STAYS);
+            format!("{}: with crun {version}, systemd applies device rules, and the hook cannot add any", engine.kind);
+        return Outcome::of(&catalog::CRUN, what, LIST_DEVICES);
     }
     Outcome::ok(format!("{} starts containers with {} ({} {version})", engine.kind, program.display(), runtime.name))
 }
 
 pub(super) fn cgroups(facts: &Facts) -> Vec<Outcome> {
     let Some(v2) = facts.cgroup_v2 else {
-        return vec![Outcome::skipped("no cgroups with devices are mounted at /sys/fs/cgroup")];
+        return vec![Outcome::skipped("no device cgroups are mounted at /sys/fs/cgroup")];
     };
     let at_risk: Vec<_> =
         with_hooks(facts).filter(|engine| adds_devices(engine) && by_systemd(facts, engine)).collect();
     if !v2 && let Some(engine) = at_risk.first() {
         let what = format!(
-            "{}: systemd manages cgroups of version 1, and does not know what the hook adds to them",
+            "{}: systemd manages cgroups of version 1, and removes the rules of the hook when it reloads its configuration",
             engine.kind
         );
-        return vec![Outcome::of(&catalog::RELOAD_CUTS, what, STAYS)];
+        return vec![Outcome::of(&catalog::RELOAD_CUTS, what, LIST_DEVICES)];
     }
-    vec![Outcome::ok(format!("cgroups are of version {}", if v2 { 2 } else { 1 }))]
+    vec![Outcome::ok(format!("the host uses cgroup version {}", if v2 { 2 } else { 1 }))]
 }
 
 pub(super) fn dev_char(facts: &Facts) -> Vec<Outcome> {
     if facts.driver.nodes.is_empty() {
-        return vec![Outcome::skipped("there are no device nodes")];
+        return vec![Outcome::skipped("the device nodes are missing")];
     }
     let needing = runtimes(facts).find(|(engine, runtime)| {
         let is_old = runtime.version.is_some_and(|version| version < RUNC_WITHOUT_DEV_CHAR);
@@ -205,7 +208,8 @@ pub(super) fn dev_char(facts: &Facts) -> Vec<Outcome> {
     match (needing, facts.driver.without_link.first()) {
         (Some((engine, runtime)), Some(node)) => {
             let version = runtime.version.unwrap_or_default();
-            let what = format!("{}: runc {version} leaves out {node:?}, which has no link in /dev/char", engine.kind);
+            let what =
+                format!("{}: runc {version} denies access to {node:?}, which has no link in /dev/char", engine.kind);
             vec![Outcome::of(&catalog::DEV_CHAR, what, "oci-nvidia-hook prepare; or install runc 1.1.7 or newer")]
         }
         (None, _) => vec![Outcome::ok("no runtime of this host needs links in /dev/char")],
@@ -214,7 +218,7 @@ pub(super) fn dev_char(facts: &Facts) -> Vec<Outcome> {
 }
 
 pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
-    /// A broken file has the devices of a whole host.
+    /// A broken file affects all devices of a host.
     const MOST: usize = 3;
     let mut outcomes = Vec::new();
     for view in &facts.cdi {
@@ -225,7 +229,7 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
             outcomes.push(Outcome::of(&catalog::SPEC_USELESS, what, verdict.hint.clone()));
         }
         if bad.len() > MOST {
-            let more = format!("{} more are the same way", bad.len() - MOST);
+            let more = format!("{} with similar problems", count(bad.len() - MOST, "more device"));
             outcomes.push(Outcome::of(&catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
         }
         let hidden = view.verdicts.iter().find(|verdict| verdict.root_only);
@@ -240,9 +244,9 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
         if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() {
             let dirs: Vec<_> = view.dirs.iter().map(|dir| dir.display().to_string()).collect();
             let what = if good == 0 {
-                format!("there are no CDI devices in {}; \"oci-nvidia-hook cdi generate\" makes some", dirs.join(", "))
+                format!("no CDI devices in {}; \"oci-nvidia-hook cdi generate\" writes a spec", dirs.join(", "))
             } else {
-                format!("{} can use {good} CDI devices", view.engines)
+                format!("{} can use {}", view.engines, count(good, "CDI device"))
             };
             outcomes.push(Outcome::ok(what));
         }
@@ -256,13 +260,13 @@ pub(super) fn exposed(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::skipped("the hook is not active in CRI-O")];
     }
     if !facts.settings().accept_envvar_when_unprivileged {
-        return vec![Outcome::ok("pods get only the GPUs that they were given")];
+        return vec![Outcome::ok("pods get only the GPUs that the scheduler assigned to them")];
     }
     vec![Outcome::of(
         &catalog::EXPOSED,
-        "every pod may ask for all GPUs by NVIDIA_VISIBLE_DEVICES",
-        "write accept-nvidia-visible-devices-envvar-when-unprivileged = false and \
-         accept-nvidia-visible-devices-as-volume-mounts = true, a line each, into \
+        "every pod can request all GPUs with NVIDIA_VISIBLE_DEVICES",
+        "write the lines accept-nvidia-visible-devices-envvar-when-unprivileged = false and \
+         accept-nvidia-visible-devices-as-volume-mounts = true to \
          /etc/nvidia-container-runtime/config.toml.d/50-locked.toml",
     )]
 }

@@ -1,4 +1,4 @@
-//! What is known of a host.
+//! Defines the facts about a host that the checks use.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,55 +20,55 @@ use crate::engine::{Engine, User};
 
 #[derive(Debug)]
 pub struct Facts {
-    /// Who asks, if it is not root
+    /// The calling user; `None` if it is root
     pub user: Option<User>,
-    /// The groups of who asks
+    /// The groups of the calling user
     pub groups: BTreeSet<u32>,
     pub distribution: Distribution,
-    /// Config.toml, or what is wrong with it
+    /// config.toml and its warnings, or its error
     pub config: Result<(Config, Vec<Finding>), Finding>,
     pub has_config: bool,
-    /// Where config.toml lets the log be written, and whether that works
+    /// The log file in config.toml, and whether it is writable
     pub log: Option<(PathBuf, Result<(), String>)>,
     pub journal: bool,
     pub driver: DriverFacts,
     pub engines: Vec<Engine>,
     pub installed: Vec<PathBuf>,
-    /// Programs of NVIDIA's container toolkit, and not ours under their names
+    /// Programs of NVIDIA's container toolkit, without links to this program
     pub nvidias: Vec<PathBuf>,
-    /// Whether cgroups are of version 2; `None`: neither is mounted
+    /// Whether cgroups have version 2; `None` if no version is mounted
     pub cgroup_v2: Option<bool>,
     pub systemd: bool,
-    /// If the kernel has it
+    /// `None` if the kernel does not have SELinux
     pub selinux: Option<Selinux>,
-    /// What engines make of CDI specs
+    /// The CDI specs, as engines see them
     pub cdi: Vec<CdiView>,
 }
 
 /// The driver, its files and its GPUs.
 #[derive(Debug, Default)]
 pub struct DriverFacts {
-    /// NVIDIA's PCI devices; `None`: sysfs cannot be read
+    /// NVIDIA's PCI devices; `None` if sysfs cannot be read
     pub pci: Option<Vec<PciDevice>>,
-    /// What is wrong as a whole
+    /// The reason why the driver as a whole does not work
     pub diagnosis: Option<Finding>,
     /// The version of the loaded kernel module
     pub module: Option<String>,
     pub modules: BTreeSet<String>,
     pub secure_boot: bool,
-    /// What the kernel said last of why the module was not loaded
+    /// The last kernel message about a module that was rejected
     pub refused: Option<String>,
-    /// What the kernel said last of a GPU's error
+    /// The last kernel message about an error of a GPU
     pub xid: Option<String>,
-    /// The versions of the libraries that are there
+    /// The versions of the installed libraries
     pub on_disk: BTreeSet<String>,
-    /// Driver capabilities whose libraries are not there, and which
+    /// Driver capabilities without their required libraries
     pub lacking: Vec<(Capability, Finding)>,
-    /// The same for those that containers can do without, all in one
+    /// A finding about missing optional libraries
     pub not_installed: Option<Finding>,
-    /// Libraries of the driver that are in no row of the catalogue
+    /// A finding about driver libraries that are not in the catalog
     pub unknown: Option<Finding>,
-    /// The sockets and directories of daemons that containers get, and those that they do not
+    /// The sockets and directories of daemons that containers get, and findings about those that they do not get
     pub daemons: (Vec<HostPath>, Vec<Finding>),
     /// Device nodes that every GPU needs, and those of each GPU
     pub nodes: Vec<Node>,
@@ -78,13 +78,13 @@ pub struct DriverFacts {
     pub modeset: Option<Node>,
     /// The MIG capabilities that the kernel module lists
     pub mig_caps: Vec<CapFile>,
-    /// Who asks NVML, where that is known
+    /// The user and group that ask NVML; `None` if they are unknown
     pub identity: Option<Result<Identity, Finding>>,
-    /// Whether that has to be root, because no one else may open the nodes or reach the library
+    /// Whether NVML must run as root, because no other user can open the nodes or read the library
     pub only_root_may_ask: bool,
-    /// NVML's answer, and how long it took; `None` if it was not asked, and why
+    /// NVML's answer, and how long it took; `None` if NVML was not asked
     pub nvml: Option<(Result<Inventory, Finding>, Duration)>,
-    /// Why it was not
+    /// Why NVML was not asked
     pub not_asked: String,
     pub question: Option<Question>,
     pub persistenced: bool,
@@ -103,7 +103,7 @@ pub struct PciDevice {
     pub driver: Option<String>,
 }
 
-/// A device node as it is, and as it should be.
+/// An expected device node, and the file that was found.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// `nvidia0`
@@ -113,7 +113,7 @@ pub struct Node {
     pub found: Option<Located>,
 }
 
-/// SELinux, if the kernel has it.
+/// The settings of SELinux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selinux {
     pub enforcing: bool,
@@ -123,24 +123,24 @@ pub struct Selinux {
     pub xserver_devices: Option<bool>,
 }
 
-/// CDI as engines that look in the same directories see it.
+/// The CDI specs of engines that search the same directories.
 #[derive(Debug)]
 pub struct CdiView {
     pub engines: String,
     pub dirs: Vec<PathBuf>,
-    /// Of each device, and of each file that they do not read
+    /// A verdict for each device, and for each file that the engines cannot read
     pub verdicts: Vec<Verdict>,
-    /// Devices that two files have
+    /// Devices that two files contain
     pub conflicts: Vec<Finding>,
 }
 
 impl Facts {
-    /// Whether there is a GPU that the driver could drive.
+    /// Returns whether the host has an NVIDIA GPU, or may have one.
     pub fn has_gpu(&self) -> bool {
         self.driver.pci.as_ref().is_none_or(|devices| devices.iter().any(PciDevice::is_gpu))
     }
 
-    /// Config.toml, or the defaults where it is wrong.
+    /// Returns the settings in config.toml, or the defaults if it is invalid.
     pub fn settings(&self) -> Config {
         self.config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone())
     }
@@ -151,7 +151,7 @@ impl PciDevice {
         self.class.starts_with("0x03")
     }
 
-    /// NVSwitch says that it is a bridge of no known kind.
+    /// Returns whether the device is an NVSwitch, whose PCI class is "other bridge".
     pub fn is_switch(&self) -> bool {
         self.class.starts_with("0x0680")
     }

@@ -1,4 +1,4 @@
-//! Checks of the GPUs themselves.
+//! Checks of the GPUs.
 
 use std::time::Duration;
 
@@ -12,30 +12,31 @@ use super::driver::prepare;
 use super::facts::PciDevice;
 use super::{Facts, Outcome, or};
 
-/// Longer than NVML takes for eight GPUs whose driver state is kept.
+/// The time after which NVML counts as slow. With persistence mode, NVML takes less time for eight GPUs.
 const SLOW: Duration = Duration::from_secs(3);
 
 pub(super) fn on_the_bus(facts: &Facts) -> Vec<Outcome> {
     let Some(devices) = &facts.driver.pci else {
-        return vec![Outcome::skipped("the PCI bus cannot be looked at: /sys/bus/pci/devices is not there")];
+        return vec![Outcome::skipped("the PCI bus cannot be inspected: /sys/bus/pci/devices is missing")];
     };
     let gpus: Vec<_> = devices.iter().filter(|device| device.is_gpu()).collect();
     if gpus.is_empty() {
-        // GPUs in a virtual machine's host bridge, or an integrated one of an SoC, are on no PCI bus.
+        // The integrated GPU of an SoC is not on a PCI bus.
         if facts.driver.module.is_some() {
-            return vec![Outcome::ok("no GPU is on the PCI bus, and the driver is loaded")];
+            return vec![Outcome::ok("no GPU is on the PCI bus, but the driver is loaded")];
         }
-        let fix = "look for it with \"lspci -d 10de:\", in the firmware's set-up, and on the board";
-        return vec![Outcome::of(&catalog::NO_GPU, "there is no NVIDIA GPU on the PCI bus of this host", fix)];
+        let fix = "check \"lspci -d 10de:\", the settings of the firmware, and whether the GPU is seated correctly";
+        return vec![Outcome::of(&catalog::NO_GPU, "this host has no NVIDIA GPU on its PCI bus", fix)];
     }
     let kept: Vec<_> = gpus.iter().filter(|gpu| gpu.driver.as_deref() == Some("vfio-pci")).collect();
     let more =
-        if kept.is_empty() { String::new() } else { format!(", {} of them kept for virtual machines", kept.len()) };
+        if kept.is_empty() { String::new() } else { format!(", {} of them reserved for virtual machines", kept.len()) };
     vec![Outcome::ok(format!("{} on the PCI bus{more}", count(gpus.len(), "NVIDIA GPU")))]
 }
 
-fn count(number: usize, of: &str) -> String {
-    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+/// Returns a number with a noun, in the singular or plural.
+pub(super) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 pub(super) fn nvml(facts: &Facts) -> Vec<Outcome> {
@@ -43,9 +44,9 @@ pub(super) fn nvml(facts: &Facts) -> Vec<Outcome> {
         return vec![Outcome::skipped(facts.driver.not_asked.clone())];
     };
     match answer {
-        // That this user may not open the nodes is what the check of groups reports, with the group.
+        // The check "groups" reports that this user cannot open the nodes, with the group.
         Err(finding) if facts.user.is_some() && finding.kind.id == catalog::NVML_PERMISSION.id => {
-            vec![Outcome::skipped("this user may not open the GPUs")]
+            vec![Outcome::skipped("this user cannot open the GPUs")]
         }
         Err(finding) => vec![Outcome::found(finding.clone())],
         Ok(inventory) if *took > SLOW => vec![Outcome::of(
@@ -69,20 +70,20 @@ pub(super) fn failed(facts: &Facts) -> Vec<Outcome> {
     let Some((Ok(inventory), _)) = &facts.driver.nvml else {
         return vec![Outcome::skipped("NVML did not answer")];
     };
-    // A node that is missing has been told of.
+    // The check "nodes" reports missing nodes.
     let failed: Vec<_> = inventory.failed.iter().filter(|failed| !failed.node_missing).collect();
     if failed.is_empty() {
-        return vec![Outcome::ok("every GPU that has its device node answers")];
+        return vec![Outcome::ok("all GPUs with a device node work")];
     }
-    let xid = facts.driver.xid.as_ref().map(|xid| format!(" (the kernel says: {xid})")).unwrap_or_default();
-    let fix = "nvidia-smi -q; journalctl -k | grep NVRM; a GPU that fell off the bus takes a reset or a reboot";
+    let xid = facts.driver.xid.as_ref().map(|xid| format!(" (the kernel logged: {xid})")).unwrap_or_default();
+    let fix = "run \"nvidia-smi -q\" and \"journalctl -k | grep NVRM\"; a GPU that fell off the bus needs a reset or a reboot";
     failed.iter().map(|failed| Outcome::of(&catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)).collect()
 }
 
 pub(super) fn limits(facts: &Facts) -> Vec<Outcome> {
     let limits = facts.settings().devices;
     if limits == Limits::default() {
-        return vec![Outcome::ok("config.toml keeps no GPU from containers")];
+        return vec![Outcome::ok("config.toml does not limit the GPUs")];
     }
     let Some((Ok(inventory), _)) = &facts.driver.nvml else {
         return vec![Outcome::skipped("NVML did not answer")];
@@ -91,15 +92,15 @@ pub(super) fn limits(facts: &Facts) -> Vec<Outcome> {
     or(findings.into_iter().map(Outcome::found), Outcome::ok(limits_in_words(&limits, inventory)))
 }
 
-/// Which devices are kept from containers, so that a reader can compare that with what the lists were meant to do.
+/// Returns the devices that containers cannot get, so that the administrator can compare them with the intention.
 fn limits_in_words(limits: &Limits, inventory: &Inventory) -> String {
     let permitted = permitted_devices(inventory, limits);
     let names: Vec<_> =
         every_device(inventory).filter(|device| !permitted.contains(device)).map(Device::index).collect();
     match names.as_slice() {
-        [] => "[devices] in config.toml keeps no GPU of this host from containers".to_owned(),
+        [] => "[devices] in config.toml denies no GPU of this host".to_owned(),
         names => {
-            format!("[devices] in config.toml keeps these GPUs and MIG devices from containers: {}", names.join(", "))
+            format!("[devices] in config.toml denies these GPUs and MIG devices: {}", names.join(", "))
         }
     }
 }
@@ -121,17 +122,15 @@ pub(super) fn persistence(facts: &Facts) -> Vec<Outcome> {
 pub(super) fn fabric(facts: &Facts) -> Vec<Outcome> {
     let switches = facts.driver.pci.iter().flatten().filter(|device| PciDevice::is_switch(device)).count();
     if switches == 0 {
-        return vec![Outcome::skipped("there is no NVSwitch on the PCI bus")];
+        return vec![Outcome::skipped("this host has no NVSwitch on its PCI bus")];
     }
     if facts.driver.fabric_manager {
-        return vec![Outcome::ok(format!("the fabric manager runs, for {switches} NVSwitches"))];
+        return vec![Outcome::ok(format!("the fabric manager runs, for {}", count(switches, "NVSwitch device")))];
     }
     vec![Outcome::of(
         &catalog::NO_FABRIC_MANAGER,
-        format!(
-            "the board has {switches} NVSwitches, and the fabric manager does not run (it has to be of the driver's version)"
-        ),
-        "systemctl enable --now nvidia-fabricmanager",
+        format!("this host has {}, but the fabric manager does not run", count(switches, "NVSwitch device")),
+        "install the fabric manager in the version of the driver: systemctl enable --now nvidia-fabricmanager",
     )]
 }
 
@@ -155,8 +154,8 @@ pub(super) fn mig(facts: &Facts) -> Vec<Outcome> {
     wrong
 }
 
-/// What keeps a GPU in MIG mode from having MIG devices. Partitioning it again would end the work of containers that use
-/// the existing instances, so that is advised only if the driver lists none.
+/// Returns an outcome if a GPU in MIG mode has no MIG devices. Partitioning it again would stop containers that use existing
+/// instances, so the fix suggests that only if the driver lists none.
 fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Outcome> {
     if !gpu.unlisted_mig.is_empty() {
         return Some(Outcome::of(&catalog::NODE_MISSING, mig_nodes_missing(gpu), prepare(facts)));
@@ -170,18 +169,18 @@ fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Outcome> {
     let index = gpu.index;
     let (what, fix) = if has_compute_instance {
         (
-            format!("NVML lists no MIG device of GPU {index}, although the driver has some and their nodes exist"),
-            "compare \"ls -l /dev/nvidia-caps\" with user in config.toml; \"nvidia-smi -L\" as root lists them"
+            format!("NVML lists no MIG device of GPU {index}, although the driver lists some and their nodes exist"),
+            "compare \"ls -l /dev/nvidia-caps\" with user in config.toml, and the list with \"nvidia-smi -L\" as root"
                 .to_owned(),
         )
     } else if has_gpu_instance {
         (
-            format!("GPU {index} has GPU instances without a compute instance, so it has no MIG device"),
+            format!("GPU {index} has GPU instances without a compute instance, and therefore no MIG device"),
             format!("nvidia-smi mig -i {index} -cci"),
         )
     } else {
         (
-            format!("GPU {index} is in MIG mode and has no MIG device"),
+            format!("GPU {index} is in MIG mode but has no MIG device"),
             format!("nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"),
         )
     };

@@ -1,4 +1,4 @@
-//! Checks of config.toml, of SELinux and of who may use the GPUs.
+//! Checks of config.toml, the log, SELinux, and the permissions of users.
 
 use base::report::catalog;
 use nvidia_host::driver::group::{GIVE_A_GROUP, join};
@@ -11,20 +11,20 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
     match &facts.config {
         Err(finding) => vec![Outcome::found(finding.clone())],
         Ok((_, findings)) if findings.is_empty() && !facts.has_config => {
-            vec![Outcome::ok("there is no config.toml: the defaults hold")]
+            vec![Outcome::ok("config.toml does not exist: the defaults are used")]
         }
         Ok((config, findings)) => {
             let mut outcomes: Vec<_> = findings.iter().map(|finding| Outcome::found(finding.clone())).collect();
             if !config.edit_cgroups && facts.user.is_none() {
                 outcomes.push(Outcome::of(
                     &catalog::NO_CGROUPS,
-                    "no-cgroups = true in config.toml: containers of rootful engines cannot open the GPUs, unless their \
+                    "no-cgroups = true in config.toml: containers of rootful engines cannot open the GPUs unless \
                      config.json lists them (CDI, precreate)",
                     "remove no-cgroups from config.toml: rootless containers do not need it",
                 ));
             }
             if outcomes.is_empty() {
-                outcomes.push(Outcome::ok("config.toml is read without a complaint"));
+                outcomes.push(Outcome::ok("config.toml is valid"));
             }
             outcomes
         }
@@ -35,16 +35,18 @@ pub(super) fn log(facts: &Facts) -> Vec<Outcome> {
     match &facts.log {
         None if facts.journal => vec![Outcome::ok("the log is the journal: \"journalctl -t oci-nvidia-hook\"")],
         None => {
-            vec![Outcome::ok("there is no journal; what happened to a container is in \"oci-nvidia-hook why\"")]
+            vec![Outcome::ok(
+                "no log: the journal does not run; \"oci-nvidia-hook why\" shows the records of containers",
+            )]
         }
-        Some((path, Ok(()))) => vec![Outcome::ok(format!("{path:?} can be written"))],
+        Some((path, Ok(()))) => vec![Outcome::ok(format!("the log file {path:?} is writable"))],
         Some((path, Err(_))) if facts.user.is_some() => {
-            vec![Outcome::skipped(format!("{path:?} is not for this user to write"))]
+            vec![Outcome::skipped(format!("this user cannot write to the log file {path:?}"))]
         }
         Some((path, Err(why))) => vec![Outcome::of(
             &catalog::NO_LOG,
-            format!("the log file {path:?} cannot be written: {why}"),
-            "set debug in config.toml to a file in a directory that is there",
+            format!("cannot write to the log file {path:?}: {why}"),
+            "set debug in config.toml to a file in an existing directory",
         )],
     }
 }
@@ -52,20 +54,20 @@ pub(super) fn log(facts: &Facts) -> Vec<Outcome> {
 pub(super) fn selinux(facts: &Facts) -> Vec<Outcome> {
     let Some(selinux) = facts.selinux else { return vec![Outcome::skipped("the kernel has no SELinux")] };
     if !selinux.enforcing {
-        return vec![Outcome::ok("SELinux does not enforce")];
+        return vec![Outcome::ok("SELinux is not in enforcing mode")];
     }
     match (selinux.devices, selinux.xserver_devices) {
-        (Some(true), _) => vec![Outcome::ok("containers may use devices (container_use_devices)")],
-        (_, Some(true)) => vec![Outcome::ok("containers may use the GPUs (container_use_xserver_devices)")],
+        (Some(true), _) => vec![Outcome::ok("containers can use devices (container_use_devices)")],
+        (_, Some(true)) => vec![Outcome::ok("containers can use the GPUs (container_use_xserver_devices)")],
         (None, None) => {
-            vec![Outcome::skipped("the policy has no booleans of containers, or they cannot be read")]
+            vec![Outcome::skipped("the booleans of the policy for containers are missing, or cannot be read")]
         }
         (_, xserver) => {
-            // The first one is newer, and opens less.
+            // container_use_xserver_devices is newer and allows less.
             let boolean = if xserver.is_some() { "container_use_xserver_devices" } else { "container_use_devices" };
             vec![Outcome::of(
                 &catalog::SELINUX,
-                format!("SELinux enforces, and {boolean} is off"),
+                format!("SELinux is in enforcing mode, and {boolean} is off"),
                 format!("setsebool -P {boolean} on"),
             )]
         }
@@ -75,39 +77,42 @@ pub(super) fn selinux(facts: &Facts) -> Vec<Outcome> {
 pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
     let nodes = || facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
     if nodes().next().is_none() {
-        return vec![Outcome::skipped("there are no device nodes")];
+        return vec![Outcome::skipped("the device nodes are missing")];
     }
     let only_for_a_group = nodes().filter(|node| node.mode & 0o006 != 0o006);
     let Some((gid, mode)) = only_for_a_group.map(|node| (node.gid, node.mode)).min() else {
-        return vec![Outcome::ok("every user may open the device nodes")];
+        return vec![Outcome::ok("every user can open the device nodes")];
     };
     let name = group(gid);
     let Some(user) = &facts.user else {
-        // What that means for NVML is reported by the check of the hook's user.
+        // The check "hook-user" reports what this means for NVML.
         if join("USER", gid, mode) == GIVE_A_GROUP {
-            let what = "only root may open the device nodes: containers need nodes of their own, which the hook, CDI or a \
-                        device plugin creates for them; rootless Podman has no access";
+            let what = "only root can open the device nodes: containers need nodes of their own, which the hook, CDI or a \
+                        device plugin creates; rootless Podman has no access";
             return vec![Outcome::of(&catalog::GROUP_NODES, what, GIVE_A_GROUP)];
         }
         let what = format!(
-            "the device nodes are for the group {name}: users of rootless Podman have to be in it, and so do processes of \
-             containers and pods that are not root, unless the hook, CDI or a device plugin creates nodes for them"
+            "only members of the group {name} can open the device nodes: users of rootless Podman must join it, and processes of \
+             containers and pods that do not run as root too, unless the hook, CDI or a device plugin creates nodes for them"
         );
         let join = join("USER", gid, mode);
-        let fix = format!("{join}; --group-add {gid}; in a pod supplementalGroups: [{gid}]");
+        let fix = format!("{join}; for containers --group-add {gid}; in a pod supplementalGroups: [{gid}]");
         return vec![Outcome::of(&catalog::GROUP_NODES, what, fix)];
     };
     if let Some(node) = nodes().find(|node| !may_open(node, user.uid, |gid| facts.groups.contains(&gid))) {
-        let what = format!("user {} may not open {}", user.name, owned(node));
+        let what = format!("user {} cannot open {}", user.name, owned(node));
         let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
         return vec![Outcome::of(&catalog::NODE_ACCESS, what, fix)];
     }
     let podman = facts.engines.iter().find(|engine| matches!(engine.kind, Kind::PodmanOf(_)));
     let runtime = podman.and_then(|engine| engine.runtime.as_ref());
-    let what = format!("{} may open the device nodes as a member of {name}; containers lose that group", user.name);
+    let what = format!("{} can open the device nodes as a member of {name}, but containers lose this group", user.name);
     let fix = match runtime {
         Some(runtime) if runtime.name != "crun" => {
-            format!("podman --runtime crun run --group-add keep-groups …; {} does not know keep-groups", runtime.name)
+            format!(
+                "podman --runtime crun run --group-add keep-groups …; {} does not support keep-groups",
+                runtime.name
+            )
         }
         _ => "podman run --group-add keep-groups …".to_owned(),
     };

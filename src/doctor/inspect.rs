@@ -17,10 +17,10 @@ use crate::cdi_check::{self, Now};
 use crate::engine::cdi::{self, View};
 use crate::engine::{Engine, User, hooks, runtime};
 
-/// Who asks.
+/// The calling user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// If it is not root
+    /// `None` if it is root
     pub user: Option<User>,
     pub groups: BTreeSet<u32>,
 }
@@ -36,7 +36,7 @@ const NVIDIAS: [&str; 6] = [
 
 pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
-/// Looks at the host below `host`. `config` is the file of `--config`.
+/// Inspects the host with this root directory. `config` is the file of `--config`.
 pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let config = read_config(host, config);
@@ -68,7 +68,7 @@ pub(super) fn text(host: &Tree, path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&host.read(Path::new(path)).ok()?).into_owned())
 }
 
-/// A host that is a directory has its driver there too.
+/// Reads config.toml. If the host is a directory (in tests), the driver root is below that directory.
 fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>), Finding> {
     let prefix = host.path();
     let is_all = prefix.as_path() == Path::new("/");
@@ -84,13 +84,13 @@ fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>
     Ok((config, findings))
 }
 
-/// Whether the log can be written, without writing it.
+/// Checks whether the log is writable, without writing to it.
 fn try_log(host: &Tree, log: &HostPath) -> Result<(), String> {
     let path = host.on_host(log.as_path());
     let dir = path.parent().unwrap_or_else(|| Path::new("/"));
     let place = match path.symlink_metadata() {
-        Ok(metadata) if metadata.is_symlink() => return Err("it is a link".to_owned()),
-        Ok(metadata) if !metadata.is_file() => return Err("it is no file".to_owned()),
+        Ok(metadata) if metadata.is_symlink() => return Err("the file is a link".to_owned()),
+        Ok(metadata) if !metadata.is_file() => return Err("not a regular file".to_owned()),
         Ok(_) => &path,
         Err(_) => dir,
     };
@@ -126,8 +126,8 @@ fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &Driver
 fn inspect_cdi_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&Stamp>) -> CdiView {
     let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
     let now = Now { readers: &readers, stamp };
-    let is_there = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
-    let mut verdicts = cdi_check::devices(&files, &now, is_there);
+    let exists = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
+    let mut verdicts = cdi_check::devices(&files, &now, exists);
     let mut conflicts = Vec::new();
     for (name, found) in registry::resolve(&files) {
         let Found::Conflict(a, b) = found else { continue };
@@ -136,7 +136,7 @@ fn inspect_cdi_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&St
         let is_ours = a.spec.as_ref().is_ok_and(cdi_check::is_ours);
         let (a, b) = if is_ours { (b.path.display(), a.path.display()) } else { (a.path.display(), b.path.display()) };
         verdicts.retain(|verdict| verdict.subject != name);
-        let what = format!("\"{a}\" and \"{b}\" both have {name}");
+        let what = format!("\"{a}\" and \"{b}\" both contain {name}");
         conflicts.push(Finding::of(&catalog::SPEC_CONFLICT, what, format!("rm {a}")));
     }
     verdicts.extend(cdi_check::files(&files));

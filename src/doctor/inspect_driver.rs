@@ -27,15 +27,15 @@ use nvidia_host::inventory::{cap_files, merge};
 use super::facts::{DriverFacts, Node, PciDevice};
 use super::inspect::text;
 
-/// Where the firmware says whether it enforces signatures: four bytes of attributes, then 1 or 0.
+/// The EFI variable of Secure Boot: four bytes of attributes, then 1 if the firmware enforces signatures, else 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
-/// The driver root itself if it has `path`, else the host.
+/// Returns the driver root if `path` exists in it, else the host. On GKE, the driver root has no /dev and /proc.
 fn owner<'r>(driver: &'r Tree, host: &'r Tree, path: &str) -> &'r Tree {
     if driver.locate(Path::new(path)).is_ok() { driver } else { host }
 }
 
-/// Looks at it: this asks NVML, which takes time.
+/// Inspects the driver. This asks NVML, which can take seconds.
 pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let mut facts = DriverFacts { pci: pci(host), ..DriverFacts::default() };
     let modules = text(host, "/proc/modules").unwrap_or_default();
@@ -48,7 +48,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         Ok(root) => root,
         Err(error) => {
             facts.diagnosis = Some(Finding::error(&error));
-            "the driver root cannot be opened".clone_into(&mut facts.not_asked);
+            "cannot open the driver root".clone_into(&mut facts.not_asked);
             return facts;
         }
     };
@@ -106,7 +106,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let is_root = matches!(facts.identity, Some(Ok(Identity { uid: 0, .. })));
     facts.only_root_may_ask = is_root && who.as_ref().is_ok_and(|who| *who == Who::Fewest);
     let Some((nvml_root, library)) = place else {
-        "libnvidia-ml is not there".clone_into(&mut facts.not_asked);
+        "libnvidia-ml is missing".clone_into(&mut facts.not_asked);
         return facts;
     };
     let Ok(who) = who else {
@@ -114,7 +114,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         return facts;
     };
     if who == Who::Unchanged && nvml_root.as_path() != Path::new("/") {
-        "asking NVML below another driver root takes root".clone_into(&mut facts.not_asked);
+        "only root can ask NVML below another driver root".clone_into(&mut facts.not_asked);
         return facts;
     }
     let start = Instant::now();
@@ -149,7 +149,7 @@ fn pci_device(host: &Tree, dir: &Path) -> Option<PciDevice> {
     Some(PciDevice { address: name(dir)?, class: attribute("class")?, driver })
 }
 
-/// The versions in the names of libnvidia-ml and libcuda, wherever they usually are.
+/// Returns the versions in the file names of libnvidia-ml and libcuda in the usual directories.
 fn versions(search: &Search<'_>) -> BTreeSet<String> {
     let usual = nvidia_host::driver::file_table::LIBRARY_DIRS.iter().map(Path::new);
     let mut found = BTreeSet::new();
@@ -164,10 +164,10 @@ fn versions(search: &Search<'_>) -> BTreeSet<String> {
     found
 }
 
-/// Capabilities whose containers do not start, and what is missing of the others.
+/// Returns the driver capabilities without their required libraries, and a finding about missing optional libraries.
 fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>) {
     let (mut errors, mut lacking) = (Vec::new(), Vec::new());
-    // Hardly a server has 32-bit libraries, and hardly a container asks for them.
+    // Few servers have 32-bit libraries, and few containers request them.
     for capability in Capability::ALL.into_iter().filter(|capability| *capability != Capability::Compat32) {
         match locate::locate(search, Capabilities::of(&[capability]), &[]) {
             Err(error) => errors.push((capability, Finding::error(&error))),
@@ -185,12 +185,12 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
     (errors, Some(Finding::of(&catalog::NOT_INSTALLED, what, fix)))
 }
 
-/// Words of the kernel about a module that it does not load.
+/// Parts of kernel messages about a module that was rejected.
 const REFUSALS: [&str; 6] =
     ["verification failed", "rejected", "Lockdown", "Unknown symbol", "version magic", "disagrees about version"];
 
-/// What the kernel said last of a module of NVIDIA's that it refused, and of an error of a GPU; nothing if its log may
-/// not be read.
+/// Returns the last kernel messages about a rejected module of NVIDIA and about an error of a GPU; nothing if this user cannot read the
+/// kernel log.
 fn kernel_log(host: &Tree) -> (Option<String>, Option<String>) {
     const MOST: usize = 8 << 20;
     let open =
@@ -198,7 +198,7 @@ fn kernel_log(host: &Tree) -> (Option<String>, Option<String>) {
     let Ok(mut kmsg) = open else { return (None, None) };
     let mut bytes = Vec::new();
     let mut record = [0; 8192];
-    // A record at each read; EPIPE: one was overwritten meanwhile.
+    // Each read returns one record. EPIPE means that the next record was overwritten.
     while bytes.len() < MOST {
         match kmsg.read(&mut record) {
             Ok(0) => break,

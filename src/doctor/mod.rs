@@ -1,7 +1,8 @@
-//! `doctor`: what is wrong with a host, in the order in which things depend on each other.
+//! `doctor`: finds the problems of a host.
 //!
-//! [`inspect()`] reads the host once, below a prefix, into [`Facts`]; each check is a pure function of them and gives one or more
-//! [`Outcome`]s. Nothing is changed here. What cannot be seen without root is said, not guessed.
+//! [`inspect()`] reads the host once, below a prefix, into [`Facts`]. Each check is a pure function that turns facts into one or more
+//! [`Outcome`]s. The checks are in the order in which the parts of the host depend on each other. Nothing is changed here. A check
+//! that cannot be performed, for example without root, is reported as skipped.
 
 pub(crate) mod bundle;
 pub(crate) mod container;
@@ -20,15 +21,15 @@ pub use inspect::{Caller, inspect};
 
 use base::report::{Finding, Kind, Severity};
 
-/// How a check ended, the worst last.
+/// The result of a check, in ascending order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     Ok,
-    /// Not looked at: it depends on something that is missing, or takes root
+    /// Not performed, because a part is missing or root is required
     Skipped,
     Note,
     Warning,
-    /// Containers that ask for GPUs do not start
+    /// Containers that request GPUs do not start
     Error,
 }
 
@@ -46,10 +47,10 @@ impl Status {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The check's name: stable
+    /// The name of the check, which is part of the JSON interface
     pub check: &'static str,
     pub status: Status,
-    /// Which finding it is; none where there is nothing to mend
+    /// The kind of finding; `None` if nothing has to be fixed
     pub kind: Option<&'static Kind>,
     pub what: String,
     pub fix: String,
@@ -73,13 +74,13 @@ impl Outcome {
         Self { check: "", status, kind: Some(finding.kind), what: finding.what, fix: finding.fix }
     }
 
-    /// The same for a finding that is made here.
+    /// Returns the outcome for a new finding.
     fn of(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self::found(Finding::of(kind, what, fix))
     }
 }
 
-/// The names are an interface: `doctor --json` has them.
+/// The field names are part of the JSON interface.
 impl Serialize for Outcome {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Outcome", 6)?;
@@ -93,7 +94,7 @@ impl Serialize for Outcome {
     }
 }
 
-/// The results of a check, or this one if it found nothing.
+/// Returns the outcomes of a check, or `otherwise` if it has none.
 fn or(outcomes: impl IntoIterator<Item = Outcome>, otherwise: Outcome) -> Vec<Outcome> {
     let mut outcomes: Vec<_> = outcomes.into_iter().collect();
     if outcomes.is_empty() {
@@ -102,10 +103,10 @@ fn or(outcomes: impl IntoIterator<Item = Outcome>, otherwise: Outcome) -> Vec<Ou
     outcomes
 }
 
-/// A check with its name. It returns results without a name.
+/// A check with its name. The function returns outcomes without a name.
 type Check<F> = (&'static str, fn(&F) -> Vec<Outcome>);
 
-/// Runs the checks, and gives the results the names of their checks.
+/// Runs the checks, and sets the names of the outcomes.
 fn run<F>(checks: &[Check<F>], facts: &F) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for (check, examine) in checks {
@@ -114,7 +115,7 @@ fn run<F>(checks: &[Check<F>], facts: &F) -> Vec<Outcome> {
     outcomes
 }
 
-/// The checks in their order. Those of engines come once for each.
+/// The checks in the order of their output.
 const CHECKS: &[Check<Facts>] = &[
     ("pci", gpus::on_the_bus),
     ("module", driver::module),
@@ -151,10 +152,10 @@ pub fn examine(facts: &Facts) -> Vec<Outcome> {
     run(CHECKS, facts)
 }
 
-/// The document of `doctor --json`.
+/// Returns the document of `doctor --json`.
 ///
 /// # Errors
-/// None that can happen: each value is text.
+/// Never, because all values are strings.
 pub(crate) fn document(outcomes: &[Outcome]) -> serde_json::Result<String> {
     base::json::document("checks", &outcomes)
 }

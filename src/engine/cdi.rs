@@ -1,6 +1,6 @@
-//! CDI as engines see it: which spec versions an engine reads, and in which directories it looks for specs.
+//! Knows which CDI versions an engine reads, and in which directories it searches for specs.
 //!
-//! An engine refuses a whole file that is newer than itself, and then reports only that it does not know the device.
+//! An engine rejects a whole file of a version that it does not know. Its error then states only that the device is unknown.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,27 +9,27 @@ use cdi_spec::rules::VERSIONS;
 
 use super::{Engine, Kind, Version};
 
-/// Where engines look by default, the least important directory first.
+/// The default directories of engines, sorted by ascending priority.
 pub(crate) const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
-/// An engine that reads specs by itself, and its version if it is known.
+/// An engine that reads CDI specs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reader {
     pub kind: Kind,
-    /// What it prints for `--version`
+    /// The version that `--version` prints; `None` if it is unknown
     pub version: Option<Version>,
 }
 
-/// Engines that look in the same directories.
+/// Engines that search the same directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct View {
     pub readers: Vec<Reader>,
-    /// The directories, the least important first
+    /// The directories, sorted by ascending priority
     pub dirs: Vec<PathBuf>,
 }
 
-/// The first Podman that reads specs of a version: NVIDIA's toolkit documents the one for 0.7.0, and its issue 38 reports
-/// that Podman 4.2 does not read 0.5.0, which 4.3 does.
+/// CDI versions, and the first Podman that reads each. NVIDIA's toolkit documents the one for 0.7.0. Its issue 38 reports that
+/// Podman 4.3 reads 0.5.0, and 4.2 does not.
 const PODMAN: [(&str, Version); 4] = [
     ("0.1.0", Version(4, 1, 0)),
     ("0.4.0", Version(4, 1, 0)),
@@ -41,7 +41,7 @@ const CRIO: [(&str, Version); 3] =
     [("0.1.0", Version(1, 23, 0)), ("0.4.0", Version(1, 23, 0)), ("0.7.0", Version(1, 30, 0))];
 
 impl Reader {
-    /// Whether it reads specs of this version; `None` if that is not known.
+    /// Returns whether the engine reads specs of this version; `None` if that is unknown.
     pub(crate) fn reads(&self, cdi_version: &str) -> Option<bool> {
         let since: &[(&str, Version)] = match self.kind {
             Kind::Podman | Kind::PodmanOf(_) => &PODMAN,
@@ -70,15 +70,15 @@ impl fmt::Display for Reader {
     }
 }
 
-/// Groups the installed engines by the directories in which they look. Docker is left out: which versions of specs it reads,
-/// and whether it reads any, is not known.
+/// Groups the installed engines by the directories that they search. Docker is left out, because it is unknown which versions it
+/// reads.
 pub(crate) fn views(engines: &[Engine]) -> Vec<View> {
     let installed = engines.iter().filter(|engine| engine.program.is_some() && engine.kind != Kind::Docker);
     let reader = |engine: &Engine| Reader { kind: engine.kind.clone(), version: engine.version };
     group(installed.map(|engine| (reader(engine), engine.settings.cdi_dirs.clone())))
 }
 
-/// One view for all that look in the same directories.
+/// Returns one view for all engines that search the same directories.
 pub(super) fn group(readers: impl Iterator<Item = (Reader, Vec<PathBuf>)>) -> Vec<View> {
     let mut views: Vec<View> = Vec::new();
     for (reader, dirs) in readers {

@@ -1,5 +1,5 @@
-//! Where an engine looks for its configuration, the least important file first. containers.conf(5),
-//! containers-config(5), crio.conf(5), crio.conf.d(5).
+//! Lists the configuration files of an engine, sorted by ascending priority: containers.conf(5), containers-config(5), crio.conf(5),
+//! crio.conf.d(5).
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +7,16 @@ use base::tree::Tree;
 
 use super::{Kind, Version};
 
-/// Podman that reads `containers.rootless.conf` too.
+/// The first Podman that also reads `containers.rootless.conf`.
 const ROOTLESS_CONF: Version = Version(5, 6, 0);
-/// Podman whose root reads the file in its home directory too.
+/// The first Podman that, as root, also reads the file in the home directory.
 const ROOTS_HOME: Version = Version(5, 0, 0);
-/// Podman that reads one main file, and drop-ins of all directories in the order of their names.
+/// The first Podman that reads only one main file, and the drop-ins of all directories in the order of their names.
 const ONE_MAIN_FILE: Version = Version(6, 0, 0);
-/// The versions of Podman from which on it reads other files, or reads them in another way.
+/// The versions since which Podman reads other files, or in another order.
 pub(super) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN_FILE];
 
-/// The configuration files that an engine of this version reads, whether or not they exist. An unknown version is taken for an
-/// old one.
+/// Returns the configuration files of an engine of this version, including missing ones. An unknown version counts as an old one.
 pub(crate) fn list(kind: &Kind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
     let version = version.unwrap_or_default();
     match kind {
@@ -58,8 +57,8 @@ fn home(kind: &Kind) -> Option<PathBuf> {
     Some(home.join(".config/containers/containers.conf"))
 }
 
-/// A user's main file takes the place of the administrator's, and that one of the distribution's; a drop-in that of
-/// another with the same name.
+/// Returns the files of Podman 6: the user's main file replaces the administrator's, and this one the distribution's. A drop-in file
+/// replaces those with the same name in directories of lower priority.
 fn podman_6(kind: &Kind, host: &Tree) -> Vec<PathBuf> {
     let bases = ["/usr/share/containers", "/etc/containers"].map(PathBuf::from);
     let user = home(kind);
@@ -105,7 +104,7 @@ fn drop_ins(host: &Tree, dir: &Path) -> Vec<PathBuf> {
     names.map(|name| dir.join(name)).collect()
 }
 
-/// CRI-O takes files of any name, and those of directories below.
+/// Returns the files of CRI-O, which reads drop-in files with any name, also in subdirectories.
 fn crio(host: &Tree) -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/etc/crio/crio.conf")];
     walk(host, Path::new("/etc/crio/crio.conf.d"), 0, &mut files);
@@ -174,7 +173,7 @@ mod tests {
             (
                 &of_user,
                 Some(Version(6, 0, 0)),
-                // One main file; a name stands for its last file.
+                // One main file; the last drop-in with a name replaces the others.
                 [&["/etc/containers/containers.conf", home[1], old[2]], &rootless[1..], &[old[3]]].concat(),
             ),
             (&Kind::Podman, Some(Version(6, 0, 0)), vec!["/etc/containers/containers.conf", old[2], old[3]]),

@@ -1,63 +1,62 @@
-//! One JSON file of a hooks directory, by the rules of the library that Podman, CRI-O and Buildah share: oci-hooks(5).
-//! Pure.
+//! Parses a JSON file of a hooks directory like the library that Podman, CRI-O and Buildah share: oci-hooks(5).
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde_json::Value;
 
-/// The stages of the runtime-spec. Podman adds [`PRECREATE`].
+/// The stages of the OCI runtime specification. Podman adds [`PRECREATE`].
 const STAGES: [&str; 6] = ["createContainer", "createRuntime", "prestart", "poststart", "poststop", "startContainer"];
-/// The stage that only Podman knows.
+/// The stage that only Podman has.
 pub const PRECREATE: &str = "precreate";
 
-/// A hook, as far as it matters here.
+/// A hook file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookFile {
     pub path: PathBuf,
-    /// Its arguments, `argv[0]` among them
+    /// The arguments, including `argv[0]`
     pub args: Vec<String>,
     pub stages: Vec<String>,
-    /// Containers that the hook is started for
+    /// The containers for which the engine starts the hook
     pub applies: Applies,
-    /// After how many seconds the engine ends it; without one it waits for ever
+    /// The seconds after which the runtime kills the hook; `None` if it waits without a limit
     pub timeout: Option<u64>,
 }
 
-/// For which containers a hook runs.
+/// The containers for which a hook runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applies {
     Always,
-    /// None: its conditions exclude each other, or there are none
+    /// No container: the conditions exclude each other, or the file has none
     Never,
-    /// Those of which this is true
+    /// The containers for which this text is true
     If(String),
 }
 
 /// Parses a file.
 ///
 /// # Errors
-/// Why an engine refuses it, and with it every container, or its own start.
+/// Returns why an engine rejects the file. Podman then starts no container, and CRI-O does not start.
 pub fn parse(bytes: &[u8]) -> Result<HookFile, String> {
     let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if !file.is_object() {
-        return Err("invalid: it is no object".to_owned());
+        return Err("invalid: not an object".to_owned());
     }
     let hook = match text(&file, "version")?.unwrap_or_default() {
         "1.0.0" => current(&file)?,
         "0.1.0" | "" => old(&file)?,
-        other => return Err(format!("no engine knows version {other:?}")),
+        other => return Err(format!("unknown version {other:?}")),
     };
     if hook.path.as_os_str().is_empty() {
-        return Err("it has no hook.path".to_owned());
+        return Err("hook.path is missing".to_owned());
     }
     Ok(hook)
 }
 
-/// Why an engine refuses a hook file.
+/// The reason why an engine rejects a hook file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The file cannot be read or is not a hook file; why, in words
+    /// The file cannot be read or is not a hook file, for this reason
     Invalid(String),
     /// The engine does not have this stage
     UnknownStage(String),
@@ -67,16 +66,16 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Invalid(why) => f.write_str(why),
-            Self::UnknownStage(stage) => write!(f, "this engine does not know the stage {stage:?}"),
+            Self::UnknownStage(stage) => write!(f, "this engine does not support the stage {stage:?}"),
         }
     }
 }
 
 impl HookFile {
-    /// What is said of a program that is there; engines look for it first. `precreate`: whether the engine knows that stage.
+    /// Checks the stages. Engines do this only if the program exists. `precreate` is whether the engine supports this stage.
     ///
     /// # Errors
-    /// The first stage that the engine does not know.
+    /// If the engine does not support a stage.
     pub fn check_stages(&self, precreate: bool) -> Result<(), Refusal> {
         let known = |stage: &str| STAGES.contains(&stage) || precreate && stage == PRECREATE;
         match self.stages.iter().find(|stage| !known(stage)) {
@@ -86,13 +85,13 @@ impl HookFile {
     }
 }
 
-/// A field of an object: null is as good as none.
+/// Returns a field of an object. Go's decoder treats null like a missing field.
 fn field<'v>(object: &'v Value, name: &str) -> Option<&'v Value> {
     object.get(name).filter(|value| !value.is_null())
 }
 
 fn text<'v>(object: &'v Value, name: &str) -> Result<Option<&'v str>, String> {
-    field(object, name).map(|value| value.as_str().ok_or_else(|| format!("{name} is no text"))).transpose()
+    field(object, name).map(|value| value.as_str().ok_or_else(|| format!("{name} is not a string"))).transpose()
 }
 
 fn boolean(object: &Value, name: &str) -> Result<Option<bool>, String> {
@@ -103,37 +102,38 @@ fn boolean(object: &Value, name: &str) -> Result<Option<bool>, String> {
 
 fn texts(object: &Value, name: &str) -> Result<Option<Vec<String>>, String> {
     let Some(value) = field(object, name) else { return Ok(None) };
-    let Value::Array(items) = value else { return Err(format!("{name} is no list")) };
-    let item = |item: &Value| item.as_str().map(str::to_owned).ok_or_else(|| format!("{name} is no list of texts"));
+    let Value::Array(items) = value else { return Err(format!("{name} is not a list")) };
+    let item =
+        |item: &Value| item.as_str().map(str::to_owned).ok_or_else(|| format!("{name} is not a list of strings"));
     items.iter().map(item).collect::<Result<_, _>>().map(Some)
 }
 
 fn current(file: &Value) -> Result<HookFile, String> {
-    let program = field(file, "hook").ok_or("it has no hook.path")?;
+    let program = field(file, "hook").ok_or("hook.path is missing")?;
     if !program.is_object() {
-        return Err("hook is no object".to_owned());
+        return Err("hook is not an object".to_owned());
     }
     let path = PathBuf::from(text(program, "path")?.unwrap_or_default());
     let args = texts(program, "args")?.unwrap_or_default();
     let applies = when(field(file, "when").unwrap_or(&Value::Null))?;
-    let stages = texts(file, "stages")?.ok_or("it has no stages")?;
+    let stages = texts(file, "stages")?.ok_or("stages is missing")?;
     let timeout = field(program, "timeout").and_then(Value::as_u64);
     Ok(HookFile { path, args, stages, applies, timeout })
 }
 
-/// Version 0.1.0, which files without a version have too.
+/// Parses version 0.1.0, which is also the version of files without one.
 fn old(file: &Value) -> Result<HookFile, String> {
     let either = |one, other| -> Result<Option<Vec<String>>, String> { Ok(texts(file, one)?.or(texts(file, other)?)) };
     let path = text(file, "hook")?.unwrap_or_default();
-    let stages = either("stages", "stage")?.ok_or("it has no stages")?;
+    let stages = either("stages", "stage")?.ok_or("stages is missing")?;
     let args = std::iter::once(path.to_owned()).chain(texts(file, "arguments")?.unwrap_or_default()).collect();
-    // Any one of them is enough.
+    // One matching pattern is enough.
     let mut patterns: Vec<String> = either("cmds", "cmd")?.unwrap_or_default();
     patterns.extend(either("annotations", "annotation")?.unwrap_or_default());
     let applies = if patterns.iter().any(|pattern| matches_all(pattern)) {
         Applies::Always
     } else if !patterns.is_empty() || boolean(file, "hasbindmounts")? == Some(true) {
-        Applies::If("its command, its annotations or its volumes match".to_owned())
+        Applies::If("the container's command, annotations or volumes match".to_owned())
     } else {
         Applies::Never
     };
@@ -141,26 +141,26 @@ fn old(file: &Value) -> Result<HookFile, String> {
     Ok(HookFile { path: path.into(), args, stages, applies, timeout: None })
 }
 
-/// All conditions that are there must be true, and one must be there.
+/// Parses `when`. All given conditions must be true, and at least one must be given.
 fn when(when: &Value) -> Result<Applies, String> {
     let mut conditions = Vec::new();
     let (always, volumes) = (boolean(when, "always")?, boolean(when, "hasBindMounts")?);
     if volumes == Some(true) {
-        conditions.push("it has volumes".to_owned());
+        conditions.push("the container has volumes".to_owned());
     }
     let mut has_annotations = false;
     if let Some(annotations) = field(when, "annotations") {
-        for (key, value) in annotations.as_object().ok_or("annotations is no object")? {
+        for (key, value) in annotations.as_object().ok_or("annotations is not an object")? {
             has_annotations = true;
-            let value = value.as_str().ok_or("annotations has something that is no text")?;
+            let value = value.as_str().ok_or("annotations has a value that is not a string")?;
             if !(matches_all(key) && matches_all(value)) {
-                conditions.push(format!("an annotation {key:?} is {value:?}"));
+                conditions.push(format!("the annotation {key:?} is {value:?}"));
             }
         }
     }
     let commands = texts(when, "commands")?.unwrap_or_default();
     if !commands.is_empty() && !commands.iter().any(|command| matches_all(command)) {
-        conditions.push(format!("its command matches {}", commands.join(" or ")));
+        conditions.push(format!("the container's command matches {}", commands.join(" or ")));
     }
     let has_any = always.is_some() || has_annotations || !commands.is_empty();
     Ok(match conditions.is_empty() {
@@ -171,7 +171,7 @@ fn when(when: &Value) -> Result<Applies, String> {
     })
 }
 
-/// The regular expressions that people write for it; another one counts as a condition.
+/// Returns whether a regular expression is one of the usual ones for everything. Others count as a condition.
 fn matches_all(pattern: &str) -> bool {
     ["", ".", ".*", ".+", "^", "^.*", "^.*$", "^.+$", "^/", "/"].contains(&pattern)
 }
@@ -184,7 +184,7 @@ mod tests {
         format!(r#"{{"version":"1.0.0","hook":{{"path":"/h","args":["h"]}},"when":{when},"stages":["{stage}"]}}"#)
     }
 
-    /// What podman 4.3.1 did with each.
+    /// The results are those of Podman 4.3.1.
     #[test]
     fn conditions() {
         for (when, applies) in [
@@ -194,8 +194,8 @@ mod tests {
             ("{}", "Never"),
             (r#"{"always":false}"#, "Never"),
             (r#"{"always":true,"hasBindMounts":false}"#, "Never"),
-            (r#"{"always":true,"commands":["nothing"]}"#, "If(\"its command matches nothing\")"),
-            (r#"{"always":true,"hasBindMounts":true}"#, "If(\"it has volumes\")"),
+            (r#"{"always":true,"commands":["nothing"]}"#, "If(\"the container's command matches nothing\")"),
+            (r#"{"always":true,"hasBindMounts":true}"#, "If(\"the container has volumes\")"),
         ] {
             let hook = parse(with(when, "prestart").as_bytes()).unwrap();
             assert_eq!(format!("{:?}", hook.applies), applies, "{when}");
@@ -208,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn what_engines_refuse() {
+    fn files_that_engines_reject() {
         for (text, why) in [
             ("{", "EOF"),
             ("[]", "invalid"),
             (r#"{"version":"2.0.0"}"#, "version \"2.0.0\""),
-            (r#"{"version":"1.0.0","stages":["prestart"]}"#, "no hook.path"),
-            (r#"{"version":"1.0.0","hook":{"path":""},"stages":["prestart"]}"#, "no hook.path"),
-            (r#"{"version":"1.0.0","hook":{"path":"/h"}}"#, "no stages"),
+            (r#"{"version":"1.0.0","stages":["prestart"]}"#, "hook.path is missing"),
+            (r#"{"version":"1.0.0","hook":{"path":""},"stages":["prestart"]}"#, "hook.path is missing"),
+            (r#"{"version":"1.0.0","hook":{"path":"/h"}}"#, "stages is missing"),
             (&with("{}", "nonsense"), "the stage \"nonsense\""),
             (&with("{}", "precreate"), "the stage \"precreate\""),
         ] {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever somebody put into a hooks directory.
+        /// No content of a file causes a panic.
         #[test]
         fn no_file_ends_the_program(
             bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64),

@@ -1,4 +1,4 @@
-//! The hooks of an engine's directories.
+//! Reads the hooks directories of an engine.
 
 use std::path::{Path, PathBuf};
 
@@ -9,32 +9,32 @@ use base::tree::Tree;
 use super::hook_file::{self, HookFile, Refusal};
 use super::settings;
 
-/// A hook that the engine has taken.
+/// A hook that the engine accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub file: PathBuf,
     pub hook: HookFile,
-    /// The program, all links followed
+    /// The program, with all links resolved
     pub program: PathBuf,
-    /// Whether it is a file that can be run
+    /// Whether the program is an executable file
     pub runs: bool,
 }
 
-/// What an engine makes of its directories.
+/// The hooks of an engine, and the files that it does not use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hooks {
     pub entries: Vec<Entry>,
-    /// Files that it refuses, and why: no container starts then, and CRI-O itself does not
+    /// Files that the engine rejects, and why. Podman then starts no container, and CRI-O does not start
     pub refused: Vec<(PathBuf, Refusal)>,
-    /// Files that it passes over without a word, and their programs, which are not there
+    /// Files that the engine ignores without a message because their program is missing, and the programs
     pub without_program: Vec<(PathBuf, PathBuf)>,
-    /// Files that another one of the same name takes the place of
+    /// Files, each with the file of the same name that replaces it
     pub masked: Vec<(PathBuf, PathBuf)>,
 }
 
 const OURS: &str = "oci-nvidia-hook";
 
-/// The programs of NVIDIA's that do what this one does.
+/// NVIDIA's programs with the same purpose as this one.
 const NVIDIAS: [&str; 5] = [
     "nvidia-container-runtime-hook",
     "nvidia-container-runtime-hook.real",
@@ -44,12 +44,12 @@ const NVIDIAS: [&str; 5] = [
 ];
 
 impl Entry {
-    /// Whether it is this program; a link that has one of NVIDIA's names may lead here.
+    /// Returns whether the program is oci-nvidia-hook. The file may name a link with one of NVIDIA's names.
     pub fn is_ours(&self) -> bool {
         self.program.file_name().is_some_and(|name| name == OURS) && !is_old_wrapper(&self.hook)
     }
 
-    /// Whether it is one of NVIDIA's.
+    /// Returns whether the program is one of NVIDIA's.
     pub fn is_nvidias(&self) -> bool {
         is_old_wrapper(&self.hook)
             || self.program.file_name().is_some_and(|name| NVIDIAS.iter().any(|known| name == *known))
@@ -57,7 +57,7 @@ impl Entry {
 }
 
 impl Hooks {
-    /// In the order of their names; one takes the place of another with the same name.
+    /// Inserts an entry in the order of file names. It replaces an entry with the same file name.
     fn take(&mut self, entry: Entry) {
         let name = |entry: &Entry| entry.file.file_name().map(std::ffi::OsStr::to_owned);
         let place = self.entries.iter().position(|known| name(known) >= name(&entry)).unwrap_or(self.entries.len());
@@ -71,7 +71,7 @@ impl Hooks {
     }
 }
 
-/// Reads these directories, the least important first. `precreate`: whether the engine knows that stage.
+/// Reads these directories, which are sorted by ascending priority. `precreate` is whether the engine supports this stage.
 pub(crate) fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
@@ -89,7 +89,7 @@ pub(crate) fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
     hooks
 }
 
-/// Where our files may be, whether or not an engine looks there.
+/// The directories in which hook files of this program may be, even if no engine reads them.
 const PLACES: [&str; 4] = [
     settings::HOOKS_DIR,
     "/usr/share/containers/oci/hooks.podman.d",
@@ -97,7 +97,7 @@ const PLACES: [&str; 4] = [
     "/run/containers/oci/hooks.d",
 ];
 
-/// The files that name our program.
+/// Returns the hook files of this program.
 pub fn installed(host: &Tree) -> Vec<PathBuf> {
     let files =
         PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));
@@ -108,7 +108,8 @@ pub fn installed(host: &Tree) -> Vec<PathBuf> {
     files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).filter(names_us).collect()
 }
 
-/// A shell script of NVIDIA's of 2018 that has our name: `/usr/libexec/oci/hooks.d/oci-nvidia-hook`.
+/// Returns whether the hook is NVIDIA's shell script of 2018 with the name of this program:
+/// `/usr/libexec/oci/hooks.d/oci-nvidia-hook`.
 fn is_old_wrapper(hook: &HookFile) -> bool {
     hook.path.starts_with("/usr/libexec/oci/hooks.d")
 }
@@ -175,6 +176,6 @@ mod tests {
         assert_eq!(hooks.masked, [("/a/1.json".into(), "/b/1.json".into())]);
         assert_eq!(hooks.without_program, [("/a/2.json".into(), "/usr/bin/nowhere".into())]);
         assert_eq!(hooks.refused.len(), 1);
-        assert_eq!(read(&host, &dirs, false).refused.len(), 5, "CRI-O knows no precreate");
+        assert_eq!(read(&host, &dirs, false).refused.len(), 5, "CRI-O does not support precreate");
     }
 }

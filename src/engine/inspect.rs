@@ -1,4 +1,4 @@
-//! Looking at the engines of a host.
+//! Inspects the engines of a host.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,33 +13,33 @@ use super::runtime::{self, Runtime};
 use super::settings::Settings;
 use super::{Kind, User, Version, files, version};
 
-/// Docker looks for a program of this name when it starts.
+/// The program for which dockerd searches when it starts.
 const DOCKERS_HOOK: &str = "nvidia-container-runtime-hook";
-/// How long a program may take to tell its version: podman takes a tenth of a second on a busy host.
+/// The time limit for printing a version. Podman takes 0.1 s on a busy host.
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 
-/// An engine, as its configuration makes it.
+/// An engine and its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
     pub kind: Kind,
-    /// Its program; none: it is not installed, and nothing else is known
+    /// Its program; `None` if the engine is not installed, and then nothing else is known
     pub program: Option<PathBuf>,
-    /// What it prints for `--version`
+    /// The version that `--version` prints
     pub version: Option<Version>,
-    /// Its configuration files that are there
+    /// The existing configuration files
     pub files: Vec<PathBuf>,
-    /// What they say; of a CRI-O that runs, what it runs with
+    /// The settings in these files, or those of a running CRI-O
     pub settings: Settings,
-    /// Whether it is a daemon that runs and has answered
+    /// Whether the engine is a running daemon that printed its settings
     pub running: bool,
-    /// What its files say, where it runs with other hooks directories
+    /// The settings in the files, if the daemon runs with other hooks directories
     pub on_disk: Option<Settings>,
-    /// Files that are there and cannot be read by us
+    /// Configuration files that this user cannot read
     pub unseen: Vec<PathBuf>,
     pub hooks: Hooks,
     /// Default OCI runtime
     pub runtime: Option<Runtime>,
-    /// Whether its program ends with an error instead of telling its version, where it is run as whom it is of
+    /// Whether `--version` fails. This is checked only for the engine of the calling user
     pub fails: bool,
     /// For Docker, the program that [`DOCKERS_HOOK`] leads to
     pub dockers_hook: Option<PathBuf>,
@@ -55,23 +55,23 @@ fn kinds(user: Option<User>) -> impl Iterator<Item = Kind> {
     [Some(Kind::Podman), user.map(Kind::PodmanOf), Some(Kind::Crio), Some(Kind::Docker)].into_iter().flatten()
 }
 
-/// Where the installed engines look for CDI specs. An engine's version decides which configuration files it reads, but it is
-/// found out by running the program, which costs more than all the rest: that is done only where the answer depends on it.
+/// Returns the directories in which the installed engines search for CDI specs. They depend on the configuration files, and these
+/// on the version. Running a program for its version costs more than everything else, so it is done only if the result depends on it.
 pub(crate) fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
     let mut versions = Versions::default();
     let readers = kinds(user).filter(|kind| *kind != Kind::Docker).filter_map(|kind| {
         let program = runtime::program(host, kind.program())?;
         let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
-        let of_old = dirs(None);
-        let any = kind != Kind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != of_old);
-        let version = if any { versions.ask(host, &program).ok() } else { None };
-        let dirs = if any { dirs(version) } else { of_old };
+        let oldest = dirs(None);
+        let differ = kind != Kind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != oldest);
+        let version = if differ { versions.ask(host, &program).ok() } else { None };
+        let dirs = if differ { dirs(version) } else { oldest };
         Some((Reader { kind, version }, dirs))
     });
     cdi::group(readers)
 }
 
-/// Whether all engines of this host read CDI specs of this version, as far as it is known, and there is one.
+/// Returns whether at least one engine is installed, and all are known to read CDI specs of this version.
 pub(crate) fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -> bool {
     let mut versions = Versions::default();
     let mut any = false;
@@ -82,7 +82,7 @@ pub(crate) fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -
     }) && any
 }
 
-/// What an engine's files say, as one of this version reads them.
+/// The configuration files of an engine, as read by one version.
 #[derive(Debug, Default)]
 struct Configuration {
     files: Vec<PathBuf>,
@@ -130,7 +130,7 @@ fn inspect_engine(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
     }
     let Configuration { files, unseen, settings } = configuration(host, &engine.kind, engine.version);
     (engine.files, engine.unseen, engine.settings) = (files, unseen, settings);
-    // Another user's program reads other files.
+    // Podman of another user would read other files.
     let is_root = rustix::process::geteuid().is_root();
     engine.fails = asked == Some(Err(NoVersion::Failed)) && is_root != matches!(engine.kind, Kind::PodmanOf(_));
     if let Kind::Docker = engine.kind {
@@ -150,13 +150,12 @@ fn inspect_engine(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
     engine
 }
 
-/// CRI-O's control socket, which only root may use.
+/// CRI-O's socket, which only root can use.
 const CRIO_SOCKET: &str = "/run/crio/crio.sock";
-/// How long a running CRI-O may take to print its configuration.
+/// The time limit for the configuration of a running CRI-O.
 const STATUS_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What a CRI-O that runs was started with. Options of its command line count more than its files, and it reads those only when
-/// it starts.
+/// Returns the settings of a running CRI-O. Options of its command line override its files, which it reads only when it starts.
 fn running(host: &Tree, kind: &Kind, program: &Path) -> Option<Settings> {
     let can_ask = *kind == Kind::Crio && rustix::process::geteuid().is_root();
     if !can_ask || host.locate(Path::new(CRIO_SOCKET)).is_err() {
@@ -166,7 +165,7 @@ fn running(host: &Tree, kind: &Kind, program: &Path) -> Option<Settings> {
     let text = process::read_output(program.as_path(), &["status", "config"], STATUS_DEADLINE).ok()?;
     let mut settings = Settings::default();
     settings.add(Path::new(CRIO_SOCKET), &text, kind, None);
-    // An older one, without this command, prints something else.
+    // Older versions do not have this command and print something else.
     (settings.refused.is_none() && settings.hooks_from.is_some()).then_some(settings)
 }
 
@@ -182,7 +181,8 @@ fn take_running(engine: &mut Engine, running: Settings) {
     }
 }
 
-/// The program, all links followed, if nobody but root and us could have written it.
+/// Returns the program with all links resolved, if only root and the calling user can write it. Other programs must not be run,
+/// because doctor may run as root.
 fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
     let real = host.locate(program).ok()?;
     let us = rustix::process::geteuid().as_raw();
@@ -193,12 +193,12 @@ fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
 /// Why a program's version is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NoVersion {
-    /// It was not run, or says something else
+    /// The program was not run, or its output has no version
     Unknown,
     Failed,
 }
 
-/// Versions of programs, each of which is run once.
+/// The versions of programs. Each program is run only once.
 #[derive(Debug, Default)]
 struct Versions(Vec<(PathBuf, Result<Version, NoVersion>)>);
 
@@ -213,11 +213,11 @@ impl Versions {
     }
 }
 
-/// A program that somebody else could have written is not run.
+/// Runs a program for its version, if it is trusted.
 fn ask_version(host: &Tree, program: &Path) -> Result<Version, NoVersion> {
     let program = trusted(host, program).ok_or(NoVersion::Unknown)?;
     match process::read_version(program.as_path(), VERSION_DEADLINE) {
-        Ok(said) => version::parse(&said).ok_or(NoVersion::Unknown),
+        Ok(text) => version::parse(&text).ok_or(NoVersion::Unknown),
         Err(error) if error.kind() == std::io::ErrorKind::Other => Err(NoVersion::Failed),
         Err(_) => Err(NoVersion::Unknown),
     }
@@ -229,29 +229,29 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_others_could_have_written_is_not_run() {
+    fn a_program_that_others_can_write_is_not_run() {
         let dir = tempfile::tempdir().unwrap();
         let (program, trace) = (dir.path().join("podman"), dir.path().join("trace"));
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let script = format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display());
         std::fs::write(&program, script).unwrap();
-        for (mode, told, ran) in [
+        for (mode, version, ran) in [
             (0o777, Err(NoVersion::Unknown), false),
             (0o775, Err(NoVersion::Unknown), false),
             (0o644, Err(NoVersion::Unknown), false),
             (0o755, Ok(Version(5, 4, 1)), true),
         ] {
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(ask_version(&host, Path::new("/podman")), told, "{mode:o}");
+            assert_eq!(ask_version(&host, Path::new("/podman")), version, "{mode:o}");
             assert_eq!(trace.try_exists().unwrap(), ran, "{mode:o}");
         }
         std::fs::write(&program, "#!/bin/sh\nexit 125").unwrap();
         assert_eq!(ask_version(&host, Path::new("/podman")), Err(NoVersion::Failed));
     }
 
-    /// Podman wherever shells find it, and run only where its version decides what it reads.
+    /// Podman is found in all program directories, and run only if the result depends on its version.
     #[test]
-    fn where_engines_look_for_cdi_specs() {
+    fn directories_of_cdi_specs() {
         let dir = tempfile::tempdir().unwrap();
         let trace = dir.path().join("trace");
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
@@ -271,10 +271,10 @@ mod tests {
         };
         let podman = |dir: &str| ("Podman as root".to_owned(), vec![PathBuf::from(dir)]);
         assert_eq!(places(views()), [podman("/a")]);
-        assert!(!trace.try_exists().unwrap(), "all versions look there");
+        assert!(!trace.try_exists().unwrap(), "all versions search this directory");
         assert!(all_read_cdi(&host, None, "0.7.0") && !all_read_cdi(&host, None, "1.1.0"));
         std::fs::remove_file(&trace).unwrap();
-        // What only Podman 5 reads.
+        // Only Podman 5 reads this file.
         write("root/.config/containers/containers.conf", "[engine]\ncdi_spec_dirs = [\"/c\"]");
         assert_eq!(places(views()), [podman("/c")]);
         assert!(trace.try_exists().unwrap());

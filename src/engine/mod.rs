@@ -1,9 +1,9 @@
-//! Container engines of this host, by their own configuration: which hooks they run, with which runtime.
+//! Reads the configuration of the container engines of this host: which hooks they run, and with which runtime.
 //!
-//! [`files`] says where an engine looks, [`settings`] reads what it says, [`hook_file`] one JSON file of a hooks
-//! directory, [`hooks`] all of them as the engine does, and [`status`] decides whether our hook is among them. [`cdi`] has
-//! what an engine makes of CDI specs. Every command that needs to know an engine goes through here.
-//! Environment variables that lead an engine elsewhere (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are not ours to see.
+//! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses one JSON file of a hooks
+//! directory, [`hooks`] reads all of them like the engine, and [`status`] decides whether the engine starts our hook. [`cdi`] knows
+//! which CDI specs an engine reads. Environment variables that change an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are
+//! ignored: the program clears its environment, and an engine may run with another one.
 
 pub(crate) mod cdi;
 pub(crate) mod files;
@@ -24,7 +24,7 @@ pub use version::Version;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// `tux`; the number where the user has no name
+    /// `tux`; the number if the user has no name
     pub name: String,
     pub uid: u32,
     /// The home directory, if it is known
@@ -34,15 +34,15 @@ pub struct User {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     Podman,
-    /// Podman of a user
+    /// Rootless Podman of a user
     PodmanOf(User),
     Crio,
-    /// Docker, which starts hooks by itself only for `--gpus`
+    /// Docker, which starts only one hook, for `--gpus`
     Docker,
 }
 
 impl Kind {
-    /// The program whose presence means that the engine is installed.
+    /// Returns the program of the engine, whose presence means that the engine is installed.
     pub const fn program(&self) -> &'static str {
         match self {
             Self::Podman | Self::PodmanOf(_) => "podman",
@@ -51,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// Whether it is one of the two Podmans.
+    /// Returns whether the engine is Podman, of root or of a user.
     pub const fn is_podman(&self) -> bool {
         matches!(self, Self::Podman | Self::PodmanOf(_))
     }

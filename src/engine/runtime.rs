@@ -1,4 +1,4 @@
-//! The OCI runtime that an engine starts containers with.
+//! Finds the default OCI runtime of an engine.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use base::tree::Tree;
 use super::settings::Settings;
 use super::{Kind, Version};
 
-/// CRI-O whose default is crun.
+/// The first CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
-/// Where programs are, as engines and shells look.
+/// The directories in which engines and shells search for programs.
 pub(crate) const PROGRAM_DIRS: [&str; 7] =
     ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin", "/usr/lib/cri-o-runc/sbin"];
 
@@ -17,18 +17,18 @@ pub(crate) const PROGRAM_DIRS: [&str; 7] =
 pub struct Runtime {
     /// `runc`, `crun`
     pub name: String,
-    /// Its program; none: it is not there
+    /// Its program; `None` if it is missing
     pub program: Option<PathBuf>,
-    /// What it prints for `--version`
+    /// The version that `--version` prints
     pub version: Option<Version>,
 }
 
-/// The first program of that name.
+/// Returns the path of the first program with this name.
 pub(crate) fn program(host: &Tree, name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| host.locate(path).is_ok())
 }
 
-/// The name and the program of an engine's default runtime; `None` for Docker, whose runtime does not matter here.
+/// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
 pub(crate) fn find_default(
     kind: &Kind,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! What an engine's configuration says, as far as hooks and devices depend on it. Pure.
+//! Parses the settings of an engine that affect hooks and devices. The functions are pure.
 
 use std::path::{Path, PathBuf};
 
@@ -7,30 +7,30 @@ use toml::de::{DeTable, DeValue};
 use super::cdi::DEFAULT_DIRS;
 use super::{Kind, Version};
 
-/// Where Podman and CRI-O look for hooks that are not told otherwise.
+/// The default hooks directory of Podman and CRI-O.
 pub(crate) const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
-/// Where Podman of root looks too, from 5.0 on, if its list is empty.
+/// The second default directory of Podman as root, since version 5.0.
 pub(crate) const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
-/// Podman that knows `{append = true}`.
+/// The first Podman that supports `{append = true}`.
 const APPEND: Version = Version(5, 0, 0);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Hooks directories, the least important first
+    /// Hooks directories, sorted by ascending priority
     pub hooks_dirs: Vec<PathBuf>,
-    /// The file that names them; without one they are the engine's own
+    /// The file that sets them; `None` if they are the default
     pub hooks_from: Option<PathBuf>,
-    /// Whether a later list adds to it
+    /// Whether a later list is appended instead of replacing this one
     append: bool,
-    /// `crun`, or a path; none: the engine's default
+    /// `crun`, or a path; `None` for the engine's default
     pub runtime: Option<String>,
-    /// Paths by the runtime's name
+    /// Names and paths of runtimes
     pub runtime_paths: Vec<(String, PathBuf)>,
-    /// `systemd` or `cgroupfs`; none: the engine's default
+    /// `systemd` or `cgroupfs`; `None` for the engine's default
     pub cgroup_manager: Option<String>,
-    /// CDI directories, the least important first
+    /// CDI directories, sorted by ascending priority
     pub cdi_dirs: Vec<PathBuf>,
-    /// The file with which the engine does not start, and why
+    /// The invalid file because of which the engine does not start, and why
     pub refused: Option<(PathBuf, String)>,
 }
 
@@ -50,7 +50,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Takes what one more file says.
+    /// Adds the settings of another file.
     pub fn add(&mut self, path: &Path, text: &str, kind: &Kind, version: Option<Version>) {
         if matches!(kind, Kind::Docker) {
             return;
@@ -104,7 +104,7 @@ impl Settings {
         Ok(())
     }
 
-    /// After the last file: what an empty list means.
+    /// Replaces an empty list with the defaults that it stands for, after the last file.
     pub fn finish(&mut self, kind: &Kind, version: Option<Version>) {
         let asks_both = *kind == Kind::Podman && version.is_some_and(|version| version >= APPEND);
         if self.hooks_dirs.is_empty() && asks_both {
@@ -127,7 +127,7 @@ struct List {
 }
 
 fn read_list(name: &str, value: &DeValue<'_>, append_is_known: bool) -> Result<List, String> {
-    let DeValue::Array(items) = value else { return Err(format!("{name} is no list")) };
+    let DeValue::Array(items) = value else { return Err(format!("{name} is not a list")) };
     let mut list = List { values: Vec::new(), append: None };
     for item in items.iter() {
         match item.get_ref() {
@@ -136,8 +136,8 @@ fn read_list(name: &str, value: &DeValue<'_>, append_is_known: bool) -> Result<L
                 Some(DeValue::Boolean(is)) => list.append = Some(*is),
                 _ => return Err(format!("{name} has a table without append = true or false")),
             },
-            DeValue::Table(_) => return Err(format!("this version does not know a table in {name}")),
-            _ => return Err(format!("{name} is no list of texts")),
+            DeValue::Table(_) => return Err(format!("this version does not support a table in {name}")),
+            _ => return Err(format!("{name} is not a list of strings")),
         }
     }
     Ok(list)
@@ -185,11 +185,16 @@ mod tests {
                 Kind::Podman,
                 Version(4, 9, 0),
                 "[engine]\nhooks_dir = [\"/c\", {append = true}]",
-                "does not know a table",
+                "does not support a table",
             ),
-            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = \"/c\"", "is no list"),
-            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = [3]", "is no list of texts"),
-            (Kind::Crio, Version(1, 30, 0), "[crio.runtime]\nhooks_dir = [{append = true}]", "does not know a table"),
+            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = \"/c\"", "is not a list"),
+            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = [3]", "is not a list of strings"),
+            (
+                Kind::Crio,
+                Version(1, 30, 0),
+                "[crio.runtime]\nhooks_dir = [{append = true}]",
+                "does not support a table",
+            ),
             (Kind::Podman, Version(5, 0, 0), "[engine", ""),
         ] {
             let (path, text) = settings(&kind, version, &[text]).refused.unwrap();
@@ -213,12 +218,12 @@ mod tests {
         assert_eq!(found.runtime.as_deref(), Some("runc"));
         assert_eq!(found.hooks_dirs, [PathBuf::from("/h")]);
         assert_eq!(found.runtime_paths, [("runc".to_owned(), PathBuf::from("/usr/sbin/runc"))]);
-        // Podman's tables mean nothing to CRI-O.
+        // CRI-O ignores Podman's tables.
         assert_eq!(settings(&Kind::Crio, Version(1, 30, 0), &[podman]), Settings::default());
     }
 
     proptest::proptest! {
-        /// Whatever somebody wrote into a configuration.
+        /// No text of a configuration file causes a panic.
         #[test]
         fn no_text_ends_the_program(
             key in proptest::sample::select(vec!["hooks_dir", "cdi_spec_dirs", "runtime", "runtimes", "cgroup_manager"]),

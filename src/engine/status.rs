@@ -1,4 +1,4 @@
-//! Whether our hook is active in an engine, since which file and at which stage; and if not, why. Pure.
+//! Decides whether an engine starts our hook, from which file and at which stage, and if not, why. The functions are pure.
 
 use std::path::{Path, PathBuf};
 
@@ -9,29 +9,29 @@ use super::hooks::Entry;
 use super::settings::{HOOKS_DIR, Settings};
 use super::{Engine, Kind};
 
-/// The answer for one engine. The names are an interface.
+/// The status of one engine. The field names are part of the JSON interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// `Podman as root`, `Podman of tux`, `CRI-O`, `Docker`
     pub engine: String,
     pub installed: bool,
-    /// Its version, where it tells one
+    /// The version of the engine, if it is known
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Whether it starts our hook for containers
+    /// Whether the engine starts our hook
     pub active: bool,
-    /// Since which files, and at which stages; of Docker, the program that it finds
+    /// The files that make the engine start the hook, with their stages; for Docker, the program that it finds
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Started>,
-    /// Why not, or for which containers only
+    /// Why the engine does not start the hook, or the condition under which it does
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// Command or setting that fixes it
+    /// The command or setting that fixes it
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fix: String,
 }
 
-/// A JSON file of a hooks directory that has the engine start us.
+/// A JSON file of a hooks directory that makes the engine start our hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Started {
     pub file: PathBuf,
@@ -41,7 +41,7 @@ pub struct Started {
 }
 
 impl Status {
-    /// `/…/a.json (prestart) and /…/b.json (precreate)`
+    /// Returns the files with their stages: `/…/a.json (prestart) and /…/b.json (precreate)`.
     pub fn files(&self) -> String {
         let words = |hook: &Started| match hook.stages.as_slice() {
             [] => hook.file.display().to_string(),
@@ -51,7 +51,7 @@ impl Status {
     }
 }
 
-/// At these our hook does something.
+/// The stages at which the hook sets up containers.
 const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", PRECREATE];
 
 /// The document of `status --json`.
@@ -62,7 +62,7 @@ pub(crate) fn document(statuses: &[Status]) -> serde_json::Result<String> {
     base::json::document("engines", &statuses)
 }
 
-/// Our hooks in an engine that do something.
+/// Returns the entries that make an engine start our hook at one of [`OUR_STAGES`].
 pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
     let at_our_stages = |entry: &&Entry| entry.hook.stages.iter().any(|stage| OUR_STAGES.contains(&stage.as_str()));
     engine.hooks.entries.iter().filter(|entry| entry.is_ours()).filter(at_our_stages)
@@ -97,14 +97,14 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
     if let Some((why, fix)) = problem {
         (status.why, status.fix) = (why, fix);
     } else if let Some(Applies::If(condition)) = best.map(|entry| &entry.hook.applies) {
-        status.why = format!("for a container only if {condition}");
+        status.why = format!("only if {condition}");
     } else if let Some(on_disk) = &engine.on_disk
         && !status
             .hooks
             .iter()
             .any(|hook| hook.file.parent().is_some_and(|dir| on_disk.hooks_dirs.iter().any(|d| d == dir)))
     {
-        status.why = format!("until its next start: its configuration makes it look for hooks in {}", dirs_of(on_disk));
+        status.why = format!("until its next start: its configuration sets the hooks directories {}", dirs_of(on_disk));
         status.fix = format!("add \"{}\" to hooks_dir in its configuration", parent(&status.hooks));
     }
     status
@@ -117,79 +117,81 @@ fn parent(hooks: &[Started]) -> String {
 
 fn dirs_of(settings: &Settings) -> String {
     let dirs: Vec<_> = settings.hooks_dirs.iter().map(|dir| dir.display().to_string()).collect();
-    if dirs.is_empty() { "no directory".to_owned() } else { dirs.join(", ") }
+    if dirs.is_empty() { "(none)".to_owned() } else { dirs.join(", ") }
 }
 
-/// Why the engine starts no container at all.
+/// Returns why the engine starts no container at all, and the fix.
 fn stopped(engine: &Engine) -> Option<(String, String)> {
     let starts = match engine.kind {
-        // It keeps what it has when a file that it reads again is wrong.
-        Kind::Crio if engine.running => "it goes on with the hooks that it read before, and will not start again",
-        Kind::Crio => "it does not start",
+        // A running CRI-O watches the directories, and keeps its hooks if a file becomes invalid.
+        Kind::Crio if engine.running => "the engine uses the hooks that it read before, and cannot be restarted",
+        Kind::Crio => "the engine does not start",
         _ => "no container starts",
     };
     if let Some((file, why)) = &engine.settings.refused {
-        return Some((format!("{starts}: {}: {why}", file.display()), mend(file)));
+        return Some((format!("{starts}: {}: {why}", file.display()), fix_file(file)));
     }
     if let Some((file, refusal)) = engine.hooks.refused.first() {
         let fix = match refusal {
             Refusal::UnknownStage(stage) if stage == PRECREATE => {
                 format!("mv {} /usr/share/containers/oci/hooks.podman.d/", file.display())
             }
-            Refusal::UnknownStage(_) | Refusal::Invalid(_) => mend(file),
+            Refusal::UnknownStage(_) | Refusal::Invalid(_) => fix_file(file),
         };
         return Some((format!("{starts}: {}: {refusal}", file.display()), fix));
     }
     engine.fails.then(|| {
         let program = engine.kind.program();
-        (format!("{program} fails: {starts}"), format!("see what \"{program} --version\" says"))
+        (format!("{program} fails: {starts}"), format!("run \"{program} --version\" to see the error"))
     })
 }
 
-fn mend(file: &Path) -> String {
-    format!("mend {0}, or take it away: \"mv {0} {0}.off\"", file.display())
+fn fix_file(file: &Path) -> String {
+    format!("correct {0}, or disable it: \"mv {0} {0}.off\"", file.display())
 }
 
-/// Why a hook that the engine has does nothing.
+/// Returns why a hook entry has no effect, and the fix.
 fn unfit(entry: &Entry) -> Option<(String, String)> {
     let (file, program) = (entry.file.display(), entry.program.display());
     if !entry.runs {
-        return Some((format!("{file} names {program}, which cannot be run"), format!("chmod 755 {program}")));
+        return Some((format!("{file} names {program}, which is not executable"), format!("chmod 755 {program}")));
     }
-    let says = |word: &str| entry.hook.args.iter().any(|arg| arg == word);
-    let other = OUR_STAGES.into_iter().find(|stage| says(stage));
+    let has_arg = |word: &str| entry.hook.args.iter().any(|arg| arg == word);
+    let other = OUR_STAGES.into_iter().find(|stage| has_arg(stage));
     let is_precreate = entry.hook.stages.iter().any(|stage| stage == PRECREATE);
-    if let Some(other) = other.filter(|_| says(PRECREATE) != is_precreate) {
+    // precreate receives config.json on stdin, all other stages the container state.
+    if let Some(other) = other.filter(|_| has_arg(PRECREATE) != is_precreate) {
         let stages = entry.hook.stages.join(", ");
-        let why = format!("{file} starts it with \"{other}\" at the stage {stages}, where its input is another");
-        return Some((why, format!("make args and stages in {file} say the same")));
+        let why = format!("{file} starts the hook at the stage {stages} with the argument \"{other}\"");
+        return Some((why, format!("set args and stages in {file} to the same stage")));
     }
     match entry.hook.applies {
         Applies::Never => {
-            let why = format!("the conditions in {file} are true for no container");
-            Some((why, format!("write \"when\": {{\"always\": true}} in {file}")))
+            let why = format!("the conditions in {file} match no container");
+            Some((why, format!("set \"when\": {{\"always\": true}} in {file}")))
         }
         Applies::Always | Applies::If(_) => None,
     }
 }
 
-/// Why the engine has no hook of ours.
+/// Returns why the engine has no entry for our hook, and the fix.
 fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
     let is_ours = |file: &Path| installed.iter().any(|ours| ours == file);
     if let Some((file, program)) = engine.hooks.without_program.iter().find(|(file, _)| is_ours(file)) {
-        let why = format!("{} is passed over: its program {} is missing", file.display(), program.display());
-        return (why, "install the program again: \"zypper install --force oci-nvidia-hook\"".to_owned());
+        let why = format!("the engine ignores {}: its program {} is missing", file.display(), program.display());
+        return (why, "reinstall the package oci-nvidia-hook".to_owned());
     }
     if let Some((ours, other)) = engine.hooks.masked.iter().find(|(file, _)| is_ours(file)) {
-        let why = format!("{} has the name of {}, and takes its place", other.display(), ours.display());
+        let why = format!("{} replaces {}, which has the same name", other.display(), ours.display());
         return (why, format!("mv {0} {0}.off", other.display()));
     }
     let dirs = dirs_of(&engine.settings);
-    // Files that only Podman may read are of no use to others.
+    // Files in hooks.podman.d are for Podman only.
     let fits = |file: &&PathBuf| engine.kind.is_podman() || !file.to_string_lossy().contains(".podman.d");
     if let Some(on_disk) = &engine.on_disk {
-        let why = format!("it runs with the hooks directories {dirs}, and its configuration has {}", dirs_of(on_disk));
-        let fix = "run \"systemctl restart crio\"; if that changes nothing, take --hooks-dir out of its command line: \
+        let why =
+            format!("the hooks directories of the running CRI-O are {dirs}, those of its files {}", dirs_of(on_disk));
+        let fix = "run \"systemctl restart crio\"; if that does not help, remove --hooks-dir from its command line: \
                    \"systemctl cat crio\"";
         return (why, fix.to_owned());
     }
@@ -197,11 +199,11 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
     match (installed.iter().find(fits), &engine.settings.hooks_from) {
         (Some(file), Some(from)) => {
             let dir = file.parent().unwrap_or_else(|| Path::new(HOOKS_DIR)).display();
-            let why = format!("{} makes it look for hooks in {dirs}, and not in {dir}", from.display());
+            let why = format!("{} sets the hooks directories {dirs}, without {dir}", from.display());
             (why, format!("add \"{dir}\" to hooks_dir in {}{restart}", from.display()))
         }
         (Some(file), None) => {
-            let why = format!("it looks for hooks in {dirs}, where {} is not", file.display());
+            let why = format!("the hooks directories are {dirs}, which do not contain {}", file.display());
             (why, format!("ln -s {} {HOOKS_DIR}/", file.display()))
         }
         (None, _) => {
@@ -219,11 +221,11 @@ fn docker(engine: &Engine, status: &mut Status) {
             status.why = "for containers started with --gpus".to_owned();
         }
         Some(program) => {
-            status.why = format!("for --gpus it starts {}", program.display());
+            status.why = format!("--gpus starts {}", program.display());
             status.fix = "remove NVIDIA's container toolkit, and install the package oci-nvidia-hook-compat".to_owned();
         }
         None => {
-            status.why = "for --gpus it looks for nvidia-container-runtime-hook, which is not there".to_owned();
+            status.why = "nvidia-container-runtime-hook, which --gpus starts, is missing".to_owned();
             status.fix = "install the package oci-nvidia-hook-compat, and restart Docker".to_owned();
         }
     }

@@ -1,12 +1,12 @@
-//! Versions as programs print them.
+//! Parses the versions that programs print.
 
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32, pub u32);
 
-/// The version in what `PROGRAM --version` prints: `podman version 4.3.1`, `Docker version 24.0.5, build x`,
-/// `runc version 1.1.5+ds1`, `crun version 1.8.1`, `crio version 1.30.2`.
+/// Parses the output of `PROGRAM --version`: `podman version 4.3.1`, `Docker version 24.0.5, build x`, `runc version 1.1.5+ds1`,
+/// `crun version 1.8.1`, `crio version 1.30.2`.
 pub fn parse(text: &str) -> Option<Version> {
     let word = text.lines().next()?.split(' ').skip_while(|word| *word != "version").nth(1)?;
     let mut parts = word.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());

@@ -1,4 +1,4 @@
-//! A container that is to be set up.
+//! Describes the container to set up.
 
 use std::path::Path;
 
@@ -11,17 +11,17 @@ use crate::lower::access::Process;
 use crate::oci::spec_view::{Device, Mount};
 use crate::oci::{SpecView, State};
 
-/// What its set-up depends on. config.json says all of it; a command line says where the container is, and nothing else.
+/// The properties of a container on which its set-up depends. config.json contains all of them, a command line only the location.
 #[derive(Clone, Debug)]
 pub(crate) struct Container<'a> {
     pub id: &'a str,
     /// The directory of its config.json; `None` if it has none
     pub bundle: Option<&'a Path>,
-    /// Its root file system, as the host or whoever calls names it
+    /// Its root file system, as a path of the caller
     pub rootfs: &'a Path,
-    /// What the runtime mounts in it
+    /// The mounts of the runtime
     pub mounts: &'a [Mount],
-    /// The SELinux label of file systems that are mounted for it; empty if there is none
+    /// The SELinux label for file systems that are mounted in the container; may be empty
     pub mount_label: &'a str,
     /// The device nodes that the runtime creates
     pub devices: &'a [Device],
@@ -29,12 +29,12 @@ pub(crate) struct Container<'a> {
     pub device_rules: &'a [LinuxDeviceCgroup],
     /// `linux.cgroupsPath`; `None` without a config.json
     pub cgroups_path: Option<&'a str>,
-    /// The process that will run in it
+    /// The process of the container
     pub process: Process,
 }
 
 impl<'a> Container<'a> {
-    /// As an OCI runtime describes it.
+    /// Returns the container that an OCI runtime describes.
     ///
     /// # Errors
     /// If the user namespace of this process cannot be determined.
@@ -42,7 +42,7 @@ impl<'a> Container<'a> {
         Ok(Self { id: &state.id, bundle: Some(&state.bundle), ..Self::of_spec(spec)? })
     }
 
-    /// The same where only config.json is known, and not whose it is.
+    /// Returns the container of a config.json, without its id and bundle.
     ///
     /// # Errors
     /// Those of [`Self::of`].
@@ -60,7 +60,7 @@ impl<'a> Container<'a> {
         })
     }
 
-    /// One without a config.json: its process counts as root, and no device is allowed yet.
+    /// Returns a container without a config.json. Its process counts as root, and no device is allowed yet.
     ///
     /// # Errors
     /// Those of [`Self::of`].

@@ -1,5 +1,5 @@
-//! What a container gets of a host, in the two forms in which it can be given: steps that are taken in a container that waits,
-//! and additions to the config.json of one that does not exist yet.
+//! Turns what a container gets into one of two forms: steps in a waiting container, or additions to the config.json of a container
+//! that does not exist yet.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::oci::SpecView;
 use crate::oci::device_rules::{DeviceRule, already_allowed};
 use crate::request::GpuRequest;
 
-/// What a container gets of this host, and what that follows from.
+/// What a container gets from this host, with the request and configuration from which it follows.
 #[derive(Debug)]
 pub(crate) struct Gpus {
     pub(super) request: GpuRequest,
@@ -34,7 +34,7 @@ pub(crate) struct Gpus {
     pub(super) edits: Edits,
 }
 
-/// What has to be known of an image.
+/// The properties of an image on which the steps depend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Image {
     pub facts: RootfsFacts,
@@ -42,25 +42,25 @@ pub(crate) struct Image {
     pub compat: BTreeSet<OsString>,
 }
 
-/// What is done in a container that waits at a hook.
+/// The changes of a container that waits for the hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Live {
-    /// In this order
+    /// Steps in the order of their execution
     pub steps: Vec<Step>,
-    /// What its device cgroup must allow, and config.json does not: what the runtime allowed survives when it applies its
-    /// rules again
+    /// Device rules to add to the cgroup. Rules of config.json are left out: unlike those of the hook, they remain when the runtime
+    /// applies its rules again (`podman update`, `systemctl daemon-reload`)
     pub rules: Vec<DeviceRule>,
     pub findings: Vec<Finding>,
 }
 
 impl Gpus {
-    /// config.toml, with which it was decided.
+    /// Returns the configuration.
     pub(crate) const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Where an image may have CUDA compatibility libraries, if those are to be used, with the versions of the host's driver and
-    /// of its CUDA that decide about it.
+    /// Returns the image directory of CUDA compatibility libraries, and the versions of the host's driver and of its CUDA, on which
+    /// their use depends; `None` if they are not used.
     pub(crate) fn compat_libraries(&self) -> Option<(ContainerPath, &str, &str)> {
         if !self.uses_compat_libraries() {
             return None;
@@ -73,7 +73,7 @@ impl Gpus {
         self.config.cuda_compat && self.request.capabilities.has(Capability::Compute)
     }
 
-    /// What the hook does in the container.
+    /// Returns the changes of the hook in the container.
     pub(crate) fn steps(&self, container: &Container<'_>, image: &Image) -> Live {
         let mut steps = match self.request.omit.node_mounts {
             true => live::lower(&Edits { nodes: Vec::new(), ..self.edits.clone() }, image.facts),
@@ -88,12 +88,12 @@ impl Gpus {
         Live { steps, rules, findings: findings.into_iter().flatten().collect() }
     }
 
-    /// Has device nodes created that the container's process could not open as they are on the host; what there is to say
-    /// where that cannot be done: a user namespace of ours may not create any, and without cgroups nothing else would limit
-    /// their use.
+    /// Changes the steps to create device nodes instead of mounting the host's, if the container's process could not open those.
+    /// Returns a finding if nodes remain that it cannot open: a process in a user namespace may not create device nodes, and without
+    /// a device cgroup nothing would limit the use of such nodes.
     fn give_access(&self, steps: &mut [Step], container: &Container<'_>) -> Option<Finding> {
         let mut nodes = NodeFacts::of_nodes(std::iter::once(&self.edits));
-        // The runtime creates these, for this container.
+        // The runtime creates these nodes, with an owner that fits the container.
         let is_given = |node: &&DeviceNode| container.devices.iter().any(|device| device.path == node.path.absolute());
         for node in self.edits.nodes.iter().filter(is_given) {
             nodes.remove(&node.source);
@@ -105,8 +105,8 @@ impl Gpus {
         process.finding(access::inaccessible(steps, process, &nodes))
     }
 
-    /// What precreate adds to config.json. Files go where `image` looks; if that is not known, where the host has them, as with
-    /// CDI. `program` is what its hook entry starts.
+    /// Returns the additions of precreate to config.json. Files are placed in the library directory of the image or, if it is
+    /// unknown, in that of the host, as with CDI. The hook entry starts `program`.
     pub(crate) fn additions(
         &self,
         spec: &SpecView,
@@ -145,7 +145,7 @@ impl fmt::Display for Gpus {
     }
 }
 
-/// Programs in the container use the image's libcuda.
+/// Returns a finding if programs in the container use the libcuda of the image.
 pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
     if image.compat.is_empty() {
         return None;
@@ -157,7 +157,8 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
     ))
 }
 
-/// Where the runtime cannot create nodes, it mounts the host's, and the process must be able to open those.
+/// Returns a finding if the process cannot open the device nodes. In a user namespace, the runtime cannot create nodes and mounts
+/// those of the host.
 fn no_access(context: &SpecContext, lowered: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Option<Finding> {
     if !facts.in_user_namespace && !spec.user_namespace {
         return None;

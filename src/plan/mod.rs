@@ -1,11 +1,11 @@
-//! What a container gets, decided as data and not yet done. It takes three steps, whoever has it decided:
+//! Decides, as data, what a container gets. Nothing is changed here. The decision has three steps:
 //!
-//! 1. [`asked()`]: config.json and config.toml say whether the container asks, and may have what it asks for;
-//! 2. [`gpus()`]: the host says which devices those are, and which of the driver's files belong to them;
-//! 3. [`Gpus::steps`] or [`Gpus::additions`]: the image says where they go.
+//! 1. [`asked()`]: config.json and config.toml decide whether the container requests GPUs, and whether it may;
+//! 2. [`gpus()`]: the host decides which devices these are, and which driver files belong to them;
+//! 3. [`Gpus::steps`] or [`Gpus::additions`]: the image decides where the files go.
 //!
-//! Stages act on the outcome and `explain` prints it: an [`Observer`] is all in which they differ.
-//! `nvidia-container-cli configure` has its request from a command line, and begins with the second step.
+//! Stages apply the decision and `explain` prints it. They differ only in their [`Observer`]. `nvidia-container-cli configure` has
+//! its request from a command line, and begins with the second step.
 
 mod container;
 mod gpus;
@@ -30,33 +30,34 @@ pub(crate) use container::Container;
 pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda};
 pub(crate) use verdict::{Verdict, nothing, verdict};
 
-/// Is told what comes of a container, and how far the decision is.
+/// Receives the progress and the results of the decision about a container.
 pub(crate) trait Observer {
-    /// config.json alone asks for nothing. For most containers that is all, and it must cost nothing.
+    /// config.json contains no request. This is the case for most containers, so this function must be cheap.
     fn not_asked(&mut self, spec: &SpecView);
-    /// config.toml was read, because the container asks or may ask.
+    /// config.toml was read, because config.json contains a request or may contain one.
     fn config_read(&mut self, config: &Config);
-    /// It is known whether the container asks for GPUs.
+    /// `asks` is whether the container requests GPUs.
     fn decided(&mut self, asks: bool);
     fn finding(&mut self, finding: &Finding);
-    /// The container asks for nothing, for this reason.
+    /// The container requests nothing, for this reason.
     fn nothing(&mut self, reason: String, spec: &SpecView);
-    /// The container starts without GPUs although it asks, or has GPU nodes.
+    /// The container starts without GPUs, although it requests them or has device nodes of GPUs.
     fn left_alone(&mut self, finding: Finding);
-    /// This is what it asks for.
+    /// The container requests this.
     fn requested(&mut self, request: &GpuRequest);
-    /// The host is needed now, and whatever has to be done on it first.
+    /// Prepares the host if needed, and inspects it.
     ///
     /// # Errors
-    /// If there is no driver, or it does not answer.
+    /// If the driver is missing or does not answer.
     fn host(&mut self, request: &GpuRequest, config: &Config) -> Result<Host>;
     fn devices(&mut self, devices: &[Device<'_>]);
 }
 
-/// What the container asks for, with the config.toml by which it may. `None` if it is left as it is; the observer knows why.
+/// Returns the request of the container and the configuration; `None` if the container is left unchanged, for a reason that the
+/// observer received.
 ///
 /// # Errors
-/// If the request or config.toml is wrong.
+/// If the request or config.toml is invalid.
 pub(crate) fn asked(
     spec: &SpecView,
     config: Option<&Path>,
@@ -81,11 +82,11 @@ pub(crate) fn asked(
     Ok(None)
 }
 
-/// What the request gets of this host, for a container whose config.json lists these device nodes. `None` if that is nothing,
-/// and the container starts all the same; the observer knows why.
+/// Returns what this host provides for the request of a container whose config.json lists the device nodes `listed`; `None` if the
+/// container starts without it, for a reason that the observer received.
 ///
 /// # Errors
-/// If there is no driver, the container cannot have what it asks for, or something is missing that it cannot do without.
+/// If the driver is missing, the request cannot be met, or a required part is missing.
 pub(crate) fn gpus(
     request: GpuRequest,
     config: Config,
@@ -139,13 +140,13 @@ fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::Device]) -> Result<()
     ))
 }
 
-/// The same request, with the UUIDs of the GPUs and MIG devices that it was given the nodes of.
+/// Returns the request with UUIDs in place of device nodes.
 fn with_names(request: &GpuRequest, host: &Host) -> GpuRequest {
     let VisibleDevices::Nodes(nodes) = &request.devices else { return request.clone() };
     GpuRequest { devices: VisibleDevices::List(host.names_of(nodes)), ..request.clone() }
 }
 
-/// The program that the hook entries of config.json and of CDI specs start: this one, unless another is named.
+/// Returns the program that the hook entries in config.json and in CDI specs start: `named`, or this program.
 ///
 /// # Errors
 /// If its path is not absolute.
@@ -157,8 +158,8 @@ pub(crate) fn hook_program(named: Option<&Path>) -> Result<HostPath> {
     if !path.is_absolute() {
         return Err(failure(
             &catalog::COMMAND_LINE,
-            format!("the program {path:?} is no absolute path"),
-            "name it so with --hook-path",
+            format!("\"--hook-path\" {path:?} is not an absolute path"),
+            "begin the path with /",
         ));
     }
     Ok(HostPath::new(path))

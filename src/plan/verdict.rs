@@ -1,4 +1,4 @@
-//! Whether a container gets GPUs from this program: by config.json and config.toml, before anything of the host is looked at.
+//! Decides from config.json and config.toml whether a container gets GPUs, before the host is inspected.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -14,19 +14,20 @@ use crate::oci::{Pod, SpecView};
 use crate::request::others::{self, Other};
 use crate::request::{self, Decision, GpuRequest, Hint, given};
 
-/// What a container asks the hook for.
+/// The request of a container, checked against config.toml.
 #[derive(Debug)]
 pub(crate) enum Verdict {
+    /// The container requests nothing, for this reason.
     Nothing(String),
-    /// Something that it may not have, or that another program gives it.
+    /// The request is not allowed, or another program meets it.
     LeftAlone(Finding),
     Gpus(Box<GpuRequest>),
 }
 
-/// Config.toml, if the request can depend on it.
+/// Reads config.toml if the request can depend on it.
 ///
 /// # Errors
-/// If it is wrong and the container asks for GPUs. One that only may ask is not stopped by it.
+/// If config.toml is invalid and the container requests GPUs. A container that only may request GPUs starts.
 pub(super) fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
     match request::hint(spec) {
         Hint::No => Ok(None),
@@ -35,10 +36,10 @@ pub(super) fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Opti
     }
 }
 
-/// What it asks for, under the administrator's rules.
+/// Decides about the request of a container.
 ///
 /// # Errors
-/// If it asks for something that does not exist, or may not be asked for.
+/// If the request is invalid.
 pub(crate) fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
     Ok(match request::from_spec(spec, config)? {
         Decision::Nothing(reason) => Verdict::Nothing(reason),
@@ -50,7 +51,7 @@ pub(crate) fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
     })
 }
 
-/// Why the hook does nothing. A container that asks it for nothing may have its GPUs from the engine.
+/// Returns the reason why the hook does nothing, with the GPUs that the engine gave to the container.
 pub(crate) fn nothing(reason: String, spec: &SpecView) -> String {
     match given::find(spec) {
         Some(given) => format!("{reason}, and {given}"),
@@ -58,35 +59,39 @@ pub(crate) fn nothing(reason: String, spec: &SpecView) -> String {
     }
 }
 
-/// A request that may not be made. The author of a pod reads the hint: what gives a pod a GPU is a request to the scheduler.
+/// Returns the finding for a request that config.toml does not allow. The author of a pod reads the hint, and must request GPUs from
+/// the scheduler.
 fn refused(reason: String, pod: &Pod) -> Finding {
     let hint = match pod.name.is_empty() {
         true => {
-            "start it privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in config.toml"
+            "start the container with --privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in \
+             config.toml"
         }
-        false => "have the scheduler give it one: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod",
+        false => {
+            "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod"
+        }
     };
     Finding::of(&catalog::REFUSED, reason, hint)
 }
 
-/// A container that another program sets up.
+/// Returns the finding for a container that another program sets up.
 fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
-    let fix = "to have this hook do it, remove the other one, or the \"--device nvidia.com/gpu=…\" option";
+    let fix = "to use this hook, remove the other hook, or start the container without \"--device nvidia.com/gpu=…\"";
     Some(match others::set_up_by(spec, is_this_program)? {
         Other::Hook(by) => Finding::of(
             &catalog::OTHERS,
-            format!("the container is left alone: config.json has {by}, which sets it up"),
+            format!("the container is left unchanged: config.json contains {by}, which sets it up"),
             fix,
         ),
         Other::Files(by) => Finding::of(
             &catalog::OTHER_FILES,
-            format!("the container is left alone: config.json has {by}, which another program put there"),
+            format!("the container is left unchanged: config.json contains {by}, which another program added"),
             fix,
         ),
     })
 }
 
-/// Whether this program is installed there, under whatever name.
+/// Returns whether the file is this program, under any name.
 fn is_this_program(path: &Path) -> bool {
     let program = inode(path);
     program.is_some() && program == inode(Path::new("/proc/self/exe"))
@@ -96,23 +101,23 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok()
 }
 
-/// Whether a container starts although it cannot be given GPUs: why so.
+/// Returns the finding for a container that starts although the hook cannot give it GPUs.
 ///
 /// # Errors
-/// The same error, if it must not start.
+/// The given error, if the container must not start.
 pub(super) fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
-    // It did not ask the hook for anything, and has what its config.json describes.
+    // The engine or a device plugin added the device nodes. The container works without the driver files, like without the hook.
     if matches!(request.devices, VisibleDevices::Nodes(_)) {
         return Ok(Finding::of(
             &catalog::NODES_ONLY,
             format!("the container gets no driver files for its GPU nodes: {}", line(&error)),
-            "oci-nvidia-hook doctor; or set NVIDIA_VISIBLE_DEVICES=void for the container, and the hook does nothing",
+            "run \"oci-nvidia-hook doctor\"; to disable the hook for the container, set NVIDIA_VISIBLE_DEVICES=void",
         ));
     }
     if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
         return Ok(Finding::of(
             &catalog::NO_GPU_HERE,
-            format!("{} asks for \"all\", and there is no NVIDIA GPU on the PCI bus of this host", request.asked_by),
+            format!("{} asks for \"all\", but this host has no NVIDIA GPU on its PCI bus", request.asked_by),
             "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",
         ));
     }

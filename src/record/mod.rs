@@ -159,7 +159,7 @@ impl Record {
         self.reason = reason;
     }
 
-    /// What a container that was given GPUs lacks or cannot use, after the words "it got".
+    /// What a container that was given GPUs lacks or cannot use, after the words "the container got".
     pub fn shortfall(&self) -> Option<&'static str> {
         shortfall::of(&self.findings)
     }

@@ -7,7 +7,7 @@ use base::report::{Kind, catalog};
 
 use super::StoredFinding;
 
-/// The findings that report a shortfall, the most important first, with the end of a sentence that begins with "it got".
+/// The findings that report a shortfall, the most important first, with the end of a sentence that begins with "the container got".
 const SHORTFALLS: [(&Kind, &str); 11] = [
     (&catalog::NO_ACCESS, "its GPUs, but its process cannot open the device nodes"),
     (&catalog::NO_CGROUPS, "its GPUs, but its device cgroup denies them"),
@@ -15,11 +15,11 @@ const SHORTFALLS: [(&Kind, &str); 11] = [
     (&catalog::CRUN, "its GPUs, but its device cgroup denies them"),
     (&catalog::SHARED_CGROUP, "its GPUs, but its device cgroup may deny them"),
     (&catalog::CGROUP_ABOVE, "its GPUs, but its device cgroup may deny them"),
-    (&catalog::GPU_LEFT_OUT, "fewer GPUs than it asked for"),
-    (&catalog::MIG_LEFT_OUT, "fewer MIG devices than it asked for"),
+    (&catalog::GPU_LEFT_OUT, "fewer GPUs than it requested"),
+    (&catalog::MIG_LEFT_OUT, "fewer MIG devices than it requested"),
     (&catalog::NO_UVM, "its GPUs, but CUDA does not work without \"/dev/nvidia-uvm\""),
-    (&catalog::LACKING_LIBRARIES, "its GPUs, but not all driver libraries that it asked for"),
-    (&catalog::LEFT_OUT, "its GPUs, but not all driver files that it asked for"),
+    (&catalog::LACKING_LIBRARIES, "its GPUs, but not all driver libraries that it requested"),
+    (&catalog::LEFT_OUT, "its GPUs, but not all driver files that it requested"),
 ];
 
 /// The most important shortfall that one of these findings reports.

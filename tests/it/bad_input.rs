@@ -274,7 +274,7 @@ fn hostile_environment() {
 fn wrong_command_line() {
     for args in [&[][..], &["startContainer"], &["--nonsense"]] {
         let stderr = hook(args, b"").failed(2);
-        assert!(stderr.starts_with("oci-nvidia-hook: wrong command line: "), "{stderr}");
+        assert!(stderr.starts_with("oci-nvidia-hook: invalid command line: "), "{stderr}");
         assert!(stderr.contains(" (ONH-002)\nhint: ") && stderr.ends_with("\"oci-nvidia-hook --help\"\n"), "{stderr}");
     }
     assert!(hook(&["--help"], b"").ok().contains("Usage: oci-nvidia-hook "));

@@ -114,11 +114,11 @@ fn names_and_versions_of_a_choice() {
             &["--vendor", "9.com"],
             "invalid value '9.com' for '--vendor <VENDOR>': \"9.com\" does not start with a letter",
         ),
-        (&["--class", ""], "for '--class <CLASS>': it is empty"),
+        (&["--class", ""], "for '--class <CLASS>': the name is empty"),
         // The CDI library that it has panics: it looks at what is between the first and the last letter.
         (
             &["--class", "g"],
-            "'g' for '--class <CLASS>': CRI-O 1.37 does not start with a CDI spec whose vendor or class has one letter",
+            "'g' for '--class <CLASS>': CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
         ),
         (&["--vendor", "n"], "invalid value 'n' for '--vendor <VENDOR>': CRI-O 1.37 does not start"),
     ] {
@@ -362,8 +362,8 @@ fn specs_of_other_programs_are_theirs() {
     std::fs::write(dir.path().join("theirs.json"), spec).unwrap();
     let text = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
     let text = (text.code, text.stdout);
-    assert!(text.0 == Some(1) && text.1.contains("\"/gone/nvidia-ctk\" of the host is gone"), "{text:?}");
-    assert!(text.1.contains("hint: install oci-nvidia-hook-compat, which has nvidia-ctk, or"), "{text:?}");
+    assert!(text.0 == Some(1) && text.1.contains("\"/gone/nvidia-ctk\" is missing on the host"), "{text:?}");
+    assert!(text.1.contains("hint: install oci-nvidia-hook-compat, which contains nvidia-ctk, or"), "{text:?}");
     assert!(!text.1.contains("cdi generate"), "{text:?}");
 }
 
@@ -486,7 +486,7 @@ fn generate_says_what_is_in_the_way() {
     std::os::unix::fs::symlink(&run_dir, dir.path().join("link")).unwrap();
     std::fs::remove_dir_all(&etc).unwrap();
     assert_eq!(write(&dir.path().join("link/nvidia.yaml")), "", "by another name");
-    assert!(write(&dir.path().join("nvidia.yaml")).contains("looks for CDI specs"));
+    assert!(write(&dir.path().join("nvidia.yaml")).contains("searches for CDI specs"));
 }
 
 fn check_says_why() {
@@ -500,9 +500,9 @@ fn check_says_why() {
         (ran.code.unwrap(), ran.stdout)
     };
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.starts_with("there are no CDI devices"), "{text}");
+    assert!(code == 1 && text.starts_with("no CDI devices"), "{text}");
     let empty = cdi(&fake, &["list", "--spec-dir", etc.to_str().unwrap()]);
-    assert!(empty.stderr.contains("there are no CDI devices; \"oci-nvidia-hook cdi generate\""), "{empty:?}");
+    assert!(empty.stderr.contains("no CDI devices; \"oci-nvidia-hook cdi generate\""), "{empty:?}");
     assert_eq!(empty.ok(), "");
     let path = run_dir.join("nvidia.yaml");
     let ran = cdi(&fake, &["generate", "--output", path.to_str().unwrap()]);
@@ -512,20 +512,23 @@ fn check_says_why() {
     assert!(code == 0 && text.matches(": yes").count() == 3, "{text}");
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0);
     let (code, text) = check(&["nvidia.com/gpu=gpu0"]);
-    assert!(code == 1 && text.contains("no spec has it\n  hint: did you mean nvidia.com/gpu=0?"), "{text}");
+    assert!(
+        code == 1 && text.contains("no spec contains the device\n  hint: did you mean nvidia.com/gpu=0?"),
+        "{text}"
+    );
 
     std::fs::create_dir_all(&etc).unwrap();
     std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
     assert!(code == 1 && text.contains("unknown field `bogus`"), "{text}");
-    assert!(text.contains("engines do not read it: engines read only files"), "{text}");
+    assert!(text.contains("engines cannot read the file: engines read only files"), "{text}");
     std::fs::remove_dir_all(&etc).unwrap();
 
     let twin = run_dir.join("old.yaml");
     std::fs::copy(&path, &twin).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("both have it, and engines then take neither"), "{text}");
+    assert!(code == 1 && text.contains("both contain the device, therefore engines use neither"), "{text}");
     std::fs::remove_file(twin).unwrap();
 
     fake.rebuild(&["--gpus", "1", "--version", "560.35.03"]);
@@ -534,7 +537,7 @@ fn check_says_why() {
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     std::fs::remove_file(fake.root.join("usr/bin/nvidia-smi")).unwrap();
     let (code, text) = check(&["nvidia.com/gpu=all"]);
-    assert!(code == 1 && text.contains("/usr/bin/nvidia-smi\" of the host is gone\n  hint: run"), "{text}");
+    assert!(code == 1 && text.contains("/usr/bin/nvidia-smi\" is missing on the host\n  hint: run"), "{text}");
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let (code, text) = check(&["nvidia.com/gpu=all"]);

@@ -294,7 +294,7 @@ fn v1_no_cgroups_is_reported() {
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(text.contains("\nit got its GPUs, but its device cgroup denies them: injected "), "{text}");
+    assert!(text.contains("\nthe container got its GPUs, but its device cgroup denies them: injected "), "{text}");
     // config.json allows them: the engine's rules are not the hook's business.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);

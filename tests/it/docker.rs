@@ -246,7 +246,7 @@ fn wrong_command_lines() {
     assert!(called(&["-h"]).ok().contains("-config FILE"));
     for arguments in [&[][..], &["info"], &["startContainer"], &["-nonsense", "prestart"]] {
         let stderr = called(arguments).failed(2);
-        assert!(stderr.starts_with("oci-nvidia-hook: wrong command line: "), "{stderr}");
+        assert!(stderr.starts_with("oci-nvidia-hook: invalid command line: "), "{stderr}");
     }
     let stderr = called(&["-config", "/gone", "prestart"]).failed(1);
     assert!(stderr.contains("stdin"), "the state is read first, and config.toml only for who asks: {stderr}");

@@ -168,7 +168,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
          printf '\\6\\0\\0\\0\\1' >sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c; \
          printf '4,1,2,-;nvidia: module verification failed: signature missing\\n' >dev/kmsg",
         "module",
-        "ONH-011: there are 8 NVIDIA GPUs on the PCI bus, but the kernel module nvidia is not loaded; the kernel says: nvidia: \
+        "ONH-011: there are 8 NVIDIA GPUs on the PCI bus, but the kernel module nvidia is not loaded; the kernel logged: nvidia: \
          module verification failed: signature missing; Secure Boot is on",
         Status::Error,
     ),
@@ -224,7 +224,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     (
         "echo 'nvml-timeout = 55' >>etc/nvidia-container-runtime/config.toml",
         "timeouts",
-        "ONH-108: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" ends the hook after 60 s, but with nvml-timeout = 55 it may take 70 s",
+        "ONH-108: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" kills the hook after 60 s, but with nvml-timeout = 55 it can take 70 s",
         Status::Warning,
     ),
     (
@@ -286,7 +286,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     (
         "sed -i 's/\"stages\": .*/\"stages\": [\"precreate\"]/' usr/share/containers/oci/hooks.d/*; rm etc/containers/containers.conf.d/*",
         "hook",
-        "ONH-501: Podman as root: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts it with \"prestart\" at the stage precreate",
+        "ONH-501: Podman as root: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts the hook at the stage precreate with the argument",
         Status::Warning,
     ),
     ("echo '{' >usr/share/containers/oci/hooks.d/x.json", "hook", "ONH-060: Podman", Status::Error),
@@ -328,7 +328,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     (
         "sed -i s/1.2.6/1.1.4/ usr/bin/runc; rm dev/char/195:3",
         "dev-char",
-        "ONH-507: CRI-O: runc 1.1.4 leaves out \"/dev/nvidia3\"",
+        "ONH-507: CRI-O: runc 1.1.4 denies access to \"/dev/nvidia3\"",
         Status::Warning,
     ),
     ("echo '0 0' >sys/fs/selinux/booleans/container_use_devices", "selinux", "ONH-508", Status::Warning),
@@ -414,7 +414,7 @@ fn a_user_sees_less() {
     let outside = examine(dir.path(), tux(&[1000]));
     let groups = find(&outside, "groups");
     assert_eq!(groups.kind.unwrap().id, "ONH-211");
-    assert_eq!(groups.what, "user tux may not open \"/dev/nvidiactl\" (root:484 0660)");
+    assert_eq!(groups.what, "user tux cannot open \"/dev/nvidiactl\" (root:484 0660)");
     assert_eq!(groups.fix, "as root: groupadd -g 484 gpu484 && usermod -aG gpu484 tux, and log in again");
     let uvm = find(&outside, "uvm");
     assert!(uvm.what.contains("rootless containers cannot load it") && uvm.fix.starts_with("as root"), "{uvm:?}");
@@ -447,8 +447,8 @@ fn a_user_sees_less() {
     ));
     let text = ran.ok();
     for says in [
-        "asking NVML below another driver root takes root",
-        "whether the hook of root may open the GPUs is seen by root only",
+        "only root can ask NVML below another driver root",
+        "only root can check whether the hook as root can open the GPUs",
     ] {
         assert!(text.contains(says), "{text}");
     }
@@ -463,7 +463,11 @@ fn cdi_is_enough() {
     );
     let outcomes = examine(dir.path(), Caller::default());
     assert!(doctor::worst(&outcomes) <= Status::Skipped, "{outcomes:?}");
-    assert!(outcomes.iter().any(|outcome| outcome.what.contains("the hook is not active, and 1 CDI devices are")));
+    assert!(
+        outcomes
+            .iter()
+            .any(|outcome| outcome.what.contains("the hook is not active, but the engine can use 1 CDI device"))
+    );
 }
 
 /// On GKE's nodes the driver root has files only; /dev and /proc are the host's, and NVML must run there.
@@ -541,7 +545,10 @@ fn a_link_in_the_place_of_the_log() {
     std::fs::remove_file(&log).unwrap();
     std::fs::hard_link(&secret, &log).unwrap();
     let (content, left_out) = packed("hard.tar.gz");
-    assert!(!content.contains("root:secret") && left_out && content.contains("it has other names"), "{content}");
+    assert!(
+        !content.contains("root:secret") && left_out && content.contains("the file has other hard links"),
+        "{content}"
+    );
     std::fs::remove_file(&log).unwrap();
     std::fs::write(&log, "of a user").unwrap();
     std::os::unix::fs::chown(&log, Some(7777), None).unwrap();

@@ -197,7 +197,7 @@ fn what_cannot_be_examined() {
             &["--container", "0123456789abcdef0123456789abcdef"],
             "\"0123456789abcdef0123456789abcdef\" (ONH-055)\nhint: ",
         ),
-        (&["--container", "no-such-name"], "no running container is called \"no-such-name\" (ONH-055)\nhint: "),
+        (&["--container", "no-such-name"], "no running container \"no-such-name\" (ONH-055)\nhint: "),
     ] {
         let (code, outcomes, stderr) = doctor(fake, arguments);
         assert!(code == Some(3) && outcomes.is_empty() && stderr.contains(says), "{arguments:?}: {stderr}");

@@ -36,7 +36,7 @@ fn stdin_is_config_json_or_a_state() {
         explain(&["--config", config, "--stage", "prestart"], &state.to_string()),
     ];
     let texts = ways.map(Ran::ok);
-    assert!(texts[0].starts_with("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for 1\n"), "{texts:?}");
+    assert!(texts[0].starts_with("the hook sets up the container: NVIDIA_VISIBLE_DEVICES asks for 1\n"), "{texts:?}");
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:#?}");
     // At precreate, config.json is edited.
     let precreate = explain(&["--config", config, "--stage", "precreate"], &spec).ok();
@@ -50,7 +50,7 @@ fn stdin_is_config_json_or_a_state() {
 fn nothing_to_explain() {
     for stdin in ["", " \n"] {
         let stderr = explain(&[], stdin).failed(2);
-        assert!(stderr.contains("no container is named, and there is no config.json on stdin (ONH-002)\n"), "{stderr}");
+        assert!(stderr.contains("no container is given, and stdin is empty (ONH-002)\n"), "{stderr}");
         assert!(stderr.contains("\nhint: oci-nvidia-hook explain CONTAINER, or "), "{stderr}");
     }
     for stdin in ["hello", "3", "{}", r#"{"id":"c"}"#, r#"{"process":"#] {
@@ -84,21 +84,21 @@ fn a_container_by_its_name() {
     let explain = |name: &str| run(isolated(dir.path()).args(["explain", "--request", name]));
     for name in ["c1-main", "c1", "c2", "n/p/c2"] {
         let ran = explain(name);
-        assert!(
-            ran.stdout.starts_with("the hook stops the container: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""),
-            "{ran:?}"
-        );
+        assert!(ran.stdout.starts_with("the hook fails: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""), "{ran:?}");
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{name}");
     }
     let stderr = explain("c").failed(1);
     assert!(stderr.contains("c1-main, c2 (ONH-053)\nhint: "), "{stderr}");
     let stderr = explain("n/p").failed(1);
-    assert!(stderr.contains("\"n/p\" has several containers (ONH-053)\nhint: name one of n/p/c"), "{stderr}");
+    assert!(stderr.contains("\"n/p\" has several containers (ONH-053)\nhint: give one of n/p/c"), "{stderr}");
     let stderr = explain("web").failed(1);
-    assert!(stderr.contains("\"web\" is known (ONH-053)\nhint: "), "{stderr}");
+    assert!(stderr.contains("unknown container or pod \"web\" (ONH-053)\nhint: "), "{stderr}");
     fs::remove_file(dir.path().join("c2/config.json")).unwrap();
     let stderr = explain("c2").failed(1);
-    assert!(stderr.contains("\"c2\" has no config.json any more: ") && stderr.contains("hook why c2\n"), "{stderr}");
+    assert!(
+        stderr.contains("config.json of container \"c2\" is missing: ") && stderr.contains("hook why c2\"\n"),
+        "{stderr}"
+    );
 }
 
 /// Above the kernel's highest process id: the hook must never find one to set up.

@@ -189,7 +189,7 @@ fn a_device_in_the_place_of_a_node() {
     let spec = with(taken, &asks, &[]);
     assert!(at_precreate(&spec).failed(1).contains("(ONH-044)\nhint: "));
     for told in explained(&spec) {
-        let stopped = told.stdout.starts_with("the hook stops the container: ") && told.stdout.contains("ONH-044");
+        let stopped = told.stdout.starts_with("the hook fails: ") && told.stdout.contains("ONH-044");
         assert!(told.code == Some(1) && stopped, "{told:?}");
     }
 
@@ -263,7 +263,10 @@ fn a_library_alone_sets_nothing_up() {
     container.set_spec(env, &json!({"mounts": [library], "linux": {"devices": [node("nvidiactl", 195, 255)]}}));
     let before = container.mountinfo();
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("warning: the container is left alone") && ran.stderr.contains("ONH-110"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("warning: the container is left unchanged") && ran.stderr.contains("ONH-110"),
+        "{ran:?}"
+    );
     assert_eq!((ran.ok(), container.mountinfo()), (String::new(), before));
     container.set_spec(env, &json!({"mounts": [library]}));
     assert_eq!(container.hook(&fake.config).stderr, "");

@@ -273,7 +273,7 @@ fn man_pages_have_no_mistakes() {
     assert_eq!(seen, 2);
 }
 
-/// The help that a wrong command line leads to lists what there is.
+/// The help that an invalid command line leads to lists what there is.
 fn hints_lead_to_the_right_help() {
     for (arguments, hint) in [
         (&["list", "--librarie"][..], "did you mean --libraries? See \"oci-nvidia-hook list --help\""),

@@ -9,12 +9,13 @@ use serde_json::Value;
 use crate::Test;
 use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 use crate::why::{isolated, why};
 
 pub const TESTS: &[Test] = &[
     ("json_schema::commands_print_what_it_documents", NEEDS, commands_print_what_it_documents),
     ("json_schema::records", NEEDS, records),
+    ("json_schema::explanations", NEEDS, explanations),
     ("json_schema::a_container_without_a_record", &[Need::Root], a_container_without_a_record),
     ("json_schema::each_key_is_described", &[], each_key_is_described),
     ("json_schema::an_error_leaves_stdout_empty", &[], an_error_leaves_stdout_empty),
@@ -165,6 +166,33 @@ fn records() {
             let document = checked("why", &why(dir.path(), arguments).ok());
             assert_eq!(document["records"][0]["outcome"], outcome);
             is_complete("why", &document);
+        }
+    }
+}
+
+/// At each stage that explain knows, with and without a request.
+fn explanations() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig", "--drm"]));
+    std::fs::create_dir_all(dir.path().join("rootfs/usr/lib64")).unwrap();
+    for (env, outcome) in [
+        ("NVIDIA_VISIBLE_DEVICES=void", "none"),
+        ("NVIDIA_VISIBLE_DEVICES=9", "error"),
+        ("NVIDIA_VISIBLE_DEVICES=all", "inject"),
+    ] {
+        let spec = serde_json::json!({
+            "process": {"env": [env, "NVIDIA_DRIVER_CAPABILITIES=all"]}, "root": {"path": dir.path().join("rootfs")},
+        });
+        for arguments in [&["explain"][..], &["explain", "--stage", "precreate"]] {
+            let mut command = Command::new(HOOK);
+            command.arg("--config").arg(&fake.config).args(arguments).arg("--json").env_clear();
+            let ran = run_with(command.current_dir(dir.path()), spec.to_string().as_bytes());
+            let mut document = checked("explain", &ran.stdout);
+            assert_eq!(document["outcome"], outcome, "{document:#}");
+            let edits = document["edits"].as_array_mut().unwrap();
+            assert_eq!(edits.len() > 10, outcome == "inject", "{edits:?}");
+            // The OCI runtime specification describes the items.
+            edits.iter_mut().filter_map(|edit| edit.get_mut("item")).for_each(|item| *item = 0.into());
+            is_complete("explain", &document);
         }
     }
 }

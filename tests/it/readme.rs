@@ -112,7 +112,7 @@ const COMMANDS: &[(&str, Way)] = &[
     ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
     ("podman run --rm --device nvidia.com/gpu=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
     ("oci-nvidia-hook doctor", Judges("Podman as root starts the hook", &[0, 1, 3])),
-    ("oci-nvidia-hook status", Judges("Podman as root: active, by ", &[0])),
+    ("oci-nvidia-hook status", Judges("Podman as root: active, from ", &[0])),
     ("oci-nvidia-hook doctor --bundle report.tar.gz", Judges("Podman as root starts the hook", &[0, 1, 3])),
     ("oci-nvidia-hook why web", Root("NVIDIA_VISIBLE_DEVICES asks for all")),
     ("oci-nvidia-hook why", Root("given")),
@@ -120,11 +120,11 @@ const COMMANDS: &[(&str, Way)] = &[
     ("oci-nvidia-hook info", Root("GPU-51eed000-0000-")),
     ("oci-nvidia-hook list", Root("libcuda.so.")),
     ("oci-nvidia-hook prepare", Root("")),
-    ("oci-nvidia-hook explain web", Root("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for all")),
+    ("oci-nvidia-hook explain web", Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES asks for all")),
     ("oci-nvidia-hook explain ONH-030", Root("ONH-030: ")),
     (
         "oci-nvidia-hook explain < config.json",
-        Root("the hook sets the container up: NVIDIA_VISIBLE_DEVICES asks for all"),
+        Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES asks for all"),
     ),
     (
         "install -D -m 644 packaging/podman/oci-nvidia-hook-precreate.json \

@@ -157,11 +157,11 @@ fn with_a_user_namespace(cgroup: Cgroup) {
     let text = podman.shell(cgroup, &script).ok();
     let (given, failed) = text.split_once("---\n").unwrap();
     assert!(
-        given.contains(" (u1)\nat prestart, ") && given.contains("\nit got what it asked for: injected "),
+        given.contains(" (u1)\nat prestart, ") && given.contains("\nthe container got what it requested: injected "),
         "{text}"
     );
     assert!(given.ends_with("\n0:0 600\n"), "{text}");
-    assert!(failed.contains(" (u2)\nat prestart, ") && failed.contains("the hook stopped it: "), "{text}");
+    assert!(failed.contains(" (u2)\nat prestart, ") && failed.contains("the hook failed: "), "{text}");
 }
 
 /// The engine calls the hook for the rest, and so `why` knows of the container.
@@ -203,7 +203,7 @@ fn a_spec_that_cannot_be_read() {
         run_with(isolated(dir.path()).arg(stage), state.to_string().as_bytes()).failed(1);
         let text = why(dir.path(), &["lab/cuda-0"]).ok();
         assert!(text.starts_with(&format!("container c1\npod lab/cuda-0, container main\nat {stage}, ")), "{text}");
-        assert!(text.contains("the hook stopped it: cannot read the container's spec"), "{text}");
+        assert!(text.contains("the hook failed: cannot read the container's spec"), "{text}");
     }
 }
 
@@ -238,7 +238,7 @@ fn a_user_is_sent_to_root() {
         dir.path().display()
     );
     let text = run(std::process::Command::new("unshare").args(["-m", "sh", "-uc", &script])).ok();
-    assert!(text.starts_with("no container of this user has asked for GPUs\n"), "{text}");
+    assert!(text.starts_with("no container of this user has requested GPUs\n"), "{text}");
     assert_eq!(text.matches("run \"sudo oci-nvidia-hook why\"\n").count(), 2, "{text}");
     assert!(
         text.contains("(ONH-053)\nhint: only root can read the records of root's") && text.ends_with("failed\n"),
@@ -254,7 +254,7 @@ fn a_pod_is_sent_to_the_scheduler() {
     fs::write(&fake.config, format!("{locked}{text}")).unwrap();
     for (pod, says) in [
         (["lab", "cuda-0"], "resources: {limits: {nvidia.com/gpu: 1}}"),
-        (["", ""], "hint: start it privileged, or set accept-"),
+        (["", ""], "hint: start the container with --privileged, or set accept-"),
     ] {
         let ran = call(dir.path(), &fake, "c", pod, "all");
         assert!(ran.stderr.contains("(ONH-103)\nhint: ") && ran.stderr.contains(says), "{pod:?}: {}", ran.stderr);

@@ -273,24 +273,24 @@ fn of_a_cri_o_that_runs() {
             Some(other),
             None,
             false,
-            "it runs with the hooks directories /etc/nohooks, /opt/hooks",
+            "the hooks directories of the running CRI-O are /etc/nohooks, /opt/hooks",
             "run \"systemctl restart crio\"; if",
         ),
         (
             Some(""),
             None,
             false,
-            "it runs with the hooks directories no directory, and its",
+            "the hooks directories of the running CRI-O are (none), those of",
             "run \"systemctl restart crio\"; if",
         ),
         (
             Some(other),
             Some(other),
             false,
-            "makes it look for hooks in /etc/nohooks",
+            "sets the hooks directories /etc/nohooks",
             ", and run \"systemctl restart crio\"",
         ),
-        (None, Some(other), false, "makes it look for hooks in /etc/nohooks", ", and run \"systemctl restart crio\""),
+        (None, Some(other), false, "sets the hooks directories /etc/nohooks", ", and run \"systemctl restart crio\""),
         (
             Some(usual),
             Some(other),
@@ -310,10 +310,10 @@ fn of_a_cri_o_that_runs() {
     std::fs::write(&broken, "{").unwrap();
     let live = status(Some(usual), None);
     assert!(
-        !live.active && live.why.starts_with("it goes on with the hooks that it read before, and will not"),
+        !live.active && live.why.starts_with("the engine uses the hooks that it read before, and cannot"),
         "{live:?}"
     );
-    assert!(status(None, None).why.starts_with("it does not start: "));
+    assert!(status(None, None).why.starts_with("the engine does not start: "));
     std::fs::remove_file(&broken).unwrap();
     // Not asked: it does not run, or others could have written the program.
     std::fs::remove_file(dir.path().join("run/crio/crio.sock")).unwrap();

@@ -81,7 +81,7 @@ fn a_container_that_got_its_gpus() {
     let text = why(dir, &["waiting"]).ok();
     for says in [
         "container waiting\nat prestart, 20",
-        "\nNVIDIA_VISIBLE_DEVICES asks for 1, with utility\nit got what it asked for: injected ",
+        "\nNVIDIA_VISIBLE_DEVICES asks for 1, with utility\nthe container got what it requested: injected ",
         "\n  GPU 1: NVIDIA ",
         "\ntook: request ",
     ] {
@@ -117,7 +117,10 @@ fn fewer_gpus_than_all() {
     let dir = container.dir.path();
     container.hook(&fake).ok();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("\nit got fewer GPUs than it asked for: injected ") && text.contains("ONH-201"), "{text}");
+    assert!(
+        text.contains("\nthe container got fewer GPUs than it requested: injected ") && text.contains("ONH-201"),
+        "{text}"
+    );
     assert_eq!(json(dir, "waiting")["outcome"], "partly");
     assert!(why(dir, &[]).ok().contains("  waiting  partly  -  0,2  injected "));
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0,2"]);
@@ -127,7 +130,7 @@ fn fewer_gpus_than_all() {
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"]);
     container.hook(&fake).ok();
     let text = why(dir, &["waiting"]).ok();
-    let says = "\nit got its GPUs, but not all driver libraries that it asked for: injected ";
+    let says = "\nthe container got its GPUs, but not all driver libraries that it requested: injected ";
     assert!(text.contains(says) && text.contains("ONH-210"), "{text}");
 }
 
@@ -138,7 +141,7 @@ fn a_failure_is_kept() {
     assert!(stderr.contains(" (ONH-030)\nhint: "), "{stderr}");
     container.poststop();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{text}");
+    assert!(text.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{text}");
     assert!(text.contains("\nnumber: ONH-030 (") && text.contains("\n  hint: "), "{text}");
     assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
 }
@@ -246,7 +249,7 @@ fn an_engine_that_loses_patience() {
     hook.kill().unwrap();
     hook.wait().unwrap();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("asks for all") && text.contains("the hook did not come to an end"), "{text}");
+    assert!(text.contains("asks for all") && text.contains("the hook did not finish"), "{text}");
 }
 
 /// A container gets its GPUs whatever is in the way of the record, and nothing is written there.
@@ -269,7 +272,7 @@ fn a_run_directory_of_somebody_else() {
     assert!(dir.join("run/containers/waiting.json").symlink_metadata().unwrap().is_file());
     // Nor is anything of others believed.
     fs::set_permissions(dir.join("run/containers/waiting.json"), fs::Permissions::from_mode(0o666)).unwrap();
-    assert!(why(dir, &["waiting"]).failed(1).contains("\"waiting\" is known (ONH-053)"));
+    assert!(why(dir, &["waiting"]).failed(1).contains("unknown container or pod \"waiting\" (ONH-053)"));
 }
 
 /// In a user namespace, where root is a user of the host's: his own directory, and nothing of root's.
@@ -295,7 +298,7 @@ fn a_user_has_records_of_his_own() {
     );
     let text = run(Command::new("unshare").args(["-m", "sh", "-uc", &script])).ok();
     assert!(text.starts_with("failed\ncontainer c1\n"), "{text}");
-    assert!(text.contains("the hook stopped it: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""), "{text}");
+    assert!(text.contains("the hook failed: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""), "{text}");
     assert!(text.ends_with("\nuser\n/run/user/7777/oci-nvidia-hook/containers/c1.json\n"), "{text}");
 }
 
@@ -316,9 +319,9 @@ fn what_podman_does_not_show() {
     let [podmans, broken, web, plain, list] = parts[..] else { panic!("{text}") };
     assert!(podmans.contains("failed: 12") && !podmans.contains("ONH-030"), "{podmans}");
     assert!(broken.contains(" (broken)\nat precreate, "), "{broken}");
-    assert!(broken.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
+    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
     assert!(web.contains(" (web)\nat precreate, ") && web.contains("\n  GPU 1: "), "{web}");
-    assert!(plain.contains(" (plain)\nit asks for no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"), "{plain}");
+    assert!(plain.contains(" (plain)\nthe container requests no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"), "{plain}");
     assert_eq!(list.lines().count(), 2, "{list}");
 }
 
@@ -338,9 +341,12 @@ fn what_crun_does_not_show() {
     assert!(podmans.contains("crun: error executing hook") && podmans.contains("failed: 126"), "{podmans}");
     assert!(!podmans.contains("ONH-030") && !podmans.contains("asks for"), "{podmans}");
     assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
-    assert!(broken.contains("\nthe hook stopped it: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
+    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
     assert!(broken.contains("\nnumber: ONH-030 (") && broken.contains("\n  hint: "), "{broken}");
-    assert!(web.contains(" (web)\nat prestart, ") && web.contains("\nit got what it asked for: injected "), "{web}");
+    assert!(
+        web.contains(" (web)\nat prestart, ") && web.contains("\nthe container got what it requested: injected "),
+        "{web}"
+    );
     assert!(web.contains("\n  GPU 1: ") && !web.contains("GPU 0: "), "{web}");
     let list: Vec<_> = list.lines().collect();
     let [runtime, given, failed] = list[..] else { panic!("{list:?}") };
@@ -350,7 +356,7 @@ fn what_crun_does_not_show() {
 
 fn nothing_to_tell() {
     let dir = scratch();
-    assert_eq!(why(dir.path(), &[]).ok(), "no container has asked for GPUs\n");
+    assert_eq!(why(dir.path(), &[]).ok(), "no container has requested GPUs\n");
     let stderr = why(dir.path(), &["x\ny"]).failed(1);
-    assert!(stderr.contains("\"x\\ny\" is known (ONH-053)\nhint: "), "{stderr}");
+    assert!(stderr.contains("unknown container or pod \"x\\ny\" (ONH-053)\nhint: "), "{stderr}");
 }

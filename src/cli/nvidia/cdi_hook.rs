@@ -1,5 +1,5 @@
-//! Called as `nvidia-cdi-hook`, or as `nvidia-ctk hook`: the hook entries of CDI specs that NVIDIA's toolkit, device plugin
-//! and DRA driver write.
+//! Runs as `nvidia-cdi-hook` or `nvidia-ctk hook`: the hooks in CDI specs that NVIDIA's toolkit, device plugin and DRA driver
+//! write.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ const HELP: &str = "\
 usage: nvidia-ctk hook HOOK [OPTIONS] < state.json
        nvidia-cdi-hook HOOK [OPTIONS] < state.json
 
-This is oci-nvidia-hook under the name of NVIDIA's program. CDI specs have engines
-call it at the createContainer stage. HOOK is one of:
+oci-nvidia-hook, called with the name of NVIDIA's program. Runtimes call the hooks
+of a CDI spec at the createContainer stage. HOOK is one of:
 
   create-symlinks                   --link TARGET::PATH ...
   update-ldcache                    --folder DIRECTORY ...
@@ -27,10 +27,10 @@ call it at the createContainer stage. HOOK is one of:
   update-application-profile
   chmod                             --mode OCTAL --path PATH ...
 
-All take --container-spec FILE, which has the container's state instead of stdin.
+With --container-spec FILE, the container state is read from FILE instead of stdin.
 ";
 
-/// Runs the hook with these arguments, argv\[0\] left out, under this name.
+/// Runs the hook with the arguments after argv\[0\]. `name` is the name with which the program was called.
 pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
     match entry::parse(name, args) {
         Ok(Call::Hook(hook)) => stages::cdi_hook::run(&hook),
@@ -45,7 +45,7 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            let what = format!("wrong command line of {name}: {error:#}");
+            let what = format!("invalid command line of {name}: {error:#}");
             Log::default().error(&failure(
                 &catalog::COMMAND_LINE,
                 what,
@@ -57,5 +57,5 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
 }
 
 fn supported() -> String {
-    format!("the hooks of \"nvidia-ctk hook\" that oci-nvidia-hook has are {}", HOOKS.join(", "))
+    format!("oci-nvidia-hook supports these hooks of \"nvidia-ctk hook\": {}", HOOKS.join(", "))
 }

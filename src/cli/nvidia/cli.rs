@@ -1,5 +1,7 @@
-//! Called as `nvidia-container-cli`: that program's `info`, `list` and `configure`, done by ours. Global options stand before
-//! the command. Errors are in our words, and the exit status is 1, also for a wrong command line.
+//! Runs as `nvidia-container-cli`: its commands `info`, `list` and `configure`.
+//!
+//! Global options precede the command, as in NVIDIA's program. The messages are those of oci-nvidia-hook. The exit status is 1 also
+//! for an invalid command line.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,16 +19,16 @@ use nvidia_host::device_id::imex_channel;
 use nvidia_host::prepare::host::{AT_BOOT, may_prepare, prepare_host};
 
 use super::configure;
-use crate::cli::parse::{self, Asked};
+use crate::cli::parse::{self, Parsed};
 use crate::cli::selection::{Parts, Selection};
 use crate::cli::{info, list, output};
 use crate::log::Log;
 use crate::stages;
 
-/// oci-nvidia-hook under the name of NVIDIA's program
+/// oci-nvidia-hook, called with the name of NVIDIA's program
 ///
-/// It reads config.toml as the hook does; options override it. It does not read the environment. The exit status is 0 done,
-/// 1 failed.
+/// The program reads the hook's config.toml; options override it. Environment variables have no effect. The exit status is 0 on
+/// success and 1 on failure.
 #[derive(Debug, Parser)]
 #[command(
     name = super::CLI,
@@ -42,38 +44,38 @@ use crate::stages;
                   --utility ROOTFS"
 )]
 pub struct Cli {
-    /// A log file
+    /// Write a log to this file
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     debug: Option<PathBuf>,
-    /// Load the driver's modules and make its device nodes first, as root
+    /// As root, load the driver's modules and create its device nodes first
     #[arg(short = 'k', long)]
     load_kmods: bool,
-    /// Without effect: no ldconfig is run
+    /// Ignored: ldconfig is never run
     #[arg(short, long)]
     no_pivot: bool,
-    /// The user who asks the driver for its GPUs; without a value, the user who calls this
+    /// Ask NVML as this user; without a value, as the calling user
     #[arg(short, long, value_name = "UID[:GID]", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[arg(value_parser = User::parse)]
     user: Option<User>,
-    /// The directory that is / for the driver
+    /// Driver root
     #[arg(short, long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     root: Option<PathBuf>,
-    /// The linker cache with the driver's libraries
+    /// Linker cache that lists the driver's libraries
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     ldcache: Option<PathBuf>,
-    /// With --load-kmods: do not make the device nodes of IMEX channels
+    /// With --load-kmods, do not create the device nodes of IMEX channels
     #[arg(long)]
     no_create_imex_channels: bool,
     #[arg(short = '?', long, global = true, action = ArgAction::Help, help = "Print help")]
     help: Option<bool>,
     #[arg(long, global = true, action = ArgAction::Help, help = "Print help")]
     usage: Option<bool>,
-    /// What to do
+    /// The command to run
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the program can do.
+/// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the driver and the GPUs
@@ -84,28 +86,28 @@ pub enum Command {
     },
     /// List the driver's files and devices that containers can get
     List(Parts),
-    /// Give the driver and GPUs to a container that does not run yet
+    /// Give the driver and GPUs to a container before it runs
     ///
-    /// It does what the hook does. ROOTFS is the container's root file system as the process of --pid sees it; without --pid,
-    /// as this program does, which must be in the container's mount namespace then.
+    /// The command sets up the container like the hook. ROOTFS is the container's root file system as the process of --pid sees it.
+    /// Without --pid, this program must run in the mount namespace of the container.
     Configure(Configure),
 }
 
 /// Options of `configure`.
 #[derive(Args, Debug)]
 pub struct Configure {
-    /// The container's root file system
+    /// Root file system of the container
     pub rootfs: PathBuf,
-    /// The container's first process
+    /// First process of the container
     #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// Devices
     #[command(flatten)]
     pub selection: Selection,
-    /// What driver and GPUs must be: cuda>=12.4, brand=tesla, ...
+    /// Requirement on the driver or the GPUs, such as cuda>=12.4 or brand=tesla
     #[arg(short, long = "require", value_name = "EXPR")]
     pub requirements: Vec<String>,
-    /// Without effect: no ldconfig is run
+    /// Ignored: ldconfig is never run
     #[arg(short, long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     ldconfig: Option<PathBuf>,
     /// CUDA and OpenCL
@@ -126,16 +128,16 @@ pub struct Configure {
     /// NGX
     #[arg(short, long)]
     ngx: bool,
-    /// Leave the container's device cgroup as it is
+    /// Do not change the container's device cgroup
     #[arg(long)]
     no_cgroups: bool,
     /// Do not mount device nodes
     #[arg(long)]
     pub no_devbind: bool,
-    /// The same as --cuda-compat-mode=disabled
+    /// Same as --cuda-compat-mode=disabled
     #[arg(long)]
     no_cntlibs: bool,
-    /// Whether a newer libcuda of the image is used
+    /// Whether to use a newer libcuda of the image
     #[arg(long, value_name = "MODE", value_enum)]
     cuda_compat_mode: Option<CudaCompatMode>,
 }
@@ -147,7 +149,7 @@ enum CudaCompatMode {
     Mount,
 }
 
-/// The user of `--user`.
+/// The value of `--user`; `None` is the calling user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct User(Option<UserSpec>);
 
@@ -157,24 +159,24 @@ impl User {
     }
 }
 
-/// Runs the command with these arguments, argv\[0\] left out.
+/// Runs the command with the arguments after argv\[0\].
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let mut log = Log::for_stage(super::CLI);
     let text = match parse(args) {
-        Ok(Asked::Help(text)) => Ok(text),
-        Ok(Asked::Version) => Ok(version()),
-        Ok(Asked::Run(cli)) => carry_out(&cli, &mut log),
+        Ok(Parsed::Help(text)) => Ok(text),
+        Ok(Parsed::Version) => Ok(version()),
+        Ok(Parsed::Run(cli)) => carry_out(&cli, &mut log),
         Err(error) => Err(error),
     };
     output::print_or_fail(text, &mut log)
 }
 
-/// Parses the arguments, argv\[0\] left out.
+/// Parses the arguments after argv\[0\].
 ///
 /// # Errors
-/// If the command line is wrong.
-pub fn parse(mut args: Vec<OsString>) -> Result<Asked<Cli>> {
-    // argp takes the optional value of a short option from the rest of its word; clap, only behind "=".
+/// If the command line is invalid.
+pub fn parse(mut args: Vec<OsString>) -> Result<Parsed<Cli>> {
+    // argp takes the optional value of a short option from the rest of its word, clap only after "=".
     for arg in args.iter_mut().take_while(|arg| !matches!(arg.to_str(), Some("info" | "list" | "configure"))) {
         if let Some(user) = arg.to_str().and_then(|arg| arg.strip_prefix("-u")).filter(|user| !user.is_empty()) {
             *arg = format!("--user={}", user.trim_start_matches('=')).into();
@@ -183,7 +185,7 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Asked<Cli>> {
     parse::parse(&args)
 }
 
-/// With the labels of that program, and nothing in them that changes from build to build.
+/// Returns the version with the labels of nvidia-container-cli. The values do not depend on the build, which is reproducible.
 fn version() -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
@@ -193,7 +195,7 @@ fn version() -> String {
     )
 }
 
-/// What it prints.
+/// Runs the command and returns its output.
 fn carry_out(cli: &Cli, log: &mut Log) -> Result<String> {
     let config = cli.configuration(log)?;
     match &cli.command {
@@ -211,7 +213,7 @@ fn carry_out(cli: &Cli, log: &mut Log) -> Result<String> {
 }
 
 impl Configure {
-    /// What of the driver is given.
+    /// Returns the driver capabilities that the options select.
     pub fn capabilities(&self) -> Capabilities {
         let asked = [
             (self.compute, Capability::Compute),
@@ -232,7 +234,7 @@ impl Configure {
 }
 
 impl Cli {
-    /// Config.toml, and what the command line says otherwise. The log is opened.
+    /// Opens the log, and returns the configuration: config.toml, overridden by the command line.
     fn configuration(&self, log: &mut Log) -> Result<Config> {
         let (mut config, findings) = config::read(None)?;
         if let Some(root) = &self.root {
@@ -268,7 +270,7 @@ impl Cli {
             let channels = channels.map(|channel| imex_channel(channel)).collect::<Result<Vec<_>>>()?;
             let prepared = prepare_host(config, &channels, AT_BOOT)?;
             prepared.done.iter().for_each(|line| log.note(line));
-            // As with NVIDIA's: what is missing in the end is reported by what needs it.
+            // Like NVIDIA's program: the command that needs a missing part reports it.
             prepared.failed.iter().for_each(|error| log.note(&line(error)));
         }
         Ok(())
@@ -292,13 +294,13 @@ mod tests {
 
     fn parsed(args: &[&str]) -> Result<Cli> {
         match parse(args.iter().map(OsString::from).collect())? {
-            Asked::Run(cli) => Ok(cli),
-            Asked::Help(_) | Asked::Version => anyhow::bail!("help"),
+            Parsed::Run(cli) => Ok(cli),
+            Parsed::Help(_) | Parsed::Version => anyhow::bail!("help"),
         }
     }
 
     #[test]
-    fn a_letter_means_what_its_place_says() {
+    fn the_meaning_of_a_letter_depends_on_its_place() {
         let cli = parsed(&["-d/log", "-l", "/cache", "-r/root", "-u1000:44", "-n", "-k", "info"]).unwrap();
         assert_eq!((cli.debug, cli.root), (Some("/log".into()), Some("/root".into())));
         assert_eq!(cli.user, Some(User(Some(UserSpec { user: "1000".into(), group: Some("44".into()) }))));
@@ -318,7 +320,7 @@ mod tests {
 
     #[test]
     fn wrong_command_lines() {
-        for (args, says) in [
+        for (args, message) in [
             (&["lsit"][..], "did you mean list?"),
             (&["list", "--libaries"], "did you mean --libraries?"),
             (&["list", "-r", "/x"], "unexpected argument '-r'"),
@@ -330,7 +332,7 @@ mod tests {
             (&[], "requires a subcommand"),
         ] {
             let text = base::report::render(&parsed(args).unwrap_err());
-            assert!(text.contains(says), "{args:?}: {text}");
+            assert!(text.contains(message), "{args:?}: {text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `nvidia-container-cli configure`: the request that its options make.
+//! `nvidia-container-cli configure`: turns the options into a request and sets up the container.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use super::cli::Configure;
 use crate::log::Log;
 use crate::stages;
 
-/// Gives it to the container whose root file system is `rootfs`: of the process that was named, or where we are.
+/// Sets up the container with this root file system, in the mount namespace of `--pid` or else of this process.
 pub(super) fn configure(options: &Configure, config: Config, log: &mut Log) -> Result<()> {
     let rootfs = &options.rootfs;
     if !rootfs.is_absolute() || rootfs == Path::new("/") {
         return Err(failure(
             &catalog::COMMAND_LINE,
-            format!("{rootfs:?} is no root file system of a container"),
-            "name its directory, from / on and not / itself",
+            format!("invalid root file system {rootfs:?}"),
+            "give the absolute path of the container's root file system, which cannot be /",
         ));
     }
     let mut request = options.selection.request(options.capabilities(), &options.requirements, &config)?;

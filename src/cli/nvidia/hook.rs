@@ -1,6 +1,7 @@
-//! Called as `nvidia-container-runtime-hook`: the hook, with the command line of that program. Its flags are Go's: one dash or
-//! two, and none behind the first word that is no flag. Words behind the stage mean nothing.
-//! <https://pkg.go.dev/flag#hdr-Command_line_flag_syntax>
+//! Runs as `nvidia-container-runtime-hook`: parses the command line of that program, and runs the hook.
+//!
+//! The syntax is that of Go's package flag: one or two dashes, and no flags after the first other word. Words after the stage are
+//! ignored. <https://pkg.go.dev/flag#hdr-Command_line_flag_syntax>
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,11 +18,11 @@ use crate::log::Log;
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
 
-This is oci-nvidia-hook under the name of NVIDIA's hook. STAGE is prestart, poststart
-or poststop, or another that \"oci-nvidia-hook --help\" names.
+oci-nvidia-hook, called with the name of NVIDIA's hook. STAGE is prestart, poststart,
+poststop, or another stage that \"oci-nvidia-hook --help\" lists.
 
-  -config FILE  read this file, which must exist
-  -debug        say on stderr what is done
+  -config FILE  read this configuration file
+  -debug        log each step on stderr
   -version      print the version
 ";
 
@@ -35,11 +36,11 @@ pub struct Call {
     stage: Option<OsString>,
 }
 
-/// Runs the hook with these arguments, argv\[0\] left out.
+/// Runs the hook with the arguments after argv\[0\].
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let call = match parse(args) {
         Ok(call) => call,
-        Err(error) => return wrong(&error.to_string()),
+        Err(error) => return usage_error(&error.to_string()),
     };
     if call.help {
         return output::print(HELP);
@@ -51,23 +52,23 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
             " (oci-nvidia-hook)\n"
         ));
     }
-    let Some(stage) = call.stage else { return wrong("it names no stage") };
+    let Some(stage) = call.stage else { return usage_error("the stage is missing") };
     match stage.to_str().and_then(Stage::named) {
         Some(stage) => stage.run(call.config.as_deref(), call.debug),
-        None => wrong(&format!("{stage:?} is no stage this hook serves")),
+        None => usage_error(&format!("unknown stage {stage:?}")),
     }
 }
 
-fn wrong(what: &str) -> ExitCode {
+fn usage_error(what: &str) -> ExitCode {
     let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
-    Log::default().error(&failure(&catalog::COMMAND_LINE, format!("wrong command line: {what}"), hint));
+    Log::default().error(&failure(&catalog::COMMAND_LINE, format!("invalid command line: {what}"), hint));
     ExitCode::from(USAGE)
 }
 
-/// Parses the arguments, argv\[0\] left out.
+/// Parses the arguments after argv\[0\].
 ///
 /// # Errors
-/// If a flag is unknown, or its value is wrong.
+/// If a flag is unknown, or its value is invalid.
 pub fn parse(args: Vec<OsString>) -> Result<Call> {
     let mut call = Call::default();
     let mut args = args.into_iter();
@@ -79,7 +80,7 @@ pub fn parse(args: Vec<OsString>) -> Result<Call> {
         let flag = flag.strip_prefix('-').unwrap_or(flag);
         let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
         match (name, value) {
-            // Behind "--" are no flags.
+            // "--" ends the flags.
             ("", None) => {
                 call.stage = args.next();
                 break;
@@ -95,12 +96,12 @@ pub fn parse(args: Vec<OsString>) -> Result<Call> {
             _ => bail!("unknown flag {word:?}"),
         }
     }
-    // An empty path is the default one.
+    // An empty path means the default.
     call.config = call.config.filter(|path| !path.as_os_str().is_empty());
     Ok(call)
 }
 
-/// Go's strconv.ParseBool.
+/// Parses a boolean value like Go's `strconv.ParseBool`. A flag without a value is true.
 fn is_on(name: &str, value: Option<&str>) -> Result<bool> {
     match value {
         None | Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),

@@ -1,7 +1,7 @@
-//! The first process of a container, by the container's id.
+//! Finds the first process of a container with a given id.
 //!
-//! Engines name the cgroup of a container by its id: `libpod-<id>.scope`, `crio-<id>`, `cri-containerd-<id>.scope`,
-//! `docker/<id>`. So one look at /proc serves all of them, and no engine has to be asked.
+//! Engines use the id in the name of the container's cgroup: `libpod-<id>.scope`, `crio-<id>`, `cri-containerd-<id>.scope`,
+//! `docker/<id>`. Therefore /proc contains all that is needed, and no engine has to be asked.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,12 +11,12 @@ use anyhow::Result;
 use base::report::{catalog, failure};
 use base::sys::proc_file;
 
-/// The shortest beginning of an id that is looked for: shorter ones are in many names.
+/// The minimum length of the beginning of an id. Shorter ones occur in other names.
 const SHORTEST: usize = 6;
-/// How long the ids of engines are.
+/// The length of ids of engines.
 const LENGTH: usize = 64;
 
-/// The id in a line of /proc/PID/cgroup that begins with `id`; conmon's cgroup has it too, and is not the container's.
+/// Returns the id in /proc/PID/cgroup that begins with `id`. The cgroup of conmon, which also contains the id, is ignored.
 fn id_in<'c>(cgroup: &'c str, id: &str) -> Option<&'c str> {
     let names = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)).flat_map(|path| path.split('/'));
     let of_containers = names.filter(|name| !name.contains("conmon"));
@@ -24,15 +24,15 @@ fn id_in<'c>(cgroup: &'c str, id: &str) -> Option<&'c str> {
     words.find(|word| word.len() == LENGTH && word.starts_with(id) && word.bytes().all(|c| c.is_ascii_hexdigit()))
 }
 
-/// When a process started, in /proc/PID/stat: the name before it may have blanks and brackets in it.
+/// Returns the start time of a process from /proc/PID/stat. The name of the process can contain spaces and parentheses.
 fn parse_start(stat: &str) -> Option<u64> {
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
-/// The process that was started first in the container whose id begins with `id`.
+/// Returns the process that started first in the container whose id begins with `id`.
 ///
 /// # Errors
-/// If there is none, or ids of several containers begin so.
+/// If no container or several containers match.
 pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
     if id.len() < SHORTEST || !id.bytes().all(|c| c.is_ascii_hexdigit()) {
         return Err(not_found(id));
@@ -40,7 +40,7 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
     let mut first: BTreeMap<String, (u64, i32)> = BTreeMap::new();
     for entry in std::fs::read_dir(proc).map_err(anyhow::Error::new)?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // One that has ended meanwhile is none.
+        // Processes that have ended are skipped.
         let read = |file: &str| proc_file::read_text(entry.path().join(file));
         let Ok(cgroup) = read("cgroup") else { continue };
         let Some(id) = id_in(&cgroup, id) else { continue };
@@ -53,7 +53,7 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
         (Some((_, (_, pid))), None) => Ok(pid),
         (Some((one, _)), Some((other, _))) => {
             let what = format!("{id:?} is the beginning of {one} and {other}");
-            Err(failure(&catalog::NOT_EXAMINED, what, "give more of the id"))
+            Err(failure(&catalog::NOT_EXAMINED, what, "give more characters of the id"))
         }
         (None, _) => Err(not_found(id)),
     }
@@ -62,9 +62,9 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
 fn not_found(id: &str) -> anyhow::Error {
     failure(
         &catalog::NOT_EXAMINED,
-        format!("no running container is called {id:?}"),
-        "name a container with the id that \"podman ps --no-trunc\" or \"crictl ps --no-trunc\" prints, as root, or a process of \
-         it with --pid",
+        format!("no running container {id:?}"),
+        "as root, give an id that \"podman ps --no-trunc\" or \"crictl ps --no-trunc\" prints, or a process of the container with \
+         --pid",
     )
 }
 
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn ids_in_cgroups() {
-        for (cgroup, is_it) in [
+        for (cgroup, matches) in [
             (format!("0::/machine.slice/libpod-{ID}.scope/container\n"), true),
             (format!("12:devices:/libpod_parent/libpod-{ID}\n0::/\n"), true),
             (format!("0::/kubepods.slice/kubepods-pod7.slice/crio-{ID}.scope\n"), true),
@@ -86,7 +86,7 @@ mod tests {
             (format!("0::/machine.slice/libpod-x{ID}.scope\n"), false),
             ("0::/user.slice/012345\n".to_owned(), false),
         ] {
-            assert_eq!(id_in(&cgroup, "012345"), is_it.then_some(ID), "{cgroup}");
+            assert_eq!(id_in(&cgroup, "012345"), matches.then_some(ID), "{cgroup}");
         }
         assert_eq!(id_in(&format!("0::/{ID}"), "123456"), None, "not the beginning");
     }
@@ -111,11 +111,11 @@ mod tests {
         std::fs::create_dir(proc.path().join("80")).unwrap();
         assert_eq!(by_id(proc.path(), ID).unwrap(), 50);
         assert_eq!(by_id(proc.path(), &ID[..28]).unwrap(), 50);
-        for (id, says) in
+        for (id, message) in
             [("0123456", "is the beginning of"), ("0123", "no running"), ("ffffffff", "no running"), ("../../", "no")]
         {
             let error = by_id(proc.path(), id).unwrap_err();
-            assert!(error.to_string().contains(says), "{id}: {error}");
+            assert!(error.to_string().contains(message), "{id}: {error}");
         }
     }
 }

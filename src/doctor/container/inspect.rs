@@ -1,7 +1,7 @@
-//! Reads what a process of a container sees into [`ContainerFacts`].
+//! Reads a running container into [`ContainerFacts`].
 //!
-//! Everything is opened below the process's root by [`Root`], which no link leaves, and as a descriptor: what was looked at is
-//! what is read. Only regular files are read, and only the linker's cache and the process's own files in /proc.
+//! All files are opened below the root of its process with [`Root`], which resolves links within that root. They are checked and read
+//! through the same descriptor. Only the linker cache, if it is a regular file, and the process's files in /proc are read.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -27,23 +27,23 @@ use nvidia_host::prepare;
 use super::{ContainerFacts, Found, FoundNode, Library, Node, Process, gpu_number};
 use crate::inject::cgroup::ask;
 
-/// What programs open: CUDA, and nvidia-smi.
+/// The libraries that CUDA programs and nvidia-smi open.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
-/// The linker's own, without a cache; those with the machine's name are Debian's.
+/// The default directories of the dynamic linker. Debian adds directories with the name of the machine.
 const LINKER_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// A cache of the largest system has 1 MB.
+/// The size limit of a linker cache. Those of large systems have 1 MB.
 const MAX_CACHE: usize = 16 << 20;
-/// More names in /dev than any container has.
+/// The limit of names in /dev that are read.
 const MOST_NODES: usize = 4096;
-/// Processes do not open files with it.
+/// The capability with which permissions of files are ignored.
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 
-/// Looks at the container whose first process this is. `name` is what it was asked for by.
+/// Inspects the container of this process. `name` is the name or id from the command line.
 ///
 /// # Errors
-/// If it is no container's, has ended, or may not be looked at.
+/// If the process is not in a container, has ended, or may not be inspected.
 pub(crate) fn inspect(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
-    // A number can become another process's; an open directory of /proc is that of one process for ever.
+    // The kernel reuses process ids. An open directory of /proc always belongs to the same process.
     let open = rustix::fs::openat(
         CWD,
         format!("/proc/{pid}"),
@@ -59,7 +59,7 @@ pub(crate) fn inspect(pid: i32, name: &str, config: &Config) -> Result<Container
         return Err(failure(
             &catalog::NOT_EXAMINED,
             format!("process {pid} is not in a container"),
-            "give a process of one with --pid, or its id with --container",
+            "give a process of a container with --pid, or the id of a container with --container",
         ));
     }
     let status = proc_file::read_text(path("status"))?;
@@ -83,18 +83,18 @@ pub(crate) fn inspect(pid: i32, name: &str, config: &Config) -> Result<Container
     })
 }
 
-/// Why a file of a process in /proc cannot be opened.
+/// Returns the error for a file of a process in /proc that cannot be opened.
 fn cannot_enter(pid: i32, error: std::io::Error) -> anyhow::Error {
     // The option hidepid= of /proc hides the processes of other users from everyone but root.
     if error.kind() == std::io::ErrorKind::NotFound && rustix::process::geteuid().is_root() {
         return failure(
             &catalog::NOT_EXAMINED,
             format!("process {pid} does not exist"),
-            "name a running container with --container; \"oci-nvidia-hook why\" and \"podman ps\" list containers",
+            "give a running container with --container; \"oci-nvidia-hook why\" and \"podman ps\" list containers",
         );
     }
-    let what = format!("cannot look into the container of process {pid}");
-    let hint = "run the command as root; \"ps -e\" lists the processes that exist";
+    let what = format!("cannot inspect the container of process {pid}");
+    let hint = "run the command as root; \"ps -e\" lists the existing processes";
     anyhow::Error::new(error).context(Failure::new(&catalog::NOT_EXAMINED, what, hint))
 }
 
@@ -103,17 +103,17 @@ fn variable(environment: &[u8], name: &str) -> Option<String> {
     entries.find_map(|entry| Some(entry.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
 }
 
-/// Of /proc/PID/status: ids are as the reader's user namespace has them.
+/// Parses /proc/PID/status. The kernel prints ids as seen from the user namespace of the reader.
 fn parse_process(status: &str, in_our_namespace: bool, capabilities: Option<String>) -> Option<Process> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    // Real, effective, saved, and the one for files.
+    // The four values are the real, effective, saved and file system id.
     let last = |name: &str| field(name)?.split_whitespace().nth(3)?.parse::<u32>().ok();
     let groups = field("Groups").unwrap_or_default().split_whitespace().filter_map(|group| group.parse().ok());
     let caps = u64::from_str_radix(field("CapEff")?.trim(), 16).ok()?;
     Some(Process {
         identity: Identity { uid: last("Uid")?, gid: last("Gid")? },
         groups: groups.collect(),
-        // In another user namespace it counts for that namespace's own files only.
+        // In another user namespace, the capability does not apply to device nodes of the host.
         overrides: in_our_namespace && caps & CAP_DAC_OVERRIDE != 0,
         capabilities,
     })
@@ -153,19 +153,19 @@ fn inspect_library(root: &Root, path: &Path) -> Option<Found> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
     }
-    // For its last name alone, which has the version; nothing is opened by it.
+    // Only the file name is used, for its version.
     let real = real_path(fd.as_fd()).ok();
     let version = real.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).and_then(version_of);
     Some(Found { path: path.to_string_lossy().into_owned(), version, is_empty: stat.st_size == 0 })
 }
 
-/// `libcuda.so.535.183.01` → `535.183.01`
+/// Returns the version in a file name: `535.183.01` for `libcuda.so.535.183.01`.
 fn version_of(name: &str) -> Option<String> {
     let (_, version) = name.split_once(".so.")?;
     is_version(version).then(|| version.to_owned())
 }
 
-/// Those that every container with GPUs has, and those of GPUs that are there.
+/// Returns the nodes that every container with GPUs needs, and the existing nodes of GPUs.
 fn nodes(root: &Root, uvm: Option<(u32, u32)>) -> Vec<Node> {
     let names = names(root, Path::new("/dev")).into_iter();
     let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));

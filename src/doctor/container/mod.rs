@@ -1,7 +1,8 @@
-//! `doctor --container`: what a running container lacks, whoever set it up: files, device nodes, the right to open them.
+//! `doctor --container`: finds what a running container lacks: driver files, device nodes, or the permission to open them. Any program
+//! can have set up the container.
 //!
-//! [`find`] finds its process, [`mod@inspect`] reads what that sees into [`ContainerFacts`], and the checks here are pure. The container
-//! is hostile: its files are opened below its root and never run, and of what is no regular file nothing is read.
+//! [`find`] finds its process, [`mod@inspect`] reads the container into [`ContainerFacts`], and the checks here are pure functions. The
+//! container may be hostile: its files are opened below its root, only regular files are read, and none is executed.
 
 pub(crate) mod find;
 mod inspect;
@@ -17,12 +18,12 @@ use super::{Check, Outcome, or, run};
 use crate::inject::cgroup::ask::Filter;
 use crate::oci::device_rules::DeviceRule;
 
-/// A running container, as far as GPUs depend on it.
+/// The properties of a running container that affect GPUs.
 #[derive(Debug)]
 pub(crate) struct ContainerFacts {
-    /// Its first process, as the host counts
+    /// Its first process, as a number of the host
     pub pid: i32,
-    /// The name or id that it was asked for by; empty if only by the process
+    /// The name or id from the command line; empty with `--pid`
     pub name: String,
     /// The version of the host's kernel module
     pub module: Option<String>,
@@ -38,60 +39,60 @@ pub(crate) struct ContainerFacts {
 /// A process, as the host sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
-    /// User and group that files are opened as
+    /// User and group with which files are opened
     pub identity: Identity,
     pub groups: Vec<u32>,
-    /// Whether permissions of the host's files mean nothing to it (`CAP_DAC_OVERRIDE` in the host's user namespace)
+    /// Whether the process ignores permissions of the host's files (`CAP_DAC_OVERRIDE` in the host's user namespace)
     pub overrides: bool,
-    /// `NVIDIA_DRIVER_CAPABILITIES`, if it was started with that
+    /// `NVIDIA_DRIVER_CAPABILITIES`, if it is set
     pub capabilities: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Library {
-    /// As programs open it: `libcuda.so.1`
+    /// The name that programs open: `libcuda.so.1`
     pub name: &'static str,
-    /// The one that the linker finds
+    /// The file that the dynamic linker finds
     pub found: Option<Found>,
-    /// If it finds none: where one is nevertheless
+    /// A file in another directory, if the dynamic linker finds none
     pub elsewhere: Option<String>,
 }
 
-/// A file that a library's name leads to.
+/// The file of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub path: String,
-    /// As its file's name has it
+    /// The version in the file name
     pub version: Option<String>,
-    /// Whether there is nothing in it: what is left of a mount
+    /// Whether the file is empty, as mount points of earlier starts are
     pub is_empty: bool,
 }
 
-/// A device node that there should be.
+/// An expected device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     /// `nvidiactl`
     pub name: String,
-    /// Its number, where that is known
+    /// Its major and minor number, if they are known
     pub expected: Option<(u32, u32)>,
     pub found: Option<FoundNode>,
 }
 
-/// A file in the place of a device node.
+/// The file at the path of a device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FoundNode {
-    /// Its number, if it is a character device
+    /// Its major and minor number, if it is a character device
     pub device: Option<(u32, u32)>,
     pub mode: u32,
-    /// Its owner, as the host counts
+    /// Its owner, as an id of the host
     pub uid: u32,
-    /// Its group, as the host counts
+    /// Its group, as an id of the host
     pub gid: u32,
-    /// Whether it is on a file system on which device nodes cannot be opened
+    /// Whether its file system is mounted with nodev, with which device nodes cannot be opened
     pub nodev: bool,
 }
 
-/// The checks in their order.
+/// The checks in the order of their output.
 const CHECKS: &[Check<ContainerFacts>] =
     &[("container", process), ("libraries", libraries), ("nodes", nodes), ("access", access), ("cgroup", cgroup)];
 
@@ -99,13 +100,13 @@ pub(crate) fn examine(facts: &ContainerFacts) -> Vec<Outcome> {
     run(CHECKS, facts)
 }
 
-/// How a container gets what it lacks.
+/// Returns the fix for a missing part.
 fn again(facts: &ContainerFacts) -> String {
     let why = match facts.name.as_str() {
         "" => String::new(),
-        name => format!("; \"oci-nvidia-hook why {name}\" shows what the hook did for this one"),
+        name => format!("; \"oci-nvidia-hook why {name}\" shows what the hook did"),
     };
-    format!("start it with -e NVIDIA_VISIBLE_DEVICES=all, or with --device nvidia.com/gpu=all{why}")
+    format!("start the container with -e NVIDIA_VISIBLE_DEVICES=all, or with --device nvidia.com/gpu=all{why}")
 }
 
 fn process(facts: &ContainerFacts) -> Vec<Outcome> {
@@ -128,33 +129,34 @@ fn of_library(library: &Library, facts: &ContainerFacts) -> Outcome {
     let name = library.name;
     let Some(found) = &library.found else {
         if !is_asked_for(name, facts) {
-            return Outcome::skipped(format!("{name}: NVIDIA_DRIVER_CAPABILITIES does not ask for it"));
+            return Outcome::skipped(format!("NVIDIA_DRIVER_CAPABILITIES does not request {name}"));
         }
         let Some(place) = &library.elsewhere else {
             let what = format!("{name} is missing in the container");
             return Outcome::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
         };
-        let what = format!("{name} is at {place:?}, and the container's dynamic linker does not look there");
+        let what = format!("the container's dynamic linker does not find {name}, which is at {place:?}");
         let dir = place.rsplit_once('/').map_or("/", |(dir, _)| dir);
-        let fix = format!("start it with -e LD_LIBRARY_PATH={dir}, or let the hook or CDI place the libraries");
+        let fix =
+            format!("start the container with -e LD_LIBRARY_PATH={dir}, or have the hook or CDI place the libraries");
         return Outcome::of(&catalog::CONTAINER_PATH, what, fix);
     };
     if found.is_empty {
-        let what = format!("{:?} is empty: it is what remains where the driver's file was mounted before", found.path);
+        let what = format!("{:?} is empty: it is the mount point of a driver file from an earlier start", found.path);
         return Outcome::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
     }
     match (&found.version, &facts.module) {
         (Some(version), Some(module)) if version != module => {
-            let what = format!("{:?} is of driver {version}, and the kernel module is of {module}", found.path);
-            let fix = "start it again; libraries in the image or in a volume must go, or be of the host's version";
+            let what = format!("{:?} has version {version}, but the kernel module has version {module}", found.path);
+            let fix = "restart the container; if the image or a volume contains the library, remove or update it";
             Outcome::of(&catalog::CONTAINER_VERSION, what, fix)
         }
-        (Some(version), _) => Outcome::ok(format!("{name} is {:?}, of driver {version}", found.path)),
-        (None, _) => Outcome::ok(format!("{name} is {:?}, whose name has no version", found.path)),
+        (Some(version), _) => Outcome::ok(format!("{name} is {:?} of driver {version}", found.path)),
+        (None, _) => Outcome::ok(format!("{name} is {:?}, whose name contains no version", found.path)),
     }
 }
 
-/// Without the variable, the default of NVIDIA's images and of the hook is both.
+/// Returns whether the container requests this library. Without the variable, the default `compute,utility` includes both.
 fn is_asked_for(library: &str, facts: &ContainerFacts) -> bool {
     let capability = if library.starts_with("libcuda") { "compute" } else { "utility" };
     let has = |asked: &String| asked.split(',').any(|word| [capability, "all", "video"].contains(&word.trim()));
@@ -174,8 +176,8 @@ fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
                 let is = found
                     .device
                     .map_or_else(|| "not a device node".to_owned(), |(major, minor)| format!("{major}:{minor}"));
-                let should = expected.map_or(String::new(), |(major, minor)| format!(", it should be {major}:{minor}"));
-                let what = format!("\"{path}\" of the container is {is}{should}");
+                let should = expected.map_or(String::new(), |(major, minor)| format!(" instead of {major}:{minor}"));
+                let what = format!("\"{path}\" in the container is {is}{should}");
                 outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
             }
             _ => {}
@@ -188,12 +190,12 @@ fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
         outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
     } else if outcomes.is_empty() {
         let names: Vec<_> = facts.nodes.iter().map(|node| node.name.as_str()).collect();
-        outcomes.push(Outcome::ok(format!("it has {}", names.join(", "))));
+        outcomes.push(Outcome::ok(format!("the container has {}", names.join(", "))));
     }
     outcomes
 }
 
-/// The device nodes that are right.
+/// Returns the device nodes that are the expected devices.
 fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&Node, &FoundNode, (u32, u32))> {
     facts.nodes.iter().filter_map(|node| {
         let found = node.found.as_ref()?;
@@ -208,7 +210,7 @@ fn access(facts: &ContainerFacts) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for (node, found, _) in good(facts) {
         if found.nodev {
-            let what = format!("\"/dev/{}\" is on a file system that is mounted nodev", node.name);
+            let what = format!("\"/dev/{}\" is on a file system that is mounted with nodev", node.name);
             let fix = "have the engine create the node: --device, CDI, or precreate";
             outcomes.push(Outcome::of(&catalog::CONTAINER_ACCESS, what, fix));
             continue;
@@ -217,7 +219,7 @@ fn access(facts: &ContainerFacts) -> Vec<Outcome> {
             continue;
         }
         let what = format!(
-            "user {}, group {} of the host may not open \"/dev/{}\" ({}:{} {:04o})",
+            "user {}, group {} of the host cannot open \"/dev/{}\" ({}:{} {:04o})",
             identity.uid,
             identity.gid,
             node.name,
@@ -233,20 +235,20 @@ fn access(facts: &ContainerFacts) -> Vec<Outcome> {
         outcomes.push(Outcome::of(&catalog::CONTAINER_ACCESS, what, fix));
     }
     match (outcomes.is_empty(), good(facts).count()) {
-        (true, 0) => vec![Outcome::skipped("there is no device node to open")],
-        (true, _) => vec![Outcome::ok("modes and owners of the device nodes let its process open them")],
+        (true, 0) => vec![Outcome::skipped("the container has no device nodes")],
+        (true, _) => vec![Outcome::ok("the container's process has permission to open the device nodes")],
         _ => outcomes,
     }
 }
 
 fn cgroup(facts: &ContainerFacts) -> Vec<Outcome> {
     let filter = match &facts.filter {
-        Ok(Filter::None) => return vec![Outcome::ok("no device cgroup limits it")],
+        Ok(Filter::None) => return vec![Outcome::ok("no device cgroup limits the container")],
         Ok(filter) => filter,
-        Err(why) => return vec![Outcome::skipped(format!("its device cgroup cannot be read: {why}"))],
+        Err(why) => return vec![Outcome::skipped(format!("cannot read the device cgroup: {why}"))],
     };
-    let fix = "start it again; if it worked before, \"systemctl daemon-reload\" or an update of its resources took the \
-               GPUs away: let the engine list the devices (--device, CDI, precreate)";
+    let fix = "restart the container; if the GPUs worked before, \"systemctl daemon-reload\" or an update of its resources \
+               removed the rules: have the engine list the devices (--device, CDI, precreate)";
     let (mut denied, mut answers) = (Vec::new(), Vec::new());
     for (node, _, (major, minor)) in good(facts) {
         match filter.allows(DeviceRule { major, minor }) {
@@ -258,14 +260,14 @@ fn cgroup(facts: &ContainerFacts) -> Vec<Outcome> {
         }
     }
     let otherwise = match answers.iter().min() {
-        None => Outcome::skipped("there is no device node to open"),
-        Some(None) => Outcome::skipped("what its device programs allow cannot be told"),
-        Some(Some(_)) => Outcome::ok("its device cgroup allows the GPUs"),
+        None => Outcome::skipped("the container has no device nodes"),
+        Some(None) => Outcome::skipped("cannot determine what the programs of the device cgroup allow"),
+        Some(Some(_)) => Outcome::ok("the device cgroup allows the GPUs"),
     };
     or(denied, otherwise)
 }
 
-/// The number of a GPU's device node by its name; `None` if it is another's.
+/// Returns the device number of a GPU's node from its name; `None` for other nodes.
 fn gpu_number(name: &str) -> Option<(u32, u32)> {
     let minor = name.strip_prefix("nvidia")?;
     let is_plain = !minor.is_empty() && minor.bytes().all(|digit| digit.is_ascii_digit());

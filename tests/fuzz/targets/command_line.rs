@@ -8,7 +8,7 @@ use nvidia_host::device_id::VisibleDevices;
 use oci_nvidia_hook::testing::cli::args::{self, Cli};
 use oci_nvidia_hook::testing::cli::nvidia::cli::{self, Command, Configure};
 use oci_nvidia_hook::testing::cli::nvidia::hook;
-use oci_nvidia_hook::testing::cli::parse::{self, Asked};
+use oci_nvidia_hook::testing::cli::parse::{self, Parsed};
 use oci_nvidia_hook::testing::cli::stage;
 
 use super::check_error;
@@ -19,7 +19,7 @@ pub fn run(data: &[u8]) {
         data.split(|byte| *byte == 0).take(64).map(|word| OsString::from_vec(word.to_vec())).collect();
     check_stage(&words);
     match cli::parse(words.clone()) {
-        Ok(Asked::Run(cli::Cli { command: Command::Configure(options), .. })) => check_request(&options),
+        Ok(Parsed::Run(cli::Cli { command: Command::Configure(options), .. })) => check_request(&options),
         Ok(_) => {}
         Err(error) => check_error(&error),
     }
@@ -33,7 +33,7 @@ pub fn run(data: &[u8]) {
 fn check_stage(words: &[OsString]) {
     let by_hand = stage::parse(words);
     match parse::parse::<Cli>(words) {
-        Ok(Asked::Run(Cli { config, command: args::Command::Stage(stage) })) => {
+        Ok(Parsed::Run(Cli { config, command: args::Command::Stage(stage) })) => {
             if let Some(by_hand) = by_hand {
                 assert_eq!(by_hand, (stage, config.as_deref()), "{words:?}");
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use base::report::{Finding, catalog};
-use oci_nvidia_hook::testing::cli::why::in_words;
+use oci_nvidia_hook::testing::cli::why::to_text;
 use oci_nvidia_hook::testing::oci::Pod;
 use oci_nvidia_hook::testing::record::{Outcome, Record};
 
@@ -13,13 +13,13 @@ use super::{check_line, text};
 /// What is read can be told, and what is written can be read.
 pub fn run(data: &[u8]) {
     if let Ok(record) = Record::parse(data) {
-        let told = in_words(&record);
+        let told = to_text(&record);
         let requirements = record.asked.as_ref().map_or(0, |asked| asked.requirements.len());
         let most = 6 + requirements + record.devices.len() + 2 * record.findings.len();
         assert!(told.lines().count() <= most, "{} lines:\n{told}", told.lines().count());
         assert!(!told.contains(|c: char| c.is_control() && c != '\n'), "{told:?}");
         let again = Record::parse(&serde_json::to_vec(&record).unwrap()).expect("what was printed");
-        assert_eq!(in_words(&again), told);
+        assert_eq!(to_text(&again), told);
     }
     let text = text(data);
     let mut words = text.split('\0');
@@ -34,5 +34,5 @@ pub fn run(data: &[u8]) {
     record.findings.iter().for_each(|said| check_line(&said.fix));
     let again = Record::parse(&serde_json::to_vec_pretty(&record).unwrap()).expect("its own");
     assert_eq!(again, record);
-    assert!(in_words(&record).starts_with("container "));
+    assert!(to_text(&record).starts_with("container "));
 }

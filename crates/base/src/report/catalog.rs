@@ -32,7 +32,7 @@ kinds! {
     SYSTEM "ONH-001" Error "an operation failed"
         why "the message names the operation, its object and the error of the kernel"
         fix "check the object that the message names; if it is as it should be, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes" see "troubleshooting.md";
-    COMMAND_LINE "ONH-002" Error "wrong command line"
+    COMMAND_LINE "ONH-002" Error "invalid command line"
         why "nothing was done"
         fix "see `oci-nvidia-hook --help`, or `args` in the hook's JSON file if an engine started it" see "oci-nvidia-hook(8)";
     STATE "ONH-003" Error "the container's state or config.json cannot be read"
