@@ -25,9 +25,9 @@ struct Pattern {
 }
 
 const PATTERNS: &[Pattern] = &[
-    Pattern { phrases: &["is|are|was|were no|none"], unless_after: "there", documents: 0, program: 16 },
-    Pattern { phrases: &["tell|tells|telling|told|say|says|saying|said"], unless_after: "", documents: 5, program: 6 },
-    Pattern { phrases: &["mend|mends|mended|mending"], unless_after: "", documents: 0, program: 1 },
+    Pattern { phrases: &["is|are|was|were no|none"], unless_after: "there", documents: 0, program: 6 },
+    Pattern { phrases: &["tell|tells|telling|told|say|says|saying|said"], unless_after: "", documents: 5, program: 1 },
+    Pattern { phrases: &["mend|mends|mended|mending"], unless_after: "", documents: 0, program: 0 },
     Pattern {
         phrases: &[
             "of ours|theirs|yours",
@@ -43,7 +43,7 @@ const PATTERNS: &[Pattern] = &[
         phrases: &["not there", "there is|are none", "that|which is|are there"],
         unless_after: "",
         documents: 0,
-        program: 6,
+        program: 0,
     },
     Pattern { phrases: &["beside|behind"], unless_after: "", documents: 1, program: 0 },
     Pattern { phrases: &["as good as", "no more than", "ever so"], unless_after: "", documents: 0, program: 0 },
@@ -58,9 +58,9 @@ const PATTERNS: &[Pattern] = &[
         ],
         unless_after: "",
         documents: 0,
-        program: 2,
+        program: 1,
     },
-    Pattern { phrases: &["look|looks|looked|looking at|for"], unless_after: "", documents: 1, program: 15 },
+    Pattern { phrases: &["look|looks|looked|looking at|for"], unless_after: "", documents: 1, program: 3 },
 ];
 
 /// Lower-case words; punctuation marks become `.`.
