@@ -88,7 +88,8 @@ fn a_spec_is_valid() {
 
 fn names_and_versions_of_a_choice() {
     let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
-    let spec = generate(&fake, &["--name-strategy", "uuid", "--vendor", "example.com", "--class", "accelerator.x"]);
+    let choice = ["--name-strategy", "uuid", "--vendor", "example.com", "--class", "accelerator.x"];
+    let spec = generate(&fake, &[&choice[..], &["--no-additional-gids"]].concat());
     let names: Vec<_> = spec.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!((spec.kind.as_str(), names.as_slice()), ("example.com/accelerator.x", &[GPU_0, "all"][..]));
     assert_eq!(spec.cdi_version, "0.6.0", "for the dot in its class");

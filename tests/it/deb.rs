@@ -85,7 +85,7 @@ fn the_files_agree_with_the_program() {
     assert_eq!(binaries, expected);
     // And the same conflicts.
     let conflicts = spec.lines().filter_map(|line| line.strip_prefix("Conflicts:")).map(str::trim);
-    let (fields, _) = control.split_once("Description: NVIDIA's program names").unwrap();
+    let (_, fields) = control.split_once("Package: oci-nvidia-hook-compat\n").unwrap();
     for name in conflicts {
         assert_eq!(fields.matches(&format!(" {name},\n")).count(), 2, "Conflicts and Replaces: {name}");
     }
