@@ -7,6 +7,7 @@ use base::tree::Located;
 use nvidia_host::driver::group::GIVE_A_GROUP;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::packages::Distribution;
+use nvidia_host::inventory::identity::NOBODY;
 
 use super::facts::Node;
 use super::{Facts, Outcome, or};
@@ -202,8 +203,7 @@ pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
             let shut = nodes.clone().find(|node| !may_open(node, who.uid, |gid| gid == who.gid));
             let Some(node) = shut else {
                 if facts.driver.only_root_may_ask {
-                    let what = "only root can open the driver's device nodes, so NVML runs as root";
-                    return vec![Outcome::of(&catalog::NVML_AS_ROOT, what, GIVE_A_GROUP)];
+                    return vec![only_root(nodes)];
                 }
                 return vec![Outcome::ok(format!("user {}, group {} can open the GPUs", who.uid, who.gid))];
             };
@@ -215,6 +215,18 @@ pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
             vec![Outcome::of(&catalog::NVML_PERMISSION, what, fix)]
         }
     }
+}
+
+fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Outcome {
+    let (what, fix) = if nodes.any(|node| !may_open(node, NOBODY, |gid| gid == node.gid)) {
+        ("only root can open the driver's device nodes, so NVML runs as root", GIVE_A_GROUP)
+    } else {
+        (
+            "only root can read the driver's library libnvidia-ml.so.1, so NVML runs as root",
+            "make the library readable, and the directories above it searchable, for all users (chmod o+rX)",
+        )
+    };
+    Outcome::of(&catalog::NVML_AS_ROOT, what, fix)
 }
 
 /// Returns the path of a node with its owner and mode: `"/dev/nvidia0" (root:video 0660)`.

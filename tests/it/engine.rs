@@ -247,6 +247,20 @@ impl Podman {
     }
 }
 
+/// A script that makes the compiled files searchable for all users in its mount namespace, if they are below a home directory that
+/// is not: a hook in a user namespace is another user on the host.
+pub fn make_searchable() -> String {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let is_closed = |dir: &&Path| std::fs::metadata(dir).unwrap().permissions().mode() & 1 == 0;
+    let Some(closed) = target.ancestors().filter(is_closed).last() else { return String::new() };
+    format!(
+        "exec 9<'{target}'; mount -t tmpfs -o mode=755 home '{closed}'; mkdir -p '{target}'; \
+         mount --bind /proc/self/fd/9 '{target}'; exec 9<&-",
+        target = target.display(),
+        closed = closed.display()
+    )
+}
+
 /// A log file of conmon's. On a busy machine, `podman run` can lose the output of a container that ends before podman has
 /// attached to it; conmon writes all of it to the log.
 struct Log(PathBuf);

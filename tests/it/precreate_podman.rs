@@ -10,7 +10,7 @@ use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, cdi};
 use crate::cdi_containers::{nodes_at_dev, only_spec};
 use crate::driver::FakeDriver;
-use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
+use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman, make_searchable};
 use crate::precreate::video;
 use crate::support::{scratch, source};
 
@@ -298,7 +298,7 @@ fn create_container_in_a_user_namespace() {
     podman.install_stage("createContainer", &fake.config);
     let arguments =
         ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "true"];
-    let stderr = podman.run(Cgroup::AsMounted, &arguments).failed(126);
+    let stderr = podman.run_after(&make_searchable(), Cgroup::AsMounted, &arguments).failed(126);
     // Podman 5 does not let it see config.json.
     let whys = ["cannot leave the container's device cgroup", "the hook is in the container's user namespace"];
     assert!(whys.iter().any(|why| stderr.contains(why)), "{stderr}");

@@ -61,7 +61,7 @@ impl Packages {
 
     /// From the same compiled program: a line more in config.toml, a longer timeout in the hook file.
     fn build_later(top: &Path) -> Vec<PathBuf> {
-        let tree = top.join("BUILD").join(format!("{MAIN}-{}", env!("CARGO_PKG_VERSION")));
+        let tree = build_dir(top);
         let append = |path: &Path, from: &str, to: &str| {
             let old = std::fs::read_to_string(path).unwrap();
             assert!(old.contains(from));
@@ -77,6 +77,13 @@ impl Packages {
         run(build.arg(top.join("SPECS/oci-nvidia-hook.spec"))).ok();
         below(&top.join("RPMS"))
     }
+}
+
+/// The unpacked sources. rpm 4.20 has a directory around them.
+pub fn build_dir(top: &Path) -> PathBuf {
+    let name = format!("{MAIN}-{}", env!("CARGO_PKG_VERSION"));
+    let (around, build) = (top.join("BUILD").join(format!("{name}-build")), top.join("BUILD"));
+    if around.is_dir() { around.join(name) } else { build.join(name) }
 }
 
 /// All packages below this directory.

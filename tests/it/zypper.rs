@@ -79,7 +79,7 @@ fn build() -> Vec<PathBuf> {
     let list = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
     let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
     // Where the macro has cargo build it, which is not where build-rpm has it elsewhere.
-    let tree = top.join("BUILD").join(concat!("oci-nvidia-hook-", env!("CARGO_PKG_VERSION")));
+    let tree = crate::rpm::build_dir(&top);
     assert!(tree.join("target/release/oci-nvidia-hook").is_file() && !top.join("cargo/release").exists());
     built
 }

@@ -316,7 +316,7 @@ kinds! {
         fix "remove the key; rootless containers do not need it" see "oci-nvidia-hook.toml(5)";
     NVML_AS_ROOT "ONH-314" Note "NVML runs as root"
         why "the driver's library gets more privileges than it needs, since only root can open the device nodes or read the library"
-        fix "give the device nodes a group (`NVreg_DeviceFileGID`, `NVreg_DeviceFileMode=0660`)" see "security.md";
+        fix "give the device nodes a group (`NVreg_DeviceFileGID`, `NVreg_DeviceFileMode=0660`), or make the library readable for all users" see "security.md";
     NOT_LISTED "ONH-315" Note "the image's ldconfig does not search the directory of the driver's libraries"
         why "programs no longer find the libraries after ldconfig has run in the container, which package managers do"
         fix "add `include /etc/ld.so.conf.d/*.conf` to `/etc/ld.so.conf` of the image" see "troubleshooting.md";
