@@ -30,11 +30,13 @@ fn uninstall(podman: &Podman) {
     std::fs::remove_file(podman.hooks.join("oci-nvidia-hook-poststop.json")).unwrap();
 }
 
+/// Podman 5 can return from `podman run` before it has called the hook, and `podman container cleanup` waits for that.
 /// What differs from the image after this container has run, and after its image was committed and run without GPUs.
 fn left(podman: &Podman, cgroup: Cgroup, name: &str, command: &str) -> String {
     let script = format!(
         "run='run --network=none --log-driver=none'\n\
          \"$@\" $run --name {name} -e NVIDIA_VISIBLE_DEVICES=all {IMAGE} sh -euc '{command}' >&2\n\
+         \"$@\" container cleanup {name} >&2\n\
          \"$@\" diff {name}\n\
          \"$@\" commit -q {name} localhost/{name} >&2\n\
          \"$@\" $run --rm -e NVIDIA_VISIBLE_DEVICES=void localhost/{name} sh -c 'find / -xdev -type f -size 0; find / -xdev -type l; ldconfig -p'"
@@ -88,8 +90,10 @@ fn podman_start_after_a_driver_update() {
             &format!(
                 "\"$@\" run --name {name} --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=all {IMAGE} \
                    sh -c '{look}' >&2\n\
+                 \"$@\" container cleanup {name} >&2\n\
                  {update}\n\
                  \"$@\" start -a {name}\n\
+                 \"$@\" container cleanup {name} >&2\n\
                  cd $(\"$@\" mount {name})/usr/lib/x86_64-linux-gnu; find . -name '*.so.[5]*' -size 0"
             ),
         )
