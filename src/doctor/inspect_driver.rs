@@ -106,7 +106,8 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let is_root = matches!(facts.identity, Some(Ok(Identity { uid: 0, .. })));
     facts.only_root_may_ask = is_root && who.as_ref().is_ok_and(|who| *who == Who::Fewest);
     let Some((nvml_root, library)) = place else {
-        "libnvidia-ml is missing".clone_into(&mut facts.not_asked);
+        // An update can leave a library of another version.
+        facts.not_asked = format!("libnvidia-ml of driver {} is missing", search.version);
         return facts;
     };
     let Ok(who) = who else {

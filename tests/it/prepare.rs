@@ -227,6 +227,8 @@ fn one_number_and_one_command() {
     ran.ok();
     host.remove("char/195:1");
     assert_eq!(host.prepare(&[]).ok(), "made the link /dev/char/195:1 to /dev/nvidia1\n");
+    sh(&format!("chmod 600 '{}'", host.dev("nvidia1").display())).ok();
+    assert!(host.prepare(&[]).ok().starts_with("set the owner and mode of /dev/nvidia1 c 195:1 0:"));
     assert_eq!(host.prepare(&[]).ok(), "");
 }
 

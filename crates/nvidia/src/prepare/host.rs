@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::make_node::Made;
+use super::make_node::{Made, NodeChange};
 use super::{Places, make_node};
 use crate::config::Config;
 use crate::driver;
@@ -49,11 +49,14 @@ pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Re
     prepared.is_loaded = facts.policy.is_some();
     for node in super::plan(&facts, channels) {
         match make_node::carry_out(&places.dev.path(), &node) {
-            Ok(Made { node: true, .. }) => prepared.done.push(format!("made {node}")),
+            Ok(Made { node: NodeChange::Created, .. }) => prepared.done.push(format!("made {node}")),
+            Ok(Made { node: NodeChange::Permissions, .. }) => {
+                prepared.done.push(format!("set the owner and mode of {node}"));
+            }
             Ok(Made { link: Some(link), .. }) => {
                 prepared.done.push(format!("made the link {} to /dev/{}", link.display(), node.name));
             }
-            Ok(Made { node: false, link: None }) => {}
+            Ok(Made { node: NodeChange::Unchanged, link: None }) => {}
             Err(error) => prepared.failed.push(error),
         }
     }

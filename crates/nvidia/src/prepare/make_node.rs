@@ -14,12 +14,23 @@ use super::{Node, label};
 use crate::driver::params::NodePolicy;
 
 /// What was done for a node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
-    /// Whether the node was created, or its owner and mode were changed
-    pub node: bool,
+    /// What was done to the node
+    pub node: NodeChange,
     /// The `/dev/char` link, if it was created
     pub link: Option<PathBuf>,
+}
+
+/// A change of a device node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeChange {
+    /// The node was right.
+    Unchanged,
+    /// Its owner or mode was set.
+    Permissions,
+    /// The node was created or replaced.
+    Created,
 }
 
 /// Creates a missing node or replaces a wrong one. Creates its `/dev/char` link, which runc and systemd use to find a device by its number.
@@ -38,9 +49,9 @@ pub fn carry_out(root: &HostPath, node: &Node) -> Result<Made> {
 }
 
 /// Returns an error if the node is missing: with `NVreg_ModifyDeviceFiles=0`, the administrator creates the nodes.
-fn leave(path: &Path, node: &Node) -> Result<bool> {
+fn leave(path: &Path, node: &Node) -> Result<NodeChange> {
     if path.symlink_metadata().is_ok() {
-        return Ok(false);
+        return Ok(NodeChange::Unchanged);
     }
     let (major, minor) = node.device;
     Err(failure(
@@ -73,14 +84,14 @@ fn link(dev: &Path, node: &Node) -> Result<Option<PathBuf>> {
     }
 }
 
-fn make(path: &Path, node: &Node) -> Result<bool> {
+fn make(path: &Path, node: &Node) -> Result<NodeChange> {
     let NodePolicy { uid, gid, mode, .. } = node.policy;
     let (major, minor) = node.device;
     let device = rustix::fs::makedev(major, minor);
     if let Ok(stat) = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
         let right = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == device;
         if right && stat.st_mode & 0o777 == mode && (stat.st_uid, stat.st_gid) == (uid, gid) {
-            return Ok(false);
+            return Ok(NodeChange::Unchanged);
         }
         if !right {
             rustix::fs::unlinkat(CWD, path, AtFlags::empty())?;
@@ -88,15 +99,18 @@ fn make(path: &Path, node: &Node) -> Result<bool> {
     } else if let Some(parent) = path.parent() {
         make_dir(parent)?;
     }
-    match rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device) {
-        Ok(()) => label::give(path),
-        Err(rustix::io::Errno::EXIST) => {}
+    let change = match rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device) {
+        Ok(()) => {
+            label::give(path);
+            NodeChange::Created
+        }
+        Err(rustix::io::Errno::EXIST) => NodeChange::Permissions,
         Err(errno) => return Err(errno.into()),
-    }
+    };
     // The owner is set first. If the mode were set first, members of the old group could open the node for a moment.
     rustix::fs::chownat(CWD, path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW)?;
     rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
-    Ok(true)
+    Ok(change)
 }
 
 /// Creates a directory with mode 0755, independent of the umask.
