@@ -309,7 +309,7 @@ fn requirements() {
         let found = match checked.map_err(|error| error.to_string()) {
             Ok(()) => "satisfied",
             Err(text) if text.contains("is malformed at") => "invalid",
-            Err(text) if text.contains("and GPU 0 has ") => "unsatisfied",
+            Err(text) if text.contains("but GPU 0 has ") => "unsatisfied",
             Err(text) => panic!("{text}"),
         };
         assert_eq!(json!(found), row["expect"]["result"], "{row}");

@@ -254,8 +254,8 @@ pub fn make_searchable() -> String {
     let is_closed = |dir: &&Path| std::fs::metadata(dir).unwrap().permissions().mode() & 1 == 0;
     let Some(closed) = target.ancestors().filter(is_closed).last() else { return String::new() };
     format!(
-        "exec 9<'{target}'; mount -t tmpfs -o mode=755 home '{closed}'; mkdir -p '{target}'; \
-         mount --bind /proc/self/fd/9 '{target}'; exec 9<&-",
+        "mount -t tmpfs stage /mnt; mkdir /mnt/target; mount --bind '{target}' /mnt/target; \
+         mount -t tmpfs -o mode=755 home '{closed}'; mkdir -p '{target}'; mount --move /mnt/target '{target}'; umount /mnt",
         target = target.display(),
         closed = closed.display()
     )

@@ -393,7 +393,8 @@ fn an_existing_config_stays() {
     std::fs::write(&config, &nvidias).unwrap();
     system.rpm(&["-i"], &[find(&Packages::shared().now, MAIN)]);
     assert_eq!(std::fs::read(&config).unwrap(), nvidias);
-    assert!(system.read(&format!("{CONFIG}.rpmnew")).contains("settings of oci-nvidia-hook"));
+    let shipped = std::fs::read_to_string(source("config/config.toml")).unwrap();
+    assert_eq!(system.read(&format!("{CONFIG}.rpmnew")), shipped);
     system.rpm(&["-U"], &[find(&Packages::shared().later, MAIN)]);
     assert_eq!(std::fs::read(&config).unwrap(), nvidias);
 }
