@@ -118,7 +118,7 @@ fn an_entry_that_matches_nothing() {
     };
     assert_eq!(check(&fake), ("warning".to_owned(), says.to_owned()));
     fake.configure("[devices]\ndeny = [\"1\"]");
-    let ok = "[devices] in config.toml keeps these GPUs and MIG devices from containers: 1";
+    let ok = "[devices] in config.toml denies these GPUs and MIG devices: 1";
     assert_eq!(check(&fake), ("ok".to_owned(), ok.to_owned()));
 }
 
