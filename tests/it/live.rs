@@ -310,7 +310,8 @@ fn linker_caches_that_are_missing_or_stale() {
     std::fs::remove_file(opencl).unwrap();
     let ran = container.hook(&fake.config);
     assert!(
-        ran.stderr.contains("lists \"libnvidia-opencl.so.1\" at") && ran.stderr.contains("ONH-202"),
+        ran.stderr.contains("lists files that do not exist: \"libnvidia-opencl.so.1\" at")
+            && ran.stderr.contains("ONH-202"),
         "{}",
         ran.stderr
     );
