@@ -291,7 +291,7 @@ fn a_plain_user() {
         assert!(stderr.contains("(ONH-019)"), "{stderr}");
         assert!(stderr.contains(&format!("(ONH-019)\nhint: {hint}\n")), "{stderr}");
         let doctor = call(&[], "doctor").stdout;
-        assert!(doctor.contains("user nobody may not open \"/dev/nvidiactl\""), "{doctor}");
+        assert!(doctor.contains("user nobody cannot open \"/dev/nvidiactl\""), "{doctor}");
         assert!(doctor.contains(&format!("fix: {hint}\n")), "{doctor}");
         assert!(doctor.contains("(ONH-211)") && !doctor.contains("ONH-019"), "{doctor}");
     }

@@ -127,7 +127,7 @@ fn driver_files_of_the_image() {
             continue;
         }
         let stderr = ran.failed(1);
-        assert!(stderr.contains(name) && stderr.contains("something other than a regular file"), "{stderr}");
+        assert!(stderr.contains(name) && stderr.contains("at this path (ONH-046)"), "{stderr}");
         assert_eq!(snapshot(&image.rootfs), before, "{name}");
     }
 }
