@@ -155,11 +155,18 @@ fn a_configuration_without_drop_ins() {
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
     let conf = std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap();
     assert!(!conf.contains("include"), "{conf}");
-    let expected = format!("include /etc/ld.so.conf.d/*.conf\n{conf}");
+    // The image does not use this directory, so the hook must not make its other files take effect.
+    std::fs::create_dir(image.rootfs.join("etc/ld.so.conf.d")).unwrap();
+    std::fs::write(image.rootfs.join("etc/ld.so.conf.d/unused.conf"), "/unused\n").unwrap();
+    std::fs::create_dir(image.rootfs.join("unused")).unwrap();
+    crate::features::compat_library(&image.rootfs.join("unused/libunused.so.1"), "");
+    let expected = format!("include {LIST}\n{conf}");
     for _start in 0..2 {
         let container = cdi_container(dir.path(), &fake, &image.rootfs);
         assert_the_same_after_ldconfig(&container);
         assert_eq!(std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap(), expected);
+        let listed = container.exec("ldconfig -p").ok();
+        assert!(!listed.contains("/unused/"), "{listed}");
     }
     let (dir, image) = with_compat("plain");
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
@@ -253,9 +260,11 @@ fn a_list_that_is_out_of_date_goes() {
 
 fn volumes_are_left_alone() {
     let fake = suse();
-    for point in ["etc", "etc/ld.so.conf.d"] {
+    for (point, ldconf) in [("etc", "include"), ("etc/ld.so.conf.d", "include"), ("etc/ld.so.conf.d", "plain")] {
         let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", ldconf]);
+        std::fs::create_dir_all(image.rootfs.join(point)).unwrap();
+        let conf = std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap();
         let volume = dir.path().join("volume");
         std::process::Command::new("cp").arg("-a").arg(image.rootfs.join(point)).arg(&volume).status().unwrap();
         std::fs::remove_file(volume.join("ld.so.cache")).ok();
@@ -268,7 +277,8 @@ fn volumes_are_left_alone() {
         let is_conf = |text: &str| -> Vec<String> {
             text.lines().filter(|line| line.contains(".conf")).map(str::to_owned).collect()
         };
-        assert_eq!(is_conf(&after), is_conf(&before), "{point}");
+        assert_eq!(is_conf(&after), is_conf(&before), "{point} {ldconf}");
+        assert_eq!(std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap(), conf, "{point} {ldconf}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! the container runs ldconfig, which rebuilds that cache.
 //!
 //! A drop-in file in `/etc/ld.so.conf.d` lists the directories that the image's configuration lacks. If the image's
-//! `/etc/ld.so.conf` does not include that directory, the hook adds the line; no other file of the image changes. The image's
+//! `/etc/ld.so.conf` does not include it, the hook adds a line that does; no other file of the image changes. The image's
 //! configuration is read within limits: if a part is not read, a directory is at worst listed twice.
 
 use std::ffi::OsStr;
@@ -58,26 +58,11 @@ impl Target {
             return Ok(());
         }
         let text = ldconf::drop_in(wanted.iter().map(PathBuf::as_path));
-        if !self.may_create(&etc, Path::new("etc"))? {
-            self.findings.push(not_listed(&wanted, "\"/etc\" is on a volume"));
-            return Ok(());
-        }
-        let is_included = match configured.main {
-            Main::Missing => self.create_main(etc).map(|()| true)?,
-            Main::Read(_) if configured.includes_drop_ins => true,
-            Main::Read(text) => self.include_drop_ins(etc, text)?,
-            Main::Unreadable => false,
-        };
-        if !is_included {
-            let why = "its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\"";
-            self.findings.push(not_listed(&wanted, why));
+        if let Some(obstacle) = self.include_list(etc, configured)? {
+            self.findings.push(not_listed(&wanted, obstacle));
             return Ok(());
         }
         let dir = self.directory(Path::new(ldconf::DROP_INS))?;
-        if !self.may_create(&dir, Path::new(ldconf::DROP_INS))? {
-            self.findings.push(not_listed(&wanted, "\"/etc/ld.so.conf.d\" is on a volume"));
-            return Ok(());
-        }
         let name = Path::new(ldconf::DROP_IN);
         let change = match old_list(&self.rootfs, &dir)? {
             Old::Nothing => Change::Created(Created { dir: dir.clone(), name: name.into(), is_dir: false }),
@@ -119,6 +104,27 @@ impl Target {
         }
     }
 
+    /// Makes `/etc/ld.so.conf` include the drop-in file. Returns what prevents the hook from creating that file, or from including
+    /// it; nothing has changed then.
+    fn include_list(&mut self, etc: Rc<OwnedFd>, configured: Configured) -> Result<Option<&'static str>> {
+        if !self.may_create(&etc, Path::new("etc"))? {
+            return Ok(Some("\"/etc\" is on a volume"));
+        }
+        let drop_ins = Path::new(ldconf::DROP_INS);
+        if let Ok(dir) = self.rootfs.open_at(drop_ins, OFlags::PATH | OFlags::DIRECTORY)
+            && !self.may_create(&Rc::new(dir), drop_ins)?
+        {
+            return Ok(Some("\"/etc/ld.so.conf.d\" is on a volume"));
+        }
+        let is_included = match configured.main {
+            Main::Missing => self.create_main(etc).map(|()| true)?,
+            Main::Read(_) if configured.includes_drop_ins => true,
+            Main::Read(text) => self.add_include(etc, text)?,
+            Main::Unreadable => false,
+        };
+        Ok((!is_included).then_some("its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\""))
+    }
+
     /// Creates `/etc/ld.so.conf` with the line that it has in every distribution: packages that are installed later may
     /// rely on it.
     fn create_main(&mut self, etc: Rc<OwnedFd>) -> Result<()> {
@@ -132,16 +138,17 @@ impl Target {
         Ok(())
     }
 
-    /// Adds the same line at the top of an `/etc/ld.so.conf` without it. ldconfig searches the directories in the order of the
-    /// file, and forward compatibility libraries must be first. Returns false if the path is a symlink or a volume, which the
-    /// hook does not change.
-    fn include_drop_ins(&mut self, etc: Rc<OwnedFd>, old: Vec<u8>) -> Result<bool> {
+    /// Includes only the hook's file, at the top of the image's `/etc/ld.so.conf`: the image does not expect the other files of
+    /// the directory to have an effect, and ldconfig searches in the order of the file, where forward compatibility libraries
+    /// must be first. Returns false if the path is a symlink or a volume, which the hook does not change.
+    fn add_include(&mut self, etc: Rc<OwnedFd>, old: Vec<u8>) -> Result<bool> {
         let name = Path::new(MAIN);
         let Present::Other(_, stat) = find_present(&etc, name.as_os_str())? else { return Ok(false) };
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(false);
         }
-        match replace_file(&etc, name, &[ldconf::DEFAULT.as_bytes().into(), old.as_slice().into()]) {
+        let include = format!("include {}\n", Path::new("/").join(path()).display());
+        match replace_file(&etc, name, &[include.into_bytes().into(), old.as_slice().into()]) {
             // rename(2) does not replace a mount point.
             Err(error) if error.downcast_ref() == Some(&Errno::BUSY) => return Ok(false),
             result => result.context("write \"/etc/ld.so.conf\"")?,
