@@ -89,10 +89,13 @@ impl Process {
             0 => String::new(),
             count => format!(" and {count} other device nodes"),
         };
-        let what = format!(
-            "user {} of the container cannot open {first}{more}: owner {}:{}, mode {:04o}",
-            self.named, facts.uid, facts.gid, facts.mode
-        );
+        // user_namespaces(7): stat(2) shows the overflow id for an owner that the namespace does not map.
+        let owner = match self.is_rootless && facts.uid == OVERFLOW_ID {
+            true => "owner outside the user namespace".to_owned(),
+            false => format!("owner {}:{}", facts.uid, facts.gid),
+        };
+        let what =
+            format!("user {} of the container cannot open {first}{more}: {owner}, mode {:04o}", self.named, facts.mode);
         let groups = match (self.is_rootless, facts.gid) {
             (true, _) => "use crun and \"--group-add keep-groups\"".to_owned(),
             (false, gid) => format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])"),
@@ -198,5 +201,8 @@ mod tests {
         assert_eq!(steps.each_ref().map(own), [true, false, false]);
         let finding = process.finding(inaccessible(&steps, &process, &nodes)).unwrap();
         assert_eq!(finding.what, "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400");
+        let unmapped = NodeFacts { is_char: true, mode: 0o660, uid: OVERFLOW_ID, gid: OVERFLOW_ID };
+        let finding = Process::root(true).finding([("\"/dev/nvidia0\"", unmapped)].into_iter()).unwrap();
+        assert!(finding.what.ends_with("\"/dev/nvidia0\": owner outside the user namespace, mode 0660"), "{finding:?}");
     }
 }
