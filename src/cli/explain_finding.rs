@@ -1,6 +1,7 @@
 //! `explain ONH-030`: prints the catalog entry of a finding.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use base::json;
@@ -27,8 +28,19 @@ pub(super) fn run(name: &str, json: bool) -> Option<ExitCode> {
     })
 }
 
+/// Returns the path of a page of the documentation where a package has installed it. For another reference, or without a
+/// package, it returns the reference itself.
+fn installed(reference: &str) -> String {
+    let dirs = ["/usr/share/doc/packages/oci-nvidia-hook", "/usr/share/doc/oci-nvidia-hook"];
+    let mut paths = dirs.iter().map(|dir| Path::new(dir).join("docs").join(reference));
+    paths
+        .find(|path| path.try_exists().unwrap_or_default())
+        .map_or_else(|| reference.to_owned(), |path| path.display().to_string())
+}
+
 fn page(kind: &Kind) -> String {
     let Kind { id, severity, title, why, fix, see } = kind;
+    let see = &installed(see);
     let mut text = format!("{id}: {title}\n");
     for (label, content) in [("severity", severity.name()), ("why", why), ("fix", fix), ("see", see)] {
         if !content.is_empty() {

@@ -190,7 +190,10 @@ fn podman_uses_the_installed_files() {
 
     let run_with = |packages: &str| {
         let root = host.path().join(packages.replace(['"', '$', ' '], "-"));
-        let script = format!("install -i {packages}; mkdir \"$ROOT\"; cp -a /mnt/usr /mnt/etc \"$ROOT\"");
+        let script = format!(
+            "install -i {packages}; mkdir \"$ROOT\"; cp -a /mnt/usr /mnt/etc \"$ROOT\"; \
+             page=$(oci-nvidia-hook explain ONH-219 | sed -n 's/^see: *//p'); grep -q ONH-219 \"$page\""
+        );
         on_host(&script, &root).ok();
         let drop_in = root.join(CONFIG).with_file_name("config.toml.d").join("root.toml");
         std::fs::write(&drop_in, format!("[nvidia-container-cli]\nroot = \"{}\"\n", fake.root.display())).unwrap();
