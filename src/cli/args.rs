@@ -252,7 +252,7 @@ pub struct Prepare {
 /// The commands of `cdi`.
 #[derive(Debug, Subcommand)]
 pub enum Cdi {
-    /// Write a CDI spec, with which engines know the GPUs as devices
+    /// Write a CDI spec, which lets engines offer the GPUs as devices
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook cdi generate\n  \
                             oci-nvidia-hook cdi generate --output - --format yaml")]

@@ -24,7 +24,7 @@ const SHORTFALLS: [(&Kind, &str); 11] = [
 
 /// The most important shortfall that one of these findings reports.
 pub(super) fn of(findings: &[StoredFinding]) -> Option<&'static str> {
-    let is_found = |kind: &Kind| findings.iter().any(|said| said.id == kind.id);
+    let is_found = |kind: &Kind| findings.iter().any(|finding| finding.id == kind.id);
     SHORTFALLS.iter().find(|(kind, _)| is_found(kind)).map(|(_, words)| *words)
 }
 

@@ -34,7 +34,7 @@ const REAP: Duration = Duration::from_millis(500);
 /// An exit status above this value means that a signal ended the worker, as in a shell.
 const SIGNALED: i32 = 128;
 
-/// The reason why there is no further line.
+/// Why the child sent no further line.
 #[derive(Debug)]
 pub enum NoAnswer {
     /// Fork, pipe or poll failed.

@@ -39,8 +39,7 @@ fn poll_until<T, E>(patience: Duration, mut poll: impl FnMut() -> Result<Option<
 
 /// Clears the environment. The process must have only one thread.
 pub fn clear_environment() {
-    // SAFETY: clearenv(3) invalidates pointers into the environment: there is no other thread that reads it, and this program
-    // keeps no such pointer.
+    // SAFETY: clearenv(3) invalidates pointers into the environment. This process has one thread, and it keeps no such pointer.
     unsafe { libc::clearenv() };
 }
 
