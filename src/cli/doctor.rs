@@ -68,7 +68,7 @@ fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Ve
     let pid = match options.pid {
         Some(pid) => pid,
         None => {
-            let id = super::why::id_of(name).unwrap_or_else(|| name.to_owned());
+            let id = super::containers::id_of(name).unwrap_or_else(|| name.to_owned());
             container::find::by_id(Path::new("/proc"), &id)?
         }
     };

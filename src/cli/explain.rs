@@ -226,7 +226,7 @@ const HINT: &str = "oci-nvidia-hook explain CONTAINER, or oci-nvidia-hook explai
 fn read_input(options: &Explain) -> Result<Input, (anyhow::Error, ExitCode)> {
     let failed = |error| (error, ExitCode::FAILURE);
     if let Some(name) = &options.container {
-        return super::why::bundle_of(name).map(Input::Bundle).map_err(failed);
+        return super::containers::bundle_of(name).map(Input::Bundle).map_err(failed);
     }
     let stdin = std::io::stdin();
     let bytes = match stdin.is_terminal() {

@@ -7,6 +7,7 @@ pub mod args;
 pub(crate) mod cdi;
 pub(crate) mod cdi_check;
 mod completion;
+mod containers;
 pub mod doctor;
 pub(crate) mod explain;
 mod explain_finding;

@@ -1,37 +1,28 @@
 //! `why`: prints what the hook did for a container, and why, from the record of its last run. Without a record, it uses the
 //! container's config.json.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
 
 use base::json;
-use base::report::{Finding, catalog, failure, one_line};
-use base::sys::{ns, run_dir};
+use base::report::one_line;
 use nvidia_host::config;
 
+use super::containers::{self, Known};
 use super::terminal::{Line, Terminal, Tone};
 use super::{args, output, why_list};
 use crate::log::Log;
 use crate::oci;
 use crate::plan::{self, Verdict};
-use crate::record::storage::{self, Listed};
-use crate::record::store::{self, Store};
 use crate::record::{Outcome, Record};
 use crate::request::given;
 
-/// A container that an engine lists.
-struct Known {
-    listed: Listed,
-    bundle: PathBuf,
-}
-
 /// The document of `--json`, whose schema is `docs/schemas/why.json`.
 #[derive(Debug, Serialize)]
-struct Answer<'a> {
+struct Document<'a> {
     version: u32,
     /// Sorted from the newest to the oldest
     records: Vec<&'a Record>,
@@ -40,234 +31,49 @@ struct Answer<'a> {
     without_record: Option<WithoutRecord>,
 }
 
-impl<'a> Answer<'a> {
-    const fn of(records: Vec<&'a Record>) -> Self {
-        Self { version: json::VERSION, records, without_record: None }
-    }
-
-    fn print(&self) -> Result<String> {
-        Ok(json::pretty(self)? + "\n")
-    }
-}
-
-/// The containers that match a name.
-#[derive(Debug, PartialEq, Eq)]
-enum Match {
-    /// Containers with a record, as indices of the records
-    Records(Vec<usize>),
-    /// A container without a record, as index of the known containers
-    Known(usize),
-    /// Several ids that begin with the name
-    Several(Vec<String>),
-    Nothing,
-}
-
 /// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
 pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> ExitCode {
     let text = match &options.container {
         Some(name) => show(name, options, config, terminal),
         None => list(options, terminal),
     };
-    match text {
-        Ok(text) => output::print(&text),
-        Err(error) => {
-            Log::default().error(&error);
-            ExitCode::FAILURE
-        }
-    }
+    output::print_or_fail(text, &mut Log::default())
 }
 
 fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
-    let (records, _) = records_and_known()?;
-    let roots = roots_records();
+    let known = containers::read()?;
+    let records: Vec<_> = known.iter().filter_map(|known| known.record.as_ref()).collect();
+    let roots = containers::roots_records();
     if options.output.json {
         // On stderr, because stdout contains only the document.
         roots.iter().for_each(|hint| Log::default().report(hint));
-        return Answer::of(records.iter().collect()).print();
+        return document(records, None);
     }
-    if records.is_empty() {
-        return Ok(match roots {
-            Some(hint) => format!("no container of this user has requested GPUs\n{hint}\n"),
-            None => "no container has requested GPUs\n".to_owned(),
-        });
-    }
-    Ok(terminal.render(&why_list::lines(&records)) + &roots.map(|hint| hint + "\n").unwrap_or_default())
-}
-
-/// Returns a hint for users who cannot read the records of root's containers.
-fn roots_records() -> Option<String> {
-    let is_root = rustix::process::geteuid().is_root() && !ns::in_user_namespace().unwrap_or_default();
-    let exists = run_dir::path_of_root().symlink_metadata().is_ok();
-    (!is_root && exists).then(|| {
-        "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
-         run \"sudo oci-nvidia-hook why\""
-            .to_owned()
-    })
+    let text = match records.is_empty() {
+        false => terminal.render(&why_list::lines(&records)),
+        true if roots.is_some() => "no container of this user has requested GPUs\n".to_owned(),
+        true => "no container has requested GPUs\n".to_owned(),
+    };
+    Ok(text + &roots.map(|hint| format!("{hint}\n")).unwrap_or_default())
 }
 
 fn show(name: &str, options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<String> {
-    let (records, known) = records_and_known()?;
-    match find(name, &records, &known) {
-        Match::Records(places) => {
-            let found: Vec<_> = places.iter().filter_map(|at| records.get(*at)).collect();
-            if options.output.json {
-                return Answer::of(found).print();
-            }
-            let texts: Vec<_> = found.iter().map(|record| terminal.render(&lines(record))).collect();
-            Ok(texts.join("\n"))
-        }
-        Match::Known(at) => {
-            let Some(known) = known.get(at) else { return Ok(String::new()) };
-            let answer = without_record(known, config)?;
-            if options.output.json {
-                return Answer { without_record: Some(answer), ..Answer::of(Vec::new()) }.print();
-            }
-            Ok(terminal.render(&answer.lines()))
-        }
-        Match::Several(ids) => Err(ambiguous(name, &ids)),
-        Match::Nothing => Err(unknown(name)),
-    }
-}
-
-fn ambiguous(name: &str, ids: &[String]) -> anyhow::Error {
-    failure(
-        &catalog::NO_RECORD,
-        format!("several ids begin with {name:?}: {}", ids.join(", ")),
-        "give more characters of the id",
-    )
-}
-
-fn unknown(name: &str) -> anyhow::Error {
-    failure(
-        &catalog::NO_RECORD,
-        format!("unknown container or pod {name:?}"),
-        roots_records().unwrap_or_else(|| {
-            "\"oci-nvidia-hook why\" lists the containers that requested GPUs; \"oci-nvidia-hook status\" shows whether \
-             engines start the hook"
-                .to_owned()
-        }),
-    )
-}
-
-/// Returns the bundle of the container with this name, which contains config.json.
-///
-/// # Errors
-/// If the name matches no container or several, or the container was removed.
-pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
-    let (records, known) = records_and_known()?;
-    let bundle = match find(name, &records, &known) {
-        Match::Records(places) => {
-            match places.iter().filter_map(|at| records.get(*at)).collect::<Vec<_>>().as_slice() {
-                [record] => record.container.bundle.clone(),
-                several => {
-                    let names: Vec<_> =
-                        several.iter().map(|record| why_list::display_name(&record.container)).collect();
-                    return Err(failure(
-                        &catalog::NO_RECORD,
-                        format!("pod {name:?} has several containers"),
-                        format!("give one of {}", names.join(", ")),
-                    ));
-                }
-            }
-        }
-        Match::Known(at) => known.get(at).map(|known| known.bundle.clone()).unwrap_or_default(),
-        Match::Several(ids) => return Err(ambiguous(name, &ids)),
-        Match::Nothing => return Err(unknown(name)),
+    let known = containers::read()?;
+    let found = containers::find(name, &known)?;
+    let records: Vec<_> = found.iter().filter_map(|known| known.record.as_ref()).collect();
+    let without_record = match found.first() {
+        Some(known) if records.is_empty() => Some(without_record(known, config)?),
+        _ => None,
     };
-    match bundle.join("config.json").try_exists() {
-        Ok(false) => Err(failure(
-            &catalog::NO_RECORD,
-            format!("config.json of container {name:?} is missing: the engine has removed it"),
-            format!("see what the hook did for it with \"oci-nvidia-hook why {name}\""),
-        )),
-        // The caller reads the file and reports errors.
-        Ok(true) | Err(_) => Ok(bundle),
+    if options.output.json {
+        return document(records, without_record);
     }
+    let records = records.into_iter().map(lines).chain(without_record.map(|container| container.lines()));
+    Ok(records.map(|lines| terminal.render(&lines)).collect::<Vec<_>>().join("\n"))
 }
 
-/// Returns the id of the container that matches this name or beginning of an id; `None` if it is unknown.
-pub(super) fn id_of(name: &str) -> Option<String> {
-    let (records, known) = records_and_known().ok()?;
-    match find(name, &records, &known) {
-        // A pod with several containers does not name one of them.
-        Match::Records(places) => match places.as_slice() {
-            [at] => records.get(*at).map(|record| record.container.id.clone()),
-            _ => None,
-        },
-        Match::Known(at) => known.get(at).map(|known| known.listed.id.clone()),
-        Match::Several(_) | Match::Nothing => None,
-    }
-}
-
-/// Returns the records, with the names of their containers, and the containers that engines list.
-fn records_and_known() -> Result<(Vec<Record>, Vec<Known>)> {
-    let mut records = records()?;
-    let known = known_containers(&records);
-    name_all(&mut records, &known);
-    Ok((records, known))
-}
-
-/// Reads the records. Files that are not records are reported.
-fn records() -> Result<Vec<Record>> {
-    let found = Store::existing()?.map(|store| store.all()).transpose()?.unwrap_or_default();
-    let dir = run_dir::path()?.join(store::DIR);
-    for (name, why) in &found.broken {
-        let path = dir.join(name);
-        Log::default().finding(&Finding::of(
-            &catalog::BROKEN_RECORD,
-            format!("cannot read the record {path:?}: {why}"),
-            format!("rm {}", path.display()),
-        ));
-    }
-    Ok(found.records)
-}
-
-/// Returns the containers in the storage of the calling user, and in the storages that the records name.
-fn known_containers(records: &[Record]) -> Vec<Known> {
-    let us = nix::unistd::Uid::effective();
-    let home = if us.is_root() { None } else { nix::unistd::User::from_uid(us).ok().flatten().map(|user| user.dir) };
-    let mut dirs = storage::dirs(home.as_deref());
-    dirs.extend(records.iter().filter_map(|record| storage::dir_of(&record.container.bundle)).map(Path::to_owned));
-    let of = |dir: PathBuf| {
-        let known = storage::read(&dir).into_iter();
-        known.map(move |listed| Known { bundle: dir.join(&listed.id).join("userdata"), listed })
-    };
-    BTreeSet::from_iter(dirs).into_iter().flat_map(of).collect()
-}
-
-/// Adds missing names to the records, from the engine's list: at a stage, the hook does not know the name.
-fn name_all(records: &mut [Record], known: &[Known]) {
-    for record in records.iter_mut().filter(|record| record.container.name.is_empty()) {
-        let listed = known.iter().find(|known| known.listed.id == record.container.id);
-        record.container.name = listed.and_then(|known| known.listed.names.first()).cloned().unwrap_or_default();
-    }
-}
-
-/// Finds the containers for an id, a name, a pod or the beginning of an id, in this order. `records` begin with the newest.
-fn find(name: &str, records: &[Record], known: &[Known]) -> Match {
-    let id_of_name = known.iter().find(|known| known.listed.names.iter().any(|other| other == name));
-    let id = id_of_name.map_or(name, |known| &known.listed.id);
-    let is = |record: &Record| !name.is_empty() && (record.container.id == id || record.container.name == name);
-    if let Some(at) = records.iter().position(is) {
-        return Match::Records(vec![at]);
-    }
-    let of_pod: Vec<_> = (0..records.len())
-        .filter(|at| records.get(*at).is_some_and(|record| why_list::is_pod(&record.container, name)))
-        .collect();
-    if !of_pod.is_empty() {
-        return Match::Records(why_list::newest_of_each(records, &of_pod));
-    }
-    if let Some(at) = known.iter().position(|known| known.listed.id == id) {
-        return Match::Known(at);
-    }
-    let ids = records.iter().map(|record| &record.container.id).chain(known.iter().map(|known| &known.listed.id));
-    let ids = BTreeSet::from_iter(ids.filter(|id| !name.is_empty() && id.starts_with(name)).cloned());
-    let ids: Vec<_> = ids.into_iter().collect();
-    match ids.as_slice() {
-        [] => Match::Nothing,
-        [id] => find(id, records, known),
-        _ => Match::Several(ids),
-    }
+fn document(records: Vec<&Record>, without_record: Option<WithoutRecord>) -> Result<String> {
+    Ok(json::pretty(&Document { version: json::VERSION, records, without_record })? + "\n")
 }
 
 /// A container without a record, as in most cases because it requests no GPU. The field names are part of the JSON interface.
@@ -300,8 +106,8 @@ fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord>
     let spec = oci::spec_view::read(&known.bundle)?;
     let (config, _) = config::read(config)?;
     let mut answer = WithoutRecord {
-        id: known.listed.id.clone(),
-        name: known.listed.names.first().cloned().unwrap_or_default(),
+        id: known.id.clone(),
+        name: known.names.first().cloned().unwrap_or_default(),
         outcome: NotSetUp::Nothing,
         reason: String::new(),
         finding: "",
@@ -441,64 +247,11 @@ mod tests {
     use crate::oci::Pod;
     use std::time::SystemTime;
 
-    fn record(id: &str, name: &str) -> Record {
-        let mut record = Record::begin("precreate", SystemTime::UNIX_EPOCH);
-        record.name_container(id.to_owned(), Pod::default(), Path::new("/b"));
-        record.container.name = name.to_owned();
-        record
-    }
-
-    fn known(id: &str, name: &str) -> Known {
-        Known {
-            listed: Listed { id: id.to_owned(), names: vec![name.to_owned()], layer: String::new() },
-            bundle: PathBuf::new(),
-        }
-    }
-
-    #[test]
-    fn names_match_containers() {
-        let records = [record("aa1", "web"), record("aa2", "web"), record("ab3", ""), record("cc4", "")];
-        let known = [known("cc4", "db"), known("dd5", "cache"), known("aa1", "now")];
-        for (name, expected) in [
-            ("aa1", Match::Records(vec![0])),
-            ("now", Match::Records(vec![0])),
-            ("web", Match::Records(vec![0])),
-            ("db", Match::Records(vec![3])),
-            ("c", Match::Records(vec![3])),
-            ("ab", Match::Records(vec![2])),
-            ("cache", Match::Known(1)),
-            ("d", Match::Known(1)),
-            ("a", Match::Several(vec!["aa1".into(), "aa2".into(), "ab3".into()])),
-            ("x", Match::Nothing),
-            ("", Match::Nothing),
-        ] {
-            assert_eq!(find(name, &records, &known), expected, "{name:?}");
-        }
-    }
-
-    #[test]
-    fn a_pod_matches_each_of_its_containers() {
-        let of = |id: &str, container: &str| {
-            let mut record = record(id, "");
-            record.container.pod = Pod { name: "p".into(), namespace: "n".into(), container: container.into() };
-            record
-        };
-        let records = [of("a1", "main"), of("b2", "init"), of("c3", "main"), record("p9", "")];
-        for (name, expected) in [
-            ("p", vec![0, 1]),
-            ("n/p", vec![0, 1]),
-            ("n/p/main", vec![0]),
-            ("n/p/init", vec![1]),
-            ("c3", vec![2]),
-            ("p9", vec![3]),
-        ] {
-            assert_eq!(find(name, &records, &[]), Match::Records(expected), "{name:?}");
-        }
-    }
-
     #[test]
     fn a_hostile_record_stays_on_its_lines() {
-        let mut record = record("aa1", "x\u{1b}[2J");
+        let mut record = Record::begin("precreate", SystemTime::UNIX_EPOCH);
+        record.name_container("aa1".to_owned(), Pod::default(), Path::new("/b"));
+        record.container.name = "x\u{1b}[2J".to_owned();
         record.end(Outcome::Failed, "a\nb".to_owned());
         record.devices.push("c\nd".to_owned());
         let text = to_text(&record);

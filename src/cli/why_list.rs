@@ -4,36 +4,7 @@ use base::report::one_line;
 
 use super::terminal::{Line, cell, table};
 use super::why::{short_outcome, tone};
-use crate::record::{Container, Record};
-
-/// Returns `namespace/pod/container`, or the container's name; empty if neither is known.
-pub(super) fn display_name(container: &Container) -> String {
-    let pod = &container.pod;
-    match pod.name.is_empty() {
-        true => one_line(&container.name),
-        false => one_line(&[&pod.namespace, &pod.name, &pod.container].map(String::as_str).join("/")),
-    }
-}
-
-/// Returns whether the name is the pod of this container: `pod`, `namespace/pod`, or `namespace/pod/container`.
-pub(super) fn is_pod(container: &Container, name: &str) -> bool {
-    let pod = &container.pod;
-    let whole = format!("{}/{}/{}", pod.namespace, pod.name, pod.container);
-    let without_container = format!("{}/{}", pod.namespace, pod.name);
-    !pod.name.is_empty() && [&pod.name, &without_container, &whole].into_iter().any(|known| known == name)
-}
-
-/// Returns the newest record of each container of a pod. `of` are indices of records, from the newest to the oldest.
-pub(super) fn newest_of_each(records: &[Record], of: &[usize]) -> Vec<usize> {
-    let mut seen = Vec::new();
-    let is_new = |at: &usize| {
-        let pod = records.get(*at).map(|record| &record.container.pod);
-        let new = !seen.contains(&pod);
-        seen.push(pod);
-        new
-    };
-    of.iter().copied().filter(is_new).collect()
-}
+use crate::record::Record;
 
 /// Returns the indices of the devices: `0,1` for `GPU 0: …` and `GPU 1: …`, `0:1` for `MIG 0:1 of …`. For a text of another form,
 /// it is the first word.
@@ -48,9 +19,9 @@ fn gpus(devices: &[String]) -> String {
 }
 
 /// Returns a table of the records: time, id, outcome, name, GPUs and reason.
-pub(super) fn lines(records: &[Record]) -> Vec<Line> {
+pub(super) fn lines(records: &[&Record]) -> Vec<Line> {
     let rows = records.iter().map(|record| {
-        let name = display_name(&record.container);
+        let name = record.container.display_name();
         [
             cell(one_line(&record.started)),
             cell(one_line(record.container.short())),
@@ -85,9 +56,9 @@ mod tests {
     #[test]
     fn columns() {
         let lines = lines(&[
-            record(["lab", "cuda-0", "main"], "k8s_main", &["GPU 0: X (UUID: GPU-1)", "MIG 1:2 of X (UUID: MIG-1)"]),
-            record(["", "", ""], "web\n\u{202e}", &[]),
-            record(["", "", ""], "", &["/dev/nvidia3"]),
+            &record(["lab", "cuda-0", "main"], "k8s_main", &["GPU 0: X (UUID: GPU-1)", "MIG 1:2 of X (UUID: MIG-1)"]),
+            &record(["", "", ""], "web\n\u{202e}", &[]),
+            &record(["", "", ""], "", &["/dev/nvidia3"]),
         ]);
         assert_eq!(
             Terminal::default().render(&lines),
@@ -95,23 +66,5 @@ mod tests {
              1970-01-01T00:00:00.000Z  aa1  given  web\\n\\u{202e}    -        because\n\
              1970-01-01T00:00:00.000Z  aa1  given  -                nvidia3  because\n"
         );
-    }
-
-    #[test]
-    fn a_pod_has_three_names() {
-        let container = record(["lab", "cuda-0", "main"], "", &[]).container;
-        for (name, is) in [
-            ("cuda-0", true),
-            ("lab/cuda-0", true),
-            ("lab/cuda-0/main", true),
-            ("main", false),
-            ("lab", false),
-            ("other/cuda-0", false),
-            ("", false),
-            ("/", false),
-        ] {
-            assert_eq!(is_pod(&container, name), is, "{name}");
-        }
-        assert!(!is_pod(&record(["", "", ""], "", &[]).container, "/"), "a container without a pod");
     }
 }

@@ -68,6 +68,12 @@ impl Container {
         let is_hash = self.id.len() == 64 && self.id.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_hash { self.id.get(..12).unwrap_or_default() } else { &self.id }
     }
+
+    /// Returns `namespace/pod/container`, or the name; empty if neither is known.
+    pub fn display_name(&self) -> String {
+        let Pod { name, namespace, container } = &self.pod;
+        one_line(&if name.is_empty() { self.name.clone() } else { format!("{namespace}/{name}/{container}") })
+    }
 }
 
 /// The result of a call of the hook.

@@ -1,0 +1,262 @@
+//! Finds containers by id, name or pod, among the records of the hook and the containers that engines list.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use nix::unistd::{Uid, User};
+
+use base::report::{Finding, catalog, failure};
+use base::sys::{ns, run_dir};
+
+use crate::log::Log;
+use crate::oci::Pod;
+use crate::record::Record;
+use crate::record::storage::{self, Listed};
+use crate::record::store::{self, Store};
+
+/// A container with a record, or one that an engine lists.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub id: String,
+    /// The names that the engine lists, and the one in the record
+    pub names: Vec<String>,
+    /// The directory of its config.json
+    pub bundle: PathBuf,
+    pub record: Option<Record>,
+}
+
+/// Returns all known containers. Those with a record precede the others, from the newest to the oldest.
+pub(super) fn read() -> Result<Vec<Known>> {
+    let records = records()?;
+    let dirs = storage_dirs(&records);
+    let listed = dirs.iter().flat_map(|dir| storage::read(dir).into_iter().map(move |listed| (listed, dir.as_path())));
+    Ok(merge(records, listed.collect()))
+}
+
+/// Reads the records. Files that are not records are reported.
+fn records() -> Result<Vec<Record>> {
+    let found = Store::existing()?.map(|store| store.all()).transpose()?.unwrap_or_default();
+    let dir = run_dir::path()?.join(store::DIR);
+    for (name, why) in &found.broken {
+        let path = dir.join(name);
+        Log::default().finding(&Finding::of(
+            &catalog::BROKEN_RECORD,
+            format!("cannot read the record {path:?}: {why}"),
+            format!("rm {}", path.display()),
+        ));
+    }
+    Ok(found.records)
+}
+
+/// Returns the directories of bundles of the calling user, and those that the records name.
+fn storage_dirs(records: &[Record]) -> BTreeSet<PathBuf> {
+    let uid = Uid::effective();
+    let home = if uid.is_root() { None } else { User::from_uid(uid).ok().flatten().map(|user| user.dir) };
+    let mut dirs = BTreeSet::from_iter(storage::dirs(home.as_deref()));
+    dirs.extend(records.iter().filter_map(|record| storage::dir_of(&record.container.bundle)).map(Path::to_owned));
+    dirs
+}
+
+/// Combines the records with the containers that engines list, each with its directory of bundles. A record without a name gets
+/// that of the engine: at a stage, the hook does not know the name.
+fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
+    let mut known = Vec::new();
+    for mut record in records {
+        let container = &mut record.container;
+        let place = listed.iter().position(|(listed, _)| listed.id == container.id);
+        let mut names = place.map(|place| listed.remove(place).0.names).unwrap_or_default();
+        if !container.name.is_empty() {
+            names.push(container.name.clone());
+        } else if let Some(name) = names.first() {
+            container.name.clone_from(name);
+        }
+        let (id, bundle) = (container.id.clone(), container.bundle.clone());
+        known.push(Known { id, names, bundle, record: Some(record) });
+    }
+    known.extend(listed.into_iter().map(|(Listed { id, names, .. }, dir)| {
+        let bundle = dir.join(&id).join("userdata");
+        Known { id, names, bundle, record: None }
+    }));
+    known
+}
+
+/// Returns the containers for an id, a name, a pod or the beginning of an id, in this order. Only a pod can have several.
+///
+/// # Errors
+/// If the name matches no container, or is the beginning of several ids.
+pub(super) fn find<'k>(name: &str, known: &'k [Known]) -> Result<Vec<&'k Known>> {
+    if name.is_empty() {
+        return Err(unknown(name));
+    }
+    if let Some(one) = known.iter().find(|known| known.id == name || known.names.iter().any(|other| other == name)) {
+        return Ok(vec![one]);
+    }
+    let of_pod = newest_of_pod(name, known);
+    if !of_pod.is_empty() {
+        return Ok(of_pod);
+    }
+    let similar: Vec<_> = known.iter().filter(|known| known.id.starts_with(name)).collect();
+    match similar.as_slice() {
+        [] => Err(unknown(name)),
+        [one] => Ok(vec![one]),
+        several => Err(ambiguous(name, several)),
+    }
+}
+
+/// Returns the newest record of each container of a pod.
+fn newest_of_pod<'k>(name: &str, known: &'k [Known]) -> Vec<&'k Known> {
+    let mut seen = Vec::new();
+    let mut found = Vec::new();
+    for container in known {
+        let Some(record) = &container.record else { continue };
+        let pod = &record.container.pod;
+        if is_pod(pod, name) && !seen.contains(&pod) {
+            seen.push(pod);
+            found.push(container);
+        }
+    }
+    found
+}
+
+/// Returns whether the name is the pod of a container: `pod`, `namespace/pod`, or `namespace/pod/container`.
+fn is_pod(Pod { namespace, name: pod, container }: &Pod, name: &str) -> bool {
+    let names = [pod.clone(), format!("{namespace}/{pod}"), format!("{namespace}/{pod}/{container}")];
+    !pod.is_empty() && names.iter().any(|known| known == name)
+}
+
+fn ambiguous(name: &str, several: &[&Known]) -> anyhow::Error {
+    let ids = BTreeSet::from_iter(several.iter().map(|known| known.id.as_str()));
+    failure(
+        &catalog::NO_RECORD,
+        format!("several ids begin with {name:?}: {}", Vec::from_iter(ids).join(", ")),
+        "give more characters of the id",
+    )
+}
+
+fn unknown(name: &str) -> anyhow::Error {
+    failure(
+        &catalog::NO_RECORD,
+        format!("unknown container or pod {name:?}"),
+        roots_records().unwrap_or(
+            "\"oci-nvidia-hook why\" lists the containers that requested GPUs; \"oci-nvidia-hook status\" shows whether \
+             engines start the hook",
+        ),
+    )
+}
+
+/// Returns a hint for users who cannot read the records of root's containers.
+pub(super) fn roots_records() -> Option<&'static str> {
+    let is_root = Uid::effective().is_root() && !ns::in_user_namespace().unwrap_or_default();
+    let exists = run_dir::path_of_root().symlink_metadata().is_ok();
+    (!is_root && exists).then_some(
+        "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
+         run \"sudo oci-nvidia-hook why\"",
+    )
+}
+
+/// Returns the bundle of the container with this name, which contains config.json.
+///
+/// # Errors
+/// If the name matches no container or several, or the container was removed.
+pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
+    let known = read()?;
+    let found = find(name, &known)?;
+    let [Known { bundle, .. }] = found.as_slice() else {
+        let records = found.iter().filter_map(|known| known.record.as_ref());
+        let names: Vec<_> = records.map(|record| record.container.display_name()).collect();
+        return Err(failure(
+            &catalog::NO_RECORD,
+            format!("pod {name:?} has several containers"),
+            format!("give one of {}", names.join(", ")),
+        ));
+    };
+    match bundle.join("config.json").try_exists() {
+        Ok(false) => Err(failure(
+            &catalog::NO_RECORD,
+            format!("config.json of container {name:?} is missing: the engine has removed it"),
+            format!("see what the hook did for it with \"oci-nvidia-hook why {name}\""),
+        )),
+        // The caller reads the file and reports errors.
+        Ok(true) | Err(_) => Ok(bundle.clone()),
+    }
+}
+
+/// Returns the id of the container that matches this name or beginning of an id; `None` if it is unknown, or the name is that of a
+/// pod with several containers.
+pub(super) fn id_of(name: &str) -> Option<String> {
+    match find(name, &read().ok()?).ok()?.as_slice() {
+        [one] => Some(one.id.clone()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    fn record(id: &str, name: &str, pod: [&str; 3]) -> Record {
+        let mut record = Record::begin("precreate", SystemTime::UNIX_EPOCH);
+        let [namespace, pod, container] = pod.map(str::to_owned);
+        record.name_container(id.to_owned(), Pod { name: pod, namespace, container }, Path::new("/b"));
+        record.container.name = name.to_owned();
+        record
+    }
+
+    fn ids(name: &str, known: &[Known]) -> Result<String> {
+        find(name, known).map(|found| found.iter().map(|known| known.id.as_str()).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn names_match_containers() {
+        let no_pod = [""; 3];
+        let records =
+            [("aa1", "web"), ("aa2", "web"), ("ab3", ""), ("cc4", "")].map(|(id, name)| record(id, name, no_pod));
+        let listed = [("cc4", "db"), ("dd5", "cache"), ("aa1", "now")].map(|(id, name)| {
+            (Listed { id: id.to_owned(), names: vec![name.to_owned()], layer: String::new() }, Path::new("/s"))
+        });
+        let known = merge(records.into(), listed.into());
+        for (name, id) in [
+            ("aa1", "aa1"),
+            ("now", "aa1"),
+            ("web", "aa1"),
+            ("db", "cc4"),
+            ("c", "cc4"),
+            ("ab", "ab3"),
+            ("cache", "dd5"),
+            ("d", "dd5"),
+        ] {
+            assert_eq!(ids(name, &known).unwrap(), id, "{name:?}");
+        }
+        for (name, message) in
+            [("a", "begin with \"a\": aa1, aa2, ab3"), ("x", "unknown"), ("", "unknown"), ("/", "unknown")]
+        {
+            assert!(ids(name, &known).unwrap_err().to_string().contains(message), "{name:?}");
+        }
+        let cache = known.last().unwrap();
+        assert_eq!((cache.bundle.as_path(), cache.record.is_none()), (Path::new("/s/dd5/userdata"), true));
+        let names = known.iter().filter_map(|known| known.record.as_ref()).map(|record| record.container.name.as_str());
+        assert_eq!(names.collect::<Vec<_>>(), ["web", "web", "", "db"]);
+    }
+
+    #[test]
+    fn a_pod_matches_each_of_its_containers() {
+        let records =
+            [("a1", "main"), ("b2", "init"), ("c3", "main")].map(|(id, name)| record(id, "", ["n", "p", name]));
+        let known = merge(records.into_iter().chain([record("p9", "", [""; 3])]).collect(), Vec::new());
+        for (name, expected) in [
+            ("p", Some("a1 b2")),
+            ("n/p", Some("a1 b2")),
+            ("n/p/main", Some("a1")),
+            ("n/p/init", Some("b2")),
+            ("c3", Some("c3")),
+            ("p9", Some("p9")),
+            ("main", None),
+            ("n", None),
+            ("other/p", None),
+        ] {
+            assert_eq!(ids(name, &known).ok().as_deref(), expected, "{name:?}");
+        }
+    }
+}
