@@ -1,9 +1,9 @@
 //! The feature `lean`: builds the program without Rust's start-up code and without libgcc_s. It changes only how the program
 //! starts.
 //!
-//! Measured with and without it, as packages have the program, for a container that asks for no GPU (the p10 of 600 starts in
-//! turn with `/bin/true`): 0.50 ms instead of 0.62, 1.25 and 1.54 times `/bin/true`; 285 000 instructions instead of 405 000; 1.93 MB
-//! instead of 2.38. `cargo bench --bench start -- OTHER-BUILD` repeats it.
+//! Measured with and without it, as packages have the program, for a container that requests no GPU (the p10 of 1500 starts in turn
+//! with `/bin/true`): 1.36 instead of 1.66 times `/bin/true`; 1.99 MB instead of 2.68.
+//! `cargo bench --profile dist --features lean --bench start -- OTHER-BUILD` repeats it.
 #![allow(unsafe_code, reason = "the C runtime and std call these functions by their names")]
 
 use std::process::ExitCode;
