@@ -1,0 +1,16 @@
+//! Offers the NVIDIA GPUs of a node to the kubelet, as a device plugin.
+pub mod model;
+
+/// The kubelet's interfaces, generated from `proto/`.
+#[allow(missing_docs, clippy::all, clippy::pedantic, clippy::nursery, reason = "generated code")]
+pub mod proto {
+    tonic::include_proto!("v1beta1");
+}
+
+use std::process::ExitCode;
+
+/// Runs the command line of this process, and returns its exit code.
+#[must_use]
+pub fn run() -> ExitCode {
+    ExitCode::FAILURE
+}

@@ -1,0 +1,65 @@
+//! What the plugin offers to the kubelet, as data. The modules that decide it, and those that send it, depend only on this one.
+
+use std::fmt;
+
+use crate::proto::ContainerAllocateResponse;
+
+/// A resource, such as `nvidia.com/gpu`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resource {
+    /// The name with its prefix
+    pub name: String,
+    /// Its devices, in a stable order
+    pub devices: Vec<Device>,
+}
+
+/// A device of a resource: a GPU, a MIG device, or a replica of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// The id for the kubelet: the UUID of the GPU or MIG device, followed by `::k` for a replica. It does not change while the GPU
+    /// exists: the kubelet refuses a restarted container whose id is unknown.
+    pub id: String,
+    /// The UUID of the GPU
+    pub gpu: String,
+    /// The NUMA node of the GPU, if the kernel knows it
+    pub numa_node: Option<u32>,
+    /// Why the device cannot be used; `None` if it can
+    pub unhealthy: Option<String>,
+}
+
+/// Why the plugin does not give a device to a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    line: String,
+}
+
+impl Refusal {
+    /// The kubelet writes the text into an event of the pod.
+    const MAX_LINE: usize = 1024;
+
+    /// Creates a refusal with one line of ASCII.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        let mut line: String = text.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).collect();
+        line.truncate(Self::MAX_LINE);
+        Self { line }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+/// Answers the kubelet's questions about devices.
+pub trait Allocator: Send + Sync + 'static {
+    /// Returns what a container with these devices gets.
+    ///
+    /// # Errors
+    /// If a device is unknown, does not work, or may not be given in this combination.
+    fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal>;
+
+    /// Returns the best `size` of the available devices, which include `required`. An error would fail the pod, so there is none.
+    fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String>;
+}
