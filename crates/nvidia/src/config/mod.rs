@@ -2,6 +2,7 @@
 //! our own. [`schema`] lists the keys, and [`user`] resolves the value of `user`.
 
 mod files;
+pub mod kubelet_plugin;
 mod misplaced;
 pub mod schema;
 pub mod user;
@@ -18,6 +19,7 @@ use base::report::{Finding, catalog, failure};
 
 use crate::capability::{Capabilities, Capability};
 pub use files::read;
+pub use kubelet_plugin::KubeletPlugin;
 use schema::{KEYS, Key, Meaning};
 pub use user::{UserSpec, resolve};
 
@@ -73,6 +75,8 @@ pub struct Config {
     pub debug: Option<HostPath>,
     /// The time limit for NVML.
     pub nvml_timeout: Duration,
+    /// The settings of the device plugin.
+    pub kubelet_plugin: KubeletPlugin,
 }
 
 impl Config {
@@ -137,6 +141,7 @@ impl Default for Config {
             user: None,
             debug: None,
             nvml_timeout: Duration::from_secs(30),
+            kubelet_plugin: KubeletPlugin::default(),
         }
     }
 }
@@ -228,16 +233,35 @@ impl Reader<'_> {
             }
             (Meaning::Texts(_), _) => Err("a list of strings in quotes".to_owned()),
             (Meaning::Seconds(set), DeValue::Integer(value)) => {
-                let seconds = u64::from_str_radix(value.as_str(), value.radix()).ok();
-                match seconds.filter(|seconds| (1..=600).contains(seconds)) {
+                match number(value).filter(|seconds| (1..=600).contains(seconds)) {
                     Some(seconds) => {
-                        set(self.config, Duration::from_secs(seconds));
+                        set(self.config, Duration::from_secs(seconds.into()));
                         Ok(())
                     }
                     None => Err("a number of seconds from 1 to 600".to_owned()),
                 }
             }
             (Meaning::Seconds(_), _) => Err("a number of seconds from 1 to 600".to_owned()),
+            (Meaning::Number(set), DeValue::Integer(value)) => match number(value) {
+                Some(value) => set(self.config, value),
+                None => Err("a number".to_owned()),
+            },
+            (Meaning::Number(_), _) => Err("a number".to_owned()),
+            (Meaning::Numbers(set), DeValue::Array(values)) => {
+                let numbers = values.iter().map(|value| value.get_ref().as_integer().and_then(number));
+                match numbers.collect::<Option<Vec<_>>>() {
+                    Some(numbers) => {
+                        set(self.config, numbers);
+                        Ok(())
+                    }
+                    None => Err("a list of numbers".to_owned()),
+                }
+            }
+            (Meaning::Numbers(_), _) => Err("a list of numbers".to_owned()),
+            (Meaning::Resources(set), DeValue::Array(values)) => {
+                kubelet_plugin::rows(values).and_then(|rows| set(self.config, rows))
+            }
+            (Meaning::Resources(_), _) => Err("a list of tables".to_owned()),
         };
         set.map_err(|allowed| {
             let line = line_of(self.text, at);
@@ -260,6 +284,10 @@ impl Reader<'_> {
         });
         unknown.collect()
     }
+}
+
+fn number(value: &toml::de::DeInteger<'_>) -> Option<u32> {
+    u32::from_str_radix(value.as_str(), value.radix()).ok()
 }
 
 /// Returns the known key with the most similar name, if one is similar enough.
@@ -326,7 +354,9 @@ mod tests {
              supported-driver-capabilities = \"compute, utility\"\r\n\
              [nvidia-container-cli]\r\nroot = \"/run/nvidia/driver\"\r\nno-cgroups = true\r\nuser = \"\"\r\n\
              debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
-             [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n",
+             [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n\
+             [kubelet-plugin]\r\nreplicas = 2\r\nignored-xids = []\r\n\
+             resources = [{ name = \"a.b/c\", model = \"*\", replicas = 3 }]\r\n",
         )
         .unwrap();
         assert_eq!(findings, Vec::new());
@@ -340,6 +370,16 @@ mod tests {
                 nvml_timeout: Duration::from_secs(7),
                 require: Require::Warn,
                 devices: Limits { allow: vec!["0".into(), "GPU-x*".into()], deny: Vec::new() },
+                kubelet_plugin: KubeletPlugin {
+                    replicas: 2,
+                    ignored_xids: Vec::new(),
+                    resources: vec![kubelet_plugin::ResourceRow {
+                        name: "a.b/c".into(),
+                        model: "*".into(),
+                        replicas: Some(3),
+                    }],
+                    ..KubeletPlugin::default()
+                },
                 ..Config::default()
             }
         );
@@ -367,6 +407,19 @@ mod tests {
             ("[oci-nvidia-hook]\nno-gpu = \"ignore\"", "it must be \"error\" or \"start\""),
             ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
             ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),
+            (
+                "[kubelet-plugin]\nreplicas = 0",
+                "line 2: kubelet-plugin.replicas has an invalid value; it must be a number",
+            ),
+            ("[kubelet-plugin]\nreplicas = -1", "it must be a number"),
+            ("[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers"),
+            ("[kubelet-plugin]\nresource-prefix = \"nvidia com\"", "it must be a DNS name"),
+            ("[kubelet-plugin]\nmig-strategy = \"both\"", "it must be \"none\", \"single\" or \"mixed\""),
+            ("[kubelet-plugin]\nallocation = \"spread\"", "it must be \"distributed\" or \"packed\""),
+            ("[kubelet-plugin]\nresources = [\"a\"]", "and an entry is not a table"),
+            ("[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]", "and \"a.b/c\" has no model"),
+            ("[kubelet-plugin]\nresources = [{ name = 1 }]", "and \"name\" has a value of the wrong type"),
+            ("[kubelet-plugin]\nresources = [{ nam = \"x\" }]", "and \"nam\" is not one of name, model and replicas"),
         ] {
             let text = render(&parsed(text).unwrap_err());
             assert!(text.contains(says), "{text}");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::paths::HostPath;
 
+use super::kubelet_plugin::ResourceRow;
 use super::{Config, NoGpu, Require, UserSpec};
 use crate::capability::Capabilities;
 use crate::limit_entry;
@@ -20,6 +21,12 @@ pub enum Meaning {
     Texts(fn(&mut Config, Vec<String>) -> Result<(), String>),
     /// Seconds from 1 to 600
     Seconds(fn(&mut Config, Duration)),
+    /// A number without a sign
+    Number(fn(&mut Config, u32) -> Result<(), String>),
+    /// A list of such numbers
+    Numbers(fn(&mut Config, Vec<u32>)),
+    /// The rows of `kubelet-plugin.resources`
+    Resources(fn(&mut Config, Vec<ResourceRow>) -> Result<(), String>),
     /// A key of NVIDIA's stack that has no effect here, with the reason. It is accepted without a warning, so that both programs can
     /// share a file.
     Unused(&'static str),
@@ -34,7 +41,7 @@ pub struct Key {
     pub meaning: Meaning,
 }
 
-use Meaning::{Bool, Seconds, Text, Texts, Unused};
+use Meaning::{Bool, Number, Numbers, Resources, Seconds, Text, Texts, Unused};
 
 const fn key(name: &'static str, meaning: Meaning) -> Key {
     Key { name, meaning }
@@ -82,6 +89,14 @@ pub const KEYS: &[Key] = &[
     key("oci-nvidia-hook.require", Text(require)),
     key("oci-nvidia-hook.no-gpu", Text(no_gpu)),
     key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
+    key("kubelet-plugin.replicas", Number(|c, v| c.kubelet_plugin.set_replicas(v))),
+    key("kubelet-plugin.resources", Resources(|c, v| c.kubelet_plugin.set_resources(v))),
+    key("kubelet-plugin.resource-prefix", Text(|c, v| c.kubelet_plugin.set_resource_prefix(v))),
+    key("kubelet-plugin.mig-strategy", Text(|c, v| c.kubelet_plugin.set_mig_strategy(v))),
+    key("kubelet-plugin.allocation", Text(|c, v| c.kubelet_plugin.set_allocation(v))),
+    key("kubelet-plugin.quiet-period", Seconds(|c, v| c.kubelet_plugin.quiet_period = v)),
+    key("kubelet-plugin.ignored-xids", Numbers(|c, v| c.kubelet_plugin.ignored_xids = v)),
+    key("kubelet-plugin.nvml-timeout", Seconds(|c, v| c.kubelet_plugin.nvml_timeout = v)),
 ];
 
 /// Returns the row of a key, or the row of its whole table.
