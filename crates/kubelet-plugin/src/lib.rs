@@ -1,4 +1,6 @@
 //! Offers the NVIDIA GPUs of a node to the kubelet, as a device plugin.
+pub mod devices;
+pub mod gpus;
 pub mod model;
 
 /// The kubelet's interfaces, generated from `proto/`.

@@ -379,6 +379,22 @@ kinds! {
     CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
         fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";
+
+    PLUGIN_MIG_STRATEGY "ONH-611" Error "MIG devices cannot be offered as GPUs"
+        why "with the MIG strategy \"single\", all devices of the resource must be of one kind"
+        fix "create MIG devices of one profile on all GPUs, or set `mig-strategy = \"mixed\"`" see "kubernetes.md";
+    PLUGIN_UNKNOWN_DEVICE "ONH-612" Error "the kubelet asks for a device that does not exist"
+        why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"
+        fix "delete the pod: the kubelet chooses another device for the next one" see "kubernetes.md";
+    PLUGIN_SICK_DEVICE "ONH-613" Error "the kubelet asks for a device that does not work"
+        why "the GPU failed after the kubelet had chosen it"
+        fix "delete the pod; `oci-nvidia-kubelet-plugin check` on the node prints the state of its GPUs" see "kubernetes.md";
+    PLUGIN_SHARED_DEVICE "ONH-614" Error "a container requests several replicas of shared GPUs"
+        why "two replicas can be the same GPU, so a second one gives the container nothing"
+        fix "request one, or GPUs that are not shared" see "kubernetes.md";
+    PLUGIN_NODE "ONH-615" Error "the device nodes of a GPU cannot be given to a container"
+        why "a device node is missing, or is another device"
+        fix "run `oci-nvidia-hook prepare` on the node" see "kubernetes.md";
 }
 
 #[cfg(test)]

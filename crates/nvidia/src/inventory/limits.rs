@@ -88,7 +88,9 @@ fn parse_leniently(entry: &str) -> LimitEntry {
     parse(entry).unwrap_or_else(|_| LimitEntry::Id(DeviceId::parse(entry)))
 }
 
-fn is_like(pattern: &str, text: &str) -> bool {
+/// Whether a text matches a pattern with `*` and `?`; case is ignored.
+#[must_use]
+pub fn is_like(pattern: &str, text: &str) -> bool {
     glob(pattern.to_ascii_lowercase().as_bytes(), text.to_ascii_lowercase().as_bytes())
 }
 

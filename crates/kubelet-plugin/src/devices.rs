@@ -1,0 +1,205 @@
+//! Decides which resources the node offers, from its GPUs and the settings. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::report::{Finding, catalog};
+use nvidia_host::config::Limits;
+use nvidia_host::config::kubelet_plugin::{KubeletPlugin, MigStrategy};
+use nvidia_host::inventory::MigDevice;
+use nvidia_host::inventory::limits::{is_like, permit};
+
+use crate::gpus::{NodeGpu, NumaNodes};
+use crate::model::{Device, Resource};
+
+/// The resource of whole GPUs.
+const GPU: &str = "gpu";
+/// Separates the UUID of a device from the number of a replica.
+pub const REPLICA: &str = "::";
+
+/// Returns the resources in the order of their names. `unhealthy` returns why a GPU cannot be used, by UUID.
+#[must_use]
+pub fn resources(
+    gpus: &[NodeGpu],
+    numa_nodes: &NumaNodes,
+    settings: &KubeletPlugin,
+    limits: &Limits,
+    unhealthy: impl Fn(&str) -> Option<String>,
+) -> (Vec<Resource>, Vec<Finding>) {
+    let (single, findings) = single_profile(gpus, settings);
+    let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
+    for node_gpu in gpus {
+        let gpu = &node_gpu.gpu;
+        let device = |uuid: &str| Device {
+            id: uuid.to_owned(),
+            gpu: gpu.uuid.clone(),
+            numa_node: numa_nodes.get(&gpu.bus_id).copied(),
+            unhealthy: node_gpu.failure.clone().or_else(|| unhealthy(&gpu.uuid)),
+        };
+        for part in parts(node_gpu, settings) {
+            if !permit(limits, gpu, part) {
+                continue;
+            }
+            let name = match part {
+                None => gpu_name(&gpu.model, settings),
+                Some(_) if settings.mig_strategy == MigStrategy::Single && !single => continue,
+                Some(_) if single => gpu_name(&gpu.model, settings),
+                Some(mig) => match node_gpu.profiles.get(&mig.uuid) {
+                    Some(profile) => format!("{}/mig-{}", settings.resource_prefix, profile.replace('+', ".")),
+                    None => continue,
+                },
+            };
+            let uuid = part.map_or(gpu.uuid.as_str(), |mig| &mig.uuid);
+            let offered = resources.entry(name).or_default();
+            offered.extend(replicas(&device(uuid), replicas_of(&gpu.model, settings)));
+        }
+    }
+    (resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect(), findings)
+}
+
+/// Returns the parts of a GPU that containers can get: its MIG devices, or the whole GPU as `None`.
+fn parts<'a>(gpu: &'a NodeGpu, settings: &KubeletPlugin) -> Vec<Option<&'a MigDevice>> {
+    // NVML can list MIG devices of a GPU only while MIG is enabled, and programs can then use nothing else of the GPU.
+    if settings.mig_strategy == MigStrategy::None || !gpu.gpu.mig_enabled {
+        return vec![None];
+    }
+    gpu.gpu.mig_devices.iter().map(Some).collect()
+}
+
+/// Whether the MIG devices are offered as GPUs, and a finding if the strategy `single` does not permit that.
+fn single_profile(gpus: &[NodeGpu], settings: &KubeletPlugin) -> (bool, Vec<Finding>) {
+    let is_mig = |gpu: &NodeGpu| gpu.gpu.mig_enabled;
+    if settings.mig_strategy != MigStrategy::Single || !gpus.iter().any(is_mig) {
+        return (false, Vec::new());
+    }
+    let profiles: BTreeSet<&String> = gpus.iter().flat_map(|gpu| gpu.profiles.values()).collect();
+    let what = match (gpus.iter().all(is_mig), profiles.len()) {
+        (true, 0 | 1) => return (true, Vec::new()),
+        (false, _) => "some GPUs are in MIG mode and others are not".to_owned(),
+        (true, _) => {
+            let names: Vec<_> = profiles.into_iter().map(String::as_str).collect();
+            format!("the MIG devices have several profiles: {}", names.join(", "))
+        }
+    };
+    let finding = Finding::of(
+        &catalog::PLUGIN_MIG_STRATEGY,
+        format!("mig-strategy is \"single\", but {what}"),
+        "create MIG devices of one profile on all GPUs, or set mig-strategy = \"mixed\"",
+    );
+    (false, vec![finding])
+}
+
+/// Returns the name of the resource for a whole GPU of this model.
+fn gpu_name(model: &str, settings: &KubeletPlugin) -> String {
+    let row = settings.resources.iter().find(|row| is_like(&row.model, model));
+    row.map_or_else(|| format!("{}/{GPU}", settings.resource_prefix), |row| row.name.clone())
+}
+
+fn replicas_of(model: &str, settings: &KubeletPlugin) -> u32 {
+    let row = settings.resources.iter().find(|row| is_like(&row.model, model));
+    row.and_then(|row| row.replicas).unwrap_or(settings.replicas)
+}
+
+fn replicas(device: &Device, count: u32) -> Vec<Device> {
+    match count {
+        1 => vec![device.clone()],
+        count => (0..count)
+            .map(|number| Device { id: format!("{}{REPLICA}{number}", device.id), ..device.clone() })
+            .collect(),
+    }
+}
+
+/// Returns the UUID in an id.
+#[must_use]
+pub fn uuid_of(id: &str) -> &str {
+    id.split_once(REPLICA).map_or(id, |(uuid, _)| uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::tests::gpu;
+    use nvidia_host::config::kubelet_plugin::ResourceRow;
+
+    fn offered(gpus: &[NodeGpu], settings: &KubeletPlugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
+        let (resources, _) = resources(gpus, &NumaNodes::new(), settings, limits, |_| None);
+        let ids = |resource: Resource| resource.devices.into_iter().map(|device| device.id).collect();
+        resources.into_iter().map(|resource| (resource.name.clone(), ids(resource))).collect()
+    }
+
+    fn expect(found: &[(String, Vec<String>)], expected: &[(&str, &[&str])]) {
+        let found: Vec<_> =
+            found.iter().map(|(name, ids)| (name.as_str(), ids.iter().map(String::as_str).collect::<Vec<_>>())).collect();
+        let expected: Vec<_> = expected.iter().map(|(name, ids)| (*name, ids.to_vec())).collect();
+        assert_eq!(found, expected);
+    }
+
+    fn row(name: &str, model: &str, replicas: Option<u32>) -> ResourceRow {
+        ResourceRow { name: name.into(), model: model.into(), replicas }
+    }
+
+    #[test]
+    fn whole_gpus_by_model_and_within_the_limits() {
+        let gpus = [gpu(0, "NVIDIA H100 80GB", &[]), gpu(1, "NVIDIA T4", &[]), gpu(2, "Quadro K2000", &[])];
+        let mut settings = KubeletPlugin::default();
+        let none = Limits::default();
+        expect(&offered(&gpus, &settings, &none), &[("nvidia.com/gpu", &["GPU-0", "GPU-1", "GPU-2"])]);
+        settings.resources = vec![row("nvidia.com/h100", "*h100*", Some(2)), row("a.b/x", "*", None)];
+        settings.replicas = 3;
+        expect(
+            &offered(&gpus[..2], &settings, &none),
+            &[("a.b/x", &["GPU-1::0", "GPU-1::1", "GPU-1::2"]), ("nvidia.com/h100", &["GPU-0::0", "GPU-0::1"])],
+        );
+        let deny = Limits { deny: vec!["*K2000*".into(), "0".into()], ..Limits::default() };
+        expect(&offered(&gpus, &KubeletPlugin::default(), &deny), &[("nvidia.com/gpu", &["GPU-1"])]);
+    }
+
+    #[test]
+    fn mig_strategies() {
+        let mixed = [gpu(0, "A100", &["1g.5gb", "1g.10gb+me"]), gpu(1, "A100", &[])];
+        let uniform = [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb"])];
+        let with = |mig_strategy| KubeletPlugin { mig_strategy, ..KubeletPlugin::default() };
+        let none = Limits::default();
+        let gpu_name = "nvidia.com/gpu";
+        for (gpus, strategy, expected, finds) in [
+            (
+                &mixed,
+                MigStrategy::Mixed,
+                &[
+                    (gpu_name, &["GPU-1"][..]),
+                    ("nvidia.com/mig-1g.10gb.me", &["MIG-0-1"]),
+                    ("nvidia.com/mig-1g.5gb", &["MIG-0-0"]),
+                ][..],
+                false,
+            ),
+            (&mixed, MigStrategy::None, &[(gpu_name, &["GPU-0", "GPU-1"])], false),
+            (&mixed, MigStrategy::Single, &[(gpu_name, &["GPU-1"])], true),
+            (&uniform, MigStrategy::Single, &[(gpu_name, &["MIG-0-0", "MIG-0-1", "MIG-1-0"])], false),
+            (&uniform, MigStrategy::Mixed, &[("nvidia.com/mig-1g.5gb", &["MIG-0-0", "MIG-0-1", "MIG-1-0"])], false),
+        ] {
+            expect(&offered(gpus, &with(strategy), &none), expected);
+            let (_, findings) = resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_| None);
+            assert_eq!(!findings.is_empty(), finds, "{strategy:?}");
+        }
+    }
+
+    #[test]
+    fn every_id_of_a_sick_gpu_is_unhealthy() {
+        let mut gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "A", &["1g.5gb"]), gpu(2, "A", &[])];
+        gpus[2].failure = Some("lost".into());
+        let settings = KubeletPlugin { replicas: 2, ..KubeletPlugin::default() };
+        let sick = |uuid: &str| (uuid == "GPU-0").then(|| "XID 79".to_owned());
+        let numa_nodes = [(gpus[1].gpu.bus_id, 1)].into();
+        let (resources, _) = resources(&gpus, &numa_nodes, &settings, &Limits::default(), sick);
+        for device in resources.iter().flat_map(|resource| &resource.devices) {
+            let expected = match device.gpu.as_str() {
+                "GPU-0" => Some("XID 79"),
+                "GPU-2" => Some("lost"),
+                _ => None,
+            };
+            assert_eq!(device.unhealthy.as_deref(), expected, "{device:?}");
+            assert_eq!(device.numa_node, (device.gpu == "GPU-1").then_some(1));
+            assert!(device.id.len() <= 63 && uuid_of(&device.id).len() + 3 == device.id.len());
+        }
+        assert_eq!(resources.iter().map(|resource| resource.devices.len()).sum::<usize>(), 8);
+    }
+}
