@@ -127,8 +127,10 @@ mod tests {
     }
 
     fn expect(found: &[(String, Vec<String>)], expected: &[(&str, &[&str])]) {
-        let found: Vec<_> =
-            found.iter().map(|(name, ids)| (name.as_str(), ids.iter().map(String::as_str).collect::<Vec<_>>())).collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|(name, ids)| (name.as_str(), ids.iter().map(String::as_str).collect::<Vec<_>>()))
+            .collect();
         let expected: Vec<_> = expected.iter().map(|(name, ids)| (*name, ids.to_vec())).collect();
         assert_eq!(found, expected);
     }

@@ -2,6 +2,7 @@
 pub mod devices;
 pub mod gpus;
 pub mod model;
+pub mod prefer;
 
 /// The kubelet's interfaces, generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::pedantic, clippy::nursery, reason = "generated code")]

@@ -1,0 +1,331 @@
+//! Chooses devices for GetPreferredAllocation. Pure, and without errors: an error would fail the pod.
+//!
+//! Whole GPUs are chosen so that they are close to each other: NVLink, then PCIe switches, then the NUMA node. Replicas are chosen from
+//! different GPUs, by the number of their containers.
+
+use std::collections::BTreeMap;
+
+use nvidia_host::config::kubelet_plugin::Allocation;
+
+use crate::model::Device;
+
+/// How close two GPUs are, by UUID. Larger numbers are closer. Missing pairs have only their NUMA nodes.
+pub type Closeness = BTreeMap<(String, String), u32>;
+
+/// Above this number of candidates, the choice is not exhaustive.
+const MAX_EXHAUSTIVE: usize = 16;
+/// Up to this number of candidates, the rest of the GPUs is partitioned as well.
+const MAX_PARTITIONED: usize = 8;
+/// The closeness of two GPUs with the same NUMA node, and of two GPUs of which nothing is known.
+const SAME_NODE: u32 = 20;
+const FAR: u32 = 10;
+
+/// Returns `size` ids of `available`, with all of `required`. If that is impossible, it returns as many as possible.
+#[must_use]
+pub fn choose(
+    devices: &[Device],
+    closeness: &Closeness,
+    allocation: Allocation,
+    available: &[String],
+    required: &[String],
+    size: usize,
+) -> Vec<String> {
+    let mut chosen: Vec<&str> = Vec::new();
+    for id in required.iter().take(size) {
+        if !chosen.contains(&id.as_str()) {
+            chosen.push(id);
+        }
+    }
+    let mut rest: Vec<&str> = Vec::new();
+    for id in available {
+        if !chosen.contains(&id.as_str()) && !rest.contains(&id.as_str()) {
+            rest.push(id);
+        }
+    }
+    let candidates = Candidates::new(devices, closeness);
+    let missing = size.saturating_sub(chosen.len());
+    let more = match candidates.are_replicas(&rest) {
+        true => candidates.spread(&chosen, rest, missing, allocation),
+        false => candidates.close(&chosen, rest, missing),
+    };
+    chosen.extend(more);
+    chosen.into_iter().map(str::to_owned).collect()
+}
+
+struct Candidates<'a> {
+    devices: BTreeMap<&'a str, &'a Device>,
+    closeness: &'a Closeness,
+    /// The number of replicas of each GPU, by UUID
+    sizes: BTreeMap<&'a str, usize>,
+}
+
+impl<'a> Candidates<'a> {
+    fn new(devices: &'a [Device], closeness: &'a Closeness) -> Self {
+        let mut sizes = BTreeMap::new();
+        for device in devices {
+            *sizes.entry(device.gpu.as_str()).or_default() += 1;
+        }
+        Self { devices: devices.iter().map(|device| (device.id.as_str(), device)).collect(), closeness, sizes }
+    }
+
+    /// Returns the GPU of a device. An unknown id counts as a GPU of its own.
+    fn gpu<'b>(&'b self, id: &'b str) -> &'b str {
+        self.devices.get(id).map_or(id, |device| &device.gpu)
+    }
+
+    /// Whether two of the ids belong to one GPU: replicas or MIG devices.
+    fn are_replicas(&self, ids: &[&str]) -> bool {
+        ids.iter().any(|id| self.sizes.get(self.gpu(id)).is_some_and(|size| *size > 1))
+    }
+
+    /// Chooses one id after the other from the GPU with the fewest, or with the most, devices in use.
+    fn spread<'b>(&self, chosen: &[&str], rest: Vec<&'b str>, count: usize, allocation: Allocation) -> Vec<&'b str> {
+        let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+        for id in chosen {
+            *taken.entry(self.gpu(id)).or_default() += 1;
+        }
+        // What is not available is in use.
+        let mut in_use = self.sizes.clone();
+        for id in rest.iter().chain(chosen) {
+            if let Some(count) = in_use.get_mut(self.gpu(id)) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        let mut rest = rest;
+        let mut more = Vec::new();
+        while more.len() < count {
+            let key = |id: &str| {
+                let gpu = self.gpu(id);
+                let own = taken.get(gpu).copied().unwrap_or_default();
+                let used = in_use.get(gpu).copied().unwrap_or_default();
+                // A container gets different GPUs first: a second replica of the same GPU gives it nothing.
+                (own, if allocation == Allocation::Packed { usize::MAX - used } else { used })
+            };
+            let Some(best) = (0..rest.len()).min_by_key(|at| rest.get(*at).map(|id| key(id))) else { break };
+            let id = rest.remove(best);
+            *taken.entry(self.gpu(id)).or_default() += 1;
+            more.push(id);
+        }
+        more
+    }
+
+    /// Chooses the ids that are closest to each other and to the chosen ones, and leaves close ones for other containers. Of equal
+    /// choices, it prefers the first one.
+    fn close<'b>(&self, chosen: &[&'b str], rest: Vec<&'b str>, count: usize) -> Vec<&'b str> {
+        if count == 0 || count >= rest.len() {
+            return rest.into_iter().take(count).collect();
+        }
+        let all: Vec<&str> = chosen.iter().chain(&rest).copied().collect();
+        let scores: Vec<Vec<u32>> = all.iter().map(|a| all.iter().map(|b| self.score(a, b)).collect()).collect();
+        let places = if rest.len() <= MAX_EXHAUSTIVE {
+            Search { scores: &scores, fixed: chosen.len(), count }.best()
+        } else {
+            grow(&scores, chosen.len(), count)
+        };
+        places.into_iter().filter_map(|at| all.get(at).copied()).collect()
+    }
+
+    fn score(&self, a: &str, b: &str) -> u32 {
+        let (gpu_a, gpu_b) = (self.gpu(a), self.gpu(b));
+        let known = |a: &str, b: &str| self.closeness.get(&(a.to_owned(), b.to_owned())).copied();
+        known(gpu_a, gpu_b).or_else(|| known(gpu_b, gpu_a)).unwrap_or_else(|| {
+            let node = |id: &str| self.devices.get(id).and_then(|device| device.numa_node);
+            if node(a).is_some() && node(a) == node(b) { SAME_NODE } else { FAR }
+        })
+    }
+}
+
+/// The exhaustive search for `count` candidates. The first `fixed` members are part of every choice.
+struct Search<'a> {
+    scores: &'a [Vec<u32>],
+    fixed: usize,
+    count: usize,
+}
+
+impl Search<'_> {
+    /// Of few candidates, the choice is the set with the closest members in the best partition: that of all candidates into sets of this
+    /// size with the largest sum. NVIDIA's plugin chooses in the same way. There are too many partitions of many candidates.
+    fn best(&self) -> Vec<usize> {
+        let total = self.scores.len() - self.fixed;
+        let all = (1_u32 << total) - 1;
+        let mut partitions = Partitions { search: self, known: BTreeMap::new() };
+        let mut best: Option<((u32, u32, u32), u32)> = None;
+        for set in subsets(total, self.count) {
+            let inside = self.inside(set, true);
+            let value = match total <= MAX_PARTITIONED {
+                true => (inside + partitions.best(all & !set), inside, self.inside(all & !set, false)),
+                false if best.is_some_and(|((most, ..), _)| inside < most) => continue,
+                false => (inside, self.inside(all & !set, false), 0),
+            };
+            if best.is_none_or(|(most, _)| value > most) {
+                best = Some((value, set));
+            }
+        }
+        let set = best.map_or(0, |(_, set)| set);
+        (0..total).filter(|at| set >> at & 1 == 1).map(|at| at + self.fixed).collect()
+    }
+
+    /// The closeness of all pairs of a set, with the fixed members or without them.
+    fn inside(&self, set: u32, with_fixed: bool) -> u32 {
+        let is_member = |at: &usize| at.checked_sub(self.fixed).map_or(with_fixed, |bit| set >> bit & 1 == 1);
+        let members: Vec<usize> = (0..self.scores.len()).filter(is_member).collect();
+        let pairs = members.iter().enumerate().flat_map(|(at, a)| members.iter().take(at).map(move |b| (*a, *b)));
+        pairs.map(|(a, b)| pair(self.scores, a, b)).sum()
+    }
+}
+
+/// The best partitions of sets of candidates into sets of `count`, of which the last may be smaller.
+struct Partitions<'a> {
+    search: &'a Search<'a>,
+    known: BTreeMap<u32, u32>,
+}
+
+impl Partitions<'_> {
+    /// Returns the sum of the best partition.
+    fn best(&mut self, set: u32) -> u32 {
+        if let Some(known) = self.known.get(&set) {
+            return *known;
+        }
+        let size = set.count_ones() as usize;
+        let count = self.search.count + self.search.fixed;
+        let best = if size <= count {
+            self.search.inside(set, false)
+        } else {
+            let first = set & set.wrapping_neg();
+            let total = self.search.scores.len() - self.search.fixed;
+            let parts = subsets(total, count).filter(|part| part & !set == 0 && part & first != 0);
+            // The set that is too small may be the one with the first candidate.
+            let small = (size % count != 0).then(|| subsets(total, size % count));
+            let small = small.into_iter().flatten().filter(|part| part & !set == 0 && part & first != 0);
+            let parts: Vec<u32> = parts.chain(small).collect();
+            parts
+                .into_iter()
+                .map(|part| self.search.inside(part, false) + self.best(set & !part))
+                .max()
+                .unwrap_or_default()
+        };
+        self.known.insert(set, best);
+        best
+    }
+}
+
+/// Returns all sets of `count` of `total` numbers, as bits, in the order of their lowest members.
+fn subsets(total: usize, count: usize) -> impl Iterator<Item = u32> {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    let mut sets: Vec<u32> = (0..1_u32 << total).filter(move |set| set.count_ones() == count).collect();
+    sets.sort_by_key(|set| std::cmp::Reverse(set.reverse_bits()));
+    sets.into_iter()
+}
+
+/// Adds the closest candidate, one after the other.
+fn grow(scores: &[Vec<u32>], fixed: usize, count: usize) -> Vec<usize> {
+    let mut members: Vec<usize> = (0..fixed).collect();
+    while members.len() < fixed + count {
+        let gain = |at: usize| members.iter().map(|member| pair(scores, at, *member)).sum::<u32>();
+        let free = (0..scores.len()).rev().filter(|at| !members.contains(at));
+        let Some(next) = free.max_by_key(|at| gain(*at)) else { break };
+        members.push(next);
+    }
+    members.split_off(fixed)
+}
+
+fn pair(scores: &[Vec<u32>], a: usize, b: usize) -> u32 {
+    scores.get(a).and_then(|row| row.get(b)).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn devices(gpus: u32, replicas: u32, numa: impl Fn(u32) -> Option<u32>) -> Vec<Device> {
+        let of_gpu = |gpu: u32| {
+            let numa_node = numa(gpu);
+            (0..replicas).map(move |replica| Device {
+                id: if replicas == 1 { format!("G{gpu}") } else { format!("G{gpu}::{replica}") },
+                gpu: format!("G{gpu}"),
+                numa_node,
+                unhealthy: None,
+            })
+        };
+        (0..gpus).flat_map(of_gpu).collect()
+    }
+
+    fn ids(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn closeness(pairs: &[(u32, u32, u32)]) -> Closeness {
+        pairs.iter().map(|(a, b, score)| ((format!("G{a}"), format!("G{b}")), *score)).collect()
+    }
+
+    #[test]
+    fn close_gpus_and_the_rest_stays_close() {
+        let eight = devices(8, 1, |gpu| Some(gpu / 4));
+        let all: Vec<String> = eight.iter().map(|device| device.id.clone()).collect();
+        let links = closeness(&[(0, 1, 300), (2, 3, 100), (4, 5, 100), (6, 7, 300)]);
+        for (available, required, size, expected) in [
+            (&all[..], &[][..], 0, &[][..]),
+            (&all, &[], 2, &["G0", "G1"]),
+            // The pair of the most links, although another one comes first.
+            (&all[2..], &[], 2, &["G6", "G7"]),
+            (&all, &["G5"], 2, &["G5", "G4"]),
+            (&all, &[], 4, &["G0", "G1", "G2", "G3"]),
+            // One GPU: not one of a pair with many links.
+            (&all, &[], 1, &["G2"]),
+            (&all[..1], &[], 3, &["G0"]),
+            (&all[..2], &["G9"], 2, &["G9", "G0"]),
+        ] {
+            let chosen = choose(&eight, &links, Allocation::Distributed, available, &ids(required), size);
+            assert_eq!(chosen, ids(expected), "{available:?} {required:?} {size}");
+        }
+    }
+
+    #[test]
+    fn replicas_of_different_gpus() {
+        let devices = devices(3, 3, |_| None);
+        let free = ids(&["G0::1", "G0::2", "G1::0", "G1::1", "G1::2", "G2::2"]);
+        for (allocation, size, expected) in [
+            (Allocation::Distributed, 1, &["G1::0"][..]),
+            (Allocation::Distributed, 3, &["G1::0", "G0::1", "G2::2"]),
+            (Allocation::Packed, 1, &["G2::2"]),
+            (Allocation::Packed, 2, &["G2::2", "G0::1"]),
+            (Allocation::Packed, 4, &["G2::2", "G0::1", "G1::0", "G0::2"]),
+        ] {
+            let chosen = choose(&devices, &Closeness::new(), allocation, &free, &[], size);
+            assert_eq!(chosen, ids(expected), "{allocation:?} {size}");
+        }
+    }
+
+    #[test]
+    fn more_gpus_than_an_exhaustive_search_covers() {
+        let many = devices(40, 1, |gpu| Some(gpu % 5));
+        let all: Vec<String> = many.iter().map(|device| device.id.clone()).collect();
+        let chosen = choose(&many, &Closeness::new(), Allocation::Distributed, &all, &ids(&["G7"]), 4);
+        assert_eq!(chosen, ids(&["G7", "G2", "G12", "G17"]));
+    }
+
+    proptest! {
+        #[test]
+        fn as_many_as_possible_without_duplicates(
+            gpus in 0..17_u32, replicas in 1..4_u32, size in 0..20_usize, first in 0..5_usize, strange in any::<bool>(),
+        ) {
+            let devices = devices(gpus, replicas, |gpu| Some(gpu % 2));
+            let mut available: Vec<String> = devices.iter().map(|device| device.id.clone()).collect();
+            if strange {
+                available.push("unknown".to_owned());
+                available.push("unknown".to_owned());
+            }
+            let required: Vec<String> = available.iter().take(first).cloned().collect();
+            let chosen = choose(&devices, &Closeness::new(), Allocation::Distributed, &available, &required, size);
+            let mut distinct = available.clone();
+            distinct.dedup();
+            prop_assert_eq!(chosen.len(), size.min(distinct.len()));
+            let mut sorted = chosen.clone();
+            sorted.sort();
+            sorted.dedup();
+            prop_assert_eq!(sorted.len(), chosen.len());
+            prop_assert!(required.iter().take(size).all(|id| chosen.contains(id)));
+        }
+    }
+}
