@@ -1,4 +1,5 @@
 //! Offers the NVIDIA GPUs of a node to the kubelet, as a device plugin.
+pub mod answer;
 pub mod devices;
 pub mod gpus;
 pub mod model;

@@ -392,9 +392,6 @@ kinds! {
     PLUGIN_SHARED_DEVICE "ONH-614" Error "a container requests several replicas of shared GPUs"
         why "two replicas can be the same GPU, so a second one gives the container nothing"
         fix "request one, or GPUs that are not shared" see "kubernetes.md";
-    PLUGIN_NODE "ONH-615" Error "the device nodes of a GPU cannot be given to a container"
-        why "a device node is missing, or is another device"
-        fix "run `oci-nvidia-hook prepare` on the node" see "kubernetes.md";
 }
 
 #[cfg(test)]

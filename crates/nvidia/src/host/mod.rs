@@ -91,9 +91,23 @@ impl Host {
     pub fn inspect_with(config: &Config, options: InspectOptions<'_>, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
         let (inventory, kernel_gpus) = installed.inventory(config, options, slow)?;
+        Ok(Self::new(config, installed, inventory, kernel_gpus))
+    }
+
+    /// Finds the driver, for a caller that already has the inventory. Does not query NVML.
+    ///
+    /// # Errors
+    /// If there is no driver.
+    pub fn with_inventory(config: &Config, inventory: Inventory) -> Result<Self> {
+        let installed = Installed::find(config)?;
+        let kernel_gpus = procfs::read_gpus(&installed.roots.proc);
+        Ok(Self::new(config, installed, inventory, kernel_gpus))
+    }
+
+    fn new(config: &Config, installed: Installed, inventory: Inventory, kernel_gpus: Vec<KernelGpu>) -> Self {
         let Installed { roots, linker_cache, .. } = installed;
         let proc_dir = roots.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
-        Ok(Self { roots, linker_cache, config: config.clone(), proc_dir, kernel_gpus, inventory })
+        Self { roots, linker_cache, config: config.clone(), proc_dir, kernel_gpus, inventory }
     }
 
     /// Returns the edits that give these devices to a container, and findings about them. Reads from the host, but changes nothing.

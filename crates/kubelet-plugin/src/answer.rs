@@ -1,0 +1,216 @@
+//! Decides what a container gets from Allocate: the request for the hook, and the device nodes. Pure.
+//!
+//! The kubelet passes the nodes to the engine, which lists them in config.json: they survive `systemctl daemon-reload`, which applies the
+//! rules of config.json again. The hook adds the driver's files. Which nodes a device has is decided by the same function as for the hook.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+
+use base::report::{ErrorReport, Kind, catalog};
+use nvidia_host::capability::{Capabilities, Capability};
+use nvidia_host::driver::nodes::DeviceNode;
+use nvidia_host::edits::facts::DeviceFacts;
+use nvidia_host::edits::{Wanted, decide};
+use nvidia_host::inventory::select::Device as HostDevice;
+
+use crate::devices::{REPLICA, uuid_of};
+use crate::gpus::NodeGpu;
+use crate::model::{Device, Refusal, Resource};
+use crate::proto::{ContainerAllocateResponse, DeviceSpec};
+
+/// The variable that requests GPUs from the hook.
+const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The access of containers to device nodes: creating nodes is not needed.
+const ACCESS: &str = "rw";
+/// The most ids that a message names.
+const MAX_NAMED: usize = 3;
+
+/// Returns the devices of a container, in the order of the node.
+///
+/// # Errors
+/// If one of them does not exist, does not work, or may not be given together with the others.
+pub fn permitted<'a>(resource: &'a Resource, ids: &[String]) -> Result<Vec<&'a Device>, Refusal> {
+    let wanted: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
+    let devices: Vec<&Device> = resource.devices.iter().filter(|device| wanted.contains(device.id.as_str())).collect();
+    let unknown: Vec<&str> =
+        wanted.iter().copied().filter(|id| !devices.iter().any(|device| device.id == *id)).collect();
+    if ids.is_empty() || !unknown.is_empty() {
+        let what = match unknown.is_empty() {
+            true => "the kubelet asks for no device".to_owned(),
+            false => format!("{} {} not exist", named(&unknown), if unknown.len() == 1 { "does" } else { "do" }),
+        };
+        let fix = "delete the pod; the kubelet chooses another device for the next one";
+        return Err(refusal(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, fix));
+    }
+    if let Some((device, why)) = devices.iter().find_map(|device| Some((device, device.unhealthy.as_ref()?))) {
+        let what = format!("{} does not work: {why}", device.id);
+        let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
+        return Err(refusal(&catalog::PLUGIN_SICK_DEVICE, &what, fix));
+    }
+    if devices.len() > 1 && devices.iter().any(|device| device.id.contains(REPLICA)) {
+        let what = format!("{} devices of {} are requested, but its GPUs are shared", devices.len(), resource.name);
+        return Err(refusal(&catalog::PLUGIN_SHARED_DEVICE, &what, &format!("request {}: 1", resource.name)));
+    }
+    Ok(devices)
+}
+
+/// Returns the device of the host for each device of a container, without duplicates.
+///
+/// # Errors
+/// If its GPU or MIG device no longer exists.
+pub fn of_host<'a>(gpus: &'a [NodeGpu], devices: &[&Device]) -> Result<Vec<HostDevice<'a>>, Refusal> {
+    let mut found: Vec<HostDevice<'a>> = Vec::new();
+    for device in devices {
+        let uuid = uuid_of(&device.id);
+        let host_device = every_device(gpus).find(|known| known.uuid() == uuid).ok_or_else(|| {
+            let fix = "delete the pod; the kubelet chooses another device for the next one";
+            refusal(&catalog::PLUGIN_UNKNOWN_DEVICE, &format!("{uuid} does not exist"), fix)
+        })?;
+        if !found.contains(&host_device) {
+            found.push(host_device);
+        }
+    }
+    Ok(found)
+}
+
+fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
+    gpus.iter().map(|gpu| &gpu.gpu).flat_map(|gpu| {
+        let migs = gpu.mig_devices.iter().map(move |mig| HostDevice::Mig(gpu, mig));
+        std::iter::once(HostDevice::Gpu(gpu)).chain(migs)
+    })
+}
+
+/// What the facts for [`response`] must cover. The plugin does not know which capabilities the image requests, so it includes the nodes
+/// that every CUDA program may open, and that of nvidia-modeset, as NVIDIA's plugin does.
+#[must_use]
+pub fn wanted() -> Wanted {
+    let capabilities = Capabilities::of(&[Capability::Compute, Capability::Utility, Capability::Graphics]);
+    Wanted { capabilities, gpus: true, ..Wanted::default() }
+}
+
+/// Returns the answer to the kubelet.
+///
+/// # Errors
+/// If a device node is missing or wrong.
+pub fn response(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<ContainerAllocateResponse, Refusal> {
+    // The same number and hint as from the hook.
+    let nodes = nodes(facts, devices).map_err(|error| {
+        let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
+        refusal(kind, &line, &hint)
+    })?;
+    let uuids: Vec<&str> = devices.iter().map(|device| device.uuid()).collect();
+    Ok(ContainerAllocateResponse {
+        envs: [(VISIBLE_DEVICES.to_owned(), uuids.join(","))].into(),
+        devices: nodes.iter().map(spec_of).collect(),
+        ..ContainerAllocateResponse::default()
+    })
+}
+
+fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<Vec<DeviceNode>> {
+    // The nodes in /dev/dri are left to the hook: only few images need them, and only they request the capability.
+    let without_drm =
+        Wanted { capabilities: Capabilities::of(&[Capability::Compute, Capability::Utility]), ..wanted() };
+    let mut found = Vec::new();
+    for device in devices {
+        found.extend(decide::of_device(facts, &without_drm, *device)?.nodes);
+    }
+    found.extend(decide::common_nodes(facts, &wanted(), &mut Vec::new())?);
+    // Several MIG devices of one GPU have nodes in common.
+    let by_path: BTreeMap<_, _> = found.into_iter().map(|node| (node.path.absolute(), node)).collect();
+    Ok(by_path.into_values().collect())
+}
+
+fn spec_of(node: &DeviceNode) -> DeviceSpec {
+    DeviceSpec {
+        container_path: node.path.absolute().display().to_string(),
+        host_path: node.source.as_path().display().to_string(),
+        permissions: ACCESS.to_owned(),
+    }
+}
+
+fn named(ids: &[&str]) -> String {
+    let first = ids.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
+    match ids.len().saturating_sub(MAX_NAMED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+/// The kubelet prints the text in an event of the pod, where a second line is hard to read.
+pub(crate) fn refusal(kind: &Kind, what: &str, fix: &str) -> Refusal {
+    Refusal::new(&format!("{what} ({}); hint: {fix}", kind.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::tests::gpu;
+    use base::paths::HostPath;
+    use nvidia_host::driver::nodes::NodeState;
+
+    fn resource(ids: &[&str]) -> Resource {
+        let device = |id: &&str| Device { id: (*id).to_owned(), gpu: uuid_of(id).to_owned(), ..Device::default() };
+        Resource { name: "nvidia.com/gpu".to_owned(), devices: ids.iter().map(device).collect() }
+    }
+
+    fn ids(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn refusals_are_one_line_with_a_number_and_a_hint() {
+        let whole = resource(&["GPU-0", "GPU-1"]);
+        let shared = resource(&["GPU-0::0", "GPU-0::1", "GPU-1::0"]);
+        let mut sick = resource(&["GPU-0", "GPU-1"]);
+        sick.devices[1].unhealthy = Some("XID 79\nand a second line é".to_owned());
+        let many: Vec<String> = (0..10_000).map(|number| format!("GPU-x{number}")).collect();
+        for (resource, ids, expected) in [
+            (&whole, ids(&["GPU-7"]), "GPU-7 does not exist (ONH-612); hint: "),
+            (&whole, ids(&["GPU-0", "GPU-8", "GPU-9"]), "GPU-8, GPU-9 do not exist (ONH-612); hint: "),
+            (&whole, ids(&[]), "the kubelet asks for no device (ONH-612); hint: "),
+            (&whole, many, "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-612); hint: "),
+            (&sick, ids(&["GPU-1"]), "GPU-1 does not work: XID 79?and a second line ? (ONH-613); hint: "),
+            (
+                &shared,
+                ids(&["GPU-0::0", "GPU-1::0"]),
+                "2 devices of nvidia.com/gpu are requested, but its GPUs are shared",
+            ),
+            (&shared, ids(&["GPU-0"]), "GPU-0 does not exist (ONH-612)"),
+        ] {
+            let refusal = permitted(resource, &ids).unwrap_err().to_string();
+            assert!(refusal.starts_with(expected), "{refusal}");
+            assert!(refusal.len() <= 1024 && refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{refusal}");
+        }
+        assert_eq!(permitted(&sick, &ids(&["GPU-0"])).unwrap().len(), 1);
+        assert_eq!(permitted(&shared, &ids(&["GPU-1::0"])).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn nodes_and_the_variable() {
+        let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[])];
+        let mut facts = DeviceFacts::empty(HostPath::new("/"));
+        let node = |name: &str, minor| {
+            let node = DeviceNode {
+                source: HostPath::new(format!("/dev/{name}")),
+                path: base::paths::ContainerPath::new(format!("/dev/{name}")).unwrap(),
+                major: 195,
+                minor,
+            };
+            (name.to_owned(), NodeState::Device(node))
+        };
+        facts.nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
+        let whole = resource(&["GPU-0", "GPU-1"]);
+        let answer = |ids: &[&str]| {
+            let devices = permitted(&whole, &self::ids(ids)).unwrap();
+            response(&facts, &of_host(&gpus, &devices).unwrap())
+        };
+        let found = answer(&["GPU-0"]).unwrap();
+        assert_eq!(found.envs, [(VISIBLE_DEVICES.to_owned(), "GPU-0".to_owned())].into());
+        let paths: Vec<&str> = found.devices.iter().map(|spec| spec.container_path.as_str()).collect();
+        assert_eq!(paths, ["/dev/nvidia-modeset", "/dev/nvidia0", "/dev/nvidiactl"]);
+        assert!(found.devices.iter().all(|spec| spec.permissions == "rw" && spec.host_path == spec.container_path));
+        let refusal = answer(&["GPU-1"]).unwrap_err().to_string();
+        assert!(refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""), "{refusal}");
+    }
+}
