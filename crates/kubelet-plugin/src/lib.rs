@@ -2,8 +2,13 @@
 pub mod answer;
 pub mod devices;
 pub mod gpus;
+pub mod health;
 pub mod model;
+<<<<<<< HEAD
 pub mod prefer;
+=======
+pub mod monitor;
+>>>>>>> 2f80cc4 (kubelet-plugin: health of GPUs, and the messages of the monitor)
 
 /// The kubelet's interfaces, generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::pedantic, clippy::nursery, reason = "generated code")]

@@ -1,0 +1,169 @@
+//! The lines that the monitor prints, one JSON document on each. Both sides are the same program, so the format is not an interface.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use nvidia_host::inventory::Inventory;
+use serde::{Deserialize, Serialize};
+
+/// A line of the monitor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// Calls of NVML follow. The next line comes within the time limit of a call plus `wait_ms`, or the driver does not answer.
+    Call(Call),
+    /// What NVML and the kernel module report about all GPUs. The first one after a start, and one after each change.
+    Snapshot(Box<Snapshot>),
+    /// The state of one GPU
+    Sample(Sample),
+    /// An event that the driver reported
+    Event(Event),
+    /// The last line: why the monitor ends
+    End(End),
+}
+
+/// The calls of NVML that follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// NVML's index of the GPU, if the calls are about one GPU
+    pub index: Option<u32>,
+    /// The UUID of that GPU, if it is known already
+    pub gpu: Option<String>,
+    /// How long a call may wait for events, in milliseconds
+    pub wait_ms: u32,
+}
+
+/// Why the monitor ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// The GPUs changed, or one of them may only work for another process: a new monitor starts at once.
+    Changed,
+    /// There is no driver, or NVML cannot be used. The line of the error.
+    Unusable(String),
+}
+
+/// What NVML and the kernel module report about all GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The driver, its GPUs and MIG devices
+    pub inventory: Inventory,
+    /// The profiles of MIG devices by UUID, such as `1g.10gb`
+    pub mig_profiles: BTreeMap<String, String>,
+    /// How close GPUs are to each other. A pair that is missing is unknown to the driver.
+    pub links: Vec<Link>,
+    /// The UUIDs of GPUs for which the driver reports no events
+    pub without_events: Vec<String>,
+}
+
+/// How close two GPUs are to each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// The UUIDs of both GPUs, the one with the smaller index first
+    pub gpus: (String, String),
+    /// The closest common part of the PCIe topology
+    pub level: Level,
+    /// The number of NVLinks between them. If they are connected to switches, the smaller number of links of the two.
+    pub nvlinks: u32,
+}
+
+/// `nvmlGpuTopologyLevel_t`, the closest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Level {
+    /// Both are on one board.
+    Board,
+    /// One PCIe switch
+    Switch,
+    /// Several PCIe switches, without a host bridge
+    Switches,
+    /// One PCIe host bridge
+    HostBridge,
+    /// One NUMA node
+    Node,
+    /// The interconnect between NUMA nodes
+    System,
+}
+
+/// The state of a GPU, polled.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The UUID
+    pub gpu: String,
+    /// Why a call about the GPU failed; `None` if the GPU answers
+    pub error: Option<String>,
+    /// Whether `/dev/nvidiaN` is missing
+    pub node_missing: bool,
+    /// What the driver recommends (field 230); `None` if the driver or the GPU does not support the field
+    pub recovery: Option<Recovery>,
+    /// Whether the GPU could not replace defective rows of its memory (field 145); `None` if not supported
+    pub remap_failed: Option<bool>,
+    /// The number of uncorrectable memory errors since the driver was loaded (field 4); `None` if not supported
+    pub uncorrectable_ecc: Option<u64>,
+}
+
+/// `nvmlDeviceGpuRecoveryAction_t`: what has to be done before the GPU works again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Recovery {
+    /// Nothing
+    None,
+    /// A reset of the GPU
+    Reset,
+    /// A reboot of the host
+    Reboot,
+    /// The programs that use peer-to-peer access must end
+    DrainP2p,
+    /// All programs on the GPU must end, then it must be reset
+    DrainAndReset,
+    /// A number that this version does not know
+    Unknown(u32),
+}
+
+impl Recovery {
+    /// Returns the action with this number.
+    #[must_use]
+    pub const fn of(number: u32) -> Self {
+        match number {
+            0 => Self::None,
+            1 => Self::Reset,
+            2 => Self::Reboot,
+            3 => Self::DrainP2p,
+            4 => Self::DrainAndReset,
+            number => Self::Unknown(number),
+        }
+    }
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("the driver recommends nothing"),
+            Self::Reset => f.write_str("the driver recommends a reset of the GPU"),
+            Self::Reboot => f.write_str("the driver recommends a reboot of the host"),
+            Self::DrainP2p => f.write_str("the driver recommends that programs with peer-to-peer access end"),
+            Self::DrainAndReset => {
+                f.write_str("the driver recommends a reset of the GPU after all programs on it have ended")
+            }
+            Self::Unknown(number) => write!(f, "the driver recommends recovery action {number}"),
+        }
+    }
+}
+
+/// An event that the driver reported about a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// The UUID of the GPU, also if the cause is one of its MIG devices
+    pub gpu: String,
+    /// What happened
+    pub kind: EventKind,
+}
+
+/// What an event reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EventKind {
+    /// An error with NVIDIA's number for it
+    Xid(u64),
+    /// The GPU cannot be used
+    Unavailable,
+    /// The recommended action changed. A sample follows.
+    RecoveryAction,
+    /// An uncorrectable memory error
+    UncorrectableEcc,
+}
