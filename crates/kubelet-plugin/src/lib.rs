@@ -4,11 +4,8 @@ pub mod devices;
 pub mod gpus;
 pub mod health;
 pub mod model;
-<<<<<<< HEAD
-pub mod prefer;
-=======
 pub mod monitor;
->>>>>>> 2f80cc4 (kubelet-plugin: health of GPUs, and the messages of the monitor)
+pub mod prefer;
 
 /// The kubelet's interfaces, generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::pedantic, clippy::nursery, reason = "generated code")]
