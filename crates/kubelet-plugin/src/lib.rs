@@ -8,7 +8,14 @@ pub mod monitor;
 pub mod prefer;
 
 /// The kubelet's interfaces, generated from `proto/`.
-#[allow(missing_docs, clippy::all, clippy::pedantic, clippy::nursery, reason = "generated code")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::pedantic,
+    clippy::nursery,
+    clippy::allow_attributes_without_reason,
+    reason = "generated code"
+)]
 pub mod proto {
     tonic::include_proto!("v1beta1");
 }

@@ -195,7 +195,7 @@ impl Partitions<'_> {
             let total = self.search.scores.len() - self.search.fixed;
             let parts = subsets(total, count).filter(|part| part & !set == 0 && part & first != 0);
             // The set that is too small may be the one with the first candidate.
-            let small = (size % count != 0).then(|| subsets(total, size % count));
+            let small = (!size.is_multiple_of(count)).then(|| subsets(total, size % count));
             let small = small.into_iter().flatten().filter(|part| part & !set == 0 && part & first != 0);
             let parts: Vec<u32> = parts.chain(small).collect();
             parts
