@@ -211,6 +211,9 @@ mod tests {
         assert_eq!(paths, ["/dev/nvidia-modeset", "/dev/nvidia0", "/dev/nvidiactl"]);
         assert!(found.devices.iter().all(|spec| spec.permissions == "rw" && spec.host_path == spec.container_path));
         let refusal = answer(&["GPU-1"]).unwrap_err().to_string();
-        assert!(refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""), "{refusal}");
+        assert!(
+            refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""),
+            "{refusal}"
+        );
     }
 }
