@@ -1,0 +1,68 @@
+//! Answers the kubelet's questions from the state of the node. The device nodes are examined for each container, since they can
+//! disappear at any time.
+
+use nvidia_host::config::Config;
+use nvidia_host::host::Host;
+use tokio::sync::watch;
+
+use base::report::{ErrorReport, catalog};
+
+use crate::answer::{self, refusal};
+use crate::model::{Allocator, Refusal, Resource};
+use crate::node::Offer;
+use crate::prefer;
+use crate::proto::ContainerAllocateResponse;
+
+/// Answers from the newest offer.
+#[derive(Debug)]
+pub struct NodeAllocator {
+    config: Config,
+    offer: watch::Receiver<Offer>,
+}
+
+impl NodeAllocator {
+    /// Creates an allocator.
+    #[must_use]
+    pub const fn new(config: Config, offer: watch::Receiver<Offer>) -> Self {
+        Self { config, offer }
+    }
+}
+
+impl Allocator for NodeAllocator {
+    fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
+        allocate(&self.config, &self.offer.borrow(), resource, ids)
+    }
+
+    fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String> {
+        let offer = self.offer.borrow();
+        let devices = find(&offer, resource).map(|found| found.devices.as_slice()).unwrap_or_default();
+        let allocation = self.config.kubelet_plugin.allocation;
+        prefer::choose(devices, &offer.closeness, allocation, available, required, size)
+    }
+}
+
+/// Returns what a container with these devices gets.
+///
+/// # Errors
+/// As [`Allocator::allocate`].
+pub fn allocate(
+    config: &Config,
+    offer: &Offer,
+    resource: &str,
+    ids: &[String],
+) -> Result<ContainerAllocateResponse, Refusal> {
+    let Some(found) = find(offer, resource) else {
+        let what = format!("the resource {resource} does not exist");
+        return Err(refusal(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, "delete the pod"));
+    };
+    let devices = answer::of_host(&offer.gpus, &answer::permitted(found, ids)?)?;
+    let host = Host::with_inventory(config, offer.inventory()).map_err(|error| {
+        let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
+        refusal(kind, &line, &hint)
+    })?;
+    answer::response(&host.device_facts(&answer::wanted(), &devices), &devices)
+}
+
+fn find<'a>(offer: &'a Offer, name: &str) -> Option<&'a Resource> {
+    offer.resources.iter().find(|resource| resource.name == name)
+}

@@ -1,0 +1,140 @@
+//! Defines the command line. The doc comments of these types are the help texts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use base::report::{catalog, failure};
+use nvidia_host::config::kubelet_plugin::{KubeletPlugin, ResourceRow};
+
+use crate::control;
+
+/// Offers the NVIDIA GPUs of this node to Kubernetes
+///
+/// The kubelet's device plugin for nvidia.com/gpu. It reports the GPUs, MIG devices and their health, and answers the kubelet's requests
+/// so that the engine creates the device nodes and oci-nvidia-hook adds the driver's files.
+#[derive(Debug, Parser)]
+#[command(name = "oci-nvidia-kubelet-plugin", version, propagate_version = true, max_term_width = 80)]
+pub struct Cli {
+    /// The command to run
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands of the program.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Register with the kubelet and serve until the process is stopped
+    ///
+    /// SIGUSR1 ends the use of the driver, so that it can be replaced; SIGUSR2 resumes it.
+    Run {
+        /// The settings
+        #[command(flatten)]
+        settings: Settings,
+        /// The directory of the kubelet
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+        kubelet_dir: PathBuf,
+        /// The directory for the socket of the clear command
+        #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
+        run_dir: PathBuf,
+    },
+    /// Show what the plugin would offer, without a kubelet
+    ///
+    /// Exit status: 0 if all devices can be allocated, 1 if one cannot or a setting has no effect, 3 if the node has GPUs and none can
+    /// be allocated.
+    Check {
+        /// The settings
+        #[command(flatten)]
+        settings: Settings,
+        /// Print a JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget the errors of a GPU that stays unhealthy because it failed again and again
+    Clear {
+        /// The UUID of the GPU
+        uuid: String,
+        /// The directory of the socket, as for run
+        #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
+        run_dir: PathBuf,
+    },
+    /// Ask NVML and print what changes. The plugin starts it.
+    #[command(hide = true)]
+    Monitor {
+        /// The configuration file
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+}
+
+/// The options that replace keys of `[kubelet-plugin]` in config.toml.
+#[derive(Args, Debug, Default)]
+pub struct Settings {
+    /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// How many containers may share a device
+    #[arg(long, value_name = "N")]
+    replicas: Option<u32>,
+    /// A resource for GPUs of a model: name=NAME,model=PATTERN[,replicas=N]. May be repeated
+    #[arg(long, value_name = "ROW", value_parser = ResourceRow::parse)]
+    resources: Vec<ResourceRow>,
+    /// The prefix of the resources that --resources does not name
+    #[arg(long, value_name = "PREFIX")]
+    resource_prefix: Option<String>,
+    /// How MIG devices are offered: none, single or mixed
+    #[arg(long, value_name = "STRATEGY")]
+    mig_strategy: Option<String>,
+    /// Which replicas containers get first: distributed or packed
+    #[arg(long, value_name = "ORDER")]
+    allocation: Option<String>,
+    /// Seconds without an error after which a repaired GPU is offered again
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    quiet_period: Option<u64>,
+    /// XIDs that are errors of an application, separated by commas
+    #[arg(long, value_name = "XIDS", value_delimiter = ',')]
+    ignored_xids: Option<Vec<u32>>,
+    /// Seconds to wait for one call of NVML
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    nvml_timeout: Option<u64>,
+}
+
+impl Settings {
+    /// Replaces the settings of config.toml by the given options.
+    ///
+    /// # Errors
+    /// If an option has an invalid value.
+    pub fn apply(&self, settings: &mut KubeletPlugin) -> Result<()> {
+        let invalid = |name: &str, allowed: String| {
+            let what = format!("--{name} has an invalid value; it must be {allowed}");
+            failure(&catalog::COMMAND_LINE, what, format!("correct --{name}"))
+        };
+        if let Some(value) = self.replicas {
+            settings.set_replicas(value).map_err(|allowed| invalid("replicas", allowed))?;
+        }
+        if !self.resources.is_empty() {
+            settings.set_resources(self.resources.clone()).map_err(|allowed| invalid("resources", allowed))?;
+        }
+        if let Some(value) = &self.resource_prefix {
+            settings.set_resource_prefix(value).map_err(|allowed| invalid("resource-prefix", allowed))?;
+        }
+        if let Some(value) = &self.mig_strategy {
+            settings.set_mig_strategy(value).map_err(|allowed| invalid("mig-strategy", allowed))?;
+        }
+        if let Some(value) = &self.allocation {
+            settings.set_allocation(value).map_err(|allowed| invalid("allocation", allowed))?;
+        }
+        if let Some(seconds) = self.quiet_period {
+            settings.quiet_period = Duration::from_secs(seconds);
+        }
+        if let Some(xids) = &self.ignored_xids {
+            settings.ignored_xids.clone_from(xids);
+        }
+        if let Some(seconds) = self.nvml_timeout {
+            settings.nvml_timeout = Duration::from_secs(seconds);
+        }
+        Ok(())
+    }
+}

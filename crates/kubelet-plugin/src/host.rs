@@ -1,0 +1,39 @@
+//! Reads what the kernel knows about the GPUs of the node, without NVML.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use base::tree::Tree;
+use nvidia_host::config::Config;
+use nvidia_host::driver::diagnosis::PCI_DEVICES;
+use nvidia_host::host::Roots;
+use nvidia_host::inventory::{BusId, cap_files, procfs};
+
+use crate::gpus::{self, NodeGpu, NumaNodes, parse_numa_node};
+
+/// Returns the GPUs that the kernel module lists, before NVML has answered.
+///
+/// # Errors
+/// If the driver root cannot be opened.
+pub fn kernel_gpus(config: &Config, why: &str) -> Result<Vec<NodeGpu>> {
+    let roots = Roots::open(config)?;
+    let caps = cap_files::existing(&roots.proc);
+    let has_mig = |minor: u32| caps.iter().any(|file| file.cap.gpu() == Some(minor));
+    Ok(gpus::unanswered(&procfs::read_gpus(&roots.proc), has_mig, why))
+}
+
+/// Returns the NUMA nodes of these GPUs, from sysfs.
+///
+/// # Errors
+/// If the driver root cannot be opened.
+pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
+    let sys = Roots::open(config)?.sys;
+    let node_of = |gpu: &NodeGpu| Some((gpu.gpu.bus_id, numa_node(&sys, gpu.gpu.bus_id)?));
+    Ok(gpus.iter().filter_map(node_of).collect())
+}
+
+fn numa_node(sys: &Tree, bus_id: BusId) -> Option<u32> {
+    let path = Path::new(PCI_DEVICES).join(bus_id.in_sysfs()).join("numa_node");
+    parse_numa_node(std::str::from_utf8(&sys.read(&path).ok()?).ok()?)
+}

@@ -1,0 +1,58 @@
+//! The log on stderr. The journal shows the severity of a line that begins with its number, see sd-daemon(3).
+
+use std::io::Write;
+
+use base::report::{ErrorReport, Finding, Severity, one_line};
+
+/// Writes lines to stderr.
+#[derive(Clone, Copy, Debug)]
+pub struct Log {
+    to_journal: bool,
+}
+
+impl Log {
+    /// Creates a log for the stderr of this process.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { to_journal: std::env::var_os("JOURNAL_STREAM").is_some() }
+    }
+
+    /// Writes what happened.
+    pub fn note(self, text: &str) {
+        self.write(6, text);
+    }
+
+    /// Writes a finding, with its hint.
+    pub fn finding(self, finding: &Finding) {
+        let level = match finding.kind.severity {
+            Severity::Error => 3,
+            Severity::Warning => 4,
+            Severity::Note => 5,
+        };
+        self.write(level, &format!("{} ({})", finding.what, finding.kind.id));
+        if !finding.fix.is_empty() {
+            self.write(level, &format!("hint: {}", finding.fix));
+        }
+    }
+
+    /// Writes an error, with its hint.
+    pub fn error(self, error: &anyhow::Error) {
+        let ErrorReport { kind, line, hint } = ErrorReport::new(error);
+        self.write(3, &format!("{line} ({})", kind.id));
+        if !hint.is_empty() {
+            self.write(3, &format!("hint: {hint}"));
+        }
+    }
+
+    fn write(self, level: u8, text: &str) {
+        let prefix = if self.to_journal { format!("<{level}>") } else { "oci-nvidia-kubelet-plugin: ".to_owned() };
+        // Without stderr, there is nowhere to report this.
+        writeln!(std::io::stderr(), "{prefix}{}", one_line(text)).ok();
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self::new()
+    }
+}

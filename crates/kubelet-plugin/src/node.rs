@@ -1,0 +1,214 @@
+//! The state of the node: its GPUs, their health, and the resources that follow from both. It changes with each report of the monitor.
+//! Pure, apart from the clock that callers pass.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use base::report::Finding;
+use nvidia_host::config::Config;
+use nvidia_host::inventory::limits;
+use nvidia_host::inventory::{Inventory, limits::permit};
+
+use crate::devices;
+use crate::gpus::{self, NodeGpu, NumaNodes};
+use crate::health::{Health, Policy, State};
+use crate::model::Resource;
+use crate::monitor::message::{Level, Link, Snapshot};
+use crate::monitor::update::Update;
+use crate::prefer::Closeness;
+
+/// What the kubelet is told, and what its questions are answered from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// The resources in the order of their names
+    pub resources: Arc<Vec<Resource>>,
+    /// The GPUs of the node
+    pub gpus: Vec<NodeGpu>,
+    /// How close the GPUs are to each other
+    pub closeness: Closeness,
+    /// What is wrong with the settings on this node
+    pub findings: Vec<Finding>,
+}
+
+/// The state of the node.
+#[derive(Clone, Debug)]
+pub struct Node {
+    config: Config,
+    gpus: Vec<NodeGpu>,
+    numa_nodes: NumaNodes,
+    closeness: Closeness,
+    findings: Vec<Finding>,
+    health: Health,
+}
+
+impl Node {
+    /// Creates the state before NVML has answered, with the GPUs that the kernel lists.
+    #[must_use]
+    pub fn new(config: Config, gpus: Vec<NodeGpu>, now: Instant) -> Self {
+        let settings = &config.kubelet_plugin;
+        let policy = Policy {
+            quiet_period: settings.quiet_period,
+            ignored_xids: settings.ignored_xids.iter().copied().map(u64::from).collect(),
+        };
+        let (numa_nodes, closeness) = (NumaNodes::new(), Closeness::new());
+        Self { config, gpus, numa_nodes, closeness, findings: Vec::new(), health: Health::new(policy, now) }
+    }
+
+    /// Takes a report into account.
+    pub fn apply(&mut self, update: &Update, now: Instant) {
+        if let Update::Snapshot(snapshot) = update {
+            self.take(snapshot);
+        }
+        self.health.apply(update, now);
+    }
+
+    fn take(&mut self, snapshot: &Snapshot) {
+        self.gpus = gpus::update(&self.gpus, &snapshot.inventory, &snapshot.mig_profiles);
+        self.closeness = snapshot.links.iter().map(|link| (link.gpus.clone(), score(link))).collect();
+        self.findings = limits::findings(&self.config.devices, &snapshot.inventory);
+    }
+
+    /// Sets the NUMA nodes.
+    pub fn set_numa_nodes(&mut self, numa_nodes: NumaNodes) {
+        self.numa_nodes = numa_nodes;
+    }
+
+    /// Returns the GPUs of the node.
+    #[must_use]
+    pub fn gpus(&self) -> &[NodeGpu] {
+        &self.gpus
+    }
+
+    /// Makes the GPUs healthy whose quiet period has passed.
+    pub fn tick(&mut self, now: Instant) {
+        self.health.tick(now);
+    }
+
+    /// Returns when [`Self::tick`] changes something.
+    #[must_use]
+    pub fn next_tick(&self) -> Option<Instant> {
+        self.health.next_tick()
+    }
+
+    /// Forgets the errors of a GPU. Returns false if it is unknown or has none.
+    pub fn clear(&mut self, uuid: &str) -> bool {
+        self.health.clear(uuid)
+    }
+
+    /// Whether the administrator permits containers to have this GPU, or a part of it.
+    #[must_use]
+    pub fn permits(&self, gpu: &NodeGpu) -> bool {
+        let limits = &self.config.devices;
+        permit(limits, &gpu.gpu, None) || gpu.gpu.mig_devices.iter().any(|mig| permit(limits, &gpu.gpu, Some(mig)))
+    }
+
+    /// Returns what the node offers now.
+    #[must_use]
+    pub fn offer(&self) -> Offer {
+        let unhealthy = |uuid: &str| match self.health.state(uuid) {
+            State::Healthy => None,
+            State::Unhealthy { why, .. } => Some(why),
+        };
+        let Config { kubelet_plugin, devices: limits, .. } = &self.config;
+        let (resources, findings) = devices::resources(&self.gpus, &self.numa_nodes, kubelet_plugin, limits, unhealthy);
+        Offer {
+            resources: Arc::new(resources),
+            gpus: self.gpus.clone(),
+            closeness: self.closeness.clone(),
+            findings: self.findings.iter().cloned().chain(findings).collect(),
+        }
+    }
+}
+
+impl Offer {
+    /// Returns the inventory of the GPUs that work, for the functions of the hook.
+    #[must_use]
+    pub fn inventory(&self) -> Inventory {
+        let gpus = self.gpus.iter().filter(|gpu| gpu.failure.is_none());
+        Inventory { gpus: gpus.map(|gpu| gpu.gpu.clone()).collect(), ..Inventory::default() }
+    }
+}
+
+/// An NVLink is faster than any connection over PCIe, so each one counts more than all levels.
+const NVLINK: u32 = 100;
+
+fn score(link: &Link) -> u32 {
+    let level = match link.level {
+        Level::Board => 60,
+        Level::Switch => 50,
+        Level::Switches => 40,
+        Level::HostBridge => 30,
+        Level::Node => 20,
+        Level::System => 10,
+    };
+    level + link.nvlinks.saturating_mul(NVLINK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::tests::gpu;
+    use crate::monitor::message::{Event, EventKind, Sample};
+    use nvidia_host::inventory::FailedGpu;
+    use std::time::Duration;
+
+    fn snapshot(gpus: &[NodeGpu], failed: Vec<FailedGpu>) -> Update {
+        let inventory =
+            Inventory { gpus: gpus.iter().map(|gpu| gpu.gpu.clone()).collect(), failed, ..Inventory::default() };
+        let mig_profiles = gpus.iter().flat_map(|gpu| gpu.profiles.clone()).collect();
+        Update::Snapshot(Box::new(Snapshot { inventory, mig_profiles, ..Snapshot::default() }))
+    }
+
+    fn good(uuid: &str) -> Update {
+        Update::Sample(Sample { gpu: uuid.to_owned(), ..Sample::default() })
+    }
+
+    /// The unhealthy ids, and the number of all ids.
+    fn sick(node: &Node) -> (Vec<String>, usize) {
+        let offer = node.offer();
+        let devices: Vec<_> = offer.resources.iter().flat_map(|resource| &resource.devices).collect();
+        let unhealthy = devices.iter().filter(|device| device.unhealthy.is_some());
+        (unhealthy.map(|device| device.id.clone()).collect(), devices.len())
+    }
+
+    #[test]
+    fn from_the_first_answer_to_recovery() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[])];
+        let mut node = Node::new(Config::default(), Vec::new(), start);
+        assert_eq!(sick(&node), (vec![], 0));
+        node.apply(&snapshot(&gpus, vec![]), at(1));
+        assert_eq!(sick(&node).1, 3);
+        for uuid in ["GPU-0", "GPU-1"] {
+            node.apply(&good(uuid), at(2));
+        }
+        assert_eq!(sick(&node), (vec![], 3));
+        let xid = Update::Event(Event { gpu: "GPU-0".to_owned(), kind: EventKind::Xid(79) });
+        node.apply(&xid, at(3));
+        assert_eq!(sick(&node).0, ["MIG-0-0", "MIG-0-1"]);
+        node.apply(&good("GPU-0"), at(10));
+        node.tick(at(62));
+        assert_eq!(sick(&node).0.len(), 2, "within the quiet period");
+        node.tick(at(63));
+        assert_eq!(sick(&node), (vec![], 3));
+    }
+
+    #[test]
+    fn a_gpu_that_the_driver_loses() {
+        let now = Instant::now();
+        let gpus = [gpu(0, "A", &["1g.5gb"]), gpu(1, "B", &[])];
+        let mut node = Node::new(Config::default(), Vec::new(), now);
+        node.apply(&snapshot(&gpus, vec![]), now);
+        for uuid in ["GPU-0", "GPU-1"] {
+            node.apply(&good(uuid), now);
+        }
+        let lost = FailedGpu { uuid: Some("GPU-0".into()), why: "the GPU is lost".into(), ..FailedGpu::default() };
+        node.apply(&snapshot(&gpus[1..], vec![lost]), now);
+        assert_eq!(sick(&node), (vec!["MIG-0-0".to_owned()], 2));
+        assert_eq!(node.offer().inventory().gpus.len(), 1);
+        node.apply(&Update::LetGo, now);
+        assert_eq!(sick(&node).0.len(), 2);
+        assert!(node.permits(&gpus[0]));
+    }
+}
