@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 
 use base::report::{catalog, failure};
 use nvidia_host::config::kubelet_plugin::{KubeletPlugin, ResourceRow};
@@ -59,6 +60,11 @@ pub enum Command {
         /// The directory of the socket, as for run
         #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
         run_dir: PathBuf,
+    },
+    /// Print a completion script
+    Completion {
+        /// The shell
+        shell: Shell,
     },
     /// Ask NVML and print what changes. The plugin starts it.
     #[command(hide = true)]
