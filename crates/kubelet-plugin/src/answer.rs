@@ -147,7 +147,11 @@ mod tests {
     use super::*;
     use crate::gpus::tests::gpu;
     use base::paths::HostPath;
+    use nvidia_host::driver::locate::DriverFiles;
     use nvidia_host::driver::nodes::NodeState;
+    use nvidia_host::edits::facts::HostFacts;
+    use nvidia_host::inventory::caps::MigCap;
+    use proptest::prelude::*;
 
     fn resource(ids: &[&str]) -> Resource {
         let device = |id: &&str| Device { id: (*id).to_owned(), gpu: uuid_of(id).to_owned(), ..Device::default() };
@@ -190,15 +194,6 @@ mod tests {
     fn nodes_and_the_variable() {
         let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[])];
         let mut facts = DeviceFacts::empty(HostPath::new("/"));
-        let node = |name: &str, minor| {
-            let node = DeviceNode {
-                source: HostPath::new(format!("/dev/{name}")),
-                path: base::paths::ContainerPath::new(format!("/dev/{name}")).unwrap(),
-                major: 195,
-                minor,
-            };
-            (name.to_owned(), NodeState::Device(node))
-        };
         facts.nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
         let whole = resource(&["GPU-0", "GPU-1"]);
         let answer = |ids: &[&str]| {
@@ -215,5 +210,50 @@ mod tests {
             refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""),
             "{refusal}"
         );
+    }
+
+    fn node(name: &str, minor: u32) -> (String, NodeState) {
+        let path = format!("/dev/{name}");
+        let (source, path) = (HostPath::new(&path), base::paths::ContainerPath::new(&path).unwrap());
+        (name.to_owned(), NodeState::Device(DeviceNode { source, path, major: 195, minor }))
+    }
+
+    /// The nodes of three GPUs, of which the first has two MIG devices.
+    fn all_nodes() -> Vec<(String, NodeState)> {
+        let common = [("nvidiactl", 255), ("nvidia-uvm", 0), ("nvidia-uvm-tools", 1), ("nvidia-modeset", 254)];
+        let gpus = [("nvidia0", 0), ("nvidia1", 1), ("nvidia2", 2)];
+        let caps = [70, 71, 80, 81].map(|minor| node(&format!("nvidia-caps/nvidia-cap{minor}"), minor));
+        common.into_iter().chain(gpus).map(|(name, minor)| node(name, minor)).chain(caps).collect()
+    }
+
+    proptest! {
+        /// For every host and every choice of devices, the plugin gives the nodes that the hook gives, or both refuse.
+        #[test]
+        fn the_nodes_are_those_of_the_hook(missing in any::<[bool; 11]>(), chosen in any::<[bool; 4]>()) {
+            let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[]), gpu(2, "C", &[])];
+            let mut facts = DeviceFacts::empty(HostPath::new("/"));
+            let nodes = all_nodes().into_iter().zip(missing).filter(|(_, missing)| !missing);
+            facts.nodes = nodes.map(|(node, _)| node).collect();
+            let cap = |gi, ci: Option<u32>| ci.map_or(MigCap::GpuInstance(0, gi), |ci| MigCap::ComputeInstance(0, gi, ci));
+            facts.mig_minors =
+                Some([(cap(7, None), 70), (cap(7, Some(0)), 71), (cap(8, None), 80), (cap(8, Some(0)), 81)].into());
+            let [mig_a, mig_b] = [0, 1].map(|at| HostDevice::Mig(&gpus[0].gpu, &gpus[0].gpu.mig_devices[at]));
+            let devices = [mig_a, mig_b, HostDevice::Gpu(&gpus[1].gpu), HostDevice::Gpu(&gpus[2].gpu)];
+            let devices: Vec<_> =
+                devices.into_iter().zip(chosen).filter_map(|(device, chosen)| chosen.then_some(device)).collect();
+
+            let files = DriverFiles::default();
+            let host = HostFacts {
+                files, ipc: Vec::new(), proc_files: None, devices: facts.clone(), findings: Vec::new(),
+            };
+            let hook = decide::edits(&host, &wanted(), &devices);
+            let plugin = response(&facts, &devices);
+            prop_assert_eq!(hook.is_ok(), plugin.is_ok());
+            if let (Ok((edits, _)), Ok(answer)) = (hook, plugin) {
+                let hook: BTreeSet<_> = edits.nodes.iter().map(|node| node.path.absolute().display().to_string()).collect();
+                let plugin: BTreeSet<_> = answer.devices.into_iter().map(|spec| spec.container_path).collect();
+                prop_assert_eq!(hook, plugin);
+            }
+        }
     }
 }
