@@ -25,6 +25,7 @@ macro_rules! tests {
 }
 
 tests!(
+    authority,
     cached_inventory,
     capabilities,
     cdi_spec,

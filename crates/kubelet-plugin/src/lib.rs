@@ -12,6 +12,7 @@
 //! | [`health`], [`gpus`], [`devices`], [`node`] | what the node offers, decided from what the monitor and the kernel report |
 //! | [`answer`], [`prefer`], [`allocator`] | what a container gets |
 //! | [`host`] | what the kernel knows about the GPUs |
+//! | [`kubelet`] | the sockets and the registration |
 //! | [`control`] | commands for a running plugin |
 //! | [`check`], [`cli`], [`log`] | command lines and output |
 
@@ -24,6 +25,7 @@ pub mod devices;
 pub mod gpus;
 pub mod health;
 pub mod host;
+pub mod kubelet;
 pub mod log;
 pub mod model;
 pub mod monitor;
@@ -41,6 +43,11 @@ pub mod prefer;
 )]
 pub mod proto {
     tonic::include_proto!("v1beta1");
+
+    /// The kubelet's list of the devices that it can assign.
+    pub mod podresources {
+        tonic::include_proto!("v1");
+    }
 }
 
 use std::process::ExitCode;

@@ -3,6 +3,7 @@
 //!
 //! An input that broke a property is kept in `corpus/<target>/`, under a name that tells what it was.
 
+pub mod authority;
 pub mod cached_inventory;
 pub mod capabilities;
 pub mod cdi_spec;

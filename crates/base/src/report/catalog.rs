@@ -2,7 +2,7 @@
 //!
 //! Errors: 00x command line and configuration, 01x and 02x driver, 03x request, 04x container, 05x files that commands write,
 //! 06x engines that start no container. Warnings and notes: 1xx config.toml and permissions, 2xx host, 3xx image and container,
-//! 4xx CDI, 5xx engines. The table in docs/troubleshooting.md is generated from this file.
+//! 4xx CDI, 5xx engines, 6xx the kubelet plugin. The table in docs/troubleshooting.md is generated from this file.
 
 use super::kind::{Kind, Severity};
 use Severity::{Error, Note, Warning};
@@ -380,6 +380,9 @@ kinds! {
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
         fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";
 
+    OTHER_PLUGIN "ONH-601" Warning "another device plugin offers the GPUs of the node"
+        why "two plugins would give the same GPU to two pods, so this plugin does not register its resources while the other one answers"
+        fix "use one device plugin: delete the DaemonSet of the other one, or stop `oci-nvidia-kubelet-plugin.service`" see "kubernetes.md";
     PLUGIN_MIG_STRATEGY "ONH-611" Error "MIG devices cannot be offered as GPUs"
         why "with the MIG strategy \"single\", all devices of the resource must be of one kind"
         fix "create MIG devices of one profile on all GPUs, or set `mig-strategy = \"mixed\"`" see "kubernetes.md";

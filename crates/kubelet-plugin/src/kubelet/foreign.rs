@@ -1,0 +1,220 @@
+//! Looks for other device plugins that offer the GPUs of this node.
+//!
+//! Two plugins would give the same GPU to two pods. If both offer the same resource, the kubelet disconnects the plugin that
+//! registered last as soon as the stream of the other one ends. The kubelet does not report which plugins are registered, so this
+//! module connects to the sockets of the known plugins, and compares the device ids that the kubelet can assign with ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::report::{Finding, catalog};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::dial::dial;
+use crate::model::Resource;
+use crate::proto;
+use crate::proto::device_plugin_client::DevicePluginClient;
+use crate::proto::podresources::AllocatableResourcesRequest;
+use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
+
+/// How long a plugin, or the kubelet, has to answer.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// How many sockets are tried at most. A node has one or two.
+const MAX_SOCKETS: usize = 64;
+
+/// The kubelet may not yet have received a list that the plugin has sent.
+const LIST_DELAY: Duration = Duration::from_secs(1);
+
+/// The other plugins of this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Foreign {
+    /// The file names of sockets at which another plugin answers
+    pub sockets: BTreeSet<String>,
+    /// For each resource an id that is not ours
+    pub ids: BTreeMap<String, String>,
+}
+
+/// Why a resource is not registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// What was found
+    pub what: String,
+    /// The other plugin offers the same resource.
+    pub same_resource: bool,
+}
+
+impl Conflict {
+    /// Returns the finding about this resource.
+    #[must_use]
+    pub fn finding(&self, resource: &str) -> Finding {
+        Finding::of(
+            &catalog::OTHER_PLUGIN,
+            format!("cannot register {resource:?}: {}", self.what),
+            "delete the DaemonSet of the other device plugin, or stop `oci-nvidia-kubelet-plugin.service`",
+        )
+    }
+}
+
+impl Foreign {
+    /// Returns why this resource must not be registered, if another plugin offers it or the GPUs.
+    #[must_use]
+    pub fn conflict(&self, resource: &str) -> Option<Conflict> {
+        let at = |socket: &String| format!("another device plugin answers at {socket:?} in the kubelet's directory");
+        if let Some(socket) = self.sockets.iter().find(|socket| offers(socket, resource)) {
+            return Some(Conflict { what: at(socket), same_resource: true });
+        }
+        if let Some(id) = self.ids.get(resource) {
+            let what = format!("another device plugin has registered it with the device {id:?}");
+            return Some(Conflict { what, same_resource: true });
+        }
+        self.sockets.first().map(|socket| Conflict { what: at(socket), same_resource: false })
+    }
+}
+
+/// Reports whether the plugin with this socket probably offers this resource: the plugin of NVIDIA has a socket for each of its
+/// resources, and that of GKE offers `nvidia.com/gpu`.
+fn offers(socket: &str, resource: &str) -> bool {
+    let nvidia = || resource.strip_prefix("nvidia.com/").map(|name| format!("nvidia-{name}.sock"));
+    if socket.starts_with("nvidiaGPU-") { resource == "nvidia.com/gpu" } else { nvidia().as_deref() == Some(socket) }
+}
+
+fn is_plugin_socket(name: &str) -> bool {
+    (name.starts_with("nvidia-") || name.starts_with("nvidiaGPU-")) && name.ends_with(".sock")
+}
+
+/// How long the kubelet has to answer, depending on its age. A kubelet that has just started knows no plugin, and may not answer yet.
+#[must_use]
+pub const fn patience(kubelet_is_new: bool) -> Duration {
+    if kubelet_is_new { Duration::from_millis(50) } else { DEADLINE }
+}
+
+/// Looks for other plugins in the directory of the sockets, and asks the kubelet at its socket for pod resources.
+pub async fn look(dir: &Path, pod_resources: &Path, patience: Duration, ours: &[Resource]) -> Foreign {
+    let (sockets, ids) = tokio::join!(live_sockets(dir), lasting_ids(pod_resources, patience, ours));
+    Foreign { sockets, ids }
+}
+
+async fn live_sockets(dir: &Path) -> BTreeSet<String> {
+    let mut probes = JoinSet::new();
+    for (name, path) in plugin_sockets(dir) {
+        probes.spawn(async move { answers(&path).await.then_some(name) });
+    }
+    probes.join_all().await.into_iter().flatten().collect()
+}
+
+fn plugin_sockets(dir: &Path) -> Vec<(String, PathBuf)> {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let sockets = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_socket()));
+    let named = sockets.filter_map(|file| Some((file.file_name().into_string().ok()?, file.path())));
+    named.filter(|(name, _)| is_plugin_socket(name)).take(MAX_SOCKETS).collect()
+}
+
+/// Reports whether a device plugin answers at this socket.
+pub async fn answers(socket: &Path) -> bool {
+    let ask = async {
+        let mut plugin = DevicePluginClient::new(dial(socket).await?);
+        anyhow::Ok(plugin.get_device_plugin_options(proto::Empty {}).await?)
+    };
+    matches!(timeout(DEADLINE, ask).await, Ok(Ok(_)))
+}
+
+/// Returns the foreign ids that the kubelet lists twice. A list with new ids of ours may be on its way to the kubelet.
+async fn lasting_ids(socket: &Path, patience: Duration, ours: &[Resource]) -> BTreeMap<String, String> {
+    let first = foreign_ids(&allocatable(socket, patience).await, ours);
+    if first.is_empty() {
+        return first;
+    }
+    sleep(LIST_DELAY).await;
+    let second = foreign_ids(&allocatable(socket, patience).await, ours);
+    second.into_iter().filter(|(resource, _)| first.contains_key(resource)).collect()
+}
+
+/// The ids that the kubelet can assign, for each resource; nothing if the kubelet does not answer.
+async fn allocatable(socket: &Path, patience: Duration) -> Vec<(String, Vec<String>)> {
+    let ask = async {
+        let mut kubelet = PodResourcesListerClient::new(dial(socket).await?);
+        anyhow::Ok(kubelet.get_allocatable_resources(AllocatableResourcesRequest {}).await?.into_inner())
+    };
+    let Ok(Ok(answer)) = timeout(patience, ask).await else { return Vec::new() };
+    answer.devices.into_iter().map(|device| (device.resource_name, device.device_ids)).collect()
+}
+
+/// Returns an id for each of our resources that does not belong to one of our GPUs.
+fn foreign_ids(allocatable: &[(String, Vec<String>)], ours: &[Resource]) -> BTreeMap<String, String> {
+    let devices = || ours.iter().flat_map(|resource| &resource.devices);
+    let known: BTreeSet<&str> = devices().flat_map(|device| [stem(&device.id), device.gpu.as_str()]).collect();
+    let is_ours = |name: &str| ours.iter().any(|resource| resource.name == name);
+    let mut found = BTreeMap::new();
+    for (resource, ids) in allocatable.iter().filter(|(resource, _)| is_ours(resource)) {
+        if let Some(id) = ids.iter().find(|id| !known.contains(stem(id))) {
+            found.insert(resource.clone(), id.clone());
+        }
+    }
+    found
+}
+
+/// The UUID of an id: replicas have a number after it.
+fn stem(id: &str) -> &str {
+    id.split_once("::").map_or(id, |(uuid, _)| uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Device;
+
+    fn resource(name: &str, ids: &[&str]) -> Resource {
+        let device = |id: &&str| Device { id: (*id).to_owned(), gpu: stem(id).to_owned(), ..Device::default() };
+        Resource { name: name.to_owned(), devices: ids.iter().map(device).collect() }
+    }
+
+    #[test]
+    fn sockets_of_other_plugins() {
+        for (name, resource, expected) in [
+            ("nvidia-gpu.sock", "nvidia.com/gpu", Some(true)),
+            ("nvidia-gpu.sock", "nvidia.com/h100", Some(false)),
+            ("nvidia-gpu.sock", "example.com/gpu", Some(false)),
+            ("nvidia-mig-1g.5gb.sock", "nvidia.com/mig-1g.5gb", Some(true)),
+            ("nvidiaGPU-1700000000.sock", "nvidia.com/gpu", Some(true)),
+            ("nvidiaGPU-1700000000.sock", "nvidia.com/h100", Some(false)),
+            ("oci-nvidia-gpu.sock", "nvidia.com/gpu", None),
+            ("kubelet.sock", "nvidia.com/gpu", None),
+            ("nvidia-gpu.lock", "nvidia.com/gpu", None),
+        ] {
+            let sockets = is_plugin_socket(name).then(|| name.to_owned()).into_iter().collect();
+            let found = Foreign { sockets, ids: BTreeMap::new() }.conflict(resource);
+            assert_eq!(found.map(|conflict| conflict.same_resource), expected, "{name} {resource}");
+        }
+    }
+
+    #[test]
+    fn ids_of_other_plugins() {
+        let ours = [resource("nvidia.com/gpu", &["GPU-1::0", "GPU-1::1", "GPU-2"]), resource("a.com/b", &[])];
+        let found = |name: &str, ids: &[&str]| {
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            foreign_ids(&[(name.to_owned(), ids)], &ours).into_values().next()
+        };
+        assert_eq!(found("nvidia.com/gpu", &["GPU-1", "GPU-1::7", "GPU-2::0"]), None);
+        assert_eq!(found("nvidia.com/gpu", &["GPU-1", "nvidia0"]), Some("nvidia0".to_owned()));
+        assert_eq!(found("a.com/b", &["GPU-2", "GPU-3"]), Some("GPU-3".to_owned()));
+        assert_eq!(found("other.com/nic", &["eth0"]), None);
+    }
+
+    #[test]
+    fn a_conflict_is_a_finding() {
+        let foreign = Foreign { sockets: ["nvidia-gpu.sock".to_owned()].into(), ids: BTreeMap::new() };
+        let finding = foreign.conflict("nvidia.com/gpu").unwrap().finding("nvidia.com/gpu");
+        assert_eq!(
+            (finding.kind.id, &*finding.what),
+            (
+                "ONH-601",
+                "cannot register \"nvidia.com/gpu\": another device plugin answers at \"nvidia-gpu.sock\" in the kubelet's directory"
+            )
+        );
+    }
+}

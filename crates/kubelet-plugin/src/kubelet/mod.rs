@@ -1,0 +1,138 @@
+//! Offers resources to the kubelet: one gRPC server for each resource, and its registration.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`registration`] | decides what to do about a registration |
+//! | [`registrar`] | keeps a resource registered |
+//! | [`sight`] | watches the kubelet's directory |
+//! | [`foreign`] | finds other device plugins |
+//! | [`server`], [`streams`] | answer the kubelet |
+//! | [`listener`], [`socket`] | our sockets |
+//! | [`connection`], [`authority`] | filter what the kubelet sends |
+//! | [`dial`] | connects to sockets |
+//! | [`status`] | what the tasks share and report |
+
+pub mod authority;
+pub mod connection;
+mod dial;
+pub mod foreign;
+mod listener;
+mod registrar;
+pub mod registration;
+mod server;
+mod sight;
+pub mod socket;
+mod status;
+mod streams;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+pub use server::Resources;
+pub use status::{Event, Log, Registration, Status};
+
+use crate::model::Allocator;
+use foreign::Foreign;
+use sight::Sight;
+use status::Shared;
+
+/// How often other plugins are searched for.
+const FOREIGN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The tasks of the resources that are served.
+type Tasks = BTreeMap<String, JoinSet<()>>;
+
+/// Serves the resources of the list, which may change, to the kubelet of this directory (`/var/lib/kubelet`). Its sockets are closed
+/// and removed when the future is dropped; no empty list is sent, because the kubelet would report a capacity of 0.
+///
+/// # Errors
+/// If the paths of the sockets are longer than the address of a Unix socket.
+pub async fn serve(
+    kubelet_dir: PathBuf,
+    mut resources: Resources,
+    allocator: Arc<dyn Allocator>,
+    status: watch::Sender<Status>,
+    log: Log,
+) -> Result<Infallible> {
+    let dir = socket::plugin_dir(&kubelet_dir);
+    socket::path(&dir, "nvidia.com/gpu")?;
+    let shared = Arc::new(Shared {
+        dir,
+        pod_resources: kubelet_dir.join("pod-resources/kubelet.sock"),
+        resources: resources.clone(),
+        allocator,
+        sights: watch::Sender::new(Sight::default()),
+        foreign: watch::Sender::new(Foreign::default()),
+        status,
+        log,
+    });
+    let mut common = JoinSet::new();
+    let (watcher, searcher) = (Arc::clone(&shared), Arc::clone(&shared));
+    common.spawn(async move { sight::watch(&watcher.dir, &watcher.sights).await });
+    common.spawn(async move { search(&searcher).await });
+    let mut tasks = Tasks::new();
+    loop {
+        let names = resources.borrow_and_update().iter().map(|resource| resource.name.clone()).collect();
+        update(&shared, &mut tasks, &names);
+        if resources.changed().await.is_err() {
+            // The list does not change any more.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Starts and ends tasks, so that there is one for each of these resources.
+fn update(shared: &Arc<Shared>, tasks: &mut Tasks, names: &BTreeSet<String>) {
+    tasks.retain(|name, _| names.contains(name));
+    shared.status.send_if_modified(|status| {
+        let before = status.len();
+        status.retain(|name, _| names.contains(name));
+        status.len() != before
+    });
+    for name in names {
+        if tasks.contains_key(name) {
+            continue;
+        }
+        let mut task = JoinSet::new();
+        match socket_of(&shared.dir, name, tasks.keys()) {
+            Ok(path) => {
+                let state = Registration { socket: path.clone(), ..Registration::default() };
+                shared.status.send_modify(|status| drop(status.insert(name.clone(), state)));
+                task.spawn(registrar::run(Arc::clone(shared), name.clone(), path));
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                let state = Registration { error: Some(error.clone()), ..Registration::default() };
+                shared.status.send_modify(|status| drop(status.insert(name.clone(), state)));
+                shared.log(&Event::Failed(name.clone(), error));
+            }
+        }
+        tasks.insert(name.clone(), task);
+    }
+}
+
+/// Returns the path of a resource's socket, which no other resource may have.
+fn socket_of<'a>(dir: &Path, name: &str, mut others: impl Iterator<Item = &'a String>) -> Result<PathBuf> {
+    let file = socket::file_name(name);
+    if let Some(other) = others.find(|other| socket::file_name(other) == file) {
+        anyhow::bail!("its socket {file:?} is that of {other:?}; rename one of the two resources");
+    }
+    socket::path(dir, name)
+}
+
+async fn search(shared: &Shared) {
+    let mut ticks = interval(FOREIGN_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        shared.look_for_foreign(foreign::patience(false)).await;
+    }
+}

@@ -1,0 +1,143 @@
+//! Decides what to do about the registration of a resource.
+//!
+//! Only one question matters: does this kubelet have an open ListAndWatch stream of ours? The kubelet does not report the loss of a
+//! registration, and events of the file system can be missed, so the decision depends on the present state alone.
+
+use super::socket::SocketId;
+
+/// The state of a resource's registration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// The kubelet's socket
+    pub kubelet: Option<SocketId>,
+    /// Our socket
+    pub socket: Socket,
+    /// The kubelet's stream
+    pub stream: Option<Stream>,
+    /// The kubelet that Register was sent to, until it answers
+    pub registering: Option<SocketId>,
+    /// Another plugin offers GPUs; the value states whether it offers the same resource.
+    pub conflict: Option<bool>,
+    /// The pause after the last attempt is over.
+    pub may_register: bool,
+}
+
+/// The state of our socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Socket {
+    /// It exists.
+    #[default]
+    Bound,
+    /// It was not created yet, or its file was deleted.
+    Missing,
+    /// It cannot be created now.
+    Unavailable,
+}
+
+/// The kubelet's stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// The kubelet that the plugin was registered with
+    pub kubelet: SocketId,
+    /// No list is sent, because another plugin has registered the resource.
+    pub silent: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Wait for a change.
+    Wait,
+    /// Create our socket.
+    Bind,
+    /// Send Register.
+    Register,
+    /// Give up a Register that was sent to an earlier kubelet.
+    Abandon,
+    /// End the stream.
+    Close,
+    /// Keep the stream open, but send no list.
+    Silence,
+}
+
+/// Returns the next action.
+#[must_use]
+pub fn decide(facts: &Facts) -> Action {
+    let is_earlier = |kubelet: SocketId| facts.kubelet.is_some_and(|current| current != kubelet);
+    if facts.registering.is_some_and(is_earlier) {
+        return Action::Abandon;
+    }
+    if facts.stream.is_some_and(|stream| is_earlier(stream.kubelet)) {
+        return Action::Close;
+    }
+    if facts.socket == Socket::Missing {
+        return Action::Bind;
+    }
+    if let Some(stream) = facts.stream {
+        return keep_or_close(stream, facts.conflict);
+    }
+    let can_register = facts.kubelet.is_some() && facts.socket == Socket::Bound && facts.registering.is_none();
+    if can_register && facts.conflict.is_none() && facts.may_register { Action::Register } else { Action::Wait }
+}
+
+/// If the other plugin offers the same resource, it has taken over the registration: the kubelet sends its requests there, but accepts
+/// lists from both. Closing our stream would disconnect the other plugin (Kubernetes issue 127803), and then the node would have no
+/// GPU. When the other plugin has gone, the kubelet does not return to our stream, so the resource is registered again.
+fn keep_or_close(stream: Stream, conflict: Option<bool>) -> Action {
+    match conflict {
+        Some(true) if stream.silent => Action::Wait,
+        Some(true) => Action::Silence,
+        Some(false) => Action::Close,
+        None if stream.silent => Action::Close,
+        None => Action::Wait,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_state_has_an_action() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = |name: &str| {
+            let path = dir.path().join(name);
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            SocketId::at(&path).unwrap()
+        };
+        let (new, old) = (socket("new"), socket("old"));
+        let ready = Facts { kubelet: Some(new), may_register: true, ..Facts::default() };
+        let stream = |kubelet, silent| Some(Stream { kubelet, silent });
+        let live = Facts { stream: stream(new, false), ..ready };
+        let silent = Facts { stream: stream(new, true), ..ready };
+        for (name, facts, action) in [
+            ("no kubelet", Facts { kubelet: None, ..ready }, Action::Wait),
+            ("no kubelet and no socket", Facts { kubelet: None, socket: Socket::Missing, ..ready }, Action::Bind),
+            ("our socket is missing", Facts { socket: Socket::Missing, ..ready }, Action::Bind),
+            ("our socket cannot be created", Facts { socket: Socket::Unavailable, ..ready }, Action::Wait),
+            ("ready", ready, Action::Register),
+            ("pause", Facts { may_register: false, ..ready }, Action::Wait),
+            ("other plugin", Facts { conflict: Some(true), ..ready }, Action::Wait),
+            ("other plugin, other resource", Facts { conflict: Some(false), ..ready }, Action::Wait),
+            ("registering", Facts { registering: Some(new), ..ready }, Action::Wait),
+            ("registering with an earlier kubelet", Facts { registering: Some(old), ..ready }, Action::Abandon),
+            (
+                "registering, the kubelet has gone",
+                Facts { kubelet: None, registering: Some(old), ..ready },
+                Action::Wait,
+            ),
+            ("live", live, Action::Wait),
+            ("live before Register returned", Facts { registering: Some(new), ..live }, Action::Wait),
+            ("live, socket deleted", Facts { socket: Socket::Missing, ..live }, Action::Bind),
+            ("live, kubelet's socket deleted", Facts { kubelet: None, ..live }, Action::Wait),
+            ("live with an earlier kubelet", Facts { stream: stream(old, false), ..live }, Action::Close),
+            ("silent with an earlier kubelet", Facts { stream: stream(old, true), ..silent }, Action::Close),
+            ("taken over", Facts { conflict: Some(true), ..live }, Action::Silence),
+            ("still taken over", Facts { conflict: Some(true), ..silent }, Action::Wait),
+            ("the other plugin has gone", silent, Action::Close),
+            ("GPUs offered elsewhere", Facts { conflict: Some(false), ..live }, Action::Close),
+        ] {
+            assert_eq!(decide(&facts), action, "{name}");
+        }
+    }
+}

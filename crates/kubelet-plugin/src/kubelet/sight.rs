@@ -1,0 +1,80 @@
+//! Watches the directory of the plugins' sockets.
+//!
+//! The directory is inspected every second. inotify only makes this faster: if it is unavailable, or if an event is lost, nothing
+//! else changes.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::socket::{self, SocketId};
+
+/// How often the directory is inspected.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Many events, such as those of a kubelet that deletes all sockets, are handled together.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What is in the directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sight {
+    /// The kubelet's socket
+    pub(super) kubelet: Option<SocketId>,
+    /// The socket was created after the first look, so the kubelet has just started.
+    pub(super) is_new: bool,
+    /// How many times the directory was inspected; each one wakes those who wait for a change.
+    looks: u64,
+}
+
+/// Inspects the directory forever.
+pub(super) async fn watch(dir: &Path, sights: &watch::Sender<Sight>) {
+    let events = Events::new();
+    let socket = socket::kubelet(dir);
+    loop {
+        // The watch is added before the look, so that no change is missed. A directory that was replaced needs a new watch.
+        events.add(dir);
+        let kubelet = SocketId::at(&socket);
+        sights.send_modify(|sight| {
+            let is_other = sight.looks > 0 && kubelet.is_some() && kubelet != sight.kubelet;
+            let is_new = is_other || (sight.is_new && kubelet.is_some());
+            *sight = Sight { kubelet, is_new, looks: sight.looks + 1 };
+        });
+        if timeout(INTERVAL, events.next()).await.is_ok() {
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// The events of inotify; none if the kernel provides no instance.
+struct Events(Option<AsyncFd<OwnedFd>>);
+
+impl Events {
+    fn new() -> Self {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
+        #[allow(deprecated, reason = "sound for an OwnedFd, and its replacement is unsafe")]
+        Self(fd.and_then(|fd| AsyncFd::new(fd).ok()))
+    }
+
+    /// The kernel keeps one watch for a directory, however often it is added.
+    fn add(&self, dir: &Path) {
+        if let Some(fd) = &self.0 {
+            let flags = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+            let _ = inotify::add_watch(fd, dir, flags);
+        }
+    }
+
+    async fn next(&self) {
+        let Some(fd) = &self.0 else { return std::future::pending().await };
+        if let Ok(mut guard) = fd.readable().await {
+            let mut buffer = [0; 4096];
+            // The content does not matter: the directory is inspected after any event.
+            while rustix::io::read(fd, &mut buffer).is_ok_and(|length| length > 0) {}
+            guard.clear_ready();
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The sockets in the kubelet's directory: their names, their identity, and how ours is created.
+
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use anyhow::{Context, Result};
+use base::report::{catalog, failure};
+use rustix::fs::Mode;
+use tokio::net::{UnixListener, UnixSocket};
+
+/// The longest path that the address of a Unix socket can have, in bytes. The kernel's limit includes the zero byte at the end.
+pub const MAX_PATH: usize = 107;
+
+/// Connections that wait to be accepted. The kubelet has one or two.
+const BACKLOG: u32 = 16;
+
+/// Distinguishes a socket file from its successors at the same path: file systems reuse inode numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketId {
+    device: u64,
+    inode: u64,
+    modified: (i64, i64),
+}
+
+impl SocketId {
+    /// Identifies the socket at this path, if there is one.
+    #[must_use]
+    pub fn at(path: &Path) -> Option<Self> {
+        let file = fs::symlink_metadata(path).ok().filter(|file| file.file_type().is_socket())?;
+        Some(Self { device: file.dev(), inode: file.ino(), modified: (file.mtime(), file.mtime_nsec()) })
+    }
+}
+
+/// Returns the directory of the plugins' sockets.
+#[must_use]
+pub fn plugin_dir(kubelet_dir: &Path) -> PathBuf {
+    kubelet_dir.join("device-plugins")
+}
+
+/// Returns the kubelet's socket in the directory of the plugins.
+#[must_use]
+pub fn kubelet(dir: &Path) -> PathBuf {
+    dir.join("kubelet.sock")
+}
+
+/// Returns the file name of our socket for a resource, which has the name of the resource without its prefix.
+#[must_use]
+pub fn file_name(resource: &str) -> String {
+    let name = resource.rsplit('/').next().unwrap_or(resource);
+    let safe = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_') { c } else { '_' };
+    format!("oci-nvidia-{}.sock", name.chars().map(safe).collect::<String>())
+}
+
+/// Returns the path of our socket for a resource.
+///
+/// # Errors
+/// If the address of a Unix socket cannot have the path.
+pub fn path(dir: &Path, resource: &str) -> Result<PathBuf> {
+    let path = dir.join(file_name(resource));
+    let length = path.as_os_str().as_bytes().len();
+    if length > MAX_PATH {
+        return Err(failure(
+            &catalog::SYSTEM,
+            format!(
+                "cannot offer {resource:?}: the path of the socket {path:?} has {length} bytes, the limit is {MAX_PATH}"
+            ),
+            "select a kubelet directory with a shorter path with `--kubelet-dir`, for example a bind mount of it",
+        ));
+    }
+    Ok(path)
+}
+
+/// Our socket file. It is removed when this value is dropped, unless another file has replaced it.
+#[derive(Debug)]
+pub struct Bound {
+    path: PathBuf,
+    id: SocketId,
+}
+
+impl Bound {
+    /// Reports whether the file still exists and is ours.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        SocketId::at(&self.path) == Some(self.id)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.exists() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Creates our socket, which only our user can connect to. It replaces a socket that an earlier process left.
+///
+/// # Errors
+/// If the directory does not exist or is not writable, or if a file that is not a socket has the name.
+pub fn bind(path: &Path) -> Result<(Bound, UnixListener)> {
+    let bound = || -> io::Result<(Bound, UnixListener)> {
+        remove_socket(path)?;
+        let socket = UnixSocket::new_stream()?;
+        // The file gets the mode of the socket when it is created; a later chmod would leave a moment with another mode.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        socket.bind(path)?;
+        let id = SocketId::at(path).ok_or(ErrorKind::NotFound)?;
+        Ok((Bound { path: path.to_owned(), id }, socket.listen(BACKLOG)?))
+    };
+    bound().with_context(|| format!("cannot create the socket {path:?}"))
+}
+
+fn remove_socket(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(file) if file.file_type().is_socket() => fs::remove_file(path),
+        _ => Ok(()), // bind reports a file that is in the way
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn names_of_sockets() {
+        assert_eq!(file_name("nvidia.com/gpu"), "oci-nvidia-gpu.sock");
+        assert_eq!(file_name("nvidia.com/mig-1g.5gb"), "oci-nvidia-mig-1g.5gb.sock");
+        assert_eq!(file_name("gpu"), "oci-nvidia-gpu.sock");
+        assert_eq!(file_name("a/../x y\0"), "oci-nvidia-x_y_.sock");
+        assert_eq!(file_name("a/.."), "oci-nvidia-...sock");
+    }
+
+    #[test]
+    fn a_path_has_107_bytes_at_most() {
+        let name = file_name("nvidia.com/gpu").len();
+        let dir = |length: usize| PathBuf::from(format!("/{}", "d".repeat(length - 1)));
+        assert_eq!(path(&dir(106 - name), "nvidia.com/gpu").unwrap().as_os_str().len(), 107);
+        let error = path(&dir(107 - name), "nvidia.com/gpu").unwrap_err().to_string();
+        assert!(error.contains("has 108 bytes, the limit is 107"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_socket_replaces_a_stale_one_and_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let stale = SocketId::at(&path).unwrap();
+        let (bound, _listener) = bind(&path).unwrap();
+        assert_ne!(SocketId::at(&path).unwrap(), stale);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(bound.exists());
+
+        // A file that replaced ours is not ours to remove.
+        fs::remove_file(&path).unwrap();
+        assert!(!bound.exists());
+        let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(bound);
+        assert!(SocketId::at(&path).is_some());
+
+        let (bound, _listener) = bind(&path).unwrap();
+        drop(bound);
+        assert_eq!(SocketId::at(&path), None);
+        assert!(bind(&dir.path().join("missing/a.sock")).is_err());
+    }
+
+    #[tokio::test]
+    async fn other_files_are_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        fs::write(&path, "text").unwrap();
+        let error = format!("{:#}", bind(&path).unwrap_err());
+        assert!(error.contains("cannot create the socket") && error.contains("in use"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"text");
+    }
+}

@@ -1,0 +1,111 @@
+//! What the tasks share, and what they report.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use base::report::Finding;
+use tokio::sync::watch;
+
+use super::foreign::{self, Foreign};
+use super::server::Resources;
+use super::sight::Sight;
+use crate::model::Allocator;
+
+/// The state of all resources, by name.
+pub type Status = BTreeMap<String, Registration>;
+
+/// The state of a resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registration {
+    /// Our socket
+    pub socket: PathBuf,
+    /// The kubelet has an open stream with the list of devices.
+    pub live: bool,
+    /// When the kubelet last accepted a registration
+    pub registered: Option<SystemTime>,
+    /// How many registrations the kubelet accepted
+    pub registrations: u64,
+    /// Why the resource is not registered
+    pub error: Option<String>,
+    /// The other device plugin because of which the resource is not registered
+    pub finding: Option<Finding>,
+}
+
+/// Something that happened, to be logged. `Display` writes one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The kubelet accepted the resource.
+    Registered(String),
+    /// The stream of a resource ended.
+    Closed(String),
+    /// A resource cannot be registered now, for this reason.
+    Failed(String, String),
+    /// Another plugin offers the GPUs.
+    Conflict(Finding),
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Registered(resource) => write!(f, "registered {resource:?} with the kubelet"),
+            Self::Closed(resource) => write!(f, "the kubelet's stream for {resource:?} ended"),
+            Self::Failed(resource, error) => write!(f, "cannot register {resource:?}: {error}"),
+            Self::Conflict(finding) => write!(f, "{} ({})", finding.what, finding.kind.id),
+        }
+    }
+}
+
+/// Writes an event to the log.
+pub type Log = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// What the tasks of the resources share.
+pub(super) struct Shared {
+    /// The directory of the plugins' sockets
+    pub(super) dir: PathBuf,
+    /// The kubelet's socket for pod resources
+    pub(super) pod_resources: PathBuf,
+    /// The lists of devices
+    pub(super) resources: Resources,
+    /// Answers questions about devices
+    pub(super) allocator: Arc<dyn Allocator>,
+    /// What is in the directory
+    pub(super) sights: watch::Sender<Sight>,
+    /// Other plugins
+    pub(super) foreign: watch::Sender<Foreign>,
+    /// The state of the resources
+    pub(super) status: watch::Sender<Status>,
+    /// The log
+    pub(super) log: Log,
+}
+
+impl Shared {
+    /// Logs an event.
+    pub(super) fn log(&self, event: &Event) {
+        (self.log)(event);
+    }
+
+    /// Changes the state of a resource.
+    pub(super) fn note(&self, resource: &str, change: impl FnOnce(&mut Registration)) {
+        self.status.send_if_modified(|status| {
+            let Some(state) = status.get_mut(resource) else { return false };
+            let before = state.clone();
+            change(state);
+            *state != before
+        });
+    }
+
+    /// Looks for other plugins, and wakes the tasks if that changed.
+    pub(super) async fn look_for_foreign(&self, patience: Duration) -> Foreign {
+        let ours = Arc::clone(&self.resources.borrow());
+        let found = foreign::look(&self.dir, &self.pod_resources, patience, &ours).await;
+        self.foreign.send_if_modified(|foreign| {
+            let changed = *foreign != found;
+            foreign.clone_from(&found);
+            changed
+        });
+        found
+    }
+}
