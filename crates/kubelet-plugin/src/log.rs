@@ -13,6 +13,7 @@ pub struct Log {
 impl Log {
     /// Creates a log for the stderr of this process.
     #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "systemd sets it for this process")]
     pub fn new() -> Self {
         Self { to_journal: std::env::var_os("JOURNAL_STREAM").is_some() }
     }
