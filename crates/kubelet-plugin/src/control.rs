@@ -102,7 +102,7 @@ mod tests {
                 command.done.send(command.uuid == "GPU-0").unwrap();
             }
         });
-        while !socket(dir.path()).exists() {
+        while std::fs::symlink_metadata(socket(dir.path())).is_err() {
             tokio::task::yield_now().await;
         }
         assert!(clear(dir.path(), "GPU-0").await.unwrap());
