@@ -34,18 +34,24 @@ static char *read_tail(const char *path)
 	return text;
 }
 
+bool config_beside(const char *library, const char *name, char *out, unsigned size)
+{
+	char real[PATH_MAX];
+	if (!realpath(library, real))
+		return false;
+	int length = snprintf(out, size, "%s/%s", dirname(real), name);
+	return length > 0 && (unsigned)length < size;
+}
+
 static char *read_text(const char *library)
 {
-	char real[PATH_MAX], beside[PATH_MAX + 16];
-	if (!realpath(library, real))
+	char beside[PATH_MAX + 16];
+	if (!config_beside(library, "nvml.conf", beside, sizeof beside))
 		return NULL;
-	char dir[PATH_MAX];
-	snprintf(dir, sizeof dir, "%s", real);
-	snprintf(beside, sizeof beside, "%s/nvml.conf", dirname(dir));
 	char *text = read_tail(beside);
 	if (text)
 		return text;
-	text = read_tail(real);
+	text = read_tail(library);
 	if (!text)
 		return NULL;
 	char *last = NULL;
@@ -89,6 +95,43 @@ static unsigned number(const char *line, const char *key, unsigned otherwise)
 	return value(line, key, text, sizeof text) ? (unsigned)strtoul(text, NULL, 0) : otherwise;
 }
 
+/* A number, or `none` for UNSUPPORTED. */
+static long long optional(const char *line, const char *key, long long otherwise)
+{
+	char text[32];
+	if (!value(line, key, text, sizeof text))
+		return otherwise;
+	return strcmp(text, "none") ? strtoll(text, NULL, 0) : UNSUPPORTED;
+}
+
+/* The name of a call. `handle` is the one for the handle of the GPU. */
+static void call_name(const char *line, const char *key, char *out, size_t size)
+{
+	if (!value(line, key, out, size))
+		*out = 0;
+	else if (!strcmp(out, "handle"))
+		snprintf(out, size, "nvmlDeviceGetHandleByIndex_v2");
+}
+
+/* `nvlinks=1:4,2:2`: four links to GPU 1, two to GPU 2. */
+static void link_counts(const char *line, int links[MAX_LINKS])
+{
+	char text[96];
+	unsigned used = 0;
+	for (unsigned i = 0; i < MAX_LINKS; i++)
+		links[i] = -1;
+	if (!value(line, "nvlinks", text, sizeof text))
+		return;
+	char *rest = NULL;
+	for (char *pair = strtok_r(text, ",", &rest); pair; pair = strtok_r(NULL, ",", &rest)) {
+		int to;
+		unsigned count;
+		if (sscanf(pair, "%d:%u", &to, &count) == 2)
+			while (count-- && used < MAX_LINKS)
+				links[used++] = to;
+	}
+}
+
 static bool gpu_line(const char *line, struct config *config)
 {
 	if (config->gpu_count == MAX_GPUS)
@@ -108,8 +151,17 @@ static bool gpu_line(const char *line, struct config *config)
 	gpu->memory_mib = number(line, "memory", 81559);
 	gpu->fail = number(line, "fail", 0);
 	gpu->fail_handle = number(line, "fail-handle", 0);
-	gpu->hang_handle = value(line, "hang", text, sizeof text) && !strcmp(text, "handle");
-	gpu->crash_handle = value(line, "crash", text, sizeof text) && !strcmp(text, "handle");
+	call_name(line, "hang", gpu->hang, sizeof gpu->hang);
+	call_name(line, "crash", gpu->crash, sizeof gpu->crash);
+	gpu->memory_used_mib = number(line, "memory-used", 0);
+	gpu->recovery_action = (int)optional(line, "recovery-action", 0);
+	gpu->remap_failure = (int)optional(line, "remap-failure", 0);
+	gpu->ecc = optional(line, "ecc", 0);
+	gpu->util = number(line, "util", 0);
+	/* ECC errors, XIDs, changes of MIG, an unavailable GPU, the recovery action */
+	gpu->events = number(line, "events", 0xc10b);
+	gpu->numa = (int)optional(line, "numa", NO_NUMA);
+	link_counts(line, gpu->links);
 	gpu->mig_enabled = strstr(line, " mig") != NULL;
 	config->gpu_count++;
 	return true;
@@ -128,6 +180,8 @@ static bool mig_line(const char *line, struct config *config)
 	mig->ci = number(line, "ci", 0);
 	mig->cap_gi = number(line, "cap-gi", 0);
 	mig->cap_ci = number(line, "cap-ci", 0);
+	if (!value(line, "profile", mig->profile, sizeof mig->profile))
+		*mig->profile = 0;
 	return value(line, "uuid", mig->uuid, sizeof mig->uuid);
 }
 

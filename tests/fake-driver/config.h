@@ -4,12 +4,13 @@
 
 #include <stdbool.h>
 
-enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_QUIRKS = 16 };
+enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_QUIRKS = 16, MAX_LINKS = 18, NO_NUMA = -1, UNSUPPORTED = -1 };
 
 struct mig {
 	unsigned gi, ci;
 	unsigned cap_gi, cap_ci; /* minors below /dev/nvidia-caps that open it; 0: nothing needed */
 	char uuid[96];
+	char profile[32]; /* 1g.10gb; may be empty */
 };
 
 struct gpu {
@@ -19,11 +20,18 @@ struct gpu {
 	char name[96];
 	int cc_major, cc_minor;
 	unsigned brand;
-	unsigned long long memory_mib;
+	unsigned long long memory_mib, memory_used_mib;
 	unsigned fail;        /* what every call about it returns, but the one for its handle */
 	unsigned fail_handle; /* what that one returns */
-	bool hang_handle;     /* it never returns */
-	bool crash_handle;    /* it ends the process */
+	char hang[64];        /* the call about it that does not return, while this stands here */
+	char crash[64];       /* the call about it that ends the process */
+	int recovery_action;  /* field 230, or UNSUPPORTED */
+	int remap_failure;    /* field 145, or UNSUPPORTED */
+	long long ecc;        /* uncorrectable errors, or UNSUPPORTED */
+	unsigned util;        /* percent */
+	unsigned events;      /* the types of events that it supports */
+	int numa;             /* the NUMA node, or NO_NUMA */
+	int links[MAX_LINKS]; /* the index of the GPU at the other end of each NVLink, or -1; MAX_GPUS is a switch */
 	bool mig_enabled;
 	unsigned mig_count;
 	struct mig mig[MAX_MIG];
@@ -46,5 +54,8 @@ struct config {
 /* Reads the configuration that goes with the library file at `library`: `nvml.conf` beside it, or what follows the
  * last line `#fake-driver` in the file itself. False if there is neither, or a line is wrong. */
 bool config_read(const char *library, struct config *config);
+
+/* The path of a file beside the library. False if the library is not found. */
+bool config_beside(const char *library, const char *name, char *out, unsigned size);
 
 #endif

@@ -1,7 +1,7 @@
 /* A fake libnvidia-ml.so.1: the calls that this project and its fake nvidia-smi make, with the real ones' signatures,
  * return codes and conditions. Signatures and codes are those of NVIDIA's nvml.h. */
 #define _GNU_SOURCE // dladdr
-#include "config.h"
+#include "nvml.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -9,34 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-enum {
-	SUCCESS = 0,
-	UNINITIALIZED = 1,
-	INVALID_ARGUMENT = 2,
-	NOT_SUPPORTED = 3,
-	NO_PERMISSION = 4,
-	NOT_FOUND = 6,
-	INSUFFICIENT_SIZE = 7,
-	DRIVER_NOT_LOADED = 9,
-	GPU_IS_LOST = 15,
-	LIB_RM_VERSION_MISMATCH = 18,
-	UNKNOWN = 999,
-};
-
-struct device {
-	const struct gpu *gpu;
-	const struct mig *mig;
-	unsigned index;
-};
-
-struct pci_info {
-	char bus_id_legacy[16];
-	unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
-	char bus_id[32];
-};
 
 /* The oldest form, for the symbol without a version. */
 struct pci_info_v1 {
@@ -44,18 +19,15 @@ struct pci_info_v1 {
 	unsigned domain, bus, device, pci_device_id;
 };
 
-struct memory {
-	unsigned long long total, free, used;
-};
+struct device devices[MAX_GPUS];
+unsigned device_count;
+char library_path[4096];
 
 static struct config config;
-static struct device devices[MAX_GPUS];
+/* By the place of a line `mig` in the configuration. */
 static struct device mig_devices[MAX_GPUS][MAX_MIG];
-static unsigned mig_counts[MAX_GPUS];
-static unsigned device_count;
+static struct stat config_stat;
 static bool initialized;
-
-#define PUBLIC __attribute__((visibility("default")))
 
 /* Whether a node lets us in. Of a major number without a driver, ENXIO is what the kernel says *after* file mode and
  * device cgroup have been passed; with a real driver it is a success. */
@@ -86,18 +58,60 @@ static bool cap_opens(unsigned minor)
 	return !minor || try_node(path, O_RDONLY) == SUCCESS;
 }
 
-static void sleep_ms(unsigned ms)
+static bool mig_opens(const struct mig *mig)
+{
+	return cap_opens(mig->cap_gi) && cap_opens(mig->cap_ci);
+}
+
+void sleep_ms(unsigned ms)
 {
 	struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
 	while (nanosleep(&left, &left) && errno == EINTR)
 		;
 }
 
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+	return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+	       a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static bool stat_config(struct stat *out)
+{
+	char path[4096 + 16];
+	return config_beside(library_path, "nvml.conf", path, sizeof path) && !stat(path, out);
+}
+
+/* Looks at the configuration again if its file changed. What nvmlInit counted stays: a GPU without a line is lost. */
+static void config_refresh(void)
+{
+	static struct config fresh;
+	struct stat now;
+	if (!stat_config(&now) || same_file(&now, &config_stat))
+		return;
+	/* Half-written, it is looked at again when the rest is there. */
+	if (!config_read(library_path, &fresh))
+		return;
+	config_stat = now;
+	for (unsigned i = fresh.gpu_count; i < config.gpu_count; i++) {
+		fresh.gpu[i] = config.gpu[i];
+		fresh.gpu[i].fail = fresh.gpu[i].fail_handle = GPU_IS_LOST;
+	}
+	if (fresh.gpu_count < config.gpu_count)
+		fresh.gpu_count = config.gpu_count;
+	config = fresh;
+}
+
 PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 {
 	(void)flags;
 	Dl_info self;
-	if (!dladdr((void *)nvmlInitWithFlags, &self) || !config_read(self.dli_fname, &config))
+	if (!dladdr((void *)nvmlInitWithFlags, &self))
+		return UNKNOWN;
+	snprintf(library_path, sizeof library_path, "%s", self.dli_fname);
+	memset(&config_stat, 0, sizeof config_stat);
+	stat_config(&config_stat);
+	if (!config_read(library_path, &config))
 		return UNKNOWN;
 	while (config.init_hang)
 		sleep_ms(1000);
@@ -115,17 +129,6 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 		if (!config.count_all && !gpu_opens(&config.gpu[i]))
 			continue;
 		devices[device_count] = (struct device){.gpu = &config.gpu[i], .index = device_count};
-		/* The same with MIG devices: in a container, those whose two capability nodes can be opened. */
-		unsigned parts = 0;
-		for (unsigned m = 0; m < config.gpu[i].mig_count; m++) {
-			const struct mig *mig = &config.gpu[i].mig[m];
-			if (!cap_opens(mig->cap_gi) || !cap_opens(mig->cap_ci))
-				continue;
-			mig_devices[device_count][parts] =
-				(struct device){.gpu = &config.gpu[i], .mig = mig, .index = parts};
-			parts++;
-		}
-		mig_counts[device_count] = parts;
 		device_count++;
 	}
 	initialized = true;
@@ -156,6 +159,7 @@ PUBLIC const char *nvmlErrorString(unsigned code)
 	case NOT_FOUND: return "Not Found";
 	case INSUFFICIENT_SIZE: return "Insufficient Size";
 	case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+	case TIMEOUT: return "Timeout";
 	case GPU_IS_LOST: return "GPU is lost";
 	case LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
 	default: return "Unknown Error";
@@ -172,39 +176,37 @@ static unsigned put_text(const char *text, char *out, unsigned size)
 	return SUCCESS;
 }
 
-/* What stands before a call's own work. */
-static unsigned check(const char *call)
+void misbehave(const char *call, const struct gpu *gpu)
+{
+	if (!strcmp(gpu->crash, call))
+		abort();
+	while (!strcmp(gpu->hang, call)) {
+		sleep_ms(100);
+		config_refresh();
+	}
+}
+
+unsigned check(const char *call)
 {
 	if (!initialized)
 		return UNINITIALIZED;
+	config_refresh();
 	for (unsigned i = 0; i < config.not_supported_count; i++)
 		if (!strcmp(config.not_supported[i], call))
 			return NOT_SUPPORTED;
 	return SUCCESS;
 }
 
-static unsigned check_device(const char *call, const struct device *device)
+unsigned check_device(const char *call, const struct device *device)
 {
 	unsigned code = check(call);
 	if (code)
 		return code;
 	if (!device || !device->gpu)
 		return INVALID_ARGUMENT;
+	misbehave(call, device->gpu);
 	return device->gpu->fail;
 }
-
-#define CHECK() \
-	do { \
-		unsigned code_ = check(__func__); \
-		if (code_) \
-			return code_; \
-	} while (0)
-#define CHECK_DEVICE(device) \
-	do { \
-		unsigned code_ = check_device(__func__, device); \
-		if (code_) \
-			return code_; \
-	} while (0)
 
 PUBLIC unsigned nvmlSystemGetDriverVersion(char *out, unsigned size)
 {
@@ -244,22 +246,35 @@ PUBLIC unsigned nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **ou
 	CHECK();
 	if (index >= device_count)
 		return INVALID_ARGUMENT;
-	while (devices[index].gpu->hang_handle)
-		sleep_ms(1000);
-	if (devices[index].gpu->crash_handle)
-		abort();
+	misbehave(__func__, devices[index].gpu);
 	if (devices[index].gpu->fail_handle)
 		return devices[index].gpu->fail_handle;
 	*out = &devices[index];
 	return SUCCESS;
 }
 
+static struct device *mig_handle(unsigned gpu, unsigned place)
+{
+	const struct device *parent = &devices[gpu];
+	struct device *device = &mig_devices[gpu][place];
+	*device = (struct device){.gpu = parent->gpu, .mig = &parent->gpu->mig[place], .index = place};
+	return device;
+}
+
 PUBLIC unsigned nvmlDeviceGetHandleByUUID(const char *uuid, struct device **out)
 {
 	CHECK();
-	for (unsigned i = 0; i < device_count; i++)
-		if (!strcmp(devices[i].gpu->uuid, uuid))
+	for (unsigned i = 0; i < device_count; i++) {
+		const struct gpu *gpu = devices[i].gpu;
+		if (!strcmp(gpu->uuid, uuid))
 			return nvmlDeviceGetHandleByIndex_v2(i, out);
+		for (unsigned m = 0; m < gpu->mig_count; m++) {
+			if (strcmp(gpu->mig[m].uuid, uuid) || !mig_opens(&gpu->mig[m]))
+				continue;
+			*out = mig_handle(i, m);
+			return gpu->fail;
+		}
+	}
 	return NOT_FOUND;
 }
 
@@ -280,7 +295,11 @@ PUBLIC unsigned nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct devi
 PUBLIC unsigned nvmlDeviceGetName(struct device *device, char *out, unsigned size)
 {
 	CHECK_DEVICE(device);
-	return put_text(device->gpu->name, out, size);
+	char text[160];
+	snprintf(text, sizeof text, "%s", device->gpu->name);
+	if (device->mig && *device->mig->profile)
+		snprintf(text, sizeof text, "%s MIG %s", device->gpu->name, device->mig->profile);
+	return put_text(text, out, size);
 }
 
 PUBLIC unsigned nvmlDeviceGetUUID(struct device *device, char *out, unsigned size)
@@ -302,10 +321,8 @@ PUBLIC unsigned nvmlDeviceGetPciInfo(struct device *device, struct pci_info_v1 *
 	return SUCCESS;
 }
 
-PUBLIC unsigned nvmlDeviceGetPciInfo_v3(struct device *device, struct pci_info *out)
+void fill_pci_info(const struct gpu *gpu, struct pci_info *out)
 {
-	CHECK_DEVICE(device);
-	const struct gpu *gpu = device->gpu;
 	memset(out, 0, sizeof *out);
 	snprintf(out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0", gpu->domain & 0xffff, gpu->bus & 0xff,
 		 gpu->device & 0xff);
@@ -314,6 +331,12 @@ PUBLIC unsigned nvmlDeviceGetPciInfo_v3(struct device *device, struct pci_info *
 	out->bus = gpu->bus;
 	out->device = gpu->device;
 	out->pci_device_id = 0x233010de;
+}
+
+PUBLIC unsigned nvmlDeviceGetPciInfo_v3(struct device *device, struct pci_info *out)
+{
+	CHECK_DEVICE(device);
+	fill_pci_info(device->gpu, out);
 	return SUCCESS;
 }
 
@@ -346,15 +369,6 @@ PUBLIC unsigned nvmlDeviceGetIndex(struct device *device, unsigned *out)
 	return SUCCESS;
 }
 
-PUBLIC unsigned nvmlDeviceGetMemoryInfo(struct device *device, struct memory *out)
-{
-	CHECK_DEVICE(device);
-	out->total = device->gpu->memory_mib << 20;
-	out->used = 0;
-	out->free = out->total;
-	return SUCCESS;
-}
-
 PUBLIC unsigned nvmlDeviceGetPersistenceMode(struct device *device, unsigned *out)
 {
 	CHECK_DEVICE(device);
@@ -379,10 +393,14 @@ PUBLIC unsigned nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *
 PUBLIC unsigned nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, struct device **out)
 {
 	CHECK_DEVICE(device);
-	if (index >= mig_counts[device->index])
-		return NOT_FOUND;
-	*out = &mig_devices[device->index][index];
-	return SUCCESS;
+	/* In a container, it lists those whose two capability nodes can be opened. */
+	for (unsigned m = 0; m < device->gpu->mig_count; m++) {
+		if (!mig_opens(&device->gpu->mig[m]) || index--)
+			continue;
+		*out = mig_handle(device->index, m);
+		return SUCCESS;
+	}
+	return NOT_FOUND;
 }
 
 PUBLIC unsigned nvmlDeviceGetGpuInstanceId(struct device *device, unsigned *out)

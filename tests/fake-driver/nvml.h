@@ -1,0 +1,67 @@
+/* What the parts of the fake libnvidia-ml.so.1 share. Signatures and codes are those of NVIDIA's nvml.h. */
+#ifndef FAKE_DRIVER_NVML_H
+#define FAKE_DRIVER_NVML_H
+
+#include "config.h"
+
+enum {
+	SUCCESS = 0,
+	UNINITIALIZED = 1,
+	INVALID_ARGUMENT = 2,
+	NOT_SUPPORTED = 3,
+	NO_PERMISSION = 4,
+	NOT_FOUND = 6,
+	INSUFFICIENT_SIZE = 7,
+	DRIVER_NOT_LOADED = 9,
+	TIMEOUT = 10,
+	GPU_IS_LOST = 15,
+	LIB_RM_VERSION_MISMATCH = 18,
+	UNKNOWN = 999,
+};
+
+struct device {
+	const struct gpu *gpu;
+	const struct mig *mig;
+	unsigned index;
+};
+
+struct pci_info {
+	char bus_id_legacy[16];
+	unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+	char bus_id[32];
+};
+
+#define PUBLIC __attribute__((visibility("default")))
+
+/* The GPUs that nvmlInit counted. */
+extern struct device devices[MAX_GPUS];
+extern unsigned device_count;
+
+/* The file of this library. */
+extern char library_path[4096];
+
+void sleep_ms(unsigned ms);
+
+/* What stands before a call's own work: the configuration is looked at again, and a GPU may fail, hang or crash. */
+unsigned check(const char *call);
+unsigned check_device(const char *call, const struct device *device);
+
+/* Hangs for as long as the configuration says so of this call and GPU, or crashes. */
+void misbehave(const char *call, const struct gpu *gpu);
+
+void fill_pci_info(const struct gpu *gpu, struct pci_info *out);
+
+#define CHECK() \
+	do { \
+		unsigned code_ = check(__func__); \
+		if (code_) \
+			return code_; \
+	} while (0)
+#define CHECK_DEVICE(device) \
+	do { \
+		unsigned code_ = check_device(__func__, device); \
+		if (code_) \
+			return code_; \
+	} while (0)
+
+#endif

@@ -1,0 +1,208 @@
+/* The fake libnvidia-ml.so.1: how a GPU is, what it does, and what it is close to. */
+#include "nvml.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+struct memory {
+	unsigned long long total, free, used;
+};
+
+struct utilization {
+	unsigned gpu, memory;
+};
+
+union value {
+	double d;
+	unsigned ui;
+	unsigned long ul;
+	unsigned long long ull;
+	signed long long sll;
+	int si;
+};
+
+enum value_type { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
+
+struct sample {
+	unsigned long long time; /* in microseconds */
+	union value value;
+};
+
+struct field {
+	unsigned id, scope;
+	long long time, latency;
+	unsigned type;
+	unsigned code;
+	union value value;
+};
+
+struct attributes {
+	unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
+	unsigned long long memory_mib;
+};
+
+static unsigned long long now_us(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+}
+
+/* `1g.10gb`, `1c.3g.20gb`, `1g.10gb+me` */
+static bool parse_profile(const char *text, struct attributes *out)
+{
+	unsigned compute, gpu;
+	unsigned long long gib;
+	if (sscanf(text, "%uc.%ug.%llugb", &compute, &gpu, &gib) != 3) {
+		if (sscanf(text, "%ug.%llugb", &gpu, &gib) != 2)
+			return false;
+		compute = gpu;
+	}
+	*out = (struct attributes){
+		.multiprocessors = compute * 16,
+		.copy_engines = gpu,
+		.decoders = gpu,
+		.gpu_slices = gpu,
+		.compute_slices = compute,
+		/* A little less than the name says, as on the real ones. */
+		.memory_mib = gib * 1024 - 256,
+	};
+	return true;
+}
+
+PUBLIC unsigned nvmlDeviceGetAttributes_v2(struct device *device, struct attributes *out)
+{
+	CHECK_DEVICE(device);
+	if (!device->mig)
+		return INVALID_ARGUMENT;
+	return parse_profile(device->mig->profile, out) ? SUCCESS : NOT_SUPPORTED;
+}
+
+PUBLIC unsigned nvmlDeviceGetMemoryInfo(struct device *device, struct memory *out)
+{
+	CHECK_DEVICE(device);
+	struct attributes part;
+	unsigned long long total = device->gpu->memory_mib, used = device->gpu->memory_used_mib;
+	if (device->mig && parse_profile(device->mig->profile, &part)) {
+		total = part.memory_mib;
+		used = 0;
+	}
+	*out = (struct memory){.total = total << 20, .used = used << 20, .free = (total - used) << 20};
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetUtilizationRates(struct device *device, struct utilization *out)
+{
+	CHECK_DEVICE(device);
+	if (device->gpu->mig_enabled)
+		return NOT_SUPPORTED;
+	*out = (struct utilization){.gpu = device->gpu->util, .memory = device->gpu->util};
+	return SUCCESS;
+}
+
+/* The real one has a buffer of so many, at the rate of 6 a second. */
+enum { SAMPLES = 120, SAMPLE_US = 1000000 / 6, FIRST_UTILIZATION = 1, LAST_UTILIZATION = 4 };
+
+PUBLIC unsigned nvmlDeviceGetSamples(struct device *device, unsigned type, unsigned long long last_seen, unsigned *value_type,
+				     unsigned *count, struct sample *out)
+{
+	CHECK_DEVICE(device);
+	if (!value_type || !count)
+		return INVALID_ARGUMENT;
+	if (type < FIRST_UTILIZATION || type > LAST_UTILIZATION || device->gpu->mig_enabled)
+		return NOT_SUPPORTED;
+	*value_type = UNSIGNED_INT;
+	if (!out) {
+		*count = SAMPLES;
+		return SUCCESS;
+	}
+	unsigned long long newest = now_us() / SAMPLE_US * SAMPLE_US;
+	unsigned filled = 0;
+	for (unsigned age = SAMPLES; age-- && filled < *count;) {
+		unsigned long long time = newest - (unsigned long long)age * SAMPLE_US;
+		if (time > last_seen)
+			out[filled++] = (struct sample){.time = time, .value.ui = device->gpu->util};
+	}
+	*count = filled;
+	return filled ? SUCCESS : NOT_FOUND;
+}
+
+static void fill_field(const struct gpu *gpu, struct field *field)
+{
+	long long value = UNSUPPORTED;
+	field->type = UNSIGNED_INT;
+	switch (field->id) {
+	case 4: /* double-bit errors since the driver was loaded */
+		value = gpu->ecc;
+		field->type = UNSIGNED_LONG_LONG;
+		break;
+	case 144: /* a row remapping is pending */
+		value = gpu->remap_failure == UNSUPPORTED ? UNSUPPORTED : 0;
+		break;
+	case 145: /* a row remapping failed */
+		value = gpu->remap_failure;
+		break;
+	case 230: /* the recovery action */
+		value = gpu->recovery_action;
+		break;
+	}
+	field->time = (long long)now_us();
+	field->latency = 0;
+	field->code = value == UNSUPPORTED ? NOT_SUPPORTED : SUCCESS;
+	memset(&field->value, 0, sizeof field->value);
+	if (value == UNSUPPORTED)
+		return;
+	if (field->type == UNSIGNED_INT)
+		field->value.ui = (unsigned)value;
+	else
+		field->value.ull = (unsigned long long)value;
+}
+
+PUBLIC unsigned nvmlDeviceGetFieldValues(struct device *device, int count, struct field *fields)
+{
+	CHECK_DEVICE(device);
+	if (count <= 0 || !fields)
+		return INVALID_ARGUMENT;
+	for (int i = 0; i < count; i++)
+		fill_field(device->gpu, &fields[i]);
+	return SUCCESS;
+}
+
+enum { LEVEL_INTERNAL = 0, LEVEL_HOSTBRIDGE = 30, LEVEL_SYSTEM = 50 };
+
+PUBLIC unsigned nvmlDeviceGetTopologyCommonAncestor(struct device *a, struct device *b, unsigned *out)
+{
+	CHECK_DEVICE(a);
+	CHECK_DEVICE(b);
+	if (a->gpu == b->gpu)
+		*out = LEVEL_INTERNAL;
+	else
+		*out = a->gpu->numa == b->gpu->numa ? LEVEL_HOSTBRIDGE : LEVEL_SYSTEM;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetNvLinkState(struct device *device, unsigned link, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	if (link >= MAX_LINKS || !out)
+		return INVALID_ARGUMENT;
+	if (device->gpu->links[0] < 0)
+		return NOT_SUPPORTED;
+	*out = device->gpu->links[link] >= 0;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetNvLinkRemotePciInfo_v2(struct device *device, unsigned link, struct pci_info *out)
+{
+	CHECK_DEVICE(device);
+	if (link >= MAX_LINKS || !out)
+		return INVALID_ARGUMENT;
+	int to = device->gpu->links[link];
+	if (to < 0)
+		return NOT_SUPPORTED;
+	static const struct gpu a_switch = {.bus = 0xc0};
+	bool is_gpu = (unsigned)to < device_count;
+	fill_pci_info(is_gpu ? devices[to].gpu : &a_switch, out);
+	return SUCCESS;
+}
