@@ -29,7 +29,7 @@ pub struct Tree(Arc<Opened>);
 
 #[derive(Debug)]
 struct Opened {
-    root: Root,
+    root: Arc<Root>,
     /// The real path of the directory on the host.
     prefix: PathBuf,
     /// The directories that were opened, with the path that the caller gave. Most files are in a few directories, and a lookup
@@ -65,12 +65,21 @@ impl Tree {
     /// # Errors
     /// If it does not exist or is not a directory.
     pub fn open(path: &HostPath) -> io::Result<Self> {
-        let root = Root::open(path.as_path())?;
+        let root = Arc::new(Root::open(path.as_path())?);
         let prefix = match path.as_path() {
             path if path == Path::new("/") => path.to_owned(),
             _ => real_path(root.as_fd())?,
         };
         Ok(Self(Arc::new(Opened { root, prefix, dirs: Mutex::default(), troubles: Mutex::default() })))
+    }
+
+    /// Returns the same tree without the directories that were opened, and without findings. A program that runs for a long time needs
+    /// it, because a directory can be removed and created again.
+    #[must_use]
+    pub fn afresh(&self) -> Self {
+        let Opened { root, prefix, .. } = &*self.0;
+        let (root, prefix) = (Arc::clone(root), prefix.clone());
+        Self(Arc::new(Opened { root, prefix, dirs: Mutex::default(), troubles: Mutex::default() }))
     }
 
     /// Returns the file at `path` after all symbolic links.
@@ -324,6 +333,23 @@ pub fn is_missing(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_directory_that_was_created_again_is_opened_afresh() {
+        let dir = tempfile::tempdir().unwrap();
+        let caps = dir.path().join("caps");
+        let create = |name: &str| {
+            std::fs::create_dir(&caps).unwrap();
+            std::fs::write(caps.join(name), "").unwrap();
+        };
+        create("old");
+        let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
+        assert!(tree.locate(Path::new("/caps/old")).is_ok());
+        std::fs::remove_dir_all(&caps).unwrap();
+        create("new");
+        assert!(tree.locate(Path::new("/caps/new")).is_err(), "the old directory is open");
+        assert!(tree.afresh().locate(Path::new("/caps/new")).is_ok());
+    }
 
     #[test]
     fn symlinks_are_followed_inside_only() {

@@ -53,8 +53,7 @@ impl Installed {
         options: InspectOptions<'_>,
         slow: &dyn Fn(),
     ) -> Result<(Inventory, Vec<KernelGpu>)> {
-        let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
-        let question = Question { root, library, who: identity::of(config)?, deadline: config.nvml_timeout };
+        let question = self.question(config)?;
         let ask = |end| self.ask(&question, config, options.nvml_program, end);
         let view = || self.kernel_view();
         let (mut inventory, view) = match self.cache(&question) {
@@ -65,8 +64,13 @@ impl Installed {
                 (ask(Instant::now() + config.nvml_timeout)?.inventory, view())
             }
         };
-        self.complete(&mut inventory, &view.gpus);
+        complete(&self.roots, &mut inventory, &view.gpus);
         Ok((inventory, view.gpus))
+    }
+
+    pub(super) fn question(&self, config: &Config) -> Result<Question> {
+        let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
+        Ok(Question { root, library, who: identity::of(config)?, deadline: config.nvml_timeout })
     }
 
     /// Returns the cache. Without a loaded module, the kernel cannot confirm a cached inventory.
@@ -99,14 +103,15 @@ impl Installed {
         let state = fingerprint::take(&Sources { library: &self.library, dev, proc, sys }, &version, &gpus);
         KernelView { version, state, gpus, uptime: fingerprint::uptime() }
     }
+}
 
-    fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu]) {
-        let Roots { dev, proc, .. } = &self.roots;
-        let has_node = |minor| matches!(NodeState::inspect(dev, &format!("nvidia{minor}")), NodeState::Device(_));
-        merge::complete(inventory, gpus, has_node);
-        if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) && proc.locate(Path::new(MIG_MINORS)).is_ok() {
-            cap_files::note_missing_nodes(inventory, &cap_files::existing(proc), dev);
-        }
+/// Adds the GPUs to NVML's answer that only the kernel module lists, and MIG devices without nodes.
+pub(super) fn complete(roots: &Roots, inventory: &mut Inventory, gpus: &[KernelGpu]) {
+    let Roots { dev, proc, .. } = roots;
+    let has_node = |minor| matches!(NodeState::inspect(dev, &format!("nvidia{minor}")), NodeState::Device(_));
+    merge::complete(inventory, gpus, has_node);
+    if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) && proc.locate(Path::new(MIG_MINORS)).is_ok() {
+        cap_files::note_missing_nodes(inventory, &cap_files::existing(proc), dev);
     }
 }
 

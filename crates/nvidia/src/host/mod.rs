@@ -8,6 +8,7 @@ mod gather;
 mod installed;
 mod missing;
 mod roots;
+mod site;
 
 use std::path::Path;
 
@@ -18,6 +19,7 @@ use base::report::Finding;
 use base::tree::Tree;
 
 pub use self::roots::Roots;
+pub use self::site::{KernelState, Site};
 use crate::config::Config;
 use crate::device_id::Nodes;
 use crate::driver::diagnosis::{self, PCI_DEVICES};

@@ -38,6 +38,13 @@ impl Roots {
         Ok(Self { dev, proc: driver.owner_of(DRIVER_PROC)?, sys: driver.owner_of(PCI_DEVICES)?, driver })
     }
 
+    /// Returns the same roots, see [`Tree::afresh`].
+    #[must_use]
+    pub fn afresh(&self) -> Self {
+        let Self { driver, dev, proc, sys } = self;
+        Self { driver: driver.afresh(), dev: dev.afresh(), proc: proc.afresh(), sys: sys.afresh() }
+    }
+
     /// Returns a finding for each path that could not be examined so far, and that containers therefore lack.
     pub fn findings(&self) -> impl Iterator<Item = Finding> {
         let mut roots: Vec<&Tree> = Vec::new();

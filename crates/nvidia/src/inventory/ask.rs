@@ -82,6 +82,12 @@ enum Line {
     Report(Report),
     Done,
     Nvml(Failed),
+    Refused(Refused),
+}
+
+/// Why the child does not have the library.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Refused {
     Load(String),
     Confine(String),
 }
@@ -150,35 +156,47 @@ fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant) -> Heard {
 }
 
 fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
-    let root = question.root.as_path();
-    let preloaded: Vec<_> = if root == Path::new("/") {
-        Vec::new()
-    } else {
-        PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
-    };
-    let confined = confine(root, identity, pipe);
+    let loaded = load(question, identity, pipe);
     let mut write = |line: &Line| {
         let mut bytes = serde_json::to_vec(line).unwrap_or_default();
         bytes.push(b'\n');
         child::report(pipe, &bytes);
     };
-    let last = match confined {
-        Ok(()) => take_inventory(&question.library, leave_out, &mut write),
-        Err(error) => Line::Confine(base::report::line(&error.into())),
+    let last = match &loaded {
+        Ok(loaded) => take_inventory(&loaded.library, leave_out, &mut write),
+        Err(refused) => Line::Refused(refused.clone()),
     };
     write(&last);
-    drop(preloaded);
+}
+
+/// The library in this process, and those that it requires.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) library: Library,
+    _preloaded: Vec<Library>,
+}
+
+/// Drops the privileges of this process, and loads the library.
+pub(super) fn load(question: &Question, identity: Option<Identity>, pipe: &File) -> Result<Loaded, Refused> {
+    let root = question.root.as_path();
+    let preloaded = if root == Path::new("/") {
+        Vec::new()
+    } else {
+        PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
+    };
+    confine(root, identity, pipe).map_err(|error| Refused::Confine(base::report::line(&error.into())))?;
+    match Library::load(question.library.as_os_str()) {
+        Ok(library) => Ok(Loaded { library, _preloaded: preloaded }),
+        // The text of dlerror(3) is in the source of the error.
+        Err(error) => Err(Refused::Load(base::report::line(&error.into()))),
+    }
 }
 
 /// Writes a line for each GPU, and returns the last line.
-fn take_inventory(library: &Path, leave_out: &[u32], write: &mut dyn FnMut(&Line)) -> Line {
-    match Library::load(library.as_os_str()) {
-        Ok(library) => match inventory::nvml::take(&library, leave_out, &mut |report| write(&Line::Report(report))) {
-            Ok(()) => Line::Done,
-            Err(failed) => Line::Nvml(failed),
-        },
-        // The text of dlerror(3) is in the source of the error.
-        Err(error) => Line::Load(base::report::line(&error.into())),
+fn take_inventory(library: &Library, leave_out: &[u32], write: &mut dyn FnMut(&Line)) -> Line {
+    match inventory::nvml::take(library, leave_out, &mut |report| write(&Line::Report(report))) {
+        Ok(()) => Line::Done,
+        Err(failed) => Line::Nvml(failed),
     }
 }
 
@@ -210,17 +228,23 @@ fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyho
 fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyhow::Error {
     match line {
         Line::Nvml(failed) => explain_nvml(&failed, question, identity),
-        Line::Load(text) => failure(
+        Line::Refused(refused) => explain_refused(&refused, question),
+        Line::Report(_) | Line::Done => no_answer(NoAnswer::Died(None), question, &Gathered::default()),
+    }
+}
+
+pub(super) fn explain_refused(refused: &Refused, question: &Question) -> anyhow::Error {
+    match refused {
+        Refused::Load(text) => failure(
             &catalog::NVML_LOAD,
             format!("cannot load the driver's library {:?} below {}: {text}", question.library, question.root),
             "reinstall the driver's libraries, and run \"ldconfig\"",
         ),
-        Line::Confine(text) => failure(
+        Refused::Confine(text) => failure(
             &catalog::NVML_PROCESS,
             format!("cannot set up the process that asks NVML: {text}"),
             "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",
         ),
-        Line::Report(_) | Line::Done => no_answer(NoAnswer::Died(None), question, &Gathered::default()),
     }
 }
 
@@ -269,7 +293,7 @@ fn this_user() -> String {
     entry.flatten().map_or_else(|| "USER".to_owned(), |entry| entry.name)
 }
 
-fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {
+pub(super) fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {
     let (kind, what, hint) = match failed.code {
         Code::DRIVER_NOT_LOADED => (
             &catalog::NOT_LOADED,

@@ -107,7 +107,7 @@ pub fn uptime() -> u64 {
 
 /// Returns a number that changes when the module is loaded again: the inode number of its directory in sysfs, which is not reused before
 /// the next boot (`kernfs_new_node`). procfs has no such number. Returns 0 if sysfs does not show the module.
-fn module_load() -> u64 {
+pub(crate) fn module_load() -> u64 {
     rustix::fs::stat("/sys/module/nvidia").map_or(0, |stat| stat.st_ino)
 }
 

@@ -15,6 +15,7 @@ pub mod probe;
 pub mod procfs;
 pub mod report;
 pub mod select;
+pub mod session;
 mod stored_error;
 
 use std::fmt;

@@ -17,6 +17,8 @@ impl Code {
     pub(crate) const NOT_FOUND: Self = Self(6);
     /// The kernel module is not loaded, or `/dev/nvidiactl` is missing.
     pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
+    /// Nothing happened within the time limit.
+    pub(crate) const TIMEOUT: Self = Self(10);
     /// The library is older than the function.
     pub(crate) const FUNCTION_NOT_FOUND: Self = Self(13);
     /// The library has another version than the kernel module.
@@ -43,7 +45,7 @@ impl fmt::Display for Failed {
 /// A device handle, `nvmlDevice_t`: an opaque pointer that is valid until NVML is shut down.
 ///
 /// Only this module and its tests create one, because the library dereferences it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(usize);
 
 impl Device {

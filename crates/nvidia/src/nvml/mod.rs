@@ -3,5 +3,6 @@
 
 pub mod api;
 mod ffi;
+pub mod monitoring;
 
 pub use ffi::Library;

@@ -4,6 +4,8 @@
 //! then only the call of such a function fails.
 #![allow(unsafe_code, reason = "dlopen and calls into a C library")]
 
+mod monitoring;
+
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW, Symbol};
@@ -24,6 +26,10 @@ struct PciInfo {
     bus: c_uint,
     device: c_uint,
     rest: [u8; 100],
+}
+
+impl PciInfo {
+    const EMPTY: Self = Self { bus_id_legacy: [0; 16], domain: 0, bus: 0, device: 0, rest: [0; 100] };
 }
 
 /// The loaded library.
@@ -181,7 +187,7 @@ impl Api for Library {
         const NAME: &CStr = c"nvmlDeviceGetPciInfo";
         // SAFETY: nvml.h gives it this type, and it is called here only.
         let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut PciInfo) -> Return>(NAME) }?;
-        let mut info = PciInfo { bus_id_legacy: [0; 16], domain: 0, bus: 0, device: 0, rest: [0; 100] };
+        let mut info = PciInfo::EMPTY;
         // SAFETY: the library writes an nvmlPciInfo_t of its version to `info`; every version has the same first four
         // fields and is shorter than PciInfo. `device` is a handle that it gave us.
         let code = unsafe { function(device.get() as RawDevice, &raw mut info) };

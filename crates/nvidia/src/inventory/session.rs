@@ -1,0 +1,47 @@
+//! NVML in this process, for a program that keeps it loaded. Other programs use [`super::ask`].
+
+use std::fs::File;
+
+use anyhow::{Error, Result};
+
+use base::sys::confine::Identity;
+
+use super::ask::{self, Loaded, Question};
+use super::identity;
+use crate::nvml::Library;
+use crate::nvml::api::Failed;
+
+/// NVML in this process.
+#[derive(Debug)]
+pub struct Session {
+    loaded: Loaded,
+    question: Question,
+    identity: Option<Identity>,
+}
+
+impl Session {
+    /// Drops the privileges of this process, which must have one thread, and loads the library. The kernel kills this process when
+    /// its parent ends. `pipe` is the pipe to that parent.
+    ///
+    /// # Errors
+    /// If a privilege cannot be dropped, or the library cannot be loaded.
+    pub fn start(question: Question, pipe: &File) -> Result<Self> {
+        let identity = identity::choose(question.who, &question.root, &question.library)?;
+        match ask::load(&question, identity, pipe) {
+            Ok(loaded) => Ok(Self { loaded, question, identity }),
+            Err(refused) => Err(ask::explain_refused(&refused, &question)),
+        }
+    }
+
+    /// Returns the library.
+    #[must_use]
+    pub const fn api(&self) -> &Library {
+        &self.loaded.library
+    }
+
+    /// Returns the error for a failed initialization, with its number and hint.
+    #[must_use]
+    pub fn explain(&self, failed: &Failed) -> Error {
+        ask::explain_nvml(failed, &self.question, self.identity)
+    }
+}

@@ -1,0 +1,132 @@
+//! The functions of NVML that a program calls to watch GPUs, as a trait, so that it can be tested without the library.
+
+use std::time::Duration;
+
+use super::api::{Api, Code, Device, Failed};
+
+/// A set of GPUs whose events are waited for, `nvmlEventSet_t`: an opaque pointer.
+///
+/// Only this module creates one, because the library dereferences it.
+#[derive(Debug)]
+pub struct EventSet(usize);
+
+impl EventSet {
+    pub(super) const fn of(raw: usize) -> Self {
+        Self(raw)
+    }
+
+    pub(super) const fn get(&self) -> usize {
+        self.0
+    }
+}
+
+/// Types of events, the bits `nvmlEventType…`.
+pub mod event {
+    /// A double-bit error of the memory
+    pub const DOUBLE_BIT_ECC: u64 = 0x2;
+    /// An XID, which is the data of the event
+    pub const XID: u64 = 0x8;
+    /// MIG devices were created or removed.
+    pub const MIG_CONFIG: u64 = 0x100;
+    /// The GPU cannot be used.
+    pub const UNAVAILABLE: u64 = 0x4000;
+    /// The recommended recovery action changed.
+    pub const RECOVERY_ACTION: u64 = 0x8000;
+}
+
+/// Ids of fields, `NVML_FI_DEV_…`.
+pub mod field {
+    /// The number of double-bit errors since the driver was loaded
+    pub const DOUBLE_BIT_ECC: u32 = 4;
+    /// Whether the remapping of a row has failed
+    pub const REMAP_FAILURE: u32 = 145;
+    /// The recommended recovery action
+    pub const RECOVERY_ACTION: u32 = 230;
+}
+
+/// An event, `nvmlEventData_t`.
+#[derive(Clone, Copy, Debug)]
+pub struct EventData {
+    /// The GPU
+    pub device: Device,
+    /// One of the bits in [`event`]
+    pub kind: u64,
+    /// The XID
+    pub data: u64,
+}
+
+/// The parts of a GPU that a MIG device has, from `nvmlDeviceAttributes_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MigAttributes {
+    /// The slices of its GPU instance
+    pub gpu_slices: u32,
+    /// The slices of its compute instance
+    pub compute_slices: u32,
+    /// Its memory in MiB
+    pub memory_mib: u64,
+}
+
+/// NVML, as far as a program needs it that watches GPUs.
+pub trait Monitoring: Api {
+    /// `nvmlEventSetCreate`
+    ///
+    /// # Errors
+    /// Before [`Api::init`].
+    fn create_event_set(&self) -> Result<EventSet, Failed>;
+    /// `nvmlEventSetFree`
+    ///
+    /// # Errors
+    /// Before [`Api::init`].
+    fn free_event_set(&self, set: EventSet) -> Result<(), Failed>;
+    /// `nvmlDeviceGetSupportedEventTypes`: bits of [`event`] and others
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn supported_events(&self, device: Device) -> Result<u64, Failed>;
+    /// `nvmlDeviceRegisterEvents`
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] if the GPU does not have one of these types.
+    fn register_events(&self, device: Device, kinds: u64, set: &EventSet) -> Result<(), Failed>;
+    /// `nvmlEventSetWait_v2`: `None` if there was no event within `limit`
+    ///
+    /// # Errors
+    /// If one of the GPUs is lost.
+    fn wait(&self, set: &EventSet, limit: Duration) -> Result<Option<EventData>, Failed>;
+    /// `nvmlDeviceGetFieldValues`: the values in the order of the ids; `None` if the GPU or the driver does not have the field
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn fields<const N: usize>(&self, device: Device, ids: [u32; N]) -> Result<[Option<u64>; N], Failed>;
+    /// `nvmlDeviceGetMemoryInfo`: used memory in bytes. The call reaches the GPU, unlike those for its name or UUID.
+    ///
+    /// # Errors
+    /// If the GPU is lost.
+    fn used_memory(&self, device: Device) -> Result<u64, Failed>;
+    /// `nvmlDeviceGetAttributes_v2`, of a MIG device
+    ///
+    /// # Errors
+    /// If it is not a MIG device, or does not exist any more.
+    fn mig_attributes(&self, device: Device) -> Result<MigAttributes, Failed>;
+    /// `nvmlDeviceGetTopologyCommonAncestor`: an `nvmlGpuTopologyLevel_t`
+    ///
+    /// # Errors
+    /// If the driver cannot determine it.
+    fn common_ancestor(&self, a: Device, b: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetNvLinkState`: whether the link is active
+    ///
+    /// # Errors
+    /// If the GPU does not have this link.
+    fn is_nvlink_active(&self, device: Device, link: u32) -> Result<bool, Failed>;
+    /// `nvmlDeviceGetNvLinkRemotePciInfo_v2`: domain, bus and device of the GPU or switch at the other end
+    ///
+    /// # Errors
+    /// If the link is not active.
+    fn nvlink_remote(&self, device: Device, link: u32) -> Result<(u32, u32, u32), Failed>;
+}
+
+/// Whether the GPU, the driver or the privileges of this process lack a feature: an answer, not an error of the GPU.
+#[must_use]
+pub fn is_unsupported(failed: &Failed) -> bool {
+    matches!(failed.code, Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND | Code::NO_PERMISSION)
+}
