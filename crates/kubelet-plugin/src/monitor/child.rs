@@ -1,0 +1,342 @@
+//! The process that calls NVML: `monitor`.
+//!
+//! It has one thread, and the privileges of a user who can open the device nodes. It polls the GPUs, waits for events, and prints a
+//! line for each result. It ends when its standard input is closed, and if another process is needed to see the GPUs as they are now:
+//! NVML counts the GPUs when it is initialized.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nvidia_host::config::Config;
+use nvidia_host::host::{KernelState, Site};
+use nvidia_host::inventory::nvml::{Report, take};
+use nvidia_host::inventory::{FailedGpu, Inventory};
+use nvidia_host::nvml::api::Failed;
+use nvidia_host::nvml::monitoring::{EventData, EventSet, Monitoring};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags};
+
+use super::message::{Call, End, Event, Link, Message, Sample, Snapshot};
+use super::nvml::{self, Handle, Meaning};
+
+/// The time between two polls of all GPUs.
+const ROUND: Duration = Duration::from_secs(5);
+
+/// The time between two looks at what the kernel shows, and at the standard input.
+const STEP: Duration = Duration::from_secs(2);
+
+/// The shortest time between two polls, also if NVML cannot wait for events.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a GPU may fail before another process tries: after a reset, a GPU may answer only after another initialization.
+const MAX_FAILING: Duration = Duration::from_secs(30);
+
+/// The time in which a repetition of an event is not reported.
+const REPETITION: Duration = Duration::from_secs(1);
+
+/// Why a GPU is not asked.
+const SKIPPED: &str = "the driver does not answer when it is asked about this GPU";
+
+/// Watches the GPUs until the standard input is closed, except for those with these indices. The process must have one thread, and
+/// must not have opened any file.
+///
+/// # Errors
+/// If the standard streams cannot be used. Errors of the driver are lines.
+pub fn run(config: &Config, skip: &[u32]) -> Result<()> {
+    base::sys::child::close_inherited();
+    let mut lines = Lines { out: take_stdout()?, is_closed: false };
+    match watch(config, skip, &mut lines) {
+        Ok(Some(end)) => lines.write(&Message::End(end)),
+        Ok(None) => {}
+        Err(error) => lines.write(&Message::End(End::Unusable(base::report::line(&error)))),
+    }
+    Ok(())
+}
+
+/// Returns the standard output, and replaces it with /dev/null for the library.
+fn take_stdout() -> Result<File> {
+    let out = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).context("cannot duplicate stdout")?;
+    let null: OwnedFd = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(File::from(out))
+}
+
+/// The standard output.
+struct Lines {
+    out: File,
+    is_closed: bool,
+}
+
+impl Lines {
+    fn write(&mut self, message: &Message) {
+        let mut line = serde_json::to_vec(message).unwrap_or_default();
+        line.push(b'\n');
+        self.is_closed |= self.out.write_all(&line).is_err();
+    }
+
+    fn call(&mut self, index: Option<u32>, gpu: Option<&str>) {
+        self.write(&Message::Call(Call { index, gpu: gpu.map(str::to_owned), wait_ms: 0 }));
+    }
+}
+
+/// Returns `None` when the standard input is closed.
+fn watch(config: &Config, skip: &[u32], lines: &mut Lines) -> Result<Option<End>> {
+    let site = Site::find(config)?;
+    let session = site.start_session(&lines.out)?;
+    let mut watch = Watch {
+        api: session.api(),
+        site: &site,
+        skip,
+        lines,
+        kernel: site.kernel_state(),
+        handles: Vec::new(),
+        snapshot: None,
+        links: None,
+        events: None,
+        last_event: None,
+        failing: None,
+    };
+    watch.run().map_err(|failed| session.explain(&failed))
+}
+
+struct Watch<'a, M> {
+    api: &'a M,
+    site: &'a Site,
+    skip: &'a [u32],
+    lines: &'a mut Lines,
+    kernel: KernelState,
+    handles: Vec<Handle>,
+    snapshot: Option<Snapshot>,
+    /// The links, and the UUIDs of all GPUs for which they are known
+    links: Option<(Vec<String>, Vec<Link>)>,
+    /// The event set, and the UUIDs of the GPUs in it
+    events: Option<(EventSet, Vec<String>)>,
+    last_event: Option<(Event, Instant)>,
+    /// Since when a GPU fails
+    failing: Option<Instant>,
+}
+
+/// Why a wait ended.
+enum Woken {
+    /// The time is over.
+    Time,
+    /// The standard input is closed.
+    Closed,
+    /// The GPUs must be polled.
+    Poll,
+}
+
+impl<M: Monitoring> Watch<'_, M> {
+    fn run(&mut self) -> Result<Option<End>, Failed> {
+        loop {
+            let start = Instant::now();
+            self.round()?;
+            if self.failing.is_some_and(|since| since.elapsed() >= MAX_FAILING) {
+                return Ok(Some(End::Changed));
+            }
+            self.lines.write(&Message::Call(Call { wait_ms: milliseconds(ROUND), ..Call::default() }));
+            if let Some(end) = self.wait_until(start + ROUND) {
+                return Ok(end);
+            }
+            if self.lines.is_closed {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits for events, and for changes that the kernel shows. Returns why the process ends, if it does.
+    fn wait_until(&mut self, end: Instant) -> Option<Option<End>> {
+        loop {
+            let now = Instant::now();
+            match self.wait(end.saturating_duration_since(now).min(STEP)) {
+                Woken::Closed => return Some(None),
+                Woken::Poll => return None,
+                Woken::Time => {}
+            }
+            let kernel = self.site.kernel_state();
+            let is_same = |of: fn(&KernelState) -> &Vec<String>| of(&kernel) == of(&self.kernel);
+            if kernel.module != self.kernel.module || !is_same(|state| &state.gpus) || !is_same(|state| &state.nodes) {
+                return Some(Some(End::Changed));
+            }
+            let has_other_mig = !is_same(|state| &state.mig);
+            self.kernel = kernel;
+            if has_other_mig || Instant::now() >= end {
+                return None;
+            }
+        }
+    }
+
+    /// Takes the inventory and polls all GPUs.
+    fn round(&mut self) -> Result<(), Failed> {
+        let snapshot = self.take()?;
+        if self.snapshot.as_ref() != Some(&snapshot) {
+            self.lines.write(&Message::Snapshot(Box::new(snapshot.clone())));
+        }
+        let mut working = Vec::new();
+        for at in 0..self.handles.len() {
+            let Some(handle) = self.handles.get(at).cloned() else { continue };
+            if self.sample(&handle).error.is_none() {
+                working.push(handle);
+            }
+        }
+        for failed in &snapshot.inventory.failed {
+            let Some(uuid) = &failed.uuid else { continue };
+            let error = (!failed.node_missing).then(|| failed.why.clone());
+            let node_missing = failed.node_missing;
+            self.lines.write(&Message::Sample(Sample { gpu: uuid.clone(), error, node_missing, ..Sample::default() }));
+        }
+        let is_failing = |failed: &FailedGpu| !failed.node_missing && failed.why != SKIPPED;
+        let fails = working.len() < self.handles.len() || snapshot.inventory.failed.iter().any(is_failing);
+        self.failing = fails.then(|| self.failing.unwrap_or_else(Instant::now));
+        self.snapshot = Some(snapshot);
+        self.register(&working);
+        Ok(())
+    }
+
+    fn sample(&mut self, handle: &Handle) -> Sample {
+        self.lines.call(Some(handle.index), Some(&handle.gpu.uuid));
+        let node_missing = !self.site.has_node(handle.gpu.minor);
+        let sample = Sample { node_missing, ..nvml::sample(self.api, handle) };
+        self.lines.write(&Message::Sample(sample.clone()));
+        sample
+    }
+
+    fn take(&mut self) -> Result<Snapshot, Failed> {
+        let mut inventory = self.take_inventory()?;
+        self.handles.clear();
+        let mut snapshot = Snapshot::default();
+        for gpu in &inventory.gpus {
+            self.lines.call(Some(gpu.index), Some(&gpu.uuid));
+            // It has answered already.
+            let Ok(device) = self.api.device(gpu.index) else { continue };
+            let handle = Handle { index: gpu.index, gpu: gpu.clone(), device };
+            snapshot.mig_profiles.append(&mut nvml::mig_profiles(self.api, &handle));
+            if nvml::supported_events(self.api, device) == 0 {
+                snapshot.without_events.push(gpu.uuid.clone());
+            }
+            self.handles.push(handle);
+        }
+        self.lines.call(None, None);
+        snapshot.links = self.links();
+        self.site.complete(&mut inventory);
+        Ok(Snapshot { inventory, ..snapshot })
+    }
+
+    fn take_inventory(&mut self) -> Result<Inventory, Failed> {
+        let mut inventory = Inventory::default();
+        let Self { handles, lines, .. } = self;
+        let uuid = |index| handles.iter().find(|handle| handle.index == index).map(|handle| handle.gpu.uuid.as_str());
+        lines.call(None, None);
+        take(self.api, self.skip, &mut |report| match report {
+            Report::Driver(driver) => {
+                (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
+            }
+            Report::Next(index) => lines.call(Some(index), uuid(index)),
+            Report::Gpu(gpu) => inventory.gpus.push(gpu),
+            Report::Failed(failed) => inventory.failed.push(failed),
+        })?;
+        let skipped = |index: &u32| FailedGpu { index: Some(*index), why: SKIPPED.to_owned(), ..FailedGpu::default() };
+        inventory.failed.extend(self.skip.iter().map(skipped));
+        inventory.failed.sort_by_key(|failed| failed.index);
+        Ok(inventory)
+    }
+
+    /// Returns the links, which do not change while the GPUs are the same.
+    fn links(&mut self) -> Vec<Link> {
+        let gpus = uuids(&self.handles);
+        if let Some((_, links)) = self.links.as_ref().filter(|(known, _)| *known == gpus) {
+            return links.clone();
+        }
+        let links = nvml::links(self.api, &self.handles);
+        self.links = Some((gpus, links.clone()));
+        links
+    }
+
+    /// Registers for the events of these GPUs. Events that are already in the old set are reported.
+    fn register(&mut self, working: &[Handle]) {
+        let gpus = uuids(working);
+        if self.events.as_ref().is_some_and(|(_, known)| *known == gpus) {
+            return;
+        }
+        self.lines.call(None, None);
+        let new = nvml::register(self.api, &working.iter().collect::<Vec<_>>());
+        if let Some((old, _)) = std::mem::replace(&mut self.events, new.map(|set| (set, gpus))) {
+            while let Ok(Some(event)) = self.api.wait(&old, Duration::ZERO) {
+                self.handle(event);
+            }
+            self.api.free_event_set(old).ok();
+        }
+    }
+
+    /// Waits for an event.
+    fn wait(&mut self, limit: Duration) -> Woken {
+        let has_events = self.events.is_some();
+        if is_stdin_closed(if has_events { Duration::ZERO } else { limit }) {
+            return Woken::Closed;
+        }
+        let Some((set, _)) = &self.events else { return Woken::Time };
+        match self.api.wait(set, limit) {
+            Ok(None) => Woken::Time,
+            Ok(Some(event)) => {
+                let woken = self.handle(event);
+                self.lines.write(&Message::Call(Call { wait_ms: milliseconds(ROUND), ..Call::default() }));
+                woken
+            }
+            Err(_) => {
+                // The error does not name the GPU. Polling shows which one fails, and the next set is without it.
+                if let Some((set, _)) = self.events.take() {
+                    self.api.free_event_set(set).ok();
+                }
+                if is_stdin_closed(PAUSE) { Woken::Closed } else { Woken::Poll }
+            }
+        }
+    }
+
+    /// Returns the GPU of an event, also if the event names one of its MIG devices.
+    fn gpu_of(&self, data: &EventData) -> Option<Handle> {
+        if let Some(handle) = self.handles.iter().find(|handle| handle.device == data.device) {
+            return Some(handle.clone());
+        }
+        let uuid = self.api.uuid(data.device).ok()?;
+        let has =
+            |handle: &&Handle| handle.gpu.uuid == uuid || handle.gpu.mig_devices.iter().any(|mig| mig.uuid == uuid);
+        self.handles.iter().find(has).cloned()
+    }
+
+    fn handle(&mut self, data: EventData) -> Woken {
+        let Some(handle) = self.gpu_of(&data) else { return Woken::Time };
+        let kind = match nvml::meaning(data.kind, data.data) {
+            Some(Meaning::Report(kind)) => kind,
+            Some(Meaning::MigChanged) => return Woken::Poll,
+            None => return Woken::Time,
+        };
+        let event = Event { gpu: handle.gpu.uuid.clone(), kind };
+        let is_repeated = |(last, at): &(Event, Instant)| *last == event && at.elapsed() < REPETITION;
+        if !self.last_event.as_ref().is_some_and(is_repeated) {
+            self.lines.write(&Message::Event(event.clone()));
+            self.last_event = Some((event, Instant::now()));
+            self.sample(&handle);
+        }
+        Woken::Time
+    }
+}
+
+fn uuids(handles: &[Handle]) -> Vec<String> {
+    handles.iter().map(|handle| handle.gpu.uuid.clone()).collect()
+}
+
+fn milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+/// Whether the standard input is closed within this time. The parent writes nothing to it.
+fn is_stdin_closed(limit: Duration) -> bool {
+    let stdin = io::stdin();
+    let mut polled = [PollFd::new(&stdin, PollFlags::empty())];
+    let limit = Timespec::try_from(limit).ok();
+    poll(&mut polled, limit.as_ref()).is_ok_and(|count| count > 0)
+}

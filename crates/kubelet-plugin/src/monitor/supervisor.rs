@@ -1,0 +1,342 @@
+//! Starts the monitor, reads its lines, and starts it again when it ends.
+//!
+//! A call of NVML that exceeds its time limit, or a crash, costs a process, and the health of the GPU that the call was about. The next
+//! process leaves that GPU out for a while, so that the others are watched.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Error, Result};
+use nvidia_host::config::Config;
+use nvidia_host::host::KernelState;
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::lines::Lines;
+use super::message::{Call, End, Message, Snapshot};
+use super::update::Update;
+
+/// The time between two looks at what the kernel shows, while no monitor runs.
+const STEP: Duration = Duration::from_secs(2);
+
+/// The time before the first restart, which doubles with each further one.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(30);
+
+/// A monitor that ran for this time has started successfully.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// The time before the driver is asked about a GPU again at which it hung or crashed. It doubles too.
+const FIRST_SKIP: Duration = Duration::from_secs(30);
+const MAX_SKIP: Duration = Duration::from_secs(600);
+
+/// How long a killed monitor may take to end. If it hangs in the kernel, it ends later.
+const REAP: Duration = Duration::from_secs(2);
+
+/// How to run the monitor.
+#[derive(Clone, Debug)]
+pub struct Options {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    config_path: Option<PathBuf>,
+    time_limit: Duration,
+}
+
+impl Options {
+    /// Runs this program as the monitor, with this configuration file and this time limit for a call of NVML.
+    #[must_use]
+    pub fn new(config_path: Option<&Path>, time_limit: Duration) -> Self {
+        let mut arguments: Vec<OsString> = vec!["monitor".into()];
+        if let Some(path) = config_path {
+            arguments.extend(["--config".into(), path.into()]);
+        }
+        Self { program: "/proc/self/exe".into(), arguments, config_path: config_path.map(Path::to_owned), time_limit }
+    }
+}
+
+/// Watches the GPUs until the receiver of the updates is dropped, or an error occurs. SIGUSR1 ends the monitor until SIGUSR2 arrives
+/// or the driver's module is loaded again. The future must run on the first thread of the process: the kernel ends the monitor with
+/// the thread that started it.
+pub async fn supervise(options: Options, updates: mpsc::Sender<Update>) -> Error {
+    let mut supervisor = match Supervisor::new(options, updates) {
+        Ok(supervisor) => supervisor,
+        Err(error) => return error,
+    };
+    while supervisor.run_once().await.is_ok() {}
+    Error::msg("the supervisor of the monitor has no receiver")
+}
+
+/// The agent has dropped the receiver.
+struct Finished;
+
+struct Supervisor {
+    options: Options,
+    config: Config,
+    updates: mpsc::Sender<Update>,
+    let_go: Signal,
+    resume: Signal,
+    delay: Duration,
+    /// The GPUs at which the driver hung or crashed, by NVML's index
+    skipped: BTreeMap<u32, Skipped>,
+    snapshot: Option<Snapshot>,
+    /// The last reason why NVML cannot be used
+    absent: Option<String>,
+    /// Killed monitors that have not ended
+    unreaped: Vec<Child>,
+}
+
+#[derive(Clone, Copy)]
+struct Skipped {
+    delay: Duration,
+    until: Instant,
+    is_active: bool,
+}
+
+/// Why a monitor ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Ended {
+    /// Another one starts at once.
+    Again,
+    /// There is no driver, or NVML cannot be used.
+    Unusable(String),
+    /// The driver hung or crashed in these calls.
+    Silent { call: Call, why: String },
+    /// The administrator wants it.
+    LetGo,
+}
+
+impl Supervisor {
+    fn new(options: Options, updates: mpsc::Sender<Update>) -> Result<Self> {
+        let (config, _) = nvidia_host::config::read(options.config_path.as_deref())?;
+        Ok(Self {
+            options,
+            config,
+            updates,
+            let_go: signal(SignalKind::user_defined1())?,
+            resume: signal(SignalKind::user_defined2())?,
+            delay: FIRST_DELAY,
+            skipped: BTreeMap::new(),
+            snapshot: None,
+            absent: None,
+            unreaped: Vec::new(),
+        })
+    }
+
+    /// Runs one monitor to its end, and waits until the next one may start.
+    async fn run_once(&mut self) -> Result<(), Finished> {
+        let start = Instant::now();
+        let ended = self.watch().await?;
+        if start.elapsed() >= STEADY {
+            self.delay = FIRST_DELAY;
+        }
+        match ended {
+            Ended::Again => self.pause(FIRST_DELAY.saturating_sub(start.elapsed())).await,
+            Ended::Unusable(why) => {
+                if self.absent.as_ref() != Some(&why) {
+                    self.absent = Some(why.clone());
+                    self.send(Update::Absent(why)).await?;
+                }
+                self.back_off().await
+            }
+            Ended::Silent { call, why } => {
+                self.blame(&call, why).await?;
+                self.back_off().await
+            }
+            Ended::LetGo => self.wait_for_resume().await,
+        }
+    }
+
+    async fn send(&self, update: Update) -> Result<(), Finished> {
+        self.updates.send(update).await.map_err(|_| Finished)
+    }
+
+    /// Starts a monitor, and passes on what it reports until it ends.
+    async fn watch(&mut self) -> Result<Ended, Finished> {
+        let mut child = match self.spawn() {
+            Ok(child) => child,
+            Err(error) => return Ok(Ended::Unusable(format!("cannot start the monitor: {error}"))),
+        };
+        let Some(stdout) = child.stdout.take() else { return Ok(Ended::Again) };
+        let ended = self.listen(Lines::new(stdout), &mut child).await;
+        child.start_kill().ok();
+        if timeout(REAP, child.wait()).await.is_err() {
+            self.unreaped.push(child);
+        }
+        ended
+    }
+
+    fn spawn(&self) -> io::Result<Child> {
+        let mut command = Command::new(&self.options.program);
+        command.args(&self.options.arguments).env_clear().current_dir("/");
+        for (index, _) in self.skipped.iter().filter(|(_, skipped)| skipped.is_active) {
+            command.arg("--skip").arg(index.to_string());
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        command.spawn()
+    }
+
+    async fn listen(&mut self, mut lines: Lines, child: &mut Child) -> Result<Ended, Finished> {
+        let mut call = Call::default();
+        let mut end = None;
+        let until = self.next_retry();
+        loop {
+            let limit = self.options.time_limit + Duration::from_millis(call.wait_ms.into());
+            let line = tokio::select! {
+                line = timeout(limit, lines.next()) => line,
+                _ = self.let_go.recv() => return Ok(Ended::LetGo),
+                () = self.updates.closed() => return Err(Finished),
+                () = sleep_until(until.unwrap_or_else(far_away)), if until.is_some() && self.are_reaped() => {
+                    self.retry();
+                    return Ok(Ended::Again);
+                }
+            };
+            let bytes = match line {
+                Err(_) => {
+                    let seconds = self.options.time_limit.as_secs();
+                    return Ok(Ended::Silent { call, why: format!("the driver does not answer within {seconds} s") });
+                }
+                Ok(Err(error)) => {
+                    return Ok(Ended::Silent { call, why: format!("cannot read from the monitor: {error}") });
+                }
+                Ok(Ok(None)) => return Ok(end.unwrap_or(Ended::Silent { call, why: last_words(child).await })),
+                Ok(Ok(Some(bytes))) => bytes,
+            };
+            match base::json::from_bytes(bytes) {
+                Ok(Message::Call(next)) => call = next,
+                Ok(Message::End(End::Changed)) => end = Some(Ended::Again),
+                Ok(Message::End(End::Unusable(why))) => end = Some(Ended::Unusable(why)),
+                Ok(Message::Snapshot(snapshot)) => {
+                    self.note(&snapshot);
+                    self.send(Update::Snapshot(snapshot)).await?;
+                }
+                Ok(Message::Sample(sample)) => self.send(Update::Sample(sample)).await?,
+                Ok(Message::Event(event)) => self.send(Update::Event(event)).await?,
+                Err(error) => {
+                    return Ok(Ended::Silent { call, why: format!("the monitor prints an invalid line: {error}") });
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, snapshot: &Snapshot) {
+        self.absent = None;
+        let count = |snapshot: &Snapshot| snapshot.inventory.gpus.len() + snapshot.inventory.failed.len();
+        if self.snapshot.as_ref().is_some_and(|known| count(known) != count(snapshot)) {
+            // An index may belong to another GPU.
+            self.skipped.clear();
+        }
+        self.snapshot = Some(snapshot.clone());
+    }
+
+    /// Reports the GPU at which the driver hung or crashed, and leaves it out for a while.
+    async fn blame(&mut self, call: &Call, why: String) -> Result<(), Finished> {
+        let Some(index) = call.index else {
+            return self.send(Update::Silent { gpu: None, why }).await;
+        };
+        let now = Instant::now();
+        let before = self.skipped.get(&index).filter(|skipped| now < skipped.until + MAX_SKIP * 2);
+        let delay = before.map_or(FIRST_SKIP, |skipped| (skipped.delay * 2).min(MAX_SKIP));
+        self.skipped.insert(index, Skipped { delay, until: now + delay, is_active: true });
+        // The others are watched again at once.
+        self.delay = FIRST_DELAY;
+        match call.gpu.clone().or_else(|| self.uuid_of(index)) {
+            Some(gpu) => self.send(Update::Silent { gpu: Some(gpu), why }).await,
+            None => Ok(()),
+        }
+    }
+
+    fn uuid_of(&self, index: u32) -> Option<String> {
+        let inventory = &self.snapshot.as_ref()?.inventory;
+        let gpu = inventory.gpus.iter().find(|gpu| gpu.index == index).map(|gpu| gpu.uuid.clone());
+        gpu.or_else(|| inventory.failed.iter().find(|failed| failed.index == Some(index))?.uuid.clone())
+    }
+
+    fn next_retry(&self) -> Option<Instant> {
+        self.skipped.values().filter(|skipped| skipped.is_active).map(|skipped| skipped.until).min()
+    }
+
+    fn retry(&mut self) {
+        let now = Instant::now();
+        for skipped in self.skipped.values_mut().filter(|skipped| skipped.until <= now) {
+            skipped.is_active = false;
+        }
+    }
+
+    /// Whether all killed monitors have ended. Another one would hang at the same GPU.
+    fn are_reaped(&mut self) -> bool {
+        self.unreaped.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.unreaped.is_empty()
+    }
+
+    async fn pause(&self, time: Duration) -> Result<(), Finished> {
+        tokio::select! {
+            () = sleep(time) => Ok(()),
+            () = self.updates.closed() => Err(Finished),
+        }
+    }
+
+    /// Waits before the next start, until the kernel shows another driver or other GPUs.
+    async fn back_off(&mut self) -> Result<(), Finished> {
+        let end = Instant::now() + self.delay;
+        self.delay = (self.delay * 2).min(MAX_DELAY);
+        let before = KernelState::read(&self.config);
+        while Instant::now() < end && KernelState::read(&self.config) == before {
+            tokio::select! {
+                () = sleep_until(end.min(Instant::now() + STEP)) => {}
+                _ = self.let_go.recv() => return self.wait_for_resume().await,
+                () = self.updates.closed() => return Err(Finished),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for SIGUSR2, or until the module is loaded again.
+    async fn wait_for_resume(&mut self) -> Result<(), Finished> {
+        self.send(Update::LetGo).await?;
+        self.absent = None;
+        self.delay = FIRST_DELAY;
+        self.skipped.clear();
+        let before = KernelState::read(&self.config);
+        let mut was_unloaded = before.module.is_none();
+        loop {
+            tokio::select! {
+                () = sleep(STEP) => {}
+                _ = self.resume.recv() => return Ok(()),
+                _ = self.let_go.recv() => {}
+                () = self.updates.closed() => return Err(Finished),
+            }
+            let now = KernelState::read(&self.config);
+            if now.module.is_some() && (was_unloaded || now.load != before.load) {
+                return Ok(());
+            }
+            was_unloaded |= now.module.is_none();
+        }
+    }
+}
+
+/// Returns a time for a branch that is disabled.
+fn far_away() -> Instant {
+    Instant::now() + MAX_SKIP
+}
+
+/// Returns how a monitor ended that has closed its standard output without a last line.
+async fn last_words(child: &mut Child) -> String {
+    match timeout(REAP, child.wait()).await {
+        Ok(Ok(status)) => ended(status),
+        _ => "the monitor does not end".to_owned(),
+    }
+}
+
+fn ended(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("the driver's library crashes (signal {signal})"),
+        None => format!("the monitor ends without a reason ({status})"),
+    }
+}

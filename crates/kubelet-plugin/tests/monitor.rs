@@ -1,0 +1,536 @@
+//! The monitor and its supervisor with the fake driver. This program is both of them, if its first argument says so.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    clippy::indexing_slicing,
+    reason = "tests run programs, and end at the first surprise"
+)]
+
+use std::fmt::Debug;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Recovery, Sample, Snapshot};
+use kubelet_plugin::monitor::{child, supervisor};
+use libtest_mimic::{Arguments, Trial};
+use nvidia_host::config;
+
+/// The UUID that make-root gives to a GPU.
+fn uuid(gpu: u32) -> String {
+    format!("GPU-{:08x}-{gpu:04x}-{:04x}-8000-{:012x}", 0x51ee_d000_u32 + gpu, 0x4000 + gpu, 0xfa4e_0000_u32 + gpu)
+}
+
+/// A time limit, with slack for a machine under load.
+const fn within(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds * 5)
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.get(1).map(String::as_str) {
+        Some("monitor") => monitor(&arguments[2..]),
+        Some("supervise") => supervise(Path::new(&arguments[2])),
+        _ => {
+            let is_root = rustix::process::geteuid().is_root();
+            let ignored = !is_root && std::env::var_os("CI").is_none();
+            let trial = |(name, test): &(&'static str, fn())| {
+                let test = *test;
+                Trial::test(*name, move || {
+                    assert!(rustix::process::geteuid().is_root(), "needs root, for device nodes");
+                    test();
+                    Ok(())
+                })
+                .with_ignored_flag(ignored)
+            };
+            libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit_code()
+        }
+    }
+}
+
+/// `monitor --config FILE [--skip INDEX]...`
+fn monitor(arguments: &[String]) -> ExitCode {
+    let value = |name: &'static str| arguments.windows(2).filter(move |pair| pair[0] == name).map(|pair| &pair[1]);
+    let path = value("--config").next().map(Path::new);
+    let skip: Vec<u32> = value("--skip").map(|index| index.parse().unwrap()).collect();
+    let (config, _) = config::read(path).unwrap();
+    child::run(&config, &skip).unwrap();
+    ExitCode::SUCCESS
+}
+
+/// `supervise FILE`: prints the updates, with a time limit of one second for a call.
+fn supervise(path: &Path) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (sender, mut updates) = tokio::sync::mpsc::channel(64);
+        let options = supervisor::Options::new(Some(path), Duration::from_secs(1));
+        let print = async {
+            while let Some(update) = updates.recv().await {
+                println!("{update:?}");
+            }
+        };
+        tokio::select! {
+            error = supervisor::supervise(options, sender) => println!("{error:#}"),
+            () = print => {}
+        }
+    });
+    ExitCode::SUCCESS
+}
+
+/// A driver root, and a configuration that names it.
+struct Fake {
+    root: PathBuf,
+    config: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl Fake {
+    fn new(arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let root = dir.path().join("root");
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
+        let fake = Self { root, config, dir };
+        fake.make_root(arguments);
+        fake
+    }
+
+    fn make_root(&self, arguments: &[&str]) {
+        // One at a time: the compiled files are shared.
+        static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
+        let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-monitor");
+        let mut command = Command::new(program);
+        let output = command.arg(&self.root).arg("--build").arg(build).args(arguments).output().unwrap();
+        drop(lock);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH)).join(name)
+    }
+
+    /// Replaces a text in the library's configuration, in one step.
+    fn set(&self, from: &str, to: &str) {
+        let path = self.file("nvml.conf");
+        let old = std::fs::read_to_string(&path).unwrap();
+        let new = old.replace(from, to);
+        assert_ne!(old, new, "{from}");
+        std::fs::write(path.with_extension("new"), new).unwrap();
+        std::fs::rename(path.with_extension("new"), path).unwrap();
+    }
+
+    /// Adds keys to the line of a GPU.
+    fn add(&self, gpu: u32, keys: &str) {
+        self.set(&format!("gpu minor={gpu} "), &format!("gpu minor={gpu} {keys} "));
+    }
+
+    fn remove(&self, gpu: u32, keys: &str) {
+        self.set(&format!("gpu minor={gpu} {keys} "), &format!("gpu minor={gpu} "));
+    }
+
+    fn event(&self, line: &str) {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(self.file("nvml.events")).unwrap();
+        writeln!(file, "{line}").unwrap();
+    }
+}
+
+/// A program whose lines are read.
+struct Program<T> {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<T>,
+}
+
+impl<T: Send + Debug + 'static> Program<T> {
+    fn start(mut command: Command, parse: fn(&str) -> T) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if sender.send(parse(&line)).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { stdin: child.stdin.take(), child, lines }
+    }
+
+    /// Waits for the next line from which `find` returns something.
+    fn next<U>(&self, what: &str, limit: Duration, find: impl Fn(T) -> Option<U>) -> U {
+        let end = Instant::now() + limit;
+        loop {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some(found) = find(line) {
+                        return found;
+                    }
+                }
+                Err(error) => panic!("{what}: {error}"),
+            }
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    fn expect_end(&mut self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.is_running() {
+            assert!(Instant::now() < end, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl<T> Drop for Program<T> {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+type Monitor = Program<Message>;
+
+fn parse(line: &str) -> Message {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+fn start_monitor(fake: &Fake, more: &[&str]) -> Monitor {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg("monitor").arg("--config").arg(&fake.config).args(more);
+    Program::start(command, parse)
+}
+
+fn snapshot(message: Message) -> Option<Snapshot> {
+    match message {
+        Message::Snapshot(snapshot) => Some(*snapshot),
+        _ => None,
+    }
+}
+
+fn sample_of(gpu: u32) -> impl Fn(Message) -> Option<Sample> {
+    move |message| match message {
+        Message::Sample(sample) if sample.gpu == uuid(gpu) => Some(sample),
+        _ => None,
+    }
+}
+
+impl Monitor {
+    /// Waits until the monitor waits for events.
+    fn expect_start(&self) -> Snapshot {
+        let first = self.next("a snapshot", within(2000), snapshot);
+        self.next("a wait", within(2000), |message| match message {
+            Message::Call(call) if call.wait_ms > 0 => Some(()),
+            _ => None,
+        });
+        first
+    }
+}
+
+type Supervisor = Program<String>;
+
+fn start_supervisor(fake: &Fake) -> Supervisor {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg("supervise").arg(&fake.config);
+    Program::start(command, str::to_owned)
+}
+
+impl Supervisor {
+    fn expect(&self, limit: Duration, texts: &[&str]) -> String {
+        let matches = |line: String| texts.iter().all(|text| line.contains(text)).then_some(line);
+        self.next(&format!("{texts:?}"), limit, matches)
+    }
+
+    fn expect_healthy(&self, limit: Duration, gpu: u32) {
+        self.expect(limit, &["Sample", &uuid(gpu), "error: None"]);
+    }
+
+    fn children(&self) -> Vec<u32> {
+        let pid = self.pid();
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid().try_into().unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+const TESTS: &[(&str, fn())] = &[
+    ("a_snapshot_describes_the_gpus", a_snapshot_describes_the_gpus),
+    ("an_event_is_reported_at_once", an_event_is_reported_at_once),
+    ("a_gpu_without_events_is_polled", a_gpu_without_events_is_polled),
+    ("a_lost_gpu_is_reported_and_the_others_are_watched", a_lost_gpu_is_reported_and_the_others_are_watched),
+    ("mig_devices_change", mig_devices_change),
+    ("a_missing_node_and_a_new_gpu_need_another_process", a_missing_node_and_a_new_gpu_need_another_process),
+    ("the_monitor_has_few_privileges_and_little_memory", the_monitor_has_few_privileges_and_little_memory),
+    ("the_monitor_ends_with_its_parent", the_monitor_ends_with_its_parent),
+    ("a_driver_that_hangs_costs_one_gpu", a_driver_that_hangs_costs_one_gpu),
+    ("a_driver_that_crashes_costs_one_gpu", a_driver_that_crashes_costs_one_gpu),
+    ("a_driver_that_hangs_everywhere", a_driver_that_hangs_everywhere),
+    ("a_driver_comes_and_goes", a_driver_comes_and_goes),
+    ("the_driver_is_let_go", the_driver_is_let_go),
+];
+
+fn a_snapshot_describes_the_gpus() {
+    let fake = Fake::new(&["--gpus", "4", "--mig", "--numa", "2"]);
+    fake.add(1, "nvlinks=2:4 recovery-action=1 ecc=7 remap-failure=1");
+    fake.add(2, "nvlinks=1:4 recovery-action=none ecc=none remap-failure=none");
+    fake.add(3, "events=0");
+    let monitor = start_monitor(&fake, &[]);
+    let snapshot = monitor.next("a snapshot", within(2000), snapshot);
+    assert_eq!(snapshot.inventory.gpus.len(), 4);
+    assert_eq!(snapshot.inventory.driver_version, "535.183.01");
+    let profiles: Vec<_> = snapshot.mig_profiles.values().map(String::as_str).collect();
+    assert_eq!(profiles, ["1g.10gb", "2g.20gb"]);
+    assert_eq!(snapshot.without_events, [uuid(3)]);
+    let link = |a: u32, b: u32| snapshot.links.iter().find(|link| link.gpus == (uuid(a), uuid(b))).unwrap();
+    assert_eq!((link(0, 1).level, link(0, 1).nvlinks), (Level::HostBridge, 0));
+    assert_eq!((link(1, 2).level, link(1, 2).nvlinks), (Level::System, 4));
+    assert_eq!(snapshot.links.len(), 6);
+
+    let sample = monitor.next("a sample", within(2000), sample_of(1));
+    let expected = Sample {
+        gpu: uuid(1),
+        recovery: Some(Recovery::Reset),
+        remap_failed: Some(true),
+        uncorrectable_ecc: Some(7),
+        ..Sample::default()
+    };
+    assert_eq!(sample, expected);
+    let sample = monitor.next("a sample", within(2000), sample_of(2));
+    assert_eq!(sample, Sample { gpu: uuid(2), ..Sample::default() });
+}
+
+fn an_event_is_reported_at_once() {
+    let fake = Fake::new(&["--gpus", "3"]);
+    fake.event("xid 0 1");
+    let monitor = start_monitor(&fake, &[]);
+    monitor.expect_start();
+    for (line, gpu, kind) in [
+        ("xid 1 79", 1, EventKind::Xid(79)),
+        ("unavailable 2", 2, EventKind::Unavailable),
+        ("recovery 0", 0, EventKind::RecoveryAction),
+    ] {
+        if kind == EventKind::RecoveryAction {
+            fake.add(0, "recovery-action=2");
+        }
+        let start = Instant::now();
+        fake.event(line);
+        let event = monitor.next(line, within(200), |message| match message {
+            Message::Event(event) => Some(event),
+            _ => None,
+        });
+        assert_eq!((event.gpu, event.kind), (uuid(gpu), kind), "{:?}", start.elapsed());
+        // The state of the GPU follows at once.
+        let sample = monitor.next("a sample", within(200), sample_of(gpu));
+        let recovery = if gpu == 0 { Recovery::Reboot } else { Recovery::None };
+        assert_eq!(sample.recovery, Some(recovery));
+    }
+}
+
+fn a_gpu_without_events_is_polled() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    fake.set("cuda 12.2", "cuda 12.2\nnot-supported nvmlEventSetCreate");
+    let mut monitor = start_monitor(&fake, &[]);
+    monitor.expect_start();
+    fake.add(0, "recovery-action=4");
+    monitor.next("a sample", within(5000), |message| {
+        sample_of(0)(message).filter(|sample| sample.recovery == Some(Recovery::DrainAndReset))
+    });
+    monitor.stdin.take();
+    monitor.expect_end(within(2000));
+}
+
+fn a_lost_gpu_is_reported_and_the_others_are_watched() {
+    let fake = Fake::new(&["--gpus", "2"]);
+    let monitor = start_monitor(&fake, &[]);
+    monitor.expect_start();
+    fake.add(0, "fail=15");
+    let sample = monitor
+        .next("a bad sample", within(10_000), |message| sample_of(0)(message).filter(|sample| sample.error.is_some()));
+    assert!(sample.error.unwrap().contains("gpu is lost"));
+    monitor.next("a wait", within(5000), |message| {
+        matches!(message, Message::Call(call) if call.wait_ms > 0).then_some(())
+    });
+    fake.event("xid 1 48");
+    monitor.next("an event", within(200), |message| {
+        matches!(message, Message::Event(event) if event.gpu == uuid(1)).then_some(())
+    });
+    fake.remove(0, "fail=15");
+    monitor
+        .next("a good sample", within(5000), |message| sample_of(0)(message).filter(|sample| sample.error.is_none()));
+    // Its events are waited for again.
+    monitor.next("a wait", within(5000), |message| {
+        matches!(message, Message::Call(call) if call.wait_ms > 0).then_some(())
+    });
+    fake.event("xid 0 48");
+    monitor.next("an event", within(200), |message| {
+        matches!(message, Message::Event(event) if event.gpu == uuid(0)).then_some(())
+    });
+}
+
+fn mig_devices_change() {
+    let fake = Fake::new(&["--gpus", "2", "--mig"]);
+    let monitor = start_monitor(&fake, &[]);
+    assert_eq!(monitor.expect_start().inventory.gpus[0].mig_devices.len(), 2);
+    let layout = fake.dir.path().join("layout");
+    let new = "MIG-51eed000-0011-4000-8000-0000fa4e0011";
+    std::fs::write(&layout, format!("mig gpu=1 gi=1 ci=0 profile=3g.40gb uuid={new}\n")).unwrap();
+    fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
+    let changed = monitor.next("the new layout", within(5000), |message| {
+        snapshot(message).filter(|snapshot| snapshot.mig_profiles.contains_key(new))
+    });
+    let gpus = &changed.inventory.gpus;
+    assert!(!gpus[0].mig_enabled && gpus[0].mig_devices.is_empty());
+    assert_eq!(gpus[1].mig_devices.iter().map(|mig| mig.uuid.as_str()).collect::<Vec<_>>(), [new]);
+    assert_eq!(changed.mig_profiles[new], "3g.40gb");
+}
+
+fn a_missing_node_and_a_new_gpu_need_another_process() {
+    let fake = Fake::new(&["--gpus", "2"]);
+    std::fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
+    let mut monitor = start_monitor(&fake, &[]);
+    let snapshot = monitor.expect_start();
+    assert!(snapshot.inventory.failed[0].node_missing);
+    assert_eq!(snapshot.inventory.failed[0].uuid, Some(uuid(1)));
+    let node = fake.root.join("dev/nvidia1");
+    let made = Command::new("mknod").args(["-m", "0666"]).arg(node).args(["c", "195", "1"]).status().unwrap();
+    assert!(made.success());
+    let end = monitor.next("the end", within(5000), |message| match message {
+        Message::End(end) => Some(end),
+        _ => None,
+    });
+    assert_eq!(end, End::Changed);
+    monitor.expect_end(within(500));
+}
+
+fn the_monitor_has_few_privileges_and_little_memory() {
+    let fake = Fake::new(&["--gpus", "8"]);
+    let mut monitor = start_monitor(&fake, &[]);
+    monitor.expect_start();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", monitor.pid())).unwrap();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let memory: u64 = field("RssAnon:").split(' ').next().unwrap().parse().unwrap();
+    assert!(memory <= 3 << 10, "{memory} KiB");
+    assert_eq!(field("Threads:"), "1");
+    for (name, value) in [("CapEff:", "0000000000000000"), ("CapBnd:", "0000000000000000"), ("NoNewPrivs:", "1")] {
+        assert_eq!(field(name), value, "{name}");
+    }
+    assert!(field("Uid:").starts_with("65534"), "{}", field("Uid:"));
+    assert!(std::fs::read(format!("/proc/{}/environ", monitor.pid())).is_ok_and(|text| !text.starts_with(b"LD_")));
+    monitor.stdin.take();
+    monitor.expect_end(within(2000));
+}
+
+fn the_monitor_ends_with_its_parent() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let mut supervisor = start_supervisor(&fake);
+    supervisor.expect_healthy(within(2000), 0);
+    let monitor = supervisor.children()[0];
+    supervisor.child.kill().unwrap();
+    supervisor.child.wait().unwrap();
+    let end = Instant::now() + within(1000);
+    let runs = || {
+        let status = std::fs::read_to_string(format!("/proc/{monitor}/status")).unwrap_or_default();
+        !status.is_empty() && !status.contains("State:\tZ")
+    };
+    while runs() {
+        assert!(Instant::now() < end, "it still runs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The driver misbehaves at GPU 1, which is then left out, and the other is watched by another process.
+fn expect_one_gpu_lost(keys: &str, why: &str) {
+    let fake = Fake::new(&["--gpus", "2"]);
+    let supervisor = start_supervisor(&fake);
+    supervisor.expect_healthy(within(2000), 1);
+    let first = supervisor.children();
+    fake.add(1, keys);
+    supervisor.expect(within(7000), &["Silent", &uuid(1), why]);
+    supervisor.expect(within(3000), &["Snapshot", "does not answer when it is asked about this GPU", &uuid(1)]);
+    supervisor.expect_healthy(within(2000), 0);
+    assert_ne!(supervisor.children(), first);
+    fake.event("xid 0 48");
+    supervisor.expect(within(5000), &["Event", &uuid(0), "Xid(48)"]);
+    fake.remove(1, keys);
+    supervisor.expect_healthy(within(31_000), 1);
+}
+
+fn a_driver_that_hangs_costs_one_gpu() {
+    expect_one_gpu_lost("hang=nvmlDeviceGetFieldValues", "does not answer within 1 s");
+}
+
+fn a_driver_that_crashes_costs_one_gpu() {
+    expect_one_gpu_lost("crash=handle", "crashes (signal 6)");
+}
+
+fn a_driver_that_hangs_everywhere() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let supervisor = start_supervisor(&fake);
+    supervisor.expect_healthy(within(2000), 0);
+    fake.add(0, "hang=nvmlEventSetWait_v2");
+    fake.event("xid 0 1");
+    // The wait, and the time limit of a call
+    supervisor.expect(within(6000), &["Silent { gpu: None", "does not answer within 1 s"]);
+    fake.remove(0, "hang=nvmlEventSetWait_v2");
+    supervisor.expect_healthy(within(3000), 0);
+}
+
+fn a_driver_comes_and_goes() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let hidden = fake.dir.path().join("hidden");
+    std::fs::rename(&fake.root, &hidden).unwrap();
+    std::fs::create_dir(&fake.root).unwrap();
+    let supervisor = start_supervisor(&fake);
+    supervisor.expect(within(2000), &["Absent", "NVIDIA"]);
+    std::fs::remove_dir(&fake.root).unwrap();
+    std::fs::rename(&hidden, &fake.root).unwrap();
+    supervisor.expect(within(5000), &["Snapshot", &uuid(0)]);
+    supervisor.expect_healthy(within(1000), 0);
+
+    std::fs::remove_file(fake.root.join("proc/driver/nvidia/version")).unwrap();
+    fake.set("cuda 12.2", "cuda 12.2\ninit-error 9");
+    supervisor.expect(within(5000), &["Absent", "not loaded"]);
+    // One report for one reason
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(supervisor.lines.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+fn the_driver_is_let_go() {
+    use rustix::process::Signal;
+    let fake = Fake::new(&["--gpus", "1"]);
+    let supervisor = start_supervisor(&fake);
+    supervisor.expect_healthy(within(2000), 0);
+    supervisor.signal(Signal::USR1);
+    supervisor.expect(within(1000), &["LetGo"]);
+    assert_eq!(supervisor.children(), Vec::<u32>::new());
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", supervisor.pid())).unwrap();
+    assert!(!maps.contains("libnvidia"), "{maps}");
+    supervisor.signal(Signal::USR2);
+    supervisor.expect_healthy(within(3000), 0);
+
+    // Without a signal, when the module is loaded again
+    supervisor.signal(Signal::USR1);
+    supervisor.expect(within(1000), &["LetGo"]);
+    let version = fake.root.join("proc/driver/nvidia/version");
+    std::fs::rename(&version, version.with_extension("old")).unwrap();
+    std::thread::sleep(Duration::from_secs(5));
+    std::fs::rename(version.with_extension("old"), &version).unwrap();
+    supervisor.expect_healthy(within(5000), 0);
+}
