@@ -266,7 +266,7 @@ fn a_cut_stream_is_registered_again() {
     let (_dir, kubelet, plugin) = registered();
     for round in 2..6 {
         kubelet.cut(GPU);
-        kubelet.wait("the end", SOON, |state| state.count(|event| matches!(event, Event::Ended { .. })) == round - 1);
+        kubelet.wait("the end", SOON, |state| state.count(is_end) == round - 1);
         let time = kubelet.wait("a registration", SOON, |state| is_live(state) && state.registrations(GPU) == round);
         println!("time: {time:?}");
     }
@@ -334,7 +334,7 @@ fn a_kubelet_that_hangs_is_left_for_its_successor() {
     let dir = scratch();
     let old = FakeKubelet::start_with(dir.path(), State { hangs: true, ..State::default() });
     let _plugin = Plugin::start(dir.path(), two_gpus());
-    old.wait("Register", SOON, |state| state.count(|event| matches!(event, Event::Called { .. })) == 1);
+    old.wait("Register", SOON, |state| state.count(is_call) == 1);
     let new = FakeKubelet::start(dir.path());
     new.wait("a registration", AT_ONCE, is_live);
 }
@@ -349,6 +349,29 @@ fn a_kubelet_that_hangs_is_asked_again() {
     assert_eq!(kubelet.state().count(|event| matches!(event, Event::Called { .. })), 1);
     kubelet.state().hangs = false;
     kubelet.wait("a registration", SOON, is_live);
+}
+
+/// The kubelet executes the first call after its deadline, when it has executed the second one.
+#[test]
+fn a_kubelet_that_is_late_does_not_have_two_streams() {
+    let dir = scratch();
+    let kubelet = FakeKubelet::start_with(dir.path(), State { delay: Duration::from_secs(18), ..State::default() });
+    let _plugin = Plugin::start(dir.path(), two_gpus());
+    kubelet.wait("the first call", SOON, |state| state.count(is_call) == 1);
+    kubelet.state().delay = Duration::ZERO;
+    let late = Duration::from_secs(18) + SOON;
+    kubelet.wait("the second call", late, |state| state.count(is_call) == 2 && is_live(state));
+    kubelet.wait("the first call", late, |state| state.count(is_end) == 2);
+    kubelet.wait("a registration", SOON, |state| is_live(state) && state.count(is_call) == 3);
+    kubelet.stays("only one stream", A_WHILE, is_live);
+}
+
+fn is_call(event: &Event) -> bool {
+    matches!(event, Event::Called { .. })
+}
+
+fn is_end(event: &Event) -> bool {
+    matches!(event, Event::Ended { .. })
 }
 
 #[test]
@@ -384,9 +407,7 @@ fn nothing_is_registered_next_to_another_plugin() {
         let finding = plugin.registration(GPU).finding.unwrap();
         assert!(finding.kind.id == "ONH-601" && finding.what.contains(socket), "{finding:?}");
         let called = usize::from(resource.is_some());
-        kubelet.stays("no registration", A_WHILE, |state| {
-            state.count(|event| matches!(event, Event::Called { .. })) == called
-        });
+        kubelet.stays("no registration", A_WHILE, |state| state.count(is_call) == called);
         assert_eq!(plugin.events.lock().unwrap().len(), 1, "one line");
         drop(other);
         kubelet.wait("a registration", SEARCHED, is_live);
@@ -467,7 +488,7 @@ fn a_second_process_does_not_interfere() {
 fn the_end_is_not_an_empty_list() {
     let (dir, kubelet, mut plugin) = registered();
     plugin.end().unwrap();
-    kubelet.wait("the end", SOON, |state| state.count(|event| matches!(event, Event::Ended { .. })) == 1);
+    kubelet.wait("the end", SOON, |state| state.count(is_end) == 1);
     let lists = |event: &Event| matches!(event, Event::List { devices, .. } if devices.len() == 2);
     let state = kubelet.state();
     assert_eq!((state.count(lists), state.events.len()), (1, 4));

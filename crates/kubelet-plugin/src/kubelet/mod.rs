@@ -133,6 +133,9 @@ async fn search(shared: &Shared) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        if shared.resources.borrow().is_empty() {
+            continue;
+        }
         shared.look_for_foreign(foreign::patience(false)).await;
     }
 }

@@ -43,6 +43,7 @@ const BIND_PAUSE: Duration = Duration::from_secs(1);
 enum Outcome {
     Registered,
     Failed(String),
+    Unanswered,
     Conflict,
 }
 
@@ -57,6 +58,8 @@ struct Registrar {
     attempt: Option<(SocketId, Attempt)>,
     /// The kubelet of the last attempt
     kubelet: Option<SocketId>,
+    /// This kubelet did not answer a call of Register in time, and may still execute it.
+    unanswered: bool,
     /// The kubelet's stream when it was last looked at
     stream: Kubelet,
     /// When it was opened
@@ -84,6 +87,7 @@ pub(super) async fn run(shared: Arc<Shared>, resource: String, path: PathBuf) {
         listener,
         attempt: None,
         kubelet: None,
+        unanswered: false,
         stream: Kubelet::None,
         opened: None,
         pause: PAUSES.0,
@@ -110,6 +114,9 @@ impl Registrar {
                 Action::Register => self.register(&sight),
                 Action::Abandon => {
                     self.attempt = None;
+                    // A stream that the earlier kubelet opens now does not count.
+                    self.streams.close();
+                    self.stream = Kubelet::None;
                     self.next_attempt = Instant::now();
                 }
                 Action::Close => self.close(&facts),
@@ -129,7 +136,11 @@ impl Registrar {
                 false if now >= self.next_bind => Socket::Missing,
                 false => Socket::Unavailable,
             },
-            stream: stream.map(|kubelet| Stream { kubelet, silent: state.silent }),
+            stream: stream.map(|kubelet| Stream {
+                kubelet,
+                silent: state.silent,
+                doubled: self.unanswered && state.since > 1,
+            }),
             registering: self.attempt.as_ref().map(|(kubelet, _)| *kubelet),
             conflict: conflict.map(|conflict| conflict.same_resource),
             may_register: now >= self.next_attempt || sight.kubelet != self.kubelet,
@@ -196,12 +207,21 @@ impl Registrar {
                 });
                 self.shared.log(&Event::Registered(self.resource.clone()));
             }
-            Outcome::Failed(error) => {
-                self.next_attempt = Instant::now() + self.pause;
-                self.pause = (self.pause * 2).min(PAUSES.1);
-                self.fail(error);
+            Outcome::Failed(error) => self.try_later(error),
+            Outcome::Unanswered => {
+                self.unanswered = true;
+                self.try_later(format!("the kubelet did not answer within {} s", DEADLINE.as_secs()));
             }
             Outcome::Conflict => {}
+        }
+    }
+
+    fn try_later(&mut self, error: String) {
+        self.next_attempt = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        // An earlier call may have succeeded.
+        if !matches!(self.stream, Kubelet::Open(_)) {
+            self.fail(error);
         }
     }
 
@@ -249,6 +269,7 @@ impl Registrar {
         let Some(kubelet) = sight.kubelet else { return };
         if self.kubelet.replace(kubelet) != Some(kubelet) {
             self.pause = PAUSES.0;
+            self.unanswered = false;
         }
         let attempt = attempt(
             Arc::clone(&self.shared),
@@ -262,6 +283,7 @@ impl Registrar {
     fn close(&mut self, facts: &Facts) {
         self.streams.close();
         self.note_stream(Kubelet::None);
+        self.unanswered = false;
         // A new kubelet knows nothing of the stream.
         let is_new = facts.stream.map(|stream| stream.kubelet) != facts.kubelet;
         self.next_attempt = Instant::now() + if is_new { Duration::ZERO } else { FORGET };
@@ -277,7 +299,7 @@ async fn attempt(shared: Arc<Shared>, streams: Streams, resource: String, patien
     match timeout(DEADLINE, register(&shared, &resource)).await {
         Ok(Ok(())) => Outcome::Registered,
         Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
-        Err(_) => Outcome::Failed(format!("the kubelet did not answer within {} s", DEADLINE.as_secs())),
+        Err(_) => Outcome::Unanswered,
     }
 }
 

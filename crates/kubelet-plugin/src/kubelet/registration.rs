@@ -41,6 +41,8 @@ pub struct Stream {
     pub kubelet: SocketId,
     /// No list is sent, because another plugin has registered the resource.
     pub silent: bool,
+    /// The kubelet has opened two, because it executed a call of Register after its deadline.
+    pub doubled: bool,
 }
 
 /// What to do.
@@ -85,6 +87,7 @@ pub fn decide(facts: &Facts) -> Action {
 /// GPU. When the other plugin has gone, the kubelet does not return to our stream, so the resource is registered again.
 fn keep_or_close(stream: Stream, conflict: Option<bool>) -> Action {
     match conflict {
+        _ if stream.doubled => Action::Close,
         Some(true) if stream.silent => Action::Wait,
         Some(true) => Action::Silence,
         Some(false) => Action::Close,
@@ -107,7 +110,7 @@ mod tests {
         };
         let (new, old) = (socket("new"), socket("old"));
         let ready = Facts { kubelet: Some(new), may_register: true, ..Facts::default() };
-        let stream = |kubelet, silent| Some(Stream { kubelet, silent });
+        let stream = |kubelet, silent| Some(Stream { kubelet, silent, doubled: false });
         let live = Facts { stream: stream(new, false), ..ready };
         let silent = Facts { stream: stream(new, true), ..ready };
         for (name, facts, action) in [
@@ -127,6 +130,11 @@ mod tests {
                 Action::Wait,
             ),
             ("live", live, Action::Wait),
+            (
+                "registered twice",
+                Facts { stream: stream(new, false).map(|it| Stream { doubled: true, ..it }), ..live },
+                Action::Close,
+            ),
             ("live before Register returned", Facts { registering: Some(new), ..live }, Action::Wait),
             ("live, socket deleted", Facts { socket: Socket::Missing, ..live }, Action::Bind),
             ("live, kubelet's socket deleted", Facts { kubelet: None, ..live }, Action::Wait),

@@ -116,6 +116,7 @@ async fn send_lists(
     sender: mpsc::Sender<Result<proto::ListAndWatchResponse, Status>>,
 ) {
     let mut sent: Option<Vec<Device>> = None;
+    let mut may_change = true;
     loop {
         let state = *streams.borrow_and_update();
         if stream.is_ended(&state) {
@@ -132,8 +133,7 @@ async fn send_lists(
             }
             () = sender.closed() => return,
             change = streams.changed() => if change.is_err() { return },
-            // The agent ends if there is no sender: the connections end with it, and no empty list is sent.
-            change = resources.changed() => if change.is_err() { return },
+            change = resources.changed(), if may_change => may_change = change.is_ok(),
         }
     }
 }

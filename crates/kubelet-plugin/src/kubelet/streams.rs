@@ -14,6 +14,8 @@ pub(super) struct State {
     pub(super) kubelet: Kubelet,
     /// No list is sent.
     pub(super) silent: bool,
+    /// How many streams were opened since the plugin began to register: two, if the kubelet executed two calls of Register
+    pub(super) since: u64,
     /// How many streams were opened
     opened: u64,
     /// Streams with a number up to this one end.
@@ -63,6 +65,7 @@ impl Streams {
         self.0.send_modify(|state| {
             state.ended = state.opened;
             state.kubelet = Kubelet::None;
+            state.since = 0;
             state.silent = false;
         });
     }
@@ -79,9 +82,12 @@ impl Streams {
         self.0.send_modify(|state| {
             state.opened += 1;
             number = state.opened;
-            if state.kubelet == Kubelet::Expected {
-                state.kubelet = Kubelet::Open(number);
+            match state.kubelet {
+                Kubelet::None => return,
+                Kubelet::Expected => state.kubelet = Kubelet::Open(number),
+                Kubelet::Open(_) => {}
             }
+            state.since += 1;
         });
         Open { streams: self.clone(), number }
     }
@@ -108,6 +114,7 @@ impl Drop for Open {
             let was_kubelet = state.kubelet == Kubelet::Open(self.number);
             if was_kubelet {
                 state.kubelet = Kubelet::None;
+                state.since = 0;
             }
             was_kubelet
         });
@@ -130,11 +137,12 @@ mod tests {
         let first = streams.open();
         let second = streams.open();
         assert_eq!(kubelet(), Kubelet::Open(2));
+        assert_eq!(streams.watch().borrow().since, 2);
         drop(second);
         streams.expect();
         assert_eq!(kubelet(), Kubelet::Open(2));
         drop(first);
-        assert_eq!(kubelet(), Kubelet::None);
+        assert_eq!((kubelet(), streams.watch().borrow().since), (Kubelet::None, 0));
     }
 
     #[test]

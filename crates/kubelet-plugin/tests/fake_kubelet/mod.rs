@@ -74,6 +74,8 @@ pub struct State {
     pub resources: BTreeMap<String, Resource>,
     /// Register does not return.
     pub hangs: bool,
+    /// Register takes so long, and is executed even if the caller does not wait for it.
+    pub delay: Duration,
     /// Register fails so many times.
     pub refuses: usize,
     /// Devices that the pod resources list in addition
@@ -297,8 +299,15 @@ impl Registration for DeviceManager {
     async fn register(&self, request: Request<proto::RegisterRequest>) -> Result<Response<proto::Empty>, Status> {
         let request = request.into_inner();
         let resource = request.resource_name.clone();
+        let delay = self.shared.lock().delay;
         self.shared.log(Event::Called { resource: resource.clone() });
-        let result = self.try_register(request).await;
+        let manager = Self { dir: self.dir.clone(), shared: self.shared.clone() };
+        let execute = async move {
+            tokio::time::sleep(delay).await;
+            manager.try_register(request).await
+        };
+        // Go executes a call to its end.
+        let result = tokio::spawn(execute).await.unwrap();
         match &result {
             Ok(endpoint) => self.shared.log(Event::Registered { resource, endpoint: endpoint.clone() }),
             Err(error) => self.shared.log(Event::Refused { resource, error: error.message().to_owned() }),
