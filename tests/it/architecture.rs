@@ -2,18 +2,29 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::process::Command;
 
 use crate::Test;
-use crate::support::source;
+use crate::support::{run, source};
 
-pub const TESTS: &[Test] = &[("architecture::modules_have_an_order", &[], modules_have_an_order)];
+pub const TESTS: &[Test] = &[
+    ("architecture::modules_have_an_order", &[], modules_have_an_order),
+    ("architecture::the_hook_has_no_grpc", &[], the_hook_has_no_grpc),
+];
 
 /// The top-level modules that each top-level module of a crate uses, by `crate::NAME`.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 /// No two modules of a crate use each other, by whatever way round.
 fn modules_have_an_order() {
-    for (dir, modules) in [("crates/base/src", 5), ("crates/cdi/src", 5), ("crates/nvidia/src", 10), ("src", 9)] {
+    let crates = [
+        ("crates/base/src", 5),
+        ("crates/cdi/src", 5),
+        ("crates/nvidia/src", 10),
+        ("crates/kubelet-plugin/src", 10),
+        ("src", 9),
+    ];
+    for (dir, modules) in crates {
         let uses = uses_of(&source(dir));
         assert!(uses.len() >= modules, "{dir}: {uses:?}");
         assert_eq!(circle(&uses), None, "{dir}");
@@ -27,6 +38,21 @@ fn modules_have_an_order() {
     };
     assert_eq!(knot(&[("a", "b"), ("a", "c"), ("b", "c")]), None);
     assert_eq!(knot(&[("a", "b"), ("b", "c"), ("c", "b")]), Some(vec!["b".to_owned(), "c".to_owned()]));
+}
+
+/// What the device plugin needs is in no build of the hook.
+fn the_hook_has_no_grpc() {
+    let crates = |package: &str| {
+        let mut tree = Command::new(env!("CARGO"));
+        tree.args(["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none", "--package", package]);
+        run(tree.current_dir(source(""))).ok()
+    };
+    let (hook, plugin) = (crates("oci-nvidia-hook"), crates("oci-nvidia-kubelet-plugin"));
+    for name in ["tokio", "tonic", "prost", "h2", "hyper"] {
+        let line = format!("{name} v");
+        assert!(!hook.lines().any(|found| found.starts_with(&line)), "{hook}");
+        assert!(plugin.lines().any(|found| found.starts_with(&line)), "{plugin}");
+    }
 }
 
 fn uses_of(root: &Path) -> Uses {

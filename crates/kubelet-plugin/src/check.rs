@@ -1,23 +1,35 @@
 //! `check`: prints what the plugin would offer on this node, and why it would not offer a GPU. It needs no kubelet.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::time::sleep_until;
 
 use base::json;
-use base::report::{Finding, one_line};
-
-use crate::allocator;
-use crate::model::{Device, Resource};
-use crate::node::Offer;
+use base::report::{Finding, catalog, one_line};
 use nvidia_host::config::Config;
+use nvidia_host::host::has_no_gpu;
+
+use crate::model::{Device, Resource};
+use crate::monitor::message::Sample;
+use crate::monitor::supervisor;
+use crate::monitor::update::Update;
+use crate::node::{Node, Offer};
+use crate::run::monitor_settings;
+use crate::{allocator, host};
 
 /// The exit status if a GPU is sick, or a setting is wrong for this node.
 const DEGRADED: u8 = 1;
 /// The exit status if there are GPUs, and none can be offered.
 const NOTHING: u8 = 3;
+/// The time for the monitor to start, in addition to the time limit of a call.
+const MARGIN: Duration = Duration::from_secs(5);
 
 /// The document of `--json`, whose schema is `docs/schemas/kubelet-plugin-check.json`.
 #[derive(Debug, Serialize)]
@@ -47,6 +59,49 @@ struct FindingEntry {
     severity: &'static str,
     what: String,
     fix: String,
+}
+
+/// Asks the driver once, and reports what the node would offer.
+///
+/// # Errors
+/// If the monitor cannot be started.
+pub async fn check(config: &Config, config_path: Option<&Path>) -> Result<Report> {
+    let (updates, mut received) = mpsc::channel(64);
+    let gpus = host::kernel_gpus(config, "the driver does not answer").unwrap_or_default();
+    let mut node = Node::new(config.clone(), gpus, Instant::now());
+    let settings = monitor_settings(config, config_path);
+    let deadline = Instant::now() + settings.time_limit + MARGIN;
+    let mut problem = None;
+    let collect = async {
+        let mut unanswered: Option<BTreeSet<String>> = None;
+        while unanswered.as_ref().is_none_or(|gpus| !gpus.is_empty()) {
+            let Some(update) = received.recv().await else { return };
+            match &update {
+                Update::Snapshot(snapshot) => {
+                    unanswered = Some(snapshot.inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect());
+                }
+                Update::Sample(Sample { gpu, .. }) => drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu))),
+                Update::Silent { gpu: Some(gpu), .. } => drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu))),
+                Update::Absent(why) | Update::Silent { gpu: None, why } => {
+                    problem = Some(why.clone());
+                    unanswered = Some(BTreeSet::new());
+                }
+                Update::Event(_) | Update::LetGo => {}
+            }
+            node.apply(&update, Instant::now());
+        }
+    };
+    tokio::select! {
+        () = collect => {}
+        () = sleep_until(deadline.into()) => {}
+        result = supervisor::run(settings, updates) => result?,
+    }
+    node.set_numa_nodes(host::numa_nodes(config, node.gpus()).unwrap_or_default());
+    // A node without a GPU needs no driver.
+    let problem = problem.filter(|_| !has_no_gpu(config)).map(|why| {
+        Finding::of(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node")
+    });
+    Ok(Report::new(config, &node.offer(), problem.as_ref()))
 }
 
 /// What the node offers, as `check` reports it.

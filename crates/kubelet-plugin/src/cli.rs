@@ -72,6 +72,9 @@ pub enum Command {
         /// The configuration file
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
+        /// GPUs that are not asked, by NVML's index
+        #[arg(long, value_name = "INDEX")]
+        skip: Vec<u32>,
     },
 }
 

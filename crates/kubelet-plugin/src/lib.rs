@@ -13,6 +13,7 @@
 //! | [`answer`], [`prefer`], [`allocator`] | what a container gets |
 //! | [`host`] | what the kernel knows about the GPUs |
 //! | [`kubelet`] | the sockets and the registration |
+//! | [`run`] | connects them |
 //! | [`control`] | commands for a running plugin |
 //! | [`check`], [`cli`], [`log`] | command lines and output |
 
@@ -31,6 +32,7 @@ pub mod model;
 pub mod monitor;
 pub mod node;
 pub mod prefer;
+pub mod run;
 
 /// The kubelet's interfaces, generated from `proto/`.
 #[allow(
@@ -50,10 +52,80 @@ pub mod proto {
     }
 }
 
+use std::future::Future;
+use std::io::Write;
 use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser};
+use nvidia_host::config::{self, Config};
+
+use cli::{Cli, Command, Settings};
+use log::Log;
 
 /// Runs the command line of this process, and returns its exit code.
 #[must_use]
 pub fn run() -> ExitCode {
-    ExitCode::FAILURE
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => {
+            // The output may be closed; the status still shows the error.
+            error.print().ok();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    dispatch(command).unwrap_or_else(|error| {
+        Log::new().error(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn dispatch(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Run { settings, kubelet_dir, run_dir } => {
+            let config = read_config(&settings)?;
+            block_on(run::run(config, settings.config.as_deref(), kubelet_dir, &run_dir))?
+        }
+        Command::Check { settings, json } => {
+            let config = read_config(&settings)?;
+            let report = block_on(check::check(&config, settings.config.as_deref()))??;
+            print(&if json { report.to_json()? } else { report.to_text() })?;
+            Ok(report.exit_code())
+        }
+        Command::Clear { uuid, run_dir } => {
+            let cleared = block_on(control::clear(&run_dir, &uuid))?
+                .with_context(|| format!("cannot clear {uuid:?} in the running plugin"))?;
+            print(if cleared { "cleared\n" } else { "the plugin knows no errors of this GPU\n" })?;
+            Ok(if cleared { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), env!("CARGO_PKG_NAME"), &mut script);
+            print(&String::from_utf8(script)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Monitor { config, skip } => {
+            monitor::child::run(&config::read(config.as_deref())?.0, &skip)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Reads config.toml, reports its findings, and applies the options.
+fn read_config(settings: &Settings) -> Result<Config> {
+    let (mut config, findings) = config::read(settings.config.as_deref())?;
+    findings.iter().for_each(|finding| Log::new().finding(finding));
+    settings.apply(&mut config.kubelet_plugin)?;
+    Ok(config)
+}
+
+/// Runs on this thread: the kernel ends the monitor together with the thread that started it.
+fn block_on<T>(future: impl Future<Output = T>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    Ok(runtime.block_on(future))
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
 }
