@@ -98,9 +98,9 @@ pub async fn check(config: &Config, config_path: Option<&Path>) -> Result<Report
     }
     node.set_numa_nodes(host::numa_nodes(config, node.gpus()).unwrap_or_default());
     // A node without a GPU needs no driver.
-    let problem = problem.filter(|_| !has_no_gpu(config)).map(|why| {
-        Finding::of(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node")
-    });
+    let problem = problem
+        .filter(|_| !has_no_gpu(config))
+        .map(|why| Finding::of(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
     Ok(Report::new(config, &node.offer(), problem.as_ref()))
 }
 

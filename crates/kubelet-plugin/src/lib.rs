@@ -57,11 +57,15 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use base::report::{catalog, kind_of};
 use clap::{CommandFactory, Parser};
 use nvidia_host::config::{self, Config};
 
 use cli::{Cli, Command, Settings};
 use log::Log;
+
+/// The exit status for an invalid command line.
+const USAGE: u8 = 2;
 
 /// Runs the command line of this process, and returns its exit code.
 #[must_use]
@@ -71,12 +75,13 @@ pub fn run() -> ExitCode {
         Err(error) => {
             // The output may be closed; the status still shows the error.
             error.print().ok();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
         }
     };
     dispatch(command).unwrap_or_else(|error| {
         Log::new().error(&error);
-        ExitCode::FAILURE
+        let is_usage = kind_of(&error) == Some(&catalog::COMMAND_LINE);
+        if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
     })
 }
 
