@@ -21,7 +21,6 @@ use crate::monitor::message::Sample;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
 use crate::node::{Node, Offer};
-use crate::run::monitor_settings;
 use crate::{allocator, host};
 
 /// The exit status if a GPU is sick, or a setting is wrong for this node.
@@ -69,8 +68,8 @@ pub async fn check(config: &Config, config_path: Option<&Path>) -> Result<Report
     let (updates, mut received) = mpsc::channel(64);
     let gpus = host::kernel_gpus(config, "the driver does not answer").unwrap_or_default();
     let mut node = Node::new(config.clone(), gpus, Instant::now());
-    let settings = monitor_settings(config, config_path);
-    let deadline = Instant::now() + settings.time_limit + MARGIN;
+    let time_limit = config.kubelet_plugin.nvml_timeout;
+    let deadline = Instant::now() + time_limit + MARGIN;
     let mut problem = None;
     let collect = async {
         let mut unanswered: Option<BTreeSet<String>> = None;
@@ -94,7 +93,7 @@ pub async fn check(config: &Config, config_path: Option<&Path>) -> Result<Report
     tokio::select! {
         () = collect => {}
         () = sleep_until(deadline.into()) => {}
-        result = supervisor::run(settings, updates) => result?,
+        error = supervisor::supervise(supervisor::Options::new(config_path, time_limit), updates) => return Err(error),
     }
     node.set_numa_nodes(host::numa_nodes(config, node.gpus()).unwrap_or_default());
     // A node without a GPU needs no driver.

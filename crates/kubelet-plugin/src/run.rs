@@ -1,6 +1,5 @@
 //! `run`: connects the monitor, the state of the node and the kubelet. One thread, and no call that blocks for long.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
@@ -49,33 +48,18 @@ pub async fn run(config: Config, config_path: Option<&Path>, kubelet_dir: PathBu
     let (status, _) = watch::channel(kubelet::Status::default());
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let mut agent = Agent { config, node, offers, lists, reported: Vec::new(), log };
-    let monitor = monitor_settings(&agent.config, config_path);
+    let monitor = supervisor::Options::new(config_path, agent.config.kubelet_plugin.nvml_timeout);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
         result = kubelet::serve(kubelet_dir, list, allocator, status, note) => match result {
             Ok(never) => match never {},
             Err(error) => Err(error),
         },
-        result = supervisor::run(monitor, updates) => Err(result.err().context("the monitor's supervisor ended")?.into()),
+        error = supervisor::supervise(monitor, updates) => Err(error),
         result = serve_control(run_dir, commands, log) => result,
         () = agent.follow(received, cleared) => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
-    }
-}
-
-/// Returns how to start the monitor: with this program, also after a package has replaced the file.
-#[must_use]
-pub fn monitor_settings(config: &Config, config_path: Option<&Path>) -> supervisor::Settings {
-    let mut arguments = vec![OsString::from("monitor")];
-    if let Some(path) = config_path {
-        arguments.extend(["--config".into(), path.into()]);
-    }
-    supervisor::Settings {
-        program: PathBuf::from("/proc/self/exe"),
-        arguments,
-        time_limit: config.kubelet_plugin.nvml_timeout,
-        config: config.clone(),
     }
 }
 

@@ -9,6 +9,8 @@
     reason = "tests run programs, and end at the first surprise"
 )]
 
+mod fake_host;
+
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -16,15 +18,11 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use fake_host::{Fake, uuid};
 use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Recovery, Sample, Snapshot};
 use kubelet_plugin::monitor::{child, supervisor};
 use libtest_mimic::{Arguments, Trial};
 use nvidia_host::config;
-
-/// The UUID that make-root gives to a GPU.
-fn uuid(gpu: u32) -> String {
-    format!("GPU-{:08x}-{gpu:04x}-{:04x}-8000-{:012x}", 0x51ee_d000_u32 + gpu, 0x4000 + gpu, 0xfa4e_0000_u32 + gpu)
-}
 
 /// A time limit, with slack for a machine under load.
 const fn within(milliseconds: u64) -> Duration {
@@ -80,65 +78,6 @@ fn supervise(path: &Path) -> ExitCode {
         }
     });
     ExitCode::SUCCESS
-}
-
-/// A driver root, and a configuration that names it.
-struct Fake {
-    root: PathBuf,
-    config: PathBuf,
-    dir: tempfile::TempDir,
-}
-
-impl Fake {
-    fn new(arguments: &[&str]) -> Self {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let root = dir.path().join("root");
-        let config = dir.path().join("config.toml");
-        std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
-        let fake = Self { root, config, dir };
-        fake.make_root(arguments);
-        fake
-    }
-
-    fn make_root(&self, arguments: &[&str]) {
-        // One at a time: the compiled files are shared.
-        static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        let lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
-        let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-monitor");
-        let mut command = Command::new(program);
-        let output = command.arg(&self.root).arg("--build").arg(build).args(arguments).output().unwrap();
-        drop(lock);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH)).join(name)
-    }
-
-    /// Replaces a text in the library's configuration, in one step.
-    fn set(&self, from: &str, to: &str) {
-        let path = self.file("nvml.conf");
-        let old = std::fs::read_to_string(&path).unwrap();
-        let new = old.replace(from, to);
-        assert_ne!(old, new, "{from}");
-        std::fs::write(path.with_extension("new"), new).unwrap();
-        std::fs::rename(path.with_extension("new"), path).unwrap();
-    }
-
-    /// Adds keys to the line of a GPU.
-    fn add(&self, gpu: u32, keys: &str) {
-        self.set(&format!("gpu minor={gpu} "), &format!("gpu minor={gpu} {keys} "));
-    }
-
-    fn remove(&self, gpu: u32, keys: &str) {
-        self.set(&format!("gpu minor={gpu} {keys} "), &format!("gpu minor={gpu} "));
-    }
-
-    fn event(&self, line: &str) {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(self.file("nvml.events")).unwrap();
-        writeln!(file, "{line}").unwrap();
-    }
 }
 
 /// A program whose lines are read.

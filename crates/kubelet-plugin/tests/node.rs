@@ -1,0 +1,385 @@
+//! The program as it runs on a node: with the fake driver, and with a fake kubelet. The limits are those of the documentation, five
+//! times as long for busy machines. Device nodes take root.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    unreachable_pub,
+    dead_code,
+    missing_docs,
+    reason = "tests"
+)]
+
+mod fake_host;
+mod fake_kubelet;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use fake_host::{Fake, uuid};
+use fake_kubelet::{FakeKubelet, State};
+use libtest_mimic::{Arguments, Trial};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");
+const GPU: &str = "nvidia.com/gpu";
+
+/// An event of the driver.
+const AT_ONCE: Duration = Duration::from_millis(5 * 200);
+/// What the plugin notices by polling.
+const POLLED: Duration = Duration::from_secs(5 * 10);
+const SOON: Duration = Duration::from_secs(5 * 5);
+
+const TESTS: &[(&str, fn())] = &[
+    ("whole_gpus_are_offered_and_given", whole_gpus_are_offered_and_given),
+    ("mig_devices_follow_the_layout", mig_devices_follow_the_layout),
+    ("a_sick_gpu_recovers", a_sick_gpu_recovers),
+    ("a_lost_gpu_affects_no_other", a_lost_gpu_affects_no_other),
+    ("a_driver_that_comes_later", a_driver_that_comes_later),
+    ("a_driver_that_is_replaced", a_driver_that_is_replaced),
+    ("a_gpu_that_relapses_is_cleared_by_hand", a_gpu_that_relapses_is_cleared_by_hand),
+    ("a_driver_that_hangs", a_driver_that_hangs),
+    ("a_kubelet_that_restarts", a_kubelet_that_restarts),
+    ("replicas", replicas),
+    ("check_prints_what_run_offers", check_prints_what_run_offers),
+    ("bad_settings", bad_settings),
+    ("a_small_program", a_small_program),
+];
+
+fn main() -> ExitCode {
+    let is_root = rustix::process::geteuid().is_root();
+    let ignored = !is_root && std::env::var_os("CI").is_none();
+    let trial = |(name, test): &(&'static str, fn())| {
+        let test = *test;
+        Trial::test(*name, move || {
+            assert!(rustix::process::geteuid().is_root(), "needs root, for device nodes");
+            test();
+            Ok(())
+        })
+        .with_ignored_flag(ignored)
+    };
+    libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit_code()
+}
+
+/// The plugin on a host, and a kubelet.
+struct Node {
+    fake: Fake,
+    kubelet: FakeKubelet,
+    kubelet_dir: PathBuf,
+    plugin: Child,
+}
+
+impl Node {
+    fn start(make_root: &[&str], options: &[&str]) -> Self {
+        Self::start_on(Fake::new(make_root), options)
+    }
+
+    fn start_on(fake: Fake, options: &[&str]) -> Self {
+        let kubelet_dir = fake.dir.path().join("kubelet");
+        std::fs::create_dir_all(kubelet_dir.join("device-plugins")).unwrap();
+        let kubelet = FakeKubelet::start(&kubelet_dir);
+        let plugin = start(&fake, &kubelet_dir, options);
+        Self { fake, kubelet, kubelet_dir, plugin }
+    }
+
+    /// Waits for these healthy and unhealthy devices of a resource.
+    #[track_caller]
+    fn wait(&self, what: &str, limit: Duration, resource: &str, healthy: usize, all: usize) -> Duration {
+        self.kubelet.wait(what, limit, |state| counts(state, resource) == (healthy, all))
+    }
+
+    fn monitor(&self) -> Option<u32> {
+        let path = format!("/proc/{0}/task/{0}/children", self.plugin.id());
+        std::fs::read_to_string(path).unwrap().split_whitespace().next().map(|pid| pid.parse().unwrap())
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").arg(format!("-{name}")).arg(self.plugin.id().to_string()).status();
+        assert!(status.unwrap().success());
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.fake.dir.path().join("log")).unwrap()
+    }
+
+    fn refusal(&self, id: &str) -> String {
+        self.kubelet.allocate(GPU, &[&[id.to_owned()]]).unwrap_err().message().to_owned()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.plugin.kill().ok();
+        self.plugin.wait().ok();
+    }
+}
+
+fn start(fake: &Fake, kubelet_dir: &Path, options: &[&str]) -> Child {
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(fake.dir.path().join("log")).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg("run").arg("--config").arg(&fake.config).arg("--kubelet-dir").arg(kubelet_dir);
+    command.arg("--run-dir").arg(fake.dir.path().join("run")).args(options);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}
+
+/// The healthy devices and all devices of a resource.
+fn counts(state: &State, resource: &str) -> (usize, usize) {
+    let all = state.resources.get(resource).map_or(0, |resource| resource.devices.len());
+    (state.allocatable(resource), all)
+}
+
+fn whole_gpus_are_offered_and_given() {
+    let node = Node::start(&["--gpus", "3", "--numa", "2"], &[]);
+    node.wait("the list", SOON, GPU, 3, 3);
+    let answer = node.kubelet.allocate(GPU, &[&[uuid(2), uuid(0)]]).unwrap().container_responses.remove(0);
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], format!("{},{}", uuid(0), uuid(2)));
+    let paths: BTreeSet<_> = answer.devices.iter().map(|spec| spec.container_path.as_str()).collect();
+    let expected = [
+        "/dev/nvidia0",
+        "/dev/nvidia2",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+        "/dev/nvidia-modeset",
+    ];
+    assert_eq!(paths, BTreeSet::from(expected));
+    let host = |path: &str| node.fake.root.join(path.trim_start_matches('/')).display().to_string();
+    assert!(answer.devices.iter().all(|spec| spec.host_path == host(&spec.container_path)), "{answer:?}");
+    // The two GPUs of one NUMA node.
+    let all: Vec<String> = (0..3).map(uuid).collect();
+    let preferred = node.kubelet.prefer(GPU, &[(&all, &[uuid(1)], 2)]).unwrap();
+    assert_eq!(preferred[0], [uuid(1), uuid(0)]);
+    std::fs::remove_file(node.fake.root.join("dev/nvidia1")).unwrap();
+    let refusal = node.refusal(&uuid(1));
+    assert!(refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: "), "{refusal}");
+    assert!(node.refusal("GPU-unknown").contains("GPU-unknown does not exist (ONH-603); hint: "));
+}
+
+fn mig_devices_follow_the_layout() {
+    let node = Node::start(&["--gpus", "2"], &[]);
+    node.wait("whole GPUs", SOON, GPU, 2, 2);
+    let layout = node.fake.dir.path().join("layout");
+    let line = |gi: u32| format!("mig gpu=0 gi={gi} ci=0 profile=1g.10gb uuid=MIG-{gi}\n");
+    std::fs::write(&layout, format!("{}{}", line(1), line(2))).unwrap();
+    node.fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
+    node.wait("MIG devices", SOON, "nvidia.com/mig-1g.10gb", 2, 2);
+    node.wait("the other GPU", SOON, GPU, 1, 1);
+    let answer = node.kubelet.allocate("nvidia.com/mig-1g.10gb", &[&["MIG-2".to_owned()]]).unwrap();
+    let answer = &answer.container_responses[0];
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], "MIG-2");
+    let caps = answer.devices.iter().filter(|spec| spec.container_path.contains("nvidia-caps")).count();
+    assert_eq!(caps, 2, "{answer:?}");
+    node.fake.event("xid 0 79");
+    node.wait("all of a sick GPU", AT_ONCE, "nvidia.com/mig-1g.10gb", 0, 2);
+    assert_eq!(counts(&node.kubelet.state(), GPU), (1, 1));
+}
+
+fn a_sick_gpu_recovers() {
+    let node = Node::start(&["--gpus", "2"], &["--quiet-period", "2", "--replicas", "3"]);
+    node.wait("the list", SOON, GPU, 6, 6);
+    node.fake.event("xid 1 13");
+    node.fake.event("xid 1 79");
+    node.wait("all replicas of the sick GPU", AT_ONCE, GPU, 3, 6);
+    let id = format!("{}::0", uuid(1));
+    assert!(node.refusal(&id).contains("does not work: XID 79 (ONH-604); hint: "), "{}", node.refusal(&id));
+    node.kubelet.allocate(GPU, &[&[format!("{}::0", uuid(0))]]).unwrap();
+    node.wait("recovery", SOON, GPU, 6, 6);
+    // The driver recommends a reset: no recovery without it.
+    node.fake.add(1, "recovery-action=1");
+    node.fake.event("recovery 1");
+    node.wait("a recommended reset", AT_ONCE, GPU, 3, 6);
+    node.kubelet.stays("unhealthy", Duration::from_secs(4), |state| counts(state, GPU) == (3, 6));
+    node.fake.remove(1, "recovery-action=1");
+    node.wait("recovery after the reset", POLLED, GPU, 6, 6);
+    assert!(!node.log().contains("XID 13"), "{}", node.log());
+}
+
+fn a_lost_gpu_affects_no_other() {
+    let node = Node::start(&["--gpus", "4"], &["--quiet-period", "1"]);
+    node.wait("the list", SOON, GPU, 4, 4);
+    // NVML_ERROR_GPU_IS_LOST
+    node.fake.add(2, "fail=15");
+    node.wait("the lost GPU", POLLED, GPU, 3, 4);
+    let all: Vec<String> = (0..4).map(uuid).collect();
+    let preferred = node.kubelet.prefer(GPU, &[(&[&all[..2], &all[3..]].concat(), &[], 2)]).unwrap();
+    assert_eq!(preferred[0].len(), 2);
+    node.kubelet.allocate(GPU, &[&[uuid(3)]]).unwrap();
+    node.fake.remove(2, "fail=15");
+    node.wait("the GPU that is back", POLLED, GPU, 4, 4);
+}
+
+fn a_driver_that_comes_later() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let hidden = fake.dir.path().join("hidden");
+    for dir in ["dev", "proc", "usr"] {
+        std::fs::create_dir_all(&hidden).unwrap();
+        std::fs::rename(fake.root.join(dir), hidden.join(dir)).unwrap();
+        std::fs::create_dir(fake.root.join(dir)).unwrap();
+    }
+    let node = Node::start_on(fake, &[]);
+    node.kubelet.stays("no resource", Duration::from_secs(2), |state| counts(state, GPU).1 == 0);
+    for dir in ["usr", "dev", "proc"] {
+        std::fs::remove_dir(node.fake.root.join(dir)).unwrap();
+        std::fs::rename(hidden.join(dir), node.fake.root.join(dir)).unwrap();
+    }
+    node.wait("the GPU", SOON, GPU, 1, 1);
+    assert!(node.log().lines().count() < 10, "{}", node.log());
+}
+
+fn a_driver_that_is_replaced() {
+    let node = Node::start(&["--gpus", "1"], &[]);
+    node.wait("the list", SOON, GPU, 1, 1);
+    node.signal("USR1");
+    node.wait("a GPU that is not offered", SOON, GPU, 0, 1);
+    assert!(node.refusal(&uuid(0)).contains("driver is being replaced"), "{}", node.refusal(&uuid(0)));
+    let start = Instant::now();
+    while node.monitor().is_some() {
+        assert!(start.elapsed() < SOON, "the monitor still runs");
+    }
+    let open = std::fs::read_dir(format!("/proc/{}/fd", node.plugin.id())).unwrap().flatten();
+    let open: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
+    assert!(!open.iter().any(|path| path.starts_with(node.fake.root.join("dev"))), "{open:?}");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", node.plugin.id())).unwrap();
+    assert!(!maps.contains("libnvidia"), "{maps}");
+    node.signal("USR2");
+    node.wait("the GPU of the new driver", SOON, GPU, 1, 1);
+}
+
+fn a_gpu_that_relapses_is_cleared_by_hand() {
+    let node = Node::start(&["--gpus", "1"], &["--quiet-period", "1"]);
+    node.wait("the list", SOON, GPU, 1, 1);
+    for _ in 0..3 {
+        node.fake.event("xid 0 79");
+        node.wait("a sick GPU", AT_ONCE, GPU, 0, 1);
+        node.wait("recovery", SOON, GPU, 1, 1);
+    }
+    node.fake.event("xid 0 79");
+    node.wait("a relapse", AT_ONCE, GPU, 0, 1);
+    node.kubelet.stays("unhealthy", Duration::from_secs(8), |state| counts(state, GPU) == (0, 1));
+    let clear = |uuid: &str| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["clear", uuid, "--run-dir"]).arg(node.fake.dir.path().join("run")).output().unwrap()
+    };
+    assert_eq!(clear("GPU-unknown").status.code(), Some(1));
+    let cleared = clear(&uuid(0));
+    assert!(cleared.status.success() && cleared.stdout == b"cleared\n", "{cleared:?}");
+    node.wait("the cleared GPU", SOON, GPU, 1, 1);
+}
+
+fn a_driver_that_hangs() {
+    let node = Node::start(&["--gpus", "2"], &["--nvml-timeout", "1", "--quiet-period", "1"]);
+    node.wait("the list", SOON, GPU, 2, 2);
+    node.fake.add(1, "hang=nvmlDeviceGetFieldValues");
+    node.wait("the GPU that hangs", POLLED, GPU, 1, 2);
+    assert!(node.refusal(&uuid(1)).contains("driver does not answer"), "{}", node.refusal(&uuid(1)));
+    node.kubelet.allocate(GPU, &[&[uuid(0)]]).unwrap();
+    node.fake.remove(1, "hang=nvmlDeviceGetFieldValues");
+    node.wait("the GPU that answers again", Duration::from_secs(5 * 40), GPU, 2, 2);
+}
+
+fn a_kubelet_that_restarts() {
+    let mut node = Node::start(&["--gpus", "1"], &[]);
+    node.wait("the list", SOON, GPU, 1, 1);
+    node.kubelet = FakeKubelet::start(&node.kubelet_dir);
+    node.wait("the new kubelet", SOON, GPU, 1, 1);
+    // The plugin restarts as well: the ids stay.
+    node.signal("TERM");
+    node.plugin.wait().unwrap();
+    assert!(!node.kubelet_dir.join("device-plugins/oci-nvidia-gpu.sock").exists());
+    node.plugin = start(&node.fake, &node.kubelet_dir, &[]);
+    node.wait("the new plugin", SOON, GPU, 1, 1);
+    node.kubelet.allocate(GPU, &[&[uuid(0)]]).unwrap();
+}
+
+fn replicas() {
+    let node = Node::start(&["--gpus", "2"], &["--resources", "name=example.com/h100,model=*H100*,replicas=2"]);
+    let name = "example.com/h100";
+    node.wait("the list", SOON, name, 4, 4);
+    let id = |gpu, replica: u32| format!("{}::{replica}", uuid(gpu));
+    let all: Vec<String> = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(gpu, replica)| id(gpu, replica)).into();
+    let preferred = node.kubelet.prefer(name, &[(&all, &[], 2)]).unwrap();
+    assert_eq!(preferred[0], [id(0, 0), id(1, 0)]);
+    let refusal = node.kubelet.allocate(name, &[&preferred[0]]).unwrap_err();
+    assert!(
+        refusal.message().contains("2 devices of example.com/h100 are requested, but its GPUs are shared (ONH-605)")
+    );
+    node.kubelet.allocate(name, &[&[id(1, 1)]]).unwrap();
+}
+
+fn check(fake: &Fake, options: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(PROGRAM);
+    let output = command.arg("check").arg("--config").arg(&fake.config).args(options).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn check_prints_what_run_offers() {
+    let fake = Fake::new(&["--gpus", "2", "--mig"]);
+    let (code, text, errors) = check(&fake, &[]);
+    assert_eq!((code, errors.as_str()), (Some(0), ""), "{text}");
+    assert!(
+        text.contains(&format!("nvidia.com/gpu: 1 of 1 devices can be allocated\n  {} healthy", uuid(1))),
+        "{text}"
+    );
+    assert!(text.contains("nvidia.com/mig-1g.10gb: 1 of 1"), "{text}");
+    let (_, json, _) = check(&fake, &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["resources"][0]["devices"][0]["id"], uuid(1));
+    assert_eq!(json["resources"][0]["devices"][0]["health"], "Healthy");
+    fake.add(1, "fail=15");
+    let (code, text, _) = check(&fake, &[]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("nvidia.com/gpu: 0 of 1 devices can be allocated"), "{text}");
+    std::fs::remove_file(fake.root.join("dev/nvidiactl")).unwrap();
+    let (code, text, _) = check(&fake, &[]);
+    assert_eq!(code, Some(3), "{text}");
+    assert!(text.contains("ONH-606 error: ") && text.contains("  hint: "), "{text}");
+    // A host without GPUs is in order.
+    let (code, text, _) = check(&Fake::new(&["--gpus", "0"]), &[]);
+    assert_eq!((code, text.as_str()), (Some(0), "this node has no GPU to offer\n"));
+}
+
+fn bad_settings() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    for (option, value, says) in [
+        ("--replicas", "0", "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)"),
+        ("--mig-strategy", "both", "it must be \"none\", \"single\" or \"mixed\" (ONH-002)"),
+        ("--resources", "name=a.b/c", "\"a.b/c\" has no model"),
+        ("--quiet-period", "0", "0 is not in 1..=600"),
+    ] {
+        let (code, text, errors) = check(&fake, &[option, value]);
+        assert_eq!((code, text.as_str()), (Some(2), ""), "{errors}");
+        assert!(errors.contains(says), "{errors}");
+    }
+    let config = std::fs::read_to_string(&fake.config).unwrap();
+    std::fs::write(&fake.config, format!("{config}[kubelet-plugin]\nreplicas = \"2\"\n")).unwrap();
+    let (code, _, errors) = check(&fake, &[]);
+    assert_eq!(code, Some(1));
+    assert!(
+        errors.contains("line 4: kubelet-plugin.replicas has an invalid value; it must be a number (ONH-005)"),
+        "{errors}"
+    );
+    let long = fake.dir.path().join("x".repeat(100));
+    let ran = Command::new(PROGRAM).args(["run", "--kubelet-dir"]).arg(long).output().unwrap();
+    let errors = String::from_utf8(ran.stderr).unwrap();
+    assert!(ran.status.code() == Some(1) && errors.contains("107"), "{errors}");
+}
+
+/// One thread in each process, and little memory of their own. `make bench` measures the packaged program.
+fn a_small_program() {
+    let node = Node::start(&["--gpus", "8"], &[]);
+    node.wait("the list", SOON, GPU, 8, 8);
+    let value = |pid: u32, name: &str| -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    for pid in [node.plugin.id(), node.monitor().unwrap()] {
+        assert_eq!(value(pid, "Threads:"), 1);
+        assert!(value(pid, "RssAnon:") <= 3 << 10, "{} kB", value(pid, "RssAnon:"));
+    }
+}
