@@ -17,7 +17,7 @@ pub mod cli {
     }
 }
 pub mod doctor {
-    pub use crate::doctor::{Caller, Outcome, Status, examine, inspect, worst};
+    pub use crate::doctor::{Caller, Check, Status, examine, inspect, worst};
 }
 pub mod engine {
     pub use crate::engine::{Kind, User, Version, inspect_engines};

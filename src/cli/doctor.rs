@@ -13,7 +13,7 @@ use nvidia_host::config;
 use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
-use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
+use crate::doctor::{self, Caller, Check, Status, bundle, container};
 use crate::engine::status;
 use crate::log::Log;
 
@@ -57,12 +57,12 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
     Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) })
 }
 
-fn print(outcomes: &[Outcome], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
+fn print(outcomes: &[Check], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
     let text = if options.output.json { doctor::document(outcomes)? } else { text(outcomes, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 
-fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Vec<Outcome>> {
+fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Vec<Check>> {
     let (config, _) = config::read(config)?;
     let name = options.container.as_deref().unwrap_or_default();
     let pid = match options.pid {
@@ -103,7 +103,7 @@ fn caller() -> Caller {
 }
 
 /// Returns the outcomes as text: a line for each, followed by its reason and its fix.
-pub fn text(outcomes: &[Outcome], terminal: Terminal) -> String {
+pub fn text(outcomes: &[Check], terminal: Terminal) -> String {
     let mut rows = Vec::new();
     for outcome in outcomes {
         let tone = match outcome.status {
@@ -112,10 +112,10 @@ pub fn text(outcomes: &[Outcome], terminal: Terminal) -> String {
             Status::Warning => Tone::Warning,
             Status::Error => Tone::Bad,
         };
-        let id = outcome.kind.map(|kind| format!(" ({})", kind.id)).unwrap_or_default();
+        let id = outcome.id.map(|id| format!(" ({id})")).unwrap_or_default();
         let what = format!("{}{id}", one_line(&outcome.what));
-        rows.push([(tone, format!("{:<7}", outcome.status.name())), cell(outcome.check), cell(what)]);
-        for (label, content) in [("why", outcome.kind.map_or("", |kind| kind.why)), ("fix", &outcome.fix)] {
+        rows.push([(tone, format!("{:<7}", outcome.status.to_string())), cell(outcome.check), cell(what)]);
+        for (label, content) in [("why", outcome.why), ("fix", &outcome.fix)] {
             if !content.is_empty() {
                 rows.push([cell(""), cell(""), cell(format!("{label}: {}", one_line(content)))]);
             }

@@ -20,7 +20,7 @@ use nvidia_host::inventory::procfs::DRIVER_PROC;
 use nvidia_host::inventory::report::Report;
 
 use super::inspect::CONFIG;
-use super::{Facts, Outcome};
+use super::{Check, Facts};
 use crate::engine::Engine;
 use crate::engine::status::{self, Status};
 use crate::record::Record;
@@ -39,7 +39,7 @@ type Member = (String, Vec<u8>);
 pub(crate) fn collect(
     host: &Tree,
     facts: &Facts,
-    outcomes: &[Outcome],
+    outcomes: &[Check],
     statuses: &[Status],
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {

@@ -12,7 +12,7 @@ use base::report::{Finding, catalog};
 use base::tree::Tree;
 use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
-use oci_nvidia_hook::testing::doctor::{self, Caller, Outcome, Status};
+use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
 use oci_nvidia_hook::testing::engine::{User, hooks, inspect_engines, status};
 
 use crate::Test;
@@ -93,7 +93,7 @@ fn changed(script: &str) -> tempfile::TempDir {
     dir
 }
 
-fn examine(host: &Path, caller: Caller) -> Vec<Outcome> {
+fn examine(host: &Path, caller: Caller) -> Vec<Check> {
     let host = Tree::open(&HostPath::new(host)).unwrap();
     doctor::examine(&doctor::inspect(&host, None, caller))
 }
@@ -376,11 +376,11 @@ fn each_fault_has_its_finding() {
         let dir = changed(script);
         let outcomes = examine(dir.path(), Caller::default());
         let of_check: Vec<_> = outcomes.iter().filter(|outcome| outcome.check == *check).collect();
-        let text = |outcome: &&Outcome| {
-            let id = outcome.kind.map_or("", |kind| kind.id);
+        let text = |outcome: &&Check| {
+            let id = outcome.id.unwrap_or_default();
             format!("{id}: {}", outcome.what).replace(dir.path().to_str().unwrap(), "")
         };
-        let is_it = |outcome: &&&Outcome| text(outcome).starts_with(expected) && outcome.status == *status;
+        let is_it = |outcome: &&&Check| text(outcome).starts_with(expected) && outcome.status == *status;
         match of_check.iter().find(is_it) {
             Some(outcome) if outcome.fix.is_empty() => wrong.push(format!("{script}\n  no fix: {outcome:?}")),
             Some(_) => {}
@@ -410,16 +410,16 @@ fn a_user_sees_less() {
     };
     let dir = changed("chgrp 484 dev/nvidia*; chmod 660 dev/nvidia*; rm dev/nvidia-uvm");
     let find =
-        |outcomes: &[Outcome], check: &str| outcomes.iter().find(|outcome| outcome.check == check).unwrap().clone();
+        |outcomes: &[Check], check: &str| outcomes.iter().find(|outcome| outcome.check == check).unwrap().clone();
     let outside = examine(dir.path(), tux(&[1000]));
     let groups = find(&outside, "groups");
-    assert_eq!(groups.kind.unwrap().id, "ONH-211");
+    assert_eq!(groups.id.unwrap(), "ONH-211");
     assert_eq!(groups.what, "user tux cannot open \"/dev/nvidiactl\" (root:484 0660)");
     assert_eq!(groups.fix, "as root: groupadd -g 484 gpu484 && usermod -aG gpu484 tux, and log in again");
     let uvm = find(&outside, "uvm");
     assert!(uvm.what.contains("rootless containers cannot load it") && uvm.fix.starts_with("as root"), "{uvm:?}");
     let inside = find(&examine(dir.path(), tux(&[484, 1000])), "groups");
-    assert_eq!(inside.kind.unwrap().id, "ONH-212");
+    assert_eq!(inside.id.unwrap(), "ONH-212");
     assert_eq!(inside.fix, "podman run --group-add keep-groups …");
     // What a user's Podman reads is looked at too.
     let mut engines =
