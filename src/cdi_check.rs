@@ -14,7 +14,7 @@ use nvidia_host::cdi::stamp::Stamp;
 use crate::engine::cdi::Reader;
 
 /// The result for a device or a file. The field names are part of the JSON interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// The qualified name of the device, or the path of the file
     pub subject: String,
@@ -45,16 +45,7 @@ pub(crate) struct Now<'a> {
 impl Verdict {
     /// Returns a verdict without problems.
     fn usable(subject: impl Into<String>, file: impl Into<String>) -> Self {
-        Self {
-            subject: subject.into(),
-            ok: true,
-            reason: String::new(),
-            hint: String::new(),
-            file: file.into(),
-            ours: false,
-            unread_by: Vec::new(),
-            root_only: false,
-        }
+        Self { subject: subject.into(), ok: true, file: file.into(), ..Self::default() }
     }
 
     fn unusable(self, reason: impl Into<String>, hint: impl Into<String>) -> Self {

@@ -32,15 +32,14 @@ pub(crate) enum Form {
 }
 
 /// Prints the inventory.
-pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> ExitCode {
+pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     let form = match (options.output.json, options.csv) {
         (true, _) => Form::Json,
         (_, true) => Form::Csv,
         _ => Form::Table(terminal),
     };
-    let mut log = Log::default();
-    let text = configuration(config, options.root.as_deref()).and_then(|config| text(&config, form, &mut log));
-    output::print_or_fail(text, &mut log)
+    let config = configuration(config, options.root.as_deref())?;
+    Ok(output::print(&text(&config, form, &mut Log::default())?))
 }
 
 /// Asks NVML, and returns the output of `info`.

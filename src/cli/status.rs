@@ -13,20 +13,14 @@ use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
 use crate::engine::status::{self, Status};
 use crate::engine::{User, hooks, inspect_engines};
-use crate::log::Log;
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
-pub fn run(options: &args::Status, terminal: Terminal) -> ExitCode {
-    let printed = statuses().and_then(|statuses| {
-        let all_active = statuses.iter().all(|status| status.active || !status.installed);
-        let text = if options.output.json { status::document(&statuses)? } else { text(&statuses, terminal) };
-        let printed = output::print(&text);
-        Ok(if all_active { printed } else { ExitCode::FAILURE })
-    });
-    printed.unwrap_or_else(|error| {
-        Log::default().error(&error);
-        ExitCode::FAILURE
-    })
+pub(super) fn run(options: args::Output, terminal: Terminal) -> Result<ExitCode> {
+    let statuses = statuses()?;
+    let all_active = statuses.iter().all(|status| status.active || !status.installed);
+    let text = if options.json { status::document(&statuses)? } else { text(&statuses, terminal) };
+    let printed = output::print(&text);
+    Ok(if all_active { printed } else { ExitCode::FAILURE })
 }
 
 fn statuses() -> Result<Vec<Status>> {

@@ -32,12 +32,11 @@ struct Document<'a> {
 }
 
 /// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
-pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> ExitCode {
-    let text = match &options.container {
-        Some(name) => show(name, options, config, terminal),
-        None => list(options, terminal),
-    };
-    output::print_or_fail(text, &mut Log::default())
+pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+    Ok(output::print(&match &options.container {
+        Some(name) => show(name, options, config, terminal)?,
+        None => list(options, terminal)?,
+    }))
 }
 
 fn list(options: &args::Why, terminal: Terminal) -> Result<String> {

@@ -19,7 +19,7 @@ const DOCKERS_HOOK: &str = "nvidia-container-runtime-hook";
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 
 /// An engine and its configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Engine {
     pub kind: Kind,
     /// Its program; `None` if the engine is not installed, and then nothing else is known
@@ -115,15 +115,7 @@ fn inspect_engine(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
         kind,
         version: asked.as_ref().and_then(|asked| asked.as_ref().ok().copied()),
         program,
-        files: Vec::new(),
-        settings: Settings::default(),
-        running: false,
-        on_disk: None,
-        unseen: Vec::new(),
-        hooks: Hooks::default(),
-        runtime: None,
-        fails: false,
-        dockers_hook: None,
+        ..Engine::default()
     };
     if engine.program.is_none() {
         return engine;

@@ -31,8 +31,9 @@ pub struct User {
     pub home: Option<PathBuf>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
+    #[default]
     Podman,
     /// Rootless Podman of a user
     PodmanOf(User),

@@ -10,7 +10,7 @@ use super::settings::{HOOKS_DIR, Settings};
 use super::{Engine, Kind};
 
 /// The status of one engine. The field names are part of the JSON interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// `Podman as root`, `Podman of tux`, `CRI-O`, `Docker`
     pub engine: String,
@@ -74,10 +74,7 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
         engine: engine.kind.to_string(),
         installed: engine.program.is_some(),
         version: engine.version.map(|version| version.to_string()),
-        active: false,
-        hooks: Vec::new(),
-        why: String::new(),
-        fix: String::new(),
+        ..Status::default()
     };
     if !status.installed {
         return status;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use base::report::{Finding, catalog, failure};
 
-use crate::cli::{USAGE, output};
+use crate::cli::{output, usage_error};
 use crate::log::Log;
 use crate::stages;
 use crate::stages::cdi_hook::entry::{self, Call, HOOKS};
@@ -46,12 +46,8 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
         }
         Err(error) => {
             let what = format!("invalid command line of {name}: {error:#}");
-            Log::default().error(&failure(
-                &catalog::COMMAND_LINE,
-                what,
-                format!("{}; see \"{name} --help\"", supported()),
-            ));
-            ExitCode::from(USAGE)
+            let hint = format!("{}; see \"{name} --help\"", supported());
+            usage_error(&failure(&catalog::COMMAND_LINE, what, hint))
         }
     }
 }

@@ -168,7 +168,13 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Ok(Parsed::Run(cli)) => carry_out(&cli, &mut log),
         Err(error) => Err(error),
     };
-    output::print_or_fail(text, &mut log)
+    match text {
+        Ok(text) => output::print(&text),
+        Err(error) => {
+            log.error(&error);
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Parses the arguments after argv\[0\].
