@@ -351,6 +351,13 @@ struct AttachAttr {
     expected_revision: u64,
 }
 
+impl AttachAttr {
+    fn new(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<Self> {
+        let (target_fd, attach_bpf_fd) = (raw(cgroup)?, raw(prog)?);
+        Ok(Self { target_fd, attach_bpf_fd, attach_type: BPF_CGROUP_DEVICE, ..Self::default() })
+    }
+}
+
 /// Attaches a device program. `flags` must be those of the attached programs ([`attached`]). With [`BPF_F_ALLOW_MULTI`] it replaces
 /// `replace`, if given. With other flags a cgroup has one program, which the new one replaces.
 ///
@@ -362,13 +369,7 @@ pub fn attach(
     flags: u32,
     replace: Option<BorrowedFd<'_>>,
 ) -> nix::Result<()> {
-    let mut attr = AttachAttr {
-        target_fd: raw(cgroup)?,
-        attach_bpf_fd: raw(prog)?,
-        attach_type: BPF_CGROUP_DEVICE,
-        attach_flags: flags,
-        ..AttachAttr::default()
-    };
+    let mut attr = AttachAttr { attach_flags: flags, ..AttachAttr::new(cgroup, prog)? };
     if let Some(old) = replace {
         attr.attach_flags |= BPF_F_REPLACE;
         attr.replace_bpf_fd = raw(old)?;
@@ -379,14 +380,8 @@ pub fn attach(
 
 /// Attaches a device program if the list still has this [`Attached::revision`], otherwise ESTALE. 0 stands for any revision.
 pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revision: u64) -> nix::Result<()> {
-    let mut attr = AttachAttr {
-        target_fd: raw(cgroup)?,
-        attach_bpf_fd: raw(prog)?,
-        attach_type: BPF_CGROUP_DEVICE,
-        attach_flags: flags,
-        expected_revision: revision,
-        ..AttachAttr::default()
-    };
+    let mut attr =
+        AttachAttr { attach_flags: flags, expected_revision: revision, ..AttachAttr::new(cgroup, prog)? };
     // SAFETY: AttachAttr is the attach member of `union bpf_attr` and holds no pointer.
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
@@ -394,12 +389,7 @@ pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revis
 /// Detaches a device program from a cgroup. ENOENT if it is not attached there.
 #[doc(alias = "BPF_PROG_DETACH")]
 pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
-    let mut attr = AttachAttr {
-        target_fd: raw(cgroup)?,
-        attach_bpf_fd: raw(prog)?,
-        attach_type: BPF_CGROUP_DEVICE,
-        ..AttachAttr::default()
-    };
+    let mut attr = AttachAttr::new(cgroup, prog)?;
     // SAFETY: AttachAttr is the attach member of `union bpf_attr`, which detach shares, and holds no pointer.
     unsafe { bpf(BPF_PROG_DETACH, &mut attr) }.map(drop)
 }

@@ -18,6 +18,8 @@ use std::rc::Rc;
 use rustix::fs::{AtFlags, CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+pub(super) use walk::{MAX_LINKS, push};
+
 /// How often a lookup is repeated if a rename or a mount disturbed it (EAGAIN). A container that renames in a loop can only cause
 /// the fallback to the walk.
 const TRIES: u32 = 128;
