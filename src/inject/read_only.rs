@@ -3,7 +3,6 @@
 //! The overlay's upper directory is on a tmpfs, so the image or the volume does not change. [`seal`] makes the overlay
 //! read-only before the container starts.
 
-use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
@@ -239,7 +238,7 @@ pub(super) fn hide_file(
     dir: &OwnedFd,
     name: &OsStr,
     point: &OwnedFd,
-    content: &[Cow<'_, [u8]>],
+    content: &[u8],
     label: Option<&Label>,
 ) -> Result<OwnedFd> {
     // The hook accepts linker caches up to 16 MiB. Without `size`, a tmpfs may use half of the memory.
@@ -253,10 +252,10 @@ pub(super) fn hide_file(
     })
 }
 
-fn bind_new_file(tmpfs: &OwnedFd, name: &OsStr, point: &OwnedFd, content: &[Cow<'_, [u8]>]) -> Result<()> {
+fn bind_new_file(tmpfs: &OwnedFd, name: &OsStr, point: &OwnedFd, content: &[u8]) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(tmpfs, name, flags, Mode::from_raw_mode(0o644))?);
-    content.iter().try_for_each(|piece| file.write_all(piece))?;
+    file.write_all(content)?;
     Ok(in_place::bind(open_in(tmpfs, name)?, point)?)
 }
 

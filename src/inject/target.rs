@@ -398,7 +398,7 @@ fn undo_all(changes: Vec<Change>) {
             Change::Created(created) => created.remove().ok(),
             Change::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
             Change::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
-            Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &[old.into()]).ok(),
+            Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &old).ok(),
         };
     }
 }

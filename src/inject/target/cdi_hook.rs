@@ -37,8 +37,7 @@ impl Target {
         self.mount_facts.refuse_shared(&open)?;
         self.mount_facts.refuse_shared(&point)?;
         self.forget_directories();
-        let content = [masked.into_bytes().into()];
-        let hidden = read_only::hide_file(&open, name, &point, &content, self.label.as_ref())?;
+        let hidden = read_only::hide_file(&open, name, &point, masked.as_bytes(), self.label.as_ref())?;
         self.changes.push(Change::Mounted(hidden.into()));
         Ok(())
     }

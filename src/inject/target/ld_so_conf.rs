@@ -70,7 +70,7 @@ impl Target {
             Old::Own(old) => Change::Rewritten { dir: dir.clone(), name: name.into(), old },
             Old::Foreign => bail!("the image has a file of its own at {:?}", Path::new("/").join(path())),
         };
-        replace_file(&dir, name, &[text.into()]).context("write it")?;
+        replace_file(&dir, name, &text).context("write it")?;
         self.note_created(&path(), &dir);
         self.changes.push(change);
         Ok(())
@@ -132,7 +132,7 @@ impl Target {
             bail!("\"/etc/ld.so.conf\" is a dangling symlink")
         };
         let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
-        replace_file(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
+        replace_file(&created.dir, Path::new(MAIN), ldconf::DEFAULT.as_bytes())
             .context("write \"/etc/ld.so.conf\"")?;
         self.changes.push(Change::Created(created));
         Ok(())
@@ -148,7 +148,7 @@ impl Target {
             return Ok(false);
         }
         let include = format!("include {}\n", Path::new("/").join(path()).display());
-        match replace_file(&etc, name, &[include.into_bytes().into(), old.as_slice().into()]) {
+        match replace_file(&etc, name, &[include.as_bytes(), &old].concat()) {
             // rename(2) does not replace a mount point.
             Err(error) if error.downcast_ref() == Some(&Errno::BUSY) => return Ok(false),
             result => result.context("write \"/etc/ld.so.conf\"")?,
