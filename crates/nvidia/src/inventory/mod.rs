@@ -96,17 +96,16 @@ pub struct MigDevice {
 pub struct FailedGpu {
     /// The index that it would have if it worked.
     pub index: Option<u32>,
+    /// The N of its `/dev/nvidiaN`, from the kernel module.
+    pub minor: Option<u32>,
     /// From NVML or the kernel module, if one of them knows it.
     pub uuid: Option<String>,
     /// From NVML or the kernel module, if one of them knows it.
     pub bus_id: Option<BusId>,
-    /// The N of its `/dev/nvidiaN`, from the kernel module.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub minor: Option<u32>,
     /// From the kernel module; patterns of `[devices]` are compared with it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The reason.
+    #[serde(rename = "reason")]
     pub why: String,
     /// Whether the reason is a missing `/dev/nvidiaN`. A container that requests the GPU then does not start, even if it requests `all`.
     /// NVIDIA's stack starts it with one GPU less, without a message.
