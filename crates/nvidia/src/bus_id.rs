@@ -22,12 +22,8 @@ impl BusId {
     pub fn parse(text: &str) -> Option<Self> {
         let (domain, rest) = text.split_once(':')?;
         let (bus, rest) = rest.split_once(':')?;
-        let (device, _function) = rest.split_once('.')?;
-        let hex = |digits: &str| {
-            let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
-            if plain { u32::from_str_radix(digits, 16).ok() } else { None }
-        };
-        let (domain, bus, device) = (hex(domain)?, hex(bus)?, hex(device)?);
+        let (device, function) = rest.split_once('.')?;
+        let (domain, bus, device, _) = (hex(domain)?, hex(bus)?, hex(device)?, hex(function)?);
         (bus <= 0xff && device <= 0x1f).then_some(Self { domain, bus, device })
     }
 
@@ -56,6 +52,11 @@ impl<'de> Deserialize<'de> for BusId {
         let text = String::deserialize(deserializer)?;
         Self::parse(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is not a PCI bus address")))
     }
+}
+
+/// Parses a hexadecimal number: `u32::from_str_radix` would accept `+1`.
+fn hex(digits: &str) -> Option<u32> {
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok())?
 }
 
 #[cfg(test)]

@@ -132,8 +132,7 @@ impl Target {
             bail!("\"/etc/ld.so.conf\" is a dangling symlink")
         };
         let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
-        replace_file(&created.dir, Path::new(MAIN), ldconf::DEFAULT.as_bytes())
-            .context("write \"/etc/ld.so.conf\"")?;
+        replace_file(&created.dir, Path::new(MAIN), ldconf::DEFAULT.as_bytes()).context("write \"/etc/ld.so.conf\"")?;
         self.changes.push(Change::Created(created));
         Ok(())
     }

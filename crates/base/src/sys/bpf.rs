@@ -380,8 +380,7 @@ pub fn attach(
 
 /// Attaches a device program if the list still has this [`Attached::revision`], otherwise ESTALE. 0 stands for any revision.
 pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revision: u64) -> nix::Result<()> {
-    let mut attr =
-        AttachAttr { attach_flags: flags, expected_revision: revision, ..AttachAttr::new(cgroup, prog)? };
+    let mut attr = AttachAttr { attach_flags: flags, expected_revision: revision, ..AttachAttr::new(cgroup, prog)? };
     // SAFETY: AttachAttr is the attach member of `union bpf_attr` and holds no pointer.
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }

@@ -127,9 +127,7 @@ fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<B
     match id {
         DeviceId::Index(asked) => index == Some(*asked),
         DeviceId::Uuid(asked) => uuid.is_some_and(|uuid| uuid.eq_ignore_ascii_case(asked)),
-        DeviceId::PciBusId { domain, bus, device } => {
-            bus_id == Some(BusId { domain: *domain, bus: u32::from(*bus), device: u32::from(*device) })
-        }
+        DeviceId::PciBusId(asked) => bus_id == Some(*asked),
         DeviceId::Mig { .. } | DeviceId::Unknown(_) => false,
     }
 }
@@ -177,7 +175,7 @@ impl FailedGpu {
             DeviceId::Index(_) | DeviceId::Mig { .. } => self.index.is_none(),
             // The UUID of a MIG device does not show which GPU it is a part of.
             DeviceId::Uuid(uuid) => self.uuid.is_none() || uuid.starts_with("MIG-"),
-            DeviceId::PciBusId { .. } => self.bus_id.is_none(),
+            DeviceId::PciBusId(_) => self.bus_id.is_none(),
             DeviceId::Unknown(_) => false,
         }
     }

@@ -97,7 +97,6 @@ impl From<Report> for Inventory {
     }
 }
 
-/// Converts a MIG device. Reports of earlier versions have no index; it is the position in the list.
 /// Reads a report from a file.
 ///
 /// # Errors

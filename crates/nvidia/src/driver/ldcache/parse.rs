@@ -80,12 +80,7 @@ fn parse_new<'a>(part: &'a [u8], file: &'a [u8], layout: Layout, text: &mut Text
     Ok(cache)
 }
 
-fn parse_extension<'a>(
-    cache: &mut Cache<'a>,
-    part: &'a [u8],
-    file: &'a [u8],
-    text: &mut Text,
-) -> Result<()> {
+fn parse_extension<'a>(cache: &mut Cache<'a>, part: &'a [u8], file: &'a [u8], text: &mut Text) -> Result<()> {
     let at = u32_at(part, NEW_EXTENSION_AT)? as usize;
     if at == 0 {
         return Ok(()); // ldconfig before glibc 2.33
