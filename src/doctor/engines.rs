@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use base::report::catalog;
 use nvidia_host::timeouts;
 
-use super::gpus::count;
-use super::{Check, Facts, or};
+use super::{Check, Facts, count, or};
 use crate::cdi_check::Verdict;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
@@ -115,7 +114,7 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
         }
         let ours: Vec<_> = status::ours(engine).collect();
         if let [first, second, ..] = ours.as_slice()
-            && first.hook.stages.contains(&PRECREATE.to_owned()) == second.hook.stages.contains(&PRECREATE.to_owned())
+            && first.hook.is_at(PRECREATE) == second.hook.is_at(PRECREATE)
         {
             let what = format!(
                 "{} starts the hook twice, from {} and {}",
@@ -155,7 +154,7 @@ fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
 
 /// Returns whether the hook changes device cgroups: not those of rootless containers, which have none, and not at precreate.
 fn adds_devices(engine: &Engine) -> bool {
-    let at_precreate = status::ours(engine).any(|entry| entry.hook.stages.iter().any(|stage| stage == PRECREATE));
+    let at_precreate = status::ours(engine).any(|entry| entry.hook.is_at(PRECREATE));
     !matches!(engine.kind, Kind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
 }
 

@@ -10,7 +10,7 @@ use nvidia_host::inventory::{Gpu, Inventory};
 
 use super::driver::prepare;
 use super::facts::PciDevice;
-use super::{Check, Facts, or};
+use super::{Check, Facts, count, or};
 
 /// The time after which NVML counts as slow. With persistence mode, NVML takes less time for eight GPUs.
 const SLOW: Duration = Duration::from_secs(3);
@@ -32,11 +32,6 @@ pub(super) fn on_the_bus(facts: &Facts) -> Check {
     let more =
         if kept.is_empty() { String::new() } else { format!(", {} of them reserved for virtual machines", kept.len()) };
     Check::ok(format!("{} on the PCI bus{more}", count(gpus.len(), "NVIDIA GPU")))
-}
-
-/// Returns a number with a noun, in the singular or plural.
-pub(super) fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 pub(super) fn nvml(facts: &Facts) -> Check {

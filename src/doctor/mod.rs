@@ -82,6 +82,11 @@ impl Check {
     }
 }
 
+/// Returns a number with a noun, in the singular or plural.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Returns the results of a check, or `otherwise` if it has none.
 fn or(results: impl IntoIterator<Item = Check>, otherwise: Check) -> Vec<Check> {
     let mut results: Vec<_> = results.into_iter().collect();

@@ -49,16 +49,18 @@ impl Reader {
             Kind::Docker => &[],
         };
         let version = self.version?;
-        let place = |version: &str| VERSIONS.iter().position(|known| *known == version);
         let asked = place(cdi_version.trim_start_matches('v'))?;
         if since.iter().any(|(known, first)| place(known) >= Some(asked) && version >= *first) {
             return Some(true);
         }
-        if since.iter().any(|(known, first)| place(known) <= Some(asked) && version < *first) {
-            return Some(false);
-        }
-        None
+        let is_newer = since.iter().any(|(known, first)| place(known) <= Some(asked) && version < *first);
+        is_newer.then_some(false)
     }
+}
+
+/// Returns the position of a CDI version among all versions.
+fn place(version: &str) -> Option<usize> {
+    VERSIONS.iter().position(|known| *known == version)
 }
 
 impl fmt::Display for Reader {

@@ -59,15 +59,11 @@ impl Entry {
 impl Hooks {
     /// Inserts an entry in the order of file names. It replaces an entry with the same file name.
     fn take(&mut self, entry: Entry) {
-        let name = |entry: &Entry| entry.file.file_name().map(std::ffi::OsStr::to_owned);
-        let place = self.entries.iter().position(|known| name(known) >= name(&entry)).unwrap_or(self.entries.len());
-        match self.entries.get_mut(place).filter(|known| name(known) == name(&entry)) {
-            Some(known) => {
-                self.masked.push((known.file.clone(), entry.file.clone()));
-                *known = entry;
-            }
-            None => self.entries.insert(place, entry),
+        let found = self.entries.binary_search_by_key(&entry.file.file_name(), |known| known.file.file_name());
+        if let Ok(place) = found {
+            self.masked.push((self.entries.remove(place).file, entry.file.clone()));
         }
+        self.entries.insert(found.unwrap_or_else(|place| place), entry);
     }
 }
 
@@ -101,11 +97,12 @@ const PLACES: [&str; 4] = [
 pub fn installed(host: &Tree) -> Vec<PathBuf> {
     let files =
         PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));
-    let names_us = |file: &PathBuf| {
-        let hook = host.read(file).ok().and_then(|bytes| hook_file::parse(&bytes).ok());
-        hook.is_some_and(|hook| hook.path.ends_with(OURS) && !is_old_wrapper(&hook))
-    };
-    files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).filter(names_us).collect()
+    files.filter(|file| file.extension().is_some_and(|extension| extension == "json") && names_us(host, file)).collect()
+}
+
+fn names_us(host: &Tree, file: &Path) -> bool {
+    let hook = host.read(file).ok().and_then(|bytes| hook_file::parse(&bytes).ok());
+    hook.is_some_and(|hook| hook.path.ends_with(OURS) && !is_old_wrapper(&hook))
 }
 
 /// Returns whether the hook is NVIDIA's shell script of 2018 with the name of this program:

@@ -83,18 +83,17 @@ impl Settings {
             }
             self.cdi_dirs.extend(list.values.into_iter().map(PathBuf::from));
         }
-        let text = |name: &str| table.get(name).and_then(|value| value.get_ref().as_str().map(str::to_owned));
         let name = if kind.is_podman() { "runtime" } else { "default_runtime" };
-        self.runtime = text(name).filter(|name| !name.is_empty()).or_else(|| self.runtime.take());
-        self.cgroup_manager = text("cgroup_manager").or_else(|| self.cgroup_manager.take());
+        self.runtime = text_in(table, name).filter(|name| !name.is_empty()).or_else(|| self.runtime.take());
+        self.cgroup_manager = text_in(table, "cgroup_manager").or_else(|| self.cgroup_manager.take());
         for (name, value) in table_in(table, "runtimes").into_iter().flatten() {
             let paths: Vec<PathBuf> = match value.get_ref() {
                 DeValue::Array(paths) => {
                     paths.iter().filter_map(|path| path.get_ref().as_str()).map(PathBuf::from).collect()
                 }
                 DeValue::Table(runtime) => {
-                    let path = runtime.get("runtime_path").and_then(|path| path.get_ref().as_str());
-                    path.filter(|path| !path.is_empty()).map(PathBuf::from).into_iter().collect()
+                    let path = text_in(runtime, "runtime_path").filter(|path| !path.is_empty());
+                    path.map(PathBuf::from).into_iter().collect()
                 }
                 _ => Vec::new(),
             };
@@ -118,6 +117,10 @@ fn table_in<'t, 'i>(table: &'t DeTable<'i>, name: &str) -> Option<&'t DeTable<'i
         DeValue::Table(below) => Some(below),
         _ => None,
     }
+}
+
+fn text_in(table: &DeTable<'_>, name: &str) -> Option<String> {
+    Some(table.get(name)?.get_ref().as_str()?.to_owned())
 }
 
 struct List {

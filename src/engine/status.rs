@@ -43,11 +43,11 @@ pub struct Started {
 impl Status {
     /// Returns the files with their stages: `/…/a.json (prestart) and /…/b.json (precreate)`.
     pub fn files(&self) -> String {
-        let words = |hook: &Started| match hook.stages.as_slice() {
-            [] => hook.file.display().to_string(),
-            stages => format!("{} ({})", hook.file.display(), stages.join(", ")),
-        };
-        self.hooks.iter().map(words).collect::<Vec<_>>().join(" and ")
+        let files = self.hooks.iter().map(|Started { file, stages }| match stages.as_slice() {
+            [] => file.display().to_string(),
+            stages => format!("{} ({})", file.display(), stages.join(", ")),
+        });
+        files.collect::<Vec<_>>().join(" and ")
     }
 }
 
@@ -64,8 +64,8 @@ pub(crate) fn document(statuses: &[Status]) -> serde_json::Result<String> {
 
 /// Returns the entries that make an engine start our hook at one of [`OUR_STAGES`].
 pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
-    let at_our_stages = |entry: &&Entry| entry.hook.stages.iter().any(|stage| OUR_STAGES.contains(&stage.as_str()));
-    engine.hooks.entries.iter().filter(|entry| entry.is_ours()).filter(at_our_stages)
+    let entries = engine.hooks.entries.iter().filter(|entry| entry.is_ours());
+    entries.filter(|entry| OUR_STAGES.iter().any(|stage| entry.hook.is_at(stage)))
 }
 
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
@@ -84,8 +84,8 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
         return status;
     }
     let best = ours(engine).max_by_key(|entry| (entry.runs, entry.hook.applies == Applies::Always));
-    let started = |entry: &Entry| Started { file: entry.file.clone(), stages: entry.hook.stages.clone() };
-    status.hooks = ours(engine).map(started).collect();
+    let started = ours(engine).map(|entry| Started { file: entry.file.clone(), stages: entry.hook.stages.clone() });
+    status.hooks = started.collect();
     let problem = stopped(engine).or_else(|| match best {
         Some(entry) => unfit(entry),
         None => Some(missing(engine, installed)),
@@ -96,10 +96,7 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
     } else if let Some(Applies::If(condition)) = best.map(|entry| &entry.hook.applies) {
         status.why = format!("only if {condition}");
     } else if let Some(on_disk) = &engine.on_disk
-        && !status
-            .hooks
-            .iter()
-            .any(|hook| hook.file.parent().is_some_and(|dir| on_disk.hooks_dirs.iter().any(|d| d == dir)))
+        && !on_disk.hooks_dirs.iter().any(|dir| status.hooks.iter().any(|hook| hook.file.parent() == Some(dir)))
     {
         status.why = format!("until its next start: its configuration sets the hooks directories {}", dirs_of(on_disk));
         status.fix = format!("add \"{}\" to hooks_dir in its configuration", parent(&status.hooks));
@@ -153,11 +150,9 @@ fn unfit(entry: &Entry) -> Option<(String, String)> {
     if !entry.runs {
         return Some((format!("{file} names {program}, which is not executable"), format!("chmod 755 {program}")));
     }
-    let has_arg = |word: &str| entry.hook.args.iter().any(|arg| arg == word);
-    let other = OUR_STAGES.into_iter().find(|stage| has_arg(stage));
-    let is_precreate = entry.hook.stages.iter().any(|stage| stage == PRECREATE);
+    let other = OUR_STAGES.into_iter().find(|stage| entry.hook.has_arg(stage));
     // precreate receives config.json on stdin, all other stages the container state.
-    if let Some(other) = other.filter(|_| has_arg(PRECREATE) != is_precreate) {
+    if let Some(other) = other.filter(|_| entry.hook.has_arg(PRECREATE) != entry.hook.is_at(PRECREATE)) {
         let stages = entry.hook.stages.join(", ");
         let why = format!("{file} starts the hook at the stage {stages} with the argument \"{other}\"");
         return Some((why, format!("set args and stages in {file} to the same stage")));
@@ -173,12 +168,11 @@ fn unfit(entry: &Entry) -> Option<(String, String)> {
 
 /// Returns why the engine has no entry for our hook, and the fix.
 fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
-    let is_ours = |file: &Path| installed.iter().any(|ours| ours == file);
-    if let Some((file, program)) = engine.hooks.without_program.iter().find(|(file, _)| is_ours(file)) {
+    if let Some((file, program)) = engine.hooks.without_program.iter().find(|(file, _)| installed.contains(file)) {
         let why = format!("the engine ignores {}: its program {} is missing", file.display(), program.display());
         return (why, "reinstall the package oci-nvidia-hook".to_owned());
     }
-    if let Some((ours, other)) = engine.hooks.masked.iter().find(|(file, _)| is_ours(file)) {
+    if let Some((ours, other)) = engine.hooks.masked.iter().find(|(file, _)| installed.contains(file)) {
         let why = format!("{} replaces {}, which has the same name", other.display(), ours.display());
         return (why, format!("mv {0} {0}.off", other.display()));
     }
