@@ -111,7 +111,8 @@ fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> 
 /// Opens the socket or directory again and checks the descriptor, because the path may have changed since the plan was made.
 fn prepare_ipc<'a>(channel: &Channel, target: &'a ContainerPath, api: Api) -> Result<Prepared<'a>> {
     let opened = channel.open()?;
-    let path = HostPath::new(channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path)));
+    let path = channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path));
+    let path = Some(HostPath::new(path));
     Ok(match channel.expected {
         Expected::Socket => {
             Prepared::Mount { source: Source::from_fd(opened.fd, path, MountAttrs::SOCKET, api)?, target }

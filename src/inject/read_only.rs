@@ -13,7 +13,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags};
 
-use base::report::{Failure, Finding, catalog, failure};
+use base::report::{Failure, Finding, Kind, catalog, failure};
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::{self, Label, MountAttrs, in_place};
 
@@ -121,53 +121,44 @@ pub(super) enum Why {
 impl Why {
     /// The error if mounts below the directory would be hidden by a layer.
     fn has_others_inside(self, path: &Path) -> Failure {
-        const ELSEWHERE: &str = "start the container with a writable root file system, or mount them elsewhere";
-        let path = Path::new("/").join(path);
-        match self {
-            Self::ReadOnly => Failure::new(
-                &catalog::READ_ONLY,
-                format!("other files are mounted in the read-only directory {path:?}"),
-                ELSEWHERE,
-            ),
-            Self::Owner => {
-                Failure::new(&catalog::READ_ONLY, format!("other files are mounted in {path:?}, {OUTSIDE}"), ELSEWHERE)
+        let hint = match self {
+            Self::Volume => {
+                "mount the volume at another path, or create an empty file in it for each driver file"
             }
-            Self::Volume => Failure::new(
-                &catalog::VOLUME,
-                format!(
-                    "other files are mounted in {path:?}, which is on a volume, and the hook creates no files on volumes"
-                ),
-                "mount the volume at another path, or create an empty file in it for each driver file",
-            ),
+            Self::ReadOnly | Self::Owner => {
+                "start the container with a writable root file system, or mount them elsewhere"
+            }
+        };
+        Failure::new(self.kind(), format!("other files are mounted in {}", self.place(path)), hint)
+    }
+
+    /// The error if the kernel cannot mount an overlay there.
+    fn without_overlay(self, path: &Path) -> Failure {
+        let hint = match self {
+            Self::Volume => "mount the volume at another path, or load the kernel module \"overlay\"",
+            Self::ReadOnly | Self::Owner => {
+                "start the container with a writable root file system, or load the kernel module \"overlay\""
+            }
+        };
+        Failure::new(self.kind(), format!("cannot mount an overlay over {}", self.place(path)), hint)
+    }
+
+    const fn kind(self) -> &'static Kind {
+        match self {
+            Self::Volume => &catalog::VOLUME,
+            Self::ReadOnly | Self::Owner => &catalog::READ_ONLY,
         }
     }
 
-    /// The error if the kernel refuses the overlay.
-    fn without_overlay(self, path: &Path) -> Failure {
-        const MODULE: &str =
-            "start the container with a writable root file system, or load the kernel module \"overlay\"";
+    fn place(self, path: &Path) -> String {
         let path = Path::new("/").join(path);
         match self {
-            Self::ReadOnly => Failure::new(
-                &catalog::READ_ONLY,
-                format!("cannot mount an overlay over the read-only directory {path:?}"),
-                MODULE,
-            ),
-            Self::Owner => {
-                Failure::new(&catalog::READ_ONLY, format!("cannot mount an overlay over {path:?}, {OUTSIDE}"), MODULE)
-            }
-            Self::Volume => Failure::new(
-                &catalog::VOLUME,
-                format!(
-                    "cannot mount an overlay over {path:?}, which is on a volume, and the hook creates no files on volumes"
-                ),
-                "mount the volume at another path, or load the kernel module \"overlay\"",
-            ),
+            Self::ReadOnly => format!("the read-only directory {path:?}"),
+            Self::Owner => format!("{path:?}, whose owner is not mapped in the container's user namespace"),
+            Self::Volume => format!("{path:?}, which is on a volume, and the hook creates no files on volumes"),
         }
     }
 }
-
-const OUTSIDE: &str = "whose owner is not mapped in the container's user namespace";
 
 /// Mounts a layer on `below`, the directory `path` of a rootfs. Pushes the mounts to `done`; the last one is the layer.
 ///

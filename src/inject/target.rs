@@ -25,7 +25,7 @@ use base::sys::in_root::{Created, Root};
 use base::sys::mount::{self, Api, Label, MountAttrs};
 use nvidia_host::edits::Need;
 
-use super::container::{Inside, is_missing};
+use super::container::Inside;
 use super::directory::{Present, find_present, make_file, replace_file, replace_link};
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
@@ -295,14 +295,13 @@ impl Target {
         let mounted = match self.mounts.iter().find(|(path, _)| path == file) {
             Some((_, mounted)) => Rc::clone(mounted),
             // The engine has mounted it, for example from a CDI spec.
-            None => match self.rootfs.open_at(file.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
-                Ok(mounted) => mounted.into(),
-                Err(error) if is_missing(&error) => return Ok(()),
-                Err(error) => return Err(error.into()),
+            None => match self.rootfs.open_existing(file.relative(), OFlags::PATH | OFlags::NOFOLLOW)? {
+                Some(mounted) => mounted.into(),
+                None => return Ok(()),
             },
         };
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&*mounted)?.st_mode) == FileType::RegularFile;
-        let copy = Source::copy_of(&mounted, MountAttrs::DRIVER_FILE, self.api)?;
+        let copy = Source::from_fd(mounted.try_clone()?, None, MountAttrs::DRIVER_FILE, self.api)?;
         if copy.is(stat) || !is_file {
             return Ok(());
         }
@@ -320,12 +319,8 @@ impl Target {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
         // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container
         // does not have (CVE-2021-1056).
-        let flags = OFlags::PATH | OFlags::DIRECTORY;
-        let dir = match self.rootfs.open_at(Path::new("proc/driver"), flags) {
-            Ok(dir) => dir,
-            // The container has no /proc, or the driver is not loaded in this kernel.
-            Err(error) if is_missing(&error) => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let Some(dir) = self.rootfs.open_existing(Path::new("proc/driver"), OFlags::PATH | OFlags::DIRECTORY)? else {
+            return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
         };
         let name = OsStr::new("nvidia");
         match find_present(&dir, name)? {

@@ -38,7 +38,6 @@ fn read_stdin() -> Result<Vec<u8>> {
 /// Returns the facts about the container's image that the plan needs.
 pub(crate) fn image(container: &OpenContainer, gpus: &Gpus) -> Image {
     let libraries = gpus.compat_libraries();
-    let compat =
-        libraries.map(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda)).unwrap_or_default();
-    Image { facts: container.facts(), compat }
+    let compat = libraries.and_then(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda));
+    Image { facts: container.facts(), compat: compat.unwrap_or_default() }
 }

@@ -60,7 +60,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = rootfs::steps(&edits, facts, files);
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
-        let image = Image { facts, compat: open.compat_libraries(&dir, driver, cuda) };
+        let image = Image { facts, compat: open.compat_libraries(&dir, driver, cuda).unwrap_or_default() };
         live::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
         plan::newer_libcuda(&image).iter().for_each(|finding| log.finding(finding));
     }

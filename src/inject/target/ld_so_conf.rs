@@ -21,7 +21,6 @@ use base::sys::in_root::{Created, Root};
 use nvidia_host::driver::ldconf::{self, Directive};
 
 use super::{Change, Target, replace_file};
-use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, find_present};
 use crate::inject::tmpfs::is_read_only;
 
@@ -39,7 +38,8 @@ impl Target {
     /// Makes ldconfig search these directories, those of `first` before all others.
     pub(super) fn list_directories(&mut self, first: &[ContainerPath], others: &[ContainerPath]) -> Result<()> {
         self.lists_directories = true;
-        let Some(etc) = self.etc()?.map(Rc::new) else { return Ok(()) };
+        let etc = self.rootfs.open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?;
+        let Some(etc) = etc.map(Rc::new) else { return Ok(()) };
         // The cache is in the same directory. If that is read-only, ldconfig cannot rebuild it.
         let can_run = || LDCONFIG.iter().any(|path| self.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
         if is_read_only(&*etc) || !can_run() {
@@ -93,14 +93,6 @@ impl Target {
         let name = PathBuf::from(ldconf::DROP_IN);
         if rustix::fs::unlinkat(&*dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
             self.changes.push(Change::Rewritten { dir, name, old });
-        }
-    }
-
-    fn etc(&self) -> Result<Option<OwnedFd>> {
-        match self.rootfs.open_at(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(etc) => Ok(Some(etc)),
-            Err(error) if is_missing(&error) => Ok(None),
-            Err(error) => Err(error.into()),
         }
     }
 

@@ -121,8 +121,11 @@ fn compat_hook(args: &[String]) -> Option<Hook> {
 /// Returns the directory and file names of the image's compatibility libraries, if they must be used with this driver.
 fn compat_of(hook: &Hook, container: &OpenContainer) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
     let dir = hook.compat_dir()?;
-    let names = container.compat_libraries(&dir, &hook.host_driver, &hook.host_cuda);
-    (!hook.host_driver.is_empty() && !names.is_empty()).then_some((dir, names))
+    if hook.host_driver.is_empty() {
+        return None;
+    }
+    let names = container.compat_libraries(&dir, &hook.host_driver, &hook.host_cuda)?;
+    Some((dir, names))
 }
 
 /// Returns a mask of the container's GPUs: bit N is `/dev/nvidiaN`.

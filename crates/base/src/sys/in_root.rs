@@ -67,6 +67,14 @@ impl Root {
         resolve(&self.fd, path, flags)
     }
 
+    /// Like [`Self::open_at`], but returns `None` if nothing exists at `path`.
+    ///
+    /// # Errors
+    /// Those of [`Self::open_at`] except ENOENT.
+    pub fn open_existing(&self, path: &Path, flags: OFlags) -> io::Result<Option<OwnedFd>> {
+        or_missing(self.open_at(path, flags))
+    }
+
     /// Opens the directory `path` if no component is a symbolic link, so that `path` is its real path. Returns `None` if a
     /// component is one, or if that is unknown.
     pub(crate) fn open_plain_dir(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
@@ -172,6 +180,14 @@ fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         }
     }
     walk::open(root.as_fd(), path, flags)
+}
+
+pub(super) fn or_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the path of an open file, as seen from the root directory of this process. Only for files of the host: a path in a
