@@ -161,8 +161,7 @@ impl OpenContainer {
         let mut file = self.rootfs.open_stored(file.filter(|_| is_library(path.file_name()))?).ok()?;
         let mut header = [0; elf::HEADER];
         file.read_exact(&mut header).ok()?;
-        let native = Arch::native();
-        let arch = [Some(native), native.compat32()].into_iter().flatten().find(|arch| elf::is_for(&header, *arch))?;
+        let arch = Arch::supported().find(|arch| elf::is_for(&header, *arch))?;
         // ldconfig also uses the file name if a library has no SONAME.
         Some((arch, elf::soname(file).unwrap_or_else(|| path.file_name().to_owned())))
     }

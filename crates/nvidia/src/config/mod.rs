@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeInteger, DeTable, DeValue};
 
 use base::nearest::nearest_by;
 use base::paths::HostPath;
@@ -210,36 +210,7 @@ impl Reader<'_> {
     }
 
     fn key(&mut self, key: &Key, value: &DeValue<'_>, at: usize) -> Result<()> {
-        let set = match (key.meaning, value) {
-            (Meaning::Unused(_), _) => Ok(()),
-            (Meaning::Bool(set), DeValue::Boolean(value)) => {
-                set(self.config, *value);
-                Ok(())
-            }
-            (Meaning::Bool(_), _) => Err("true or false".to_owned()),
-            (Meaning::Text(set), DeValue::String(value)) => set(self.config, value),
-            (Meaning::Text(_), _) => Err("a string in quotes".to_owned()),
-            (Meaning::Texts(set), DeValue::Array(values)) => {
-                let texts = values.iter().map(|value| value.get_ref().as_str().map(str::to_owned));
-                match texts.collect::<Option<Vec<_>>>() {
-                    Some(texts) => set(self.config, texts),
-                    None => Err("a list of strings in quotes".to_owned()),
-                }
-            }
-            (Meaning::Texts(_), _) => Err("a list of strings in quotes".to_owned()),
-            (Meaning::Seconds(set), DeValue::Integer(value)) => {
-                let seconds = u64::from_str_radix(value.as_str(), value.radix()).ok();
-                match seconds.filter(|seconds| (1..=600).contains(seconds)) {
-                    Some(seconds) => {
-                        set(self.config, Duration::from_secs(seconds));
-                        Ok(())
-                    }
-                    None => Err("a number of seconds from 1 to 600".to_owned()),
-                }
-            }
-            (Meaning::Seconds(_), _) => Err("a number of seconds from 1 to 600".to_owned()),
-        };
-        set.map_err(|allowed| {
+        self.set(key, value).map_err(|allowed| {
             let line = line_of(self.text, at);
             failure(
                 &catalog::CONFIG,
@@ -247,6 +218,20 @@ impl Reader<'_> {
                 format!("correct line {line} of {:?}", self.path),
             )
         })
+    }
+
+    /// Stores a value. The error says which values are allowed.
+    fn set(&mut self, key: &Key, value: &DeValue<'_>) -> Result<(), String> {
+        let allowed = || key.meaning.allowed().to_owned();
+        match (key.meaning, value) {
+            (Meaning::Unused(_), _) => {}
+            (Meaning::Bool(set), DeValue::Boolean(value)) => set(self.config, *value),
+            (Meaning::Text(set), DeValue::String(value)) => set(self.config, value)?,
+            (Meaning::Texts(set), DeValue::Array(values)) => set(self.config, texts(values).ok_or_else(allowed)?)?,
+            (Meaning::Seconds(set), DeValue::Integer(value)) => set(self.config, seconds(value).ok_or_else(allowed)?),
+            _ => return Err(allowed()),
+        }
+        Ok(())
     }
 
     fn findings(&self) -> Vec<Finding> {
@@ -260,6 +245,15 @@ impl Reader<'_> {
         });
         unknown.collect()
     }
+}
+
+fn texts(values: &DeArray<'_>) -> Option<Vec<String>> {
+    values.iter().map(|value| value.get_ref().as_str().map(str::to_owned)).collect()
+}
+
+fn seconds(value: &DeInteger<'_>) -> Option<Duration> {
+    let seconds = u64::from_str_radix(value.as_str(), value.radix()).ok()?;
+    (1..=600).contains(&seconds).then(|| Duration::from_secs(seconds))
 }
 
 /// Returns the known key with the most similar name, if one is similar enough.

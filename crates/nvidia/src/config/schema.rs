@@ -25,6 +25,19 @@ pub enum Meaning {
     Unused(&'static str),
 }
 
+impl Meaning {
+    /// Describes the values of a key, for errors.
+    pub(super) const fn allowed(self) -> &'static str {
+        match self {
+            Bool(_) => "true or false",
+            Text(_) => "a string in quotes",
+            Texts(_) => "a list of strings in quotes",
+            Seconds(_) => "a number of seconds from 1 to 600",
+            Unused(_) => "any value",
+        }
+    }
+}
+
 /// A key and its meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {

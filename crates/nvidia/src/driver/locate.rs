@@ -108,8 +108,7 @@ pub fn management_library(search: &Search<'_>) -> Option<Library> {
 #[must_use]
 pub fn unknown(search: &Search<'_>) -> Vec<Library> {
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
-    let archs = std::iter::once(Arch::native()).chain(Arch::native().compat32());
-    let known: Vec<_> = archs.flat_map(|arch| search.find(arch, &rows).0).collect();
+    let known: Vec<_> = Arch::supported().flat_map(|arch| search.find(arch, &rows).0).collect();
     search.unknown(&known)
 }
 

@@ -52,10 +52,11 @@ impl Host {
     /// Returns the facts that are known without reading from the host.
     fn known_facts(&self) -> DeviceFacts {
         DeviceFacts {
+            dev_root: self.roots.dev.path(),
             has_proc: self.proc_dir.is_some(),
             gpu_dirs: self.kernel_gpus.iter().map(|gpu| (gpu.bus_id, gpu.dir.clone())).collect(),
             limits: self.config.devices.clone(),
-            ..DeviceFacts::empty(self.roots.dev.path())
+            ..DeviceFacts::default()
         }
     }
 

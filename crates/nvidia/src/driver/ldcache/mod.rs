@@ -86,6 +86,11 @@ impl Arch {
         NATIVE
     }
 
+    /// Returns the architectures whose programs can run on this machine.
+    pub fn supported() -> impl Iterator<Item = Self> {
+        std::iter::once(NATIVE).chain(NATIVE.compat32())
+    }
+
     /// Returns the 32-bit architecture whose programs the same kernel runs, and for which the driver has libraries.
     #[must_use]
     pub const fn compat32(self) -> Option<Self> {

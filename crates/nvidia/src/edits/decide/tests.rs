@@ -49,7 +49,8 @@ fn facts() -> DeviceFacts {
         mig_minors: Some(minors.into()),
         has_proc: true,
         gpu_dirs: dirs.collect(),
-        ..DeviceFacts::empty(HostPath::new("/"))
+        dev_root: HostPath::new("/"),
+        ..DeviceFacts::default()
     };
     let mut paths: Vec<_> = inventory().gpus.iter().map(|gpu| facts.gpu_dir(gpu.bus_id).unwrap()).collect();
     paths.push(Path::new(DRIVER_PROC).join("capabilities"));
