@@ -78,8 +78,8 @@ pub(crate) struct Finished {
 pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let facts = TargetFacts {
-        has_own_dev: mounts::has_own_dev(container.mounts),
-        is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, container.rootfs),
+        has_own_dev: mounts::has_own_dev(&container.spec.mounts),
+        is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs),
     };
     let finished = open.enter().and_then(|root| run_all(Target::new(root, api, hosts_dev, label, facts), steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the

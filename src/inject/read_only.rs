@@ -122,9 +122,7 @@ impl Why {
     /// The error if mounts below the directory would be hidden by a layer.
     fn has_others_inside(self, path: &Path) -> Failure {
         let hint = match self {
-            Self::Volume => {
-                "mount the volume at another path, or create an empty file in it for each driver file"
-            }
+            Self::Volume => "mount the volume at another path, or create an empty file in it for each driver file",
             Self::ReadOnly | Self::Owner => {
                 "start the container with a writable root file system, or mount them elsewhere"
             }

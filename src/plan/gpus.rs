@@ -84,7 +84,7 @@ impl Gpus {
         }
         let findings = [image.facts.finding(), newer_libcuda(image), self.give_access(&mut steps, container)];
         let rules = self.edits.nodes.iter().map(|node| DeviceRule { major: node.major, minor: node.minor });
-        let rules = rules.filter(|rule| !already_allowed(container.device_rules, *rule)).collect();
+        let rules = rules.filter(|rule| !already_allowed(&container.spec.device_rules, *rule)).collect();
         Live { steps, rules, findings: findings.into_iter().flatten().collect() }
     }
 
@@ -94,7 +94,8 @@ impl Gpus {
     fn give_access(&self, steps: &mut [Step], container: &Container<'_>) -> Option<Finding> {
         let mut nodes = NodeFacts::of_nodes(std::iter::once(&self.edits));
         // The runtime creates these nodes, with an owner that fits the container.
-        let is_given = |node: &&DeviceNode| container.devices.iter().any(|device| device.path == node.path.absolute());
+        let is_given =
+            |node: &&DeviceNode| container.spec.devices.iter().any(|device| device.path == node.path.absolute());
         for node in self.edits.nodes.iter().filter(is_given) {
             nodes.remove(&node.source);
         }

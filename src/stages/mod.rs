@@ -10,6 +10,8 @@ pub(crate) mod precreate;
 pub(crate) mod prestart;
 pub(crate) mod rootfs;
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result};
 
 use base::read::read_limited;
@@ -28,6 +30,18 @@ pub(crate) fn open_log(config: &Config, log: &mut Log) {
         && let Err(error) = log.open(path)
     {
         log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+    }
+}
+
+/// Runs a stage. Exit status 0 if the container may start, 1 if not.
+fn run_stage(name: &'static str, stage: impl FnOnce(&mut Log) -> Result<()>) -> ExitCode {
+    let mut log = Log::for_stage(name);
+    match stage(&mut log) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log.fail(&error);
+            ExitCode::FAILURE
+        }
     }
 }
 

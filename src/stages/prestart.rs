@@ -11,7 +11,7 @@ use base::paths::HostPath;
 use base::report::{Failure, catalog, classify, line};
 use base::sys::{ns, proc_file};
 
-use super::{image, read_stdin};
+use super::{image, read_stdin, run_stage};
 use crate::inject::container::{self, OpenContainer};
 use crate::inject::{self, cgroup};
 use crate::log::Log;
@@ -45,14 +45,7 @@ impl Place {
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not. `debug` logs to stderr regardless of
 /// config.toml.
 pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
-    let mut log = Log::for_stage(place.stage());
-    match set_up(place, config, debug, &mut log) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log.fail(&error);
-            ExitCode::FAILURE
-        }
-    }
+    run_stage(place.stage(), |log| set_up(place, config, debug, log))
 }
 
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
@@ -112,14 +105,14 @@ pub(super) fn give(
 ) -> Result<()> {
     container::set_deadline(start)?;
     let open = match place {
-        Place::Outside => OpenContainer::open(pid, container.rootfs)?,
-        Place::Inside => OpenContainer::inside(container.rootfs)?,
-        Place::Here => OpenContainer::here(container.rootfs)?,
+        Place::Outside => OpenContainer::open(pid, &container.spec.rootfs)?,
+        Place::Inside => OpenContainer::inside(&container.spec.rootfs)?,
+        Place::Here => OpenContainer::here(&container.spec.rootfs)?,
     };
     let plan::Live { steps, rules, findings } = gpus.steps(container, &image(&open, gpus));
     findings.iter().for_each(|finding| log.finding(finding));
     // Everything on the host that can fail comes before the first visible change.
-    let prepared = inject::prepare(&steps, container.mount_label)?;
+    let prepared = inject::prepare(&steps, &container.spec.mount_label)?;
     log.step_done("container");
     // A rootless runtime cannot attach a device filter: both the "devices" controller and BPF_PROG_TYPE_CGROUP_DEVICE require
     // capabilities in the host's user namespace. So there is no filter to extend.

@@ -18,7 +18,7 @@ use nvidia_host::driver::nodes::{MODESET_MINOR, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
-use super::read_stdin;
+use super::{read_stdin, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
 use crate::log::Log;
@@ -30,14 +30,7 @@ use crate::plan::{self, Container, Image};
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not.
 pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let mut log = Log::for_stage("rootfs");
-    match finish(edits, &mut log) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log.fail(&error);
-            ExitCode::FAILURE
-        }
-    }
+    run_stage("rootfs", |log| finish(edits, log))
 }
 
 fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {

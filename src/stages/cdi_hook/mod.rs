@@ -15,7 +15,7 @@ use base::read::read_limited;
 use base::sys::in_root::open_host_file;
 use nvidia_host::cdi::entry::RootfsEdits;
 
-use super::read_stdin;
+use super::{read_stdin, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
 use crate::log::Log;
@@ -29,14 +29,7 @@ use entry::{CDI_HOOK, CTK, Call, Hook};
 /// container may start, 1 if not.
 pub(crate) fn run(hook: &Hook) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let mut log = Log::for_stage(hook.name);
-    match carry_out(hook, &mut log) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log.fail(&error);
-            ExitCode::FAILURE
-        }
-    }
+    run_stage(hook.name, |log| carry_out(hook, log))
 }
 
 fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {

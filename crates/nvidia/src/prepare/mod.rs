@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-
 use base::report::{catalog, failure};
 
 use crate::driver::diagnosis;
