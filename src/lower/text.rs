@@ -48,10 +48,8 @@ pub(crate) fn describe(step: &Step) -> Value {
 
 /// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
 pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
-    let describe = |(array, items): &(&'static [&'static str], &[Value])| -> Vec<Value> {
-        items.iter().map(|item| json!({"action": "add", "array": array, "item": item})).collect()
-    };
-    additions.arrays().iter().flat_map(describe).collect()
+    let items = additions.arrays().into_iter().flat_map(|(array, items)| items.iter().map(move |item| (array, item)));
+    items.map(|(array, item)| json!({"action": "add", "array": array, "item": item})).collect()
 }
 
 fn addition(array: &Value, item: &Value) -> String {

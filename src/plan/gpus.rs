@@ -13,8 +13,8 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::lower::{NodeFacts, SpecContext, lower};
 use nvidia_host::config::Config;
 use nvidia_host::driver::compat;
+use nvidia_host::edits::Edits;
 use nvidia_host::edits::placement::RootfsFacts;
-use nvidia_host::edits::{DeviceNode, Edits};
 use nvidia_host::host::Host;
 
 use super::Container;
@@ -94,10 +94,10 @@ impl Gpus {
     fn give_access(&self, steps: &mut [Step], container: &Container<'_>) -> Option<Finding> {
         let mut nodes = NodeFacts::of_nodes(std::iter::once(&self.edits));
         // The runtime creates these nodes, with an owner that fits the container.
-        let is_given =
-            |node: &&DeviceNode| container.spec.devices.iter().any(|device| device.path == node.path.absolute());
-        for node in self.edits.nodes.iter().filter(is_given) {
-            nodes.remove(&node.source);
+        for node in &self.edits.nodes {
+            if container.spec.devices.iter().any(|device| device.path == node.path.absolute()) {
+                nodes.remove(&node.source);
+            }
         }
         let process = &container.process;
         if self.config.edit_cgroups && !process.is_rootless() {

@@ -145,13 +145,13 @@ fn allow_devices(pid: Pid, container: &Container<'_>, rules: &[DeviceRule], edit
 /// Returns the container's init process and the runtime: at createContainer the parent and grandparent of the hook. The process
 /// ids are those of the pid namespace of /proc, which is still the host's.
 fn init_and_runtime() -> Result<(i32, i32)> {
-    let parent = |pid: &str| {
-        proc_file::parent(pid).with_context(|| {
-            format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer")
-        })
-    };
     let init = parent("self")?;
     Ok((init, parent(&init.to_string())?))
+}
+
+fn parent(pid: &str) -> Result<i32> {
+    proc_file::parent(pid)
+        .with_context(|| format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer"))
 }
 
 /// Moves the hook from the container's device cgroup to the runtime's. At createContainer it starts in the container's, which

@@ -12,10 +12,12 @@ pub fn nearest_by<'a>(
     known: impl IntoIterator<Item = &'a str>,
     part: impl Fn(&'a str) -> &'a str,
 ) -> Option<&'a str> {
-    let away =
-        |known: &str| if word.len() > 2 && known.starts_with(word) { 1 } else { strsim::levenshtein(known, word) };
-    let near = known.into_iter().map(|known| (away(part(known)), known));
+    let near = known.into_iter().map(|known| (distance(word, part(known)), known));
     near.filter(|(away, known)| *away <= 2 && *away < part(known).len()).min().map(|(_, known)| known)
+}
+
+fn distance(word: &str, known: &str) -> usize {
+    if word.len() > 2 && known.starts_with(word) { 1 } else { strsim::levenshtein(known, word) }
 }
 
 #[cfg(test)]

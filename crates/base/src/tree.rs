@@ -159,6 +159,14 @@ impl Tree {
         crate::read::read_file_limited(&self.open_file(path)?, MAX_FILE)
     }
 
+    /// Reads a file as text.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    pub fn read_text(&self, path: &Path) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.read(path)?).into_owned())
+    }
+
     /// Reads the first bytes of a file, which show its format.
     #[must_use]
     pub fn header<const N: usize>(&self, path: &Path) -> Option<[u8; N]> {
@@ -223,16 +231,7 @@ impl Tree {
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let troubles = lock(&self.0.troubles);
-        let finding = |(path, error): (&PathBuf, &io::Error)| {
-            let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
-            let path = self.on_host(path);
-            Finding::of(
-                &catalog::UNREADABLE,
-                format!("cannot examine {path:?}: {what}"),
-                format!("run \"stat {}\" as root", path.display()),
-            )
-        };
-        troubles.iter().map(finding).collect()
+        troubles.iter().map(|(path, error)| unreadable(&self.on_host(path), error)).collect()
     }
 
     /// Returns the open directory.
@@ -308,6 +307,15 @@ impl OpenDir {
         }
         Ok(None)
     }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Finding {
+    let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
+    Finding::of(
+        &catalog::UNREADABLE,
+        format!("cannot examine {path:?}: {what}"),
+        format!("run \"stat {}\" as root", path.display()),
+    )
 }
 
 /// Locks a list, even after a panic in another thread: each list is changed in one step, so it is never left inconsistent.

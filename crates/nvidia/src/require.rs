@@ -11,6 +11,8 @@ use anyhow::Result;
 
 use base::report::{catalog, failure};
 
+use crate::device_id::parse_decimal;
+
 /// One variable of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
@@ -118,8 +120,7 @@ fn is_operator(c: char) -> bool {
 /// dots.
 #[must_use]
 pub fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
-    let plain = |text: &str| text.bytes().all(|c| c.is_ascii_digit() || c == b'.');
-    if !plain(a) || !plain(b) {
+    if !a.bytes().chain(b.bytes()).all(|c| c.is_ascii_digit() || c == b'.') {
         return None;
     }
     let mut a = a.split('.').map(significant);
@@ -151,11 +152,7 @@ pub fn parse_cuda_version(text: &str) -> Option<(u32, u32)> {
     if numbers.len() > 3 {
         return None;
     }
-    let number = |digits: &&str| {
-        let plain = !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit());
-        if plain { digits.parse::<u32>().ok() } else { None }
-    };
-    let numbers: Vec<u32> = numbers.iter().map(number).collect::<Option<_>>()?;
+    let numbers: Vec<u32> = numbers.into_iter().map(parse_decimal).collect::<Option<_>>()?;
     Some((*numbers.first()?, numbers.get(1).copied().unwrap_or(0)))
 }
 

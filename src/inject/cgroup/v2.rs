@@ -79,10 +79,10 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     }
     // The kernel asks the programs of all cgroups above as well, and each of them must allow the device.
     let effective = own.first().map_or(Ok(Vec::new()), |cgroup| bpf::effective(cgroup.dir.as_fd()))?;
-    let denies = |id: &u32| {
-        !own_ids.contains(id) && read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows)
-    };
-    if let (true, Some(cgroup)) = (effective.iter().any(denies), own.first()) {
+    let mut foreign = effective.iter().filter(|id| !own_ids.contains(id));
+    let may_deny =
+        foreign.any(|id| read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows));
+    if let (true, Some(cgroup)) = (may_deny, own.first()) {
         findings.push(foreign_finding(&cgroup.path));
     }
     if own_ids.is_empty() {

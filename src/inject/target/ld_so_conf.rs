@@ -218,10 +218,8 @@ impl Configured {
         if depth > MAX_DEPTH || *files > MAX_FILES {
             return;
         }
-        let read = || -> Result<Vec<u8>> {
-            base::read::read_file_limited(&rootfs.open_stored(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
-        };
-        let text = read();
+        let file = rootfs.open_at(path, OFlags::PATH).and_then(|file| rootfs.open_stored(file));
+        let text = file.map_err(Into::into).and_then(|file| base::read::read_file_limited(&file, MAX_FILE));
         if depth == 0 {
             self.main = match &text {
                 Ok(text) => Main::Read(text.clone()),
@@ -261,11 +259,8 @@ fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
 
 /// Returns the files that an include directive matches, without the hook's drop-in.
 fn names(rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<std::ffi::OsString> {
-    let open = || {
-        let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?;
-        rustix::fs::Dir::new(rootfs.open_stored_dir(dir).ok()?).ok()
-    };
-    let Some(entries) = open() else { return Vec::new() };
+    let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| rootfs.open_stored_dir(dir));
+    let Ok(entries) = dir.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else { return Vec::new() };
     let names = entries.take(MAX_NAMES).flatten().map(|entry| entry.file_name().to_bytes().to_vec());
     let names = names.filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());
     names.map(|name| OsStr::from_bytes(&name).to_owned()).collect()

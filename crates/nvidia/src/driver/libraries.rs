@@ -277,11 +277,11 @@ impl Search<'_> {
 
     /// Returns the usual directories that contain a driver of this version.
     fn usual_dirs(&self, arch: Arch) -> Vec<PathBuf> {
-        let has_driver = |dir: &&Path| {
-            let mut required = LIBRARIES.iter().filter(|row| row.kind == LibraryKind::Required);
-            required.any(|row| self.in_dir(arch, row, dir).is_some())
-        };
-        LIBRARY_DIRS.iter().map(Path::new).filter(has_driver).map(Path::to_owned).collect()
+        let required: Vec<_> = LIBRARIES.iter().filter(|row| row.kind == LibraryKind::Required).collect();
+        let dirs = LIBRARY_DIRS.iter().map(Path::new);
+        dirs.filter(|dir| required.iter().any(|row| self.in_dir(arch, row, dir).is_some()))
+            .map(Path::to_owned)
+            .collect()
     }
 
     /// Returns `dir/libX.so.<version>`. If the library has its own version or the driver version is unknown, returns the target of

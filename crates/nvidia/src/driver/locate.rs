@@ -31,7 +31,7 @@ impl DriverFiles {
     /// Returns the architecture and the catalog name of each library.
     #[must_use]
     pub fn present(&self) -> Vec<(Arch, &'static str)> {
-        self.libraries.iter().map(|library| (library.arch, library.name)).collect()
+        present(&self.libraries)
     }
 
     /// Removes the files that are not wanted.
@@ -67,8 +67,7 @@ pub fn locate(
     }
     let mut findings = search.findings(&passed);
     findings.extend(cache.missing.clone());
-    let present: Vec<_> = libraries.iter().map(|library| (library.arch, library.name)).collect();
-    findings.extend(lacking(root, capabilities, &present));
+    findings.extend(lacking(root, capabilities, &present(&libraries)));
     if is_everything(capabilities) {
         libraries.extend(search.unknown(&libraries));
     }
@@ -95,6 +94,10 @@ pub fn locate(
     }
     let binaries = files::binaries(root, capabilities);
     Ok((DriverFiles { libraries, binaries, placed }, findings))
+}
+
+fn present(libraries: &[Library]) -> Vec<(Arch, &'static str)> {
+    libraries.iter().map(|library| (library.arch, library.name)).collect()
 }
 
 /// Finds libnvidia-ml, in the version of the search.
@@ -165,7 +168,7 @@ fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) ->
 /// Finds the files that Windows programs load.
 fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
     let dirs = search.dirs_of(found.iter().filter(|library| library.arch == Arch::native()));
-    let find = |name: &&'static str| {
+    let found = WINE_FILES.iter().filter_map(|name| {
         let located = dirs.iter().find_map(|dir| search.root.locate(&dir.join(WINE_DIR).join(name)).ok());
         let located = located.filter(|located| located.kind == FileType::RegularFile)?;
         Some(Library {
@@ -173,10 +176,10 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
             arch: Arch::native(),
             source: located.host,
             file_name: (*name).into(),
-            sonames: BTreeSet::from_iter([]),
+            sonames: BTreeSet::new(),
         })
-    };
-    WINE_FILES.iter().filter_map(find).collect()
+    });
+    found.collect()
 }
 
 fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passed: &[PassedOver]) -> anyhow::Error {

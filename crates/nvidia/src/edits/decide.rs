@@ -226,11 +226,11 @@ pub(crate) fn imex_node_name(channel: u32) -> String {
 }
 
 fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
-    let node = |channel: &u32| {
+    let nodes = wanted.imex_channels.iter().map(|channel| {
         let fix = format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the host");
         facts.required(&imex_node_name(*channel), *channel, &fix)
-    };
-    wanted.imex_channels.iter().map(node).collect()
+    });
+    nodes.collect()
 }
 
 /// Removes the mask if the host does not have /proc/driver/nvidia.

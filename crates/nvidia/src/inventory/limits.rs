@@ -46,7 +46,7 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
     let lists = [("allow", &limits.allow), ("deny", &limits.deny)];
     let entries = lists.into_iter().flat_map(|(list, entries)| entries.iter().map(move |entry| (list, entry)));
     let unmatched = entries.filter(|(_, entry)| !matches_any(entry, inventory));
-    let finding = |(list, entry): (&str, &String)| {
+    let findings = unmatched.map(|(list, entry)| {
         Finding::of(
             &catalog::LIMIT_UNMATCHED,
             format!(
@@ -54,8 +54,8 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
             ),
             "correct the entry, or remove it; \"oci-nvidia-hook info\" prints the GPUs of this host",
         )
-    };
-    unmatched.map(finding).collect()
+    });
+    findings.collect()
 }
 
 fn matches_any(entry: &str, inventory: &Inventory) -> bool {

@@ -102,18 +102,19 @@ impl From<Report> for Inventory {
 /// # Errors
 /// If the file cannot be read, or is not a report.
 pub fn read(path: &Path) -> Result<Inventory> {
-    let read = || -> Result<Inventory> {
-        let mut text = String::new();
-        std::fs::File::open(path)?.take(16 << 20).read_to_string(&mut text)?;
-        Ok(serde_json::from_str::<Report>(&text)?.into())
-    };
-    read().with_context(|| {
+    read_report(path).map(Inventory::from).with_context(|| {
         Failure::new(
             &catalog::INVENTORY_FILE,
             format!("cannot read the inventory {path:?}"),
             "create it with \"oci-nvidia-hook info --json\" on the host that has the GPUs",
         )
     })
+}
+
+fn read_report(path: &Path) -> Result<Report> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(16 << 20).read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
 }
 
 #[cfg(test)]

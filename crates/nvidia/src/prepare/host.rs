@@ -65,9 +65,8 @@ pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Re
 }
 
 fn load_modules(roots: &Roots, patience: Duration, prepared: &mut Prepared) {
-    let program = roots.driver.read(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
-    let program = String::from_utf8_lossy(&program).trim().to_owned();
-    let program = if program.is_empty() { "/sbin/modprobe" } else { &program };
+    let program = roots.driver.read_text(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
+    let program = if program.trim().is_empty() { "/sbin/modprobe" } else { program.trim() };
     let end = Instant::now() + patience;
     for module in super::missing_modules(&ModuleState::read(roots)) {
         let left = end.saturating_duration_since(Instant::now());

@@ -159,18 +159,18 @@ impl ModuleState {
     /// Examines the host.
     #[must_use]
     pub(crate) fn read(Roots { proc, sys, .. }: &Roots) -> Self {
-        let text = |path: &Path| proc.read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).ok();
-        let report = |name: &str| text(&Path::new(DRIVER_PROC).join(name));
-        let params = report("params").unwrap_or_default();
+        let driver = Path::new(DRIVER_PROC);
+        let params = proc.read_text(&driver.join("params")).unwrap_or_default();
+        let devices = proc.read_text(Path::new("/proc/devices")).unwrap_or_default();
         let is_loaded = |module: &&str| sys.locate(&Path::new("/sys/module").join(module)).is_ok();
         // The module does not open GPUs that the administrator excluded (NVreg_ExcludedGpus).
         let gpus = procfs::read_gpus(proc).into_iter();
         Self {
             pci_gpus: diagnosis::pci_gpus(sys).unwrap_or_default(),
             loaded: MODULES.into_iter().filter(is_loaded).collect(),
-            policy: report("version").map(|_| parse_policy(&params)),
+            policy: proc.read(&driver.join("version")).ok().map(|_| parse_policy(&params)),
             imex: parse_imex(&params),
-            majors: parse_majors(&text(Path::new("/proc/devices")).unwrap_or_default()),
+            majors: parse_majors(&devices),
             gpu_minors: gpus.filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor).collect(),
             caps: cap_files::existing(proc),
         }
