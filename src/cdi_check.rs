@@ -65,7 +65,7 @@ fn rewrite(file: &str) -> String {
 
 /// Returns whether this program wrote the spec: all its specs contain an entry for this hook.
 pub(crate) fn is_ours(spec: &Spec) -> bool {
-    spec.container_edits.hooks.iter().any(|hook| RootfsEdits::of_entry(&hook.args).is_some())
+    spec.container_edits.hooks.iter().any(|hook| RootfsEdits::from_entry(&hook.args).is_some())
 }
 
 /// Returns a verdict for each file that engines cannot read.

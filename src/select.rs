@@ -31,7 +31,7 @@ pub fn decide<'a>(
         match require::check(requirement, &properties) {
             Err(error) if config.requirements() == Require::Warn => {
                 let Finding { what, fix, .. } = Finding::error(&error);
-                findings.push(Finding::of(&catalog::REQUIREMENT_WARNING, what, fix));
+                findings.push(Finding::new(&catalog::REQUIREMENT_WARNING, what, fix));
             }
             checked => checked?,
         }
@@ -84,7 +84,7 @@ fn mig_finding(gpu: &Gpu) -> Finding {
             format!("nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"),
         ),
     };
-    Finding::of(&catalog::MIG_WHOLE, what, fix)
+    Finding::new(&catalog::MIG_WHOLE, what, fix)
 }
 
 /// Returns the properties to check requirements against: those of each GPU, or only of the driver if there is none.

@@ -117,7 +117,7 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
             let engines: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
             let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
             let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-            problems.push(Finding::of(
+            problems.push(Finding::new(
                 &catalog::SPEC_UNSEEN,
                 format!("{path:?} is not in a directory in which {engines} searches for CDI specs"),
                 format!(
@@ -133,7 +133,7 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
         problems.extend(other.map(|other| {
             let what = format!("{:?} has devices of the same names", other.path);
             let fix = format!("run \"rm {}\"", other.path.display());
-            Finding::of(&catalog::SPEC_CONFLICT, what, fix)
+            Finding::new(&catalog::SPEC_CONFLICT, what, fix)
         }));
     }
     problems

@@ -172,7 +172,7 @@ impl Explanation {
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
         let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
         let image = waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus));
-        let Live { steps, findings, .. } = gpus.steps(&Container::of_spec(spec)?, &image);
+        let Live { steps, findings, .. } = gpus.steps(&Container::from_spec(spec)?, &image);
         self.findings.extend(findings);
         self.edits = steps.iter().map(text::describe).collect();
         Ok(())

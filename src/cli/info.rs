@@ -62,7 +62,7 @@ pub(crate) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String>
 
 fn not_usable(failed: &FailedGpu) -> Finding {
     let fix = "inspect it with \"nvidia-smi -q\" and \"journalctl -k\" on the host";
-    Finding::of(&catalog::NOT_IN_TABLE, failed.to_string(), fix)
+    Finding::new(&catalog::NOT_IN_TABLE, failed.to_string(), fix)
 }
 
 /// Reads config.toml, with the driver root of the command line.

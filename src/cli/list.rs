@@ -218,7 +218,7 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
         )
     })?;
     let search = Search { version: &version, ..any };
-    let (files, findings) = locate(&search, Capabilities::of(&Capability::ALL), &config.driver_files)?;
+    let (files, findings) = locate(&search, Capabilities::new(&Capability::ALL), &config.driver_files)?;
     findings.iter().for_each(|finding| log.finding(finding));
     let unknown = unknown(&search);
     Ok((root, files, unknown))
@@ -226,7 +226,7 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
 
 /// Returns the sockets and directories of daemons that containers get.
 fn daemons(root: &Tree, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> {
-    let all = Capabilities::of(&Capability::ALL);
+    let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
     refused.iter().for_each(|finding| log.finding(finding));
     found

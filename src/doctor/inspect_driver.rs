@@ -52,7 +52,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
             return facts;
         }
     };
-    let all = Capabilities::of(&Capability::ALL);
+    let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(&root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
     let proc = owner(&root, host, DRIVER_PROC);
@@ -94,7 +94,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let linked = |(major, minor): (u32, u32)| host.locate(Path::new(&format!("/dev/char/{major}:{minor}"))).is_ok();
     let without = found.filter(|node| node.kind == FileType::CharacterDevice && !linked(node.device));
     facts.without_link = without.map(|node| node.path.display().to_string()).collect();
-    let who = identity::of(config);
+    let who = identity::from_config(config);
     let place = library.and_then(|library| Question::place(&root, dev, &library.source).ok());
     let (nvml_root, inside) = place.clone().unwrap_or_else(|| (dev.path(), "/".into()));
     let chosen = who.as_ref().ok().map(|who| identity::choose(*who, &nvml_root, &inside));
@@ -170,7 +170,7 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
     let (mut errors, mut lacking) = (Vec::new(), Vec::new());
     // Few servers have 32-bit libraries, and few containers request them.
     for capability in Capability::ALL.into_iter().filter(|capability| *capability != Capability::Compat32) {
-        match locate::locate(search, Capabilities::of(&[capability]), &[]) {
+        match locate::locate(search, Capabilities::new(&[capability]), &[]) {
             Err(error) => errors.push((capability, Finding::error(&error))),
             Ok((files, _)) => {
                 let names = locate::lacking_libraries(capability, &files.present());
@@ -183,7 +183,7 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
     }
     let fix = packages::distribution_of(search.root).commands(lacking.iter().map(|(capability, _)| *capability));
     let what = packages::lacking_in_words(search.root, &lacking);
-    (errors, Some(Finding::of(&catalog::NOT_INSTALLED, what, fix)))
+    (errors, Some(Finding::new(&catalog::NOT_INSTALLED, what, fix)))
 }
 
 /// Parts of kernel messages about a module that was rejected.

@@ -78,7 +78,7 @@ impl Check {
 
     /// Returns the result for a new finding.
     fn of(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::found(Finding::of(kind, what, fix))
+        Self::found(Finding::new(kind, what, fix))
     }
 }
 

@@ -45,7 +45,7 @@ fn create(ours: &[NewEntry<'_>]) -> Result<Vec<u8>> {
 /// read, and it searches the directory of the driver libraries anyway. To replace a cache of a newer ldconfig could lose the
 /// image's own entries.
 pub(crate) fn left_alone(error: &anyhow::Error) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::IMAGE_CACHE,
         format!("the image's \"/etc/ld.so.cache\" is left unchanged: {}", base::report::line(error)),
         "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",

@@ -143,7 +143,7 @@ fn left_out(error: &anyhow::Error) -> Finding {
     if finding.kind == &catalog::LOCAL_SOURCE {
         return finding;
     }
-    Finding::of(
+    Finding::new(
         &catalog::LEFT_OUT,
         base::report::line(error),
         "if the container needs it, inspect that path in the image",

@@ -201,7 +201,7 @@ pub(super) fn not_covered(path: &Path) -> anyhow::Error {
 
 /// The finding for a directory of a writable volume that a read-only layer now covers.
 pub(super) fn covered(path: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::COVERED,
         format!("{:?} is on a volume: a read-only layer with the driver files covers it", Path::new("/").join(path)),
         "mount the volume at another path if the container writes to it",

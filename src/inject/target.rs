@@ -307,7 +307,7 @@ impl Target {
         }
         self.mount_facts.refuse_shared(&point)?;
         self.changes.push(Change::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
-        self.findings.push(Finding::of(
+        self.findings.push(Finding::new(
             &catalog::HIDDEN,
             format!("the driver's file hides the image's own {link}"),
             "",

@@ -99,7 +99,7 @@ impl Process {
             "{groups}, have the engine create the nodes (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give \
              the host's nodes mode 0666"
         );
-        Some(Finding::of(&catalog::NO_ACCESS, what, fix))
+        Some(Finding::new(&catalog::NO_ACCESS, what, fix))
     }
 }
 

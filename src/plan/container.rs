@@ -28,15 +28,15 @@ impl<'a> Container<'a> {
     ///
     /// # Errors
     /// If the user namespace of this process cannot be determined.
-    pub(crate) fn of(state: &'a State, spec: &'a SpecView) -> Result<Self> {
-        Ok(Self { id: &state.id, bundle: Some(&state.bundle), ..Self::of_spec(spec)? })
+    pub(crate) fn new(state: &'a State, spec: &'a SpecView) -> Result<Self> {
+        Ok(Self { id: &state.id, bundle: Some(&state.bundle), ..Self::from_spec(spec)? })
     }
 
     /// Returns the container of a config.json, without its id and bundle.
     ///
     /// # Errors
-    /// Those of [`Self::of`].
-    pub(crate) fn of_spec(spec: &'a SpecView) -> Result<Self> {
+    /// Those of [`Self::new`].
+    pub(crate) fn from_spec(spec: &'a SpecView) -> Result<Self> {
         let process = Process::from_spec(spec, ns::in_user_namespace()?);
         Ok(Self { id: "", bundle: None, cgroups_path: Some(&spec.cgroups_path), spec, process })
     }

@@ -151,7 +151,7 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
     if image.compat.is_empty() {
         return None;
     }
-    Some(Finding::of(
+    Some(Finding::new(
         &catalog::IMAGE_CUDA,
         format!("the CUDA compatibility libraries of the image in \"/{}\" are used", compat::DIR.trim_matches('/')),
         "to use the host's, set cuda-compat-mode = \"disabled\" in config.toml",

@@ -38,6 +38,6 @@ pub(crate) fn configure(
     let Some(gpus) = plan::gpus(request, config, &[], log)? else { return Ok(()) };
     // There is no config.json: the process counts as root, and no device is allowed yet.
     let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
-    let container = Container { id: &id, cgroups_path: None, ..Container::of_spec(&spec)? };
+    let container = Container { id: &id, cgroups_path: None, ..Container::from_spec(&spec)? };
     give(place, pid, &container, &gpus, start, log)
 }

@@ -29,7 +29,7 @@ pub(crate) fn open_log(config: &Config, log: &mut Log) {
         && !log.is_open()
         && let Err(error) = log.open(path)
     {
-        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+        log.finding(&Finding::new(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
     }
 }
 

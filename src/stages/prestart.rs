@@ -81,7 +81,7 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Re
         None => error,
     })?;
     let Some(gpus) = gpus else { return Ok(()) };
-    give(place, pid, &Container::of(&state, &spec)?, &gpus, start, log)
+    give(place, pid, &Container::new(&state, &spec)?, &gpus, start, log)
 }
 
 /// Prepares the process and returns the start time, for the deadline of the container's files.

@@ -58,7 +58,7 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
         plan::newer_libcuda(&image).iter().for_each(|finding| log.finding(finding));
     }
     let finished =
-        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::of(&state, &spec)?)?;
+        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::new(&state, &spec)?)?;
     finished.findings.iter().for_each(|finding| log.finding(finding));
     log.created(finished.created);
     log.step_done("rootfs");
@@ -93,7 +93,7 @@ fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     // All entries are of the same stage.
     let outside = edits.outside;
     // An entry that cannot be parsed fails when it is called.
-    let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge);
+    let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args)).fold(edits, RootfsEdits::merge);
     RootfsEdits { outside, ..all }
 }
 

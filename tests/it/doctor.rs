@@ -427,7 +427,7 @@ fn a_user_sees_less() {
     assert_eq!(engines.next().unwrap().status, Status::Ok);
     // One fault is reported once: as a warning, with the group.
     let mut facts = doctor::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
-    let refused = Finding::of(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
+    let refused = Finding::new(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
     for (user, status) in [(facts.user.clone(), Status::Skipped), (None, Status::Error)] {
         facts.user = user;
         facts.driver.nvml = Some((Err(refused.clone()), std::time::Duration::ZERO));

@@ -311,7 +311,7 @@ impl OpenDir {
 
 fn unreadable(path: &Path, error: &io::Error) -> Finding {
     let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
-    Finding::of(
+    Finding::new(
         &catalog::UNREADABLE,
         format!("cannot examine {path:?}: {what}"),
         format!("run \"stat {}\" as root", path.display()),

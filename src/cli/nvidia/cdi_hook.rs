@@ -41,7 +41,7 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
         Ok(Call::Unknown(what)) => {
             let mut log = Log::for_stage(name);
             log.connect();
-            log.finding(&Finding::of(&catalog::UNKNOWN_CDI_HOOK, what, supported()));
+            log.finding(&Finding::new(&catalog::UNKNOWN_CDI_HOOK, what, supported()));
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -230,7 +230,7 @@ impl Configure {
             (self.ngx, Capability::Ngx),
             (self.selection.compat32, Capability::Compat32),
         ];
-        Capabilities::of(&asked.into_iter().filter_map(|(is_on, what)| is_on.then_some(what)).collect::<Vec<_>>())
+        Capabilities::new(&asked.into_iter().filter_map(|(is_on, what)| is_on.then_some(what)).collect::<Vec<_>>())
     }
 
     fn override_config(&self, config: &mut Config) {
@@ -320,7 +320,7 @@ mod tests {
         let Cli { user: None, ldcache: None, command: Command::Configure(options), .. } = parsed(&line).unwrap() else {
             panic!()
         };
-        assert_eq!(options.capabilities(), Capabilities::of(&[Capability::Utility, Capability::Ngx]));
+        assert_eq!(options.capabilities(), Capabilities::new(&[Capability::Utility, Capability::Ngx]));
         assert_eq!((options.pid, options.requirements), (Some(7), vec!["cuda>=1".to_owned()]));
     }
 

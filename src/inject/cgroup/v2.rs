@@ -124,7 +124,7 @@ fn pins(mount: &Path, cgroup: &Path) -> Vec<PathBuf> {
 }
 
 fn systemds_finding(unit: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::CRUN,
         format!("crun has given the device program of {:?} to systemd", unit.file_name().unwrap_or_default()),
         LISTED_HINT,
@@ -220,7 +220,7 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
 }
 
 fn deny_finding(cgroup: &Cgroup, id: u32) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::DENIED_BY_PROGRAM,
         format!("device program {id} of cgroup {:?} denies the devices and allows others", cgroup.path),
         format!("inspect it with \"bpftool prog show id {id}\", and allow the devices there"),
@@ -228,7 +228,7 @@ fn deny_finding(cgroup: &Cgroup, id: u32) -> Finding {
 }
 
 fn foreign_finding(path: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::CGROUP_ABOVE,
         format!(
             "a device program of a cgroup above {path:?} also has to allow the devices, and is not the container's"

@@ -174,7 +174,7 @@ fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
 
 fn not_listed(dirs: &[PathBuf], why: &str) -> Finding {
     let dirs: Vec<_> = dirs.iter().map(|dir| format!("{dir:?}")).collect();
-    Finding::of(
+    Finding::new(
         &catalog::NOT_LISTED,
         format!("the image's ldconfig will not find the libraries in {}: {why}", dirs.join(", ")),
         "add the line \"include /etc/ld.so.conf.d/*.conf\" to \"/etc/ld.so.conf\" when the image is built, or start the \

@@ -48,7 +48,7 @@ fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
     let finished =
-        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::of(&state, &spec)?)?;
+        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::new(&state, &spec)?)?;
     finished.findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }

@@ -82,7 +82,7 @@ impl Stamp {
     /// Returns the stamp in a spec, or `None` if another program wrote the spec.
     #[must_use]
     pub fn from_spec(spec: &Spec) -> Option<Self> {
-        let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args));
+        let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args));
         Self::parse(&entries.filter_map(|entry| entry.stamp).next()?)
     }
 
@@ -123,7 +123,7 @@ impl Stamp {
             }
         }
         // A new socket must be added to the spec, and engines fail to mount a socket that does not exist any more.
-        let all = Capabilities::of(&Capability::ALL);
+        let all = Capabilities::new(&Capability::ALL);
         let (sockets, _) = ipc::find(&driver, all, config.mps_directory.as_deref(), Omit::default());
         sockets.iter().for_each(|socket| (socket.source.as_path(), socket.is_fixed).hash(&mut hasher));
         // The installation of libraries runs ldconfig, which replaces the cache.

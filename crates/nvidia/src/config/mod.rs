@@ -124,7 +124,7 @@ impl Default for Config {
             ignore_imex_channels: false,
             make_imex_channels: true,
             devices: Limits::default(),
-            supported_driver_capabilities: Capabilities::of(&Capability::ALL),
+            supported_driver_capabilities: Capabilities::new(&Capability::ALL),
             driver_root: HostPath::new("/"),
             dev_root: None,
             library_dirs: Vec::new(),
@@ -172,7 +172,7 @@ fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Findin
 /// for containers without a request only searches for the prefix.
 fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
     let unheard = config.swarm_resource.iter().find(|name| !name.starts_with(SWARM_PREFIX))?;
-    Some(Finding::of(
+    Some(Finding::new(
         &catalog::SWARM_RESOURCE,
         format!("{path:?}: swarm-resource contains {unheard:?}, which does not begin with {SWARM_PREFIX}"),
         format!("name the resource in Docker so that its variable begins with {SWARM_PREFIX}RESOURCE_"),
@@ -241,7 +241,7 @@ impl Reader<'_> {
                 None => "remove the key; oci-nvidia-hook.toml(5) lists the known keys".to_owned(),
             };
             let what = format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at));
-            Finding::of(&catalog::UNKNOWN_KEY, what, fix)
+            Finding::new(&catalog::UNKNOWN_KEY, what, fix)
         });
         unknown.collect()
     }

@@ -181,7 +181,7 @@ fn is_left_out(socket: &str, omit: Omit) -> bool {
 }
 
 fn named_and_missing(root: &Tree, path: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::LOCAL_SOURCE,
         format!("the MPS directory {path:?} that config.toml names does not exist below {}", root.path()),
         "start the MPS control daemon, or check CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli]",

@@ -63,7 +63,7 @@ impl LinkerCache {
             Err(error) => {
                 // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
                 let error = error.context(format!("cannot read the linker cache {path:?}"));
-                let missing = Finding::of(&catalog::NO_CACHE, base::report::line(&error), "");
+                let missing = Finding::new(&catalog::NO_CACHE, base::report::line(&error), "");
                 Self { path, entries: Vec::new(), missing: Some(missing) }
             }
         }
@@ -158,7 +158,7 @@ impl Search<'_> {
                 named.join(", "),
                 more(stale.len())
             );
-            findings.push(Finding::of(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
+            findings.push(Finding::new(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
         }
         let other = BTreeSet::from_iter(of(true).map(|passed| format!("{:?}", passed.path)));
         if !other.is_empty() {
@@ -169,7 +169,7 @@ impl Search<'_> {
                 named.join(", "),
                 more(other.len())
             );
-            findings.push(Finding::of(
+            findings.push(Finding::new(
                 &catalog::OTHER_VERSION,
                 what,
                 "reboot the host if the driver was just updated; otherwise remove the packages of the other version",

@@ -84,7 +84,7 @@ pub fn locate(
             Some(library) => libraries.push(library),
             None => match files::at(root, path) {
                 Some(file) => placed.push(file),
-                None => findings.push(Finding::of(
+                None => findings.push(Finding::new(
                     &catalog::NO_FILE,
                     format!("{path:?} is missing below {}", root.path()),
                     "correct files in the [driver] table of config.toml",
@@ -122,7 +122,7 @@ pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
     let names: Vec<_> = names.into_iter().collect();
     (!names.is_empty()).then(|| {
         let what = format!("libraries of the driver are not in the catalog: {}", names.join(", "));
-        Finding::of(
+        Finding::new(
             &catalog::UNKNOWN_LIBRARIES,
             what,
             "set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them",
@@ -162,7 +162,7 @@ fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) ->
         return None;
     }
     let fix = packages::distribution_of(root).commands(lacking.iter().map(|(capability, _)| *capability));
-    Some(Finding::of(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
+    Some(Finding::new(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
 }
 
 /// Finds the files that Windows programs load.

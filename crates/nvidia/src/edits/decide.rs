@@ -84,7 +84,7 @@ pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Fin
         match (facts.optional(name)?, missing) {
             (Some(node), _) => found.push(node),
             (None, Some(kind)) if wanted.gpus => {
-                findings.push(Finding::of(kind, format!("the device node \"/dev/{name}\" is missing"), PREPARE));
+                findings.push(Finding::new(kind, format!("the device node \"/dev/{name}\" is missing"), PREPARE));
             }
             (None, _) => {}
         }

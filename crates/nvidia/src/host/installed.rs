@@ -54,7 +54,7 @@ impl Installed {
         slow: &dyn Fn(),
     ) -> Result<(Inventory, Vec<KernelGpu>)> {
         let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
-        let question = Question { root, library, who: identity::of(config)?, deadline: config.nvml_timeout };
+        let question = Question { root, library, who: identity::from_config(config)?, deadline: config.nvml_timeout };
         let ask = |end| self.ask(&question, config, options.nvml_program, end);
         let view = || self.kernel_view();
         let (mut inventory, view) = match self.cache(&question) {

@@ -33,7 +33,7 @@ pub enum Who {
 ///
 /// # Errors
 /// If the configured user or group does not exist.
-pub fn of(config: &Config) -> Result<Who> {
+pub fn from_config(config: &Config) -> Result<Who> {
     if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
         return Ok(Who::Unchanged);
     }

@@ -47,7 +47,7 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
     let entries = lists.into_iter().flat_map(|(list, entries)| entries.iter().map(move |entry| (list, entry)));
     let unmatched = entries.filter(|(_, entry)| !matches_any(entry, inventory));
     let findings = unmatched.map(|(list, entry)| {
-        Finding::of(
+        Finding::new(
             &catalog::LIMIT_UNMATCHED,
             format!(
                 "{list} in the [devices] table of config.toml contains {entry:?}, which matches no GPU of this host"

@@ -174,7 +174,7 @@ fn select_all<'a>(
     let gpus = chosen.iter().filter(|device| matches!(device, Device::Gpu(_))).count();
     let others = if gpus == 1 { "only the other GPU".to_owned() } else { format!("the other {gpus} GPUs") };
     let left_out = failed.into_iter().map(|failed| {
-        Finding::of(
+        Finding::new(
             &catalog::GPU_LEFT_OUT,
             format!("{failed}; the container gets {others}"),
             "see \"nvidia-smi -q\" and \"journalctl -k\" on the host",
@@ -188,7 +188,7 @@ fn select_all<'a>(
 pub(crate) fn mig_left_out(inventory: &Inventory, limits: &Limits) -> impl Iterator<Item = Finding> {
     with_unlisted_mig(inventory, limits).map(|gpu| {
         let what = format!("\"all\" does not include every MIG device: {}", mig_nodes_missing(gpu));
-        Finding::of(&catalog::MIG_LEFT_OUT, what, PREPARE)
+        Finding::new(&catalog::MIG_LEFT_OUT, what, PREPARE)
     })
 }
 
