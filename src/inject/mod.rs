@@ -160,6 +160,7 @@ mod tests {
     use super::*;
     use crate::lower::live::CacheEntry;
     use base::paths::ContainerPath;
+    use nvidia_host::edits::placement::Link;
 
     /// Logs its calls, and fails at the step `fail_at`.
     #[derive(Debug, Default)]
@@ -187,7 +188,7 @@ mod tests {
     impl Runner for Recording {
         fn run(&mut self, step: Prepared<'_>, _need: Need) -> Result<()> {
             match step {
-                Prepared::Link { link, .. } => self.step(format!("link {link}")),
+                Prepared::Link(Link { link, .. }) => self.step(format!("link {link}")),
                 Prepared::UpdateLinkerCache(_) => self.step("cache".to_owned()),
                 other => bail!("{other:?}"),
             }
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn a_failure_at_any_step() {
         let path = |name: &str| ContainerPath::new(name).unwrap();
-        let link = |name: &str, need| Step::Link { link: path(name), text: "x".into(), file: path("x"), need };
+        let link = |name: &str, need| Step::Link(Link { link: path(name), text: "x".into(), file: path("x"), need });
         let cache: Vec<CacheEntry> = Vec::new();
         let steps = [
             link("a", Need::Required),

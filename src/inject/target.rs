@@ -24,6 +24,7 @@ use base::sys::ids::Ids;
 use base::sys::in_root::{Created, Root};
 use base::sys::mount::{self, Api, Label, MountAttrs};
 use nvidia_host::edits::Need;
+use nvidia_host::edits::placement::Link;
 
 use super::container::Inside;
 use super::directory::{Present, find_present, make_file, replace_file, replace_link};
@@ -121,7 +122,7 @@ impl Runner for Target {
             Prepared::MountNode { source, target, device, own } => self.mount_node(source, target, device, own),
             Prepared::MountDirectory { source, target } => self.mount_directory(source, target),
             Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
-            Prepared::Link { link, text, file } => self.link(link, text, file),
+            Prepared::Link(link) => self.link(link),
             Prepared::MaskProc(directory) => self.mask_proc(directory),
             Prepared::MaskParams => self.mask_params(),
             Prepared::SetMode { target, mode } => self.set_mode(target, mode),
@@ -257,7 +258,8 @@ impl Target {
         })
     }
 
-    fn link(&mut self, link: &ContainerPath, text: &Path, file: &ContainerPath) -> Result<()> {
+    fn link(&mut self, Link { link, text, file, .. }: &Link) -> Result<()> {
+        let text = Path::new(text);
         if self.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
             return Ok(());
         }

@@ -201,16 +201,17 @@ impl Tree {
     #[must_use]
     pub fn existing(&self, dirs: &'static [&str]) -> Vec<&'static Path> {
         let mut seen: Vec<Arc<OpenDir>> = Vec::new();
-        let is_another = |path: &&Path| match self.dir(path) {
-            Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => false,
-            Ok(dir) => {
-                seen.push(dir);
-                true
+        let mut existing = Vec::new();
+        for path in dirs.iter().map(Path::new) {
+            match self.dir(path) {
+                Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => continue,
+                Ok(dir) => seen.push(dir),
+                Err(error) if is_missing(&error) => continue,
+                Err(_) => {} // a lookup of a file in this directory reports the error
             }
-            // A lookup of a file in this directory reports the error.
-            Err(error) => !is_missing(&error),
-        };
-        dirs.iter().map(Path::new).filter(is_another).collect()
+            existing.push(path);
+        }
+        existing
     }
 
     /// Returns the tree that contains `path`, a directory below /dev, /proc or /sys: this one if it exists here, because a driver

@@ -291,27 +291,24 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
     }
     let license = c"Apache-2.0";
     let with_log = !log.is_empty();
-    let mut attempt = || {
-        let mut attr = LoadAttr {
-            prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
-            insn_cnt: u32::try_from(insns.len()).map_err(|_| Errno::E2BIG)?,
-            insns: address(insns.as_ptr()),
-            license: address(license.as_ptr()),
-            log_level: u32::from(with_log),
-            log_size: u32::try_from(log.len()).map_err(|_| Errno::EINVAL)?,
-            log_buf: if with_log { address(log.as_mut_ptr()) } else { 0 },
-            prog_name,
-            ..LoadAttr::default()
-        };
-        // SAFETY: LoadAttr is the program load member of `union bpf_attr`; `insns` points to `insn_cnt` instructions,
-        // `license` to a C string, `log_buf` is null or points to `log_size` writable bytes; all outlive the call.
-        unsafe { bpf(BPF_PROG_LOAD, &mut attr) }
+    let mut attr = LoadAttr {
+        prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
+        insn_cnt: u32::try_from(insns.len()).map_err(|_| Errno::E2BIG)?,
+        insns: address(insns.as_ptr()),
+        license: address(license.as_ptr()),
+        log_level: u32::from(with_log),
+        log_size: u32::try_from(log.len()).map_err(|_| Errno::EINVAL)?,
+        log_buf: if with_log { address(log.as_mut_ptr()) } else { 0 },
+        prog_name,
+        ..LoadAttr::default()
     };
     // The verifier returns EAGAIN if a signal is pending. libbpf (`sys_bpf_prog_load`) also tries five times.
     let mut tries = 5;
     let fd = loop {
         tries -= 1;
-        match attempt() {
+        // SAFETY: LoadAttr is the program load member of `union bpf_attr`; `insns` points to `insn_cnt` instructions,
+        // `license` to a C string, `log_buf` is null or points to `log_size` writable bytes; all outlive the call.
+        match unsafe { bpf(BPF_PROG_LOAD, &mut attr) } {
             Err(Errno::EAGAIN) if tries > 0 => {}
             other => break other?,
         }
