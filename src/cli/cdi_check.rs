@@ -20,7 +20,7 @@ use super::args::{CdiCheck, SpecDirs};
 use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
-use crate::cdi_check::{self, Now, Verdict};
+use crate::cdi_check::{self, CdiVerdict, Now};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
 use crate::engine::inspect;
 use crate::log::Log;
@@ -145,7 +145,7 @@ fn is_in(path: &Path, dir: &Path) -> bool {
     path.parent().and_then(identity).is_some_and(|parent| Some(parent) == identity(dir))
 }
 
-fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<Verdict> {
+fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict> {
     let mut devices = cdi_check::devices(files, now, |path| rustix::fs::lstat(path).is_ok());
     if names.is_empty() {
         devices.extend(cdi_check::files(files));
@@ -163,7 +163,7 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<Verdict> {
     named
 }
 
-fn to_lines(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
+fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
     let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
     let for_engines = |engines: &[String]| match engines.join(", ") {
         engines if engines.is_empty() => engines,
@@ -177,7 +177,7 @@ fn to_lines(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader], terminal
     let width = terminal.column(verdicts.iter().map(|verdict| verdict.subject.as_str()));
     let hang = width + 2;
     let mut lines = Vec::new();
-    for Verdict { subject, ok, reason, hint, file, unread_by, .. } in verdicts {
+    for CdiVerdict { subject, ok, reason, hint, file, unread_by, .. } in verdicts {
         let mut line = Line::new(hang, format!("{:<width$} ", one_line(subject) + ":", width = width + 1));
         line = if unread_by.is_empty() {
             let (tone, word) = if *ok { (Tone::Good, "yes") } else { (Tone::Bad, "no") };

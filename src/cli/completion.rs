@@ -64,9 +64,10 @@ fn offer(words: &[String]) -> Option<String> {
 /// Returns the option that this word (`--option` or `--option=value`) names, if it takes a value.
 fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.split('=').next().unwrap_or(word);
-    let names =
-        |arg: &Arg| [arg.get_long().map(|long| format!("--{long}")), arg.get_short().map(|short| format!("-{short}"))];
-    let option = command.get_arguments().find(|arg| names(arg).into_iter().flatten().any(|known| known == name));
+    let option = command.get_arguments().find(|arg| match name.strip_prefix("--") {
+        Some(long) => arg.get_long() == Some(long),
+        None => arg.get_short().is_some_and(|letter| name.strip_prefix('-') == Some(letter.encode_utf8(&mut [0; 4]))),
+    });
     option.filter(|arg| arg.get_action().takes_values())
 }
 

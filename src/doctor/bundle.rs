@@ -22,7 +22,7 @@ use nvidia_host::inventory::report::Report;
 use super::inspect::CONFIG;
 use super::{Check, Facts};
 use crate::engine::Engine;
-use crate::engine::status::{self, Status};
+use crate::engine::status::{self, EngineStatus};
 use crate::record::Record;
 use crate::record::store::Store;
 
@@ -40,7 +40,7 @@ pub(crate) fn collect(
     host: &Tree,
     facts: &Facts,
     outcomes: &[Check],
-    statuses: &[Status],
+    statuses: &[EngineStatus],
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {
     let mut members = vec![

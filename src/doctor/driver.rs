@@ -9,7 +9,7 @@ use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::inventory::identity::NOBODY;
 
-use super::facts::Node;
+use super::facts::HostNode;
 use super::{Check, Facts, or};
 
 const NO_MODULE: &str = "the kernel module is not loaded";
@@ -129,7 +129,7 @@ pub(super) fn prepare(facts: &Facts) -> &'static str {
 }
 
 /// Returns an outcome if the node is not the device that belongs to its name.
-fn is_another(node: &Node, found: &Located) -> Option<Check> {
+fn is_another(node: &HostNode, found: &Located) -> Option<Check> {
     if found.kind == FileType::CharacterDevice && found.device == (NVIDIA_MAJOR, node.minor) {
         return None;
     }

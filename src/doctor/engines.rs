@@ -6,10 +6,10 @@ use base::report::catalog;
 use nvidia_host::timeouts;
 
 use super::{Check, Facts, count, or};
-use crate::cdi_check::Verdict;
+use crate::cdi_check::CdiVerdict;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
-use crate::engine::{Engine, Kind, Version, status};
+use crate::engine::{Engine, EngineKind, Version, status};
 
 /// The first crun that lets systemd apply device rules.
 const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);
@@ -24,7 +24,7 @@ fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
 
 /// Returns the installed engines that read hooks directories.
 fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
-    installed(facts).filter(|engine| engine.kind != Kind::Docker)
+    installed(facts).filter(|engine| engine.kind != EngineKind::Docker)
 }
 
 pub(super) fn hook(facts: &Facts) -> Vec<Check> {
@@ -100,7 +100,7 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Check> {
 /// Returns the number of usable CDI devices for GPUs, with which an engine needs no hook.
 fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
     let view = facts.cdi.iter().find(|view| view.dirs == engine.settings.cdi_dirs);
-    let of_nvidia = |verdict: &&Verdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
+    let of_nvidia = |verdict: &&CdiVerdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
     view.map_or(0, |view| view.verdicts.iter().filter(of_nvidia).count())
 }
 
@@ -155,7 +155,7 @@ fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
 /// Returns whether the hook changes device cgroups: not those of rootless containers, which have none, and not at precreate.
 fn adds_devices(engine: &Engine) -> bool {
     let at_precreate = status::ours(engine).any(|entry| entry.hook.is_at(PRECREATE));
-    !matches!(engine.kind, Kind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
+    !matches!(engine.kind, EngineKind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
 }
 
 pub(super) fn runtime(facts: &Facts) -> Vec<Check> {
@@ -167,7 +167,7 @@ fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Check {
     let Some(program) = &runtime.program else {
         let what = format!("{}: the runtime {} is missing", engine.kind, runtime.name);
         let from =
-            if engine.kind == Kind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
+            if engine.kind == EngineKind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
         return Check::of(&catalog::NO_RUNTIME, what, format!("install {}, or change {from}", runtime.name));
     };
     let version = runtime.version.map_or_else(|| "of unknown version".to_owned(), |version| version.to_string());
@@ -254,7 +254,7 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
 }
 
 pub(super) fn exposed(facts: &Facts) -> Check {
-    let crio = installed(facts).any(|engine| engine.kind == Kind::Crio && status::ours(engine).next().is_some());
+    let crio = installed(facts).any(|engine| engine.kind == EngineKind::Crio && status::ours(engine).next().is_some());
     if !crio {
         return Check::skipped("the hook is not active in CRI-O");
     }

@@ -15,7 +15,7 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files::CapFile;
 
-use crate::cdi_check::Verdict;
+use crate::cdi_check::CdiVerdict;
 use crate::engine::{Engine, User};
 
 #[derive(Debug)]
@@ -71,11 +71,11 @@ pub struct DriverFacts {
     /// The sockets and directories of daemons that containers get, and findings about those that they do not get
     pub daemons: (Vec<HostPath>, Vec<Finding>),
     /// Device nodes that every GPU needs, and those of each GPU
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<HostNode>,
     /// `/dev/nvidia-uvm`
     pub uvm: Option<Located>,
     /// `/dev/nvidia-modeset`, if the kernel module is loaded
-    pub modeset: Option<Node>,
+    pub modeset: Option<HostNode>,
     /// The MIG capabilities that the kernel module lists
     pub mig_caps: Vec<CapFile>,
     /// The user and group that ask NVML; `None` if they are unknown
@@ -105,7 +105,7 @@ pub struct PciDevice {
 
 /// An expected device node, and the file that was found.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct HostNode {
     /// `nvidia0`
     pub name: String,
     /// Its minor number; the major is 195
@@ -129,7 +129,7 @@ pub struct CdiView {
     pub engines: String,
     pub dirs: Vec<PathBuf>,
     /// A verdict for each device, and for each file that the engines cannot read
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<CdiVerdict>,
     /// Devices that two files contain
     pub conflicts: Vec<Finding>,
 }

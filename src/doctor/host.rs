@@ -5,7 +5,7 @@ use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
 use super::driver::{group, may_open, owned};
 use super::{Check, Facts};
-use crate::engine::Kind;
+use crate::engine::EngineKind;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
     match &facts.config {
@@ -98,7 +98,7 @@ pub(super) fn groups(facts: &Facts) -> Check {
         let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
         return Check::of(&catalog::NODE_ACCESS, what, fix);
     }
-    let podman = facts.engines.iter().find(|engine| matches!(engine.kind, Kind::PodmanOf(_)));
+    let podman = facts.engines.iter().find(|engine| matches!(engine.kind, EngineKind::PodmanOf(_)));
     let runtime = podman.and_then(|engine| engine.runtime.as_ref());
     let what = format!("{} can open the device nodes as a member of {name}, but containers lose this group", user.name);
     let fix = match runtime {

@@ -24,7 +24,7 @@ use nvidia_host::inventory::identity::{self, Who};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::{cap_files, merge};
 
-use super::facts::{DriverFacts, Node, PciDevice};
+use super::facts::{DriverFacts, HostNode, PciDevice};
 use super::inspect::text;
 
 /// The EFI variable of Secure Boot: four bytes of attributes, then 1 if the firmware enforces signatures, else 0.
@@ -83,7 +83,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| Some((format!("nvidia{}", gpu.minor?), gpu.minor?)));
     let all = std::iter::once(("nvidiactl".to_owned(), CTL_MINOR)).chain(minors);
     let node =
-        |(name, minor): (String, u32)| Node { found: dev.locate(&Path::new("/dev").join(&name)).ok(), name, minor };
+        |(name, minor): (String, u32)| HostNode { found: dev.locate(&Path::new("/dev").join(&name)).ok(), name, minor };
     facts.nodes = all.map(node).collect();
     facts.modeset = Some(node(("nvidia-modeset".to_owned(), MODESET_MINOR)));
     if proc.locate(Path::new(MIG_MINORS)).is_ok() {

@@ -160,6 +160,6 @@ pub(crate) fn document(checks: &[Check]) -> serde_json::Result<String> {
     base::json::document("checks", &checks)
 }
 
-pub fn worst(checks: &[Check]) -> Status {
+pub(crate) fn worst(checks: &[Check]) -> Status {
     checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
 }

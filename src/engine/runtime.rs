@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use base::tree::Tree;
 
 use super::settings::Settings;
-use super::{Kind, Version};
+use super::{EngineKind, Version};
 
 /// The first CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
@@ -30,15 +30,15 @@ pub(crate) fn program(host: &Tree, name: &str) -> Option<PathBuf> {
 
 /// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
 pub(crate) fn find_default(
-    kind: &Kind,
+    kind: &EngineKind,
     settings: &Settings,
     version: Option<Version>,
     host: &Tree,
 ) -> Option<(String, Option<PathBuf>)> {
     let name = match (kind, settings.runtime.as_deref()) {
-        (Kind::Docker, _) => return None,
+        (EngineKind::Docker, _) => return None,
         (_, Some(name)) => name,
-        (Kind::Crio, _) if version.is_some_and(|version| version < CRIO_WITH_CRUN) => "runc",
+        (EngineKind::Crio, _) if version.is_some_and(|version| version < CRIO_WITH_CRUN) => "runc",
         _ if program(host, "crun").is_some() => "crun",
         _ => "runc",
     };

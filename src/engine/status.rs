@@ -4,14 +4,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use base::tree::Tree;
+
 use super::hook_file::{Applies, PRECREATE, Refusal};
-use super::hooks::Entry;
+use super::hooks::HookEntry;
 use super::settings::{HOOKS_DIR, Settings};
-use super::{Engine, Kind};
+use super::{Engine, EngineKind, User, hooks, inspect_engines};
 
 /// The status of one engine. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Status {
+pub struct EngineStatus {
     /// `Podman as root`, `Podman of tux`, `CRI-O`, `Docker`
     pub engine: String,
     pub installed: bool,
@@ -40,7 +42,7 @@ pub struct Started {
     pub stages: Vec<String>,
 }
 
-impl Status {
+impl EngineStatus {
     /// Returns the files with their stages: `/…/a.json (prestart) and /…/b.json (precreate)`.
     pub fn files(&self) -> String {
         let files = self.hooks.iter().map(|Started { file, stages }| match stages.as_slice() {
@@ -58,28 +60,34 @@ const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", P
 ///
 /// # Errors
 /// If a path is not UTF-8.
-pub(crate) fn document(statuses: &[Status]) -> serde_json::Result<String> {
+pub(crate) fn document(statuses: &[EngineStatus]) -> serde_json::Result<String> {
     base::json::document("engines", &statuses)
 }
 
 /// Returns the entries that make an engine start our hook at one of [`OUR_STAGES`].
-pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
+pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
     let entries = engine.hooks.entries.iter().filter(|entry| entry.is_ours());
     entries.filter(|entry| OUR_STAGES.iter().any(|stage| entry.hook.is_at(stage)))
 }
 
+/// Returns the status of each engine of this host; with a user, also of the user's Podman.
+pub fn statuses(host: &Tree, user: Option<User>) -> Vec<EngineStatus> {
+    let installed = hooks::installed(host);
+    inspect_engines(host, user).iter().map(|engine| judge(engine, &installed)).collect()
+}
+
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
-pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
-    let mut status = Status {
+pub(crate) fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
+    let mut status = EngineStatus {
         engine: engine.kind.to_string(),
         installed: engine.program.is_some(),
         version: engine.version.map(|version| version.to_string()),
-        ..Status::default()
+        ..EngineStatus::default()
     };
     if !status.installed {
         return status;
     }
-    if let Kind::Docker = engine.kind {
+    if let EngineKind::Docker = engine.kind {
         docker(engine, &mut status);
         return status;
     }
@@ -118,8 +126,8 @@ fn dirs_of(settings: &Settings) -> String {
 fn stopped(engine: &Engine) -> Option<(String, String)> {
     let starts = match engine.kind {
         // A running CRI-O watches the directories, and keeps its hooks if a file becomes invalid.
-        Kind::Crio if engine.running => "the engine uses the hooks that it read before, and cannot be restarted",
-        Kind::Crio => "the engine does not start",
+        EngineKind::Crio if engine.running => "the engine uses the hooks that it read before, and cannot be restarted",
+        EngineKind::Crio => "the engine does not start",
         _ => "no container starts",
     };
     if let Some((file, why)) = &engine.settings.refused {
@@ -145,7 +153,7 @@ fn fix_file(file: &Path) -> String {
 }
 
 /// Returns why a hook entry has no effect, and the fix.
-fn unfit(entry: &Entry) -> Option<(String, String)> {
+fn unfit(entry: &HookEntry) -> Option<(String, String)> {
     let (file, program) = (entry.file.display(), entry.program.display());
     if !entry.runs {
         return Some((format!("{file} names {program}, which is not executable"), format!("chmod 755 {program}")));
@@ -186,7 +194,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
                    \"systemctl cat crio\"";
         return (why, fix.to_owned());
     }
-    let restart = if engine.kind == Kind::Crio { ", and run \"systemctl restart crio\"" } else { "" };
+    let restart = if engine.kind == EngineKind::Crio { ", and run \"systemctl restart crio\"" } else { "" };
     match (installed.iter().find(fits), &engine.settings.hooks_from) {
         (Some(file), Some(from)) => {
             let dir = file.parent().unwrap_or_else(|| Path::new(HOOKS_DIR)).display();
@@ -204,7 +212,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
     }
 }
 
-fn docker(engine: &Engine, status: &mut Status) {
+fn docker(engine: &Engine, status: &mut EngineStatus) {
     match &engine.dockers_hook {
         Some(program) if program.ends_with("oci-nvidia-hook") => {
             status.active = true;

@@ -22,7 +22,7 @@ use crate::record::store::Store;
 use crate::record::{Outcome, Record};
 
 /// The name of this program in logs.
-pub const NAME: &str = "oci-nvidia-hook";
+pub(crate) const NAME: &str = "oci-nvidia-hook";
 
 /// The destinations of messages. All of them must be open before the container's mount namespace is entered.
 #[derive(Debug, Default)]

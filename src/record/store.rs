@@ -21,7 +21,7 @@ pub(crate) struct Store(RunDir);
 
 /// The records of all containers, and the files that could not be read.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct Stored {
     /// Records, the newest first
     pub records: Vec<Record>,
     /// The names of files that cannot be read, and why
@@ -62,8 +62,8 @@ impl Store {
     }
 
     /// Returns all records, and the files that are not records.
-    pub(crate) fn all(&self) -> io::Result<Found> {
-        let mut found = Found::default();
+    pub(crate) fn all(&self) -> io::Result<Stored> {
+        let mut found = Stored::default();
         for name in self.0.names()? {
             match self.read(&name) {
                 Ok(record) => found.records.push(record),

@@ -11,7 +11,7 @@ use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use crate::oci::spec_view::Device;
 
 /// The origin of such a request, for messages.
-pub const ORIGIN: &str = "a device node in config.json";
+pub(crate) const ORIGIN: &str = "a device node in config.json";
 /// The largest minor number of a GPU. Larger ones are nodes of the driver itself, such as `/dev/nvidiactl`
 /// (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
 const LAST_GPU: u32 = 247;

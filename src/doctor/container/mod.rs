@@ -28,18 +28,18 @@ pub(crate) struct ContainerFacts {
     pub name: String,
     /// The version of the host's kernel module
     pub module: Option<String>,
-    pub process: Process,
+    pub process: ContainerProcess,
     /// The libraries that programs open by name
     pub libraries: Vec<Library>,
     /// The device nodes in its /dev
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<ContainerNode>,
     /// Its device cgroup, or why that cannot be read
     pub filter: Result<Filter, String>,
 }
 
 /// A process, as the host sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
+pub(crate) struct ContainerProcess {
     /// User and group with which files are opened
     pub identity: Identity,
     pub groups: Vec<u32>,
@@ -54,14 +54,14 @@ pub(crate) struct Library {
     /// The name that programs open: `libcuda.so.1`
     pub name: &'static str,
     /// The file that the dynamic linker finds
-    pub found: Option<Found>,
+    pub found: Option<FoundLibrary>,
     /// A file in another directory, if the dynamic linker finds none
     pub elsewhere: Option<String>,
 }
 
 /// The file of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundLibrary {
     pub path: String,
     /// The version in the file name
     pub version: Option<String>,
@@ -71,7 +71,7 @@ pub(crate) struct Found {
 
 /// An expected device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct ContainerNode {
     /// `nvidiactl`
     pub name: String,
     /// Its major and minor number, if they are known
@@ -189,7 +189,8 @@ fn nodes(facts: &ContainerFacts) -> Vec<Check> {
             _ => {}
         }
     }
-    let is_gpu = |node: &&Node| node.found.is_some() && node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
+    let is_gpu =
+        |node: &&ContainerNode| node.found.is_some() && node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
     let gpus = facts.nodes.iter().filter(is_gpu).count();
     if gpus == 0 {
         let what = "the container has no device node of a GPU (\"/dev/nvidia0\" and so on)";
@@ -202,7 +203,7 @@ fn nodes(facts: &ContainerFacts) -> Vec<Check> {
 }
 
 /// Returns the device nodes that are the expected devices.
-fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&Node, &FoundNode, (u32, u32))> {
+fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&ContainerNode, &FoundNode, (u32, u32))> {
     facts.nodes.iter().filter_map(|node| {
         let found = node.found.as_ref()?;
         let device = found.device.filter(|device| node.expected.is_none_or(|expected| expected == *device))?;
@@ -211,7 +212,7 @@ fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&Node, &FoundNode, (u32
 }
 
 fn access(facts: &ContainerFacts) -> Vec<Check> {
-    let Process { identity, groups, overrides, .. } = &facts.process;
+    let ContainerProcess { identity, groups, overrides, .. } = &facts.process;
     let is_in = |gid: u32| gid == identity.gid || groups.contains(&gid);
     let mut outcomes = Vec::new();
     for (node, found, _) in good(facts) {
