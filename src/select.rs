@@ -99,9 +99,11 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
     if gpus.is_empty() {
         return vec![("the host".to_owned(), driver)];
     }
-    let of =
-        |gpu: &Gpu| Properties { arch: known(&gpu.compute_capability), brand: known(&gpu.brand), ..driver.clone() };
-    gpus.into_iter().map(|gpu| (format!("GPU {}", gpu.index), of(gpu))).collect()
+    let of_gpus = gpus.into_iter().map(|gpu| {
+        let (arch, brand) = (known(&gpu.compute_capability), known(&gpu.brand));
+        (format!("GPU {}", gpu.index), Properties { arch, brand, ..driver.clone() })
+    });
+    of_gpus.collect()
 }
 
 fn known(text: &str) -> Option<String> {

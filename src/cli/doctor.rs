@@ -13,7 +13,7 @@ use nvidia_host::config;
 use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
-use crate::doctor::{self, Caller, Check, Status, bundle, container, count};
+use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container, count};
 use crate::engine::status;
 use crate::log::Log;
 
@@ -78,7 +78,7 @@ fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Ve
 /// Discards the cached inventory if NVML has just contradicted it. The fingerprint does not cover faults that only NVML notices, so
 /// the cached inventory may contain a GPU that no longer works. The next container then asks NVML again.
 fn invalidate_cached_inventory(facts: &doctor::Facts) {
-    let (Some((answer, _)), Some(question)) = (&facts.driver.nvml, &facts.driver.question) else { return };
+    let Some(Nvml { question, answer, .. }) = &facts.driver.nvml else { return };
     if let Err(finding) = answer
         && is_about_this_process(finding)
     {

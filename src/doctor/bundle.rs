@@ -48,7 +48,7 @@ pub(crate) fn collect(
         ("status.json".to_owned(), status::document(statuses)?.into_bytes()),
         ("engines.json".to_owned(), bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
     ];
-    if let Some((Ok(inventory), _)) = &facts.driver.nvml {
+    if let Some(inventory) = facts.driver.inventory() {
         members.push(("info.json".to_owned(), bytes(&Report::from(inventory))?));
     }
     let config = config.unwrap_or_else(|| Path::new(CONFIG));

@@ -12,7 +12,7 @@ use nvidia_host::inventory::identity::NOBODY;
 use super::facts::HostNode;
 use super::{Check, Facts, or};
 
-const NO_MODULE: &str = "the kernel module is not loaded";
+pub(super) const NO_MODULE: &str = "the kernel module is not loaded";
 
 pub(super) fn module(facts: &Facts) -> Check {
     let driver = &facts.driver;

@@ -7,6 +7,7 @@ use nvidia_host::timeouts;
 
 use super::{Check, Facts, count, or};
 use crate::cdi_check::CdiVerdict;
+use crate::engine::cdi::list_paths;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
 use crate::engine::{Engine, EngineKind, Version, status};
@@ -132,10 +133,9 @@ pub(super) fn nvidias_programs(facts: &Facts) -> Check {
     if facts.nvidias.is_empty() {
         return Check::ok("NVIDIA's container toolkit is not installed");
     }
-    let names: Vec<_> = facts.nvidias.iter().map(|path| path.display().to_string()).collect();
     Check::of(
         &catalog::NVIDIA_BESIDE,
-        format!("NVIDIA's container toolkit is also installed: {}", names.join(", ")),
+        format!("NVIDIA's container toolkit is also installed: {}", list_paths(&facts.nvidias)),
         "remove nvidia-container-toolkit and libnvidia-container-tools, unless other programs need them",
     )
 }
@@ -241,9 +241,9 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
         }
         let good = view.verdicts.iter().filter(|verdict| verdict.ok).count();
         if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() {
-            let dirs: Vec<_> = view.dirs.iter().map(|dir| dir.display().to_string()).collect();
             let what = if good == 0 {
-                format!("no CDI devices in {}; \"oci-nvidia-hook cdi generate\" writes a spec", dirs.join(", "))
+                let dirs = list_paths(&view.dirs);
+                format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
             } else {
                 format!("{} can use {}", view.engines, count(good, "CDI device"))
             };

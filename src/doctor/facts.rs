@@ -82,11 +82,10 @@ pub struct DriverFacts {
     pub identity: Option<Result<Identity, Finding>>,
     /// Whether NVML must run as root, because no other user can open the nodes or read the library
     pub only_root_may_ask: bool,
-    /// NVML's answer, and how long it took; `None` if NVML was not asked
-    pub nvml: Option<(Result<Inventory, Finding>, Duration)>,
+    /// `None` if NVML was not asked
+    pub nvml: Option<Nvml>,
     /// Why NVML was not asked
     pub not_asked: String,
-    pub question: Option<Question>,
     pub persistenced: bool,
     pub fabric_manager: bool,
     /// Device nodes without their link in /dev/char
@@ -113,6 +112,14 @@ pub struct HostNode {
     pub found: Option<Located>,
 }
 
+/// A question for NVML, and the answer.
+#[derive(Debug)]
+pub struct Nvml {
+    pub question: Question,
+    pub answer: Result<Inventory, Finding>,
+    pub took: Duration,
+}
+
 /// The settings of SELinux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Selinux {
@@ -132,6 +139,13 @@ pub struct CdiView {
     pub verdicts: Vec<CdiVerdict>,
     /// Devices that two files contain
     pub conflicts: Vec<Finding>,
+}
+
+impl DriverFacts {
+    /// Returns the inventory, if NVML answered.
+    pub fn inventory(&self) -> Option<&Inventory> {
+        self.nvml.as_ref()?.answer.as_ref().ok()
+    }
 }
 
 impl Facts {

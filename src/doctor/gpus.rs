@@ -9,7 +9,7 @@ use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, pe
 use nvidia_host::inventory::{Gpu, Inventory};
 
 use super::driver::prepare;
-use super::facts::PciDevice;
+use super::facts::{Nvml, PciDevice};
 use super::{Check, Facts, count, or};
 
 /// The time after which NVML counts as slow. With persistence mode, NVML takes less time for eight GPUs.
@@ -35,9 +35,7 @@ pub(super) fn on_the_bus(facts: &Facts) -> Check {
 }
 
 pub(super) fn nvml(facts: &Facts) -> Check {
-    let Some((answer, took)) = &facts.driver.nvml else {
-        return Check::skipped(facts.driver.not_asked.clone());
-    };
+    let Some(Nvml { answer, took, .. }) = &facts.driver.nvml else { return Check::skipped(&facts.driver.not_asked) };
     match answer {
         // The check "groups" reports that this user cannot open the nodes, with the group.
         Err(finding) if facts.user.is_some() && finding.kind.id == catalog::NVML_PERMISSION.id => {
@@ -62,9 +60,7 @@ pub(super) fn nvml(facts: &Facts) -> Check {
 }
 
 pub(super) fn failed(facts: &Facts) -> Vec<Check> {
-    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
-        return vec![Check::skipped("NVML did not answer")];
-    };
+    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
     // The check "nodes" reports missing nodes.
     let failed: Vec<_> = inventory.failed.iter().filter(|failed| !failed.node_missing).collect();
     if failed.is_empty() {
@@ -80,9 +76,7 @@ pub(super) fn limits(facts: &Facts) -> Vec<Check> {
     if limits == Limits::default() {
         return vec![Check::ok("config.toml does not limit the GPUs")];
     }
-    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
-        return vec![Check::skipped("NVML did not answer")];
-    };
+    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
     let findings = nvidia_host::inventory::limits::findings(&limits, inventory);
     or(findings.into_iter().map(Check::found), Check::ok(limits_in_words(&limits, inventory)))
 }
@@ -130,9 +124,7 @@ pub(super) fn fabric(facts: &Facts) -> Check {
 }
 
 pub(super) fn mig(facts: &Facts) -> Vec<Check> {
-    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
-        return vec![Check::skipped("NVML did not answer")];
-    };
+    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
     let split: Vec<_> = inventory.gpus.iter().filter(|gpu| gpu.mig_enabled).collect();
     if split.is_empty() {
         return vec![Check::ok("no GPU is in MIG mode")];

@@ -116,7 +116,7 @@ fn selinux(host: &Tree) -> Option<Selinux> {
 
 fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
     let mut stamp = Stamp::of_host(config, &"");
-    if let (Some(stamp), Some((Ok(inventory), _))) = (&mut stamp, &driver.nvml) {
+    if let (Some(stamp), Some(inventory)) = (&mut stamp, driver.inventory()) {
         stamp.complete(inventory);
     }
     let views = cdi::views(engines).into_iter();

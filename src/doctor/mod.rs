@@ -18,7 +18,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub(crate) use facts::Facts;
+pub(crate) use facts::{Facts, Nvml};
 pub use inspect::{Caller, inspect};
 
 use base::report::{Finding, Kind, Severity};

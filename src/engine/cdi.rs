@@ -72,6 +72,11 @@ impl fmt::Display for Reader {
     }
 }
 
+/// Returns the paths as text.
+pub(crate) fn list_paths(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 /// Groups the installed engines by the directories that they search. Docker is left out, because it is unknown which versions it
 /// reads.
 pub(crate) fn views(engines: &[Engine]) -> Vec<View> {

@@ -9,7 +9,7 @@ use base::tree::Tree;
 use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::HookEntry;
 use super::settings::{HOOKS_DIR, Settings};
-use super::{Engine, EngineKind, User, hooks, inspect_engines};
+use super::{Engine, EngineKind, User, cdi, hooks, inspect_engines};
 
 /// The status of one engine. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -118,8 +118,7 @@ fn parent(hooks: &[Started]) -> String {
 }
 
 fn dirs_of(settings: &Settings) -> String {
-    let dirs: Vec<_> = settings.hooks_dirs.iter().map(|dir| dir.display().to_string()).collect();
-    if dirs.is_empty() { "(none)".to_owned() } else { dirs.join(", ") }
+    if settings.hooks_dirs.is_empty() { "(none)".to_owned() } else { cdi::list_paths(&settings.hooks_dirs) }
 }
 
 /// Returns why the engine starts no container at all, and the fix.

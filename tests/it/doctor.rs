@@ -428,7 +428,7 @@ fn a_user_sees_less() {
     let refused = Finding::new(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
     for (user, status) in [(facts.user.clone(), Status::Skipped), (None, Status::Error)] {
         facts.user = user;
-        facts.driver.nvml = Some((Err(refused.clone()), std::time::Duration::ZERO));
+        facts.driver.nvml.as_mut().unwrap().answer = Err(refused.clone());
         let nvml = find(&doctor::examine(&facts), "nvml");
         assert_eq!(nvml.status, status, "{nvml:?}");
     }

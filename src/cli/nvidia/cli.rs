@@ -18,7 +18,6 @@ use nvidia_host::config::{self, Config, UserSpec};
 use nvidia_host::device_id::imex_channel;
 use nvidia_host::prepare::host::{AT_BOOT, may_prepare, prepare_host};
 
-use super::configure;
 use crate::cli::parse::{self, Parsed};
 use crate::cli::selection::{Parts, Selection};
 use crate::cli::{info, list, output};
@@ -214,8 +213,23 @@ fn carry_out(cli: &Cli, log: &mut Log) -> Result<String> {
             cli.prepare(&channels, &config, log)?;
             list::text(parts, &config, log)
         }
-        Command::Configure(options) => configure::configure(options, config, log).map(|()| String::new()),
+        Command::Configure(options) => configure(options, config, log).map(|()| String::new()),
     }
+}
+
+/// Sets up the container with this root file system, in the mount namespace of `--pid` or else of this process.
+fn configure(options: &Configure, config: Config, log: &mut Log) -> Result<()> {
+    let rootfs = &options.rootfs;
+    if !rootfs.is_absolute() || rootfs == Path::new("/") {
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            format!("invalid root file system {rootfs:?}"),
+            "give the absolute path of the container's root file system, which cannot be /",
+        ));
+    }
+    let mut request = options.selection.request(options.capabilities(), &options.requirements, &config)?;
+    request.omit.node_mounts = options.no_devbind;
+    stages::configure::configure(rootfs, options.pid, request, config, log)
 }
 
 impl Configure {
