@@ -14,8 +14,8 @@ use nvidia_host::cdi::stamp::Stamp;
 use crate::engine::cdi::Reader;
 
 /// The result for a device or a file. The field names are part of the JSON interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CdiVerdict {
     /// The qualified name of the device, or the path of the file
     pub subject: String,
     pub ok: bool,
@@ -42,19 +42,10 @@ pub(crate) struct Now<'a> {
     pub stamp: Option<&'a Stamp>,
 }
 
-impl Verdict {
+impl CdiVerdict {
     /// Returns a verdict without problems.
     fn usable(subject: impl Into<String>, file: impl Into<String>) -> Self {
-        Self {
-            subject: subject.into(),
-            ok: true,
-            reason: String::new(),
-            hint: String::new(),
-            file: file.into(),
-            ours: false,
-            unread_by: Vec::new(),
-            root_only: false,
-        }
+        Self { subject: subject.into(), ok: true, file: file.into(), ..Self::default() }
     }
 
     fn unusable(self, reason: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -74,11 +65,11 @@ fn rewrite(file: &str) -> String {
 
 /// Returns whether this program wrote the spec: all its specs contain an entry for this hook.
 pub(crate) fn is_ours(spec: &Spec) -> bool {
-    spec.container_edits.hooks.iter().any(|hook| RootfsEdits::of_entry(&hook.args).is_some())
+    spec.container_edits.hooks.iter().any(|hook| RootfsEdits::from_entry(&hook.args).is_some())
 }
 
 /// Returns a verdict for each file that engines cannot read.
-pub(crate) fn files(files: &[SpecFile]) -> Vec<Verdict> {
+pub(crate) fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
     let mut verdicts = Vec::new();
     for file in files {
         let Err(why) = &file.spec else { continue };
@@ -87,14 +78,14 @@ pub(crate) fn files(files: &[SpecFile]) -> Vec<Verdict> {
         let ours = file.path.file_stem().is_some_and(|stem| stem == nvidia_host::cdi::DEFAULT_NAME);
         let hint = if ours { rewrite(&path) } else { format!("fix it, or remove it: \"rm {path}\"") };
         let verdict =
-            Verdict::usable(path.clone(), path).unusable(format!("engines cannot read the file: {why}"), hint);
-        verdicts.push(Verdict { ours, ..verdict });
+            CdiVerdict::usable(path.clone(), path).unusable(format!("engines cannot read the file: {why}"), hint);
+        verdicts.push(CdiVerdict { ours, ..verdict });
     }
     verdicts
 }
 
 /// Returns a verdict for each device, sorted by name. `exists` returns whether the host has a path.
-pub(crate) fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -> bool) -> Vec<Verdict> {
+pub(crate) fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -> bool) -> Vec<CdiVerdict> {
     let path = |number: usize| files.get(number).map(|file| file.path.display().to_string()).unwrap_or_default();
     let mut verdicts = Vec::new();
     for (name, found) in registry::resolve(files) {
@@ -103,7 +94,7 @@ pub(crate) fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -
                 let (a, b) = (path(a), path(b));
                 let reason = format!("\"{a}\" and \"{b}\" both contain the device, therefore engines use neither");
                 let hint = format!("remove one of them: \"rm {a}\"");
-                Verdict::usable(name, a).unusable(reason, hint)
+                CdiVerdict::usable(name, a).unusable(reason, hint)
             }
             Found::In(number) => match files.get(number) {
                 Some(file) => of_device(file, name, now, &exists),
@@ -114,8 +105,8 @@ pub(crate) fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -
     verdicts
 }
 
-fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str) -> bool) -> Verdict {
-    let mut verdict = Verdict::usable(name, file.path.display().to_string());
+fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str) -> bool) -> CdiVerdict {
+    let mut verdict = CdiVerdict::usable(name, file.path.display().to_string());
     let Ok(spec) = &file.spec else { return verdict };
     verdict.ours = is_ours(spec);
     // Problems for all engines come first, because a newer engine would not help.
@@ -145,7 +136,7 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
 
 /// Returns why no engine can use the device, and the fix: the spec does not match the driver, the MIG devices or the files of the
 /// host.
-fn stale(spec: &Spec, verdict: &Verdict, now: &Now<'_>, exists: &impl Fn(&str) -> bool) -> Option<(String, String)> {
+fn stale(spec: &Spec, verdict: &CdiVerdict, now: &Now<'_>, exists: &impl Fn(&str) -> bool) -> Option<(String, String)> {
     let device = registry::device(spec, &verdict.subject)?;
     let alone =
         Spec { devices: vec![device.clone()], container_edits: spec.container_edits.clone(), ..Spec::default() };
@@ -205,7 +196,7 @@ pub(crate) fn conflicting(files: &[SpecFile], ours: usize) -> Option<&SpecFile> 
 }
 
 /// Returns the verdict for an unknown name, with the known names as a hint.
-pub(crate) fn unknown(name: &str, known: &[Verdict]) -> Verdict {
+pub(crate) fn unknown(name: &str, known: &[CdiVerdict]) -> CdiVerdict {
     let names = known.iter().map(|known| known.subject.as_str());
     let similar = names.clone().find(|known| is_similar(known, name));
     let names: Vec<_> = names.filter(|known| known.split('=').next() == name.split('=').next()).collect();
@@ -216,7 +207,7 @@ pub(crate) fn unknown(name: &str, known: &[Verdict]) -> Verdict {
         None if names.is_empty() => "specs of another vendor are written by that vendor's program".to_owned(),
         None => format!("use one of {}", names.join(", ")),
     };
-    Verdict::usable(name, "").unusable("no spec contains the device", hint)
+    CdiVerdict::usable(name, "").unusable("no spec contains the device", hint)
 }
 
 /// Returns whether `asked` is a short form of the qualified name `known`, such as `gpu=0`, which engines do not accept. A name with
@@ -230,7 +221,7 @@ fn is_similar(known: &str, asked: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Kind, Version};
+    use crate::engine::{EngineKind, Version};
     use cdi_spec::spec::{ContainerEdits, Device, Hook, Mount};
     use std::path::PathBuf;
 
@@ -262,11 +253,11 @@ mod tests {
     }
 
     fn podman(minor: u32) -> Reader {
-        Reader { kind: Kind::Podman, version: Some(Version(4, minor, 0)) }
+        Reader { kind: EngineKind::Podman, version: Some(Version(4, minor, 0)) }
     }
 
     fn crio(minor: u32) -> Reader {
-        Reader { kind: Kind::Crio, version: Some(Version(1, minor, 0)) }
+        Reader { kind: EngineKind::Crio, version: Some(Version(1, minor, 0)) }
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub fn decide<'a>(
         match require::check(requirement, &properties) {
             Err(error) if config.requirements() == Require::Warn => {
                 let Finding { what, fix, .. } = Finding::error(&error);
-                findings.push(Finding::of(&catalog::REQUIREMENT_WARNING, what, fix));
+                findings.push(Finding::new(&catalog::REQUIREMENT_WARNING, what, fix));
             }
             checked => checked?,
         }
@@ -84,7 +84,7 @@ fn mig_finding(gpu: &Gpu) -> Finding {
             format!("nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"),
         ),
     };
-    Finding::of(&catalog::MIG_WHOLE, what, fix)
+    Finding::new(&catalog::MIG_WHOLE, what, fix)
 }
 
 /// Returns the properties to check requirements against: those of each GPU, or only of the driver if there is none.
@@ -99,9 +99,11 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
     if gpus.is_empty() {
         return vec![("the host".to_owned(), driver)];
     }
-    let of =
-        |gpu: &Gpu| Properties { arch: known(&gpu.compute_capability), brand: known(&gpu.brand), ..driver.clone() };
-    gpus.into_iter().map(|gpu| (format!("GPU {}", gpu.index), of(gpu))).collect()
+    let of_gpus = gpus.into_iter().map(|gpu| {
+        let (arch, brand) = (known(&gpu.compute_capability), known(&gpu.brand));
+        (format!("GPU {}", gpu.index), Properties { arch, brand, ..driver.clone() })
+    });
+    of_gpus.collect()
 }
 
 fn known(text: &str) -> Option<String> {

@@ -2,10 +2,7 @@
 //! program does not use it. Each module has the name of the module that it re-exports from.
 
 pub mod cli {
-    pub use crate::cli::{
-        args::{self, Cli},
-        doctor, parse, stage, status,
-    };
+    pub use crate::cli::{args, doctor, parse, stage, status};
     pub mod terminal {
         pub use crate::cli::terminal::Terminal;
     }
@@ -17,24 +14,18 @@ pub mod cli {
     }
 }
 pub mod doctor {
-    pub use crate::doctor::{Caller, Outcome, Status, examine, inspect, worst};
+    pub use crate::doctor::{Caller, Check, Status, examine, inspect};
 }
 pub mod engine {
-    pub use crate::engine::{Kind, User, Version, inspect_engines};
+    pub use crate::engine::{EngineKind, User, Version};
     pub mod hook_file {
         pub use crate::engine::hook_file::{Applies, PRECREATE, parse};
-    }
-    pub mod hooks {
-        pub use crate::engine::hooks::installed;
     }
     pub mod settings {
         pub use crate::engine::settings::Settings;
     }
     pub mod status {
-        pub use crate::engine::status::judge;
-    }
-    pub mod version {
-        pub use crate::engine::version::parse;
+        pub use crate::engine::status::statuses;
     }
 }
 pub mod inject {
@@ -43,7 +34,6 @@ pub mod inject {
     }
 }
 pub mod log {
-    pub use crate::log::NAME;
     pub mod journal {
         pub use crate::log::journal::encode;
     }
@@ -74,10 +64,10 @@ pub mod record {
 pub mod request {
     pub use crate::request::{Decision, GpuRequest, Hint, from_spec, hint, may_ask};
     pub mod mounts {
-        pub use crate::request::mounts::{ORIGIN, parse};
+        pub use crate::request::mounts::parse;
     }
     pub mod nodes {
-        pub use crate::request::nodes::{ORIGIN, granted};
+        pub use crate::request::nodes::granted;
     }
 }
 pub mod select {

@@ -76,7 +76,7 @@ pub enum Command {
     /// Show for each engine whether it starts the hook, and from which file
     ///
     /// The exit status is 1 if an installed engine does not start the hook.
-    Status(Status),
+    Status(Output),
     /// Show what the hook did for a container, and why
     ///
     /// Without CONTAINER, the command lists the latest containers that requested GPUs: time, id, result, name, GPUs and reason.
@@ -189,14 +189,6 @@ pub struct Doctor {
     /// Check the container of this process instead of the host
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
-}
-
-/// Options of `status`.
-#[derive(Args, Debug)]
-pub struct Status {
-    /// Format and colors of the output
-    #[command(flatten)]
-    pub output: Output,
 }
 
 /// Options of `why`.

@@ -54,17 +54,13 @@ impl SpecOptions {
 }
 
 /// Runs a command of `cdi`.
-pub(crate) fn run(command: &Cdi, config: Option<&Path>, environment: Environment) -> ExitCode {
-    let ran = match command {
+pub(crate) fn run(command: &Cdi, config: Option<&Path>, environment: Environment) -> Result<ExitCode> {
+    match command {
         Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
         Cdi::Refresh { create, spec, root } => refresh(*create, spec, (config, root.as_deref())),
         Cdi::List { dirs, json, root: _ } => cdi_check::list(dirs, *json),
         Cdi::Check(options) => cdi_check::check(options, config, environment.stdout(options.output.color)),
-    };
-    ran.unwrap_or_else(|error| {
-        Log::default().error(&error);
-        ExitCode::FAILURE
-    })
+    }
 }
 
 fn generate(

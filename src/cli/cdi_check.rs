@@ -20,7 +20,7 @@ use super::args::{CdiCheck, SpecDirs};
 use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
-use crate::cdi_check::{self, Now, Verdict};
+use crate::cdi_check::{self, CdiVerdict, Now};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
 use crate::engine::inspect;
 use crate::log::Log;
@@ -116,13 +116,12 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
         let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
             let engines: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
             let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
-            let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-            problems.push(Finding::of(
+            problems.push(Finding::new(
                 &catalog::SPEC_UNSEEN,
                 format!("{path:?} is not in a directory in which {engines} searches for CDI specs"),
                 format!(
                     "write to one of {} with --output, or set cdi_spec_dirs in the engine's configuration",
-                    dirs.join(", ")
+                    cdi::list_paths(&dirs)
                 ),
             ));
             continue;
@@ -133,7 +132,7 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
         problems.extend(other.map(|other| {
             let what = format!("{:?} has devices of the same names", other.path);
             let fix = format!("run \"rm {}\"", other.path.display());
-            Finding::of(&catalog::SPEC_CONFLICT, what, fix)
+            Finding::new(&catalog::SPEC_CONFLICT, what, fix)
         }));
     }
     problems
@@ -141,21 +140,24 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
 
 /// Returns whether the file is in this directory. The paths can differ, because /var/run is a link.
 fn is_in(path: &Path, dir: &Path) -> bool {
-    let identity = |dir: &Path| dir.metadata().ok().map(|dir| (dir.dev(), dir.ino()));
     path.parent().and_then(identity).is_some_and(|parent| Some(parent) == identity(dir))
 }
 
-fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<Verdict> {
+fn identity(dir: &Path) -> Option<(u64, u64)> {
+    dir.metadata().ok().map(|dir| (dir.dev(), dir.ino()))
+}
+
+fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict> {
     let mut devices = cdi_check::devices(files, now, |path| rustix::fs::lstat(path).is_ok());
     if names.is_empty() {
         devices.extend(cdi_check::files(files));
         return devices;
     }
-    let named = |name: &String| {
+    let mut named = Vec::new();
+    for name in names {
         let known = devices.iter().find(|device| device.subject == *name);
-        known.cloned().unwrap_or_else(|| cdi_check::unknown(name, &devices))
-    };
-    let mut named: Vec<_> = names.iter().map(named).collect();
+        named.push(known.cloned().unwrap_or_else(|| cdi_check::unknown(name, &devices)));
+    }
     if named.iter().any(|verdict| verdict.file.is_empty()) {
         // The device may be in a file that engines do not read.
         named.extend(cdi_check::files(files));
@@ -163,21 +165,20 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<Verdict> {
     named
 }
 
-fn to_lines(verdicts: &[Verdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
+fn for_engines(engines: &[String]) -> String {
+    if engines.is_empty() { String::new() } else { format!(" for {}", engines.join(", ")) }
+}
+
+fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
     let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
-    let for_engines = |engines: &[String]| match engines.join(", ") {
-        engines if engines.is_empty() => engines,
-        engines => format!(" for {engines}"),
-    };
     if verdicts.is_empty() {
-        let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-        let devices = format!("no CDI devices{} in {}", for_engines(&names), dirs.join(", "));
+        let devices = format!("no CDI devices{} in {}", for_engines(&names), cdi::list_paths(dirs));
         return vec![Line::new(2, devices), Line::new(6, "hint: run \"oci-nvidia-hook cdi generate\"")];
     }
     let width = terminal.column(verdicts.iter().map(|verdict| verdict.subject.as_str()));
     let hang = width + 2;
     let mut lines = Vec::new();
-    for Verdict { subject, ok, reason, hint, file, unread_by, .. } in verdicts {
+    for CdiVerdict { subject, ok, reason, hint, file, unread_by, .. } in verdicts {
         let mut line = Line::new(hang, format!("{:<width$} ", one_line(subject) + ":", width = width + 1));
         line = if unread_by.is_empty() {
             let (tone, word) = if *ok { (Tone::Good, "yes") } else { (Tone::Bad, "no") };

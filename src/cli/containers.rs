@@ -40,7 +40,7 @@ fn records() -> Result<Vec<Record>> {
     let dir = run_dir::path()?.join(store::DIR);
     for (name, why) in &found.broken {
         let path = dir.join(name);
-        Log::default().finding(&Finding::of(
+        Log::default().finding(&Finding::new(
             &catalog::BROKEN_RECORD,
             format!("cannot read the record {path:?}: {why}"),
             format!("rm {}", path.display()),

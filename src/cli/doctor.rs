@@ -13,11 +13,11 @@ use nvidia_host::config;
 use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
-use crate::doctor::{self, Caller, Outcome, Status, bundle, container};
+use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container, count};
 use crate::engine::status;
 use crate::log::Log;
 
-/// Returns the exit status for the worst outcome. 2 is an invalid command line, as for all commands.
+/// Returns the exit status for the worst check. 2 is an invalid command line, as for all commands.
 const fn code(worst: Status) -> u8 {
     match worst {
         Status::Ok | Status::Skipped | Status::Note => 0,
@@ -39,30 +39,30 @@ pub fn run(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
 
 fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) -> Result<u8> {
     if options.container.is_some() || options.pid.is_some() {
-        let outcomes = examine_container(options, config)?;
-        let printed = print(&outcomes, options, terminal)?;
-        return Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) });
+        let checks = examine_container(options, config)?;
+        let printed = print(&checks, options, terminal)?;
+        return Ok(if printed { code(doctor::worst(&checks)) } else { code(Status::Error) });
     }
     let host = Tree::open(&HostPath::new("/"))?;
     let facts = doctor::inspect(&host, config, caller());
-    let outcomes = doctor::examine(&facts);
+    let checks = doctor::examine(&facts);
     invalidate_cached_inventory(&facts);
-    let printed = print(&outcomes, options, terminal)?;
+    let printed = print(&checks, options, terminal)?;
     if let Some(path) = &options.bundle {
         let statuses: Vec<_> = facts.engines.iter().map(|engine| status::judge(engine, &facts.installed)).collect();
-        let files = bundle::collect(&host, &facts, &outcomes, &statuses, config)?;
+        let files = bundle::collect(&host, &facts, &checks, &statuses, config)?;
         bundle::write(path, &files)?;
         Log::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));
     }
-    Ok(if printed { code(doctor::worst(&outcomes)) } else { code(Status::Error) })
+    Ok(if printed { code(doctor::worst(&checks)) } else { code(Status::Error) })
 }
 
-fn print(outcomes: &[Outcome], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
-    let text = if options.output.json { doctor::document(outcomes)? } else { text(outcomes, terminal) };
+fn print(checks: &[Check], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
+    let text = if options.output.json { doctor::document(checks)? } else { text(checks, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 
-fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Vec<Outcome>> {
+fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Vec<Check>> {
     let (config, _) = config::read(config)?;
     let name = options.container.as_deref().unwrap_or_default();
     let pid = match options.pid {
@@ -78,7 +78,7 @@ fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Ve
 /// Discards the cached inventory if NVML has just contradicted it. The fingerprint does not cover faults that only NVML notices, so
 /// the cached inventory may contain a GPU that no longer works. The next container then asks NVML again.
 fn invalidate_cached_inventory(facts: &doctor::Facts) {
-    let (Some((answer, _)), Some(question)) = (&facts.driver.nvml, &facts.driver.question) else { return };
+    let Some(Nvml { question, answer, .. }) = &facts.driver.nvml else { return };
     if let Err(finding) = answer
         && is_about_this_process(finding)
     {
@@ -96,37 +96,33 @@ fn is_about_this_process(finding: &Finding) -> bool {
 }
 
 fn caller() -> Caller {
-    let mut groups = std::collections::BTreeSet::new();
-    groups.insert(nix::unistd::getgid().as_raw());
-    groups.extend(nix::unistd::getgroups().unwrap_or_default().into_iter().map(nix::unistd::Gid::as_raw));
-    Caller { user: this_user(), groups }
+    let groups = [nix::unistd::getgid()].into_iter().chain(nix::unistd::getgroups().unwrap_or_default());
+    Caller { user: this_user(), groups: groups.map(nix::unistd::Gid::as_raw).collect() }
 }
 
-/// Returns the outcomes as text: a line for each, followed by its reason and its fix.
-pub fn text(outcomes: &[Outcome], terminal: Terminal) -> String {
+/// Returns the checks as text: a line for each, followed by its reason and its fix.
+pub fn text(checks: &[Check], terminal: Terminal) -> String {
     let mut rows = Vec::new();
-    for outcome in outcomes {
-        let tone = match outcome.status {
+    for check in checks {
+        let tone = match check.status {
             Status::Ok => Tone::Good,
             Status::Skipped | Status::Note => Tone::Plain,
             Status::Warning => Tone::Warning,
             Status::Error => Tone::Bad,
         };
-        let id = outcome.kind.map(|kind| format!(" ({})", kind.id)).unwrap_or_default();
-        let what = format!("{}{id}", one_line(&outcome.what));
-        rows.push([(tone, format!("{:<7}", outcome.status.name())), cell(outcome.check), cell(what)]);
-        for (label, content) in [("why", outcome.kind.map_or("", |kind| kind.why)), ("fix", &outcome.fix)] {
+        let id = check.id.map(|id| format!(" ({id})")).unwrap_or_default();
+        let what = format!("{}{id}", one_line(&check.what));
+        rows.push([(tone, format!("{:<7}", check.status.to_string())), cell(check.check), cell(what)]);
+        for (label, content) in [("why", check.why), ("fix", &check.fix)] {
             if !content.is_empty() {
                 rows.push([cell(""), cell(""), cell(format!("{label}: {}", one_line(content)))]);
             }
         }
     }
     let mut lines = table(rows);
-    let count = |status| outcomes.iter().filter(|outcome| outcome.status == status).count();
-    let of = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
-    let (errors, warnings, notes) = (count(Status::Error), count(Status::Warning), count(Status::Note));
-    let summary = format!("{}, {}, {}", of(errors, "error"), of(warnings, "warning"), of(notes, "note"));
-    lines.extend([Line::new(0, ""), Line::new(0, summary)]);
+    let summary = [Status::Error, Status::Warning, Status::Note]
+        .map(|status| count(checks.iter().filter(|check| check.status == status).count(), &status.to_string()));
+    lines.extend([Line::new(0, ""), Line::new(0, summary.join(", "))]);
     terminal.render(&lines)
 }
 

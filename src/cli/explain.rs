@@ -19,9 +19,8 @@ use nvidia_host::inventory::report;
 use nvidia_host::inventory::select::Device;
 
 use super::args::{Explain, ExplainStage};
-use super::{USAGE, explain_finding, output};
+use super::{containers, explain_finding, output, usage_error};
 use crate::inject::container::OpenContainer;
-use crate::log::Log;
 use crate::lower::text;
 use crate::oci::{self, SpecView};
 use crate::plan::{self, Container, Gpus, Image, Live, Observer};
@@ -31,10 +30,10 @@ use crate::select;
 use crate::stages::{self, precreate};
 
 /// The document of `--json`, whose schema is `docs/schemas/explain.json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Explanation {
     version: u32,
-    outcome: Outcome,
+    outcome: Effect,
     reason: String,
     container: Subject,
     request: Option<Asked>,
@@ -46,10 +45,12 @@ struct Explanation {
     last_decides: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// What the hook does for the container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Outcome {
+enum Effect {
     Inject,
+    #[default]
     None,
     Error,
 }
@@ -63,25 +64,26 @@ struct Subject {
 
 /// Explains a container, given by its name, or by its state or config.json on stdin, or a finding, given by its number such as
 /// `ONH-030`. Returns the exit code of the hook.
-pub(crate) fn run(options: &Explain, config: Option<&Path>) -> ExitCode {
+pub(crate) fn run(options: &Explain, config: Option<&Path>) -> Result<ExitCode> {
     if let Some(printed) = options.container.as_deref().and_then(|name| explain_finding::run(name, options.json)) {
-        return printed;
+        return Ok(printed);
     }
-    let input = match read_input(options) {
-        Ok(input) => input,
-        Err((error, code)) => {
-            Log::default().error(&error);
-            return code;
-        }
+    let input = match &options.container {
+        Some(name) => Input::Bundle(containers::bundle_of(name)?),
+        None => Input::Text(read_stdin()?),
     };
+    if matches!(&input, Input::Text(text) if text.iter().all(u8::is_ascii_whitespace)) {
+        let error = failure(&catalog::COMMAND_LINE, "no container is given, and stdin is empty", HINT);
+        return Ok(usage_error(&error));
+    }
     let explanation = explain(input, options, config);
     let text = if options.json { json::pretty(&explanation).unwrap_or_default() + "\n" } else { to_text(&explanation) };
     let printed = output::print(&text);
-    if explanation.outcome == Outcome::Error { ExitCode::FAILURE } else { printed }
+    Ok(if explanation.outcome == Effect::Error { ExitCode::FAILURE } else { printed })
 }
 
 impl Explanation {
-    fn decide(&mut self, outcome: Outcome, finding: Finding) {
+    fn decide(&mut self, outcome: Effect, finding: Finding) {
         self.outcome = outcome;
         self.reason.clone_from(&finding.what);
         self.findings.push(finding);
@@ -90,19 +92,9 @@ impl Explanation {
 }
 
 fn explain(input: Input, options: &Explain, config: Option<&Path>) -> Explanation {
-    let mut explanation = Explanation {
-        version: json::VERSION,
-        outcome: Outcome::None,
-        reason: String::new(),
-        container: Subject::default(),
-        request: None,
-        devices: Vec::new(),
-        edits: Vec::new(),
-        findings: Vec::new(),
-        last_decides: false,
-    };
+    let mut explanation = Explanation { version: json::VERSION, ..Explanation::default() };
     if let Err(error) = follow(input, options, config, &mut explanation) {
-        explanation.decide(Outcome::Error, Finding::error(&error));
+        explanation.decide(Effect::Error, Finding::error(&error));
         explanation.edits.clear();
     }
     explanation
@@ -157,11 +149,11 @@ impl Observer for Explanation {
     }
 
     fn left_alone(&mut self, finding: Finding) {
-        self.decide(Outcome::None, finding);
+        self.decide(Effect::None, finding);
     }
 
     fn requested(&mut self, request: &GpuRequest) {
-        self.outcome = Outcome::Inject;
+        self.outcome = Effect::Inject;
         self.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
         self.request = Some(Asked::from(request));
     }
@@ -180,7 +172,7 @@ impl Explanation {
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
         let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
         let image = waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus));
-        let Live { steps, findings, .. } = gpus.steps(&Container::of_spec(spec)?, &image);
+        let Live { steps, findings, .. } = gpus.steps(&Container::from_spec(spec)?, &image);
         self.findings.extend(findings);
         self.edits = steps.iter().map(text::describe).collect();
         Ok(())
@@ -219,25 +211,12 @@ enum Input {
 
 const HINT: &str = "oci-nvidia-hook explain CONTAINER, or oci-nvidia-hook explain < config.json";
 
-/// Reads the container's name or stdin.
-///
-/// # Errors
-/// If the container is unknown or stdin is empty. The error comes with the exit status.
-fn read_input(options: &Explain) -> Result<Input, (anyhow::Error, ExitCode)> {
-    let failed = |error| (error, ExitCode::FAILURE);
-    if let Some(name) = &options.container {
-        return super::containers::bundle_of(name).map(Input::Bundle).map_err(failed);
-    }
+fn read_stdin() -> Result<Vec<u8>> {
     let stdin = std::io::stdin();
-    let bytes = match stdin.is_terminal() {
-        true => Vec::new(),
-        false => read_limited(stdin.lock(), oci::MAX_JSON).context("cannot read stdin").map_err(failed)?,
-    };
-    if bytes.iter().all(u8::is_ascii_whitespace) {
-        let what = "no container is given, and stdin is empty";
-        return Err((failure(&catalog::COMMAND_LINE, what, HINT), ExitCode::from(USAGE)));
+    if stdin.is_terminal() {
+        return Ok(Vec::new());
     }
-    Ok(Input::Text(bytes))
+    read_limited(stdin.lock(), oci::MAX_JSON).context("cannot read stdin")
 }
 
 fn read_container(input: Input, options: &Explain) -> Result<(SpecView, Called)> {
@@ -271,9 +250,9 @@ fn to_text(explanation: &Explanation) -> String {
     let Explanation { outcome, reason, container, request, devices, edits, findings, last_decides, .. } = explanation;
     let mut text = String::new();
     let outcome = match outcome {
-        Outcome::Inject => "the hook sets up the container",
-        Outcome::None => "the hook does nothing",
-        Outcome::Error => "the hook fails",
+        Effect::Inject => "the hook sets up the container",
+        Effect::None => "the hook does nothing",
+        Effect::Error => "the hook fails",
     };
     let decisive = findings.last().filter(|_| *last_decides);
     let number = decisive.map(|finding| format!(" ({})", finding.kind.id)).unwrap_or_default();

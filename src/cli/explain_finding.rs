@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use base::json;
 use base::report::{Kind, catalog, failure};
 
-use super::{USAGE, output};
-use crate::log::Log;
+use super::{output, usage_error};
 
 /// Prints the finding with this number, in upper or lower case, with or without `ONH-`. Returns `None` if `name` does not look like
 /// a number, because it may then be the name of a container.
@@ -19,12 +18,11 @@ pub(super) fn run(name: &str, json: bool) -> Option<ExitCode> {
     }
     let prefix = name.get(..4)?;
     prefix.eq_ignore_ascii_case("ONH-").then(|| {
-        Log::default().error(&failure(
+        usage_error(&failure(
             &catalog::COMMAND_LINE,
             format!("unknown finding {name:?}"),
             "see troubleshooting.md in the documentation for the list of numbers; they have three digits, as in ONH-030",
-        ));
-        ExitCode::from(USAGE)
+        ))
     })
 }
 

@@ -32,15 +32,14 @@ pub(crate) enum Form {
 }
 
 /// Prints the inventory.
-pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> ExitCode {
+pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     let form = match (options.output.json, options.csv) {
         (true, _) => Form::Json,
         (_, true) => Form::Csv,
         _ => Form::Table(terminal),
     };
-    let mut log = Log::default();
-    let text = configuration(config, options.root.as_deref()).and_then(|config| text(&config, form, &mut log));
-    output::print_or_fail(text, &mut log)
+    let config = configuration(config, options.root.as_deref())?;
+    Ok(output::print(&text(&config, form, &mut Log::default())?))
 }
 
 /// Asks NVML, and returns the output of `info`.
@@ -63,7 +62,7 @@ pub(crate) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String>
 
 fn not_usable(failed: &FailedGpu) -> Finding {
     let fix = "inspect it with \"nvidia-smi -q\" and \"journalctl -k\" on the host";
-    Finding::of(&catalog::NOT_IN_TABLE, failed.to_string(), fix)
+    Finding::new(&catalog::NOT_IN_TABLE, failed.to_string(), fix)
 }
 
 /// Reads config.toml, with the driver root of the command line.

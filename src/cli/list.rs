@@ -1,11 +1,12 @@
 //! `list`: prints the driver's files and devices that containers can get, one path on each line, relative to the driver root, in the
 //! order of `nvidia-container-cli list`.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use serde_json::json;
+use serde::Serialize;
 
 use base::paths::HostPath;
 use base::report::{Finding, catalog, failure, one_line};
@@ -29,23 +30,27 @@ use super::{args, info, output};
 use crate::log::Log;
 use crate::select;
 
-/// A file or device that containers can get.
-#[derive(Debug)]
+/// A file or device that containers can get. The field names are part of the JSON interface.
+#[derive(Debug, Serialize)]
 struct Item {
+    /// `false` for a driver library that is not in the catalog
+    #[serde(skip_serializing_if = "bool::clone")]
+    catalogued: bool,
+    kind: ItemKind,
     path: PathBuf,
     source: PathBuf,
-    kind: Kind,
-    /// Whether it is a driver library that is not in the catalog
-    is_unknown: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+/// The kinds in the order of the output. Their names are part of the JSON interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum ItemKind {
     Device,
     MigCapability,
     ImexChannel,
     Binary,
     Library,
+    #[serde(rename = "library-32")]
     Library32,
     Ipc,
     Firmware,
@@ -53,43 +58,24 @@ enum Kind {
     DrmDevice,
 }
 
-impl Kind {
-    /// Returns the name of the kind, which is part of the JSON interface.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::MigCapability => "mig-capability",
-            Self::ImexChannel => "imex-channel",
-            Self::Binary => "binary",
-            Self::Library => "library",
-            Self::Library32 => "library-32",
-            Self::Ipc => "ipc",
-            Self::Firmware => "firmware",
-            Self::Description => "description",
-            Self::DrmDevice => "drm-device",
-        }
-    }
-
-    /// Returns whether only `--json` lists this kind: nvidia-container-cli does not, and programs that read paths do not expect it.
-    const fn is_json_only(self) -> bool {
-        matches!(self, Self::Description | Self::DrmDevice)
+impl fmt::Display for ItemKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
 /// Prints the files and devices that the options select.
-pub(crate) fn run(options: &args::List, config: Option<&Path>, terminal: Terminal) -> ExitCode {
+pub(crate) fn run(options: &args::List, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     let mut log = Log::default();
-    let text = info::configuration(config, options.root.as_deref()).and_then(|config| {
-        let (items, unknown) = items(&options.parts, &config, &mut log)?;
-        // On stderr, because stdout contains only paths, for scripts.
-        unknown.iter().for_each(|finding| log.remark(finding));
-        match options.output.json {
-            true => json(&items),
-            false if terminal.is_screen() => Ok(terminal.render(&columns(&items))),
-            false => Ok(text_of(&items)),
-        }
-    });
-    output::print_or_fail(text, &mut log)
+    let config = info::configuration(config, options.root.as_deref())?;
+    let (items, unknown) = items(&options.parts, &config, &mut log)?;
+    // On stderr, because stdout contains only paths, for scripts.
+    unknown.iter().for_each(|finding| log.remark(finding));
+    Ok(output::print(&match options.output.json {
+        true => base::json::document("files", &items)?,
+        false if terminal.is_screen() => terminal.render(&columns(&items)),
+        false => text_of(&items),
+    }))
 }
 
 /// Returns the output of `nvidia-container-cli list`: one path on each line.
@@ -101,25 +87,19 @@ pub(crate) fn text(parts: &Parts, config: &Config, log: &mut Log) -> Result<Stri
 }
 
 fn text_of(items: &[Item]) -> String {
-    let lines = items.iter().filter(|item| !item.kind.is_json_only());
-    lines.map(|item| format!("{}\n", item.path.display())).collect()
+    paths_only(items).map(|item| format!("{}\n", item.path.display())).collect()
 }
 
 /// Returns a table of kinds and paths, for a terminal.
 fn columns(items: &[Item]) -> Vec<Line> {
-    let shown = items.iter().filter(|item| !item.kind.is_json_only());
-    table(shown.map(|item| [cell(item.kind.name()), cell(one_line(&item.path.to_string_lossy()))]).collect())
+    let rows =
+        paths_only(items).map(|item| [cell(item.kind.to_string()), cell(one_line(&item.path.to_string_lossy()))]);
+    table(rows.collect())
 }
 
-fn json(items: &[Item]) -> Result<String> {
-    let data = |Item { path, source, kind, is_unknown }: &Item| {
-        let mut data = json!({"path": path, "source": source, "kind": kind.name()});
-        if let (true, Some(fields)) = (*is_unknown, data.as_object_mut()) {
-            fields.insert("catalogued".to_owned(), false.into());
-        }
-        data
-    };
-    Ok(base::json::document("files", &items.iter().map(data).collect::<Vec<_>>())?)
+/// Leaves out the kinds that nvidia-container-cli does not list, and that programs that read paths do not expect.
+fn paths_only(items: &[Item]) -> impl Iterator<Item = &Item> {
+    items.iter().filter(|item| !matches!(item.kind, ItemKind::Description | ItemKind::DrmDevice))
 }
 
 /// Returns the selected files and devices, and a finding about driver libraries that are not in the catalog.
@@ -141,8 +121,8 @@ fn items(parts: &Parts, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Op
         files.leave_out(chosen.selection.omit());
         let ipc = if ipcs { daemons(&root, chosen.selection.omit(), config, log) } else { Vec::new() };
         items.extend(paths(&files, &ipc, &chosen, everything).into_iter().filter_map(|(kind, source)| {
-            let is_unknown = unknown.iter().any(|library| library.source == *source);
-            Some(Item { is_unknown, ..item(root.inside(source).ok()?, source.as_path(), kind) })
+            let catalogued = !unknown.iter().any(|library| library.source == *source);
+            Some(Item { catalogued, ..item(root.inside(source).ok()?, source.as_path(), kind) })
         }));
         finding = unknown_finding(&unknown).filter(|_| libraries || *compat32);
     }
@@ -163,29 +143,27 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
             let edits = decide::of_device(&facts, &wanted, *device)?;
             let mounts = edits.proc_mask.unwrap_or_default().mounts;
             let access = mounts.into_iter().filter(|(path, _)| path.starts_with("capabilities"));
-            parts.extend(
-                access.map(|(path, source)| {
-                    item(Path::new(DRIVER_PROC).join(path), source.as_path(), Kind::MigCapability)
-                }),
-            );
+            parts.extend(access.map(|(path, source)| {
+                item(Path::new(DRIVER_PROC).join(path), source.as_path(), ItemKind::MigCapability)
+            }));
             for node in edits.nodes {
                 let (path, source) = (node.path.absolute(), node.source.as_path());
                 match path.parent().and_then(Path::file_name).and_then(|dir| dir.to_str()) {
-                    Some("nvidia-caps") => parts.push(item(path, source, Kind::MigCapability)),
-                    Some("dri") => drm.push(item(path, source, Kind::DrmDevice)),
+                    Some("nvidia-caps") => parts.push(item(path, source, ItemKind::MigCapability)),
+                    Some("dri") => drm.push(item(path, source, ItemKind::DrmDevice)),
                     // MIG devices of one GPU share its node.
                     _ if gpus.iter().any(|item: &Item| item.path == path) => {}
-                    _ => gpus.push(item(path, source, Kind::Device)),
+                    _ => gpus.push(item(path, source, ItemKind::Device)),
                 }
             }
         }
-        let common = common.iter().map(|node| item(node.path.absolute(), node.source.as_path(), Kind::Device));
+        let common = common.iter().map(|node| item(node.path.absolute(), node.source.as_path(), ItemKind::Device));
         items.extend(common.chain(gpus).chain(parts).chain(drm));
     }
     findings.iter().for_each(|finding| log.finding(finding));
     for channel in &wanted.imex_channels {
         let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
-        items.push(item(path.clone(), &path, Kind::ImexChannel));
+        items.push(item(path.clone(), &path, ItemKind::ImexChannel));
     }
     // Fails if the node of a capability is missing.
     decide::mig_management(&facts, &wanted, &devices)?;
@@ -196,33 +174,33 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
     Ok(items)
 }
 
-fn item(path: PathBuf, source: &Path, kind: Kind) -> Item {
-    Item { path, source: source.to_owned(), kind, is_unknown: false }
+fn item(path: PathBuf, source: &Path, kind: ItemKind) -> Item {
+    Item { catalogued: true, kind, path, source: source.to_owned() }
 }
 
 /// Returns the nodes for configuring or monitoring the MIG devices of these GPUs, including those of instances that do not exist
 /// yet.
 fn mig_management(cap: MigCap, devices: &[Device<'_>], minors: Option<&str>, limits: &Limits) -> Vec<Item> {
-    let nodes = |is: &dyn Fn(MigCap) -> bool| {
-        let lines = minors.unwrap_or_default().lines().filter_map(parse_line);
-        let chosen = lines.filter(|(cap, _)| is(*cap));
-        chosen.map(|(_, minor)| PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))).collect::<Vec<_>>()
-    };
+    let table: Vec<_> = minors.unwrap_or_default().lines().filter_map(parse_line).collect();
     let mut gpus: Vec<_> = devices.iter().map(|device| device.gpu()).filter(|gpu| gpu.mig_enabled).collect();
     gpus.dedup_by_key(|gpu| gpu.minor);
     let mut paths = Vec::new();
     if !gpus.is_empty() {
         paths.push(cap.proc_path());
-        paths.extend(nodes(&|of| of == cap));
+        paths.extend(table.iter().filter(|(of, _)| *of == cap).map(cap_node));
     }
     for gpu in gpus {
         paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
         if minors.is_some() {
             paths.push("/dev/nvidia-caps".into());
-            paths.extend(nodes(&|of| decide::is_management_of(of, gpu, limits)));
+            paths.extend(table.iter().filter(|(of, _)| decide::is_management_of(*of, gpu, limits)).map(cap_node));
         }
     }
-    paths.into_iter().map(|path| item(path.clone(), &path, Kind::MigCapability)).collect()
+    paths.into_iter().map(|path| item(path.clone(), &path, ItemKind::MigCapability)).collect()
+}
+
+fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
+    PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))
 }
 
 /// Returns the driver files, and the driver libraries that are not in the catalog. The version is that of the loaded kernel module
@@ -240,7 +218,7 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
         )
     })?;
     let search = Search { version: &version, ..any };
-    let (files, findings) = locate(&search, Capabilities::of(&Capability::ALL), &config.driver_files)?;
+    let (files, findings) = locate(&search, Capabilities::new(&Capability::ALL), &config.driver_files)?;
     findings.iter().for_each(|finding| log.finding(finding));
     let unknown = unknown(&search);
     Ok((root, files, unknown))
@@ -248,37 +226,38 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
 
 /// Returns the sockets and directories of daemons that containers get.
 fn daemons(root: &Tree, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> {
-    let all = Capabilities::of(&Capability::ALL);
+    let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
     refused.iter().for_each(|finding| log.finding(finding));
     found
 }
 
-fn paths<'a>(files: &'a DriverFiles, ipc: &'a [Ipc], chosen: &Parts, everything: bool) -> Vec<(Kind, &'a HostPath)> {
-    let libraries = |native: bool, kind: Kind| {
-        let of_arch = files.libraries.iter().filter(move |library| (library.arch == Arch::native()) == native);
-        of_arch.map(move |library| (kind, &library.source))
-    };
-    let placed = |firmware: bool, kind: Kind| {
-        let of_kind = files.placed.iter().filter(move |file| file.is_firmware() == firmware);
-        of_kind.map(move |file| (kind, &file.source))
-    };
-    let mut paths = Vec::new();
-    if chosen.binaries {
-        paths.extend(files.binaries.iter().map(|binary| (Kind::Binary, &binary.source)));
-    }
-    if chosen.libraries {
-        paths.extend(libraries(true, Kind::Library));
-    }
-    if chosen.selection.compat32 {
-        paths.extend(libraries(false, Kind::Library32));
-    }
-    paths.extend(ipc.iter().map(|ipc| (Kind::Ipc, &ipc.source)));
-    if chosen.firmwares {
-        paths.extend(placed(true, Kind::Firmware));
-    }
-    if everything {
-        paths.extend(placed(false, Kind::Description));
-    }
+/// Returns the chosen files, sorted by kind.
+fn paths<'a>(
+    files: &'a DriverFiles,
+    ipc: &'a [Ipc],
+    chosen: &Parts,
+    everything: bool,
+) -> Vec<(ItemKind, &'a HostPath)> {
+    let binaries = files.binaries.iter().map(|binary| (ItemKind::Binary, &binary.source));
+    let libraries = files.libraries.iter().map(|library| match library.arch == Arch::native() {
+        true => (ItemKind::Library, &library.source),
+        false => (ItemKind::Library32, &library.source),
+    });
+    let placed = files.placed.iter().map(|file| match file.is_firmware() {
+        true => (ItemKind::Firmware, &file.source),
+        false => (ItemKind::Description, &file.source),
+    });
+    let ipc = ipc.iter().map(|ipc| (ItemKind::Ipc, &ipc.source));
+    let mut paths: Vec<_> = binaries.chain(libraries).chain(placed).chain(ipc).collect();
+    paths.retain(|(kind, _)| match kind {
+        ItemKind::Binary => chosen.binaries,
+        ItemKind::Library => chosen.libraries,
+        ItemKind::Library32 => chosen.selection.compat32,
+        ItemKind::Firmware => chosen.firmwares,
+        ItemKind::Description => everything,
+        _ => true,
+    });
+    paths.sort_by_key(|(kind, _)| *kind);
     paths
 }

@@ -28,6 +28,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Result;
+
 use base::report::{catalog, failure};
 use base::sys::child;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
@@ -74,7 +76,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
         // The tests of the cost of a stage compare with this command, so it must not run clap.
         Some((word, [])) if word == "--version" => output::print(VERSION),
         _ => match parse::parse(&args) {
-            Ok(Parsed::Run(cli)) => carry_out(&cli, environment),
+            Ok(Parsed::Run(cli)) => carry_out(&cli, environment).unwrap_or_else(|error| failed(&error)),
             Ok(Parsed::Help(text)) => output::print(&text),
             Ok(Parsed::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
@@ -84,8 +86,15 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
 
 fn answer_probe() -> ExitCode {
     child::close_inherited();
-    let reply = probe::respond(std::io::stdin().lock()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    output::print_or_fail(reply, &mut Log::default())
+    match probe::respond(std::io::stdin().lock()) {
+        Ok(reply) => output::write(&reply),
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    Log::default().error(error);
+    ExitCode::FAILURE
 }
 
 fn usage_error(error: &anyhow::Error) -> ExitCode {
@@ -93,26 +102,26 @@ fn usage_error(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-fn carry_out(Cli { config, command }: &Cli, environment: Environment) -> ExitCode {
+fn carry_out(Cli { config, command }: &Cli, environment: Environment) -> Result<ExitCode> {
     let config = config.as_deref();
     let terminal = |output: &args::Output| environment.stdout(output.color);
     match command {
-        Command::Stage(stage) => stage.run(config, false),
+        Command::Stage(stage) => Ok(stage.run(config, false)),
         Command::Explain(options) => explain::run(options, config),
-        Command::Doctor(options) => doctor::run(options, config, terminal(&options.output)),
-        Command::Status(options) => status::run(options, terminal(&options.output)),
+        Command::Doctor(options) => Ok(doctor::run(options, config, terminal(&options.output))),
+        Command::Status(options) => status::run(*options, terminal(options)),
         Command::Why(options) => why::run(options, config, terminal(&options.output)),
         Command::Info(options) => info::run(options, config, terminal(&options.output)),
         Command::List(options) => list::run(options, config, terminal(&options.output)),
         Command::Prepare(options) => prepare::run(options, config),
         Command::Cdi(command) => cdi::run(command, config, environment),
-        Command::Completion { shell } => completion::run(*shell),
+        Command::Completion { shell } => Ok(completion::run(*shell)),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use anyhow::{Result, bail};
+    use anyhow::bail;
 
     use super::*;
 

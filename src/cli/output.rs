@@ -3,10 +3,6 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::Result;
-
-use crate::log::Log;
-
 /// Prints text. Fails if stdout cannot be written, for example because the reader of a pipe has ended.
 pub(crate) fn print(text: &str) -> ExitCode {
     write(text.as_bytes())
@@ -18,16 +14,5 @@ pub(crate) fn write(bytes: &[u8]) -> ExitCode {
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
-    }
-}
-
-/// Prints the text, or reports the error.
-pub(crate) fn print_or_fail(text: Result<String>, log: &mut Log) -> ExitCode {
-    match text {
-        Ok(text) => print(&text),
-        Err(error) => {
-            log.error(&error);
-            ExitCode::FAILURE
-        }
     }
 }

@@ -16,18 +16,11 @@ use super::{args, output, selection};
 use crate::log::Log;
 
 /// Prepares the host, and prints each action.
-pub(crate) fn run(options: &args::Prepare, config: Option<&Path>) -> ExitCode {
-    let mut log = Log::default();
-    let prepared = match run_as_root(options, config) {
-        Ok(prepared) => prepared,
-        Err(error) => {
-            log.error(&error);
-            return ExitCode::FAILURE;
-        }
-    };
+pub(crate) fn run(options: &args::Prepare, config: Option<&Path>) -> Result<ExitCode> {
+    let prepared = run_as_root(options, config)?;
     let printed = output::print(&prepared.done.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>());
-    prepared.failed.iter().for_each(|error| log.error(error));
-    if prepared.failed.is_empty() { printed } else { ExitCode::FAILURE }
+    prepared.failed.iter().for_each(|error| Log::default().error(error));
+    Ok(if prepared.failed.is_empty() { printed } else { ExitCode::FAILURE })
 }
 
 fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepared> {

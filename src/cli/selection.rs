@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_request_of_flags() {
-        let all = Capabilities::of(&Capability::ALL);
+        let all = Capabilities::new(&Capability::ALL);
         let devices = |options: &[&str]| {
             let request = parts(options).selection.request(all, &[], &Config::default());
             request.unwrap().devices.names().join(" ")
@@ -192,12 +192,12 @@ mod tests {
     #[test]
     fn the_administrator_has_the_last_word() {
         let config = Config {
-            supported_driver_capabilities: Capabilities::of(&[Capability::Utility]),
+            supported_driver_capabilities: Capabilities::new(&[Capability::Utility]),
             disable_require: true,
             ..Config::default()
         };
         let request = |capability, requirements: &[String], config| {
-            Selection::default().request(Capabilities::of(&[capability]), requirements, config)
+            Selection::default().request(Capabilities::new(&[capability]), requirements, config)
         };
         assert!(request(Capability::Utility, &["cuda>=99".into()], &config).unwrap().requirements.is_empty());
         let refused = request(Capability::Compute, &[], &config).unwrap_err();

@@ -11,28 +11,16 @@ use base::tree::Tree;
 
 use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
-use crate::engine::status::{self, Status};
-use crate::engine::{User, hooks, inspect_engines};
-use crate::log::Log;
+use crate::engine::User;
+use crate::engine::status::{self, EngineStatus};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
-pub fn run(options: &args::Status, terminal: Terminal) -> ExitCode {
-    let printed = statuses().and_then(|statuses| {
-        let all_active = statuses.iter().all(|status| status.active || !status.installed);
-        let text = if options.output.json { status::document(&statuses)? } else { text(&statuses, terminal) };
-        let printed = output::print(&text);
-        Ok(if all_active { printed } else { ExitCode::FAILURE })
-    });
-    printed.unwrap_or_else(|error| {
-        Log::default().error(&error);
-        ExitCode::FAILURE
-    })
-}
-
-fn statuses() -> Result<Vec<Status>> {
-    let host = Tree::open(&HostPath::new("/"))?;
-    let installed = hooks::installed(&host);
-    Ok(inspect_engines(&host, this_user()).iter().map(|engine| status::judge(engine, &installed)).collect())
+pub(super) fn run(options: args::Output, terminal: Terminal) -> Result<ExitCode> {
+    let statuses = status::statuses(&Tree::open(&HostPath::new("/"))?, this_user());
+    let all_active = statuses.iter().all(|status| status.active || !status.installed);
+    let text = if options.json { status::document(&statuses)? } else { text(&statuses, terminal) };
+    let printed = output::print(&text);
+    Ok(if all_active { printed } else { ExitCode::FAILURE })
 }
 
 /// Returns the calling user; `None` if it is root. The home directory is that of the user database, because the environment was
@@ -47,7 +35,7 @@ pub fn this_user() -> Option<User> {
     Some(User { name, uid: uid.as_raw(), home: entry.map(|entry| entry.dir).filter(|home| home != Path::new("/")) })
 }
 
-pub fn text(statuses: &[Status], terminal: Terminal) -> String {
+pub fn text(statuses: &[EngineStatus], terminal: Terminal) -> String {
     let width = terminal.column(statuses.iter().map(|status| status.engine.as_str()));
     let hang = width + 2;
     let mut lines = Vec::new();

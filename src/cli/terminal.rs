@@ -143,16 +143,18 @@ pub(crate) fn table<const N: usize>(rows: Vec<[Cell; N]>) -> Vec<Line> {
         }
     }
     let hang = widths.iter().take(N.saturating_sub(1)).map(|width| width + 2).sum();
-    let line = |row: [Cell; N]| {
-        let mut gap = 0;
-        let padded = row.into_iter().zip(widths).map(|((tone, text), width)| {
-            let cell = (tone, format!("{:gap$}{text}", ""));
-            gap = width + 2 - text.chars().count();
-            cell
-        });
-        Line { parts: padded.collect(), hang }
-    };
-    rows.into_iter().map(line).collect()
+    rows.into_iter().map(|row| Line { parts: padded(row, widths), hang }).collect()
+}
+
+/// Returns the cells of a row, each with the spaces that fill the column in front of it.
+fn padded<const N: usize>(row: [Cell; N], widths: [usize; N]) -> Vec<Cell> {
+    let mut gap = 0;
+    let cells = row.into_iter().zip(widths).map(|((tone, text), width)| {
+        let cell = (tone, format!("{:gap$}{text}", ""));
+        gap = width + 2 - text.chars().count();
+        cell
+    });
+    cells.collect()
 }
 
 impl Terminal {

@@ -32,12 +32,11 @@ struct Document<'a> {
 }
 
 /// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
-pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> ExitCode {
-    let text = match &options.container {
-        Some(name) => show(name, options, config, terminal),
-        None => list(options, terminal),
-    };
-    output::print_or_fail(text, &mut Log::default())
+pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+    Ok(output::print(&match &options.container {
+        Some(name) => show(name, options, config, terminal)?,
+        None => list(options, terminal)?,
+    }))
 }
 
 fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
@@ -77,7 +76,7 @@ fn document(records: Vec<&Record>, without_record: Option<WithoutRecord>) -> Res
 }
 
 /// A container without a record, as in most cases because it requests no GPU. The field names are part of the JSON interface.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct WithoutRecord {
     id: String,
     name: String,
@@ -91,10 +90,11 @@ struct WithoutRecord {
 }
 
 /// Why there is no record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum NotSetUp {
     /// The container requests no GPU.
+    #[default]
     Nothing,
     /// The container requests GPUs, and the hook leaves it unchanged.
     LeftAlone,
@@ -105,15 +105,8 @@ enum NotSetUp {
 fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord> {
     let spec = oci::spec_view::read(&known.bundle)?;
     let (config, _) = config::read(config)?;
-    let mut answer = WithoutRecord {
-        id: known.id.clone(),
-        name: known.names.first().cloned().unwrap_or_default(),
-        outcome: NotSetUp::Nothing,
-        reason: String::new(),
-        finding: "",
-        given: String::new(),
-        hint: String::new(),
-    };
+    let name = known.names.first().cloned().unwrap_or_default();
+    let mut answer = WithoutRecord { id: known.id.clone(), name, ..WithoutRecord::default() };
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => {
             answer.reason = reason;
@@ -149,7 +142,7 @@ impl WithoutRecord {
         if self.outcome != NotSetUp::Nothing {
             lines.push(format!("hint: {}", one_line(&self.hint)));
         }
-        lines.into_iter().map(|line| Line::new(4, line)).collect()
+        lines.into_iter().map(plain).collect()
     }
 }
 
@@ -175,9 +168,12 @@ pub fn to_text(record: &Record) -> String {
     Terminal::default().render(&lines(record))
 }
 
+fn plain(text: impl Into<String>) -> Line {
+    Line::new(4, text)
+}
+
 /// Returns the record as lines. Its texts can come from a container, so control characters are escaped.
 fn lines(record: &Record) -> Vec<Line> {
-    let plain = |text: String| Line::new(4, text);
     let container = &record.container;
     let mut lines = vec![plain(format!("container {}", named(&container.id, &container.name)))];
     if !container.pod.name.is_empty() {

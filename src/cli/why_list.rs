@@ -9,13 +9,14 @@ use crate::record::Record;
 /// Returns the indices of the devices: `0,1` for `GPU 0: …` and `GPU 1: …`, `0:1` for `MIG 0:1 of …`. For a text of another form,
 /// it is the first word.
 fn gpus(devices: &[String]) -> String {
-    let index = |device: &String| {
-        let rest = device.strip_prefix("GPU ").or_else(|| device.strip_prefix("MIG ")).unwrap_or(device);
-        let word = rest.split(' ').next().unwrap_or_default();
-        word.strip_suffix(':').unwrap_or(word).trim_start_matches("/dev/").to_owned()
-    };
-    let indices: Vec<_> = devices.iter().map(index).collect();
+    let indices: Vec<_> = devices.iter().map(|device| index(device)).collect();
     if indices.is_empty() { "-".to_owned() } else { one_line(&indices.join(",")) }
+}
+
+fn index(device: &str) -> &str {
+    let rest = device.strip_prefix("GPU ").or_else(|| device.strip_prefix("MIG ")).unwrap_or(device);
+    let word = rest.split(' ').next().unwrap_or_default();
+    word.strip_suffix(':').unwrap_or(word).trim_start_matches("/dev/")
 }
 
 /// Returns a table of the records: time, id, outcome, name, GPUs and reason.

@@ -20,9 +20,9 @@ use nvidia_host::inventory::procfs::DRIVER_PROC;
 use nvidia_host::inventory::report::Report;
 
 use super::inspect::CONFIG;
-use super::{Facts, Outcome};
+use super::{Check, Facts};
 use crate::engine::Engine;
-use crate::engine::status::{self, Status};
+use crate::engine::status::{self, EngineStatus};
 use crate::record::Record;
 use crate::record::store::Store;
 
@@ -39,8 +39,8 @@ type Member = (String, Vec<u8>);
 pub(crate) fn collect(
     host: &Tree,
     facts: &Facts,
-    outcomes: &[Outcome],
-    statuses: &[Status],
+    outcomes: &[Check],
+    statuses: &[EngineStatus],
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {
     let mut members = vec![
@@ -48,7 +48,7 @@ pub(crate) fn collect(
         ("status.json".to_owned(), status::document(statuses)?.into_bytes()),
         ("engines.json".to_owned(), bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
     ];
-    if let Some((Ok(inventory), _)) = &facts.driver.nvml {
+    if let Some(inventory) = facts.driver.inventory() {
         members.push(("info.json".to_owned(), bytes(&Report::from(inventory))?));
     }
     let config = config.unwrap_or_else(|| Path::new(CONFIG));

@@ -9,39 +9,35 @@ use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::inventory::identity::NOBODY;
 
-use super::facts::Node;
-use super::{Facts, Outcome, or};
+use super::facts::HostNode;
+use super::{Check, Facts, or};
 
-const NO_MODULE: &str = "the kernel module is not loaded";
+pub(super) const NO_MODULE: &str = "the kernel module is not loaded";
 
-pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn module(facts: &Facts) -> Check {
     let driver = &facts.driver;
     if let Some(version) = &driver.module {
-        return vec![Outcome::ok(format!("the kernel module of driver {version} is loaded"))];
+        return Check::ok(format!("the kernel module of driver {version} is loaded"));
     }
     if !facts.has_gpu() {
-        return vec![Outcome::skipped("this host has no NVIDIA GPU")];
+        return Check::skipped("this host has no NVIDIA GPU");
     }
     let gpus = || driver.pci.iter().flatten().filter(|device| device.is_gpu());
     let open = gpus().find(|gpu| matches!(gpu.driver.as_deref(), Some("nouveau" | "nova_core" | "nova-core")));
     if let Some(gpu) = open {
         let other = gpu.driver.as_deref().unwrap_or_default();
-        return vec![Outcome::of(
+        return Check::of(
             &catalog::NOT_LOADED,
             format!("the kernel module {other} drives {}, so nvidia is not loaded", gpu.address),
             format!("echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"),
-        )];
+        );
     }
     if gpus().next().is_some() && gpus().all(|gpu| gpu.driver.as_deref() == Some("vfio-pci")) {
         let what = "all GPUs are reserved for virtual machines (vfio-pci)";
-        return vec![Outcome::of(
-            &catalog::NOT_LOADED,
-            what,
-            "remove them from the option ids= of vfio-pci, and reboot",
-        )];
+        return Check::of(&catalog::NOT_LOADED, what, "remove them from the option ids= of vfio-pci, and reboot");
     }
     let Some(mut finding) = driver.diagnosis.clone() else {
-        return vec![Outcome::of(&catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia")];
+        return Check::of(&catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia");
     };
     if let Some(refused) = &driver.refused {
         finding.what = format!("{}; the kernel logged: {refused}", finding.what);
@@ -57,72 +53,70 @@ pub(super) fn module(facts: &Facts) -> Vec<Outcome> {
             _ => "sign the module, and enroll the key: mokutil --import KEY.der, then reboot".to_owned(),
         };
     }
-    vec![Outcome::found(finding)]
+    Check::found(finding)
 }
 
-pub(super) fn libraries(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn libraries(facts: &Facts) -> Check {
     let driver = &facts.driver;
     match (&driver.module, &driver.diagnosis) {
-        (None, _) if driver.on_disk.is_empty() => vec![Outcome::skipped("no driver is installed")],
-        (None, _) => vec![Outcome::skipped(format!("{NO_MODULE}, so the required version is unknown"))],
-        (Some(_), Some(finding)) => vec![Outcome::found(finding.clone())],
-        (Some(version), None) => {
-            vec![Outcome::ok(format!("libnvidia-ml has the version of the kernel module, {version}"))]
-        }
+        (None, _) if driver.on_disk.is_empty() => Check::skipped("no driver is installed"),
+        (None, _) => Check::skipped(format!("{NO_MODULE}, so the required version is unknown")),
+        (Some(_), Some(finding)) => Check::found(finding.clone()),
+        (Some(version), None) => Check::ok(format!("libnvidia-ml has the version of the kernel module, {version}")),
     }
 }
 
-pub(super) fn versions(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn versions(facts: &Facts) -> Check {
     let versions: Vec<_> = facts.driver.on_disk.iter().map(String::as_str).collect();
     match versions.as_slice() {
-        [] => return vec![Outcome::skipped("the library directories contain no driver")],
-        [one] => return vec![Outcome::ok(format!("only libraries of driver {one} are installed"))],
+        [] => return Check::skipped("the library directories contain no driver"),
+        [one] => return Check::ok(format!("only libraries of driver {one} are installed")),
         _ => {}
     }
     let what = format!("the libraries of driver {} are installed", versions.join(" and "));
-    vec![Outcome::of(&catalog::SEVERAL_VERSIONS, what, "remove the packages of the versions that are not loaded")]
+    Check::of(&catalog::SEVERAL_VERSIONS, what, "remove the packages of the versions that are not loaded")
 }
 
-pub(super) fn capabilities(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn capabilities(facts: &Facts) -> Vec<Check> {
     let driver = &facts.driver;
     if driver.module.is_none() || driver.diagnosis.is_some() {
-        return vec![Outcome::skipped("the driver is not complete")];
+        return vec![Check::skipped("the driver is not complete")];
     }
     let parts = [&driver.not_installed, &driver.unknown];
-    let notes = parts.into_iter().flatten().map(|finding| Outcome::found(finding.clone()));
+    let notes = parts.into_iter().flatten().map(|finding| Check::found(finding.clone()));
     if driver.lacking.is_empty() && driver.not_installed.is_none() {
-        let ok = Outcome::ok("the libraries of every driver capability are installed");
+        let ok = Check::ok("the libraries of every driver capability are installed");
         return std::iter::once(ok).chain(notes).collect();
     }
     let lacking = driver.lacking.iter().map(|(capability, finding)| {
         let fix = facts.distribution.package(*capability).unwrap_or(&finding.fix);
-        Outcome::of(&catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
+        Check::of(&catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
     });
     lacking.chain(notes).collect()
 }
 
 /// Checks the sockets of the driver's daemons.
-pub(super) fn daemons(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn daemons(facts: &Facts) -> Vec<Check> {
     let (given, refused) = &facts.driver.daemons;
     if !refused.is_empty() {
-        return refused.iter().map(|finding| Outcome::found(finding.clone())).collect();
+        return refused.iter().map(|finding| Check::found(finding.clone())).collect();
     }
     let given: Vec<_> = given.iter().map(ToString::to_string).collect();
     match given.as_slice() {
-        [] => vec![Outcome::skipped("no daemon of the driver runs")],
-        given => vec![Outcome::ok(format!("containers can reach {}", given.join(", ")))],
+        [] => vec![Check::skipped("no daemon of the driver runs")],
+        given => vec![Check::ok(format!("containers can reach {}", given.join(", ")))],
     }
 }
 
-pub(super) fn nodes(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn nodes(facts: &Facts) -> Vec<Check> {
     if facts.driver.module.is_none() {
-        return vec![Outcome::skipped(NO_MODULE)];
+        return vec![Check::skipped(NO_MODULE)];
     }
     let wrong = facts.driver.nodes.iter().filter_map(|node| match &node.found {
-        None => Some(Outcome::of(&catalog::NODE_MISSING, missing(&node.name), prepare(facts))),
+        None => Some(Check::of(&catalog::NODE_MISSING, missing(&node.name), prepare(facts))),
         Some(found) => is_another(node, found),
     });
-    or(wrong, Outcome::ok(format!("{} device nodes are there", facts.driver.nodes.len())))
+    or(wrong, Check::ok(format!("{} device nodes are there", facts.driver.nodes.len())))
 }
 
 fn missing(name: &str) -> String {
@@ -135,11 +129,11 @@ pub(super) fn prepare(facts: &Facts) -> &'static str {
 }
 
 /// Returns an outcome if the node is not the device that belongs to its name.
-fn is_another(node: &Node, found: &Located) -> Option<Outcome> {
+fn is_another(node: &HostNode, found: &Located) -> Option<Check> {
     if found.kind == FileType::CharacterDevice && found.device == (NVIDIA_MAJOR, node.minor) {
         return None;
     }
-    Some(Outcome::of(
+    Some(Check::of(
         &catalog::NODE_WRONG,
         format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor),
         format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display()),
@@ -147,23 +141,23 @@ fn is_another(node: &Node, found: &Located) -> Option<Outcome> {
 }
 
 /// Checks the node for display output. Without a display, no program on the host opens the node, so the driver does not create it.
-pub(super) fn modeset(facts: &Facts) -> Vec<Outcome> {
-    let Some(node) = &facts.driver.modeset else { return vec![Outcome::skipped(NO_MODULE)] };
+pub(super) fn modeset(facts: &Facts) -> Vec<Check> {
+    let Some(node) = &facts.driver.modeset else { return vec![Check::skipped(NO_MODULE)] };
     let Some(found) = &node.found else {
-        return vec![Outcome::of(&catalog::NO_MODESET, missing(&node.name), prepare(facts))];
+        return vec![Check::of(&catalog::NO_MODESET, missing(&node.name), prepare(facts))];
     };
-    or(is_another(node, found), Outcome::ok("the device node \"/dev/nvidia-modeset\" exists"))
+    or(is_another(node, found), Check::ok("the device node \"/dev/nvidia-modeset\" exists"))
 }
 
-pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn uvm(facts: &Facts) -> Check {
     if facts.driver.module.is_none() {
-        return vec![Outcome::skipped(NO_MODULE)];
+        return Check::skipped(NO_MODULE);
     }
     // Without /proc/modules, the module counts as loaded.
     let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
     let loaded = if is_loaded { "" } else { ", and the kernel module nvidia_uvm is not loaded" };
     if facts.driver.uvm.is_some() {
-        return vec![Outcome::ok("the device node \"/dev/nvidia-uvm\" exists")];
+        return Check::ok("the device node \"/dev/nvidia-uvm\" exists");
     }
     let fix = match &facts.user {
         Some(_) => {
@@ -173,7 +167,7 @@ pub(super) fn uvm(facts: &Facts) -> Vec<Outcome> {
     };
     let who = if facts.user.is_some() { "; rootless containers cannot load it" } else { "" };
     let what = format!("the device node \"/dev/nvidia-uvm\" is missing{loaded}{who}");
-    vec![Outcome::of(&catalog::NO_UVM, what, fix)]
+    Check::of(&catalog::NO_UVM, what, fix)
 }
 
 /// Returns whether a process without capabilities can read and write a node.
@@ -193,31 +187,31 @@ pub(super) fn allows(mode: u32, owner: u32, group: u32, uid: u32, is_in: impl Fn
     bits & 0o6 == 0o6
 }
 
-pub(super) fn hooks_user(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn hooks_user(facts: &Facts) -> Check {
     match &facts.driver.identity {
-        None if facts.driver.module.is_none() => vec![Outcome::skipped(NO_MODULE)],
-        None => vec![Outcome::skipped("only root can check whether the hook as root can open the GPUs")],
-        Some(Err(finding)) => vec![Outcome::found(finding.clone())],
+        None if facts.driver.module.is_none() => Check::skipped(NO_MODULE),
+        None => Check::skipped("only root can check whether the hook as root can open the GPUs"),
+        Some(Err(finding)) => Check::found(finding.clone()),
         Some(Ok(who)) => {
             let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
             let shut = nodes.clone().find(|node| !may_open(node, who.uid, |gid| gid == who.gid));
             let Some(node) = shut else {
                 if facts.driver.only_root_may_ask {
-                    return vec![only_root(nodes)];
+                    return only_root(nodes);
                 }
-                return vec![Outcome::ok(format!("user {}, group {} can open the GPUs", who.uid, who.gid))];
+                return Check::ok(format!("user {}, group {} can open the GPUs", who.uid, who.gid));
             };
             let what = format!("user {}, group {} cannot open {}", who.uid, who.gid, owned(node));
             let fix = format!(
                 "set user = \"root:{}\" in the [nvidia-container-cli] table of config.toml, or remove the line",
                 group(node.gid)
             );
-            vec![Outcome::of(&catalog::NVML_PERMISSION, what, fix)]
+            Check::of(&catalog::NVML_PERMISSION, what, fix)
         }
     }
 }
 
-fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Outcome {
+fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Check {
     let (what, fix) = if nodes.any(|node| !may_open(node, NOBODY, |gid| gid == node.gid)) {
         ("only root can open the driver's device nodes, so NVML runs as root", GIVE_A_GROUP)
     } else {
@@ -226,7 +220,7 @@ fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Outcome {
             "make the library readable, and the directories above it searchable, for all users (chmod o+rX)",
         )
     };
-    Outcome::of(&catalog::NVML_AS_ROOT, what, fix)
+    Check::of(&catalog::NVML_AS_ROOT, what, fix)
 }
 
 /// Returns the path of a node with its owner and mode: `"/dev/nvidia0" (root:video 0660)`.

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use base::report::catalog;
 use nvidia_host::timeouts;
 
-use super::gpus::count;
-use super::{Facts, Outcome, or};
-use crate::cdi_check::Verdict;
+use super::{Check, Facts, count, or};
+use crate::cdi_check::CdiVerdict;
+use crate::engine::cdi::list_paths;
 use crate::engine::hook_file::PRECREATE;
 use crate::engine::runtime::Runtime;
-use crate::engine::{Engine, Kind, Version, status};
+use crate::engine::{Engine, EngineKind, Version, status};
 
 /// The first crun that lets systemd apply device rules.
 const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);
@@ -25,35 +25,35 @@ fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
 
 /// Returns the installed engines that read hooks directories.
 fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
-    installed(facts).filter(|engine| engine.kind != Kind::Docker)
+    installed(facts).filter(|engine| engine.kind != EngineKind::Docker)
 }
 
-pub(super) fn hook(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn hook(facts: &Facts) -> Vec<Check> {
     let unseen = facts.engines.iter().flat_map(|engine| &engine.unseen);
-    let unseen = unseen.map(|file| Outcome::skipped(format!("this user cannot read {file:?}")));
+    let unseen = unseen.map(|file| Check::skipped(format!("this user cannot read {file:?}")));
     let outcomes = with_hooks(facts).map(|engine| in_engine(facts, engine)).chain(unseen);
-    or(outcomes, Outcome::skipped("neither Podman nor CRI-O is installed"))
+    or(outcomes, Check::skipped("neither Podman nor CRI-O is installed"))
 }
 
-fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
+fn in_engine(facts: &Facts, engine: &Engine) -> Check {
     let status = status::judge(engine, &facts.installed);
     let what = format!("{}: {}", engine.kind, status.why);
     if status.active {
         let active = format!("{} starts the hook, from {}", engine.kind, status.files());
         if status.why.is_empty() {
-            return Outcome::ok(active);
+            return Check::ok(active);
         }
         let file = status.hooks.first().map(|hook| hook.file.display().to_string()).unwrap_or_default();
         let fix = match status.fix.as_str() {
             "" => format!("set \"when\": {{\"always\": true}} in {file}"),
             fix => fix.to_owned(),
         };
-        return Outcome::of(&catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
+        return Check::of(&catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
     }
     let usable = usable_cdi_devices(facts, engine);
     let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
     if !stops && usable > 0 {
-        return Outcome::ok(format!(
+        return Check::ok(format!(
             "{}: the hook is not active, but the engine can use {}: {}",
             engine.kind,
             count(usable, "CDI device"),
@@ -61,11 +61,11 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Outcome {
         ));
     }
     let kind = if stops { &catalog::ENGINE_STOPPED } else { &catalog::NOT_ACTIVE };
-    Outcome::of(kind, what, status.fix)
+    Check::of(kind, what, status.fix)
 }
 
 /// Checks the timeouts of hook files. With a shorter one, the runtime kills the hook before it can report that NVML hangs.
-pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn timeouts(facts: &Facts) -> Vec<Check> {
     let nvml = facts.settings().nvml_timeout;
     let needed = timeouts::longest_call(nvml).as_secs();
     let mut files = BTreeMap::new();
@@ -73,7 +73,7 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
         files.insert(&entry.file, entry.hook.timeout);
     }
     if files.is_empty() {
-        return vec![Outcome::skipped("no engine starts the hook")];
+        return vec![Check::skipped("no engine starts the hook")];
     }
     let enough = needed.max(timeouts::HOOK.as_secs());
     let mut outcomes = Vec::new();
@@ -93,29 +93,29 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Outcome> {
                 format!("set \"timeout\": {enough} in the \"hook\" of {name}"),
             ),
         };
-        outcomes.push(Outcome::of(&catalog::TIMEOUTS, what, fix));
+        outcomes.push(Check::of(&catalog::TIMEOUTS, what, fix));
     }
-    or(outcomes, Outcome::ok("the hook files have timeouts that are long enough for the driver"))
+    or(outcomes, Check::ok("the hook files have timeouts that are long enough for the driver"))
 }
 
 /// Returns the number of usable CDI devices for GPUs, with which an engine needs no hook.
 fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
     let view = facts.cdi.iter().find(|view| view.dirs == engine.settings.cdi_dirs);
-    let of_nvidia = |verdict: &&Verdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
+    let of_nvidia = |verdict: &&CdiVerdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
     view.map_or(0, |view| view.verdicts.iter().filter(of_nvidia).count())
 }
 
-pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
     let mut outcomes = Vec::new();
     for engine in with_hooks(facts) {
         for entry in engine.hooks.entries.iter().filter(|entry| entry.is_nvidias()) {
             let what = format!("{} starts {}, from {}", engine.kind, entry.hook.path.display(), entry.file.display());
             let fix = format!("remove NVIDIA's package, or: mv {0} {0}.off", entry.file.display());
-            outcomes.push(Outcome::of(&catalog::SECOND_HOOK, what, fix));
+            outcomes.push(Check::of(&catalog::SECOND_HOOK, what, fix));
         }
         let ours: Vec<_> = status::ours(engine).collect();
         if let [first, second, ..] = ours.as_slice()
-            && first.hook.stages.contains(&PRECREATE.to_owned()) == second.hook.stages.contains(&PRECREATE.to_owned())
+            && first.hook.is_at(PRECREATE) == second.hook.is_at(PRECREATE)
         {
             let what = format!(
                 "{} starts the hook twice, from {} and {}",
@@ -123,22 +123,21 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Outcome> {
                 first.file.display(),
                 second.file.display()
             );
-            outcomes.push(Outcome::of(&catalog::SECOND_HOOK, what, format!("rm {}", second.file.display())));
+            outcomes.push(Check::of(&catalog::SECOND_HOOK, what, format!("rm {}", second.file.display())));
         }
     }
-    or(outcomes, Outcome::ok("no engine starts another NVIDIA hook"))
+    or(outcomes, Check::ok("no engine starts another NVIDIA hook"))
 }
 
-pub(super) fn nvidias_programs(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn nvidias_programs(facts: &Facts) -> Check {
     if facts.nvidias.is_empty() {
-        return vec![Outcome::ok("NVIDIA's container toolkit is not installed")];
+        return Check::ok("NVIDIA's container toolkit is not installed");
     }
-    let names: Vec<_> = facts.nvidias.iter().map(|path| path.display().to_string()).collect();
-    vec![Outcome::of(
+    Check::of(
         &catalog::NVIDIA_BESIDE,
-        format!("NVIDIA's container toolkit is also installed: {}", names.join(", ")),
+        format!("NVIDIA's container toolkit is also installed: {}", list_paths(&facts.nvidias)),
         "remove nvidia-container-toolkit and libnvidia-container-tools, unless other programs need them",
-    )]
+    )
 }
 
 fn runtimes(facts: &Facts) -> impl Iterator<Item = (&Engine, &Runtime)> {
@@ -155,35 +154,35 @@ fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
 
 /// Returns whether the hook changes device cgroups: not those of rootless containers, which have none, and not at precreate.
 fn adds_devices(engine: &Engine) -> bool {
-    let at_precreate = status::ours(engine).any(|entry| entry.hook.stages.iter().any(|stage| stage == PRECREATE));
-    !matches!(engine.kind, Kind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
+    let at_precreate = status::ours(engine).any(|entry| entry.hook.is_at(PRECREATE));
+    !matches!(engine.kind, EngineKind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
 }
 
-pub(super) fn runtime(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn runtime(facts: &Facts) -> Vec<Check> {
     let outcomes = runtimes(facts).map(|(engine, runtime)| runtime_of(facts, engine, runtime));
-    or(outcomes, Outcome::skipped("neither Podman nor CRI-O is installed"))
+    or(outcomes, Check::skipped("neither Podman nor CRI-O is installed"))
 }
 
-fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Outcome {
+fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Check {
     let Some(program) = &runtime.program else {
         let what = format!("{}: the runtime {} is missing", engine.kind, runtime.name);
         let from =
-            if engine.kind == Kind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
-        return Outcome::of(&catalog::NO_RUNTIME, what, format!("install {}, or change {from}", runtime.name));
+            if engine.kind == EngineKind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
+        return Check::of(&catalog::NO_RUNTIME, what, format!("install {}, or change {from}", runtime.name));
     };
     let version = runtime.version.map_or_else(|| "of unknown version".to_owned(), |version| version.to_string());
     let is_new_crun = runtime.name == "crun" && runtime.version.is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
     if is_new_crun && by_systemd(facts, engine) && adds_devices(engine) && facts.cgroup_v2 == Some(true) {
         let what =
             format!("{}: with crun {version}, systemd applies device rules, and the hook cannot add any", engine.kind);
-        return Outcome::of(&catalog::CRUN, what, LIST_DEVICES);
+        return Check::of(&catalog::CRUN, what, LIST_DEVICES);
     }
-    Outcome::ok(format!("{} starts containers with {} ({} {version})", engine.kind, program.display(), runtime.name))
+    Check::ok(format!("{} starts containers with {} ({} {version})", engine.kind, program.display(), runtime.name))
 }
 
-pub(super) fn cgroups(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn cgroups(facts: &Facts) -> Check {
     let Some(v2) = facts.cgroup_v2 else {
-        return vec![Outcome::skipped("no device cgroups are mounted at /sys/fs/cgroup")];
+        return Check::skipped("no device cgroups are mounted at /sys/fs/cgroup");
     };
     let at_risk: Vec<_> =
         with_hooks(facts).filter(|engine| adds_devices(engine) && by_systemd(facts, engine)).collect();
@@ -192,14 +191,14 @@ pub(super) fn cgroups(facts: &Facts) -> Vec<Outcome> {
             "{}: systemd manages cgroups of version 1, and removes the rules of the hook when it reloads its configuration",
             engine.kind
         );
-        return vec![Outcome::of(&catalog::RELOAD_CUTS, what, LIST_DEVICES)];
+        return Check::of(&catalog::RELOAD_CUTS, what, LIST_DEVICES);
     }
-    vec![Outcome::ok(format!("the host uses cgroup version {}", if v2 { 2 } else { 1 }))]
+    Check::ok(format!("the host uses cgroup version {}", if v2 { 2 } else { 1 }))
 }
 
-pub(super) fn dev_char(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn dev_char(facts: &Facts) -> Check {
     if facts.driver.nodes.is_empty() {
-        return vec![Outcome::skipped("the device nodes are missing")];
+        return Check::skipped("the device nodes are missing");
     }
     let needing = runtimes(facts).find(|(engine, runtime)| {
         let is_old = runtime.version.is_some_and(|version| version < RUNC_WITHOUT_DEV_CHAR);
@@ -210,31 +209,31 @@ pub(super) fn dev_char(facts: &Facts) -> Vec<Outcome> {
             let version = runtime.version.unwrap_or_default();
             let what =
                 format!("{}: runc {version} denies access to {node:?}, which has no link in /dev/char", engine.kind);
-            vec![Outcome::of(&catalog::DEV_CHAR, what, "oci-nvidia-hook prepare; or install runc 1.1.7 or newer")]
+            Check::of(&catalog::DEV_CHAR, what, "oci-nvidia-hook prepare; or install runc 1.1.7 or newer")
         }
-        (None, _) => vec![Outcome::ok("no runtime of this host needs links in /dev/char")],
-        (Some(_), None) => vec![Outcome::ok("the device nodes have their links in /dev/char")],
+        (None, _) => Check::ok("no runtime of this host needs links in /dev/char"),
+        (Some(_), None) => Check::ok("the device nodes have their links in /dev/char"),
     }
 }
 
-pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
     /// A broken file affects all devices of a host.
     const MOST: usize = 3;
     let mut outcomes = Vec::new();
     for view in &facts.cdi {
-        outcomes.extend(view.conflicts.iter().take(MOST).map(|conflict| Outcome::found(conflict.clone())));
+        outcomes.extend(view.conflicts.iter().take(MOST).map(|conflict| Check::found(conflict.clone())));
         let bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
         for verdict in bad.iter().take(MOST) {
             let what = format!("{}: {}: {}", view.engines, verdict.subject, verdict.reason);
-            outcomes.push(Outcome::of(&catalog::SPEC_USELESS, what, verdict.hint.clone()));
+            outcomes.push(Check::of(&catalog::SPEC_USELESS, what, verdict.hint.clone()));
         }
         if bad.len() > MOST {
             let more = format!("{} with similar problems", count(bad.len() - MOST, "more device"));
-            outcomes.push(Outcome::of(&catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
+            outcomes.push(Check::of(&catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
         }
         let hidden = view.verdicts.iter().find(|verdict| verdict.root_only);
         if let Some(verdict) = hidden {
-            outcomes.push(Outcome::of(
+            outcomes.push(Check::of(
                 &catalog::SPEC_USELESS,
                 format!("{}: {}", verdict.file, verdict.reason),
                 verdict.hint.clone(),
@@ -242,31 +241,31 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Outcome> {
         }
         let good = view.verdicts.iter().filter(|verdict| verdict.ok).count();
         if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() {
-            let dirs: Vec<_> = view.dirs.iter().map(|dir| dir.display().to_string()).collect();
             let what = if good == 0 {
-                format!("no CDI devices in {}; \"oci-nvidia-hook cdi generate\" writes a spec", dirs.join(", "))
+                let dirs = list_paths(&view.dirs);
+                format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
             } else {
                 format!("{} can use {}", view.engines, count(good, "CDI device"))
             };
-            outcomes.push(Outcome::ok(what));
+            outcomes.push(Check::ok(what));
         }
     }
-    or(outcomes, Outcome::skipped("no engine that reads CDI is installed"))
+    or(outcomes, Check::skipped("no engine that reads CDI is installed"))
 }
 
-pub(super) fn exposed(facts: &Facts) -> Vec<Outcome> {
-    let crio = installed(facts).any(|engine| engine.kind == Kind::Crio && status::ours(engine).next().is_some());
+pub(super) fn exposed(facts: &Facts) -> Check {
+    let crio = installed(facts).any(|engine| engine.kind == EngineKind::Crio && status::ours(engine).next().is_some());
     if !crio {
-        return vec![Outcome::skipped("the hook is not active in CRI-O")];
+        return Check::skipped("the hook is not active in CRI-O");
     }
     if !facts.settings().accept_envvar_when_unprivileged {
-        return vec![Outcome::ok("pods get only the GPUs that the scheduler assigned to them")];
+        return Check::ok("pods get only the GPUs that the scheduler assigned to them");
     }
-    vec![Outcome::of(
+    Check::of(
         &catalog::EXPOSED,
         "every pod can request all GPUs with NVIDIA_VISIBLE_DEVICES",
         "write the lines accept-nvidia-visible-devices-envvar-when-unprivileged = false and \
          accept-nvidia-visible-devices-as-volume-mounts = true to \
          /etc/nvidia-container-runtime/config.toml.d/50-locked.toml",
-    )]
+    )
 }

@@ -15,7 +15,7 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files::CapFile;
 
-use crate::cdi_check::Verdict;
+use crate::cdi_check::CdiVerdict;
 use crate::engine::{Engine, User};
 
 #[derive(Debug)]
@@ -71,22 +71,21 @@ pub struct DriverFacts {
     /// The sockets and directories of daemons that containers get, and findings about those that they do not get
     pub daemons: (Vec<HostPath>, Vec<Finding>),
     /// Device nodes that every GPU needs, and those of each GPU
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<HostNode>,
     /// `/dev/nvidia-uvm`
     pub uvm: Option<Located>,
     /// `/dev/nvidia-modeset`, if the kernel module is loaded
-    pub modeset: Option<Node>,
+    pub modeset: Option<HostNode>,
     /// The MIG capabilities that the kernel module lists
     pub mig_caps: Vec<CapFile>,
     /// The user and group that ask NVML; `None` if they are unknown
     pub identity: Option<Result<Identity, Finding>>,
     /// Whether NVML must run as root, because no other user can open the nodes or read the library
     pub only_root_may_ask: bool,
-    /// NVML's answer, and how long it took; `None` if NVML was not asked
-    pub nvml: Option<(Result<Inventory, Finding>, Duration)>,
+    /// `None` if NVML was not asked
+    pub nvml: Option<Nvml>,
     /// Why NVML was not asked
     pub not_asked: String,
-    pub question: Option<Question>,
     pub persistenced: bool,
     pub fabric_manager: bool,
     /// Device nodes without their link in /dev/char
@@ -105,12 +104,20 @@ pub struct PciDevice {
 
 /// An expected device node, and the file that was found.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct HostNode {
     /// `nvidia0`
     pub name: String,
     /// Its minor number; the major is 195
     pub minor: u32,
     pub found: Option<Located>,
+}
+
+/// A question for NVML, and the answer.
+#[derive(Debug)]
+pub struct Nvml {
+    pub question: Question,
+    pub answer: Result<Inventory, Finding>,
+    pub took: Duration,
 }
 
 /// The settings of SELinux.
@@ -129,9 +136,16 @@ pub struct CdiView {
     pub engines: String,
     pub dirs: Vec<PathBuf>,
     /// A verdict for each device, and for each file that the engines cannot read
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<CdiVerdict>,
     /// Devices that two files contain
     pub conflicts: Vec<Finding>,
+}
+
+impl DriverFacts {
+    /// Returns the inventory, if NVML answered.
+    pub fn inventory(&self) -> Option<&Inventory> {
+        self.nvml.as_ref()?.answer.as_ref().ok()
+    }
 }
 
 impl Facts {

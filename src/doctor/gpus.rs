@@ -9,51 +9,44 @@ use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, pe
 use nvidia_host::inventory::{Gpu, Inventory};
 
 use super::driver::prepare;
-use super::facts::PciDevice;
-use super::{Facts, Outcome, or};
+use super::facts::{Nvml, PciDevice};
+use super::{Check, Facts, count, or};
 
 /// The time after which NVML counts as slow. With persistence mode, NVML takes less time for eight GPUs.
 const SLOW: Duration = Duration::from_secs(3);
 
-pub(super) fn on_the_bus(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn on_the_bus(facts: &Facts) -> Check {
     let Some(devices) = &facts.driver.pci else {
-        return vec![Outcome::skipped("the PCI bus cannot be inspected: /sys/bus/pci/devices is missing")];
+        return Check::skipped("the PCI bus cannot be inspected: /sys/bus/pci/devices is missing");
     };
     let gpus: Vec<_> = devices.iter().filter(|device| device.is_gpu()).collect();
     if gpus.is_empty() {
         // The integrated GPU of an SoC is not on a PCI bus.
         if facts.driver.module.is_some() {
-            return vec![Outcome::ok("no GPU is on the PCI bus, but the driver is loaded")];
+            return Check::ok("no GPU is on the PCI bus, but the driver is loaded");
         }
         let fix = "check \"lspci -d 10de:\", the settings of the firmware, and whether the GPU is seated correctly";
-        return vec![Outcome::of(&catalog::NO_GPU, "this host has no NVIDIA GPU on its PCI bus", fix)];
+        return Check::of(&catalog::NO_GPU, "this host has no NVIDIA GPU on its PCI bus", fix);
     }
     let kept: Vec<_> = gpus.iter().filter(|gpu| gpu.driver.as_deref() == Some("vfio-pci")).collect();
     let more =
         if kept.is_empty() { String::new() } else { format!(", {} of them reserved for virtual machines", kept.len()) };
-    vec![Outcome::ok(format!("{} on the PCI bus{more}", count(gpus.len(), "NVIDIA GPU")))]
+    Check::ok(format!("{} on the PCI bus{more}", count(gpus.len(), "NVIDIA GPU")))
 }
 
-/// Returns a number with a noun, in the singular or plural.
-pub(super) fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
-
-pub(super) fn nvml(facts: &Facts) -> Vec<Outcome> {
-    let Some((answer, took)) = &facts.driver.nvml else {
-        return vec![Outcome::skipped(facts.driver.not_asked.clone())];
-    };
+pub(super) fn nvml(facts: &Facts) -> Check {
+    let Some(Nvml { answer, took, .. }) = &facts.driver.nvml else { return Check::skipped(&facts.driver.not_asked) };
     match answer {
         // The check "groups" reports that this user cannot open the nodes, with the group.
         Err(finding) if facts.user.is_some() && finding.kind.id == catalog::NVML_PERMISSION.id => {
-            vec![Outcome::skipped("this user cannot open the GPUs")]
+            Check::skipped("this user cannot open the GPUs")
         }
-        Err(finding) => vec![Outcome::found(finding.clone())],
-        Ok(inventory) if *took > SLOW => vec![Outcome::of(
+        Err(finding) => Check::found(finding.clone()),
+        Ok(inventory) if *took > SLOW => Check::of(
             &catalog::SLOW_NVML,
             format!("NVML took {:.1} s for {}", took.as_secs_f32(), count(inventory.gpus.len(), "GPU")),
             "systemctl enable --now nvidia-persistenced",
-        )],
+        ),
         Ok(inventory) => {
             let cuda = if inventory.cuda_version.is_empty() { "unknown" } else { &inventory.cuda_version };
             let what = format!(
@@ -61,35 +54,31 @@ pub(super) fn nvml(facts: &Facts) -> Vec<Outcome> {
                 count(inventory.gpus.len(), "GPU"),
                 inventory.driver_version
             );
-            vec![Outcome::ok(what)]
+            Check::ok(what)
         }
     }
 }
 
-pub(super) fn failed(facts: &Facts) -> Vec<Outcome> {
-    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
-        return vec![Outcome::skipped("NVML did not answer")];
-    };
+pub(super) fn failed(facts: &Facts) -> Vec<Check> {
+    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
     // The check "nodes" reports missing nodes.
     let failed: Vec<_> = inventory.failed.iter().filter(|failed| !failed.node_missing).collect();
     if failed.is_empty() {
-        return vec![Outcome::ok("all GPUs with a device node work")];
+        return vec![Check::ok("all GPUs with a device node work")];
     }
     let xid = facts.driver.xid.as_ref().map(|xid| format!(" (the kernel logged: {xid})")).unwrap_or_default();
     let fix = "run \"nvidia-smi -q\" and \"journalctl -k | grep NVRM\"; a GPU that fell off the bus needs a reset or a reboot";
-    failed.iter().map(|failed| Outcome::of(&catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)).collect()
+    failed.iter().map(|failed| Check::of(&catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)).collect()
 }
 
-pub(super) fn limits(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn limits(facts: &Facts) -> Vec<Check> {
     let limits = facts.settings().devices;
     if limits == Limits::default() {
-        return vec![Outcome::ok("config.toml does not limit the GPUs")];
+        return vec![Check::ok("config.toml does not limit the GPUs")];
     }
-    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
-        return vec![Outcome::skipped("NVML did not answer")];
-    };
+    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
     let findings = nvidia_host::inventory::limits::findings(&limits, inventory);
-    or(findings.into_iter().map(Outcome::found), Outcome::ok(limits_in_words(&limits, inventory)))
+    or(findings.into_iter().map(Check::found), Check::ok(limits_in_words(&limits, inventory)))
 }
 
 /// Returns the devices that containers cannot get, so that the administrator can compare them with the intention.
@@ -105,60 +94,54 @@ fn limits_in_words(limits: &Limits, inventory: &Inventory) -> String {
     }
 }
 
-pub(super) fn persistence(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn persistence(facts: &Facts) -> Check {
     if facts.driver.module.is_none() {
-        return vec![Outcome::skipped("the kernel module is not loaded")];
+        return Check::skipped("the kernel module is not loaded");
     }
     if facts.driver.persistenced {
-        return vec![Outcome::ok("nvidia-persistenced runs")];
+        return Check::ok("nvidia-persistenced runs");
     }
-    vec![Outcome::of(
+    Check::of(
         &catalog::NO_PERSISTENCE,
         "nvidia-persistenced does not run",
         "systemctl enable --now nvidia-persistenced",
-    )]
+    )
 }
 
-pub(super) fn fabric(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn fabric(facts: &Facts) -> Check {
     let switches = facts.driver.pci.iter().flatten().filter(|device| PciDevice::is_switch(device)).count();
     if switches == 0 {
-        return vec![Outcome::skipped("this host has no NVSwitch on its PCI bus")];
+        return Check::skipped("this host has no NVSwitch on its PCI bus");
     }
     if facts.driver.fabric_manager {
-        return vec![Outcome::ok(format!("the fabric manager runs, for {}", count(switches, "NVSwitch device")))];
+        return Check::ok(format!("the fabric manager runs, for {}", count(switches, "NVSwitch device")));
     }
-    vec![Outcome::of(
+    Check::of(
         &catalog::NO_FABRIC_MANAGER,
         format!("this host has {}, but the fabric manager does not run", count(switches, "NVSwitch device")),
         "install the fabric manager in the version of the driver: systemctl enable --now nvidia-fabricmanager",
-    )]
+    )
 }
 
-pub(super) fn mig(facts: &Facts) -> Vec<Outcome> {
-    let Some((Ok(inventory), _)) = &facts.driver.nvml else {
-        return vec![Outcome::skipped("NVML did not answer")];
-    };
+pub(super) fn mig(facts: &Facts) -> Vec<Check> {
+    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
     let split: Vec<_> = inventory.gpus.iter().filter(|gpu| gpu.mig_enabled).collect();
     if split.is_empty() {
-        return vec![Outcome::ok("no GPU is in MIG mode")];
+        return vec![Check::ok("no GPU is in MIG mode")];
     }
     let wrong: Vec<_> = split.iter().filter_map(|gpu| mig_of(facts, gpu)).collect();
     if wrong.is_empty() {
         let devices: usize = split.iter().map(|gpu| gpu.mig_devices.len()).sum();
-        return vec![Outcome::ok(format!(
-            "{} in MIG mode, {}",
-            count(split.len(), "GPU"),
-            count(devices, "MIG device")
-        ))];
+        return vec![Check::ok(format!("{} in MIG mode, {}", count(split.len(), "GPU"), count(devices, "MIG device")))];
     }
     wrong
 }
 
 /// Returns an outcome if a GPU in MIG mode has no MIG devices. Partitioning it again would stop containers that use existing
 /// instances, so the fix suggests that only if the driver lists none.
-fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Outcome> {
+fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     if !gpu.unlisted_mig.is_empty() {
-        return Some(Outcome::of(&catalog::NODE_MISSING, mig_nodes_missing(gpu), prepare(facts)));
+        return Some(Check::of(&catalog::NODE_MISSING, mig_nodes_missing(gpu), prepare(facts)));
     }
     if !gpu.mig_devices.is_empty() {
         return None;
@@ -184,5 +167,5 @@ fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Outcome> {
             format!("nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"),
         )
     };
-    Some(Outcome::of(&catalog::MIG_EMPTY, what, fix))
+    Some(Check::of(&catalog::MIG_EMPTY, what, fix))
 }

@@ -4,19 +4,19 @@ use base::report::catalog;
 use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
 use super::driver::{group, may_open, owned};
-use super::{Facts, Outcome};
-use crate::engine::Kind;
+use super::{Check, Facts};
+use crate::engine::EngineKind;
 
-pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn config(facts: &Facts) -> Vec<Check> {
     match &facts.config {
-        Err(finding) => vec![Outcome::found(finding.clone())],
+        Err(finding) => vec![Check::found(finding.clone())],
         Ok((_, findings)) if findings.is_empty() && !facts.has_config => {
-            vec![Outcome::ok("config.toml does not exist: the defaults are used")]
+            vec![Check::ok("config.toml does not exist: the defaults are used")]
         }
         Ok((config, findings)) => {
-            let mut outcomes: Vec<_> = findings.iter().map(|finding| Outcome::found(finding.clone())).collect();
+            let mut outcomes: Vec<_> = findings.iter().map(|finding| Check::found(finding.clone())).collect();
             if !config.edit_cgroups && facts.user.is_none() {
-                outcomes.push(Outcome::of(
+                outcomes.push(Check::of(
                     &catalog::NO_CGROUPS,
                     "no-cgroups = true in config.toml: containers of rootful engines cannot open the GPUs unless \
                      config.json lists them (CDI, precreate)",
@@ -24,64 +24,58 @@ pub(super) fn config(facts: &Facts) -> Vec<Outcome> {
                 ));
             }
             if outcomes.is_empty() {
-                outcomes.push(Outcome::ok("config.toml is valid"));
+                outcomes.push(Check::ok("config.toml is valid"));
             }
             outcomes
         }
     }
 }
 
-pub(super) fn log(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn log(facts: &Facts) -> Check {
     match &facts.log {
-        None if facts.journal => vec![Outcome::ok("the log is the journal: \"journalctl -t oci-nvidia-hook\"")],
-        None => {
-            vec![Outcome::ok(
-                "no log: the journal does not run; \"oci-nvidia-hook why\" shows the records of containers",
-            )]
-        }
-        Some((path, Ok(()))) => vec![Outcome::ok(format!("the log file {path:?} is writable"))],
+        None if facts.journal => Check::ok("the log is the journal: \"journalctl -t oci-nvidia-hook\""),
+        None => Check::ok("no log: the journal does not run; \"oci-nvidia-hook why\" shows the records of containers"),
+        Some((path, Ok(()))) => Check::ok(format!("the log file {path:?} is writable")),
         Some((path, Err(_))) if facts.user.is_some() => {
-            vec![Outcome::skipped(format!("this user cannot write to the log file {path:?}"))]
+            Check::skipped(format!("this user cannot write to the log file {path:?}"))
         }
-        Some((path, Err(why))) => vec![Outcome::of(
+        Some((path, Err(why))) => Check::of(
             &catalog::NO_LOG,
             format!("cannot write to the log file {path:?}: {why}"),
             "set debug in config.toml to a file in an existing directory",
-        )],
+        ),
     }
 }
 
-pub(super) fn selinux(facts: &Facts) -> Vec<Outcome> {
-    let Some(selinux) = facts.selinux else { return vec![Outcome::skipped("the kernel has no SELinux")] };
+pub(super) fn selinux(facts: &Facts) -> Check {
+    let Some(selinux) = facts.selinux else { return Check::skipped("the kernel has no SELinux") };
     if !selinux.enforcing {
-        return vec![Outcome::ok("SELinux is not in enforcing mode")];
+        return Check::ok("SELinux is not in enforcing mode");
     }
     match (selinux.devices, selinux.xserver_devices) {
-        (Some(true), _) => vec![Outcome::ok("containers can use devices (container_use_devices)")],
-        (_, Some(true)) => vec![Outcome::ok("containers can use the GPUs (container_use_xserver_devices)")],
-        (None, None) => {
-            vec![Outcome::skipped("the booleans of the policy for containers are missing, or cannot be read")]
-        }
+        (Some(true), _) => Check::ok("containers can use devices (container_use_devices)"),
+        (_, Some(true)) => Check::ok("containers can use the GPUs (container_use_xserver_devices)"),
+        (None, None) => Check::skipped("the booleans of the policy for containers are missing, or cannot be read"),
         (_, xserver) => {
             // container_use_xserver_devices is newer and allows less.
             let boolean = if xserver.is_some() { "container_use_xserver_devices" } else { "container_use_devices" };
-            vec![Outcome::of(
+            Check::of(
                 &catalog::SELINUX,
                 format!("SELinux is in enforcing mode, and {boolean} is off"),
                 format!("setsebool -P {boolean} on"),
-            )]
+            )
         }
     }
 }
 
-pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
+pub(super) fn groups(facts: &Facts) -> Check {
     let nodes = || facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
     if nodes().next().is_none() {
-        return vec![Outcome::skipped("the device nodes are missing")];
+        return Check::skipped("the device nodes are missing");
     }
     let only_for_a_group = nodes().filter(|node| node.mode & 0o006 != 0o006);
     let Some((gid, mode)) = only_for_a_group.map(|node| (node.gid, node.mode)).min() else {
-        return vec![Outcome::ok("every user can open the device nodes")];
+        return Check::ok("every user can open the device nodes");
     };
     let name = group(gid);
     let Some(user) = &facts.user else {
@@ -89,7 +83,7 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         if join("USER", gid, mode) == GIVE_A_GROUP {
             let what = "only root can open the device nodes: containers need nodes of their own, which the hook, CDI or a \
                         device plugin creates; rootless Podman has no access";
-            return vec![Outcome::of(&catalog::GROUP_NODES, what, GIVE_A_GROUP)];
+            return Check::of(&catalog::GROUP_NODES, what, GIVE_A_GROUP);
         }
         let what = format!(
             "only members of the group {name} can open the device nodes: users of rootless Podman must join it, and processes of \
@@ -97,14 +91,14 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         );
         let join = join("USER", gid, mode);
         let fix = format!("{join}; for containers --group-add {gid}; in a pod supplementalGroups: [{gid}]");
-        return vec![Outcome::of(&catalog::GROUP_NODES, what, fix)];
+        return Check::of(&catalog::GROUP_NODES, what, fix);
     };
     if let Some(node) = nodes().find(|node| !may_open(node, user.uid, |gid| facts.groups.contains(&gid))) {
         let what = format!("user {} cannot open {}", user.name, owned(node));
         let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
-        return vec![Outcome::of(&catalog::NODE_ACCESS, what, fix)];
+        return Check::of(&catalog::NODE_ACCESS, what, fix);
     }
-    let podman = facts.engines.iter().find(|engine| matches!(engine.kind, Kind::PodmanOf(_)));
+    let podman = facts.engines.iter().find(|engine| matches!(engine.kind, EngineKind::PodmanOf(_)));
     let runtime = podman.and_then(|engine| engine.runtime.as_ref());
     let what = format!("{} can open the device nodes as a member of {name}, but containers lose this group", user.name);
     let fix = match runtime {
@@ -116,5 +110,5 @@ pub(super) fn groups(facts: &Facts) -> Vec<Outcome> {
         }
         _ => "podman run --group-add keep-groups …".to_owned(),
     };
-    vec![Outcome::of(&catalog::GROUP_NODES, what, fix)]
+    Check::of(&catalog::GROUP_NODES, what, fix)
 }

@@ -116,7 +116,7 @@ fn selinux(host: &Tree) -> Option<Selinux> {
 
 fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
     let mut stamp = Stamp::of_host(config, &"");
-    if let (Some(stamp), Some((Ok(inventory), _))) = (&mut stamp, &driver.nvml) {
+    if let (Some(stamp), Some(inventory)) = (&mut stamp, driver.inventory()) {
         stamp.complete(inventory);
     }
     let views = cdi::views(engines).into_iter();
@@ -137,7 +137,7 @@ fn inspect_cdi_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&St
         let (a, b) = if is_ours { (b.path.display(), a.path.display()) } else { (a.path.display(), b.path.display()) };
         verdicts.retain(|verdict| verdict.subject != name);
         let what = format!("\"{a}\" and \"{b}\" both contain {name}");
-        conflicts.push(Finding::of(&catalog::SPEC_CONFLICT, what, format!("rm {a}")));
+        conflicts.push(Finding::new(&catalog::SPEC_CONFLICT, what, format!("rm {a}")));
     }
     verdicts.extend(cdi_check::files(&files));
     let names: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();

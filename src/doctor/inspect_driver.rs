@@ -7,8 +7,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use anyhow::Result;
 use rustix::fs::FileType;
 
+use base::paths::HostPath;
 use base::report::{Finding, catalog};
 use base::sys::confine::Identity;
 use base::tree::Tree;
@@ -24,7 +26,8 @@ use nvidia_host::inventory::identity::{self, Who};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::{cap_files, merge};
 
-use super::facts::{DriverFacts, Node, PciDevice};
+use super::driver::NO_MODULE;
+use super::facts::{DriverFacts, HostNode, Nvml, PciDevice};
 use super::inspect::text;
 
 /// The EFI variable of Secure Boot: four bytes of attributes, then 1 if the firmware enforces signatures, else 0.
@@ -52,7 +55,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
             return facts;
         }
     };
-    let all = Capabilities::of(&Capability::ALL);
+    let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(&root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
     let proc = owner(&root, host, DRIVER_PROC);
@@ -73,19 +76,16 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         facts.diagnosis = diagnosis::diagnose(&seen, &root).map(|error| Finding::error(&error));
     }
     if facts.module.is_none() {
-        "the kernel module is not loaded".clone_into(&mut facts.not_asked);
+        NO_MODULE.clone_into(&mut facts.not_asked);
         return facts;
     }
     (facts.lacking, facts.not_installed) = lacking(&search);
     facts.unknown = locate::unknown_finding(&locate::unknown(&search));
     let gpus = procfs::read_gpus(proc);
-    let minors =
-        gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| Some((format!("nvidia{}", gpu.minor?), gpu.minor?)));
-    let all = std::iter::once(("nvidiactl".to_owned(), CTL_MINOR)).chain(minors);
-    let node =
-        |(name, minor): (String, u32)| Node { found: dev.locate(&Path::new("/dev").join(&name)).ok(), name, minor };
-    facts.nodes = all.map(node).collect();
-    facts.modeset = Some(node(("nvidia-modeset".to_owned(), MODESET_MINOR)));
+    let minors = gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor);
+    facts.nodes.push(node(dev, "nvidiactl".to_owned(), CTL_MINOR));
+    facts.nodes.extend(minors.map(|minor| node(dev, format!("nvidia{minor}"), minor)));
+    facts.modeset = Some(node(dev, "nvidia-modeset".to_owned(), MODESET_MINOR));
     if proc.locate(Path::new(MIG_MINORS)).is_ok() {
         facts.mig_caps = cap_files::existing(proc);
     }
@@ -94,7 +94,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let linked = |(major, minor): (u32, u32)| host.locate(Path::new(&format!("/dev/char/{major}:{minor}"))).is_ok();
     let without = found.filter(|node| node.kind == FileType::CharacterDevice && !linked(node.device));
     facts.without_link = without.map(|node| node.path.display().to_string()).collect();
-    let who = identity::of(config);
+    let who = identity::from_config(config);
     let place = library.and_then(|library| Question::place(&root, dev, &library.source).ok());
     let (nvml_root, inside) = place.clone().unwrap_or_else(|| (dev.path(), "/".into()));
     let chosen = who.as_ref().ok().map(|who| identity::choose(*who, &nvml_root, &inside));
@@ -105,33 +105,43 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     };
     let is_root = matches!(facts.identity, Some(Ok(Identity { uid: 0, .. })));
     facts.only_root_may_ask = is_root && who.as_ref().is_ok_and(|who| *who == Who::Fewest);
-    let Some((nvml_root, library)) = place else {
-        // An update can leave a library of another version.
-        facts.not_asked = format!("libnvidia-ml of driver {} is missing", search.version);
-        return facts;
+    let question = match question(place, who, &version, config) {
+        Ok(question) => question,
+        Err(why) => {
+            facts.not_asked = why;
+            return facts;
+        }
     };
-    let Ok(who) = who else {
-        "the user in config.toml is unknown".clone_into(&mut facts.not_asked);
-        return facts;
-    };
-    if who == Who::Unchanged && nvml_root.as_path() != Path::new("/") {
-        "only root can ask NVML below another driver root".clone_into(&mut facts.not_asked);
-        return facts;
-    }
     let start = Instant::now();
-    let question = Question { root: nvml_root, library, who, deadline: config.nvml_timeout };
-    let answer = ask::ask(&question, start + config.nvml_timeout).map_err(|error| Finding::error(&error));
+    let mut answer = ask::ask(&question, start + config.nvml_timeout).map(|answer| answer.inventory);
     let took = start.elapsed();
-    let answer = answer.map(|answer| {
-        let mut inventory = answer.inventory;
+    if let Ok(inventory) = &mut answer {
         let node_exists = |minor| facts.nodes.iter().any(|node| node.minor == minor && node.found.is_some());
-        merge::complete(&mut inventory, &gpus, node_exists);
-        cap_files::note_missing_nodes(&mut inventory, &facts.mig_caps, dev);
-        inventory
-    });
-    facts.nvml = Some((answer, took));
-    facts.question = Some(question);
+        merge::complete(inventory, &gpus, node_exists);
+        cap_files::note_missing_nodes(inventory, &facts.mig_caps, dev);
+    }
+    facts.nvml = Some(Nvml { question, answer: answer.map_err(|error| Finding::error(&error)), took });
     facts
+}
+
+fn node(dev: &Tree, name: String, minor: u32) -> HostNode {
+    HostNode { found: dev.locate(&Path::new("/dev").join(&name)).ok(), name, minor }
+}
+
+/// Returns the question for the library at this place, or why NVML is not asked.
+fn question(
+    place: Option<(HostPath, PathBuf)>,
+    who: Result<Who>,
+    version: &str,
+    config: &Config,
+) -> Result<Question, String> {
+    // An update can leave a library of another version.
+    let (root, library) = place.ok_or_else(|| format!("libnvidia-ml of driver {version} is missing"))?;
+    let who = who.map_err(|_| "the user in config.toml is unknown")?;
+    if who == Who::Unchanged && root.as_path() != Path::new("/") {
+        return Err("only root can ask NVML below another driver root".to_owned());
+    }
+    Ok(Question { root, library, who, deadline: config.nvml_timeout })
 }
 
 fn pci(host: &Tree) -> Option<Vec<PciDevice>> {
@@ -141,13 +151,19 @@ fn pci(host: &Tree) -> Option<Vec<PciDevice>> {
 }
 
 fn pci_device(host: &Tree, dir: &Path) -> Option<PciDevice> {
-    let attribute = |file: &str| Some(String::from_utf8_lossy(&host.read(&dir.join(file)).ok()?).trim().to_owned());
-    if attribute("vendor")? != "0x10de" {
+    if attribute(host, dir, "vendor")? != "0x10de" {
         return None;
     }
-    let name = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
-    let driver = host.locate(&dir.join("driver")).ok().and_then(|driver| name(&driver.path));
-    Some(PciDevice { address: name(dir)?, class: attribute("class")?, driver })
+    let driver = host.locate(&dir.join("driver")).ok().and_then(|driver| file_name(&driver.path));
+    Some(PciDevice { address: file_name(dir)?, class: attribute(host, dir, "class")?, driver })
+}
+
+fn attribute(host: &Tree, dir: &Path, name: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(&host.read(&dir.join(name)).ok()?).trim().to_owned())
+}
+
+fn file_name(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_string_lossy().into_owned())
 }
 
 /// Returns the versions in the file names of libnvidia-ml and libcuda in the usual directories.
@@ -170,7 +186,7 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
     let (mut errors, mut lacking) = (Vec::new(), Vec::new());
     // Few servers have 32-bit libraries, and few containers request them.
     for capability in Capability::ALL.into_iter().filter(|capability| *capability != Capability::Compat32) {
-        match locate::locate(search, Capabilities::of(&[capability]), &[]) {
+        match locate::locate(search, Capabilities::new(&[capability]), &[]) {
             Err(error) => errors.push((capability, Finding::error(&error))),
             Ok((files, _)) => {
                 let names = locate::lacking_libraries(capability, &files.present());
@@ -183,7 +199,7 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
     }
     let fix = packages::distribution_of(search.root).commands(lacking.iter().map(|(capability, _)| *capability));
     let what = packages::lacking_in_words(search.root, &lacking);
-    (errors, Some(Finding::of(&catalog::NOT_INSTALLED, what, fix)))
+    (errors, Some(Finding::new(&catalog::NOT_INSTALLED, what, fix)))
 }
 
 /// Parts of kernel messages about a module that was rejected.

@@ -1,7 +1,7 @@
 //! `doctor`: finds the problems of a host.
 //!
 //! [`inspect()`] reads the host once, below a prefix, into [`Facts`]. Each check is a pure function that turns facts into one or more
-//! [`Outcome`]s. The checks are in the order in which the parts of the host depend on each other. Nothing is changed here. A check
+//! [`Check`]s. The checks are in the order in which the parts of the host depend on each other. Nothing is changed here. A check
 //! that cannot be performed, for example without root, is reported as skipped.
 
 pub(crate) mod bundle;
@@ -14,15 +14,20 @@ mod host;
 mod inspect;
 mod inspect_driver;
 
-use serde::ser::{Serialize, SerializeStruct, Serializer};
+use std::fmt;
 
-pub(crate) use facts::Facts;
+use serde::Serialize;
+
+pub(crate) use facts::{Facts, Nvml};
 pub use inspect::{Caller, inspect};
 
 use base::report::{Finding, Kind, Severity};
 
-/// The result of a check, in ascending order of severity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+use Checker::{One, Several};
+
+/// The status of a check, in ascending order of severity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Status {
     Ok,
     /// Not performed, because a part is missing or root is required
@@ -33,122 +38,117 @@ pub enum Status {
     Error,
 }
 
-impl Status {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Skipped => "skipped",
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// The name of the check, which is part of the JSON interface
+/// The result of a check. The field names are part of the JSON interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// The name of the check
     pub check: &'static str,
     pub status: Status,
-    /// The kind of finding; `None` if nothing has to be fixed
-    pub kind: Option<&'static Kind>,
+    /// The number of the finding; `None` if nothing has to be fixed
+    pub id: Option<&'static str>,
     pub what: String,
+    /// The consequence; empty if nothing has to be fixed
+    pub why: &'static str,
     pub fix: String,
 }
 
-impl Outcome {
+impl Check {
     fn ok(what: impl Into<String>) -> Self {
-        Self { check: "", status: Status::Ok, kind: None, what: what.into(), fix: String::new() }
+        Self { check: "", status: Status::Ok, id: None, what: what.into(), why: "", fix: String::new() }
     }
 
     fn skipped(why: impl Into<String>) -> Self {
-        Self { check: "", status: Status::Skipped, kind: None, what: why.into(), fix: String::new() }
+        Self { status: Status::Skipped, ..Self::ok(why) }
     }
 
-    fn found(finding: Finding) -> Self {
-        let status = match finding.kind.severity {
+    fn found(Finding { kind, what, fix }: Finding) -> Self {
+        let status = match kind.severity {
             Severity::Note => Status::Note,
             Severity::Warning => Status::Warning,
             Severity::Error => Status::Error,
         };
-        Self { check: "", status, kind: Some(finding.kind), what: finding.what, fix: finding.fix }
+        Self { check: "", status, id: Some(kind.id), what, why: kind.why, fix }
     }
 
-    /// Returns the outcome for a new finding.
+    /// Returns the result for a new finding.
     fn of(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self::found(Finding::of(kind, what, fix))
+        Self::found(Finding::new(kind, what, fix))
     }
 }
 
-/// The field names are part of the JSON interface.
-impl Serialize for Outcome {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("Outcome", 6)?;
-        fields.serialize_field("check", self.check)?;
-        fields.serialize_field("status", self.status.name())?;
-        fields.serialize_field("id", &self.kind.map(|kind| kind.id))?;
-        fields.serialize_field("what", &self.what)?;
-        fields.serialize_field("why", self.kind.map_or("", |kind| kind.why))?;
-        fields.serialize_field("fix", &self.fix)?;
-        fields.end()
-    }
+/// Returns a number with a noun, in the singular or plural.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the outcomes of a check, or `otherwise` if it has none.
-fn or(outcomes: impl IntoIterator<Item = Outcome>, otherwise: Outcome) -> Vec<Outcome> {
-    let mut outcomes: Vec<_> = outcomes.into_iter().collect();
-    if outcomes.is_empty() {
-        outcomes.push(otherwise);
+/// Returns the results of a check, or `otherwise` if it has none.
+fn or(results: impl IntoIterator<Item = Check>, otherwise: Check) -> Vec<Check> {
+    let mut results: Vec<_> = results.into_iter().collect();
+    if results.is_empty() {
+        results.push(otherwise);
     }
-    outcomes
+    results
 }
 
-/// A check with its name. The function returns outcomes without a name.
-type Check<F> = (&'static str, fn(&F) -> Vec<Outcome>);
+/// A function that checks facts. The results do not have the name of the check yet.
+enum Checker<F> {
+    One(fn(&F) -> Check),
+    Several(fn(&F) -> Vec<Check>),
+}
 
-/// Runs the checks, and sets the names of the outcomes.
-fn run<F>(checks: &[Check<F>], facts: &F) -> Vec<Outcome> {
-    let mut outcomes = Vec::new();
-    for (check, examine) in checks {
-        outcomes.extend(examine(facts).into_iter().map(|outcome| Outcome { check, ..outcome }));
+/// Runs the checks, and sets their names in the results.
+fn run<F>(checks: &[(&'static str, Checker<F>)], facts: &F) -> Vec<Check> {
+    let mut results = Vec::new();
+    for (check, checker) in checks {
+        let found = match checker {
+            One(examine) => vec![examine(facts)],
+            Several(examine) => examine(facts),
+        };
+        results.extend(found.into_iter().map(|result| Check { check, ..result }));
     }
-    outcomes
+    results
 }
 
 /// The checks in the order of their output.
-const CHECKS: &[Check<Facts>] = &[
-    ("pci", gpus::on_the_bus),
-    ("module", driver::module),
-    ("libraries", driver::libraries),
-    ("versions", driver::versions),
-    ("capabilities", driver::capabilities),
-    ("nodes", driver::nodes),
-    ("uvm", driver::uvm),
-    ("modeset", driver::modeset),
-    ("config", host::config),
-    ("log", host::log),
-    ("hook-user", driver::hooks_user),
-    ("nvml", gpus::nvml),
-    ("gpus", gpus::failed),
-    ("persistence", gpus::persistence),
-    ("fabric-manager", gpus::fabric),
-    ("daemons", driver::daemons),
-    ("mig", gpus::mig),
-    ("limits", gpus::limits),
-    ("hook", engines::hook),
-    ("timeouts", engines::timeouts),
-    ("second-hook", engines::second_hook),
-    ("nvidia-toolkit", engines::nvidias_programs),
-    ("runtime", engines::runtime),
-    ("cgroups", engines::cgroups),
-    ("dev-char", engines::dev_char),
-    ("cdi", engines::cdi),
-    ("exposed", engines::exposed),
-    ("selinux", host::selinux),
-    ("groups", host::groups),
+const CHECKS: &[(&str, Checker<Facts>)] = &[
+    ("pci", One(gpus::on_the_bus)),
+    ("module", One(driver::module)),
+    ("libraries", One(driver::libraries)),
+    ("versions", One(driver::versions)),
+    ("capabilities", Several(driver::capabilities)),
+    ("nodes", Several(driver::nodes)),
+    ("uvm", One(driver::uvm)),
+    ("modeset", Several(driver::modeset)),
+    ("config", Several(host::config)),
+    ("log", One(host::log)),
+    ("hook-user", One(driver::hooks_user)),
+    ("nvml", One(gpus::nvml)),
+    ("gpus", Several(gpus::failed)),
+    ("persistence", One(gpus::persistence)),
+    ("fabric-manager", One(gpus::fabric)),
+    ("daemons", Several(driver::daemons)),
+    ("mig", Several(gpus::mig)),
+    ("limits", Several(gpus::limits)),
+    ("hook", Several(engines::hook)),
+    ("timeouts", Several(engines::timeouts)),
+    ("second-hook", Several(engines::second_hook)),
+    ("nvidia-toolkit", One(engines::nvidias_programs)),
+    ("runtime", Several(engines::runtime)),
+    ("cgroups", One(engines::cgroups)),
+    ("dev-char", One(engines::dev_char)),
+    ("cdi", Several(engines::cdi)),
+    ("exposed", One(engines::exposed)),
+    ("selinux", One(host::selinux)),
+    ("groups", One(host::groups)),
 ];
 
-pub fn examine(facts: &Facts) -> Vec<Outcome> {
+pub fn examine(facts: &Facts) -> Vec<Check> {
     run(CHECKS, facts)
 }
 
@@ -156,10 +156,10 @@ pub fn examine(facts: &Facts) -> Vec<Outcome> {
 ///
 /// # Errors
 /// Never, because all values are strings.
-pub(crate) fn document(outcomes: &[Outcome]) -> serde_json::Result<String> {
-    base::json::document("checks", &outcomes)
+pub(crate) fn document(checks: &[Check]) -> serde_json::Result<String> {
+    base::json::document("checks", &checks)
 }
 
-pub fn worst(outcomes: &[Outcome]) -> Status {
-    outcomes.iter().map(|outcome| outcome.status).max().unwrap_or(Status::Ok)
+pub(crate) fn worst(checks: &[Check]) -> Status {
+    checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use cdi_spec::rules::VERSIONS;
 
-use super::{Engine, Kind, Version};
+use super::{Engine, EngineKind, Version};
 
 /// The default directories of engines, sorted by ascending priority.
 pub(crate) const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
@@ -15,7 +15,7 @@ pub(crate) const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// An engine that reads CDI specs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reader {
-    pub kind: Kind,
+    pub kind: EngineKind,
     /// The version that `--version` prints; `None` if it is unknown
     pub version: Option<Version>,
 }
@@ -44,21 +44,23 @@ impl Reader {
     /// Returns whether the engine reads specs of this version; `None` if that is unknown.
     pub(crate) fn reads(&self, cdi_version: &str) -> Option<bool> {
         let since: &[(&str, Version)] = match self.kind {
-            Kind::Podman | Kind::PodmanOf(_) => &PODMAN,
-            Kind::Crio => &CRIO,
-            Kind::Docker => &[],
+            EngineKind::Podman | EngineKind::PodmanOf(_) => &PODMAN,
+            EngineKind::Crio => &CRIO,
+            EngineKind::Docker => &[],
         };
         let version = self.version?;
-        let place = |version: &str| VERSIONS.iter().position(|known| *known == version);
         let asked = place(cdi_version.trim_start_matches('v'))?;
         if since.iter().any(|(known, first)| place(known) >= Some(asked) && version >= *first) {
             return Some(true);
         }
-        if since.iter().any(|(known, first)| place(known) <= Some(asked) && version < *first) {
-            return Some(false);
-        }
-        None
+        let is_newer = since.iter().any(|(known, first)| place(known) <= Some(asked) && version < *first);
+        is_newer.then_some(false)
     }
+}
+
+/// Returns the position of a CDI version among all versions.
+fn place(version: &str) -> Option<usize> {
+    VERSIONS.iter().position(|known| *known == version)
 }
 
 impl fmt::Display for Reader {
@@ -70,10 +72,15 @@ impl fmt::Display for Reader {
     }
 }
 
+/// Returns the paths as text.
+pub(crate) fn list_paths(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 /// Groups the installed engines by the directories that they search. Docker is left out, because it is unknown which versions it
 /// reads.
 pub(crate) fn views(engines: &[Engine]) -> Vec<View> {
-    let installed = engines.iter().filter(|engine| engine.program.is_some() && engine.kind != Kind::Docker);
+    let installed = engines.iter().filter(|engine| engine.program.is_some() && engine.kind != EngineKind::Docker);
     let reader = |engine: &Engine| Reader { kind: engine.kind.clone(), version: engine.version };
     group(installed.map(|engine| (reader(engine), engine.settings.cdi_dirs.clone())))
 }
@@ -97,19 +104,19 @@ mod tests {
     #[test]
     fn what_engines_read() {
         for (kind, version, cdi, reads) in [
-            (Kind::Podman, Some(Version(3, 4, 4)), "0.3.0", Some(false)),
-            (Kind::Podman, Some(Version(4, 2, 0)), "0.3.0", Some(true)),
-            (Kind::Podman, Some(Version(4, 2, 0)), "0.5.0", Some(false)),
-            (Kind::Podman, Some(Version(4, 3, 1)), "0.5.0", Some(true)),
-            (Kind::Podman, Some(Version(4, 9, 5)), "0.6.0", None),
-            (Kind::Podman, Some(Version(4, 9, 5)), "0.7.0", Some(false)),
-            (Kind::Podman, Some(Version(5, 1, 0)), "0.7.0", Some(true)),
-            (Kind::Podman, Some(Version(5, 1, 0)), "1.1.0", None),
-            (Kind::Podman, None, "0.3.0", None),
-            (Kind::Crio, Some(Version(1, 29, 9)), "0.5.0", None),
-            (Kind::Crio, Some(Version(1, 29, 9)), "0.7.0", Some(false)),
-            (Kind::Crio, Some(Version(1, 30, 0)), "v0.5.0", Some(true)),
-            (Kind::Docker, Some(Version(28, 3, 0)), "0.3.0", None),
+            (EngineKind::Podman, Some(Version(3, 4, 4)), "0.3.0", Some(false)),
+            (EngineKind::Podman, Some(Version(4, 2, 0)), "0.3.0", Some(true)),
+            (EngineKind::Podman, Some(Version(4, 2, 0)), "0.5.0", Some(false)),
+            (EngineKind::Podman, Some(Version(4, 3, 1)), "0.5.0", Some(true)),
+            (EngineKind::Podman, Some(Version(4, 9, 5)), "0.6.0", None),
+            (EngineKind::Podman, Some(Version(4, 9, 5)), "0.7.0", Some(false)),
+            (EngineKind::Podman, Some(Version(5, 1, 0)), "0.7.0", Some(true)),
+            (EngineKind::Podman, Some(Version(5, 1, 0)), "1.1.0", None),
+            (EngineKind::Podman, None, "0.3.0", None),
+            (EngineKind::Crio, Some(Version(1, 29, 9)), "0.5.0", None),
+            (EngineKind::Crio, Some(Version(1, 29, 9)), "0.7.0", Some(false)),
+            (EngineKind::Crio, Some(Version(1, 30, 0)), "v0.5.0", Some(true)),
+            (EngineKind::Docker, Some(Version(28, 3, 0)), "0.3.0", None),
         ] {
             let reader = Reader { kind, version };
             assert_eq!(reader.reads(cdi), reads, "{reader} {cdi}");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use base::tree::Tree;
 
-use super::{Kind, Version};
+use super::{EngineKind, Version};
 
 /// The first Podman that also reads `containers.rootless.conf`.
 const ROOTLESS_CONF: Version = Version(5, 6, 0);
@@ -17,20 +17,20 @@ const ONE_MAIN_FILE: Version = Version(6, 0, 0);
 pub(super) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN_FILE];
 
 /// Returns the configuration files of an engine of this version, including missing ones. An unknown version counts as an old one.
-pub(crate) fn list(kind: &Kind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
+pub(crate) fn list(kind: &EngineKind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
     let version = version.unwrap_or_default();
     match kind {
-        Kind::Crio => crio(host),
-        Kind::Docker => vec![PathBuf::from("/etc/docker/daemon.json")],
-        Kind::Podman | Kind::PodmanOf(_) if version >= ONE_MAIN_FILE => podman_6(kind, host),
-        Kind::Podman => {
+        EngineKind::Crio => crio(host),
+        EngineKind::Docker => vec![PathBuf::from("/etc/docker/daemon.json")],
+        EngineKind::Podman | EngineKind::PodmanOf(_) if version >= ONE_MAIN_FILE => podman_6(kind, host),
+        EngineKind::Podman => {
             let mut files = system(host);
             if version >= ROOTS_HOME {
                 files.extend(with_drop_ins(host, Path::new("/root/.config/containers/containers.conf")));
             }
             files
         }
-        Kind::PodmanOf(user) => {
+        EngineKind::PodmanOf(user) => {
             let mut files = system(host);
             if version >= ROOTLESS_CONF {
                 let rootless = Path::new("/etc/containers/containers.rootless.conf");
@@ -49,9 +49,9 @@ fn system(host: &Tree) -> Vec<PathBuf> {
     files
 }
 
-fn home(kind: &Kind) -> Option<PathBuf> {
+fn home(kind: &EngineKind) -> Option<PathBuf> {
     let home = match kind {
-        Kind::PodmanOf(user) => user.home.clone()?,
+        EngineKind::PodmanOf(user) => user.home.clone()?,
         _ => PathBuf::from("/root"),
     };
     Some(home.join(".config/containers/containers.conf"))
@@ -59,7 +59,7 @@ fn home(kind: &Kind) -> Option<PathBuf> {
 
 /// Returns the files of Podman 6: the user's main file replaces the administrator's, and this one the distribution's. A drop-in file
 /// replaces those with the same name in directories of lower priority.
-fn podman_6(kind: &Kind, host: &Tree) -> Vec<PathBuf> {
+fn podman_6(kind: &EngineKind, host: &Tree) -> Vec<PathBuf> {
     let bases = ["/usr/share/containers", "/etc/containers"].map(PathBuf::from);
     let user = home(kind);
     let mut mains = bases.iter().map(|base| base.join("containers.conf")).chain(user.clone());
@@ -68,7 +68,7 @@ fn podman_6(kind: &Kind, host: &Tree) -> Vec<PathBuf> {
     for base in &bases {
         dirs.push(base.join("containers.conf.d"));
         match kind {
-            Kind::PodmanOf(user) => {
+            EngineKind::PodmanOf(user) => {
                 let rootless = base.join("containers.rootless.conf.d");
                 let own = rootless.join(user.uid.to_string());
                 dirs.extend([rootless, own]);
@@ -151,7 +151,7 @@ mod tests {
             std::fs::write(path, "").unwrap();
         }
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let of_user = Kind::PodmanOf(user);
+        let of_user = EngineKind::PodmanOf(user);
         let old = [
             "/usr/share/containers/containers.conf",
             "/etc/containers/containers.conf",
@@ -166,8 +166,12 @@ mod tests {
             "/etc/containers/containers.rootless.conf.d/1000/16.conf",
         ];
         for (kind, version, expected) in [
-            (&Kind::Podman, None, old.to_vec()),
-            (&Kind::Podman, Some(Version(5, 0, 0)), [&old[..], &["/root/.config/containers/containers.conf"]].concat()),
+            (&EngineKind::Podman, None, old.to_vec()),
+            (
+                &EngineKind::Podman,
+                Some(Version(5, 0, 0)),
+                [&old[..], &["/root/.config/containers/containers.conf"]].concat(),
+            ),
             (&of_user, Some(Version(4, 3, 1)), [&old[..], &home].concat()),
             (&of_user, Some(Version(5, 6, 0)), [&old[..], &rootless, &home].concat()),
             (
@@ -176,9 +180,9 @@ mod tests {
                 // One main file; the last drop-in with a name replaces the others.
                 [&["/etc/containers/containers.conf", home[1], old[2]], &rootless[1..], &[old[3]]].concat(),
             ),
-            (&Kind::Podman, Some(Version(6, 0, 0)), vec!["/etc/containers/containers.conf", old[2], old[3]]),
+            (&EngineKind::Podman, Some(Version(6, 0, 0)), vec!["/etc/containers/containers.conf", old[2], old[3]]),
             (
-                &Kind::Crio,
+                &EngineKind::Crio,
                 None,
                 vec!["/etc/crio/crio.conf", "/etc/crio/crio.conf.d/05/b.conf", "/etc/crio/crio.conf.d/10-a"],
             ),

@@ -72,6 +72,16 @@ impl fmt::Display for Refusal {
 }
 
 impl HookFile {
+    /// Returns whether the hook is called at this stage.
+    pub fn is_at(&self, stage: &str) -> bool {
+        self.stages.iter().any(|other| other == stage)
+    }
+
+    /// Returns whether this word is one of the arguments.
+    pub fn has_arg(&self, word: &str) -> bool {
+        self.args.iter().any(|arg| arg == word)
+    }
+
     /// Checks the stages. Engines do this only if the program exists. `precreate` is whether the engine supports this stage.
     ///
     /// # Errors
@@ -103,9 +113,13 @@ fn boolean(object: &Value, name: &str) -> Result<Option<bool>, String> {
 fn texts(object: &Value, name: &str) -> Result<Option<Vec<String>>, String> {
     let Some(value) = field(object, name) else { return Ok(None) };
     let Value::Array(items) = value else { return Err(format!("{name} is not a list")) };
-    let item =
-        |item: &Value| item.as_str().map(str::to_owned).ok_or_else(|| format!("{name} is not a list of strings"));
-    items.iter().map(item).collect::<Result<_, _>>().map(Some)
+    let items: Option<Vec<_>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
+    items.map(Some).ok_or_else(|| format!("{name} is not a list of strings"))
+}
+
+/// Returns the list with one of two names.
+fn either(file: &Value, one: &str, other: &str) -> Result<Option<Vec<String>>, String> {
+    Ok(texts(file, one)?.or(texts(file, other)?))
 }
 
 fn current(file: &Value) -> Result<HookFile, String> {
@@ -123,13 +137,12 @@ fn current(file: &Value) -> Result<HookFile, String> {
 
 /// Parses version 0.1.0, which is also the version of files without one.
 fn old(file: &Value) -> Result<HookFile, String> {
-    let either = |one, other| -> Result<Option<Vec<String>>, String> { Ok(texts(file, one)?.or(texts(file, other)?)) };
     let path = text(file, "hook")?.unwrap_or_default();
-    let stages = either("stages", "stage")?.ok_or("stages is missing")?;
+    let stages = either(file, "stages", "stage")?.ok_or("stages is missing")?;
     let args = std::iter::once(path.to_owned()).chain(texts(file, "arguments")?.unwrap_or_default()).collect();
     // One matching pattern is enough.
-    let mut patterns: Vec<String> = either("cmds", "cmd")?.unwrap_or_default();
-    patterns.extend(either("annotations", "annotation")?.unwrap_or_default());
+    let mut patterns = either(file, "cmds", "cmd")?.unwrap_or_default();
+    patterns.extend(either(file, "annotations", "annotation")?.unwrap_or_default());
     let applies = if patterns.iter().any(|pattern| matches_all(pattern)) {
         Applies::Always
     } else if !patterns.is_empty() || boolean(file, "hasbindmounts")? == Some(true) {

@@ -11,7 +11,7 @@ use super::settings;
 
 /// A hook that the engine accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct HookEntry {
     pub file: PathBuf,
     pub hook: HookFile,
     /// The program, with all links resolved
@@ -23,7 +23,7 @@ pub struct Entry {
 /// The hooks of an engine, and the files that it does not use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hooks {
-    pub entries: Vec<Entry>,
+    pub entries: Vec<HookEntry>,
     /// Files that the engine rejects, and why. Podman then starts no container, and CRI-O does not start
     pub refused: Vec<(PathBuf, Refusal)>,
     /// Files that the engine ignores without a message because their program is missing, and the programs
@@ -43,7 +43,7 @@ const NVIDIAS: [&str; 5] = [
     "nvidia-ctk",
 ];
 
-impl Entry {
+impl HookEntry {
     /// Returns whether the program is oci-nvidia-hook. The file may name a link with one of NVIDIA's names.
     pub fn is_ours(&self) -> bool {
         self.program.file_name().is_some_and(|name| name == OURS) && !is_old_wrapper(&self.hook)
@@ -58,16 +58,12 @@ impl Entry {
 
 impl Hooks {
     /// Inserts an entry in the order of file names. It replaces an entry with the same file name.
-    fn take(&mut self, entry: Entry) {
-        let name = |entry: &Entry| entry.file.file_name().map(std::ffi::OsStr::to_owned);
-        let place = self.entries.iter().position(|known| name(known) >= name(&entry)).unwrap_or(self.entries.len());
-        match self.entries.get_mut(place).filter(|known| name(known) == name(&entry)) {
-            Some(known) => {
-                self.masked.push((known.file.clone(), entry.file.clone()));
-                *known = entry;
-            }
-            None => self.entries.insert(place, entry),
+    fn take(&mut self, entry: HookEntry) {
+        let found = self.entries.binary_search_by_key(&entry.file.file_name(), |known| known.file.file_name());
+        if let Ok(place) = found {
+            self.masked.push((self.entries.remove(place).file, entry.file.clone()));
         }
+        self.entries.insert(found.unwrap_or_else(|place| place), entry);
     }
 }
 
@@ -98,14 +94,15 @@ const PLACES: [&str; 4] = [
 ];
 
 /// Returns the hook files of this program.
-pub fn installed(host: &Tree) -> Vec<PathBuf> {
+pub(crate) fn installed(host: &Tree) -> Vec<PathBuf> {
     let files =
         PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));
-    let names_us = |file: &PathBuf| {
-        let hook = host.read(file).ok().and_then(|bytes| hook_file::parse(&bytes).ok());
-        hook.is_some_and(|hook| hook.path.ends_with(OURS) && !is_old_wrapper(&hook))
-    };
-    files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).filter(names_us).collect()
+    files.filter(|file| file.extension().is_some_and(|extension| extension == "json") && names_us(host, file)).collect()
+}
+
+fn names_us(host: &Tree, file: &Path) -> bool {
+    let hook = host.read(file).ok().and_then(|bytes| hook_file::parse(&bytes).ok());
+    hook.is_some_and(|hook| hook.path.ends_with(OURS) && !is_old_wrapper(&hook))
 }
 
 /// Returns whether the hook is NVIDIA's shell script of 2018 with the name of this program:
@@ -119,13 +116,13 @@ enum Passed {
     WithoutProgram(PathBuf),
 }
 
-fn read_file(host: &Tree, file: &Path, precreate: bool) -> Result<Entry, Passed> {
+fn read_file(host: &Tree, file: &Path, precreate: bool) -> Result<HookEntry, Passed> {
     let bytes = host.read(file).map_err(|error| Passed::Refused(Refusal::Invalid(base::report::line(&error))))?;
     let hook = hook_file::parse(&bytes).map_err(|why| Passed::Refused(Refusal::Invalid(why)))?;
     let located = host.locate(&hook.path).map_err(|_| Passed::WithoutProgram(hook.path.clone()))?;
     hook.check_stages(precreate).map_err(Passed::Refused)?;
     let runs = located.kind == FileType::RegularFile && located.mode & 0o111 != 0;
-    Ok(Entry { file: file.to_owned(), hook, program: located.path, runs })
+    Ok(HookEntry { file: file.to_owned(), hook, program: located.path, runs })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::cdi::{self, Reader, View};
 use super::hooks::{self, Hooks};
 use super::runtime::{self, Runtime};
 use super::settings::Settings;
-use super::{Kind, User, Version, files, version};
+use super::{EngineKind, User, Version, files};
 
 /// The program for which dockerd searches when it starts.
 const DOCKERS_HOOK: &str = "nvidia-container-runtime-hook";
@@ -19,9 +19,9 @@ const DOCKERS_HOOK: &str = "nvidia-container-runtime-hook";
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 
 /// An engine and its configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Engine {
-    pub kind: Kind,
+    pub kind: EngineKind,
     /// Its program; `None` if the engine is not installed, and then nothing else is known
     pub program: Option<PathBuf>,
     /// The version that `--version` prints
@@ -46,24 +46,26 @@ pub struct Engine {
 }
 
 /// Inspects all engines; with a user, also Podman of that user.
-pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
+pub(crate) fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
     kinds(user).map(|kind| inspect_engine(host, kind, &mut versions)).collect()
 }
 
-fn kinds(user: Option<User>) -> impl Iterator<Item = Kind> {
-    [Some(Kind::Podman), user.map(Kind::PodmanOf), Some(Kind::Crio), Some(Kind::Docker)].into_iter().flatten()
+fn kinds(user: Option<User>) -> impl Iterator<Item = EngineKind> {
+    [Some(EngineKind::Podman), user.map(EngineKind::PodmanOf), Some(EngineKind::Crio), Some(EngineKind::Docker)]
+        .into_iter()
+        .flatten()
 }
 
 /// Returns the directories in which the installed engines search for CDI specs. They depend on the configuration files, and these
 /// on the version. Running a program for its version costs more than everything else, so it is done only if the result depends on it.
 pub(crate) fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
     let mut versions = Versions::default();
-    let readers = kinds(user).filter(|kind| *kind != Kind::Docker).filter_map(|kind| {
+    let readers = kinds(user).filter(|kind| *kind != EngineKind::Docker).filter_map(|kind| {
         let program = runtime::program(host, kind.program())?;
         let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
         let oldest = dirs(None);
-        let differ = kind != Kind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != oldest);
+        let differ = kind != EngineKind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != oldest);
         let version = if differ { versions.ask(host, &program).ok() } else { None };
         let dirs = if differ { dirs(version) } else { oldest };
         Some((Reader { kind, version }, dirs))
@@ -75,7 +77,7 @@ pub(crate) fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
 pub(crate) fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -> bool {
     let mut versions = Versions::default();
     let mut any = false;
-    kinds(user).filter(|kind| *kind != Kind::Docker).all(|kind| {
+    kinds(user).filter(|kind| *kind != EngineKind::Docker).all(|kind| {
         let Some(program) = runtime::program(host, kind.program()) else { return true };
         any = true;
         Reader { kind, version: versions.ask(host, &program).ok() }.reads(cdi_version) == Some(true)
@@ -90,7 +92,7 @@ struct Configuration {
     settings: Settings,
 }
 
-fn configuration(host: &Tree, kind: &Kind, version: Option<Version>) -> Configuration {
+fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Configuration {
     let mut found = Configuration::default();
     for file in files::list(kind, version, host) {
         if host.locate(&file).is_err() {
@@ -108,22 +110,14 @@ fn configuration(host: &Tree, kind: &Kind, version: Option<Version>) -> Configur
     found
 }
 
-fn inspect_engine(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
+fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Engine {
     let program = runtime::program(host, kind.program());
     let asked = program.as_ref().map(|program| versions.ask(host, program));
     let mut engine = Engine {
         kind,
         version: asked.as_ref().and_then(|asked| asked.as_ref().ok().copied()),
         program,
-        files: Vec::new(),
-        settings: Settings::default(),
-        running: false,
-        on_disk: None,
-        unseen: Vec::new(),
-        hooks: Hooks::default(),
-        runtime: None,
-        fails: false,
-        dockers_hook: None,
+        ..Engine::default()
     };
     if engine.program.is_none() {
         return engine;
@@ -132,8 +126,8 @@ fn inspect_engine(host: &Tree, kind: Kind, versions: &mut Versions) -> Engine {
     (engine.files, engine.unseen, engine.settings) = (files, unseen, settings);
     // Podman of another user would read other files.
     let is_root = rustix::process::geteuid().is_root();
-    engine.fails = asked == Some(Err(NoVersion::Failed)) && is_root != matches!(engine.kind, Kind::PodmanOf(_));
-    if let Kind::Docker = engine.kind {
+    engine.fails = asked == Some(Err(NoVersion::Failed)) && is_root != matches!(engine.kind, EngineKind::PodmanOf(_));
+    if let EngineKind::Docker = engine.kind {
         let linked = runtime::program(host, DOCKERS_HOOK);
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
         return engine;
@@ -156,8 +150,8 @@ const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 const STATUS_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Returns the settings of a running CRI-O. Options of its command line override its files, which it reads only when it starts.
-fn running(host: &Tree, kind: &Kind, program: &Path) -> Option<Settings> {
-    let can_ask = *kind == Kind::Crio && rustix::process::geteuid().is_root();
+fn running(host: &Tree, kind: &EngineKind, program: &Path) -> Option<Settings> {
+    let can_ask = *kind == EngineKind::Crio && rustix::process::geteuid().is_root();
     if !can_ask || host.locate(Path::new(CRIO_SOCKET)).is_err() {
         return None;
     }
@@ -217,7 +211,7 @@ impl Versions {
 fn ask_version(host: &Tree, program: &Path) -> Result<Version, NoVersion> {
     let program = trusted(host, program).ok_or(NoVersion::Unknown)?;
     match process::read_version(program.as_path(), VERSION_DEADLINE) {
-        Ok(text) => version::parse(&text).ok_or(NoVersion::Unknown),
+        Ok(text) => Version::parse(&text).ok_or(NoVersion::Unknown),
         Err(error) if error.kind() == std::io::ErrorKind::Other => Err(NoVersion::Failed),
         Err(_) => Err(NoVersion::Unknown),
     }

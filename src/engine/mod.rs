@@ -18,8 +18,7 @@ pub(crate) mod version;
 use std::fmt;
 use std::path::PathBuf;
 
-pub(crate) use inspect::Engine;
-pub use inspect::inspect_engines;
+pub(crate) use inspect::{Engine, inspect_engines};
 pub use version::Version;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +30,9 @@ pub struct User {
     pub home: Option<PathBuf>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum EngineKind {
+    #[default]
     Podman,
     /// Rootless Podman of a user
     PodmanOf(User),
@@ -41,7 +41,7 @@ pub enum Kind {
     Docker,
 }
 
-impl Kind {
+impl EngineKind {
     /// Returns the program of the engine, whose presence means that the engine is installed.
     pub const fn program(&self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for EngineKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Podman => f.write_str("Podman as root"),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use base::tree::Tree;
 
 use super::settings::Settings;
-use super::{Kind, Version};
+use super::{EngineKind, Version};
 
 /// The first CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
@@ -30,26 +30,24 @@ pub(crate) fn program(host: &Tree, name: &str) -> Option<PathBuf> {
 
 /// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
 pub(crate) fn find_default(
-    kind: &Kind,
+    kind: &EngineKind,
     settings: &Settings,
     version: Option<Version>,
     host: &Tree,
 ) -> Option<(String, Option<PathBuf>)> {
-    let default = || match kind {
-        Kind::Crio if version.is_some_and(|version| version < CRIO_WITH_CRUN) => "runc",
+    let name = match (kind, settings.runtime.as_deref()) {
+        (EngineKind::Docker, _) => return None,
+        (_, Some(name)) => name,
+        (EngineKind::Crio, _) if version.is_some_and(|version| version < CRIO_WITH_CRUN) => "runc",
         _ if program(host, "crun").is_some() => "crun",
         _ => "runc",
     };
-    let name = match kind {
-        Kind::Docker => return None,
-        _ => settings.runtime.clone().unwrap_or_else(|| default().to_owned()),
-    };
     if name.contains('/') {
-        let path = PathBuf::from(&name);
+        let path = PathBuf::from(name);
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         return Some((name, Some(path).filter(|path| host.locate(path).is_ok())));
     }
-    let configured = settings.runtime_paths.iter().filter(|(known, _)| *known == name).map(|(_, path)| path.clone());
-    let found = configured.into_iter().find(|path| host.locate(path).is_ok()).or_else(|| program(host, &name));
-    Some((name, found))
+    let mut configured = settings.runtime_paths.iter().filter(|(known, _)| known == name).map(|(_, path)| path.clone());
+    let found = configured.find(|path| host.locate(path).is_ok()).or_else(|| program(host, name));
+    Some((name.to_owned(), found))
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 use super::cdi::DEFAULT_DIRS;
-use super::{Kind, Version};
+use super::{EngineKind, Version};
 
 /// The default hooks directory of Podman and CRI-O.
 pub(crate) const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
@@ -51,8 +51,8 @@ impl Default for Settings {
 
 impl Settings {
     /// Adds the settings of another file.
-    pub fn add(&mut self, path: &Path, text: &str, kind: &Kind, version: Option<Version>) {
-        if matches!(kind, Kind::Docker) {
+    pub fn add(&mut self, path: &Path, text: &str, kind: &EngineKind, version: Option<Version>) {
+        if matches!(kind, EngineKind::Docker) {
             return;
         }
         if let Err(why) = self.try_add(path, text, kind, version) {
@@ -60,7 +60,7 @@ impl Settings {
         }
     }
 
-    fn try_add(&mut self, path: &Path, text: &str, kind: &Kind, version: Option<Version>) -> Result<(), String> {
+    fn try_add(&mut self, path: &Path, text: &str, kind: &EngineKind, version: Option<Version>) -> Result<(), String> {
         let parsed = DeTable::parse(text).map_err(|error| error.message().replace('\n', ", "))?;
         let names: &[&str] = if kind.is_podman() { &["engine"] } else { &["crio", "runtime"] };
         let Some(table) = names.iter().try_fold(parsed.get_ref(), |table, name| table_in(table, name)) else {
@@ -83,18 +83,17 @@ impl Settings {
             }
             self.cdi_dirs.extend(list.values.into_iter().map(PathBuf::from));
         }
-        let text = |name: &str| table.get(name).and_then(|value| value.get_ref().as_str().map(str::to_owned));
         let name = if kind.is_podman() { "runtime" } else { "default_runtime" };
-        self.runtime = text(name).filter(|name| !name.is_empty()).or_else(|| self.runtime.take());
-        self.cgroup_manager = text("cgroup_manager").or_else(|| self.cgroup_manager.take());
+        self.runtime = text_in(table, name).filter(|name| !name.is_empty()).or_else(|| self.runtime.take());
+        self.cgroup_manager = text_in(table, "cgroup_manager").or_else(|| self.cgroup_manager.take());
         for (name, value) in table_in(table, "runtimes").into_iter().flatten() {
             let paths: Vec<PathBuf> = match value.get_ref() {
                 DeValue::Array(paths) => {
                     paths.iter().filter_map(|path| path.get_ref().as_str()).map(PathBuf::from).collect()
                 }
                 DeValue::Table(runtime) => {
-                    let path = runtime.get("runtime_path").and_then(|path| path.get_ref().as_str());
-                    path.filter(|path| !path.is_empty()).map(PathBuf::from).into_iter().collect()
+                    let path = text_in(runtime, "runtime_path").filter(|path| !path.is_empty());
+                    path.map(PathBuf::from).into_iter().collect()
                 }
                 _ => Vec::new(),
             };
@@ -105,8 +104,8 @@ impl Settings {
     }
 
     /// Replaces an empty list with the defaults that it stands for, after the last file.
-    pub fn finish(&mut self, kind: &Kind, version: Option<Version>) {
-        let asks_both = *kind == Kind::Podman && version.is_some_and(|version| version >= APPEND);
+    pub fn finish(&mut self, kind: &EngineKind, version: Option<Version>) {
+        let asks_both = *kind == EngineKind::Podman && version.is_some_and(|version| version >= APPEND);
         if self.hooks_dirs.is_empty() && asks_both {
             self.hooks_dirs = [HOOKS_DIR, OVERRIDE_DIR].map(PathBuf::from).to_vec();
         }
@@ -118,6 +117,10 @@ fn table_in<'t, 'i>(table: &'t DeTable<'i>, name: &str) -> Option<&'t DeTable<'i
         DeValue::Table(below) => Some(below),
         _ => None,
     }
+}
+
+fn text_in(table: &DeTable<'_>, name: &str) -> Option<String> {
+    Some(table.get(name)?.get_ref().as_str()?.to_owned())
 }
 
 struct List {
@@ -147,7 +150,7 @@ fn read_list(name: &str, value: &DeValue<'_>, append_is_known: bool) -> Result<L
 mod tests {
     use super::*;
 
-    fn settings(kind: &Kind, version: Version, texts: &[&str]) -> Settings {
+    fn settings(kind: &EngineKind, version: Version, texts: &[&str]) -> Settings {
         let mut settings = Settings::default();
         for (number, text) in texts.iter().enumerate() {
             settings.add(Path::new(&format!("/{number}")), text, kind, Some(version));
@@ -170,7 +173,7 @@ mod tests {
             (Version(5, 0, 0), &[a, more, b], &["/a", "/c", "/b"]), // it stays
             (Version(5, 0, 0), &[more, "[engine]\nhooks_dir = [\"/b\", {append = false}]"], &["/b"]),
         ] {
-            let found = settings(&Kind::Podman, version, texts);
+            let found = settings(&EngineKind::Podman, version, texts);
             assert_eq!(found.hooks_dirs, dirs.iter().map(PathBuf::from).collect::<Vec<_>>(), "{version} {texts:?}");
             assert_eq!(found.refused, None);
             let last = texts.len().checked_sub(1);
@@ -182,20 +185,20 @@ mod tests {
     fn files_that_an_engine_refuses() {
         for (kind, version, text, why) in [
             (
-                Kind::Podman,
+                EngineKind::Podman,
                 Version(4, 9, 0),
                 "[engine]\nhooks_dir = [\"/c\", {append = true}]",
                 "does not support a table",
             ),
-            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = \"/c\"", "is not a list"),
-            (Kind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = [3]", "is not a list of strings"),
+            (EngineKind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = \"/c\"", "is not a list"),
+            (EngineKind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = [3]", "is not a list of strings"),
             (
-                Kind::Crio,
+                EngineKind::Crio,
                 Version(1, 30, 0),
                 "[crio.runtime]\nhooks_dir = [{append = true}]",
                 "does not support a table",
             ),
-            (Kind::Podman, Version(5, 0, 0), "[engine", ""),
+            (EngineKind::Podman, Version(5, 0, 0), "[engine", ""),
         ] {
             let (path, text) = settings(&kind, version, &[text]).refused.unwrap();
             assert!(path == Path::new("/0") && text.contains(why), "{text}");
@@ -206,7 +209,7 @@ mod tests {
     fn the_other_keys() {
         let podman = "[engine]\nruntime = \"crun\"\ncgroup_manager = \"cgroupfs\"\ncdi_spec_dirs = [\"/cdi\"]\n\
                       [engine.runtimes]\ncrun = [\"/opt/crun\", \"/usr/bin/crun\"]";
-        let found = settings(&Kind::Podman, Version(5, 0, 0), &[podman, "[engine]\nruntime = \"\""]);
+        let found = settings(&EngineKind::Podman, Version(5, 0, 0), &[podman, "[engine]\nruntime = \"\""]);
         assert_eq!(found.runtime.as_deref(), Some("crun"));
         assert_eq!(found.cgroup_manager.as_deref(), Some("cgroupfs"));
         assert_eq!(found.cdi_dirs, [PathBuf::from("/cdi")]);
@@ -214,12 +217,12 @@ mod tests {
         let crio = "[crio.runtime]\ndefault_runtime = \"runc\"\nhooks_dir = [\"/h\"]\n\
                     [crio.runtime.runtimes.runc]\nruntime_path = \"/usr/sbin/runc\"\n\
                     [crio.runtime.runtimes.crun]\nruntime_path = \"\"";
-        let found = settings(&Kind::Crio, Version(1, 30, 0), &[crio]);
+        let found = settings(&EngineKind::Crio, Version(1, 30, 0), &[crio]);
         assert_eq!(found.runtime.as_deref(), Some("runc"));
         assert_eq!(found.hooks_dirs, [PathBuf::from("/h")]);
         assert_eq!(found.runtime_paths, [("runc".to_owned(), PathBuf::from("/usr/sbin/runc"))]);
         // CRI-O ignores Podman's tables.
-        assert_eq!(settings(&Kind::Crio, Version(1, 30, 0), &[podman]), Settings::default());
+        assert_eq!(settings(&EngineKind::Crio, Version(1, 30, 0), &[podman]), Settings::default());
     }
 
     proptest::proptest! {
@@ -230,7 +233,7 @@ mod tests {
             value in "[0-9a-z\\[\\]{}\"=,\n ]{0,40}",
             text in "\\PC{0,64}",
         ) {
-            for kind in [Kind::Podman, Kind::Crio] {
+            for kind in [EngineKind::Podman, EngineKind::Crio] {
                 for text in [&text, &format!("[engine]\n{key} = {value}"), &format!("[crio.runtime]\n{key} = {value}")] {
                     Settings::default().add(Path::new("/x"), text, &kind, Some(Version(5, 0, 0)));
                 }

@@ -4,14 +4,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use base::tree::Tree;
+
 use super::hook_file::{Applies, PRECREATE, Refusal};
-use super::hooks::Entry;
+use super::hooks::HookEntry;
 use super::settings::{HOOKS_DIR, Settings};
-use super::{Engine, Kind};
+use super::{Engine, EngineKind, User, cdi, hooks, inspect_engines};
 
 /// The status of one engine. The field names are part of the JSON interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Status {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EngineStatus {
     /// `Podman as root`, `Podman of tux`, `CRI-O`, `Docker`
     pub engine: String,
     pub installed: bool,
@@ -40,14 +42,14 @@ pub struct Started {
     pub stages: Vec<String>,
 }
 
-impl Status {
+impl EngineStatus {
     /// Returns the files with their stages: `/…/a.json (prestart) and /…/b.json (precreate)`.
     pub fn files(&self) -> String {
-        let words = |hook: &Started| match hook.stages.as_slice() {
-            [] => hook.file.display().to_string(),
-            stages => format!("{} ({})", hook.file.display(), stages.join(", ")),
-        };
-        self.hooks.iter().map(words).collect::<Vec<_>>().join(" and ")
+        let files = self.hooks.iter().map(|Started { file, stages }| match stages.as_slice() {
+            [] => file.display().to_string(),
+            stages => format!("{} ({})", file.display(), stages.join(", ")),
+        });
+        files.collect::<Vec<_>>().join(" and ")
     }
 }
 
@@ -58,37 +60,40 @@ const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", P
 ///
 /// # Errors
 /// If a path is not UTF-8.
-pub(crate) fn document(statuses: &[Status]) -> serde_json::Result<String> {
+pub(crate) fn document(statuses: &[EngineStatus]) -> serde_json::Result<String> {
     base::json::document("engines", &statuses)
 }
 
 /// Returns the entries that make an engine start our hook at one of [`OUR_STAGES`].
-pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &Entry> {
-    let at_our_stages = |entry: &&Entry| entry.hook.stages.iter().any(|stage| OUR_STAGES.contains(&stage.as_str()));
-    engine.hooks.entries.iter().filter(|entry| entry.is_ours()).filter(at_our_stages)
+pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
+    let entries = engine.hooks.entries.iter().filter(|entry| entry.is_ours());
+    entries.filter(|entry| OUR_STAGES.iter().any(|stage| entry.hook.is_at(stage)))
+}
+
+/// Returns the status of each engine of this host; with a user, also of the user's Podman.
+pub fn statuses(host: &Tree, user: Option<User>) -> Vec<EngineStatus> {
+    let installed = hooks::installed(host);
+    inspect_engines(host, user).iter().map(|engine| judge(engine, &installed)).collect()
 }
 
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
-pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
-    let mut status = Status {
+pub(crate) fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
+    let mut status = EngineStatus {
         engine: engine.kind.to_string(),
         installed: engine.program.is_some(),
         version: engine.version.map(|version| version.to_string()),
-        active: false,
-        hooks: Vec::new(),
-        why: String::new(),
-        fix: String::new(),
+        ..EngineStatus::default()
     };
     if !status.installed {
         return status;
     }
-    if let Kind::Docker = engine.kind {
+    if let EngineKind::Docker = engine.kind {
         docker(engine, &mut status);
         return status;
     }
     let best = ours(engine).max_by_key(|entry| (entry.runs, entry.hook.applies == Applies::Always));
-    let started = |entry: &Entry| Started { file: entry.file.clone(), stages: entry.hook.stages.clone() };
-    status.hooks = ours(engine).map(started).collect();
+    let started = ours(engine).map(|entry| Started { file: entry.file.clone(), stages: entry.hook.stages.clone() });
+    status.hooks = started.collect();
     let problem = stopped(engine).or_else(|| match best {
         Some(entry) => unfit(entry),
         None => Some(missing(engine, installed)),
@@ -99,10 +104,7 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> Status {
     } else if let Some(Applies::If(condition)) = best.map(|entry| &entry.hook.applies) {
         status.why = format!("only if {condition}");
     } else if let Some(on_disk) = &engine.on_disk
-        && !status
-            .hooks
-            .iter()
-            .any(|hook| hook.file.parent().is_some_and(|dir| on_disk.hooks_dirs.iter().any(|d| d == dir)))
+        && !on_disk.hooks_dirs.iter().any(|dir| status.hooks.iter().any(|hook| hook.file.parent() == Some(dir)))
     {
         status.why = format!("until its next start: its configuration sets the hooks directories {}", dirs_of(on_disk));
         status.fix = format!("add \"{}\" to hooks_dir in its configuration", parent(&status.hooks));
@@ -116,16 +118,15 @@ fn parent(hooks: &[Started]) -> String {
 }
 
 fn dirs_of(settings: &Settings) -> String {
-    let dirs: Vec<_> = settings.hooks_dirs.iter().map(|dir| dir.display().to_string()).collect();
-    if dirs.is_empty() { "(none)".to_owned() } else { dirs.join(", ") }
+    if settings.hooks_dirs.is_empty() { "(none)".to_owned() } else { cdi::list_paths(&settings.hooks_dirs) }
 }
 
 /// Returns why the engine starts no container at all, and the fix.
 fn stopped(engine: &Engine) -> Option<(String, String)> {
     let starts = match engine.kind {
         // A running CRI-O watches the directories, and keeps its hooks if a file becomes invalid.
-        Kind::Crio if engine.running => "the engine uses the hooks that it read before, and cannot be restarted",
-        Kind::Crio => "the engine does not start",
+        EngineKind::Crio if engine.running => "the engine uses the hooks that it read before, and cannot be restarted",
+        EngineKind::Crio => "the engine does not start",
         _ => "no container starts",
     };
     if let Some((file, why)) = &engine.settings.refused {
@@ -151,16 +152,14 @@ fn fix_file(file: &Path) -> String {
 }
 
 /// Returns why a hook entry has no effect, and the fix.
-fn unfit(entry: &Entry) -> Option<(String, String)> {
+fn unfit(entry: &HookEntry) -> Option<(String, String)> {
     let (file, program) = (entry.file.display(), entry.program.display());
     if !entry.runs {
         return Some((format!("{file} names {program}, which is not executable"), format!("chmod 755 {program}")));
     }
-    let has_arg = |word: &str| entry.hook.args.iter().any(|arg| arg == word);
-    let other = OUR_STAGES.into_iter().find(|stage| has_arg(stage));
-    let is_precreate = entry.hook.stages.iter().any(|stage| stage == PRECREATE);
+    let other = OUR_STAGES.into_iter().find(|stage| entry.hook.has_arg(stage));
     // precreate receives config.json on stdin, all other stages the container state.
-    if let Some(other) = other.filter(|_| has_arg(PRECREATE) != is_precreate) {
+    if let Some(other) = other.filter(|_| entry.hook.has_arg(PRECREATE) != entry.hook.is_at(PRECREATE)) {
         let stages = entry.hook.stages.join(", ");
         let why = format!("{file} starts the hook at the stage {stages} with the argument \"{other}\"");
         return Some((why, format!("set args and stages in {file} to the same stage")));
@@ -176,12 +175,11 @@ fn unfit(entry: &Entry) -> Option<(String, String)> {
 
 /// Returns why the engine has no entry for our hook, and the fix.
 fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
-    let is_ours = |file: &Path| installed.iter().any(|ours| ours == file);
-    if let Some((file, program)) = engine.hooks.without_program.iter().find(|(file, _)| is_ours(file)) {
+    if let Some((file, program)) = engine.hooks.without_program.iter().find(|(file, _)| installed.contains(file)) {
         let why = format!("the engine ignores {}: its program {} is missing", file.display(), program.display());
         return (why, "reinstall the package oci-nvidia-hook".to_owned());
     }
-    if let Some((ours, other)) = engine.hooks.masked.iter().find(|(file, _)| is_ours(file)) {
+    if let Some((ours, other)) = engine.hooks.masked.iter().find(|(file, _)| installed.contains(file)) {
         let why = format!("{} replaces {}, which has the same name", other.display(), ours.display());
         return (why, format!("mv {0} {0}.off", other.display()));
     }
@@ -195,7 +193,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
                    \"systemctl cat crio\"";
         return (why, fix.to_owned());
     }
-    let restart = if engine.kind == Kind::Crio { ", and run \"systemctl restart crio\"" } else { "" };
+    let restart = if engine.kind == EngineKind::Crio { ", and run \"systemctl restart crio\"" } else { "" };
     match (installed.iter().find(fits), &engine.settings.hooks_from) {
         (Some(file), Some(from)) => {
             let dir = file.parent().unwrap_or_else(|| Path::new(HOOKS_DIR)).display();
@@ -213,7 +211,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
     }
 }
 
-fn docker(engine: &Engine, status: &mut Status) {
+fn docker(engine: &Engine, status: &mut EngineStatus) {
     match &engine.dockers_hook {
         Some(program) if program.ends_with("oci-nvidia-hook") => {
             status.active = true;

@@ -5,12 +5,14 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32, pub u32);
 
-/// Parses the output of `PROGRAM --version`: `podman version 4.3.1`, `Docker version 24.0.5, build x`, `runc version 1.1.5+ds1`,
-/// `crun version 1.8.1`, `crio version 1.30.2`.
-pub fn parse(text: &str) -> Option<Version> {
-    let word = text.lines().next()?.split(' ').skip_while(|word| *word != "version").nth(1)?;
-    let mut parts = word.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
-    Some(Version(parts.next()??, parts.next()??, parts.next().flatten().unwrap_or_default()))
+impl Version {
+    /// Parses the output of `PROGRAM --version`: `podman version 4.3.1`, `Docker version 24.0.5, build x`,
+    /// `runc version 1.1.5+ds1`, `crun version 1.8.1`, `crio version 1.30.2`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let word = text.lines().next()?.split(' ').skip_while(|word| *word != "version").nth(1)?;
+        let mut parts = word.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
+        Some(Self(parts.next()??, parts.next()??, parts.next().flatten().unwrap_or_default()))
+    }
 }
 
 impl fmt::Display for Version {
@@ -36,7 +38,7 @@ mod tests {
             ("podman version x\n", None),
             ("", None),
         ] {
-            assert_eq!(parse(text), version, "{text}");
+            assert_eq!(Version::parse(text), version, "{text}");
         }
     }
 }

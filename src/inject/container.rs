@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -161,24 +161,14 @@ impl OpenContainer {
         let mut file = self.rootfs.open_stored(file.filter(|_| is_library(path.file_name()))?).ok()?;
         let mut header = [0; elf::HEADER];
         file.read_exact(&mut header).ok()?;
-        let native = Arch::native();
-        let arch = [Some(native), native.compat32()].into_iter().flatten().find(|arch| elf::is_for(&header, *arch))?;
+        let arch = Arch::supported().find(|arch| elf::is_for(&header, *arch))?;
         // ldconfig also uses the file name if a library has no SONAME.
         Some((arch, elf::soname(file).unwrap_or_else(|| path.file_name().to_owned())))
     }
 
-    /// Returns the names in the image's directory of CUDA compatibility libraries; empty if they must not be used with this
+    /// Returns the names in the image's directory of CUDA compatibility libraries; `None` if they must not be used with this
     /// driver.
     pub(crate) fn compat_libraries(
-        &self,
-        dir: &ContainerPath,
-        host_driver: &str,
-        host_cuda: &str,
-    ) -> BTreeSet<OsString> {
-        self.usable_compat_libraries(dir, host_driver, host_cuda).unwrap_or_default()
-    }
-
-    fn usable_compat_libraries(
         &self,
         dir: &ContainerPath,
         host_driver: &str,
@@ -245,9 +235,4 @@ fn facts(rootfs: &Root) -> RootfsFacts {
         () => Loader::None,
     };
     RootfsFacts { debian: has("etc/debian_version"), lib32: has("usr/lib32"), loader }
-}
-
-/// Reports whether an error means that the file does not exist.
-pub(crate) fn is_missing(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound
 }

@@ -1,6 +1,5 @@
 //! Operations on a name in an open directory of a container. No operation follows a symlink.
 
-use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
@@ -51,12 +50,12 @@ pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()
 }
 
 /// Replaces a file atomically. Never writes through a symlink (CVE-2025-23267).
-pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[Cow<'_, [u8]>]) -> Result<()> {
+pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
     let temporary = temporary_name(name);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
     let mut file = File::from(file);
-    if let Err(error) = content.iter().try_for_each(|piece| file.write_all(piece)) {
+    if let Err(error) = file.write_all(content) {
         rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
         return Err(error.into());
     }

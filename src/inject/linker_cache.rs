@@ -4,43 +4,48 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use anyhow::Result;
 use base::report::{Finding, catalog};
-use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry, Pieces};
+use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry};
 
 use crate::lower::live::CacheEntry;
 
 /// Upper limit for the cache in bytes. A cache of 100 000 libraries has half of it.
 pub(crate) const MAX_SIZE: usize = 16 << 20;
 
-/// Returns the new content in pieces, without the entries of `stale` paths. `None` if the old content is already right, or if
+/// Returns the new content, without the entries of `stale` paths. `None` if the old content is already right, or if
 /// it cannot be changed safely; then there is a finding.
-pub(crate) fn merge<'a>(
-    old: Option<&'a [u8]>,
+pub(crate) fn merge(
+    old: Option<&[u8]>,
     entries: &[CacheEntry],
     stale: &BTreeSet<PathBuf>,
     findings: &mut Vec<Finding>,
-) -> Pieces<'a> {
+) -> Option<Vec<u8>> {
     let paths: Vec<_> = entries.iter().map(|entry| entry.path.absolute()).collect();
     let ours = entries.iter().zip(&paths).map(|(entry, path)| NewEntry { name: &entry.soname, path, arch: entry.arch });
     let ours: Vec<_> = ours.collect();
-    let created = || {
-        let mut cache = Cache::empty(Layout::Compat);
-        cache.merge(&ours);
-        Ok(Some(vec![cache.to_bytes()?.into()]))
-    };
     // ldconfig first creates an empty file, which ld.so ignores.
-    let old = old.filter(|bytes| !bytes.is_empty());
-    old.map_or_else(created, |old| ldcache::update(old, &ours, stale)).unwrap_or_else(|error: anyhow::Error| {
+    let new = match old.filter(|bytes| !bytes.is_empty()) {
+        Some(old) => ldcache::update(old, &ours, stale),
+        None => create(&ours).map(Some),
+    };
+    new.unwrap_or_else(|error| {
         findings.push(left_alone(&error));
         None
     })
+}
+
+fn create(ours: &[NewEntry<'_>]) -> Result<Vec<u8>> {
+    let mut cache = Cache::empty(Layout::Compat);
+    cache.merge(ours);
+    cache.to_bytes()
 }
 
 /// The finding for a cache in an unknown format, which the hook does not change. ld.so also ignores a cache that it cannot
 /// read, and it searches the directory of the driver libraries anyway. To replace a cache of a newer ldconfig could lose the
 /// image's own entries.
 pub(crate) fn left_alone(error: &anyhow::Error) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::IMAGE_CACHE,
         format!("the image's \"/etc/ld.so.cache\" is left unchanged: {}", base::report::line(error)),
         "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
@@ -61,7 +66,7 @@ mod tests {
     #[test]
     fn an_image_without_a_cache_gets_one() {
         for old in [None, Some(&b""[..])] {
-            let new = merge(old, &entries(), &BTreeSet::new(), &mut Vec::new()).unwrap().concat();
+            let new = merge(old, &entries(), &BTreeSet::new(), &mut Vec::new()).unwrap();
             let cache = ldcache::parse(&new).unwrap();
             let found = cache.lookup("libcuda.so.1".as_ref(), Arch::native()).unwrap();
             assert_eq!(found.path, std::path::Path::new("/usr/lib64/libcuda.so.1"));

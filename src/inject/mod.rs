@@ -78,8 +78,8 @@ pub(crate) struct Finished {
 pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let facts = TargetFacts {
-        has_own_dev: mounts::has_own_dev(container.mounts),
-        is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, container.rootfs),
+        has_own_dev: mounts::has_own_dev(&container.spec.mounts),
+        is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs),
     };
     let finished = open.enter().and_then(|root| run_all(Target::new(root, api, hosts_dev, label, facts), steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
@@ -143,7 +143,7 @@ fn left_out(error: &anyhow::Error) -> Finding {
     if finding.kind == &catalog::LOCAL_SOURCE {
         return finding;
     }
-    Finding::of(
+    Finding::new(
         &catalog::LEFT_OUT,
         base::report::line(error),
         "if the container needs it, inspect that path in the image",
@@ -160,6 +160,7 @@ mod tests {
     use super::*;
     use crate::lower::live::CacheEntry;
     use base::paths::ContainerPath;
+    use nvidia_host::edits::placement::Link;
 
     /// Logs its calls, and fails at the step `fail_at`.
     #[derive(Debug, Default)]
@@ -187,7 +188,7 @@ mod tests {
     impl Runner for Recording {
         fn run(&mut self, step: Prepared<'_>, _need: Need) -> Result<()> {
             match step {
-                Prepared::Link { link, .. } => self.step(format!("link {link}")),
+                Prepared::Link(Link { link, .. }) => self.step(format!("link {link}")),
                 Prepared::UpdateLinkerCache(_) => self.step("cache".to_owned()),
                 other => bail!("{other:?}"),
             }
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn a_failure_at_any_step() {
         let path = |name: &str| ContainerPath::new(name).unwrap();
-        let link = |name: &str, need| Step::Link { link: path(name), text: "x".into(), file: path("x"), need };
+        let link = |name: &str, need| Step::Link(Link { link: path(name), text: "x".into(), file: path("x"), need });
         let cache: Vec<CacheEntry> = Vec::new();
         let steps = [
             link("a", Need::Required),

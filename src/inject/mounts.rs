@@ -11,6 +11,7 @@
 
 use std::cell::OnceCell;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
@@ -61,7 +62,7 @@ impl Mounts {
     }
 
     /// Reports whether the hook may create files in this directory, which `path` led to.
-    pub(super) fn is_own(&mut self, rootfs: &Root, dir: &Rc<OwnedFd>, path: &std::path::Path) -> Result<bool> {
+    pub(super) fn is_own(&mut self, rootfs: &Root, dir: &Rc<OwnedFd>, path: &Path) -> Result<bool> {
         let mount = self.mount_of(dir)?;
         if mount == self.rootfs(rootfs)? || self.own.contains(&mount) || self.layers.contains(&mount) {
             return Ok(true);
@@ -70,11 +71,8 @@ impl Mounts {
             return Ok(false);
         }
         let is_own = self.is_own_tmpfs(rootfs, dir, mount, path)?;
-        if is_own {
-            self.own.push(mount)
-        } else {
-            self.foreign.push(mount)
-        }
+        let known = if is_own { &mut self.own } else { &mut self.foreign };
+        known.push(mount);
         Ok(is_own)
     }
 
@@ -146,7 +144,7 @@ impl Mounts {
         Ok(*self.rootfs.get_or_init(|| mount))
     }
 
-    fn is_own_tmpfs(&self, rootfs: &Root, dir: &OwnedFd, mount: Id, path: &std::path::Path) -> Result<bool> {
+    fn is_own_tmpfs(&self, rootfs: &Root, dir: &OwnedFd, mount: Id, path: &Path) -> Result<bool> {
         if rustix::fs::fstatfs(dir)?.f_type != TMPFS_MAGIC {
             return Ok(false);
         }
@@ -154,7 +152,7 @@ impl Mounts {
         // statmount(2) that mount is checked alone: it must be mounted directly on the rootfs, where config.json has the
         // runtime mount a tmpfs. A volume that a link of the image redirects to /dev is mounted on or below that tmpfs.
         if self.has_own_dev
-            && path == std::path::Path::new("dev")
+            && path == Path::new("dev")
             && let (Some(facts), Id::Unique(below)) = (statmount::facts_of(mount), self.rootfs(rootfs)?)
             && is_first_on(&facts, below)
         {
@@ -186,10 +184,8 @@ pub(super) fn read_table() -> Result<Vec<u8>> {
 
 /// Reports whether config.json has the runtime mount a tmpfs at /dev.
 pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
-    let is_own = |mount: &Mount| {
-        mount.destination == std::path::Path::new("/dev") && mount.kind.as_deref() == Some("tmpfs") && !mount.is_bind()
-    };
-    mounts.iter().any(is_own)
+    let mut of_dev = mounts.iter().filter(|mount| mount.destination == Path::new("/dev"));
+    of_dev.any(|mount| mount.kind.as_deref() == Some("tmpfs") && !mount.is_bind())
 }
 
 /// Reports whether a mount is a whole tmpfs whose parent is the mount `below`.

@@ -1,13 +1,12 @@
 //! Opens and checks the source of each step on the host, and clones it into a detached mount if the kernel supports that.
 
-use std::path::Path;
-
 use anyhow::{Result, ensure};
 use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
 use base::sys::mount::{Api, Label, MountAttrs};
 use nvidia_host::driver::ipc::Expected;
+use nvidia_host::edits::placement::Link;
 use nvidia_host::edits::{Channel, ProcMask};
 
 use super::source::Source;
@@ -41,13 +40,7 @@ pub(crate) enum Prepared<'a> {
         target: &'a ContainerPath,
     },
     /// As in [`Step::Link`].
-    Link {
-        link: &'a ContainerPath,
-        /// target of the link, as it is written
-        text: &'a Path,
-        /// the mounted file it leads to
-        file: &'a ContainerPath,
-    },
+    Link(&'a Link),
     /// Mount a directory with the container's GPUs on /proc/driver/nvidia.
     MaskProc(Directory),
     /// As in [`Step::MaskParams`].
@@ -80,7 +73,7 @@ pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
             let source = open_node(source, *device, api)?;
             Prepared::MountNode { source, target, device: *device, own: own.as_ref() }
         }
-        Step::Link { link, text, file, .. } => Prepared::Link { link, text: Path::new(text), file },
+        Step::Link(link) => Prepared::Link(link),
         Step::MountFiles { target, files } => {
             let files = files.iter().map(|(name, content)| (name.into(), content.as_bytes().to_vec())).collect();
             Prepared::MountFiles { directory: Directory::prepare(files, Vec::new(), api, label)?, target }
@@ -111,7 +104,8 @@ fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> 
 /// Opens the socket or directory again and checks the descriptor, because the path may have changed since the plan was made.
 fn prepare_ipc<'a>(channel: &Channel, target: &'a ContainerPath, api: Api) -> Result<Prepared<'a>> {
     let opened = channel.open()?;
-    let path = HostPath::new(channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path)));
+    let path = channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path));
+    let path = Some(HostPath::new(path));
     Ok(match channel.expected {
         Expected::Socket => {
             Prepared::Mount { source: Source::from_fd(opened.fd, path, MountAttrs::SOCKET, api)?, target }

@@ -3,7 +3,6 @@
 //! The overlay's upper directory is on a tmpfs, so the image or the volume does not change. [`seal`] makes the overlay
 //! read-only before the container starts.
 
-use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +13,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags};
 
-use base::report::{Failure, Finding, catalog, failure};
+use base::report::{Failure, Finding, Kind, catalog, failure};
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::{self, Label, MountAttrs, in_place};
 
@@ -122,53 +121,42 @@ pub(super) enum Why {
 impl Why {
     /// The error if mounts below the directory would be hidden by a layer.
     fn has_others_inside(self, path: &Path) -> Failure {
-        const ELSEWHERE: &str = "start the container with a writable root file system, or mount them elsewhere";
-        let path = Path::new("/").join(path);
-        match self {
-            Self::ReadOnly => Failure::new(
-                &catalog::READ_ONLY,
-                format!("other files are mounted in the read-only directory {path:?}"),
-                ELSEWHERE,
-            ),
-            Self::Owner => {
-                Failure::new(&catalog::READ_ONLY, format!("other files are mounted in {path:?}, {OUTSIDE}"), ELSEWHERE)
+        let hint = match self {
+            Self::Volume => "mount the volume at another path, or create an empty file in it for each driver file",
+            Self::ReadOnly | Self::Owner => {
+                "start the container with a writable root file system, or mount them elsewhere"
             }
-            Self::Volume => Failure::new(
-                &catalog::VOLUME,
-                format!(
-                    "other files are mounted in {path:?}, which is on a volume, and the hook creates no files on volumes"
-                ),
-                "mount the volume at another path, or create an empty file in it for each driver file",
-            ),
+        };
+        Failure::new(self.kind(), format!("other files are mounted in {}", self.place(path)), hint)
+    }
+
+    /// The error if the kernel cannot mount an overlay there.
+    fn without_overlay(self, path: &Path) -> Failure {
+        let hint = match self {
+            Self::Volume => "mount the volume at another path, or load the kernel module \"overlay\"",
+            Self::ReadOnly | Self::Owner => {
+                "start the container with a writable root file system, or load the kernel module \"overlay\""
+            }
+        };
+        Failure::new(self.kind(), format!("cannot mount an overlay over {}", self.place(path)), hint)
+    }
+
+    const fn kind(self) -> &'static Kind {
+        match self {
+            Self::Volume => &catalog::VOLUME,
+            Self::ReadOnly | Self::Owner => &catalog::READ_ONLY,
         }
     }
 
-    /// The error if the kernel refuses the overlay.
-    fn without_overlay(self, path: &Path) -> Failure {
-        const MODULE: &str =
-            "start the container with a writable root file system, or load the kernel module \"overlay\"";
+    fn place(self, path: &Path) -> String {
         let path = Path::new("/").join(path);
         match self {
-            Self::ReadOnly => Failure::new(
-                &catalog::READ_ONLY,
-                format!("cannot mount an overlay over the read-only directory {path:?}"),
-                MODULE,
-            ),
-            Self::Owner => {
-                Failure::new(&catalog::READ_ONLY, format!("cannot mount an overlay over {path:?}, {OUTSIDE}"), MODULE)
-            }
-            Self::Volume => Failure::new(
-                &catalog::VOLUME,
-                format!(
-                    "cannot mount an overlay over {path:?}, which is on a volume, and the hook creates no files on volumes"
-                ),
-                "mount the volume at another path, or load the kernel module \"overlay\"",
-            ),
+            Self::ReadOnly => format!("the read-only directory {path:?}"),
+            Self::Owner => format!("{path:?}, whose owner is not mapped in the container's user namespace"),
+            Self::Volume => format!("{path:?}, which is on a volume, and the hook creates no files on volumes"),
         }
     }
 }
-
-const OUTSIDE: &str = "whose owner is not mapped in the container's user namespace";
 
 /// Mounts a layer on `below`, the directory `path` of a rootfs. Pushes the mounts to `done`; the last one is the layer.
 ///
@@ -213,7 +201,7 @@ pub(super) fn not_covered(path: &Path) -> anyhow::Error {
 
 /// The finding for a directory of a writable volume that a read-only layer now covers.
 pub(super) fn covered(path: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::COVERED,
         format!("{:?} is on a volume: a read-only layer with the driver files covers it", Path::new("/").join(path)),
         "mount the volume at another path if the container writes to it",
@@ -239,7 +227,7 @@ pub(super) fn hide_file(
     dir: &OwnedFd,
     name: &OsStr,
     point: &OwnedFd,
-    content: &[Cow<'_, [u8]>],
+    content: &[u8],
     label: Option<&Label>,
 ) -> Result<OwnedFd> {
     // The hook accepts linker caches up to 16 MiB. Without `size`, a tmpfs may use half of the memory.
@@ -253,10 +241,10 @@ pub(super) fn hide_file(
     })
 }
 
-fn bind_new_file(tmpfs: &OwnedFd, name: &OsStr, point: &OwnedFd, content: &[Cow<'_, [u8]>]) -> Result<()> {
+fn bind_new_file(tmpfs: &OwnedFd, name: &OsStr, point: &OwnedFd, content: &[u8]) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(tmpfs, name, flags, Mode::from_raw_mode(0o644))?);
-    content.iter().try_for_each(|piece| file.write_all(piece))?;
+    file.write_all(content)?;
     Ok(in_place::bind(open_in(tmpfs, name)?, point)?)
 }
 

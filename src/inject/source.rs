@@ -59,36 +59,21 @@ impl Source {
         Ok(Self { tree, stat, attrs })
     }
 
-    /// Creates a source from a descriptor; `path` is the path that it was opened from.
+    /// Creates a source from an open file. `path` is the path that it was opened from, or `None` if the file is in the container, for
+    /// a second path there.
     ///
     /// # Errors
     /// If it cannot be mounted.
-    pub(crate) fn from_fd(opened: OwnedFd, path: HostPath, attrs: MountAttrs, api: Api) -> Result<Self> {
+    pub(crate) fn from_fd(opened: OwnedFd, path: Option<HostPath>, attrs: MountAttrs, api: Api) -> Result<Self> {
         let stat = rustix::fs::fstat(&opened)?;
-        let tree = match api {
-            Api::Detached => {
+        let tree = match (api, path) {
+            (Api::Detached, _) => {
                 let tree = mount::clone_tree(&opened).context("open_tree")?;
                 mount::restrict(&tree, attrs).context("mount_setattr")?;
                 Tree::Detached(tree)
             }
-            Api::InPlace => Tree::Path(path, opened),
-        };
-        Ok(Self { tree, stat, attrs })
-    }
-
-    /// Creates a source from a file that is already mounted, for a second path.
-    ///
-    /// # Errors
-    /// If it cannot be mounted.
-    pub(crate) fn copy_of(mounted: &OwnedFd, attrs: MountAttrs, api: Api) -> Result<Self> {
-        let stat = rustix::fs::fstat(mounted)?;
-        let tree = match api {
-            Api::Detached => {
-                let tree = mount::clone_tree(mounted).context("open_tree")?;
-                mount::restrict(&tree, attrs).context("mount_setattr")?;
-                Tree::Detached(tree)
-            }
-            Api::InPlace => Tree::Mounted(mounted.try_clone()?),
+            (Api::InPlace, Some(path)) => Tree::Path(path, opened),
+            (Api::InPlace, None) => Tree::Mounted(opened),
         };
         Ok(Self { tree, stat, attrs })
     }

@@ -24,8 +24,9 @@ use base::sys::ids::Ids;
 use base::sys::in_root::{Created, Root};
 use base::sys::mount::{self, Api, Label, MountAttrs};
 use nvidia_host::edits::Need;
+use nvidia_host::edits::placement::Link;
 
-use super::container::{Inside, is_missing};
+use super::container::Inside;
 use super::directory::{Present, find_present, make_file, replace_file, replace_link};
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
@@ -121,7 +122,7 @@ impl Runner for Target {
             Prepared::MountNode { source, target, device, own } => self.mount_node(source, target, device, own),
             Prepared::MountDirectory { source, target } => self.mount_directory(source, target),
             Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
-            Prepared::Link { link, text, file } => self.link(link, text, file),
+            Prepared::Link(link) => self.link(link),
             Prepared::MaskProc(directory) => self.mask_proc(directory),
             Prepared::MaskParams => self.mask_params(),
             Prepared::SetMode { target, mode } => self.set_mode(target, mode),
@@ -257,7 +258,8 @@ impl Target {
         })
     }
 
-    fn link(&mut self, link: &ContainerPath, text: &Path, file: &ContainerPath) -> Result<()> {
+    fn link(&mut self, Link { link, text, file, .. }: &Link) -> Result<()> {
+        let text = Path::new(text);
         if self.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
             return Ok(());
         }
@@ -295,20 +297,19 @@ impl Target {
         let mounted = match self.mounts.iter().find(|(path, _)| path == file) {
             Some((_, mounted)) => Rc::clone(mounted),
             // The engine has mounted it, for example from a CDI spec.
-            None => match self.rootfs.open_at(file.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
-                Ok(mounted) => mounted.into(),
-                Err(error) if is_missing(&error) => return Ok(()),
-                Err(error) => return Err(error.into()),
+            None => match self.rootfs.open_existing(file.relative(), OFlags::PATH | OFlags::NOFOLLOW)? {
+                Some(mounted) => mounted.into(),
+                None => return Ok(()),
             },
         };
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&*mounted)?.st_mode) == FileType::RegularFile;
-        let copy = Source::copy_of(&mounted, MountAttrs::DRIVER_FILE, self.api)?;
+        let copy = Source::from_fd(mounted.try_clone()?, None, MountAttrs::DRIVER_FILE, self.api)?;
         if copy.is(stat) || !is_file {
             return Ok(());
         }
         self.mount_facts.refuse_shared(&point)?;
         self.changes.push(Change::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
-        self.findings.push(Finding::of(
+        self.findings.push(Finding::new(
             &catalog::HIDDEN,
             format!("the driver's file hides the image's own {link}"),
             "",
@@ -320,12 +321,8 @@ impl Target {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
         // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container
         // does not have (CVE-2021-1056).
-        let flags = OFlags::PATH | OFlags::DIRECTORY;
-        let dir = match self.rootfs.open_at(Path::new("proc/driver"), flags) {
-            Ok(dir) => dir,
-            // The container has no /proc, or the driver is not loaded in this kernel.
-            Err(error) if is_missing(&error) => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let Some(dir) = self.rootfs.open_existing(Path::new("proc/driver"), OFlags::PATH | OFlags::DIRECTORY)? else {
+            return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
         };
         let name = OsStr::new("nvidia");
         match find_present(&dir, name)? {
@@ -398,7 +395,7 @@ fn undo_all(changes: Vec<Change>) {
             Change::Created(created) => created.remove().ok(),
             Change::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
             Change::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
-            Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &[old.into()]).ok(),
+            Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &old).ok(),
         };
     }
 }

@@ -22,7 +22,7 @@ use crate::record::store::Store;
 use crate::record::{Outcome, Record};
 
 /// The name of this program in logs.
-pub const NAME: &str = "oci-nvidia-hook";
+pub(crate) const NAME: &str = "oci-nvidia-hook";
 
 /// The destinations of messages. All of them must be open before the container's mount namespace is entered.
 #[derive(Debug, Default)]
@@ -116,31 +116,32 @@ impl Log {
     /// Writes the record with the result of the call.
     pub(crate) fn end(&mut self, outcome: Outcome, reason: &str) {
         self.record.end(outcome, one_line(reason));
-        if let Some(store) = &self.store {
-            // The record of an earlier stage is not replaced with one of a stage that did nothing.
-            if outcome != Outcome::LeftAlone || store.stage_of(&self.record.container.id).is_none() {
-                store.write(&self.record);
-            }
+        // The record of an earlier stage is not replaced with one of a stage that did nothing.
+        if outcome != Outcome::LeftAlone || self.earlier_record().is_none() {
+            self.record_so_far();
         }
     }
 
     /// Writes the record of a `rootfs` call, unless an earlier stage has a more detailed record.
     pub(crate) fn end_of_rootfs(&mut self, reason: &str) {
-        let earlier = self.store.as_ref().and_then(|store| store.stage_of(&self.record.container.id));
-        if earlier.is_none_or(|stage| stage == self.record.stage) {
-            self.end(Outcome::Given, reason);
-        } else if let Some(store) = &self.store
-            && !self.record.created.is_empty()
-        {
-            store.set_created(&self.record.container.id, std::mem::take(&mut self.record.created));
+        let Some(mut earlier) = self.earlier_record().filter(|earlier| earlier.stage != self.record.stage) else {
+            return self.end(Outcome::Given, reason);
+        };
+        if let (Some(store), false) = (&self.store, self.record.created.is_empty()) {
+            earlier.created = std::mem::take(&mut self.record.created);
+            store.write(&earlier);
         }
     }
 
     /// Records the created names, together with those of earlier calls.
     pub(crate) fn created(&mut self, created: Vec<Entry>) {
-        let store = self.store.as_ref();
-        let earlier = store.and_then(|store| store.created_in(&self.record.container.id)).unwrap_or_default();
-        self.record.created = created::merge(earlier, created);
+        let earlier = self.earlier_record().unwrap_or_default();
+        self.record.created = created::merge(earlier.created, created);
+    }
+
+    /// Returns the record of an earlier call for the container.
+    fn earlier_record(&self) -> Option<Record> {
+        self.store.as_ref()?.record_of(&self.record.container.id)
     }
 
     /// Logs and prints the error that stops the container.

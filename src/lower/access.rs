@@ -48,11 +48,6 @@ impl Process {
         }
     }
 
-    /// Returns root, for a container without a config.json.
-    pub(crate) fn root(is_rootless: bool) -> Self {
-        Self { named: 0, uid: Some(0), groups: vec![0], is_root: !is_rootless, keeps_groups: false, is_rootless }
-    }
-
     /// Reports whether the engine and the hook are in a user namespace.
     pub(crate) const fn is_rootless(&self) -> bool {
         self.is_rootless
@@ -104,7 +99,7 @@ impl Process {
             "{groups}, have the engine create the nodes (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give \
              the host's nodes mode 0666"
         );
-        Some(Finding::of(&catalog::NO_ACCESS, what, fix))
+        Some(Finding::new(&catalog::NO_ACCESS, what, fix))
     }
 }
 
@@ -202,7 +197,9 @@ mod tests {
         let finding = process.finding(inaccessible(&steps, &process, &nodes)).unwrap();
         assert_eq!(finding.what, "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400");
         let unmapped = NodeFacts { is_char: true, mode: 0o660, uid: OVERFLOW_ID, gid: OVERFLOW_ID };
-        let finding = Process::root(true).finding([("\"/dev/nvidia0\"", unmapped)].into_iter()).unwrap();
+        let finding = Process::from_spec(&SpecView::default(), true)
+            .finding([("\"/dev/nvidia0\"", unmapped)].into_iter())
+            .unwrap();
         assert!(finding.what.ends_with("\"/dev/nvidia0\": owner outside the user namespace, mode 0660"), "{finding:?}");
     }
 }

@@ -23,7 +23,7 @@ pub(crate) enum Step {
     MountNode { source: HostPath, target: ContainerPath, device: (u32, u32), own: Option<Process> },
     /// `ln -sfn TEXT LINK`. The hook never resolves the text. If the image has a file of its own in place of the link, the
     /// mounted `file`, to which the link leads, is mounted over that.
-    Link { link: ContainerPath, text: OsString, file: ContainerPath, need: Need },
+    Link(Link),
     /// Mount a read-only directory with these files, which hides a directory of the image.
     MountFiles { target: ContainerPath, files: Vec<(&'static str, String)> },
     /// Hide the GPUs in `/proc/driver/nvidia` that the container does not have.
@@ -51,7 +51,7 @@ impl Step {
     /// Returns whether the container requires the step.
     pub(crate) const fn need(&self) -> Need {
         match self {
-            Self::MountFile { need, .. } | Self::Link { need, .. } => *need,
+            Self::MountFile { need, .. } | Self::Link(Link { need, .. }) => *need,
             Self::MountIpc { .. } | Self::MountFiles { .. } | Self::SetMode { .. } | Self::ListDirectories { .. } => {
                 Need::Optional
             }
@@ -70,7 +70,7 @@ impl fmt::Display for Step {
                 write!(f, "mount {source} at {target} in the container")
             }
             Self::MountFiles { target, .. } => write!(f, "mount a directory of the hook at {target} in the container"),
-            Self::Link { link, text, .. } => write!(f, "link {link} to {text:?} in the container"),
+            Self::Link(Link { link, text, .. }) => write!(f, "link {link} to {text:?} in the container"),
             Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
             Self::MaskParams => f.write_str("mask \"/proc/driver/nvidia/params\" in the container"),
             Self::SetMode { target, mode } => write!(f, "set the mode of {target} to {mode:03o} in the container"),
@@ -107,12 +107,7 @@ pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
         source: ipc.source.clone(),
         target: ipc.path.clone(),
     }));
-    steps.extend(links(edits, facts).into_iter().map(|Link { link, text, file, need }| Step::Link {
-        link,
-        text,
-        file,
-        need,
-    }));
+    steps.extend(links(edits, facts).into_iter().map(Step::Link));
     steps.extend(edits.proc_mask.clone().map(Step::MaskProc));
     steps.extend(egl_profile(edits.egl_devices));
     steps.extend(linker_steps(cache, facts));

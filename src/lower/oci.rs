@@ -150,8 +150,8 @@ fn in_volume(spec: &SpecView, path: &Path) -> Option<PathBuf> {
 
 /// Reports whether config.json has an equal hook entry already, which would do the same.
 fn has_hook(spec: &SpecView, hook: &Hook) -> bool {
-    let Some(ours) = RootfsEdits::of_entry(&hook.args) else { return false };
-    spec.hooks.iter().any(|present| RootfsEdits::of_entry(&present.args).as_ref() == Some(&ours))
+    let Some(ours) = RootfsEdits::from_entry(&hook.args) else { return false };
+    spec.hooks.iter().any(|present| RootfsEdits::from_entry(&present.args).as_ref() == Some(&ours))
 }
 
 /// Returns a group id of the host as the id in the container; `None` if it is not mapped.

@@ -7,26 +7,27 @@ use std::path::Path;
 use base::paths::{ContainerPath, HostPath};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::driver::ldcache::Arch;
-use nvidia_host::edits::placement::{RootfsFacts, library_dir};
+use nvidia_host::edits::placement::{Link, RootfsFacts, library_dir};
 use nvidia_host::edits::{Need, ProcMask};
 
 use super::live::{self, CacheEntry, Step};
 
 /// Returns the steps in the order in which they must run. `proc_files` are the files of the mask with their content.
 pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
-    let links = edits.links.iter().map(|(link, text)| Step::Link {
+    let links = edits.links.iter().map(|(link, text)| Link {
         link: link.clone(),
         text: text.clone().into(),
         file: file_of(edits, link),
         need: Need::Optional,
     });
-    let mut steps: Vec<_> = links.collect();
+    let mut steps: Vec<_> = links.map(Step::Link).collect();
     let libraries = ContainerPath::new(library_dir(facts, Arch::native()));
     for (name, path) in &edits.below {
         // Programs search the image's library directory, which may be the host's too.
         let link = libraries.as_ref().and_then(|dir| dir.join(name)).filter(|link| link != path);
         let text = path.absolute().into();
-        steps.extend(link.map(|link| Step::Link { link, text, file: file_of(edits, path), need: Need::Optional }));
+        let link = link.map(|link| Link { link, text, file: file_of(edits, path), need: Need::Optional });
+        steps.extend(link.map(Step::Link));
     }
     steps.extend(edits.channels.iter().filter_map(|channel| {
         let below = channel.path.strip_prefix("/").unwrap_or(&channel.path);
@@ -113,7 +114,7 @@ mod tests {
         );
         for step in &steps {
             match step {
-                Step::Link { file, .. } => assert_eq!(file.absolute(), Path::new("/usr/lib64/libcuda.so.535")),
+                Step::Link(Link { file, .. }) => assert_eq!(file.absolute(), Path::new("/usr/lib64/libcuda.so.535")),
                 Step::MaskProc(mask) => assert_eq!((&mask.files, mask.mounts.len()), (&files, 1)),
                 _ => {}
             }
@@ -131,7 +132,7 @@ mod tests {
         let link = ContainerPath::new(dir).unwrap().join("vdpau/x.so.1").unwrap();
         let text = "/usr/lib64/vdpau/x.so.1".into();
         let file = ContainerPath::new("/usr/lib64/vdpau/x.so.5").unwrap();
-        assert_eq!(steps(true)[1], Step::Link { link, text, file, need: Need::Optional });
+        assert_eq!(steps(true)[1], Step::Link(Link { link, text, file, need: Need::Optional }));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::lower::{STAGE, SpecContext, lower};
 use nvidia_host::driver::ipc::{Expected, Ipc};
 use nvidia_host::driver::ldcache::Arch;
-use nvidia_host::edits::placement::{Loader, RootfsFacts};
+use nvidia_host::edits::placement::{Link, Loader, RootfsFacts};
 use nvidia_host::edits::{self, Channel, DevLink, Edits, HostFile, Need, Placement, ProcMask};
 
 use super::live::{self, Step};
@@ -111,7 +111,7 @@ fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
     let nodes = edits.device_nodes.iter().map(|node| format!("{} {:?} {:?}", node.path, node.major, node.minor));
     let hooks = edits.hooks.iter().map(|hook| {
         assert!(!hook.env.is_empty() && hook.path.starts_with('/') && hook.hook_name == STAGE);
-        let entry = RootfsEdits::of_entry(&hook.args).unwrap();
+        let entry = RootfsEdits::from_entry(&hook.args).unwrap();
         assert!(entry.outside);
         entry
     });
@@ -151,7 +151,7 @@ fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
                 let (major, minor) = (Some(major), Some(minor));
                 words.insert(format!("{} {major:?} {minor:?}", target.absolute().display()));
             }
-            Step::Link { link, text, .. } => {
+            Step::Link(Link { link, text, .. }) => {
                 rest.links.insert(at_host(&link), text.into());
             }
             Step::MaskProc(mask) => {

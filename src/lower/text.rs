@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use base::paths::ContainerPath;
+use nvidia_host::edits::placement::Link;
 
 use super::live::Step;
 use super::oci::Additions;
@@ -24,7 +25,7 @@ pub(crate) fn describe(step: &Step) -> Value {
             let names: Vec<_> = files.iter().map(|(name, _)| name).collect();
             json!({"action": "mount", "source": "", "path": target.absolute(), "names": names})
         }
-        Step::Link { link, text, .. } => {
+        Step::Link(Link { link, text, .. }) => {
             json!({"action": "link", "path": link.absolute(), "target": text.to_string_lossy()})
         }
         Step::MaskProc(mask) => {
@@ -48,10 +49,8 @@ pub(crate) fn describe(step: &Step) -> Value {
 
 /// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
 pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
-    let describe = |(array, items): &(&'static [&'static str], &[Value])| -> Vec<Value> {
-        items.iter().map(|item| json!({"action": "add", "array": array, "item": item})).collect()
-    };
-    additions.arrays().iter().flat_map(describe).collect()
+    let items = additions.arrays().into_iter().flat_map(|(array, items)| items.iter().map(move |item| (array, item)));
+    items.map(|(array, item)| json!({"action": "add", "array": array, "item": item})).collect()
 }
 
 fn addition(array: &Value, item: &Value) -> String {
@@ -126,7 +125,7 @@ mod tests {
             "linux.resources.devices of config.json: allow c 195:0 rw",
         ];
         assert_eq!(lines, expected.map(|line| format!("add to {line}")));
-        let link = Step::Link { link: path("/a/x"), text: "y".into(), file: path("/a/y"), need: Need::Optional };
+        let link = Step::Link(Link { link: path("/a/x"), text: "y".into(), file: path("/a/y"), need: Need::Optional });
         assert_eq!(line(&describe(&link)), "link /a/x to y");
     }
 }

@@ -1,12 +1,10 @@
 //! Adds items to arrays of a JSON text. All other bytes are preserved: the order of keys, white space, numbers that no Rust
 //! type can hold, and unknown fields.
 
-use std::fmt;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
-use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -42,10 +40,10 @@ fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String
             }
             return at_end(at, start, items.to_owned());
         };
-        // Decoders use the last of several equal keys.
-        let Members(members) = serde_json::from_str(at)?;
-        match members.into_iter().rfind(|(name, _)| name == key) {
-            Some((_, value)) => at = value.get(),
+        // Of several equal keys, a map keeps the last one, like the decoders of the engines.
+        let members: BTreeMap<String, &RawValue> = serde_json::from_str(at)?;
+        match members.get(*key) {
+            Some(value) => at = value.get(),
             None => return at_end(at, start, format!("{}:{}", Value::from(*key), nested(below, items))),
         }
         rest = below;
@@ -63,31 +61,6 @@ fn at_end(text: &str, start: usize, more: String) -> Result<(Range<usize>, Strin
     let kept = open.trim_end().len();
     let at = start.saturating_add(kept);
     Ok((at..at, if kept == 1 { more } else { format!(",{more}") }))
-}
-
-/// The members of an object, in order.
-struct Members<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Members<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(InOrder).map_err(de::Error::custom)
-    }
 }
 
 #[cfg(test)]
@@ -131,7 +104,7 @@ mod tests {
             (r#"{"a":{}}"#, &["a"], "it is not an array"),
             (r#"{"a":"x"}"#, &["a"], "it is not an array"),
             (r#"{"a":[]}"#, &["a", "b"], "cannot add to \"a.b\": invalid type"),
-            (r#"{"a":3}"#, &["a", "b"], "expected an object"),
+            (r#"{"a":3}"#, &["a", "b"], "cannot add to \"a.b\": invalid type"),
         ] {
             let text = base::report::render(&append(text, path, &[json!(1)]).unwrap_err());
             assert!(text.contains(says), "{text}");

@@ -32,11 +32,10 @@ impl Pod {
     /// If the annotations are not a JSON object.
     pub fn from_annotations(annotations: Option<&RawValue>) -> Result<Self> {
         let known = lists::members(annotations, NAMES.as_flattened())?;
-        let find = |names: &[&str; 2]| {
-            let found = names.iter().find_map(|name| known.get(*name)?.as_str());
+        let [name, namespace, container] = NAMES.map(|names| {
+            let found = names.into_iter().find_map(|name| known.get(name)?.as_str());
             found.map(one_line).unwrap_or_default()
-        };
-        let [name, namespace, container] = NAMES.each_ref().map(find);
+        });
         Ok(Self { name, namespace, container })
     }
 }

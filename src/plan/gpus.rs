@@ -13,8 +13,8 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::lower::{NodeFacts, SpecContext, lower};
 use nvidia_host::config::Config;
 use nvidia_host::driver::compat;
+use nvidia_host::edits::Edits;
 use nvidia_host::edits::placement::RootfsFacts;
-use nvidia_host::edits::{DeviceNode, Edits};
 use nvidia_host::host::Host;
 
 use super::Container;
@@ -84,7 +84,7 @@ impl Gpus {
         }
         let findings = [image.facts.finding(), newer_libcuda(image), self.give_access(&mut steps, container)];
         let rules = self.edits.nodes.iter().map(|node| DeviceRule { major: node.major, minor: node.minor });
-        let rules = rules.filter(|rule| !already_allowed(container.device_rules, *rule)).collect();
+        let rules = rules.filter(|rule| !already_allowed(&container.spec.device_rules, *rule)).collect();
         Live { steps, rules, findings: findings.into_iter().flatten().collect() }
     }
 
@@ -94,9 +94,10 @@ impl Gpus {
     fn give_access(&self, steps: &mut [Step], container: &Container<'_>) -> Option<Finding> {
         let mut nodes = NodeFacts::of_nodes(std::iter::once(&self.edits));
         // The runtime creates these nodes, with an owner that fits the container.
-        let is_given = |node: &&DeviceNode| container.devices.iter().any(|device| device.path == node.path.absolute());
-        for node in self.edits.nodes.iter().filter(is_given) {
-            nodes.remove(&node.source);
+        for node in &self.edits.nodes {
+            if container.spec.devices.iter().any(|device| device.path == node.path.absolute()) {
+                nodes.remove(&node.source);
+            }
         }
         let process = &container.process;
         if self.config.edit_cgroups && !process.is_rootless() {
@@ -150,7 +151,7 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
     if image.compat.is_empty() {
         return None;
     }
-    Some(Finding::of(
+    Some(Finding::new(
         &catalog::IMAGE_CUDA,
         format!("the CUDA compatibility libraries of the image in \"/{}\" are used", compat::DIR.trim_matches('/')),
         "to use the host's, set cuda-compat-mode = \"disabled\" in config.toml",

@@ -125,10 +125,6 @@ fn find(
 /// # Errors
 /// If config.json lists another device at the path of one of these nodes.
 fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::Device]) -> Result<()> {
-    let is_another = |node: &DeviceNode, device: &spec_view::Device| {
-        let number = (Some(i64::from(node.major)), Some(i64::from(node.minor)));
-        device.path == node.path.absolute() && (device.major, device.minor) != number
-    };
     let Some(taken) = nodes.iter().find(|node| listed.iter().any(|device| is_another(node, device))) else {
         return Ok(());
     };
@@ -138,6 +134,12 @@ fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::Device]) -> Result<()
         format!("config.json lists another device at {path:?}"),
         format!("start the container without the \"--device\" option for {path:?}"),
     ))
+}
+
+/// Whether the listed device has the path of the node, but another number.
+fn is_another(node: &DeviceNode, device: &spec_view::Device) -> bool {
+    let number = (Some(i64::from(node.major)), Some(i64::from(node.minor)));
+    device.path == node.path.absolute() && (device.major, device.minor) != number
 }
 
 /// Returns the request with UUIDs in place of device nodes.

@@ -71,19 +71,19 @@ fn refused(reason: String, pod: &Pod) -> Finding {
             "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod"
         }
     };
-    Finding::of(&catalog::REFUSED, reason, hint)
+    Finding::new(&catalog::REFUSED, reason, hint)
 }
 
 /// Returns the finding for a container that another program sets up.
 fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
     let fix = "to use this hook, remove the other hook, or start the container without \"--device nvidia.com/gpu=…\"";
     Some(match others::set_up_by(spec, is_this_program)? {
-        Other::Hook(by) => Finding::of(
+        Other::Hook(by) => Finding::new(
             &catalog::OTHERS,
             format!("the container is left unchanged: config.json contains {by}, which sets it up"),
             fix,
         ),
-        Other::Files(by) => Finding::of(
+        Other::Files(by) => Finding::new(
             &catalog::OTHER_FILES,
             format!("the container is left unchanged: config.json contains {by}, which another program added"),
             fix,
@@ -108,14 +108,14 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 pub(super) fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
     // The engine or a device plugin added the device nodes. The container works without the driver files, like without the hook.
     if matches!(request.devices, VisibleDevices::Nodes(_)) {
-        return Ok(Finding::of(
+        return Ok(Finding::new(
             &catalog::NODES_ONLY,
             format!("the container gets no driver files for its GPU nodes: {}", line(&error)),
             "run \"oci-nvidia-hook doctor\"; to disable the hook for the container, set NVIDIA_VISIBLE_DEVICES=void",
         ));
     }
     if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
-        return Ok(Finding::of(
+        return Ok(Finding::new(
             &catalog::NO_GPU_HERE,
             format!("{} asks for \"all\", but this host has no NVIDIA GPU on its PCI bus", request.asked_by),
             "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",

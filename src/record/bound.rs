@@ -3,7 +3,7 @@
 
 use base::json;
 
-use super::{Container, Record, Step, StoredFinding};
+use super::{Container, Record, StoredFinding, TimedStep};
 use crate::oci::Pod;
 use crate::request::asked::Asked;
 
@@ -62,7 +62,7 @@ impl Record {
                     fix: text(&finding.fix),
                 })
                 .collect(),
-            steps: self.steps.iter().take(items).map(|step| Step { name: text(&step.name), ..*step }).collect(),
+            steps: self.steps.iter().take(items).map(|step| TimedStep { name: text(&step.name), ..*step }).collect(),
             // All or none: the number of created names does not depend on the request.
             created: if items == LIMITS[0].0 { self.created.clone() } else { Vec::new() },
         }
@@ -137,7 +137,7 @@ mod tests {
                 StoredFinding { id: text.clone(), severity: text.clone(), what: text.clone(), why: text.clone(), fix: text.clone() };
                 items
             ];
-            record.steps = vec![Step { name: text.clone(), milliseconds: 1.0 }; items];
+            record.steps = vec![TimedStep { name: text.clone(), milliseconds: 1.0 }; items];
             record.end(Outcome::Failed, text);
             let bytes = record.to_bytes().unwrap();
             prop_assert!(bytes.len() <= MAX_SIZE, "{}", bytes.len());

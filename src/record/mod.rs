@@ -44,7 +44,7 @@ pub struct Record {
     /// Names of the selected GPUs
     pub devices: Vec<String>,
     pub findings: Vec<StoredFinding>,
-    pub steps: Vec<Step>,
+    pub steps: Vec<TimedStep>,
     /// Created names in the container's file system, for `poststop`
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub created: Vec<created::Entry>,
@@ -110,7 +110,7 @@ pub struct StoredFinding {
 
 /// A step of the call, with its duration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Step {
+pub struct TimedStep {
     pub name: String,
     pub milliseconds: f64,
 }
@@ -155,7 +155,7 @@ impl Record {
 
     /// Adds a step.
     pub fn step(&mut self, name: &str, took: Duration) {
-        self.steps.push(Step { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
+        self.steps.push(TimedStep { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
     }
 
     /// Ends the call. A container that was given GPUs has the outcome [`Outcome::Partly`] if a finding reports a shortfall.

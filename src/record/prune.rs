@@ -7,7 +7,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Outcome, Record};
+use super::{Container, Outcome, Record};
+use crate::oci::Pod;
 
 /// Upper limit for the number of records. With 32 KiB each, these are 12.5 MiB.
 pub(super) const MAX_RECORDS: usize = 400;
@@ -39,11 +40,10 @@ pub(super) fn surplus(records: Vec<Candidate>) -> Vec<String> {
 
 /// Returns all but `count` records, of which each namespace keeps an equal share. Within a namespace, failures have precedence
 /// over ended containers, and newer records over older ones.
-fn beyond(records: Vec<Candidate>, count: usize) -> Vec<String> {
-    let failed = |candidate: &Candidate| candidate.record.outcome == Outcome::Failed;
-    let mut records = records;
-    records
-        .sort_by_cached_key(|candidate| (usize::from(!failed(candidate)), Reverse(candidate.record.started.clone())));
+fn beyond(mut records: Vec<Candidate>, count: usize) -> Vec<String> {
+    records.sort_by_cached_key(|candidate| {
+        (candidate.record.outcome != Outcome::Failed, Reverse(candidate.record.started.clone()))
+    });
     let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
     let ranked = records.into_iter().map(|candidate| {
         let rank = of_namespace.entry(candidate.record.container.pod.namespace.clone()).or_default();
@@ -58,18 +58,15 @@ fn beyond(records: Vec<Candidate>, count: usize) -> Vec<String> {
 /// Returns the earlier failures of the same container that the record `by` replaces: those with the same reason, and the oldest
 /// ones beyond the limit.
 pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<String> {
-    let of = |record: &Record| {
-        let container = &record.container;
-        (container.pod.clone(), container.name.clone())
-    };
+    let Container { id, name, pod, .. } = &by.container;
     // Without a name, attempts of the same container cannot be recognized.
-    if by.outcome != Outcome::Failed || of(by) == Default::default() {
+    if by.outcome != Outcome::Failed || name.is_empty() && *pod == Pod::default() {
         return Vec::new();
     }
-    let earlier = records.iter().filter(|(_, record)| {
-        record.outcome == Outcome::Failed && record.container.id != by.container.id && of(record) == of(by)
+    let mut newest_first: Vec<_> = records.iter().filter(|(_, record)| record.outcome == Outcome::Failed).collect();
+    newest_first.retain(|(_, Record { container, .. })| {
+        container.id != *id && container.name == *name && container.pod == *pod
     });
-    let mut newest_first: Vec<_> = earlier.collect();
     newest_first.sort_by_cached_key(|(_, record)| Reverse(record.started.clone()));
     let (same, others): (Vec<_>, Vec<_>) = newest_first.into_iter().partition(|(_, record)| record.reason == by.reason);
     same.into_iter().chain(others.into_iter().skip(MAX_REASONS - 1)).map(|(name, _)| name.clone()).collect()
@@ -78,7 +75,6 @@ pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oci::Pod;
     use std::path::Path;
     use std::time::SystemTime;
 

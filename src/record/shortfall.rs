@@ -39,7 +39,7 @@ mod tests {
     fn a_container_with_a_shortfall_did_not_get_all() {
         let record = |kinds: &[&'static Kind]| {
             let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
-            kinds.iter().for_each(|kind| record.add_finding(&Finding::of(kind, "what", "fix")));
+            kinds.iter().for_each(|kind| record.add_finding(&Finding::new(kind, "what", "fix")));
             record.end(Outcome::Given, String::new());
             record
         };

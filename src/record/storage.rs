@@ -59,14 +59,17 @@ pub(crate) fn dir_of(bundle: &Path) -> Option<&Path> {
 /// Derives the bundle from the sources of the engine's own mounts, because the input of precreate does not contain the
 /// container's id.
 pub(crate) fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
-    let is_userdata = |path: &&Path| {
-        let id = dir_of(path).and_then(|dir| path.strip_prefix(dir).ok()?.parent()?.to_str());
-        id.is_some_and(|id| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
-    };
     // The sources may also be below the engine's run root, which has no list of names.
-    let own = ["/dev/shm", "/run/.containerenv", "/etc/hostname", "/etc/hosts"];
-    let source = |destination| mounts.iter().find(|mount| mount.destination == Path::new(destination));
-    own.into_iter().filter_map(source).find_map(|mount| mount.source.ancestors().find(is_userdata)).map(Path::to_owned)
+    ["/dev/shm", "/run/.containerenv", "/etc/hostname", "/etc/hosts"].into_iter().find_map(|own| {
+        let mount = mounts.iter().find(|mount| mount.destination == Path::new(own))?;
+        mount.source.ancestors().find(|path| is_bundle(path)).map(Path::to_owned)
+    })
+}
+
+/// Returns whether the path has the form `<dir>/<id>/userdata`.
+fn is_bundle(path: &Path) -> bool {
+    let id = dir_of(path).and_then(|_| path.parent()?.file_name()?.to_str());
+    id.is_some_and(|id| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn read_list(path: &Path) -> Option<Vec<Listed>> {

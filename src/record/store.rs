@@ -7,7 +7,6 @@ use std::time::Duration;
 use base::sys::run_dir::RunDir;
 
 use super::bound::MAX_SIZE;
-use super::created::Entry;
 use super::prune::{Candidate, MAX_RECORDS, superseded, surplus};
 use super::{Outcome, Record};
 
@@ -22,7 +21,7 @@ pub(crate) struct Store(RunDir);
 
 /// The records of all containers, and the files that could not be read.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct Stored {
     /// Records, the newest first
     pub records: Vec<Record>,
     /// The names of files that cannot be read, and why
@@ -57,27 +56,14 @@ impl Store {
         }
     }
 
-    /// Returns the stage in the container's record.
-    pub(crate) fn stage_of(&self, id: &str) -> Option<String> {
-        file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.stage)
-    }
-
-    /// Returns the names that were created in the container; `None` if it has no record.
-    pub(crate) fn created_in(&self, id: &str) -> Option<Vec<Entry>> {
-        file_name(id).and_then(|name| self.read(&name).ok()).map(|record| record.created)
-    }
-
-    /// Replaces the created names in the container's record.
-    pub(crate) fn set_created(&self, id: &str, created: Vec<Entry>) {
-        let record = file_name(id).and_then(|name| self.read(&name).ok());
-        if let Some(record) = record {
-            self.write(&Record { created, ..record });
-        }
+    /// Returns the record of the container.
+    pub(crate) fn record_of(&self, id: &str) -> Option<Record> {
+        self.read(&file_name(id)?).ok()
     }
 
     /// Returns all records, and the files that are not records.
-    pub(crate) fn all(&self) -> io::Result<Found> {
-        let mut found = Found::default();
+    pub(crate) fn all(&self) -> io::Result<Stored> {
+        let mut found = Stored::default();
         for name in self.0.names()? {
             match self.read(&name) {
                 Ok(record) => found.records.push(record),

@@ -14,7 +14,7 @@ use crate::oci::spec_view::Mount;
 const DIR: &str = "/var/run/nvidia-container-devices";
 const DIRS: [&str; 2] = [DIR, "/run/nvidia-container-devices"];
 /// The origin of such a request, for messages.
-pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
+pub(crate) const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
 
 /// The devices and IMEX channels that mounts name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 //! for these GPUs.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::path::Path;
 
 use nvidia_host::device_id::Nodes;
@@ -12,7 +11,7 @@ use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use crate::oci::spec_view::Device;
 
 /// The origin of such a request, for messages.
-pub const ORIGIN: &str = "a device node in config.json";
+pub(crate) const ORIGIN: &str = "a device node in config.json";
 /// The largest minor number of a GPU. Larger ones are nodes of the driver itself, such as `/dev/nvidiactl`
 /// (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
 const LAST_GPU: u32 = 247;
@@ -24,14 +23,13 @@ pub fn granted(devices: &[Device]) -> Option<Nodes> {
     let gpus = characters().filter(|device| number(device.major) == Some(NVIDIA_MAJOR));
     let gpus: BTreeSet<u32> = gpus.filter_map(|gpu| number(gpu.minor)).filter(|minor| *minor <= LAST_GPU).collect();
     // The major number of MIG capabilities is dynamic, so they are identified by their directory.
-    let is_cap =
-        |device: &&Device| device.path.parent() == Some(Path::new(CAPS)) && is_cap_name(device.path.file_name());
-    let caps = characters().filter(is_cap).filter_map(|cap| number(cap.minor)).collect();
+    let caps = characters().filter(|device| is_cap(&device.path)).filter_map(|cap| number(cap.minor)).collect();
     (!gpus.is_empty()).then_some(Nodes { gpus, caps })
 }
 
-fn is_cap_name(name: Option<&OsStr>) -> bool {
-    name.and_then(OsStr::to_str).is_some_and(|name| name.starts_with("nvidia-cap"))
+fn is_cap(path: &Path) -> bool {
+    path.parent() == Some(Path::new(CAPS))
+        && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"nvidia-cap"))
 }
 
 /// Reports whether this JSON text of `linux` can contain a GPU node: [`granted`] accepts only plain decimal numbers, so the

@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use crate::oci::SpecView;
-use crate::oci::spec_view::Mount;
 use nvidia_host::cdi::entry::{PROGRAM, VERB};
 
 /// NVIDIA's programs that an engine or its runtime wrapper names as hooks.
@@ -29,24 +28,32 @@ pub(crate) enum Other {
 pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
     let hook = spec.hooks.iter().find(|hook| {
         let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
-        let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = file_name(&hook.path);
         // An entry of NVIDIA's CDI specs counts even if this program is installed with that name.
         let of_spec = CDI_HOOKS.contains(&name);
         if own_edits { is_us(&hook.path) } else { of_spec || HOOKS.contains(&name) && !is_us(&hook.path) }
     });
     let hook = hook.map(|hook| Other::Hook(format!("the hook {:?}", hook.path)));
-    hook.or_else(|| Some(Other::Files(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?))))
+    hook.or_else(|| mounted_files(spec).map(Other::Files))
 }
 
 /// Describes the hook entry or the mounts of a CDI spec for GPUs in config.json.
 pub(super) fn trace_of_cdi_spec(spec: &SpecView) -> Option<String> {
     let hook = spec.hooks.iter().find(|hook| {
-        let name = hook.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = file_name(&hook.path);
         let own = hook.args.iter().take(2).map(String::as_str).eq([PROGRAM, VERB]);
         own || CDI_HOOKS.contains(&name)
     });
-    hook.map(|hook| format!("the hook {:?}", hook.path))
-        .or_else(|| Some(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?)))
+    hook.map(|hook| format!("the hook {:?}", hook.path)).or_else(|| mounted_files(spec))
+}
+
+/// Names the mounts of driver files, if there are any.
+fn mounted_files(spec: &SpecView) -> Option<String> {
+    Some(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?))
+}
+
+fn file_name(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
 /// Returns a mounted driver library, if the container also has the control node. A library alone proves nothing: users mount
@@ -56,11 +63,8 @@ fn driver_files(spec: &SpecView) -> Option<&Path> {
     let is_control = |path: &Path| path == Path::new(CONTROL_NODE);
     let is_given = spec.mounts.iter().any(|mount| is_control(&mount.destination))
         || (!spec.privileged && spec.devices.iter().any(|device| is_control(&device.path)));
-    let is_library = |mount: &&Mount| {
-        let name = mount.destination.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        LIBRARIES.iter().any(|library| name.starts_with(library))
-    };
-    spec.mounts.iter().find(is_library).filter(|_| is_given).map(|mount| mount.destination.as_path())
+    let mut paths = spec.mounts.iter().map(|mount| mount.destination.as_path());
+    paths.find(|path| LIBRARIES.iter().any(|library| file_name(path).starts_with(library))).filter(|_| is_given)
 }
 
 #[cfg(test)]

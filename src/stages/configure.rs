@@ -9,7 +9,7 @@ use nvidia_host::config::Config;
 
 use super::prestart::{Place, begin, give};
 use crate::log::Log;
-use crate::oci::Pod;
+use crate::oci::{Pod, SpecView};
 use crate::plan::{self, Container};
 use crate::request::GpuRequest;
 
@@ -36,5 +36,8 @@ pub(crate) fn configure(
     log.name_container(&id, Pod::default(), Path::new(""));
     log.connect();
     let Some(gpus) = plan::gpus(request, config, &[], log)? else { return Ok(()) };
-    give(place, pid, &Container::at(rootfs, &id)?, &gpus, start, log)
+    // There is no config.json: the process counts as root, and no device is allowed yet.
+    let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
+    let container = Container { id: &id, cgroups_path: None, ..Container::from_spec(&spec)? };
+    give(place, pid, &container, &gpus, start, log)
 }

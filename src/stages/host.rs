@@ -8,8 +8,7 @@ use anyhow::Result;
 use base::report::line;
 use nvidia_host::config::Config;
 use nvidia_host::edits::Wanted;
-use nvidia_host::host::Host;
-use nvidia_host::prepare::Places;
+use nvidia_host::host::{Host, Roots};
 use nvidia_host::prepare::host::{Prepared, may_prepare, prepare_host};
 use nvidia_host::timeouts;
 
@@ -68,9 +67,7 @@ fn prepare_for(wanted: &Wanted, config: &Config, log: &mut Log) -> bool {
 
 /// Loads modules and creates nodes. Not for a driver root other than /: its driver container creates them.
 fn prepare(wanted: &Wanted, config: &Config, log: &Log) -> Result<Prepared> {
-    let driver = nvidia_host::driver::open_root(&config.driver_root)?;
-    let places = Places::find(driver, config.dev_root.as_ref())?;
-    if places.dev.path().as_path() != Path::new("/") || !may_prepare()? {
+    if Roots::open_to_prepare(config)?.dev.path().as_path() != Path::new("/") || !may_prepare()? {
         return Ok(Prepared::default());
     }
     log.record_so_far();

@@ -10,6 +10,8 @@ pub(crate) mod precreate;
 pub(crate) mod prestart;
 pub(crate) mod rootfs;
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result};
 
 use base::read::read_limited;
@@ -27,7 +29,19 @@ pub(crate) fn open_log(config: &Config, log: &mut Log) {
         && !log.is_open()
         && let Err(error) = log.open(path)
     {
-        log.finding(&Finding::of(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+        log.finding(&Finding::new(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+    }
+}
+
+/// Runs a stage. Exit status 0 if the container may start, 1 if not.
+fn run_stage(name: &'static str, stage: impl FnOnce(&mut Log) -> Result<()>) -> ExitCode {
+    let mut log = Log::for_stage(name);
+    match stage(&mut log) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log.fail(&error);
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -38,7 +52,6 @@ fn read_stdin() -> Result<Vec<u8>> {
 /// Returns the facts about the container's image that the plan needs.
 pub(crate) fn image(container: &OpenContainer, gpus: &Gpus) -> Image {
     let libraries = gpus.compat_libraries();
-    let compat =
-        libraries.map(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda)).unwrap_or_default();
-    Image { facts: container.facts(), compat }
+    let compat = libraries.and_then(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda));
+    Image { facts: container.facts(), compat: compat.unwrap_or_default() }
 }

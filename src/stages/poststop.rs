@@ -18,22 +18,22 @@ use crate::record::store::Store;
 pub(crate) fn run() -> ExitCode {
     let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
     if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
-        let created = store.created_in(&state.id);
+        let record = store.record_of(&state.id);
         store.forget(&state.id);
         // The engine may have unmounted the root file system already. Files that stay do no harm.
-        if let Some(created) = created {
-            remove_created(&state, &created).ok();
+        if let Some(record) = record {
+            remove_created(&state, record.created).ok();
         }
     }
     ExitCode::SUCCESS
 }
 
-fn remove_created(state: &State, created: &[Entry]) -> Result<()> {
+fn remove_created(state: &State, created: Vec<Entry>) -> Result<()> {
     let spec = oci::spec_view::read(&state.bundle)?;
     container::set_deadline(Instant::now())?;
     let rootfs = Root::open(&spec.rootfs)?;
     if spec.rootfs != Path::new("/") && leftovers::is_own(&rootfs, &state.id, Some(&state.bundle), &spec.rootfs) {
-        leftovers::remove(&rootfs, &created::merge(created.to_vec(), leftovers::mount_points(&rootfs, &spec)));
+        leftovers::remove(&rootfs, &created::merge(created, leftovers::mount_points(&rootfs, &spec)));
     }
     Ok(())
 }

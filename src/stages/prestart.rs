@@ -11,7 +11,7 @@ use base::paths::HostPath;
 use base::report::{Failure, catalog, classify, line};
 use base::sys::{ns, proc_file};
 
-use super::{image, read_stdin};
+use super::{image, read_stdin, run_stage};
 use crate::inject::container::{self, OpenContainer};
 use crate::inject::{self, cgroup};
 use crate::log::Log;
@@ -45,14 +45,7 @@ impl Place {
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not. `debug` logs to stderr regardless of
 /// config.toml.
 pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
-    let mut log = Log::for_stage(place.stage());
-    match set_up(place, config, debug, &mut log) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log.fail(&error);
-            ExitCode::FAILURE
-        }
-    }
+    run_stage(place.stage(), |log| set_up(place, config, debug, log))
 }
 
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
@@ -88,7 +81,7 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Re
         None => error,
     })?;
     let Some(gpus) = gpus else { return Ok(()) };
-    give(place, pid, &Container::of(&state, &spec)?, &gpus, start, log)
+    give(place, pid, &Container::new(&state, &spec)?, &gpus, start, log)
 }
 
 /// Prepares the process and returns the start time, for the deadline of the container's files.
@@ -112,14 +105,14 @@ pub(super) fn give(
 ) -> Result<()> {
     container::set_deadline(start)?;
     let open = match place {
-        Place::Outside => OpenContainer::open(pid, container.rootfs)?,
-        Place::Inside => OpenContainer::inside(container.rootfs)?,
-        Place::Here => OpenContainer::here(container.rootfs)?,
+        Place::Outside => OpenContainer::open(pid, &container.spec.rootfs)?,
+        Place::Inside => OpenContainer::inside(&container.spec.rootfs)?,
+        Place::Here => OpenContainer::here(&container.spec.rootfs)?,
     };
     let plan::Live { steps, rules, findings } = gpus.steps(container, &image(&open, gpus));
     findings.iter().for_each(|finding| log.finding(finding));
     // Everything on the host that can fail comes before the first visible change.
-    let prepared = inject::prepare(&steps, container.mount_label)?;
+    let prepared = inject::prepare(&steps, &container.spec.mount_label)?;
     log.step_done("container");
     // A rootless runtime cannot attach a device filter: both the "devices" controller and BPF_PROG_TYPE_CGROUP_DEVICE require
     // capabilities in the host's user namespace. So there is no filter to extend.
@@ -152,13 +145,13 @@ fn allow_devices(pid: Pid, container: &Container<'_>, rules: &[DeviceRule], edit
 /// Returns the container's init process and the runtime: at createContainer the parent and grandparent of the hook. The process
 /// ids are those of the pid namespace of /proc, which is still the host's.
 fn init_and_runtime() -> Result<(i32, i32)> {
-    let parent = |pid: &str| {
-        proc_file::parent(pid).with_context(|| {
-            format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer")
-        })
-    };
     let init = parent("self")?;
     Ok((init, parent(&init.to_string())?))
+}
+
+fn parent(pid: &str) -> Result<i32> {
+    proc_file::parent(pid)
+        .with_context(|| format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer"))
 }
 
 /// Moves the hook from the container's device cgroup to the runtime's. At createContainer it starts in the container's, which

@@ -18,7 +18,7 @@ use nvidia_host::driver::nodes::{MODESET_MINOR, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
-use super::read_stdin;
+use super::{read_stdin, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
 use crate::log::Log;
@@ -30,14 +30,7 @@ use crate::plan::{self, Container, Image};
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not.
 pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let mut log = Log::for_stage("rootfs");
-    match finish(edits, &mut log) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log.fail(&error);
-            ExitCode::FAILURE
-        }
-    }
+    run_stage("rootfs", |log| finish(edits, log))
 }
 
 fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
@@ -60,12 +53,12 @@ fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
     facts.finding().iter().for_each(|finding| log.finding(finding));
     let mut steps = rootfs::steps(&edits, facts, files);
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
-        let image = Image { facts, compat: open.compat_libraries(&dir, driver, cuda) };
+        let image = Image { facts, compat: open.compat_libraries(&dir, driver, cuda).unwrap_or_default() };
         live::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
         plan::newer_libcuda(&image).iter().for_each(|finding| log.finding(finding));
     }
     let finished =
-        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::of(&state, &spec)?)?;
+        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::new(&state, &spec)?)?;
     finished.findings.iter().for_each(|finding| log.finding(finding));
     log.created(finished.created);
     log.step_done("rootfs");
@@ -100,7 +93,7 @@ fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     // All entries are of the same stage.
     let outside = edits.outside;
     // An entry that cannot be parsed fails when it is called.
-    let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args)).fold(edits, RootfsEdits::merge);
+    let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args)).fold(edits, RootfsEdits::merge);
     RootfsEdits { outside, ..all }
 }
 

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use nvidia_host::inventory::report::Report;
+use nvidia_host::inventory::{BusId, Gpu, Inventory};
 use serde_json::{Value, json};
 
 use crate::Test;
@@ -13,8 +15,21 @@ fn are_explained() {
     let gpu = "GPU-00000000-1111-2222-3333-444444444444";
     let dir = scratch();
     let inventory = dir.path().join("inventory.json");
-    let gpus = json!([{"uuid": gpu}, {"uuid": "GPU-other"}]);
-    std::fs::write(&inventory, json!({"driver_version": "535.183.01", "gpus": gpus}).to_string()).unwrap();
+    let described = |index: u32, uuid: &str| Gpu {
+        index,
+        minor: index,
+        uuid: uuid.to_owned(),
+        bus_id: BusId { bus: index + 1, ..BusId::default() },
+        model: String::new(),
+        compute_capability: String::new(),
+        brand: String::new(),
+        mig_enabled: false,
+        mig_devices: Vec::new(),
+        unlisted_mig: Vec::new(),
+    };
+    let gpus = vec![described(0, gpu), described(1, "GPU-other")];
+    let report = Report::from(&Inventory { driver_version: "535.183.01".into(), gpus, ..Inventory::default() });
+    std::fs::write(&inventory, serde_json::to_vec(&report).unwrap()).unwrap();
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "").unwrap();
     let mut seen = 0;

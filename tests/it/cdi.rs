@@ -164,7 +164,7 @@ fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
         words.insert(format!("device {source} {} {major} {minor} {}", node.path, node.permissions.as_ref().unwrap()));
     }
     for hook in &edits.hooks {
-        let rest = RootfsEdits::of_entry(&hook.args).unwrap();
+        let rest = RootfsEdits::from_entry(&hook.args).unwrap();
         words.extend(rest.links.iter().map(|(link, text)| format!("link {link} {text:?}")));
         words.extend(rest.libraries.iter().map(|(_, path)| format!("cache {:?}", path.file_name())));
         words.extend(rest.shown.keys().map(|path| format!("show {path:?}")));

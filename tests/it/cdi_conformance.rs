@@ -161,7 +161,7 @@ fn graphics_configs() {
             std::fs::write(path, "").unwrap();
         }
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let found = files::descriptions(&root, "535.1", Capabilities::of(&Capability::ALL));
+        let found = files::descriptions(&root, "535.1", Capabilities::new(&Capability::ALL));
         let found: BTreeMap<_, _> =
             found.iter().map(|file| (root.inside(&file.source).unwrap(), file.target.absolute())).collect();
         assert_eq!(json!(found), row["expect"], "{row}");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use base::sys::ns;
 use cdi_spec::spec::{ContainerEdits, Spec};
-use oci_nvidia_hook::testing::engine::{Version, version};
+use oci_nvidia_hook::testing::engine::Version;
 
 use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
@@ -235,7 +235,7 @@ fn a_thread_of_the_runtime() {
 }
 
 fn runc_version() -> Version {
-    version::parse(&run(Command::new("runc").arg("--version")).ok()).unwrap()
+    Version::parse(&run(Command::new("runc").arg("--version")).ok()).unwrap()
 }
 
 fn podman_gives_devices_by_name() {
@@ -337,7 +337,7 @@ fn podman_gives_nodes_of_a_group_to_users() {
     write("--additional-gids");
     let check = run(Command::new(HOOK).args(["cdi", "check", "--spec-dir"]).arg(dir.path()));
     let podman = run(Command::new("podman").arg("--version")).ok();
-    let podman = version::parse(&podman).unwrap();
+    let podman = Version::parse(&podman).unwrap();
     let ran = start("1", "true");
     if podman < Version(5, 1, 0) {
         assert!(check.failed(1).is_empty(), "it is said on stdout");

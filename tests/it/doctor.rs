@@ -12,8 +12,8 @@ use base::report::{Finding, catalog};
 use base::tree::Tree;
 use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
-use oci_nvidia_hook::testing::doctor::{self, Caller, Outcome, Status};
-use oci_nvidia_hook::testing::engine::{User, hooks, inspect_engines, status};
+use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
+use oci_nvidia_hook::testing::engine::{User, status};
 
 use crate::Test;
 use crate::driver::FakeDriver;
@@ -93,7 +93,7 @@ fn changed(script: &str) -> tempfile::TempDir {
     dir
 }
 
-fn examine(host: &Path, caller: Caller) -> Vec<Outcome> {
+fn examine(host: &Path, caller: Caller) -> Vec<Check> {
     let host = Tree::open(&HostPath::new(host)).unwrap();
     doctor::examine(&doctor::inspect(&host, None, caller))
 }
@@ -102,9 +102,7 @@ fn examine(host: &Path, caller: Caller) -> Vec<Outcome> {
 fn words_of(dir: &Path) -> String {
     let outcomes = examine(dir, Caller::default());
     let host = Tree::open(&HostPath::new(dir)).unwrap();
-    let installed = hooks::installed(&host);
-    let statuses: Vec<_> =
-        inspect_engines(&host, None).iter().map(|engine| status::judge(engine, &installed)).collect();
+    let statuses = status::statuses(&host, None);
     let terminal = Terminal::default();
     // docs/troubleshooting.md has the words that come from the catalog.
     let diagnosis = words::text(&outcomes, terminal);
@@ -376,11 +374,11 @@ fn each_fault_has_its_finding() {
         let dir = changed(script);
         let outcomes = examine(dir.path(), Caller::default());
         let of_check: Vec<_> = outcomes.iter().filter(|outcome| outcome.check == *check).collect();
-        let text = |outcome: &&Outcome| {
-            let id = outcome.kind.map_or("", |kind| kind.id);
+        let text = |outcome: &&Check| {
+            let id = outcome.id.unwrap_or_default();
             format!("{id}: {}", outcome.what).replace(dir.path().to_str().unwrap(), "")
         };
-        let is_it = |outcome: &&&Outcome| text(outcome).starts_with(expected) && outcome.status == *status;
+        let is_it = |outcome: &&&Check| text(outcome).starts_with(expected) && outcome.status == *status;
         match of_check.iter().find(is_it) {
             Some(outcome) if outcome.fix.is_empty() => wrong.push(format!("{script}\n  no fix: {outcome:?}")),
             Some(_) => {}
@@ -410,16 +408,16 @@ fn a_user_sees_less() {
     };
     let dir = changed("chgrp 484 dev/nvidia*; chmod 660 dev/nvidia*; rm dev/nvidia-uvm");
     let find =
-        |outcomes: &[Outcome], check: &str| outcomes.iter().find(|outcome| outcome.check == check).unwrap().clone();
+        |outcomes: &[Check], check: &str| outcomes.iter().find(|outcome| outcome.check == check).unwrap().clone();
     let outside = examine(dir.path(), tux(&[1000]));
     let groups = find(&outside, "groups");
-    assert_eq!(groups.kind.unwrap().id, "ONH-211");
+    assert_eq!(groups.id.unwrap(), "ONH-211");
     assert_eq!(groups.what, "user tux cannot open \"/dev/nvidiactl\" (root:484 0660)");
     assert_eq!(groups.fix, "as root: groupadd -g 484 gpu484 && usermod -aG gpu484 tux, and log in again");
     let uvm = find(&outside, "uvm");
     assert!(uvm.what.contains("rootless containers cannot load it") && uvm.fix.starts_with("as root"), "{uvm:?}");
     let inside = find(&examine(dir.path(), tux(&[484, 1000])), "groups");
-    assert_eq!(inside.kind.unwrap().id, "ONH-212");
+    assert_eq!(inside.id.unwrap(), "ONH-212");
     assert_eq!(inside.fix, "podman run --group-add keep-groups …");
     // What a user's Podman reads is looked at too.
     let mut engines =
@@ -427,10 +425,10 @@ fn a_user_sees_less() {
     assert_eq!(engines.next().unwrap().status, Status::Ok);
     // One fault is reported once: as a warning, with the group.
     let mut facts = doctor::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
-    let refused = Finding::of(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
+    let refused = Finding::new(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
     for (user, status) in [(facts.user.clone(), Status::Skipped), (None, Status::Error)] {
         facts.user = user;
-        facts.driver.nvml = Some((Err(refused.clone()), std::time::Duration::ZERO));
+        facts.driver.nvml.as_mut().unwrap().answer = Err(refused.clone());
         let nvml = find(&doctor::examine(&facts), "nvml");
         assert_eq!(nvml.status, status, "{nvml:?}");
     }
@@ -462,7 +460,7 @@ fn cdi_is_enough() {
          env: [A=b]\\n' >etc/cdi/a.yaml",
     );
     let outcomes = examine(dir.path(), Caller::default());
-    assert!(doctor::worst(&outcomes) <= Status::Skipped, "{outcomes:?}");
+    assert!(outcomes.iter().all(|outcome| outcome.status <= Status::Skipped), "{outcomes:?}");
     assert!(
         outcomes
             .iter()
@@ -480,7 +478,7 @@ fn a_driver_root_with_files_only() {
     let outcomes = examine(dir.path(), Caller::default());
     let nvml = outcomes.iter().find(|outcome| outcome.check == "nvml").unwrap();
     assert_eq!((nvml.status, nvml.what.as_str()), (Status::Ok, "8 GPUs answered: driver 535.183.01, CUDA 12.2"));
-    assert!(doctor::worst(&outcomes) <= Status::Skipped, "{outcomes:?}");
+    assert!(outcomes.iter().all(|outcome| outcome.status <= Status::Skipped), "{outcomes:?}");
 }
 
 fn nothing_is_changed() {

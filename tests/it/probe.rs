@@ -29,7 +29,7 @@ pub const TESTS: &[Test] = &[
 fn question(fake: &FakeDriver, seconds: u64) -> Question {
     let config = nvidia_host::config::read(Some(&fake.config)).unwrap().0;
     let library = Path::new("/").join(fake.library().strip_prefix(&fake.root).unwrap());
-    let who = identity::of(&config).unwrap();
+    let who = identity::from_config(&config).unwrap();
     assert_eq!(who, Who::Fewest, "as root it has to be nobody");
     Question { root: HostPath::new(&fake.root), library, who, deadline: Duration::from_secs(seconds) }
 }

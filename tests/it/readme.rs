@@ -266,7 +266,7 @@ fn is_one_package(command: &str) {
 
 fn is_the_name_in_the_journal(command: &str) {
     // why::the_journal_has_it looks at the datagrams.
-    assert_eq!(command.rsplit(' ').next(), Some(oci_nvidia_hook::testing::log::NAME));
+    assert_eq!(command.rsplit(' ').next(), Some("oci-nvidia-hook"));
 }
 
 /// Docker looks for this name. `docker::gpus_all` does with it what docker does.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use base::paths::HostPath;
 use base::tree::Tree;
-use oci_nvidia_hook::testing::engine::{Kind, Version, hooks, inspect_engines, status as engine_status, version};
+use oci_nvidia_hook::testing::engine::{Version, status as engine_status};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
@@ -48,7 +48,7 @@ const fn only_since_5(conf: &'static str, setup: &'static str) -> Case {
 }
 
 fn podman_version() -> Version {
-    version::parse(&run(Command::new("podman").arg("--version")).ok()).unwrap()
+    Version::parse(&run(Command::new("podman").arg("--version")).ok()).unwrap()
 }
 
 const ALWAYS: &str = "hook $usr/a.json prestart '{\"always\":true}'";
@@ -262,9 +262,8 @@ fn of_a_cri_o_that_runs() {
         write(&running, live);
         write(&conf, on_disk);
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let engines = inspect_engines(&host, None);
-        let crio = engines.iter().find(|engine| engine.kind == Kind::Crio).unwrap();
-        engine_status::judge(crio, &hooks::installed(&host))
+        let statuses = engine_status::statuses(&host, None);
+        statuses.into_iter().find(|status| status.engine == "CRI-O").unwrap()
     };
     for (live, on_disk, active, why, fix) in [
         (Some(usual), None, true, "", ""),

@@ -1,7 +1,9 @@
 //! Prints JSON for terminals, and parses JSON in the library crates.
 
+use std::collections::BTreeMap;
+
+use serde::Serialize;
 use serde::de::{DeserializeOwned, Error};
-use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::report::moves_text;
 
@@ -24,16 +26,13 @@ pub const VERSION: u32 = 1;
 /// # Errors
 /// Those of [`pretty`].
 pub fn document(name: &'static str, content: &impl Serialize) -> serde_json::Result<String> {
-    struct Document<T>(&'static str, T);
-    impl<T: Serialize> Serialize for Document<&T> {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut map = serializer.serialize_map(Some(2))?;
-            map.serialize_entry("version", &VERSION)?;
-            map.serialize_entry(self.0, self.1)?;
-            map.end()
-        }
+    #[derive(Serialize)]
+    struct Document<'a, T> {
+        version: u32,
+        #[serde(flatten)]
+        content: BTreeMap<&'static str, &'a T>,
     }
-    Ok(pretty(&Document(name, content))? + "\n")
+    Ok(pretty(&Document { version: VERSION, content: BTreeMap::from([(name, content)]) })? + "\n")
 }
 
 /// Parses JSON in the library crates, which do not call `serde_json::from_slice`. If rustc optimizes for size, crates share

@@ -12,27 +12,12 @@ pub fn nearest_by<'a>(
     known: impl IntoIterator<Item = &'a str>,
     part: impl Fn(&'a str) -> &'a str,
 ) -> Option<&'a str> {
-    let away = |known: &str| if word.len() > 2 && known.starts_with(word) { 1 } else { distance(known, word) };
-    let near = known.into_iter().map(|known| (away(part(known)), known));
+    let near = known.into_iter().map(|known| (distance(word, part(known)), known));
     near.filter(|(away, known)| *away <= 2 && *away < part(known).len()).min().map(|(_, known)| known)
 }
 
-/// Returns the Levenshtein distance in bytes, or `usize::MAX` if the lengths alone differ by more than two.
-fn distance(a: &str, b: &str) -> usize {
-    if a.len().abs_diff(b.len()) > 2 {
-        return usize::MAX;
-    }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut before = i;
-        let mut left = i + 1;
-        for (cell, y) in row.iter_mut().skip(1).zip(b.bytes()) {
-            let here = left.min(*cell).saturating_add(1).min(before + usize::from(x != y));
-            before = std::mem::replace(cell, here);
-            left = here;
-        }
-    }
-    row.last().copied().unwrap_or_default()
+fn distance(word: &str, known: &str) -> usize {
+    if word.len() > 2 && known.starts_with(word) { 1 } else { strsim::levenshtein(known, word) }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// An absolute path on the host. The hook, the administrator or the engine chose it, never a container.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct HostPath(PathBuf);
 
 impl HostPath {

@@ -168,6 +168,14 @@ impl Tree {
         crate::read::read_file_limited(&self.open_file(path)?, MAX_FILE)
     }
 
+    /// Reads a file as text.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    pub fn read_text(&self, path: &Path) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.read(path)?).into_owned())
+    }
+
     /// Reads the first bytes of a file, which show its format.
     #[must_use]
     pub fn header<const N: usize>(&self, path: &Path) -> Option<[u8; N]> {
@@ -202,16 +210,17 @@ impl Tree {
     #[must_use]
     pub fn existing(&self, dirs: &'static [&str]) -> Vec<&'static Path> {
         let mut seen: Vec<Arc<OpenDir>> = Vec::new();
-        let is_another = |path: &&Path| match self.dir(path) {
-            Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => false,
-            Ok(dir) => {
-                seen.push(dir);
-                true
+        let mut existing = Vec::new();
+        for path in dirs.iter().map(Path::new) {
+            match self.dir(path) {
+                Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => continue,
+                Ok(dir) => seen.push(dir),
+                Err(error) if is_missing(&error) => continue,
+                Err(_) => {} // a lookup of a file in this directory reports the error
             }
-            // A lookup of a file in this directory reports the error.
-            Err(error) => !is_missing(&error),
-        };
-        dirs.iter().map(Path::new).filter(is_another).collect()
+            existing.push(path);
+        }
+        existing
     }
 
     /// Returns the tree that contains `path`, a directory below /dev, /proc or /sys: this one if it exists here, because a driver
@@ -232,16 +241,7 @@ impl Tree {
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let troubles = lock(&self.0.troubles);
-        let finding = |(path, error): (&PathBuf, &io::Error)| {
-            let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
-            let path = self.on_host(path);
-            Finding::of(
-                &catalog::UNREADABLE,
-                format!("cannot examine {path:?}: {what}"),
-                format!("run \"stat {}\" as root", path.display()),
-            )
-        };
-        troubles.iter().map(finding).collect()
+        troubles.iter().map(|(path, error)| unreadable(&self.on_host(path), error)).collect()
     }
 
     /// Returns the open directory.
@@ -317,6 +317,15 @@ impl OpenDir {
         }
         Ok(None)
     }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Finding {
+    let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
+    Finding::new(
+        &catalog::UNREADABLE,
+        format!("cannot examine {path:?}: {what}"),
+        format!("run \"stat {}\" as root", path.display()),
+    )
 }
 
 /// Locks a list, even after a panic in another thread: each list is changed in one step, so it is never left inconsistent.

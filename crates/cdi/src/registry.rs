@@ -2,6 +2,7 @@
 //! define the same device.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -89,19 +90,17 @@ pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
         let Ok(spec) = &file.spec else { continue };
         for device in &spec.devices {
             let name = format!("{}={}", spec.kind, device.name);
-            let old = found.get(&name).and_then(|old| match old {
-                Found::In(old) => Some((*old, files.get(*old)?.priority)),
-                Found::Conflict(..) => None,
-            });
-            match (old, found.contains_key(&name)) {
-                (Some((old, priority)), _) if priority == file.priority => {
-                    found.insert(name, Found::Conflict(old, number));
+            let has_same_priority = |old: usize| files.get(old).is_some_and(|old| old.priority == file.priority);
+            match found.entry(name) {
+                Entry::Vacant(entry) => {
+                    entry.insert(Found::In(number));
                 }
-                // A conflict remains, even if a directory with higher priority defines the device.
-                (None, true) => {}
-                _ => {
-                    found.insert(name, Found::In(number));
-                }
+                Entry::Occupied(mut entry) => match *entry.get() {
+                    Found::In(old) if has_same_priority(old) => *entry.get_mut() = Found::Conflict(old, number),
+                    Found::In(_) => *entry.get_mut() = Found::In(number),
+                    // A conflict remains, even if a directory with higher priority defines the device.
+                    Found::Conflict(..) => {}
+                },
             }
         }
     }

@@ -171,26 +171,21 @@ pub fn print(value: &Value) -> String {
     if is_block(value) {
         print_block(value, 0, &mut text);
     } else {
-        print_inline(value, &mut text);
-        text.push('\n');
+        print_line(value, &mut text);
     }
     text
 }
 
 /// Prints a block. The caller has already printed the indentation of the first line, or a dash in its place.
 fn print_block(value: &Value, indent: usize, text: &mut String) {
-    let mut first = true;
-    let mut begin = |text: &mut String| {
-        if !std::mem::take(&mut first) {
-            print_indent(indent, text);
-        }
-    };
     match value {
         Value::Object(map) => {
             let known = ORDER.iter().filter_map(|name| map.get_key_value(*name));
             let others = map.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()));
-            for (key, value) in known.chain(others) {
-                begin(text);
+            for (at, (key, value)) in known.chain(others).enumerate() {
+                if at > 0 {
+                    print_indent(indent, text);
+                }
                 print_scalar(key, text);
                 if is_block(value) {
                     text.push_str(":\n");
@@ -198,20 +193,20 @@ fn print_block(value: &Value, indent: usize, text: &mut String) {
                     print_block(value, indent + 2, text);
                 } else {
                     text.push_str(": ");
-                    print_inline(value, text);
-                    text.push('\n');
+                    print_line(value, text);
                 }
             }
         }
         Value::Array(list) => {
-            for item in list {
-                begin(text);
+            for (at, item) in list.iter().enumerate() {
+                if at > 0 {
+                    print_indent(indent, text);
+                }
                 text.push_str("- ");
                 if is_block(item) {
                     print_block(item, indent + 2, text);
                 } else {
-                    print_inline(item, text);
-                    text.push('\n');
+                    print_line(item, text);
                 }
             }
         }
@@ -231,12 +226,13 @@ fn is_block(value: &Value) -> bool {
     }
 }
 
-fn print_inline(value: &Value, text: &mut String) {
+fn print_line(value: &Value, text: &mut String) {
     match value {
         Value::String(string) => print_scalar(string, text),
         // JSON is a subset of YAML.
         other => text.push_str(&other.to_string()),
     }
+    text.push('\n');
 }
 
 /// Prints a string. It stays without quotes only if it is a string for the parsers of all versions of YAML.

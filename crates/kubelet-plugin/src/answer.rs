@@ -85,7 +85,7 @@ fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
 /// that every CUDA program may open, and that of nvidia-modeset, as NVIDIA's plugin does.
 #[must_use]
 pub fn wanted() -> Wanted {
-    let capabilities = Capabilities::of(&[Capability::Compute, Capability::Utility, Capability::Graphics]);
+    let capabilities = Capabilities::new(&[Capability::Compute, Capability::Utility, Capability::Graphics]);
     Wanted { capabilities, gpus: true, ..Wanted::default() }
 }
 
@@ -110,7 +110,7 @@ pub fn response(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<Conta
 fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<Vec<DeviceNode>> {
     // The nodes in /dev/dri are left to the hook: only few images need them, and only they request the capability.
     let without_drm =
-        Wanted { capabilities: Capabilities::of(&[Capability::Compute, Capability::Utility]), ..wanted() };
+        Wanted { capabilities: Capabilities::new(&[Capability::Compute, Capability::Utility]), ..wanted() };
     let mut found = Vec::new();
     for device in devices {
         found.extend(decide::of_device(facts, &without_drm, *device)?.nodes);

@@ -99,7 +99,7 @@ pub async fn check(config: &Config, config_path: Option<&Path>) -> Result<Report
     // A node without a GPU needs no driver.
     let problem = problem
         .filter(|_| !has_no_gpu(config))
-        .map(|why| Finding::of(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
+        .map(|why| Finding::new(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
     Ok(Report::new(config, &node.offer(), problem.as_ref()))
 }
 

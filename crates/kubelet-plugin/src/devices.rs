@@ -80,7 +80,7 @@ fn single_profile(gpus: &[NodeGpu], settings: &KubeletPlugin) -> (bool, Vec<Find
             format!("the MIG devices have several profiles: {}", names.join(", "))
         }
     };
-    let finding = Finding::of(
+    let finding = Finding::new(
         &catalog::PLUGIN_MIG_STRATEGY,
         format!("mig-strategy is \"single\", but {what}"),
         "create MIG devices of one profile on all GPUs, or set mig-strategy = \"mixed\"",

@@ -6,14 +6,17 @@
     clippy::print_stdout,
     clippy::disallowed_methods,
     clippy::indexing_slicing,
+    unreachable_pub,
+    dead_code,
+    missing_docs,
     reason = "tests run programs, and end at the first surprise"
 )]
 
 mod fake_host;
 
 use std::fmt::Debug;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Deserialize, Deserializer, Error};
+use serde::ser::{Serialize, Serializer};
 
 /// PCI domain, bus and device. The function of a GPU is always 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BusId {
     /// 32 bits since driver 384
     pub domain: u32,
@@ -21,12 +22,8 @@ impl BusId {
     pub fn parse(text: &str) -> Option<Self> {
         let (domain, rest) = text.split_once(':')?;
         let (bus, rest) = rest.split_once(':')?;
-        let (device, _function) = rest.split_once('.')?;
-        let hex = |digits: &str| {
-            let plain = digits.bytes().all(|b| b.is_ascii_hexdigit());
-            if plain { u32::from_str_radix(digits, 16).ok() } else { None }
-        };
-        let (domain, bus, device) = (hex(domain)?, hex(bus)?, hex(device)?);
+        let (device, function) = rest.split_once('.')?;
+        let (domain, bus, device, _) = (hex(domain)?, hex(bus)?, hex(device)?, hex(function)?);
         (bus <= 0xff && device <= 0x1f).then_some(Self { domain, bus, device })
     }
 
@@ -42,6 +39,24 @@ impl fmt::Display for BusId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
     }
+}
+
+impl Serialize for BusId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for BusId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is not a PCI bus address")))
+    }
+}
+
+/// Parses a hexadecimal number: `u32::from_str_radix` would accept `+1`.
+fn hex(digits: &str) -> Option<u32> {
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok())?
 }
 
 #[cfg(test)]

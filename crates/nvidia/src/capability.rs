@@ -77,14 +77,14 @@ pub struct Capabilities(u8);
 impl Capabilities {
     /// Returns the set of these capabilities.
     #[must_use]
-    pub fn of(list: &[Capability]) -> Self {
+    pub fn new(list: &[Capability]) -> Self {
         Self(list.iter().fold(0, |bits, capability| bits | capability.bit()))
     }
 
     /// Returns the capabilities of an image that does not set the variable.
     #[must_use]
     pub(crate) fn default_set() -> Self {
-        Self::of(&[Compute, Utility])
+        Self::new(&[Compute, Utility])
     }
 
     /// Parses `supported-driver-capabilities`, the upper limit in config.toml: a list of names, or `all`.
@@ -93,14 +93,14 @@ impl Capabilities {
     /// Names an unknown capability and the allowed values.
     pub fn supported(value: &str) -> Result<Self, String> {
         if value == "all" {
-            return Ok(Self::of(&Capability::ALL));
+            return Ok(Self::new(&Capability::ALL));
         }
         let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
         let known = names.map(|name| {
             Capability::from_name(name)
-                .ok_or_else(|| format!("\"all\" or a list of {}; {name:?} is neither", Self::of(&Capability::ALL)))
+                .ok_or_else(|| format!("\"all\" or a list of {}; {name:?} is neither", Self::new(&Capability::ALL)))
         });
-        known.collect::<Result<Vec<_>, _>>().map(|list| Self::of(&list))
+        known.collect::<Result<Vec<_>, _>>().map(|list| Self::new(&list))
     }
 
     /// Whether the set contains `capability`.
@@ -112,7 +112,7 @@ impl Capabilities {
     /// Whether the set contains one of `list`.
     #[must_use]
     pub fn any(self, list: &[Capability]) -> bool {
-        self.0 & Self::of(list).0 != 0
+        self.0 & Self::new(list).0 != 0
     }
 
     /// Returns the capabilities, sorted by name.
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     fn every() -> Capabilities {
-        Capabilities::of(&Capability::ALL)
+        Capabilities::new(&Capability::ALL)
     }
 
     #[test]
@@ -177,9 +177,9 @@ mod tests {
             (Some(""), every(), "compute,utility"),
             (Some(" , "), every(), ""),
             (Some("all"), every(), "compat32,compute,display,graphics,ngx,utility,video"),
-            (Some("video,all"), Capabilities::of(&[Utility, Compute]), "compute,utility"),
+            (Some("video,all"), Capabilities::new(&[Utility, Compute]), "compute,utility"),
             (Some("video, compute"), every(), "compute,video"),
-            (None, Capabilities::of(&[Utility]), "utility"),
+            (None, Capabilities::new(&[Utility]), "utility"),
         ] {
             assert_eq!(parse(value, false, supported).unwrap().to_string(), expected, "{value:?}");
         }
@@ -191,7 +191,7 @@ mod tests {
             ("computer", every(), "\"computer\" is not a driver capability"),
             ("Compute", every(), "\"Compute\" is not a driver capability"),
             ("none", every(), "\"none\" is not a driver capability"),
-            ("compute,video", Capabilities::of(&[Compute]), "\"video\" is not enabled"),
+            ("compute,video", Capabilities::new(&[Compute]), "\"video\" is not enabled"),
         ] {
             let text = base::report::render(&parse(Some(value), false, supported).unwrap_err());
             assert!(text.contains(says) && text.contains("hint: "), "{text}");

@@ -7,6 +7,8 @@ use anyhow::Result;
 
 use base::report::{catalog, failure};
 
+use crate::bus_id::BusId;
+
 /// The variable that names GPUs in an image or on a command line.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
@@ -62,14 +64,7 @@ pub enum DeviceId {
     /// `GPU-…` or `MIG-…`, the prefix in upper case.
     Uuid(String),
     /// `00000000:01:00.0`; the domain may have fewer digits.
-    PciBusId {
-        /// 32 bits since driver 384, 16 before
-        domain: u32,
-        /// PCI bus
-        bus: u8,
-        /// PCI device
-        device: u8,
-    },
+    PciBusId(BusId),
     /// `0:1`, MIG device 1 of GPU 0.
     Mig {
         /// NVML's index of the GPU
@@ -107,28 +102,25 @@ impl DeviceId {
     /// Parses a name. A name of no known form is [`DeviceId::Unknown`].
     #[must_use]
     pub fn parse(word: &str) -> Self {
-        parse_id(word)
-    }
-}
-
-fn parse_id(word: &str) -> DeviceId {
-    if let Some(index) = parse_decimal(word) {
-        return DeviceId::Index(index);
-    }
-    for prefix in ["GPU-", "MIG-"] {
-        if word.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(prefix)) {
-            return DeviceId::Uuid(format!("{prefix}{}", word.get(4..).unwrap_or_default()));
+        if let Some(index) = parse_decimal(word) {
+            return Self::Index(index);
         }
+        for prefix in ["GPU-", "MIG-"] {
+            if word.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(prefix)) {
+                return Self::Uuid(format!("{prefix}{}", word.get(4..).unwrap_or_default()));
+            }
+        }
+        // The function of a GPU is 0.
+        if let Some(bus_id) = BusId::parse(word).filter(|_| word.ends_with(".0")) {
+            return Self::PciBusId(bus_id);
+        }
+        if let Some((gpu, mig)) = word.split_once(':')
+            && let (Some(gpu), Some(mig)) = (parse_decimal(gpu), parse_decimal(mig))
+        {
+            return Self::Mig { gpu, mig };
+        }
+        Self::Unknown(word.to_owned())
     }
-    if let Some(id) = parse_pci(word) {
-        return id;
-    }
-    if let Some((gpu, mig)) = word.split_once(':')
-        && let (Some(gpu), Some(mig)) = (parse_decimal(gpu), parse_decimal(mig))
-    {
-        return DeviceId::Mig { gpu, mig };
-    }
-    DeviceId::Unknown(word.to_owned())
 }
 
 /// Parses a number that consists of digits only: `u32::from_str` would accept `+1`.
@@ -153,27 +145,12 @@ pub fn imex_channel(text: &str) -> Result<u32> {
     })
 }
 
-/// Parses `domain:bus:device.function`, in hexadecimal. The function of a GPU is 0.
-fn parse_pci(word: &str) -> Option<DeviceId> {
-    let (domain, rest) = word.split_once(':')?;
-    let (bus, rest) = rest.split_once(':')?;
-    let (device, function) = rest.split_once('.')?;
-    if function != "0" || domain.starts_with('+') || bus.starts_with('+') || device.starts_with('+') {
-        return None;
-    }
-    Some(DeviceId::PciBusId {
-        domain: u32::from_str_radix(domain, 16).ok()?,
-        bus: u8::from_str_radix(bus, 16).ok()?,
-        device: u8::from_str_radix(device, 16).ok()?,
-    })
-}
-
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Index(index) => write!(f, "{index}"),
             Self::Uuid(uuid) => f.write_str(uuid),
-            Self::PciBusId { domain, bus, device } => write!(f, "{domain:08x}:{bus:02x}:{device:02x}.0"),
+            Self::PciBusId(bus_id) => bus_id.fmt(f),
             Self::Mig { gpu, mig } => write!(f, "{gpu}:{mig}"),
             Self::Unknown(word) => f.write_str(word),
         }
@@ -216,15 +193,15 @@ mod tests {
             ("MIG-1/2/3", DeviceId::Uuid("MIG-1/2/3".into()), "MIG-1/2/3"),
             ("0:1", DeviceId::Mig { gpu: 0, mig: 1 }, "0:1"),
             ("01:00.0", DeviceId::Unknown("01:00.0".into()), "01:00.0"),
-            ("0000:3B:00.0", DeviceId::PciBusId { domain: 0, bus: 0x3b, device: 0 }, "00000000:3b:00.0"),
-            ("10000:01:00.0", DeviceId::PciBusId { domain: 0x10000, bus: 1, device: 0 }, "00010000:01:00.0"),
+            ("0000:3B:00.0", DeviceId::PciBusId(BusId { domain: 0, bus: 0x3b, device: 0 }), "00000000:3b:00.0"),
+            ("10000:01:00.0", DeviceId::PciBusId(BusId { domain: 0x10000, bus: 1, device: 0 }), "00010000:01:00.0"),
             ("0000:01:00.1", DeviceId::Unknown("0000:01:00.1".into()), "0000:01:00.1"),
             ("-1", DeviceId::Unknown("-1".into()), "-1"),
             ("+1", DeviceId::Unknown("+1".into()), "+1"),
             ("None", DeviceId::Unknown("None".into()), "None"),
             ("99999999999", DeviceId::Unknown("99999999999".into()), "99999999999"),
         ] {
-            let id = parse_id(word);
+            let id = DeviceId::parse(word);
             assert_eq!(id, expected, "{word}");
             assert_eq!(id.to_string(), printed);
         }

@@ -63,6 +63,7 @@ pub mod config;
 pub mod device_id;
 pub mod driver;
 pub mod edits;
+mod glob;
 pub mod host;
 pub mod inventory;
 pub mod limit_entry;

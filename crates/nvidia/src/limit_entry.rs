@@ -1,7 +1,6 @@
 //! Parses the entries of the lists in `[devices]` of config.toml.
 
-use crate::bus_id::BusId;
-use crate::device_id::DeviceId;
+use crate::device_id::{DeviceId, parse_decimal};
 
 /// A parsed entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,33 +66,34 @@ fn short_bus_id(entry: &str) -> Option<DeviceId> {
         2 => with_function,
         _ => return None,
     };
-    BusId::parse(&whole).filter(|_| whole.ends_with(".0"))?;
-    Some(DeviceId::parse(&whole)).filter(|id| matches!(id, DeviceId::PciBusId { .. }))
+    Some(DeviceId::parse(&whole)).filter(|id| matches!(id, DeviceId::PciBusId(_)))
 }
 
 /// Whether a UUID is complete: `GPU-` or `MIG-` with 8-4-4-4-12 digits, or `MIG-GPU-<uuid>/<gi>/<ci>` of drivers before 470.
 fn is_whole(uuid: &str) -> bool {
     let Some(rest) = uuid.get(4..) else { return false };
-    let is_digits = |text: &str| {
-        let mut parts = text.split('-');
-        let is = |(part, length): (&str, usize)| part.len() == length && part.bytes().all(|b| b.is_ascii_hexdigit());
-        [8, 4, 4, 4, 12].into_iter().all(|length| parts.next().is_some_and(|part| is((part, length))))
-            && parts.next().is_none()
-    };
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     match rest.get(..4).filter(|start| start.eq_ignore_ascii_case("GPU-")) {
         Some(_) if uuid.starts_with("MIG-") => {
             let mut parts = rest.get(4..).unwrap_or_default().split('/');
             let [gpu, instance, compute] = [parts.next(), parts.next(), parts.next()].map(Option::unwrap_or_default);
-            is_digits(gpu) && is_number(instance) && is_number(compute) && parts.next().is_none()
+            is_uuid(gpu)
+                && parse_decimal(instance).is_some()
+                && parse_decimal(compute).is_some()
+                && parts.next().is_none()
         }
-        _ => is_digits(rest),
+        _ => is_uuid(rest),
     }
+}
+
+/// Whether the text consists of groups of 8, 4, 4, 4 and 12 hexadecimal digits.
+fn is_uuid(text: &str) -> bool {
+    text.split('-').map(str::len).eq([8, 4, 4, 4, 12]) && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bus_id::BusId;
 
     /// Each of these denied nothing once, without a word.
     #[test]
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn what_an_entry_names() {
         let uuid = "51eed001-0001-4001-8000-0000fa4e0001";
-        let bus = |bus| LimitEntry::Id(DeviceId::PciBusId { domain: 0, bus, device: 0 });
+        let bus = |bus| LimitEntry::Id(DeviceId::PciBusId(BusId { domain: 0, bus, device: 0 }));
         for (entry, names) in [
             ("0".to_owned(), LimitEntry::Id(DeviceId::Index(0))),
             ("0:1".to_owned(), LimitEntry::Id(DeviceId::Mig { gpu: 0, mig: 1 })),

@@ -11,6 +11,8 @@ use anyhow::Result;
 
 use base::report::{catalog, failure};
 
+use crate::device_id::parse_decimal;
+
 /// One variable of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
@@ -41,136 +43,84 @@ impl fmt::Display for Properties {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Property {
-    Cuda,
-    Driver,
-    Arch,
-    Brand,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operator {
-    Equal,
-    NotEqual,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-}
-
-/// `cuda>=12.4`
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Factor<'a> {
-    property: Property,
-    operator: Operator,
-    value: &'a str,
-}
-
-/// A disjunction of conjunctions. A malformed factor is an error only if the evaluation reaches it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expression<'a>(Vec<Vec<Result<Factor<'a>, Malformed<'a>>>>);
-
 /// A malformed factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed<'a>(pub &'a str);
 
-/// Parses the value of one variable. Empty terms and factors are ignored. An empty value is true.
-#[must_use]
-pub fn parse(text: &str) -> Expression<'_> {
-    let terms = text.split(' ').filter(|term| !term.is_empty());
-    Expression(terms.map(|term| term.split(',').filter(|f| !f.is_empty()).map(parse_factor).collect()).collect())
-}
-
-fn parse_factor(text: &str) -> Result<Factor<'_>, Malformed<'_>> {
-    let is_operator = |c: char| matches!(c, '<' | '>' | '=' | '!');
-    let parts = || {
-        let start = text.find(is_operator)?;
-        let (name, rest) = text.split_at(start);
-        let end = rest.find(|c| !is_operator(c))?;
-        let (operator, value) = rest.split_at(end);
-        let property = match name.to_ascii_lowercase().as_str() {
-            "cuda" => Property::Cuda,
-            "driver" => Property::Driver,
-            "arch" => Property::Arch,
-            "brand" => Property::Brand,
-            _ => return None,
-        };
-        let operator = match operator {
-            "=" => Operator::Equal,
-            "!=" | "!" => Operator::NotEqual,
-            "<" => Operator::Less,
-            "<=" => Operator::LessOrEqual,
-            ">" => Operator::Greater,
-            ">=" => Operator::GreaterOrEqual,
-            _ => return None,
-        };
-        Some(Factor { property, operator, value })
-    };
-    parts().ok_or(Malformed(text))
-}
-
-impl<'a> Expression<'a> {
-    /// Whether the requirement is met.
-    ///
-    /// # Errors
-    /// Returns the first malformed factor that the result depends on.
-    pub fn evaluate(&self, properties: &Properties) -> Result<bool, Malformed<'a>> {
-        let mut terms = self.0.iter().filter(|term| !term.is_empty()).peekable();
-        if terms.peek().is_none() {
+/// Whether the value of one variable holds. Empty terms and factors are ignored. An empty value is true.
+///
+/// # Errors
+/// Returns the first malformed factor that the result depends on.
+pub fn evaluate<'a>(text: &'a str, properties: &Properties) -> Result<bool, Malformed<'a>> {
+    let mut is_empty = true;
+    for term in text.split(' ') {
+        let mut factors = term.split(',').filter(|factor| !factor.is_empty()).peekable();
+        if factors.peek().is_none() {
+            continue;
+        }
+        is_empty = false;
+        if all_hold(factors, properties)? {
             return Ok(true);
         }
-        for term in terms {
-            let mut holds = true;
-            for factor in term {
-                holds = factor.clone()?.evaluate(properties)?;
-                if !holds {
-                    break;
-                }
-            }
-            if holds {
-                return Ok(true);
-            }
+    }
+    Ok(is_empty)
+}
+
+fn all_hold<'a>(factors: impl Iterator<Item = &'a str>, properties: &Properties) -> Result<bool, Malformed<'a>> {
+    for factor in factors {
+        if !holds(factor, properties)? {
+            return Ok(false);
         }
-        Ok(false)
+    }
+    Ok(true)
+}
+
+/// Whether a factor such as `cuda>=12.4` holds.
+fn holds<'a>(factor: &'a str, properties: &Properties) -> Result<bool, Malformed<'a>> {
+    let (name, operator, value) = split(factor).ok_or(Malformed(factor))?;
+    let (known, is_version) = match name.to_ascii_lowercase().as_str() {
+        "cuda" => (&properties.cuda, true),
+        "driver" => (&properties.driver, true),
+        "arch" => (&properties.arch, true),
+        "brand" => (&properties.brand, false),
+        _ => return Err(Malformed(factor)),
+    };
+    let matches = match operator {
+        "=" => Ordering::is_eq,
+        "!=" | "!" => Ordering::is_ne,
+        "<" => Ordering::is_lt,
+        "<=" => Ordering::is_le,
+        ">" => Ordering::is_gt,
+        ">=" => Ordering::is_ge,
+        _ => return Err(Malformed(factor)),
+    };
+    let Some(known) = known else { return Ok(true) };
+    if is_version {
+        return compare_versions(known, value).map(matches).ok_or(Malformed(value));
+    }
+    match operator {
+        "=" => Ok(known.eq_ignore_ascii_case(value)),
+        "!=" | "!" => Ok(!known.eq_ignore_ascii_case(value)),
+        _ => Err(Malformed(value)), // brands have no order
     }
 }
 
-impl<'a> Factor<'a> {
-    fn evaluate(&self, properties: &Properties) -> Result<bool, Malformed<'a>> {
-        let (known, is_version) = match self.property {
-            Property::Cuda => (&properties.cuda, true),
-            Property::Driver => (&properties.driver, true),
-            Property::Arch => (&properties.arch, true),
-            Property::Brand => (&properties.brand, false),
-        };
-        let Some(known) = known else { return Ok(true) };
-        let ordering = if is_version {
-            compare_versions(known, self.value).ok_or(Malformed(self.value))?
-        } else {
-            match self.operator {
-                Operator::Equal | Operator::NotEqual => {}
-                _ => return Err(Malformed(self.value)), // brands have no order
-            }
-            if known.eq_ignore_ascii_case(self.value) { Ordering::Equal } else { Ordering::Less }
-        };
-        Ok(match self.operator {
-            Operator::Equal => ordering.is_eq(),
-            Operator::NotEqual => ordering.is_ne(),
-            Operator::Less => ordering.is_lt(),
-            Operator::LessOrEqual => ordering.is_le(),
-            Operator::Greater => ordering.is_gt(),
-            Operator::GreaterOrEqual => ordering.is_ge(),
-        })
-    }
+/// Splits a factor into name, operator and value.
+fn split(factor: &str) -> Option<(&str, &str, &str)> {
+    let (name, rest) = factor.split_at(factor.find(is_operator)?);
+    let (operator, value) = rest.split_at(rest.find(|c| !is_operator(c))?);
+    Some((name, operator, value))
+}
+
+fn is_operator(c: char) -> bool {
+    matches!(c, '<' | '>' | '=' | '!')
 }
 
 /// Compares versions number by number; missing numbers are 0. Returns `None` if a version contains other characters than digits and
 /// dots.
 #[must_use]
 pub fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
-    let plain = |text: &str| text.bytes().all(|c| c.is_ascii_digit() || c == b'.');
-    if !plain(a) || !plain(b) {
+    if !a.bytes().chain(b.bytes()).all(|c| c.is_ascii_digit() || c == b'.') {
         return None;
     }
     let mut a = a.split('.').map(significant);
@@ -202,11 +152,7 @@ pub fn parse_cuda_version(text: &str) -> Option<(u32, u32)> {
     if numbers.len() > 3 {
         return None;
     }
-    let number = |digits: &&str| {
-        let plain = !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit());
-        if plain { digits.parse::<u32>().ok() } else { None }
-    };
-    let numbers: Vec<u32> = numbers.iter().map(number).collect::<Option<_>>()?;
+    let numbers: Vec<u32> = numbers.into_iter().map(parse_decimal).collect::<Option<_>>()?;
     Some((*numbers.first()?, numbers.get(1).copied().unwrap_or(0)))
 }
 
@@ -216,9 +162,8 @@ pub fn parse_cuda_version(text: &str) -> Option<(u32, u32)> {
 /// If a GPU does not meet the requirement, or the requirement is malformed.
 pub fn check(requirement: &Requirement, gpus: &[(String, Properties)]) -> Result<()> {
     let Requirement { variable, text } = requirement;
-    let expression = parse(text);
     for (name, properties) in gpus {
-        match expression.evaluate(properties) {
+        match evaluate(text, properties) {
             Ok(true) => {}
             Ok(false) => {
                 return Err(failure(
@@ -245,13 +190,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn holds(text: &str) -> Result<bool, Malformed<'_>> {
-        parse(text).evaluate(&Properties {
+    fn holds_here(text: &str) -> Result<bool, Malformed<'_>> {
+        let properties = Properties {
             cuda: Some("12.2".into()),
             driver: Some("535.183.01".into()),
             arch: Some("9.0".into()),
             brand: Some("Tesla".into()),
-        })
+        };
+        evaluate(text, &properties)
     }
 
     #[test]
@@ -265,7 +211,7 @@ mod tests {
             ("cuda>=12.2.0.0", Ok(true)),
             ("cuda>=99999999999999999999999", Ok(false)),
         ] {
-            assert_eq!(holds(text), expected, "{text}");
+            assert_eq!(holds_here(text), expected, "{text}");
         }
     }
 
@@ -291,7 +237,7 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(text in ".{0,80}") {
-            holds(&text).ok();
+            holds_here(&text).ok();
             prop_assert!(parse_cuda_version(&text).is_none_or(|_| text.starts_with(|c: char| c == 'v' || c.is_ascii_digit())));
         }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use base::report::{Finding, catalog, failure};
 
-use crate::cli::{USAGE, output};
+use crate::cli::{output, usage_error};
 use crate::log::Log;
 use crate::stages;
 use crate::stages::cdi_hook::entry::{self, Call, HOOKS};
@@ -41,17 +41,13 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
         Ok(Call::Unknown(what)) => {
             let mut log = Log::for_stage(name);
             log.connect();
-            log.finding(&Finding::of(&catalog::UNKNOWN_CDI_HOOK, what, supported()));
+            log.finding(&Finding::new(&catalog::UNKNOWN_CDI_HOOK, what, supported()));
             ExitCode::SUCCESS
         }
         Err(error) => {
             let what = format!("invalid command line of {name}: {error:#}");
-            Log::default().error(&failure(
-                &catalog::COMMAND_LINE,
-                what,
-                format!("{}; see \"{name} --help\"", supported()),
-            ));
-            ExitCode::from(USAGE)
+            let hint = format!("{}; see \"{name} --help\"", supported());
+            usage_error(&failure(&catalog::COMMAND_LINE, what, hint))
         }
     }
 }

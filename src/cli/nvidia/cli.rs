@@ -18,7 +18,6 @@ use nvidia_host::config::{self, Config, UserSpec};
 use nvidia_host::device_id::imex_channel;
 use nvidia_host::prepare::host::{AT_BOOT, may_prepare, prepare_host};
 
-use super::configure;
 use crate::cli::parse::{self, Parsed};
 use crate::cli::selection::{Parts, Selection};
 use crate::cli::{info, list, output};
@@ -168,7 +167,13 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Ok(Parsed::Run(cli)) => carry_out(&cli, &mut log),
         Err(error) => Err(error),
     };
-    output::print_or_fail(text, &mut log)
+    match text {
+        Ok(text) => output::print(&text),
+        Err(error) => {
+            log.error(&error);
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Parses the arguments after argv\[0\].
@@ -208,8 +213,23 @@ fn carry_out(cli: &Cli, log: &mut Log) -> Result<String> {
             cli.prepare(&channels, &config, log)?;
             list::text(parts, &config, log)
         }
-        Command::Configure(options) => configure::configure(options, config, log).map(|()| String::new()),
+        Command::Configure(options) => configure(options, config, log).map(|()| String::new()),
     }
+}
+
+/// Sets up the container with this root file system, in the mount namespace of `--pid` or else of this process.
+fn configure(options: &Configure, config: Config, log: &mut Log) -> Result<()> {
+    let rootfs = &options.rootfs;
+    if !rootfs.is_absolute() || rootfs == Path::new("/") {
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            format!("invalid root file system {rootfs:?}"),
+            "give the absolute path of the container's root file system, which cannot be /",
+        ));
+    }
+    let mut request = options.selection.request(options.capabilities(), &options.requirements, &config)?;
+    request.omit.node_mounts = options.no_devbind;
+    stages::configure::configure(rootfs, options.pid, request, config, log)
 }
 
 impl Configure {
@@ -224,7 +244,7 @@ impl Configure {
             (self.ngx, Capability::Ngx),
             (self.selection.compat32, Capability::Compat32),
         ];
-        Capabilities::of(&asked.into_iter().filter_map(|(is_on, what)| is_on.then_some(what)).collect::<Vec<_>>())
+        Capabilities::new(&asked.into_iter().filter_map(|(is_on, what)| is_on.then_some(what)).collect::<Vec<_>>())
     }
 
     fn override_config(&self, config: &mut Config) {
@@ -314,7 +334,7 @@ mod tests {
         let Cli { user: None, ldcache: None, command: Command::Configure(options), .. } = parsed(&line).unwrap() else {
             panic!()
         };
-        assert_eq!(options.capabilities(), Capabilities::of(&[Capability::Utility, Capability::Ngx]));
+        assert_eq!(options.capabilities(), Capabilities::new(&[Capability::Utility, Capability::Ngx]));
         assert_eq!((options.pid, options.requirements), (Some(7), vec!["cuda>=1".to_owned()]));
     }
 

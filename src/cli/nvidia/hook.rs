@@ -12,8 +12,7 @@ use anyhow::{Result, bail};
 use base::report::{catalog, failure};
 
 use crate::cli::stage::Stage;
-use crate::cli::{USAGE, output};
-use crate::log::Log;
+use crate::cli::{output, usage_error};
 
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
@@ -40,7 +39,7 @@ pub struct Call {
 pub fn run(args: Vec<OsString>) -> ExitCode {
     let call = match parse(args) {
         Ok(call) => call,
-        Err(error) => return usage_error(&error.to_string()),
+        Err(error) => return invalid(&error.to_string()),
     };
     if call.help {
         return output::print(HELP);
@@ -52,17 +51,16 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
             " (oci-nvidia-hook)\n"
         ));
     }
-    let Some(stage) = call.stage else { return usage_error("the stage is missing") };
+    let Some(stage) = call.stage else { return invalid("the stage is missing") };
     match stage.to_str().and_then(Stage::named) {
         Some(stage) => stage.run(call.config.as_deref(), call.debug),
-        None => usage_error(&format!("unknown stage {stage:?}")),
+        None => invalid(&format!("unknown stage {stage:?}")),
     }
 }
 
-fn usage_error(what: &str) -> ExitCode {
+fn invalid(what: &str) -> ExitCode {
     let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
-    Log::default().error(&failure(&catalog::COMMAND_LINE, format!("invalid command line: {what}"), hint));
-    ExitCode::from(USAGE)
+    usage_error(&failure(&catalog::COMMAND_LINE, format!("invalid command line: {what}"), hint))
 }
 
 /// Parses the arguments after argv\[0\].

@@ -3,7 +3,6 @@
 
 pub(crate) mod cdi_hook;
 pub mod cli;
-pub(crate) mod configure;
 pub mod hook;
 
 /// The name that dockerd searches for in its PATH for `--gpus`.

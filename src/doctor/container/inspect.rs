@@ -24,7 +24,7 @@ use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::prepare;
 
-use super::{ContainerFacts, Found, FoundNode, Library, Node, Process, gpu_number};
+use super::{ContainerFacts, ContainerNode, ContainerProcess, FoundLibrary, FoundNode, Library, gpu_number};
 use crate::inject::cgroup::ask;
 
 /// The libraries that CUDA programs and nvidia-smi open.
@@ -104,13 +104,13 @@ fn variable(environment: &[u8], name: &str) -> Option<String> {
 }
 
 /// Parses /proc/PID/status. The kernel prints ids as seen from the user namespace of the reader.
-fn parse_process(status: &str, in_our_namespace: bool, capabilities: Option<String>) -> Option<Process> {
+fn parse_process(status: &str, in_our_namespace: bool, capabilities: Option<String>) -> Option<ContainerProcess> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     // The four values are the real, effective, saved and file system id.
     let last = |name: &str| field(name)?.split_whitespace().nth(3)?.parse::<u32>().ok();
     let groups = field("Groups").unwrap_or_default().split_whitespace().filter_map(|group| group.parse().ok());
     let caps = u64::from_str_radix(field("CapEff")?.trim(), 16).ok()?;
-    Some(Process {
+    Some(ContainerProcess {
         identity: Identity { uid: last("Uid")?, gid: last("Gid")? },
         groups: groups.collect(),
         // In another user namespace, the capability does not apply to device nodes of the host.
@@ -147,7 +147,7 @@ fn read_cache(root: &Root) -> Option<Vec<u8>> {
     read_file_limited(&open_regular(fd).ok()?, MAX_CACHE).ok()
 }
 
-fn inspect_library(root: &Root, path: &Path) -> Option<Found> {
+fn inspect_library(root: &Root, path: &Path) -> Option<FoundLibrary> {
     let fd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -156,7 +156,7 @@ fn inspect_library(root: &Root, path: &Path) -> Option<Found> {
     // Only the file name is used, for its version.
     let real = real_path(fd.as_fd()).ok();
     let version = real.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).and_then(version_of);
-    Some(Found { path: path.to_string_lossy().into_owned(), version, is_empty: stat.st_size == 0 })
+    Some(FoundLibrary { path: path.to_string_lossy().into_owned(), version, is_empty: stat.st_size == 0 })
 }
 
 /// Returns the version in a file name: `535.183.01` for `libcuda.so.535.183.01`.
@@ -166,11 +166,12 @@ fn version_of(name: &str) -> Option<String> {
 }
 
 /// Returns the nodes that every container with GPUs needs, and the existing nodes of GPUs.
-fn nodes(root: &Root, uvm: Option<(u32, u32)>) -> Vec<Node> {
+fn nodes(root: &Root, uvm: Option<(u32, u32)>) -> Vec<ContainerNode> {
     let names = names(root, Path::new("/dev")).into_iter();
     let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));
     let all = [("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR))), ("nvidia-uvm".to_owned(), uvm)];
-    let inspect = |(name, expected)| Node { found: inspect_node(root, &Path::new("/dev").join(&name)), name, expected };
+    let inspect =
+        |(name, expected)| ContainerNode { found: inspect_node(root, &Path::new("/dev").join(&name)), name, expected };
     all.into_iter().chain(gpus).map(inspect).collect()
 }
 

@@ -13,8 +13,9 @@ use base::report::catalog;
 use base::sys::confine::Identity;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 
+use super::Checker::{self, One, Several};
 use super::driver::{allows, group};
-use super::{Check, Outcome, or, run};
+use super::{Check, or, run};
 use crate::inject::cgroup::ask::Filter;
 use crate::oci::device_rules::DeviceRule;
 
@@ -27,18 +28,18 @@ pub(crate) struct ContainerFacts {
     pub name: String,
     /// The version of the host's kernel module
     pub module: Option<String>,
-    pub process: Process,
+    pub process: ContainerProcess,
     /// The libraries that programs open by name
     pub libraries: Vec<Library>,
     /// The device nodes in its /dev
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<ContainerNode>,
     /// Its device cgroup, or why that cannot be read
     pub filter: Result<Filter, String>,
 }
 
 /// A process, as the host sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
+pub(crate) struct ContainerProcess {
     /// User and group with which files are opened
     pub identity: Identity,
     pub groups: Vec<u32>,
@@ -53,14 +54,14 @@ pub(crate) struct Library {
     /// The name that programs open: `libcuda.so.1`
     pub name: &'static str,
     /// The file that the dynamic linker finds
-    pub found: Option<Found>,
+    pub found: Option<FoundLibrary>,
     /// A file in another directory, if the dynamic linker finds none
     pub elsewhere: Option<String>,
 }
 
 /// The file of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundLibrary {
     pub path: String,
     /// The version in the file name
     pub version: Option<String>,
@@ -70,7 +71,7 @@ pub(crate) struct Found {
 
 /// An expected device node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct ContainerNode {
     /// `nvidiactl`
     pub name: String,
     /// Its major and minor number, if they are known
@@ -93,10 +94,15 @@ pub(crate) struct FoundNode {
 }
 
 /// The checks in the order of their output.
-const CHECKS: &[Check<ContainerFacts>] =
-    &[("container", process), ("libraries", libraries), ("nodes", nodes), ("access", access), ("cgroup", cgroup)];
+const CHECKS: &[(&str, Checker<ContainerFacts>)] = &[
+    ("container", One(process)),
+    ("libraries", Several(libraries)),
+    ("nodes", Several(nodes)),
+    ("access", Several(access)),
+    ("cgroup", Several(cgroup)),
+];
 
-pub(crate) fn examine(facts: &ContainerFacts) -> Vec<Outcome> {
+pub(crate) fn examine(facts: &ContainerFacts) -> Vec<Check> {
     run(CHECKS, facts)
 }
 
@@ -109,50 +115,50 @@ fn again(facts: &ContainerFacts) -> String {
     format!("start the container with -e NVIDIA_VISIBLE_DEVICES=all, or with --device nvidia.com/gpu=all{why}")
 }
 
-fn process(facts: &ContainerFacts) -> Vec<Outcome> {
+fn process(facts: &ContainerFacts) -> Check {
     let Identity { uid, gid } = facts.process.identity;
     let driver = match &facts.module {
         Some(version) => format!("driver {version}"),
         None => {
             let what = "the kernel module of the host is not loaded";
-            return vec![Outcome::of(&catalog::NOT_LOADED, what, "oci-nvidia-hook doctor")];
+            return Check::of(&catalog::NOT_LOADED, what, "oci-nvidia-hook doctor");
         }
     };
-    vec![Outcome::ok(format!("process {} runs as user {uid}, group {gid} of the host; {driver}", facts.pid))]
+    Check::ok(format!("process {} runs as user {uid}, group {gid} of the host; {driver}", facts.pid))
 }
 
-fn libraries(facts: &ContainerFacts) -> Vec<Outcome> {
+fn libraries(facts: &ContainerFacts) -> Vec<Check> {
     facts.libraries.iter().map(|library| of_library(library, facts)).collect()
 }
 
-fn of_library(library: &Library, facts: &ContainerFacts) -> Outcome {
+fn of_library(library: &Library, facts: &ContainerFacts) -> Check {
     let name = library.name;
     let Some(found) = &library.found else {
         if !is_asked_for(name, facts) {
-            return Outcome::skipped(format!("NVIDIA_DRIVER_CAPABILITIES does not request {name}"));
+            return Check::skipped(format!("NVIDIA_DRIVER_CAPABILITIES does not request {name}"));
         }
         let Some(place) = &library.elsewhere else {
             let what = format!("{name} is missing in the container");
-            return Outcome::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
+            return Check::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
         };
         let what = format!("the container's dynamic linker does not find {name}, which is at {place:?}");
         let dir = place.rsplit_once('/').map_or("/", |(dir, _)| dir);
         let fix =
             format!("start the container with -e LD_LIBRARY_PATH={dir}, or have the hook or CDI place the libraries");
-        return Outcome::of(&catalog::CONTAINER_PATH, what, fix);
+        return Check::of(&catalog::CONTAINER_PATH, what, fix);
     };
     if found.is_empty {
         let what = format!("{:?} is empty: it is the mount point of a driver file from an earlier start", found.path);
-        return Outcome::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
+        return Check::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
     }
     match (&found.version, &facts.module) {
         (Some(version), Some(module)) if version != module => {
             let what = format!("{:?} has version {version}, but the kernel module has version {module}", found.path);
             let fix = "restart the container; if the image or a volume contains the library, remove or update it";
-            Outcome::of(&catalog::CONTAINER_VERSION, what, fix)
+            Check::of(&catalog::CONTAINER_VERSION, what, fix)
         }
-        (Some(version), _) => Outcome::ok(format!("{name} is {:?} of driver {version}", found.path)),
-        (None, _) => Outcome::ok(format!("{name} is {:?}, whose name contains no version", found.path)),
+        (Some(version), _) => Check::ok(format!("{name} is {:?} of driver {version}", found.path)),
+        (None, _) => Check::ok(format!("{name} is {:?}, whose name contains no version", found.path)),
     }
 }
 
@@ -163,14 +169,14 @@ fn is_asked_for(library: &str, facts: &ContainerFacts) -> bool {
     facts.process.capabilities.as_ref().filter(|asked| !asked.is_empty()).is_none_or(has)
 }
 
-fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
+fn nodes(facts: &ContainerFacts) -> Vec<Check> {
     let mut outcomes = Vec::new();
     for node in &facts.nodes {
         let path = format!("/dev/{}", node.name);
         match (&node.found, node.expected) {
             (None, _) => {
                 let what = format!("the device node \"{path}\" is missing in the container");
-                outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
+                outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
             }
             (Some(found), expected) if found.device.is_none() || expected.is_some() && found.device != expected => {
                 let is = found
@@ -178,25 +184,26 @@ fn nodes(facts: &ContainerFacts) -> Vec<Outcome> {
                     .map_or_else(|| "not a device node".to_owned(), |(major, minor)| format!("{major}:{minor}"));
                 let should = expected.map_or(String::new(), |(major, minor)| format!(" instead of {major}:{minor}"));
                 let what = format!("\"{path}\" in the container is {is}{should}");
-                outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
+                outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
             }
             _ => {}
         }
     }
-    let is_gpu = |node: &&Node| node.found.is_some() && node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
+    let is_gpu =
+        |node: &&ContainerNode| node.found.is_some() && node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
     let gpus = facts.nodes.iter().filter(is_gpu).count();
     if gpus == 0 {
         let what = "the container has no device node of a GPU (\"/dev/nvidia0\" and so on)";
-        outcomes.push(Outcome::of(&catalog::CONTAINER_NODE, what, again(facts)));
+        outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
     } else if outcomes.is_empty() {
         let names: Vec<_> = facts.nodes.iter().map(|node| node.name.as_str()).collect();
-        outcomes.push(Outcome::ok(format!("the container has {}", names.join(", "))));
+        outcomes.push(Check::ok(format!("the container has {}", names.join(", "))));
     }
     outcomes
 }
 
 /// Returns the device nodes that are the expected devices.
-fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&Node, &FoundNode, (u32, u32))> {
+fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&ContainerNode, &FoundNode, (u32, u32))> {
     facts.nodes.iter().filter_map(|node| {
         let found = node.found.as_ref()?;
         let device = found.device.filter(|device| node.expected.is_none_or(|expected| expected == *device))?;
@@ -204,15 +211,15 @@ fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&Node, &FoundNode, (u32
     })
 }
 
-fn access(facts: &ContainerFacts) -> Vec<Outcome> {
-    let Process { identity, groups, overrides, .. } = &facts.process;
+fn access(facts: &ContainerFacts) -> Vec<Check> {
+    let ContainerProcess { identity, groups, overrides, .. } = &facts.process;
     let is_in = |gid: u32| gid == identity.gid || groups.contains(&gid);
     let mut outcomes = Vec::new();
     for (node, found, _) in good(facts) {
         if found.nodev {
             let what = format!("\"/dev/{}\" is on a file system that is mounted with nodev", node.name);
             let fix = "have the engine create the node: --device, CDI, or precreate";
-            outcomes.push(Outcome::of(&catalog::CONTAINER_ACCESS, what, fix));
+            outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
             continue;
         }
         if *overrides || allows(found.mode, found.uid, found.gid, identity.uid, is_in) {
@@ -232,20 +239,20 @@ fn access(facts: &ContainerFacts) -> Vec<Outcome> {
              use CDI",
             found.gid
         );
-        outcomes.push(Outcome::of(&catalog::CONTAINER_ACCESS, what, fix));
+        outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
     }
     match (outcomes.is_empty(), good(facts).count()) {
-        (true, 0) => vec![Outcome::skipped("the container has no device nodes")],
-        (true, _) => vec![Outcome::ok("the container's process has permission to open the device nodes")],
+        (true, 0) => vec![Check::skipped("the container has no device nodes")],
+        (true, _) => vec![Check::ok("the container's process has permission to open the device nodes")],
         _ => outcomes,
     }
 }
 
-fn cgroup(facts: &ContainerFacts) -> Vec<Outcome> {
+fn cgroup(facts: &ContainerFacts) -> Vec<Check> {
     let filter = match &facts.filter {
-        Ok(Filter::None) => return vec![Outcome::ok("no device cgroup limits the container")],
+        Ok(Filter::None) => return vec![Check::ok("no device cgroup limits the container")],
         Ok(filter) => filter,
-        Err(why) => return vec![Outcome::skipped(format!("cannot read the device cgroup: {why}"))],
+        Err(why) => return vec![Check::skipped(format!("cannot read the device cgroup: {why}"))],
     };
     let fix = "restart the container; if the GPUs worked before, \"systemctl daemon-reload\" or an update of its resources \
                removed the rules: have the engine list the devices (--device, CDI, precreate)";
@@ -254,15 +261,15 @@ fn cgroup(facts: &ContainerFacts) -> Vec<Outcome> {
         match filter.allows(DeviceRule { major, minor }) {
             Some(false) => {
                 let what = format!("the device cgroup denies \"/dev/{}\" ({major}:{minor})", node.name);
-                denied.push(Outcome::of(&catalog::CONTAINER_CGROUP, what, fix));
+                denied.push(Check::of(&catalog::CONTAINER_CGROUP, what, fix));
             }
             answer => answers.push(answer),
         }
     }
     let otherwise = match answers.iter().min() {
-        None => Outcome::skipped("the container has no device nodes"),
-        Some(None) => Outcome::skipped("cannot determine what the programs of the device cgroup allow"),
-        Some(Some(_)) => Outcome::ok("the device cgroup allows the GPUs"),
+        None => Check::skipped("the container has no device nodes"),
+        Some(None) => Check::skipped("cannot determine what the programs of the device cgroup allow"),
+        Some(Some(_)) => Check::ok("the device cgroup allows the GPUs"),
     };
     or(denied, otherwise)
 }

@@ -140,52 +140,47 @@ fn call(serial: u32, [path, interface, method]: [&str; 3], signature: &str, body
 /// Returns the string in the reply to [`get_property`].
 pub(super) fn text_property(body: &Body) -> Option<String> {
     let at = body.after_signature("s")?.next_multiple_of(4);
-    let length = read_u32(&body.bytes, at, body.big)?;
-    let text = body.bytes.get(at + 4..at.checked_add(4)?.checked_add(length)?)?;
+    let length = read_u32(&body.0, at)?;
+    let text = body.0.get(at + 4..at.checked_add(4)?.checked_add(length)?)?;
     Some(String::from_utf8_lossy(text).into_owned())
 }
 
 /// Reports whether the list in the reply to [`get_property`] is empty.
 pub(super) fn is_empty_list(body: &Body, signature: &str) -> Option<bool> {
     let at = body.after_signature(signature)?.next_multiple_of(4);
-    Some(read_u32(&body.bytes, at, body.big)? == 0)
+    Some(read_u32(&body.0, at)? == 0)
 }
 
-/// The returned values of a call, in the byte order of the message.
+/// The returned values of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Body {
-    bytes: Vec<u8>,
-    big: bool,
-}
+pub(super) struct Body(Vec<u8>);
 
 impl Body {
     /// Returns the offset of the value of a variant of this type, without its padding.
     fn after_signature(&self, signature: &str) -> Option<usize> {
-        let length = usize::from(*self.bytes.first()?);
+        let length = usize::from(*self.0.first()?);
         let end = length.checked_add(1)?;
-        (self.bytes.get(1..end)? == signature.as_bytes()).then_some(end + 1)
+        (self.0.get(1..end)? == signature.as_bytes()).then_some(end + 1)
     }
 }
 
 /// Returns the length of the message with this header; `None` if it is not a message or too long.
 pub(super) fn message_length(head: &[u8; HEAD]) -> Option<usize> {
-    let u32_at = |at: usize| read_u32(head, at, head.first() == Some(&b'B'));
-    if !matches!(head.first(), Some(b'l' | b'B')) {
+    if head.first() != Some(&b'l') {
         return None;
     }
-    let (body, fields) = (u32_at(4)?, u32_at(12)?);
+    let (body, fields) = (read_u32(head, 4)?, read_u32(head, 12)?);
     let length = HEAD.checked_add(fields.checked_next_multiple_of(8)?)?.checked_add(body)?;
     (length <= MAX_MESSAGE).then_some(length)
 }
 
 /// Decodes a message with respect to the call of this serial number.
 pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
-    let big = message.first() == Some(&b'B');
     let kind = *message.get(1)?;
     if !matches!(kind, METHOD_RETURN | ERROR) {
         return Some(Answer::Other);
     }
-    let end = HEAD.checked_add(read_u32(message, 12, big)?)?;
+    let end = HEAD.checked_add(read_u32(message, 12)?)?;
     let (mut at, mut name, mut ours) = (HEAD, String::new(), false);
     while at < end {
         at = at.next_multiple_of(8);
@@ -194,11 +189,11 @@ pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
         at += 4; // code, and a signature of one letter
         match kind {
             b'u' => {
-                ours |= code == 5 && Some(read_u32(message, at, big)?) == usize::try_from(serial).ok();
+                ours |= code == 5 && Some(read_u32(message, at)?) == usize::try_from(serial).ok();
                 at += 4;
             }
             b's' | b'o' => {
-                let length = read_u32(message, at, big)?;
+                let length = read_u32(message, at)?;
                 let text = message.get(at + 4..at.checked_add(4)?.checked_add(length)?)?;
                 if code == 4 {
                     name = String::from_utf8_lossy(text).into_owned();
@@ -213,16 +208,15 @@ pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
         _ if !ours => Answer::Other,
         ERROR => Answer::Refused(name),
         _ => {
-            let bytes = message.get(end.checked_next_multiple_of(8)?..).unwrap_or_default().to_vec();
-            Answer::Done(Body { bytes, big })
+            let body = message.get(end.checked_next_multiple_of(8)?..).unwrap_or_default();
+            Answer::Done(Body(body.to_vec()))
         }
     })
 }
 
-fn read_u32(bytes: &[u8], at: usize, big: bool) -> Option<usize> {
+fn read_u32(bytes: &[u8], at: usize) -> Option<usize> {
     let bytes: [u8; 4] = bytes.get(at..at.checked_add(4)?)?.try_into().ok()?;
-    let value = if big { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) };
-    usize::try_from(value).ok()
+    usize::try_from(u32::from_le_bytes(bytes)).ok()
 }
 
 #[cfg(test)]
@@ -267,7 +261,7 @@ mod tests {
             fields.align(8);
             fields.0
         };
-        let empty = Body { bytes: Vec::new(), big: false };
+        let empty = Body(Vec::new());
         let done = answer(&message(METHOD_RETURN, 7, "org.freedesktop.systemd1", 1), 1);
         assert_eq!(done, Some(Answer::Done(empty.clone())));
         assert_eq!((text_property(&empty), is_empty_list(&empty, "a(ss)")), (None, None));
@@ -279,7 +273,7 @@ mod tests {
 
     #[test]
     fn properties() {
-        let body = |bytes: &[u8]| Body { bytes: bytes.to_vec(), big: false };
+        let body = |bytes: &[u8]| Body(bytes.to_vec());
         let policy = body(b"\x01s\0\0\x04\0\0\0auto\0");
         assert_eq!(text_property(&policy).as_deref(), Some("auto"));
         assert_eq!(is_empty_list(&policy, "a(ss)"), None);

@@ -102,7 +102,7 @@ pub(crate) fn forbidden(pid: Pid, rules: &[DeviceRule]) -> Option<Finding> {
     }
     let located = located(&mounts().ok()?, &format!("/proc/{pid}/cgroup")).ok()?;
     (denies_any(&located, rules) == Some(true)).then(|| {
-        Finding::of(
+        Finding::new(
             &catalog::NO_CGROUPS,
             "the container's cgroup denies the devices, and no-cgroups = true in config.toml keeps the hook from changing it",
             format!("remove no-cgroups from config.toml: rootless containers do not need it; or {LISTED_HINT}"),
@@ -120,7 +120,7 @@ fn denies_any(located: &DeviceCgroup, rules: &[DeviceRule]) -> Option<bool> {
 }
 
 fn shared_finding(path: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::SHARED_CGROUP,
         format!(
             "the container has no cgroup of its own: it runs in {path:?}, whose device rules also apply to other processes"
@@ -163,7 +163,7 @@ pub(crate) const LISTED_HINT: &str =
 /// The finding for a unit to which systemd restores only the device rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
     let why = why.map(|error| format!(": {}", base::report::line(error))).unwrap_or_default();
-    Finding::of(
+    Finding::new(
         &catalog::NOT_TOLD,
         format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" removes it again{why}"),
         LISTED_HINT,

@@ -79,10 +79,10 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     }
     // The kernel asks the programs of all cgroups above as well, and each of them must allow the device.
     let effective = own.first().map_or(Ok(Vec::new()), |cgroup| bpf::effective(cgroup.dir.as_fd()))?;
-    let denies = |id: &u32| {
-        !own_ids.contains(id) && read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows)
-    };
-    if let (true, Some(cgroup)) = (effective.iter().any(denies), own.first()) {
+    let mut foreign = effective.iter().filter(|id| !own_ids.contains(id));
+    let may_deny =
+        foreign.any(|id| read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows));
+    if let (true, Some(cgroup)) = (may_deny, own.first()) {
         findings.push(foreign_finding(&cgroup.path));
     }
     if own_ids.is_empty() {
@@ -124,7 +124,7 @@ fn pins(mount: &Path, cgroup: &Path) -> Vec<PathBuf> {
 }
 
 fn systemds_finding(unit: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::CRUN,
         format!("crun has given the device program of {:?} to systemd", unit.file_name().unwrap_or_default()),
         LISTED_HINT,
@@ -220,7 +220,7 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
 }
 
 fn deny_finding(cgroup: &Cgroup, id: u32) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::DENIED_BY_PROGRAM,
         format!("device program {id} of cgroup {:?} denies the devices and allows others", cgroup.path),
         format!("inspect it with \"bpftool prog show id {id}\", and allow the devices there"),
@@ -228,7 +228,7 @@ fn deny_finding(cgroup: &Cgroup, id: u32) -> Finding {
 }
 
 fn foreign_finding(path: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::CGROUP_ABOVE,
         format!(
             "a device program of a cgroup above {path:?} also has to allow the devices, and is not the container's"

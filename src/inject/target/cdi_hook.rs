@@ -13,7 +13,6 @@ use base::sys::in_root::{fd_path, open_regular};
 use nvidia_host::edits::build;
 
 use super::{Change, Target};
-use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, find_present};
 use crate::inject::read_only;
 
@@ -25,11 +24,8 @@ impl Target {
     /// nodes, also of GPUs that the container did not request (CVE-2021-1056).
     pub(super) fn mask_params(&mut self) -> Result<()> {
         let (dir, name) = (Path::new("proc/driver/nvidia"), OsStr::new("params"));
-        let open = match self.rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(open) => open,
-            // The driver is not loaded in this kernel, or the container has no /proc.
-            Err(error) if is_missing(&error) => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let Some(open) = self.rootfs.open_existing(dir, OFlags::PATH | OFlags::DIRECTORY)? else {
+            return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
         };
         let Present::Other(point, _) = find_present(&open, name)? else { return Ok(()) };
         let text = base::read::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
@@ -37,8 +33,7 @@ impl Target {
         self.mount_facts.refuse_shared(&open)?;
         self.mount_facts.refuse_shared(&point)?;
         self.forget_directories();
-        let content = [masked.into_bytes().into()];
-        let hidden = read_only::hide_file(&open, name, &point, &content, self.label.as_ref())?;
+        let hidden = read_only::hide_file(&open, name, &point, masked.as_bytes(), self.label.as_ref())?;
         self.changes.push(Change::Mounted(hidden.into()));
         Ok(())
     }
@@ -46,10 +41,8 @@ impl Target {
     /// Changes the mode of a file or directory on the root file system or on the container's own /dev. Files on volumes and
     /// device nodes are refused, because they can belong to the host.
     pub(super) fn set_mode(&mut self, target: &ContainerPath, mode: u32) -> Result<()> {
-        let file = match self.rootfs.open_at(target.relative(), OFlags::PATH | OFlags::NOFOLLOW) {
-            Ok(file) => file,
-            Err(error) if is_missing(&error) => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let Some(file) = self.rootfs.open_existing(target.relative(), OFlags::PATH | OFlags::NOFOLLOW)? else {
+            return Ok(());
         };
         let stat = rustix::fs::fstat(&file)?;
         let kind = FileType::from_raw_mode(stat.st_mode);

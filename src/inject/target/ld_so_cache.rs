@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 use rustix::fs::OFlags;
 
 use super::{Change, Target};
-use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, find_present, replace_file};
 use crate::inject::tmpfs::is_read_only;
 use crate::inject::{linker_cache, read_only};
@@ -18,10 +17,8 @@ use crate::lower::live::CacheEntry;
 impl Target {
     pub(super) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
         let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
-        let etc = match self.rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(etc) => Rc::new(etc),
-            Err(error) if is_missing(&error) => return Ok(()), // without a cache, ld.so searches its built-in directories
-            Err(error) => return Err(error.into()),
+        let Some(etc) = self.rootfs.open_existing(path, OFlags::PATH | OFlags::DIRECTORY)?.map(Rc::new) else {
+            return Ok(()); // without a cache, ld.so searches its built-in directories
         };
         if !self.lists_directories {
             self.remove_list();
@@ -59,11 +56,8 @@ impl Target {
 
     /// Returns the content of the cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.
     fn read_linker_cache(&self) -> Result<Option<Vec<u8>>> {
-        let file = match self.rootfs.open_at(Path::new("etc/ld.so.cache"), OFlags::PATH) {
-            Ok(path) => self.rootfs.open_stored(path)?,
-            Err(error) if is_missing(&error) => return Ok(None),
-            Err(error) => return Err(anyhow::Error::new(error).context("read it")),
-        };
-        base::read::read_file_limited(&file, linker_cache::MAX_SIZE).map(Some)
+        let found = self.rootfs.open_existing(Path::new("etc/ld.so.cache"), OFlags::PATH).context("read it")?;
+        let Some(found) = found else { return Ok(None) };
+        base::read::read_file_limited(&self.rootfs.open_stored(found)?, linker_cache::MAX_SIZE).map(Some)
     }
 }

@@ -21,7 +21,6 @@ use base::sys::in_root::{Created, Root};
 use nvidia_host::driver::ldconf::{self, Directive};
 
 use super::{Change, Target, replace_file};
-use crate::inject::container::is_missing;
 use crate::inject::directory::{Present, find_present};
 use crate::inject::tmpfs::is_read_only;
 
@@ -39,7 +38,8 @@ impl Target {
     /// Makes ldconfig search these directories, those of `first` before all others.
     pub(super) fn list_directories(&mut self, first: &[ContainerPath], others: &[ContainerPath]) -> Result<()> {
         self.lists_directories = true;
-        let Some(etc) = self.etc()?.map(Rc::new) else { return Ok(()) };
+        let etc = self.rootfs.open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?;
+        let Some(etc) = etc.map(Rc::new) else { return Ok(()) };
         // The cache is in the same directory. If that is read-only, ldconfig cannot rebuild it.
         let can_run = || LDCONFIG.iter().any(|path| self.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
         if is_read_only(&*etc) || !can_run() {
@@ -70,7 +70,7 @@ impl Target {
             Old::Own(old) => Change::Rewritten { dir: dir.clone(), name: name.into(), old },
             Old::Foreign => bail!("the image has a file of its own at {:?}", Path::new("/").join(path())),
         };
-        replace_file(&dir, name, &[text.into()]).context("write it")?;
+        replace_file(&dir, name, &text).context("write it")?;
         self.note_created(&path(), &dir);
         self.changes.push(change);
         Ok(())
@@ -93,14 +93,6 @@ impl Target {
         let name = PathBuf::from(ldconf::DROP_IN);
         if rustix::fs::unlinkat(&*dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
             self.changes.push(Change::Rewritten { dir, name, old });
-        }
-    }
-
-    fn etc(&self) -> Result<Option<OwnedFd>> {
-        match self.rootfs.open_at(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(etc) => Ok(Some(etc)),
-            Err(error) if is_missing(&error) => Ok(None),
-            Err(error) => Err(error.into()),
         }
     }
 
@@ -132,8 +124,7 @@ impl Target {
             bail!("\"/etc/ld.so.conf\" is a dangling symlink")
         };
         let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
-        replace_file(&created.dir, Path::new(MAIN), &[ldconf::DEFAULT.as_bytes().into()])
-            .context("write \"/etc/ld.so.conf\"")?;
+        replace_file(&created.dir, Path::new(MAIN), ldconf::DEFAULT.as_bytes()).context("write \"/etc/ld.so.conf\"")?;
         self.changes.push(Change::Created(created));
         Ok(())
     }
@@ -148,7 +139,7 @@ impl Target {
             return Ok(false);
         }
         let include = format!("include {}\n", Path::new("/").join(path()).display());
-        match replace_file(&etc, name, &[include.into_bytes().into(), old.as_slice().into()]) {
+        match replace_file(&etc, name, &[include.as_bytes(), &old].concat()) {
             // rename(2) does not replace a mount point.
             Err(error) if error.downcast_ref() == Some(&Errno::BUSY) => return Ok(false),
             result => result.context("write \"/etc/ld.so.conf\"")?,
@@ -183,7 +174,7 @@ fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
 
 fn not_listed(dirs: &[PathBuf], why: &str) -> Finding {
     let dirs: Vec<_> = dirs.iter().map(|dir| format!("{dir:?}")).collect();
-    Finding::of(
+    Finding::new(
         &catalog::NOT_LISTED,
         format!("the image's ldconfig will not find the libraries in {}: {why}", dirs.join(", ")),
         "add the line \"include /etc/ld.so.conf.d/*.conf\" to \"/etc/ld.so.conf\" when the image is built, or start the \
@@ -227,10 +218,8 @@ impl Configured {
         if depth > MAX_DEPTH || *files > MAX_FILES {
             return;
         }
-        let read = || -> Result<Vec<u8>> {
-            base::read::read_file_limited(&rootfs.open_stored(rootfs.open_at(path, OFlags::PATH)?)?, MAX_FILE)
-        };
-        let text = read();
+        let file = rootfs.open_at(path, OFlags::PATH).and_then(|file| rootfs.open_stored(file));
+        let text = file.map_err(Into::into).and_then(|file| base::read::read_file_limited(&file, MAX_FILE));
         if depth == 0 {
             self.main = match &text {
                 Ok(text) => Main::Read(text.clone()),
@@ -270,11 +259,8 @@ fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
 
 /// Returns the files that an include directive matches, without the hook's drop-in.
 fn names(rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<std::ffi::OsString> {
-    let open = || {
-        let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?;
-        rustix::fs::Dir::new(rootfs.open_stored_dir(dir).ok()?).ok()
-    };
-    let Some(entries) = open() else { return Vec::new() };
+    let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| rootfs.open_stored_dir(dir));
+    let Ok(entries) = dir.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else { return Vec::new() };
     let names = entries.take(MAX_NAMES).flatten().map(|entry| entry.file_name().to_bytes().to_vec());
     let names = names.filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());
     names.map(|name| OsStr::from_bytes(&name).to_owned()).collect()

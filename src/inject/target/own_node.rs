@@ -45,7 +45,7 @@ impl Target {
         self.mount_facts.refuse_shared_dir(&dir)?;
         let scratch = Scratch::for_nodes(&dir, self.label.as_ref())?;
         let created = scratch.create_node(device).map_err(anyhow::Error::from);
-        let created = created.and_then(|node| Source::copy_of(&node, MountAttrs::DEVICE_NODE, self.api));
+        let created = created.and_then(|node| Source::from_fd(node, None, MountAttrs::DEVICE_NODE, self.api));
         let put = match created {
             Ok(created) => self.mount_on(created, target, at),
             // The hook has no CAP_MKNOD, or its device cgroup forbids mknod(2). The host's node is mounted instead.

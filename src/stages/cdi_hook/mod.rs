@@ -15,7 +15,7 @@ use base::read::read_limited;
 use base::sys::in_root::open_host_file;
 use nvidia_host::cdi::entry::RootfsEdits;
 
-use super::read_stdin;
+use super::{read_stdin, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
 use crate::log::Log;
@@ -29,14 +29,7 @@ use entry::{CDI_HOOK, CTK, Call, Hook};
 /// container may start, 1 if not.
 pub(crate) fn run(hook: &Hook) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let mut log = Log::for_stage(hook.name);
-    match carry_out(hook, &mut log) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log.fail(&error);
-            ExitCode::FAILURE
-        }
-    }
+    run_stage(hook.name, |log| carry_out(hook, log))
 }
 
 fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
@@ -55,7 +48,7 @@ fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
     let finished =
-        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::of(&state, &spec)?)?;
+        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::new(&state, &spec)?)?;
     finished.findings.iter().for_each(|finding| log.finding(finding));
     Ok(())
 }
@@ -121,8 +114,11 @@ fn compat_hook(args: &[String]) -> Option<Hook> {
 /// Returns the directory and file names of the image's compatibility libraries, if they must be used with this driver.
 fn compat_of(hook: &Hook, container: &OpenContainer) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
     let dir = hook.compat_dir()?;
-    let names = container.compat_libraries(&dir, &hook.host_driver, &hook.host_cuda);
-    (!hook.host_driver.is_empty() && !names.is_empty()).then_some((dir, names))
+    if hook.host_driver.is_empty() {
+        return None;
+    }
+    let names = container.compat_libraries(&dir, &hook.host_driver, &hook.host_cuda)?;
+    Some((dir, names))
 }
 
 /// Returns a mask of the container's GPUs: bit N is `/dev/nvidiaN`.

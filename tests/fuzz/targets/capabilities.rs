@@ -9,7 +9,7 @@ pub fn run(data: &[u8]) {
     let text = text(data);
     let mut lines = text.lines();
     let value = lines.next().unwrap_or_default();
-    let every = Capabilities::of(&Capability::ALL);
+    let every = Capabilities::new(&Capability::ALL);
     let supported = lines.next().map_or(Ok(every), Capabilities::supported);
     let supported = supported.unwrap_or_else(|allowed| {
         check_line(&base::report::one_line(&allowed));

@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
     Stamp::parse(&text).iter().for_each(check_stamp);
     match RootfsEdits::parse(text.split('\0').map(Into::into).collect()) {
         Ok(edits) => {
-            let again = edits.to_args().map(|args| RootfsEdits::of_entry(&args).expect("its own"));
+            let again = edits.to_args().map(|args| RootfsEdits::from_entry(&args).expect("its own"));
             assert_eq!(again.unwrap_or_default(), edits);
         }
         Err(error) => check_error(&error),

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use base::report::one_line;
 use oci_nvidia_hook::testing::engine::settings::Settings;
-use oci_nvidia_hook::testing::engine::{Kind, Version};
+use oci_nvidia_hook::testing::engine::{EngineKind, Version};
 
 use super::{check_line, text};
 
 /// For each engine, and versions that read them in different ways.
 pub fn run(data: &[u8]) {
     let texts: Vec<_> = data.split(|byte| *byte == 0).take(8).map(text).collect();
-    for kind in [Kind::Podman, Kind::Crio, Kind::Docker] {
+    for kind in [EngineKind::Podman, EngineKind::Crio, EngineKind::Docker] {
         for version in [None, Some(Version(5, 0, 0))] {
             let mut settings = Settings::default();
             for (number, text) in texts.iter().enumerate() {
@@ -22,12 +22,12 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn check(settings: &Settings, kind: &Kind, version: Option<Version>) {
+fn check(settings: &Settings, kind: &EngineKind, version: Option<Version>) {
     if let Some((path, why)) = &settings.refused {
         assert!(path.is_absolute() && !why.is_empty());
         check_line(&one_line(why));
     }
-    if *kind == Kind::Docker {
+    if *kind == EngineKind::Docker {
         return assert_eq!(*settings, Settings::default(), "Docker has no such file");
     }
     assert_ne!(settings.runtime.as_deref(), Some(""));
@@ -51,6 +51,6 @@ fn check(settings: &Settings, kind: &Kind, version: Option<Version>) {
     );
     let mut finished = settings.clone();
     finished.finish(kind, version);
-    let asks_both = *kind == Kind::Podman && version >= Some(Version(5, 0, 0));
+    let asks_both = *kind == EngineKind::Podman && version >= Some(Version(5, 0, 0));
     assert!(!finished.hooks_dirs.is_empty() || !asks_both);
 }

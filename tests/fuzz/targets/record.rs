@@ -27,7 +27,7 @@ pub fn run(data: &[u8]) {
     let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
     let pod = Pod { name: word(), namespace: word(), container: word() };
     record.name_container(word(), pod, Path::new("/nowhere"));
-    (0..70).for_each(|_| record.add_finding(&Finding::of(&catalog::CONFIG, word(), word())));
+    (0..70).for_each(|_| record.add_finding(&Finding::new(&catalog::CONFIG, word(), word())));
     record.end(Outcome::Failed, word());
     assert_eq!(record.findings.len(), 64);
     record.findings.iter().for_each(|said| check_line(&said.what));

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use nvidia_host::require::{Properties, Requirement, check, compare_versions, parse, parse_cuda_version};
+use nvidia_host::require::{Properties, Requirement, check, compare_versions, evaluate, parse_cuda_version};
 
 use super::{check_error, text};
 
@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
     for properties in [&known, &Properties::default()] {
         check_logic(&text, properties);
     }
-    assert_ne!(parse(&text).evaluate(&Properties::default()), Ok(false), "nothing is known that could be against it");
+    assert_ne!(evaluate(&text, &Properties::default()), Ok(false), "nothing is known that could be against it");
     let requirement = Requirement { variable: "NVIDIA_REQUIRE_CUDA".to_owned(), text: text.to_string() };
     let gpus = [("GPU 0".to_owned(), known), ("GPU 1".to_owned(), Properties::default())];
     if let Err(error) = check(&requirement, &gpus) {
@@ -38,18 +38,18 @@ fn check_logic(text: &str, properties: &Properties) {
     let terms = || text.split(' ').filter(|term| term.split(',').any(|factor| !factor.is_empty()));
     if let Some(results) = each(terms(), properties) {
         let any = results.is_empty() || results.contains(&true);
-        assert_eq!(parse(text).evaluate(properties), Ok(any), "{text:?}");
+        assert_eq!(evaluate(text, properties), Ok(any), "{text:?}");
     }
     for term in terms() {
         if let Some(results) = each(term.split(',').filter(|factor| !factor.is_empty()), properties) {
-            assert_eq!(parse(term).evaluate(properties), Ok(!results.contains(&false)), "{term:?}");
+            assert_eq!(evaluate(term, properties), Ok(!results.contains(&false)), "{term:?}");
         }
     }
 }
 
 /// What each part is on its own; `None` if one is malformed.
 fn each<'a>(parts: impl Iterator<Item = &'a str>, properties: &Properties) -> Option<Vec<bool>> {
-    parts.map(|part| parse(part).evaluate(properties).ok()).collect()
+    parts.map(|part| evaluate(part, properties).ok()).collect()
 }
 
 fn check_order(a: &str, b: &str) {

@@ -18,7 +18,7 @@ pub struct Finding {
 
 impl Finding {
     /// Makes a finding of this kind.
-    pub fn of(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub fn new(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { kind, what: what.into(), fix: fix.into() }
     }
 

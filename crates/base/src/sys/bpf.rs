@@ -291,27 +291,24 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
     }
     let license = c"Apache-2.0";
     let with_log = !log.is_empty();
-    let mut attempt = || {
-        let mut attr = LoadAttr {
-            prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
-            insn_cnt: u32::try_from(insns.len()).map_err(|_| Errno::E2BIG)?,
-            insns: address(insns.as_ptr()),
-            license: address(license.as_ptr()),
-            log_level: u32::from(with_log),
-            log_size: u32::try_from(log.len()).map_err(|_| Errno::EINVAL)?,
-            log_buf: if with_log { address(log.as_mut_ptr()) } else { 0 },
-            prog_name,
-            ..LoadAttr::default()
-        };
-        // SAFETY: LoadAttr is the program load member of `union bpf_attr`; `insns` points to `insn_cnt` instructions,
-        // `license` to a C string, `log_buf` is null or points to `log_size` writable bytes; all outlive the call.
-        unsafe { bpf(BPF_PROG_LOAD, &mut attr) }
+    let mut attr = LoadAttr {
+        prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
+        insn_cnt: u32::try_from(insns.len()).map_err(|_| Errno::E2BIG)?,
+        insns: address(insns.as_ptr()),
+        license: address(license.as_ptr()),
+        log_level: u32::from(with_log),
+        log_size: u32::try_from(log.len()).map_err(|_| Errno::EINVAL)?,
+        log_buf: if with_log { address(log.as_mut_ptr()) } else { 0 },
+        prog_name,
+        ..LoadAttr::default()
     };
     // The verifier returns EAGAIN if a signal is pending. libbpf (`sys_bpf_prog_load`) also tries five times.
     let mut tries = 5;
     let fd = loop {
         tries -= 1;
-        match attempt() {
+        // SAFETY: LoadAttr is the program load member of `union bpf_attr`; `insns` points to `insn_cnt` instructions,
+        // `license` to a C string, `log_buf` is null or points to `log_size` writable bytes; all outlive the call.
+        match unsafe { bpf(BPF_PROG_LOAD, &mut attr) } {
             Err(Errno::EAGAIN) if tries > 0 => {}
             other => break other?,
         }
@@ -351,6 +348,13 @@ struct AttachAttr {
     expected_revision: u64,
 }
 
+impl AttachAttr {
+    fn new(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<Self> {
+        let (target_fd, attach_bpf_fd) = (raw(cgroup)?, raw(prog)?);
+        Ok(Self { target_fd, attach_bpf_fd, attach_type: BPF_CGROUP_DEVICE, ..Self::default() })
+    }
+}
+
 /// Attaches a device program. `flags` must be those of the attached programs ([`attached`]). With [`BPF_F_ALLOW_MULTI`] it replaces
 /// `replace`, if given. With other flags a cgroup has one program, which the new one replaces.
 ///
@@ -362,13 +366,7 @@ pub fn attach(
     flags: u32,
     replace: Option<BorrowedFd<'_>>,
 ) -> nix::Result<()> {
-    let mut attr = AttachAttr {
-        target_fd: raw(cgroup)?,
-        attach_bpf_fd: raw(prog)?,
-        attach_type: BPF_CGROUP_DEVICE,
-        attach_flags: flags,
-        ..AttachAttr::default()
-    };
+    let mut attr = AttachAttr { attach_flags: flags, ..AttachAttr::new(cgroup, prog)? };
     if let Some(old) = replace {
         attr.attach_flags |= BPF_F_REPLACE;
         attr.replace_bpf_fd = raw(old)?;
@@ -379,14 +377,7 @@ pub fn attach(
 
 /// Attaches a device program if the list still has this [`Attached::revision`], otherwise ESTALE. 0 stands for any revision.
 pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revision: u64) -> nix::Result<()> {
-    let mut attr = AttachAttr {
-        target_fd: raw(cgroup)?,
-        attach_bpf_fd: raw(prog)?,
-        attach_type: BPF_CGROUP_DEVICE,
-        attach_flags: flags,
-        expected_revision: revision,
-        ..AttachAttr::default()
-    };
+    let mut attr = AttachAttr { attach_flags: flags, expected_revision: revision, ..AttachAttr::new(cgroup, prog)? };
     // SAFETY: AttachAttr is the attach member of `union bpf_attr` and holds no pointer.
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
@@ -394,12 +385,7 @@ pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revis
 /// Detaches a device program from a cgroup. ENOENT if it is not attached there.
 #[doc(alias = "BPF_PROG_DETACH")]
 pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
-    let mut attr = AttachAttr {
-        target_fd: raw(cgroup)?,
-        attach_bpf_fd: raw(prog)?,
-        attach_type: BPF_CGROUP_DEVICE,
-        ..AttachAttr::default()
-    };
+    let mut attr = AttachAttr::new(cgroup, prog)?;
     // SAFETY: AttachAttr is the attach member of `union bpf_attr`, which detach shares, and holds no pointer.
     unsafe { bpf(BPF_PROG_DETACH, &mut attr) }.map(drop)
 }

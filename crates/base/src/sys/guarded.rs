@@ -8,18 +8,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::in_root::Root;
-use super::proc_file;
-
-/// The limit of the kernel for symbolic links in one lookup (MAXSYMLINKS).
-const MAX_LINKS: u32 = 40;
+use super::in_root::{MAX_LINKS, Root, push};
+use super::mount::statmount::reused_id;
 
 /// The users, other than root and the user of this process, who can replace the file at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,7 +127,7 @@ impl Walk<'_> {
         let fd = rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let others_create = is_writable || !dir_is_trusted;
         // This check comes first, because fstat(2) on a FUSE file system waits for the program of the user who mounted it.
-        if others_create && mount_id(fd.as_fd())? != mount_id(dir)? {
+        if others_create && reused_id(&fd)? != reused_id(dir)? {
             return Err(Refused::Mount(self.path().join(name)));
         }
         let stat = rustix::fs::fstat(&fd)?;
@@ -151,28 +148,6 @@ impl Walk<'_> {
         let names = self.held.iter().map(|(name, ..)| name);
         std::iter::once(OsStr::new("/")).chain(names.map(OsString::as_os_str)).collect()
     }
-}
-
-/// Adds the components of a path to the remaining ones, the next one last. `None` returns to the root.
-fn push(left: &mut Vec<Option<OsString>>, path: &Path) {
-    use std::path::Component::{Normal, ParentDir, Prefix, RootDir};
-    for component in path.components().rev() {
-        match component {
-            Normal(name) => left.push(Some(name.to_owned())),
-            ParentDir => left.push(Some("..".into())),
-            RootDir => left.push(None),
-            Prefix(_) | std::path::Component::CurDir => {}
-        }
-    }
-}
-
-/// Returns the id of the mount that contains an open file, see proc_pid_fdinfo(5). Unlike fstat(2), this does not call the file
-/// system.
-fn mount_id(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    let text = proc_file::read_text(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-    id.and_then(|id| id.trim().parse().ok())
-        .ok_or_else(|| io::Error::other("the kernel does not show the mount of an open file"))
 }
 
 #[cfg(test)]

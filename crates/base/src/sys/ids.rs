@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::ns::parse_id_map;
 use super::proc_file;
 
 /// The mapped ids of one user namespace, as ranges in the namespace of this process.
@@ -30,13 +31,9 @@ impl Ids {
     }
 }
 
-/// Parses lines of three numbers: the first id inside, the first id outside, and the count. Returns the last two.
+/// Returns the ids that a map mentions, in the namespace of this process: the first one, and their count.
 fn ranges(map: &str) -> Vec<(u32, u32)> {
-    let range = |line: &str| {
-        let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse::<u32>);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-    };
-    map.lines().filter_map(range).collect()
+    parse_id_map(map).map(|(_, outside, count)| (outside, count)).collect()
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ use std::rc::Rc;
 use rustix::fs::{AtFlags, CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+pub(super) use walk::{MAX_LINKS, push};
+
 /// How often a lookup is repeated if a rename or a mount disturbed it (EAGAIN). A container that renames in a loop can only cause
 /// the fallback to the walk.
 const TRIES: u32 = 128;
@@ -63,6 +65,14 @@ impl Root {
     /// Opens `path` below this root. A leading slash stands for the root.
     pub fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         resolve(&self.fd, path, flags)
+    }
+
+    /// Like [`Self::open_at`], but returns `None` if nothing exists at `path`.
+    ///
+    /// # Errors
+    /// Those of [`Self::open_at`] except ENOENT.
+    pub fn open_existing(&self, path: &Path, flags: OFlags) -> io::Result<Option<OwnedFd>> {
+        or_missing(self.open_at(path, flags))
     }
 
     /// Opens the directory `path` if no component is a symbolic link, so that `path` is its real path. Returns `None` if a
@@ -170,6 +180,14 @@ fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         }
     }
     walk::open(root.as_fd(), path, flags)
+}
+
+pub(super) fn or_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the path of an open file, as seen from the root directory of this process. Only for files of the host: a path in a

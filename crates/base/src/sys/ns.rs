@@ -95,14 +95,19 @@ pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
     Ok(outside(&proc_file::read_text("/proc/self/uid_map")?, uid))
 }
 
-/// Looks an id up in a map with lines of three numbers: the first id inside, the first id outside, and the count. See
-/// user_namespaces(7).
+/// Looks an id up in a map.
 fn outside(map: &str, id: u32) -> Option<u32> {
-    map.lines().find_map(|line| {
+    parse_id_map(map).find_map(|(inside, outside, count)| {
+        let offset = id.checked_sub(inside)?;
+        if offset < count { outside.checked_add(offset) } else { None }
+    })
+}
+
+/// Parses lines of three numbers: the first id inside, the first id outside, and the count. See user_namespaces(7).
+pub(super) fn parse_id_map(map: &str) -> impl Iterator<Item = (u32, u32, u32)> {
+    map.lines().filter_map(|line| {
         let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
-        let (here, there, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-        let offset = id.checked_sub(here)?;
-        if offset < count { there.checked_add(offset) } else { None }
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?))
     })
 }
 

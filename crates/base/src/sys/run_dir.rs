@@ -14,6 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
+use super::in_root::or_missing;
 use super::ns;
 
 const NAME: &str = "oci-nvidia-hook";
@@ -202,14 +203,6 @@ fn check_ours(fd: impl AsFd, kind: FileType) -> io::Result<u64> {
         return Ok(stat.st_size.try_into().unwrap_or_default());
     }
     Err(io::Error::other("another user may have written it"))
-}
-
-fn or_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
-    match found {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

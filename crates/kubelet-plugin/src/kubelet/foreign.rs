@@ -52,7 +52,7 @@ impl Conflict {
     /// Returns the finding about this resource.
     #[must_use]
     pub fn finding(&self, resource: &str) -> Finding {
-        Finding::of(
+        Finding::new(
             &catalog::OTHER_PLUGIN,
             format!("cannot register {resource:?}: {}", self.what),
             "delete the DaemonSet of the other device plugin, or stop `oci-nvidia-kubelet-plugin.service`",

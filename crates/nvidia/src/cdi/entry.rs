@@ -172,7 +172,7 @@ impl RootfsEdits {
 
     /// Parses the arguments of a hook entry. Returns `None` if the entry belongs to another program or is invalid.
     #[must_use]
-    pub fn of_entry(args: &[String]) -> Option<Self> {
+    pub fn from_entry(args: &[String]) -> Option<Self> {
         let (start, rest) = args.split_at_checked(2)?;
         let ours = start.iter().map(String::as_str).eq([PROGRAM, VERB]);
         ours.then(|| Self::parse(rest.iter().map(OsString::from).collect()).ok()).flatten()
@@ -261,7 +261,7 @@ mod tests {
     proptest! {
         #[test]
         fn arguments_are_read_as_they_were_written(edits in any_edits()) {
-            let again = edits.to_args().map(|args| RootfsEdits::of_entry(&args).unwrap());
+            let again = edits.to_args().map(|args| RootfsEdits::from_entry(&args).unwrap());
             prop_assert_eq!(again.unwrap_or_default(), edits);
         }
 

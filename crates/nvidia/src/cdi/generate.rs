@@ -91,7 +91,7 @@ fn fold_hooks(mut edits: ContainerEdits) -> ContainerEdits {
     let mut folded = RootfsEdits::default();
     let mut first = None;
     edits.hooks.retain(|hook| {
-        let Some(parsed) = RootfsEdits::of_entry(&hook.args) else { return true };
+        let Some(parsed) = RootfsEdits::from_entry(&hook.args) else { return true };
         folded = std::mem::take(&mut folded).merge(parsed);
         first.get_or_insert_with(|| hook.clone());
         false

@@ -139,10 +139,8 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
     }
     for Link { link, text, .. } in placement::links(&placed, RootfsFacts::default()) {
         // gbm/nvidia-drm_gbm.so
-        let is_below = |dev: &edits::DevLink| {
-            Path::new(&dev.name).components().count() > 1 && link.relative().ends_with(&dev.name)
-        };
-        if unknown && edits.links.iter().any(is_below) {
+        let mut below_dir = edits.links.iter().filter(|dev| Path::new(&dev.name).components().count() > 1);
+        if unknown && below_dir.any(|dev| link.relative().ends_with(&dev.name)) {
             rest.below.extend(link.parent().and_then(|dir| below(&dir, Path::new(link.file_name()))));
         }
         rest.links.insert(link, text.into());
@@ -208,10 +206,7 @@ pub fn device_node(node: &edits::DeviceNode, facts: NodeFacts) -> Option<DeviceN
     let not_zero = |number: u32| Some(number).filter(|number| *number != 0);
     Some(DeviceNode {
         path: path.to_str()?.to_owned(),
-        host_path: differs(&path, node.source.as_path())
-            .then(|| node.source.as_path().to_str())
-            .flatten()
-            .map(str::to_owned),
+        host_path: if path == node.source.as_path() { None } else { node.source.as_path().to_str().map(str::to_owned) },
         kind: None,
         major: Some(node.major.into()),
         minor: Some(node.minor.into()),
@@ -220,10 +215,6 @@ pub fn device_node(node: &edits::DeviceNode, facts: NodeFacts) -> Option<DeviceN
         uid: not_zero(facts.uid),
         gid: not_zero(facts.gid),
     })
-}
-
-fn differs(a: &Path, b: &Path) -> bool {
-    a != b
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ fn wanted(config: &Config) -> Wanted {
 }
 
 fn left_out(what: String) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::SPEC_LACKS_GPU,
         what,
         "see \"nvidia-smi -q\" and \"journalctl -k\" on the host, then run \"oci-nvidia-hook cdi refresh\"",

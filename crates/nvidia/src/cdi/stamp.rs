@@ -82,7 +82,7 @@ impl Stamp {
     /// Returns the stamp in a spec, or `None` if another program wrote the spec.
     #[must_use]
     pub fn from_spec(spec: &Spec) -> Option<Self> {
-        let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::of_entry(&hook.args));
+        let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args));
         Self::parse(&entries.filter_map(|entry| entry.stamp).next()?)
     }
 
@@ -108,8 +108,7 @@ impl Stamp {
         caps.hash(&mut hasher);
         // The kernel assigns the major numbers of /dev/nvidia-uvm and /dev/nvidia-caps when the modules are loaded.
         let host = Tree::open(&HostPath::new("/")).ok()?;
-        let devices = host.read(Path::new("/proc/devices")).unwrap_or_default();
-        let devices = String::from_utf8_lossy(&devices).into_owned();
+        let devices = host.read_text(Path::new("/proc/devices")).unwrap_or_default();
         devices.lines().filter(|line| line.contains("nvidia")).for_each(|line| line.hash(&mut hasher));
         proc.read(Path::new(MIG_MINORS)).unwrap_or_default().hash(&mut hasher);
         let dev = match &config.dev_root {
@@ -124,15 +123,14 @@ impl Stamp {
             }
         }
         // A new socket must be added to the spec, and engines fail to mount a socket that does not exist any more.
-        let all = Capabilities::of(&Capability::ALL);
+        let all = Capabilities::new(&Capability::ALL);
         let (sockets, _) = ipc::find(&driver, all, config.mps_directory.as_deref(), Omit::default());
         sockets.iter().for_each(|socket| (socket.source.as_path(), socket.is_fixed).hash(&mut hasher));
         // The installation of libraries runs ldconfig, which replaces the cache.
         let cache = config.ldcache.as_ref().map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
         let metadata = driver.open_file(cache).and_then(|file| Ok(file.metadata()?)).ok();
         metadata.map(|file| (file.mtime(), file.mtime_nsec(), file.size(), file.ino())).hash(&mut hasher);
-        let boot = host.read(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default();
-        let boot = String::from_utf8_lossy(&boot).trim().to_owned();
+        let boot = host.read_text(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default().trim().to_owned();
         let mig = fingerprint::has_mig_devices(&proc).then_some(UNASKED);
         Some(Self { driver: driver_version, boot, rest: hasher.finish(), mig })
     }

@@ -66,35 +66,32 @@ fn is_missing(error: &anyhow::Error) -> bool {
 }
 
 fn read_file(path: &Path) -> Result<String> {
-    let read = || -> Result<String> {
-        let (file, stat) = open_host_file(path)?;
-        let us = rustix::process::geteuid().as_raw();
-        if !is_trusted(&stat, us, ns::in_user_namespace()?) {
-            return Err(failure(
-                &catalog::CONFIG_FILE,
-                format!(
-                    "it is writable by users other than root (owner {}:{}, mode {:04o})",
-                    stat.st_uid,
-                    stat.st_gid,
-                    stat.st_mode & 0o7777
-                ),
-                format!(
-                    "check the content of the file, then run \"chown root:root {0}; chmod go-w {0}\"",
-                    path.display()
-                ),
-            ));
-        }
-        let bytes = base::read::read_limited(file, MAX_SIZE)?;
-        String::from_utf8(bytes)
-            .map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
-    };
-    read().map_err(|error| {
+    read_trusted(path).map_err(|error| {
         let what = format!("cannot read the configuration {path:?}");
         if kind_of(&error).is_some() {
             return error.context(what);
         }
         error.context(Failure::new(&catalog::CONFIG_FILE, what, "correct the file, or the --config option of the hook"))
     })
+}
+
+fn read_trusted(path: &Path) -> Result<String> {
+    let (file, stat) = open_host_file(path)?;
+    let us = rustix::process::geteuid().as_raw();
+    if !is_trusted(&stat, us, ns::in_user_namespace()?) {
+        return Err(failure(
+            &catalog::CONFIG_FILE,
+            format!(
+                "it is writable by users other than root (owner {}:{}, mode {:04o})",
+                stat.st_uid,
+                stat.st_gid,
+                stat.st_mode & 0o7777
+            ),
+            format!("check the content of the file, then run \"chown root:root {0}; chmod go-w {0}\"", path.display()),
+        ));
+    }
+    let bytes = base::read::read_limited(file, MAX_SIZE)?;
+    String::from_utf8(bytes).map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
 }
 
 /// Whether only root, or the user `us` of this process, can have written a file. The file decides which libraries the hook loads.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeInteger, DeTable, DeValue};
 
 use base::nearest::nearest_by;
 use base::paths::HostPath;
@@ -128,7 +128,7 @@ impl Default for Config {
             ignore_imex_channels: false,
             make_imex_channels: true,
             devices: Limits::default(),
-            supported_driver_capabilities: Capabilities::of(&Capability::ALL),
+            supported_driver_capabilities: Capabilities::new(&Capability::ALL),
             driver_root: HostPath::new("/"),
             dev_root: None,
             library_dirs: Vec::new(),
@@ -177,7 +177,7 @@ fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Findin
 /// for containers without a request only searches for the prefix.
 fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
     let unheard = config.swarm_resource.iter().find(|name| !name.starts_with(SWARM_PREFIX))?;
-    Some(Finding::of(
+    Some(Finding::new(
         &catalog::SWARM_RESOURCE,
         format!("{path:?}: swarm-resource contains {unheard:?}, which does not begin with {SWARM_PREFIX}"),
         format!("name the resource in Docker so that its variable begins with {SWARM_PREFIX}RESOURCE_"),
@@ -215,55 +215,7 @@ impl Reader<'_> {
     }
 
     fn key(&mut self, key: &Key, value: &DeValue<'_>, at: usize) -> Result<()> {
-        let set = match (key.meaning, value) {
-            (Meaning::Unused(_), _) => Ok(()),
-            (Meaning::Bool(set), DeValue::Boolean(value)) => {
-                set(self.config, *value);
-                Ok(())
-            }
-            (Meaning::Bool(_), _) => Err("true or false".to_owned()),
-            (Meaning::Text(set), DeValue::String(value)) => set(self.config, value),
-            (Meaning::Text(_), _) => Err("a string in quotes".to_owned()),
-            (Meaning::Texts(set), DeValue::Array(values)) => {
-                let texts = values.iter().map(|value| value.get_ref().as_str().map(str::to_owned));
-                match texts.collect::<Option<Vec<_>>>() {
-                    Some(texts) => set(self.config, texts),
-                    None => Err("a list of strings in quotes".to_owned()),
-                }
-            }
-            (Meaning::Texts(_), _) => Err("a list of strings in quotes".to_owned()),
-            (Meaning::Seconds(set), DeValue::Integer(value)) => {
-                match number(value).filter(|seconds| (1..=600).contains(seconds)) {
-                    Some(seconds) => {
-                        set(self.config, Duration::from_secs(seconds.into()));
-                        Ok(())
-                    }
-                    None => Err("a number of seconds from 1 to 600".to_owned()),
-                }
-            }
-            (Meaning::Seconds(_), _) => Err("a number of seconds from 1 to 600".to_owned()),
-            (Meaning::Number(set), DeValue::Integer(value)) => match number(value) {
-                Some(value) => set(self.config, value),
-                None => Err("a number".to_owned()),
-            },
-            (Meaning::Number(_), _) => Err("a number".to_owned()),
-            (Meaning::Numbers(set), DeValue::Array(values)) => {
-                let numbers = values.iter().map(|value| value.get_ref().as_integer().and_then(number));
-                match numbers.collect::<Option<Vec<_>>>() {
-                    Some(numbers) => {
-                        set(self.config, numbers);
-                        Ok(())
-                    }
-                    None => Err("a list of numbers".to_owned()),
-                }
-            }
-            (Meaning::Numbers(_), _) => Err("a list of numbers".to_owned()),
-            (Meaning::Resources(set), DeValue::Array(values)) => {
-                kubelet_plugin::rows(values).and_then(|rows| set(self.config, rows))
-            }
-            (Meaning::Resources(_), _) => Err("a list of tables".to_owned()),
-        };
-        set.map_err(|allowed| {
+        self.set(key, value).map_err(|allowed| {
             let line = line_of(self.text, at);
             failure(
                 &catalog::CONFIG,
@@ -273,6 +225,23 @@ impl Reader<'_> {
         })
     }
 
+    /// Stores a value. The error says which values are allowed.
+    fn set(&mut self, key: &Key, value: &DeValue<'_>) -> Result<(), String> {
+        let allowed = || key.meaning.allowed().to_owned();
+        match (key.meaning, value) {
+            (Meaning::Unused(_), _) => {}
+            (Meaning::Bool(set), DeValue::Boolean(value)) => set(self.config, *value),
+            (Meaning::Text(set), DeValue::String(value)) => set(self.config, value)?,
+            (Meaning::Texts(set), DeValue::Array(values)) => set(self.config, texts(values).ok_or_else(allowed)?)?,
+            (Meaning::Seconds(set), DeValue::Integer(value)) => set(self.config, seconds(value).ok_or_else(allowed)?),
+            (Meaning::Number(set), DeValue::Integer(value)) => set(self.config, number(value).ok_or_else(allowed)?)?,
+            (Meaning::Numbers(set), DeValue::Array(values)) => set(self.config, numbers(values).ok_or_else(allowed)?),
+            (Meaning::Resources(set), DeValue::Array(values)) => set(self.config, kubelet_plugin::rows(values)?)?,
+            _ => return Err(allowed()),
+        }
+        Ok(())
+    }
+
     fn findings(&self) -> Vec<Finding> {
         let unknown = self.unknown.iter().take(MAX_UNKNOWN).map(|(key, at)| {
             let fix = match nearest(key) {
@@ -280,14 +249,26 @@ impl Reader<'_> {
                 None => "remove the key; oci-nvidia-hook.toml(5) lists the known keys".to_owned(),
             };
             let what = format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at));
-            Finding::of(&catalog::UNKNOWN_KEY, what, fix)
+            Finding::new(&catalog::UNKNOWN_KEY, what, fix)
         });
         unknown.collect()
     }
 }
 
-fn number(value: &toml::de::DeInteger<'_>) -> Option<u32> {
+fn texts(values: &DeArray<'_>) -> Option<Vec<String>> {
+    values.iter().map(|value| value.get_ref().as_str().map(str::to_owned)).collect()
+}
+
+fn numbers(values: &DeArray<'_>) -> Option<Vec<u32>> {
+    values.iter().map(|value| value.get_ref().as_integer().and_then(number)).collect()
+}
+
+fn number(value: &DeInteger<'_>) -> Option<u32> {
     u32::from_str_radix(value.as_str(), value.radix()).ok()
+}
+
+fn seconds(value: &DeInteger<'_>) -> Option<Duration> {
+    number(value).filter(|seconds| (1..=600).contains(seconds)).map(|seconds| Duration::from_secs(seconds.into()))
 }
 
 /// Returns the known key with the most similar name, if one is similar enough.

@@ -32,6 +32,22 @@ pub enum Meaning {
     Unused(&'static str),
 }
 
+impl Meaning {
+    /// Describes the values of a key, for errors.
+    pub(super) const fn allowed(self) -> &'static str {
+        match self {
+            Bool(_) => "true or false",
+            Text(_) => "a string in quotes",
+            Texts(_) => "a list of strings in quotes",
+            Seconds(_) => "a number of seconds from 1 to 600",
+            Number(_) => "a number",
+            Numbers(_) => "a list of numbers",
+            Resources(_) => "a list of tables",
+            Unused(_) => "any value",
+        }
+    }
+}
+
 /// A key and its meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
@@ -102,20 +118,19 @@ pub const KEYS: &[Key] = &[
 /// Returns the row of a key, or the row of its whole table.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Key> {
-    let whole_table =
-        |key: &&Key| key.name.strip_suffix('.').is_some_and(|table| name.split('.').next() == Some(table));
-    // If some keys of a table have their own rows, the table is read key by key.
     let exact = KEYS.iter().find(|key| key.name == name);
-    exact.or_else(|| KEYS.iter().find(whole_table).filter(|_| !is_table(name)))
+    if exact.is_some() || is_table(name) {
+        return exact; // if some keys of a table have their own rows, the table is read key by key
+    }
+    let table = name.split('.').next();
+    KEYS.iter().find(|key| key.name.ends_with('.') && key.name.strip_suffix('.') == table)
 }
 
 /// Whether a table has keys with their own rows.
 #[must_use]
 pub(crate) fn is_table(name: &str) -> bool {
-    let below = |key: &Key| {
-        key.name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')).is_some_and(|rest| !rest.is_empty())
-    };
-    KEYS.iter().any(below)
+    let mut below = KEYS.iter().filter_map(|key| key.name.strip_prefix(name)?.strip_prefix('.'));
+    below.any(|rest| !rest.is_empty())
 }
 
 /// Parses a path. Returns `None` for an empty string, because NVIDIA's generated file contains empty values for unset keys.

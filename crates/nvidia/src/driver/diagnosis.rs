@@ -1,6 +1,8 @@
 //! Determines why there is no working driver. Different causes have the same symptoms, "library not found" or "driver not loaded".
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use anyhow::Result;
 
 use base::report::{catalog, failure};
 use base::tree::Tree;
@@ -28,16 +30,17 @@ pub struct Installation {
 #[must_use]
 pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
     let root = search.root;
-    let version = |library: Library| {
-        let name = library.file_name.into_string().ok()?;
-        Some(name.split_once(".so.")?.1.to_owned())
-    };
     Installation {
         pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci_gpus(&root)),
         module,
-        libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version),
+        libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version_of),
         transactional: root.locate(Path::new("/usr/sbin/transactional-update")).is_ok(),
     }
+}
+
+fn version_of(library: Library) -> Option<String> {
+    let name = library.file_name.into_string().ok()?;
+    Some(name.split_once(".so.")?.1.to_owned())
 }
 
 /// Counts the display controllers (PCI class 03) of vendor 10de. It reads sysfs attributes, because reading the configuration space
@@ -46,13 +49,12 @@ pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
 pub fn pci_gpus(root: &Tree) -> Option<usize> {
     let devices = Path::new(PCI_DEVICES);
     root.locate(devices).ok()?;
-    let text =
-        |path: PathBuf| root.read(&path).ok().and_then(|bytes| String::from_utf8(bytes).ok()).unwrap_or_default();
-    let is_gpu = |name: &std::ffi::OsString| {
-        let device = devices.join(name);
-        text(device.join("vendor")).trim() == "0x10de" && text(device.join("class")).trim().starts_with("0x03")
-    };
-    Some(root.names(devices).iter().filter(|name| is_gpu(name)).count())
+    Some(root.names(devices).iter().filter(|name| is_gpu(root, &devices.join(name)).unwrap_or_default()).count())
+}
+
+fn is_gpu(root: &Tree, device: &Path) -> Result<bool> {
+    let (vendor, class) = (root.read_text(&device.join("vendor"))?, root.read_text(&device.join("class"))?);
+    Ok(vendor.trim() == "0x10de" && class.trim().starts_with("0x03"))
 }
 
 /// Returns the cause as an error, or `None` if the driver seems to be complete.

@@ -96,12 +96,13 @@ impl<R: Read + Seek> Elf<R> {
     /// Returns the first section with this name.
     #[must_use]
     pub fn section(&self, name: &str) -> Option<SectionHeader> {
-        // Only the prefix is compared: in a hostile file, 16,000 sections can share one name of a megabyte.
-        let is_named = |section: &&SectionHeader| {
-            let rest = self.names.get(section.sh_name as usize..).and_then(|text| text.strip_prefix(name.as_bytes()));
-            rest.is_some_and(|rest| rest.first() == Some(&0))
-        };
-        self.sections.iter().find(is_named).copied()
+        self.sections.iter().find(|section| self.is_named(section, name)).copied()
+    }
+
+    /// Compares only the prefix: in a hostile file, 16,000 sections can share one name of a megabyte.
+    fn is_named(&self, section: &SectionHeader, name: &str) -> bool {
+        let rest = self.names.get(section.sh_name as usize..).and_then(|text| text.strip_prefix(name.as_bytes()));
+        rest.is_some_and(|rest| rest.first() == Some(&0))
     }
 
     /// Reads the content of a section. Returns `None` if it is missing or has more than 1 MiB.

@@ -68,8 +68,7 @@ pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> V
 /// Finds the firmware of the GPU's own processor (GSP), which NVIDIA's stack also gives to containers.
 #[must_use]
 pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
-    let parameter = root.read(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
-    let parameter = String::from_utf8_lossy(&parameter);
+    let parameter = root.read_text(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
     let configured = Some(parameter.trim_end()).filter(|dir| dir.starts_with('/'));
     for dir in configured.into_iter().chain(FIRMWARE_DIRS.iter().copied()) {
         let dir = Path::new(dir).join("nvidia").join(version);
@@ -97,12 +96,8 @@ pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
 pub(crate) fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
     // The X server opens the names without a version.
     let names = ["nvidia_drv.so", "libglxserver_nvidia.so", &format!("libglxserver_nvidia.so.{version}")];
-    let find = |name: &&str| {
-        let places = XORG_DIRS.iter().map(|dir| Path::new(dir).join(name));
-        let found = places.filter_map(|place| Some((regular(root, &place)?, ContainerPath::new(&place)?))).next()?;
-        Some(PlacedFile { source: found.0.host, target: found.1 })
-    };
-    names.iter().filter_map(find).collect()
+    let found = names.iter().filter_map(|name| XORG_DIRS.iter().find_map(|dir| at(root, &Path::new(dir).join(name))));
+    found.collect()
 }
 
 /// Returns a regular file of the host, to be given to the container at the same path.

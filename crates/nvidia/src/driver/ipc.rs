@@ -66,16 +66,13 @@ impl Channel {
     }
 
     fn open_below(&self, root: &Root) -> Result<Guarded> {
-        let refuse = |why: String, fix: String| {
-            failure(&catalog::LOCAL_SOURCE, format!("{:?} is not given to containers: {why}", self.path), fix)
-        };
         let found = guarded::open(root, &self.path).map_err(|refused| match refused {
             Refused::Io(error) => error.into(),
             Refused::Link(link) => {
-                refuse(format!("{link:?} is a symbolic link that another user may have created"), self.fix(&link))
+                self.refusal(&format!("{link:?} is a symbolic link that another user may have created"), &link)
             }
             Refused::Mount(point) => {
-                refuse(format!("{point:?} is a mount point in a directory of other users"), self.fix(&point))
+                self.refusal(&format!("{point:?} is a mount point in a directory of other users"), &point)
             }
         })?;
         let stat = &found.stat;
@@ -88,13 +85,13 @@ impl Channel {
         };
         match judge(self.expected, &seen) {
             None => Ok(found),
-            Some(why) => Err(refuse(why, self.fix(&found.path))),
+            Some(why) => Err(self.refusal(&why, &found.path)),
         }
     }
 
-    fn fix(&self, at: &Path) -> String {
+    fn refusal(&self, why: &str, at: &Path) -> anyhow::Error {
         let at = at.display();
-        match self.expected {
+        let fix = match self.expected {
             Expected::Socket => {
                 format!("see the owner with \"ls -ld {at}\", remove the file, and restart the driver's daemon")
             }
@@ -102,7 +99,8 @@ impl Channel {
                 "remove {at}, or have an MPS daemon use a directory that only root can create and name it with \
                  CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli] in config.toml"
             ),
-        }
+        };
+        failure(&catalog::LOCAL_SOURCE, format!("{:?} is not given to containers: {why}", self.path), fix)
     }
 }
 
@@ -145,11 +143,7 @@ fn owner_is_known(seen: &Seen<'_>) -> bool {
 /// driver root.
 #[must_use]
 pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: Omit) -> (Vec<Ipc>, Vec<Finding>) {
-    let is_left_out = |path: &str| {
-        omit.persistenced && path.contains("/nvidia-persistenced/")
-            || omit.fabricmanager && path.contains("/nvidia-fabricmanager/")
-    };
-    let sockets = SOCKETS.iter().filter(|(path, _)| !is_left_out(path));
+    let sockets = SOCKETS.iter().filter(|(path, _)| !is_left_out(path, omit));
     let sockets = sockets.map(|(path, capability)| (Path::new(path), *capability, Expected::Socket));
     let (usual, compute) = MPS_DIRECTORY;
     let directory = match mps {
@@ -181,8 +175,13 @@ pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: O
     (found, findings)
 }
 
+fn is_left_out(socket: &str, omit: Omit) -> bool {
+    omit.persistenced && socket.contains("/nvidia-persistenced/")
+        || omit.fabricmanager && socket.contains("/nvidia-fabricmanager/")
+}
+
 fn named_and_missing(root: &Tree, path: &Path) -> Finding {
-    Finding::of(
+    Finding::new(
         &catalog::LOCAL_SOURCE,
         format!("the MPS directory {path:?} that config.toml names does not exist below {}", root.path()),
         "start the MPS control daemon, or check CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli]",

@@ -6,6 +6,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::glob;
+
 /// The directory of the files that most images include.
 pub const DROP_INS: &str = "etc/ld.so.conf.d";
 /// The hook's file in that directory. If several libraries have the same SONAME, the first directory wins, so the name must sort
@@ -66,29 +68,7 @@ pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
     if name.first() == Some(&b'.') && pattern.first() != Some(&b'.') {
         return false;
     }
-    let (mut at, mut in_name) = (0, 0);
-    // The position to resume from if the text after the last star does not match.
-    let mut star: Option<(usize, usize)> = None;
-    while let Some(byte) = name.get(in_name) {
-        match pattern.get(at) {
-            Some(b'*') => {
-                at += 1;
-                star = Some((at, in_name));
-            }
-            Some(wanted) if *wanted == b'?' || wanted == byte => {
-                at += 1;
-                in_name += 1;
-            }
-            _ => match &mut star {
-                Some((after_star, taken)) => {
-                    *taken += 1;
-                    (at, in_name) = (*after_star, *taken);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern.iter().skip(at).all(|byte| *byte == b'*')
+    glob::matches(pattern, name)
 }
 
 /// Returns the content of the hook's file, with these directories in this order.

@@ -63,7 +63,7 @@ impl LinkerCache {
             Err(error) => {
                 // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
                 let error = error.context(format!("cannot read the linker cache {path:?}"));
-                let missing = Finding::of(&catalog::NO_CACHE, base::report::line(&error), "");
+                let missing = Finding::new(&catalog::NO_CACHE, base::report::line(&error), "");
                 Self { path, entries: Vec::new(), missing: Some(missing) }
             }
         }
@@ -77,9 +77,8 @@ impl LinkerCache {
 }
 
 fn driver_entries(cache: &Cache<'_>) -> Vec<(Arch, OsString, PathBuf)> {
-    let arches = || std::iter::once(Arch::native()).chain(Arch::native().compat32());
     let known = cache.entries().iter().filter(|entry| LIBRARIES.iter().any(|row| is_named(entry.name, row.name)));
-    let with_arch = known.filter_map(|entry| Some((arches().find(|arch| entry.is_for(*arch))?, entry)));
+    let with_arch = known.filter_map(|entry| Some((Arch::supported().find(|arch| entry.is_for(*arch))?, entry)));
     with_arch.map(|(arch, entry)| (arch, entry.name.to_owned(), entry.path.to_owned())).collect()
 }
 
@@ -159,7 +158,7 @@ impl Search<'_> {
                 named.join(", "),
                 more(stale.len())
             );
-            findings.push(Finding::of(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
+            findings.push(Finding::new(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
         }
         let other = BTreeSet::from_iter(of(true).map(|passed| format!("{:?}", passed.path)));
         if !other.is_empty() {
@@ -170,7 +169,7 @@ impl Search<'_> {
                 named.join(", "),
                 more(other.len())
             );
-            findings.push(Finding::of(
+            findings.push(Finding::new(
                 &catalog::OTHER_VERSION,
                 what,
                 "reboot the host if the driver was just updated; otherwise remove the packages of the other version",
@@ -187,7 +186,7 @@ impl Search<'_> {
             return Vec::new();
         }
         let mut unknown = Vec::new();
-        for arch in std::iter::once(Arch::native()).chain(Arch::native().compat32()) {
+        for arch in Arch::supported() {
             for dir in self.dirs_of(found.iter().filter(|library| library.arch == arch)) {
                 let names = self.root.names(&dir);
                 let names = names.iter().filter(|name| is_library_of(name, self.version) && !is_known(name));
@@ -248,17 +247,17 @@ impl Search<'_> {
     #[must_use]
     pub fn at(&self, arch: Arch, path: &Path) -> Option<Library> {
         let (located, file_name) = self.regular_file(path)?;
+        self.library("", arch, located, file_name)
+    }
+
+    fn library(&self, name: &'static str, arch: Arch, located: Located, file_name: OsString) -> Option<Library> {
         if !self.root.header::<{ elf::HEADER }>(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
             return None;
         }
-        let sonames = BTreeSet::from_iter([self.soname(&located, &file_name)]);
-        Some(Library { name: "", arch, source: located.host, file_name, sonames })
-    }
-
-    /// Returns the SONAME of a library. ldconfig lists a library without a SONAME under its file name.
-    fn soname(&self, located: &Located, file_name: &OsStr) -> OsString {
         let soname = self.root.open_file(&located.path).ok().and_then(elf::soname);
-        soname.unwrap_or_else(|| file_name.to_owned())
+        // ldconfig lists a library without a SONAME under its file name.
+        let sonames = BTreeSet::from([soname.unwrap_or_else(|| file_name.clone())]);
+        Some(Library { name, arch, source: located.host, file_name, sonames })
     }
 
     /// Returns the directories of these libraries. Libraries that the cache does not list are often in the same directories.
@@ -278,11 +277,11 @@ impl Search<'_> {
 
     /// Returns the usual directories that contain a driver of this version.
     fn usual_dirs(&self, arch: Arch) -> Vec<PathBuf> {
-        let has_driver = |dir: &&Path| {
-            let mut required = LIBRARIES.iter().filter(|row| row.kind == LibraryKind::Required);
-            required.any(|row| self.in_dir(arch, row, dir).is_some())
-        };
-        LIBRARY_DIRS.iter().map(Path::new).filter(has_driver).map(Path::to_owned).collect()
+        let required: Vec<_> = LIBRARIES.iter().filter(|row| row.kind == LibraryKind::Required).collect();
+        let dirs = LIBRARY_DIRS.iter().map(Path::new);
+        dirs.filter(|dir| required.iter().any(|row| self.in_dir(arch, row, dir).is_some()))
+            .map(Path::to_owned)
+            .collect()
     }
 
     /// Returns `dir/libX.so.<version>`. If the library has its own version or the driver version is unknown, returns the target of
@@ -300,11 +299,7 @@ impl Search<'_> {
         };
         // Debian installs all libraries in one directory, and links to them in those that programs use.
         let (located, file_name) = below.or_else(|| self.regular_file(&dir.join(name)))?;
-        if !self.root.header::<{ elf::HEADER }>(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
-            return None;
-        }
-        let sonames = BTreeSet::from_iter([self.soname(&located, &file_name)]);
-        Some(Library { name: row.name, arch, source: located.host, file_name, sonames })
+        self.library(row.name, arch, located, file_name)
     }
 }
 

@@ -31,7 +31,7 @@ impl DriverFiles {
     /// Returns the architecture and the catalog name of each library.
     #[must_use]
     pub fn present(&self) -> Vec<(Arch, &'static str)> {
-        self.libraries.iter().map(|library| (library.arch, library.name)).collect()
+        present(&self.libraries)
     }
 
     /// Removes the files that are not wanted.
@@ -67,8 +67,7 @@ pub fn locate(
     }
     let mut findings = search.findings(&passed);
     findings.extend(cache.missing.clone());
-    let present: Vec<_> = libraries.iter().map(|library| (library.arch, library.name)).collect();
-    findings.extend(lacking(root, capabilities, &present));
+    findings.extend(lacking(root, capabilities, &present(&libraries)));
     if is_everything(capabilities) {
         libraries.extend(search.unknown(&libraries));
     }
@@ -85,7 +84,7 @@ pub fn locate(
             Some(library) => libraries.push(library),
             None => match files::at(root, path) {
                 Some(file) => placed.push(file),
-                None => findings.push(Finding::of(
+                None => findings.push(Finding::new(
                     &catalog::NO_FILE,
                     format!("{path:?} is missing below {}", root.path()),
                     "correct files in the [driver] table of config.toml",
@@ -95,6 +94,10 @@ pub fn locate(
     }
     let binaries = files::binaries(root, capabilities);
     Ok((DriverFiles { libraries, binaries, placed }, findings))
+}
+
+fn present(libraries: &[Library]) -> Vec<(Arch, &'static str)> {
+    libraries.iter().map(|library| (library.arch, library.name)).collect()
 }
 
 /// Finds libnvidia-ml, in the version of the search.
@@ -108,8 +111,7 @@ pub fn management_library(search: &Search<'_>) -> Option<Library> {
 #[must_use]
 pub fn unknown(search: &Search<'_>) -> Vec<Library> {
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
-    let archs = std::iter::once(Arch::native()).chain(Arch::native().compat32());
-    let known: Vec<_> = archs.flat_map(|arch| search.find(arch, &rows).0).collect();
+    let known: Vec<_> = Arch::supported().flat_map(|arch| search.find(arch, &rows).0).collect();
     search.unknown(&known)
 }
 
@@ -120,7 +122,7 @@ pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
     let names: Vec<_> = names.into_iter().collect();
     (!names.is_empty()).then(|| {
         let what = format!("libraries of the driver are not in the catalog: {}", names.join(", "));
-        Finding::of(
+        Finding::new(
             &catalog::UNKNOWN_LIBRARIES,
             what,
             "set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them",
@@ -160,13 +162,13 @@ fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) ->
         return None;
     }
     let fix = packages::distribution_of(root).commands(lacking.iter().map(|(capability, _)| *capability));
-    Some(Finding::of(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
+    Some(Finding::new(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
 }
 
 /// Finds the files that Windows programs load.
 fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
     let dirs = search.dirs_of(found.iter().filter(|library| library.arch == Arch::native()));
-    let find = |name: &&'static str| {
+    let found = WINE_FILES.iter().filter_map(|name| {
         let located = dirs.iter().find_map(|dir| search.root.locate(&dir.join(WINE_DIR).join(name)).ok());
         let located = located.filter(|located| located.kind == FileType::RegularFile)?;
         Some(Library {
@@ -174,10 +176,10 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
             arch: Arch::native(),
             source: located.host,
             file_name: (*name).into(),
-            sonames: BTreeSet::from_iter([]),
+            sonames: BTreeSet::new(),
         })
-    };
-    WINE_FILES.iter().filter_map(find).collect()
+    });
+    found.collect()
 }
 
 fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passed: &[PassedOver]) -> anyhow::Error {

@@ -38,7 +38,7 @@ pub fn open_root(path: &HostPath) -> Result<Tree> {
 /// Whether a text has the form of a driver version, such as `535.183.01`.
 #[must_use]
 pub fn is_version(text: &str) -> bool {
-    text.contains('.') && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+    text.contains('.') && text.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 #[cfg(test)]

@@ -95,11 +95,10 @@ impl NodeState {
     /// # Errors
     /// If the node is missing or has another minor number, and those of [`Self::optional`].
     pub fn required(&self, name: &str, minor: u32, dev_root: &HostPath, fix: &str) -> Result<DeviceNode> {
-        let missing = || {
+        let Some(node) = self.optional(name)? else {
             let what = format!("the device node \"/dev/{name}\" is missing below {dev_root}");
-            failure(&catalog::NODE_MISSING, what, fix)
+            return Err(failure(&catalog::NODE_MISSING, what, fix));
         };
-        let node = self.optional(name)?.ok_or_else(missing)?;
         if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
     }
 }

@@ -25,12 +25,7 @@ pub enum Distribution {
 /// Parses os-release(5).
 #[must_use]
 pub fn distribution(os_release: &str) -> Distribution {
-    let words = |key: &str| {
-        let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.unwrap_or_default().trim_matches('"').to_owned()
-    };
-    let all = format!("{} {}", words("ID"), words("ID_LIKE"));
-    for word in all.split_whitespace() {
+    for word in words(os_release, "ID").chain(words(os_release, "ID_LIKE")) {
         match word {
             "ubuntu" => return Distribution::Ubuntu,
             "debian" => return Distribution::Debian,
@@ -42,12 +37,17 @@ pub fn distribution(os_release: &str) -> Distribution {
     Distribution::Other
 }
 
+fn words<'a>(os_release: &'a str, key: &str) -> impl Iterator<Item = &'a str> {
+    let value = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    value.unwrap_or_default().trim_matches('"').split_whitespace()
+}
+
 /// Reads the distribution of a driver root.
 #[must_use]
 pub fn distribution_of(root: &Tree) -> Distribution {
-    let read = |path: &str| root.read(Path::new(path)).ok();
-    let text = read("/etc/os-release").or_else(|| read("/usr/lib/os-release")).unwrap_or_default();
-    distribution(&String::from_utf8_lossy(&text))
+    let paths = ["/etc/os-release", "/usr/lib/os-release"].map(Path::new);
+    let text = paths.into_iter().find_map(|path| root.read_text(path).ok());
+    distribution(&text.unwrap_or_default())
 }
 
 impl Distribution {

@@ -37,11 +37,10 @@ pub fn common(
             need: Need::Optional,
         })
     });
-    let has_soname = |name: &str, soname: &str| {
-        let mut of_name = files.libraries.iter().filter(|library| library.name == name);
-        of_name.any(|library| library.sonames.contains(OsStr::new(soname)))
-    };
-    let links = DEV_LINKS.iter().filter(|(name, _, target)| has_soname(name, target));
+    let links = DEV_LINKS.iter().filter(|(name, _, target)| {
+        let mut of_name = files.libraries.iter().filter(|library| library.name == *name);
+        of_name.any(|library| library.sonames.contains(OsStr::new(target)))
+    });
     Edits {
         files: libraries.chain(binaries).chain(placed).collect(),
         ipc,
@@ -95,13 +94,13 @@ pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> 
 /// such as Wayland compositors to which GPU a node belongs.
 #[must_use]
 pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
-    let link = |node: &DeviceNode| {
+    let links = nodes.iter().filter_map(|node| {
         let name = node.path.file_name().to_str()?;
         let kind = if name.starts_with("render") { "render" } else { "card" };
         let path = ContainerPath::new(format!("dev/dri/by-path/pci-{bus_id}-{kind}"))?;
         Some(NodeLink { path, text: Path::new("..").join(name), node: node.path.clone() })
-    };
-    Edits { node_links: nodes.iter().filter_map(link).collect(), ..device(nodes, Vec::new()) }
+    });
+    Edits { node_links: links.collect(), ..device(nodes, Vec::new()) }
 }
 
 /// Builds the edits of a GPU for EGL. libEGL_nvidia enumerates all GPUs of the host, and an application profile limits it to those in a

@@ -22,7 +22,7 @@ const DRM: [Capability; 2] = [Graphics, Display];
 
 /// The nodes other than `/dev/nvidiactl` that do not belong to one GPU: the capabilities that require them, and the finding if one is
 /// missing.
-const COMMON_NODES: [(&str, [Capability; 2], Option<&Kind>); 3] = [
+static COMMON_NODES: [(&str, [Capability; 2], Option<&Kind>); 3] = [
     ("nvidia-uvm", [Compute, Video], Some(&catalog::NO_UVM)),
     ("nvidia-uvm-tools", [Compute, Video], None),
     ("nvidia-modeset", DRM, Some(&catalog::NO_MODESET)),
@@ -30,8 +30,17 @@ const COMMON_NODES: [(&str, [Capability; 2], Option<&Kind>); 3] = [
 
 /// Returns the names below /dev of the nodes that [`common_nodes`] needs.
 pub(crate) fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
-    let of_capabilities = COMMON_NODES.iter().filter(|(_, capabilities, _)| wanted.capabilities.any(capabilities));
-    std::iter::once("nvidiactl").chain(of_capabilities.map(|(name, ..)| *name))
+    std::iter::once("nvidiactl").chain(requested_nodes(wanted).map(|(name, _)| name))
+}
+
+/// Returns the names below /dev of the nodes that are reported if they are missing.
+pub(crate) fn reported_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
+    requested_nodes(wanted).filter(|(_, missing)| missing.is_some()).map(|(name, _)| name)
+}
+
+fn requested_nodes(wanted: &Wanted) -> impl Iterator<Item = (&'static str, Option<&'static Kind>)> {
+    let requested = COMMON_NODES.iter().filter(|(_, capabilities, _)| wanted.capabilities.any(capabilities));
+    requested.map(|(name, _, missing)| (*name, *missing))
 }
 
 /// Whether the nodes in `/dev/dri` are requested.
@@ -71,14 +80,11 @@ pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>
 /// If `/dev/nvidiactl` is missing, or a node is wrong.
 pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
     let mut found = vec![facts.required_of_driver("nvidiactl", CTL_MINOR)?];
-    for (name, capabilities, missing) in &COMMON_NODES {
-        if !wanted.capabilities.any(capabilities) {
-            continue;
-        }
+    for (name, missing) in requested_nodes(wanted) {
         match (facts.optional(name)?, missing) {
             (Some(node), _) => found.push(node),
             (None, Some(kind)) if wanted.gpus => {
-                findings.push(Finding::of(kind, format!("the device node \"/dev/{name}\" is missing"), PREPARE));
+                findings.push(Finding::new(kind, format!("the device node \"/dev/{name}\" is missing"), PREPARE));
             }
             (None, _) => {}
         }
@@ -220,11 +226,11 @@ pub(crate) fn imex_node_name(channel: u32) -> String {
 }
 
 fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
-    let node = |channel: &u32| {
+    let nodes = wanted.imex_channels.iter().map(|channel| {
         let fix = format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the host");
         facts.required(&imex_node_name(*channel), *channel, &fix)
-    };
-    wanted.imex_channels.iter().map(node).collect()
+    });
+    nodes.collect()
 }
 
 /// Removes the mask if the host does not have /proc/driver/nvidia.

@@ -35,7 +35,7 @@ pub struct HostFacts {
 
 /// The facts about device nodes and about the files below /proc that belong to them. They cover the requested devices, not all nodes of
 /// the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// The root that has the nodes, for error messages
     pub dev_root: HostPath,
@@ -58,22 +58,6 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
-    /// Returns the facts of a host without device nodes and without `/proc/driver/nvidia`.
-    #[must_use]
-    pub fn empty(dev_root: HostPath) -> Self {
-        Self {
-            dev_root,
-            nodes: BTreeMap::new(),
-            drm: BTreeMap::new(),
-            mig_minors: None,
-            has_proc: false,
-            proc_paths: BTreeMap::new(),
-            gpu_dirs: Vec::new(),
-            limits: Limits::default(),
-            withholds_mig: false,
-        }
-    }
-
     fn node(&self, name: &str) -> &NodeState {
         self.nodes.get(name).unwrap_or(&NodeState::Missing)
     }

@@ -41,7 +41,7 @@ impl RootfsFacts {
             Loader::Musl => "the image is built on musl",
             Loader::None => "the image has no dynamic loader",
         };
-        Some(Finding::of(
+        Some(Finding::new(
             &catalog::NO_GLIBC,
             format!("{what}: the container gets its GPUs, but the driver's libraries and programs require glibc"),
             "use a base image with glibc (openSUSE, Debian, Fedora, UBI)",

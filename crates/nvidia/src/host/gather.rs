@@ -52,17 +52,18 @@ impl Host {
     /// Returns the facts that are known without reading from the host.
     fn known_facts(&self) -> DeviceFacts {
         DeviceFacts {
+            dev_root: self.roots.dev.path(),
             has_proc: self.proc_dir.is_some(),
             gpu_dirs: self.kernel_gpus.iter().map(|gpu| (gpu.bus_id, gpu.dir.clone())).collect(),
             limits: self.config.devices.clone(),
-            ..DeviceFacts::empty(self.roots.dev.path())
+            ..DeviceFacts::default()
         }
     }
 
     fn withholds_mig(&self) -> bool {
-        let is_withheld =
-            |gpu: &Gpu| gpu.mig_devices.iter().any(|mig| !limits::permit(&self.config.devices, gpu, Some(mig)));
-        self.inventory.gpus.iter().any(is_withheld)
+        let gpus = &self.inventory.gpus;
+        let mut parts = gpus.iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
+        parts.any(|(gpu, mig)| !limits::permit(&self.config.devices, gpu, Some(mig)))
     }
 }
 
@@ -151,7 +152,6 @@ impl Host {
     /// Returns the driver's table of MIG capabilities.
     #[must_use]
     pub fn mig_minors_text(&self) -> Option<String> {
-        let bytes = self.roots.proc.read(Path::new(caps::MIG_MINORS)).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
+        self.roots.proc.read_text(Path::new(caps::MIG_MINORS)).ok()
     }
 }

@@ -70,7 +70,7 @@ impl Installed {
 
     pub(super) fn question(&self, config: &Config) -> Result<Question> {
         let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
-        Ok(Question { root, library, who: identity::of(config)?, deadline: config.nvml_timeout })
+        Ok(Question { root, library, who: identity::from_config(config)?, deadline: config.nvml_timeout })
     }
 
     /// Returns the cache. Without a loaded module, the kernel cannot confirm a cached inventory.

@@ -1,7 +1,6 @@
 //! Detects missing device nodes. The hook creates them and then takes the inventory again.
 
 use super::Host;
-use crate::capability::Capability;
 use crate::driver::nodes::NodeState;
 use crate::edits::{Wanted, decide};
 use crate::inventory::cap_files;
@@ -13,15 +12,9 @@ impl Host {
         if !wanted.gpus {
             return false;
         }
-        let of_capability = [
-            ("nvidia-uvm", [Capability::Compute, Capability::Video]),
-            ("nvidia-modeset", [Capability::Graphics, Capability::Display]),
-        ];
         // NVML does not count a GPU without its node, so the indices of the others are wrong too.
         self.inventory.failed.iter().any(|gpu| gpu.node_missing)
-            || of_capability
-                .iter()
-                .any(|(name, capabilities)| wanted.capabilities.any(capabilities) && self.lacks(name))
+            || decide::reported_node_names(wanted).any(|name| self.lacks(name))
             || wanted.imex_channels.iter().any(|channel| self.lacks(&decide::imex_node_name(*channel)))
             || self.lacks_mig_nodes(wanted)
     }

@@ -20,7 +20,7 @@ pub struct Roots {
     pub dev: Tree,
     /// The root that has /proc/driver/nvidia
     pub proc: Tree,
-    /// The root that has the PCI devices
+    /// The root that has the PCI devices and the modules
     pub sys: Tree,
 }
 
@@ -43,6 +43,18 @@ impl Roots {
     pub fn afresh(&self) -> Self {
         let Self { driver, dev, proc, sys } = self;
         Self { driver: driver.afresh(), dev: dev.afresh(), proc: proc.afresh(), sys: sys.afresh() }
+    }
+
+    /// Like [`Self::open`], but `dev` is the root in which nodes are created. A driver root with its own `/proc` is a driver container,
+    /// which contains the nodes even if there are none yet.
+    ///
+    /// # Errors
+    /// If one cannot be opened.
+    pub fn open_to_prepare(config: &Config) -> Result<Self> {
+        let roots = Self::open(config)?;
+        let has_nodes = config.dev_root.is_none() && roots.proc.is(&roots.driver);
+        let dev = if has_nodes { roots.driver.clone() } else { roots.dev };
+        Ok(Self { dev, ..roots })
     }
 
     /// Returns a finding for each path that could not be examined so far, and that containers therefore lack.

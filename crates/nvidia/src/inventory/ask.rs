@@ -273,8 +273,8 @@ fn group_of_the_nodes(root: &HostPath) -> Option<(u32, u32)> {
     if node.gid != identity::NOBODY {
         return Some((node.gid, node.mode));
     }
-    let params = root.read(&Path::new(DRIVER_PROC).join("params")).ok()?;
-    Some((params::field(&String::from_utf8_lossy(&params), "DeviceFileGID")?, node.mode))
+    let params = root.read_text(&Path::new(DRIVER_PROC).join("params")).ok()?;
+    Some((params::field(&params, "DeviceFileGID")?, node.mode))
 }
 
 /// Returns the additional step for rootless containers: the group is not mapped in their user namespace, and runc drops it.

@@ -60,7 +60,7 @@ use super::{Inventory, gather};
 /// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
 /// The first line, before the checksum of the rest.
-const HEADER: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), " inventory 2 ");
+const HEADER: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), " inventory 3 ");
 /// The number of seconds for which an inventory without a hanging GPU is cached.
 const BRIEFLY: u64 = 60;
 /// How long a process waits for a lock that is not required for correctness.

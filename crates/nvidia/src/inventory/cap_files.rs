@@ -54,21 +54,23 @@ pub fn parse(cap: MigCap, text: &str) -> Option<CapFile> {
 #[must_use]
 pub fn existing(proc: &Tree) -> Vec<CapFile> {
     let top = Path::new(DRIVER_PROC).join("capabilities");
-    let numbers = |dir: &Path, prefix: &str| -> Vec<u32> {
-        let names = proc.names(dir);
-        names.iter().filter_map(|name| parse_decimal(name.to_str()?.strip_prefix(prefix)?)).collect()
-    };
     let mut caps = vec![MigCap::Config, MigCap::Monitor];
-    for gpu in numbers(&top, "gpu") {
+    for gpu in numbers(proc, &top, "gpu") {
         let mig = top.join(format!("gpu{gpu}/mig"));
-        for instance in numbers(&mig, "gi") {
+        for instance in numbers(proc, &mig, "gi") {
             caps.push(MigCap::GpuInstance(gpu, instance));
-            let compute = numbers(&mig.join(format!("gi{instance}")), "ci");
+            let compute = numbers(proc, &mig.join(format!("gi{instance}")), "ci");
             caps.extend(compute.into_iter().map(|compute| MigCap::ComputeInstance(gpu, instance, compute)));
         }
     }
-    let read = |cap: MigCap| parse(cap, &String::from_utf8_lossy(&proc.read(&cap.proc_path()).ok()?));
+    let read = |cap: MigCap| parse(cap, &proc.read_text(&cap.proc_path()).ok()?);
     caps.into_iter().filter_map(read).collect()
+}
+
+/// Returns the numbers N of the entries `prefixN`.
+fn numbers(proc: &Tree, dir: &Path, prefix: &str) -> Vec<u32> {
+    let names = proc.names(dir);
+    names.iter().filter_map(|name| parse_decimal(name.to_str()?.strip_prefix(prefix)?)).collect()
 }
 
 /// Adds the MIG devices without device nodes to each GPU in MIG mode.

@@ -78,23 +78,23 @@ pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) 
 #[must_use]
 pub(crate) fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
     let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
-    let confirmed = |gpu: &super::Gpu| {
-        let is_it = |kernel: &&&KernelGpu| {
-            let is_named = kernel.uuid.as_deref() == Some(&gpu.uuid) && kernel.minor == Some(gpu.minor);
-            kernel.bus_id == gpu.bus_id && is_named
-        };
-        !gpu.mig_enabled && gpu.mig_devices.is_empty() && kernel.iter().filter(is_it).count() == 1
-    };
     let failed = inventory.failed.iter().filter_map(|failed| failed.index);
     let mut indices: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.index).chain(failed).collect();
     indices.sort();
     inventory.driver_version == version
         && inventory.gpus.len() + inventory.failed.len() == kernel.len()
         && !kernel.is_empty()
-        && inventory.gpus.iter().all(confirmed)
+        && inventory.gpus.iter().all(|gpu| is_listed_once(gpu, &kernel))
         && inventory.gpus.is_sorted_by_key(|gpu| gpu.index)
         && (0..).zip(&indices).all(|(index, known)| index == *known)
         && indices.len() == kernel.len()
+}
+
+fn is_listed_once(gpu: &super::Gpu, kernel: &[&KernelGpu]) -> bool {
+    let same = kernel.iter().filter(|kernel| {
+        kernel.bus_id == gpu.bus_id && kernel.uuid.as_deref() == Some(&gpu.uuid) && kernel.minor == Some(gpu.minor)
+    });
+    !gpu.mig_enabled && gpu.mig_devices.is_empty() && same.count() == 1
 }
 
 /// Returns the seconds since the host was booted, including suspend. Unlike the wall clock, this clock is never set.

@@ -12,6 +12,7 @@ use base::sys::ns;
 use base::tree::{Located, Tree};
 
 use crate::config::{self, Config};
+use crate::device_id::parse_decimal;
 
 /// The id of `nobody` and its group on all supported distributions. The names are not looked up, because the driver root may lack a user
 /// database.
@@ -32,7 +33,7 @@ pub enum Who {
 ///
 /// # Errors
 /// If the configured user or group does not exist.
-pub fn of(config: &Config) -> Result<Who> {
+pub fn from_config(config: &Config) -> Result<Who> {
     if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
         return Ok(Who::Unchanged);
     }
@@ -78,13 +79,10 @@ impl Need {
 /// Returns `/dev/nvidiactl`, then the nodes of the GPUs, the library and its directories.
 fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     let need = |path: &Path, bits: u32| root.locate(path).ok().map(|found: Located| (found, bits));
-    let gpu = |name: &std::ffi::OsString| {
-        let number = name.to_str()?.strip_prefix("nvidia")?;
-        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| Path::new("/dev").join(name))
-    };
-    let names = root.names(Path::new("/dev"));
-    let nodes = std::iter::once("/dev/nvidiactl".into()).chain(names.iter().filter_map(gpu));
+    let names = root.names(Path::new("/dev")).into_iter();
+    let gpus =
+        names.filter(|name| name.to_str().and_then(|name| parse_decimal(name.strip_prefix("nvidia")?)).is_some());
+    let nodes = std::iter::once("/dev/nvidiactl".into()).chain(gpus.map(|name| Path::new("/dev").join(name)));
     let nodes = nodes.filter_map(|path| need(&path, 6)).filter(|(found, _)| found.kind == FileType::CharacterDevice);
     let files = library.ancestors().skip(1).filter_map(|dir| need(dir, 1)).chain(need(library, 4));
     let of = |(found, bits): (Located, u32)| Need { uid: found.uid, gid: found.gid, mode: found.mode, bits };

@@ -11,10 +11,6 @@ use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory};
 /// answer, and those that the administrator excluded.
 pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: impl Fn(u32) -> bool) {
     let missing_node = |gpu: &KernelGpu| gpu.minor.filter(|minor| !node_exists(*minor));
-    let lists = |inventory: &Inventory, gpu: &KernelGpu| {
-        inventory.gpus.iter().any(|known| known.bus_id == gpu.bus_id)
-            || inventory.failed.iter().any(|known| known.bus_id == Some(gpu.bus_id))
-    };
     let unlisted: Vec<&KernelGpu> = kernel.iter().filter(|gpu| !lists(inventory, gpu)).collect();
     let excluded = unlisted.iter().filter(|gpu| gpu.excluded);
     inventory.excluded = excluded.map(|gpu| ExcludedGpu { bus_id: gpu.bus_id, uuid: gpu.uuid.clone() }).collect();
@@ -41,6 +37,11 @@ pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: im
         }
     }
     number(inventory);
+}
+
+fn lists(inventory: &Inventory, gpu: &KernelGpu) -> bool {
+    inventory.gpus.iter().any(|known| known.bus_id == gpu.bus_id)
+        || inventory.failed.iter().any(|known| known.bus_id == Some(gpu.bus_id))
 }
 
 fn failed(gpu: &KernelGpu, why: String) -> FailedGpu {

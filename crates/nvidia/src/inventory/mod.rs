@@ -97,17 +97,16 @@ pub struct MigDevice {
 pub struct FailedGpu {
     /// The index that it would have if it worked.
     pub index: Option<u32>,
+    /// The N of its `/dev/nvidiaN`, from the kernel module.
+    pub minor: Option<u32>,
     /// From NVML or the kernel module, if one of them knows it.
     pub uuid: Option<String>,
     /// From NVML or the kernel module, if one of them knows it.
     pub bus_id: Option<BusId>,
-    /// The N of its `/dev/nvidiaN`, from the kernel module.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub minor: Option<u32>,
     /// From the kernel module; patterns of `[devices]` are compared with it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The reason.
+    #[serde(rename = "reason")]
     pub why: String,
     /// Whether the reason is a missing `/dev/nvidiaN`. A container that requests the GPU then does not start, even if it requests `all`.
     /// NVIDIA's stack starts it with one GPU less, without a message.
@@ -129,9 +128,7 @@ fn names(id: &DeviceId, index: Option<u32>, uuid: Option<&str>, bus_id: Option<B
     match id {
         DeviceId::Index(asked) => index == Some(*asked),
         DeviceId::Uuid(asked) => uuid.is_some_and(|uuid| uuid.eq_ignore_ascii_case(asked)),
-        DeviceId::PciBusId { domain, bus, device } => {
-            bus_id == Some(BusId { domain: *domain, bus: u32::from(*bus), device: u32::from(*device) })
-        }
+        DeviceId::PciBusId(asked) => bus_id == Some(*asked),
         DeviceId::Mig { .. } | DeviceId::Unknown(_) => false,
     }
 }
@@ -179,7 +176,7 @@ impl FailedGpu {
             DeviceId::Index(_) | DeviceId::Mig { .. } => self.index.is_none(),
             // The UUID of a MIG device does not show which GPU it is a part of.
             DeviceId::Uuid(uuid) => self.uuid.is_none() || uuid.starts_with("MIG-"),
-            DeviceId::PciBusId { .. } => self.bus_id.is_none(),
+            DeviceId::PciBusId(_) => self.bus_id.is_none(),
             DeviceId::Unknown(_) => false,
         }
     }

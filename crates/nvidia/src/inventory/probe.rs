@@ -44,11 +44,7 @@ struct Request {
     left: Duration,
 }
 
-#[derive(Serialize, Deserialize)]
-enum Reply {
-    Answer(NvmlAnswer),
-    Error(StoredError),
-}
+type Reply = Result<NvmlAnswer, StoredError>;
 
 /// Executes `program` to query NVML for the inventory until `end`. This blocks the calling thread, and does not affect other threads.
 ///
@@ -63,10 +59,7 @@ pub fn ask(program: &Path, question: &Question, end: Instant) -> Result<NvmlAnsw
             "check that it is an oci-nvidia-hook of the same version",
         )
     })?;
-    match reply {
-        Reply::Answer(answer) => Ok(answer),
-        Reply::Error(error) => Err(error.into()),
-    }
+    Ok(reply?)
 }
 
 fn exchange(program: &Path, question: &Question, left: Duration) -> Result<Reply> {
@@ -87,10 +80,7 @@ pub fn respond(input: impl Read) -> Result<Vec<u8>> {
     let Request { root, library, who, deadline, left } =
         json::from_bytes(&text).context("the question on stdin is not one of this version")?;
     let question = Question { root: HostPath::new(root), library, who, deadline };
-    let reply = match ask::ask(&question, Instant::now() + left) {
-        Ok(answer) => Reply::Answer(answer),
-        Err(error) => Reply::Error(StoredError::new(&error)),
-    };
+    let reply: Reply = ask::ask(&question, Instant::now() + left).map_err(|error| StoredError::new(&error));
     Ok(serde_json::to_vec(&reply)?)
 }
 

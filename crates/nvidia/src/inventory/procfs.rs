@@ -6,6 +6,7 @@ use std::path::Path;
 use base::tree::Tree;
 
 use super::BusId;
+use crate::driver::is_version;
 
 /// The directory of the kernel module.
 pub const DRIVER_PROC: &str = "/proc/driver/nvidia";
@@ -64,18 +65,13 @@ pub(crate) fn parse_uuid(information: &str) -> Option<String> {
 #[must_use]
 pub fn parse_version(text: &str) -> Option<String> {
     let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
-    let is_version = |word: &&str| {
-        word.split('.').count() >= 2
-            && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit()))
-    };
-    line.split_whitespace().find(is_version).map(str::to_owned)
+    line.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
 }
 
 /// Returns the version of the loaded kernel module, or `None` if it is not loaded.
 #[must_use]
 pub fn read_version(root: &Tree) -> Option<String> {
-    let text = root.read(&Path::new(DRIVER_PROC).join("version")).ok()?;
-    parse_version(&String::from_utf8_lossy(&text))
+    parse_version(&root.read_text(&Path::new(DRIVER_PROC).join("version")).ok()?)
 }
 
 /// Returns name and content of the existing files in `dir` that programs in containers read.
@@ -90,8 +86,8 @@ pub fn read_files(root: &Tree, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
 pub fn read_gpus(root: &Tree) -> Vec<KernelGpu> {
     let gpus = Path::new(DRIVER_PROC).join("gpus");
     let found = root.names(&gpus).into_iter().filter_map(|dir| {
-        let information = root.read(&gpus.join(&dir).join("information")).unwrap_or_default();
-        KernelGpu::parse(dir, &String::from_utf8_lossy(&information))
+        let information = root.read_text(&gpus.join(&dir).join("information")).unwrap_or_default();
+        KernelGpu::parse(dir, &information)
     });
     let mut found: Vec<KernelGpu> = found.collect();
     found.sort_unstable();

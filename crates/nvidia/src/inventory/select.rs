@@ -52,6 +52,13 @@ impl<'a> Device<'a> {
         }
     }
 
+    fn is_named(self, id: &DeviceId) -> bool {
+        match self {
+            Self::Gpu(gpu) => gpu.is_named(id),
+            Self::Mig(gpu, mig) => mig.is_named(id, gpu),
+        }
+    }
+
     /// Returns the GPU, or the GPU of the MIG device.
     #[must_use]
     pub const fn gpu(self) -> &'a Gpu {
@@ -174,7 +181,7 @@ fn select_all<'a>(
     let gpus = chosen.iter().filter(|device| matches!(device, Device::Gpu(_))).count();
     let others = if gpus == 1 { "only the other GPU".to_owned() } else { format!("the other {gpus} GPUs") };
     let left_out = failed.into_iter().map(|failed| {
-        Finding::of(
+        Finding::new(
             &catalog::GPU_LEFT_OUT,
             format!("{failed}; the container gets {others}"),
             "see \"nvidia-smi -q\" and \"journalctl -k\" on the host",
@@ -188,7 +195,7 @@ fn select_all<'a>(
 pub(crate) fn mig_left_out(inventory: &Inventory, limits: &Limits) -> impl Iterator<Item = Finding> {
     with_unlisted_mig(inventory, limits).map(|gpu| {
         let what = format!("\"all\" does not include every MIG device: {}", mig_nodes_missing(gpu));
-        Finding::of(&catalog::MIG_LEFT_OUT, what, PREPARE)
+        Finding::new(&catalog::MIG_LEFT_OUT, what, PREPARE)
     })
 }
 
@@ -198,11 +205,7 @@ fn with_unlisted_mig<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iter
 
 fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limits) -> Result<Device<'a>> {
     let id = DeviceId::parse(name);
-    let is = |device: &Device<'_>| match device {
-        Device::Gpu(gpu) => gpu.is_named(&id),
-        Device::Mig(gpu, mig) => mig.is_named(&id, gpu),
-    };
-    let Some(found) = every_device(inventory).find(is) else {
+    let Some(found) = every_device(inventory).find(|device| device.is_named(&id)) else {
         return Err(unknown(name, &id, asked_by, inventory, limits));
     };
     if !permitted(found, limits) {
@@ -247,11 +250,12 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         DeviceId::Uuid(uuid) if uuid.starts_with("MIG-") => "MIG device",
         _ => "GPU",
     };
-    let may_be_its = |gpu: &&Gpu| match id {
-        DeviceId::Mig { gpu: index, .. } => gpu.index == *index,
-        _ => kind == "MIG device",
+    let mut unlisted = with_unlisted_mig(inventory, limits);
+    let may_be = match id {
+        DeviceId::Mig { gpu: index, .. } => unlisted.find(|gpu| gpu.index == *index),
+        _ => unlisted.next().filter(|_| kind == "MIG device"),
     };
-    if let Some(gpu) = with_unlisted_mig(inventory, limits).find(may_be_its) {
+    if let Some(gpu) = may_be {
         return mig_unlisted(name, asked_by, gpu);
     }
     let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");

@@ -49,7 +49,7 @@ impl fmt::Display for Failed {
 pub struct Device(usize);
 
 impl Device {
-    pub(super) const fn of(raw: usize) -> Self {
+    pub(super) const fn from_raw(raw: usize) -> Self {
         Self(raw)
     }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::make_node::{Made, NodeChange};
-use super::{Places, make_node};
+use super::{ModuleState, make_node};
 use crate::config::Config;
-use crate::driver;
+use crate::host::Roots;
 use base::sys::{ns, process};
 
 /// How long the driver's modules may take to load at boot. Loading a module of 100 MB from a slow disk takes seconds.
@@ -39,16 +39,16 @@ pub fn may_prepare() -> Result<bool> {
 /// # Errors
 /// If a driver root cannot be opened.
 pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Result<Prepared> {
-    let places = Places::find(driver::open_root(&config.driver_root)?, config.dev_root.as_ref())?;
+    let roots = Roots::open_to_prepare(config)?;
     let mut prepared = Prepared::default();
     // Another driver root belongs to a driver container, which loads the modules itself.
     if config.driver_root.as_path() == Path::new("/") {
-        load_modules(&places, patience, &mut prepared);
+        load_modules(&roots, patience, &mut prepared);
     }
-    let facts = places.module_state();
+    let facts = ModuleState::read(&roots);
     prepared.is_loaded = facts.policy.is_some();
     for node in super::plan(&facts, channels) {
-        match make_node::carry_out(&places.dev.path(), &node) {
+        match make_node::carry_out(&roots.dev.path(), &node) {
             Ok(Made { node: NodeChange::Created, .. }) => prepared.done.push(format!("made {node}")),
             Ok(Made { node: NodeChange::Permissions, .. }) => {
                 prepared.done.push(format!("set the owner and mode of {node}"));
@@ -64,12 +64,11 @@ pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Re
     Ok(prepared)
 }
 
-fn load_modules(places: &Places, patience: Duration, prepared: &mut Prepared) {
-    let program = places.driver.read(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
-    let program = String::from_utf8_lossy(&program).trim().to_owned();
-    let program = if program.is_empty() { "/sbin/modprobe" } else { &program };
+fn load_modules(roots: &Roots, patience: Duration, prepared: &mut Prepared) {
+    let program = roots.driver.read_text(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
+    let program = if program.trim().is_empty() { "/sbin/modprobe" } else { program.trim() };
     let end = Instant::now() + patience;
-    for module in super::missing_modules(&places.module_state()) {
+    for module in super::missing_modules(&ModuleState::read(roots)) {
         let left = end.saturating_duration_since(Instant::now());
         if !left.is_zero() && process::run_modprobe(Path::new(program), module, left).unwrap_or(false) {
             prepared.done.push(format!("loaded {module}"));

@@ -11,15 +11,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use anyhow::Result;
-
-use base::paths::HostPath;
 use base::report::{catalog, failure};
-use base::tree::Tree;
 
-use crate::driver::diagnosis::{self, PCI_DEVICES};
+use crate::driver::diagnosis;
 use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, NVIDIA_MAJOR};
 use crate::driver::params::{Imex, NodePolicy, parse_imex, parse_policy};
+use crate::host::Roots;
 use crate::inventory::cap_files::{self, CapFile};
 use crate::inventory::procfs::{self, DRIVER_PROC};
 
@@ -158,52 +155,24 @@ pub(crate) fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyho
     Some(failure(&catalog::NODE_MISSING, format!("there invalid IMEX channel {channel}: {reason}"), fix))
 }
 
-/// The directories that contain the parts of a driver for which nodes are created.
-#[derive(Clone, Debug)]
-pub struct Places {
-    /// The driver root
-    pub driver: Tree,
-    /// The root that has /proc/driver/nvidia
-    pub proc: Tree,
-    /// The root that has the PCI devices and the modules
-    pub sys: Tree,
-    /// The root in which nodes are created
-    pub dev: Tree,
-}
-
-impl Places {
-    /// Finds the directories. A driver root with its own `/proc` is a driver container, which contains the nodes. Other driver roots use the
-    /// nodes of the host. `dev_root` is the setting in config.toml.
-    ///
-    /// # Errors
-    /// If a root cannot be opened.
-    pub fn find(driver: Tree, dev_root: Option<&HostPath>) -> Result<Self> {
-        let proc = driver.owner_of(DRIVER_PROC)?;
-        let dev = match dev_root {
-            Some(root) => crate::driver::open_root(root)?,
-            None if proc.is(&driver) => driver.clone(),
-            None => driver.owner_of("/dev/nvidiactl")?,
-        };
-        Ok(Self { sys: driver.owner_of(PCI_DEVICES)?, driver, proc, dev })
-    }
-
+impl ModuleState {
     /// Examines the host.
     #[must_use]
-    pub fn module_state(&self) -> ModuleState {
-        let text = |path: &Path| self.proc.read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).ok();
-        let report = |name: &str| text(&Path::new(DRIVER_PROC).join(name));
-        let params = report("params").unwrap_or_default();
-        let is_loaded = |module: &&str| self.sys.locate(&Path::new("/sys/module").join(module)).is_ok();
+    pub(crate) fn read(Roots { proc, sys, .. }: &Roots) -> Self {
+        let driver = Path::new(DRIVER_PROC);
+        let params = proc.read_text(&driver.join("params")).unwrap_or_default();
+        let devices = proc.read_text(Path::new("/proc/devices")).unwrap_or_default();
+        let is_loaded = |module: &&str| sys.locate(&Path::new("/sys/module").join(module)).is_ok();
         // The module does not open GPUs that the administrator excluded (NVreg_ExcludedGpus).
-        let gpus = procfs::read_gpus(&self.proc).into_iter();
-        ModuleState {
-            pci_gpus: diagnosis::pci_gpus(&self.sys).unwrap_or_default(),
+        let gpus = procfs::read_gpus(proc).into_iter();
+        Self {
+            pci_gpus: diagnosis::pci_gpus(sys).unwrap_or_default(),
             loaded: MODULES.into_iter().filter(is_loaded).collect(),
-            policy: report("version").map(|_| parse_policy(&params)),
+            policy: proc.read(&driver.join("version")).ok().map(|_| parse_policy(&params)),
             imex: parse_imex(&params),
-            majors: parse_majors(&text(Path::new("/proc/devices")).unwrap_or_default()),
+            majors: parse_majors(&devices),
             gpu_minors: gpus.filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor).collect(),
-            caps: cap_files::existing(&self.proc),
+            caps: cap_files::existing(proc),
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// The limit of the kernel for symbolic links in one lookup (MAXSYMLINKS).
-const MAX_LINKS: u32 = 40;
+pub(crate) const MAX_LINKS: u32 = 40;
 /// The limit in bytes for the rest of the path, including the text of links (PATH_MAX).
 const MAX_LEFT: usize = 4096;
 
@@ -90,7 +90,8 @@ fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Resul
     }
 }
 
-fn push(left: &mut Vec<Option<OsString>>, path: &Path) {
+/// Adds the components of a path to the remaining ones, the next one last. `None` returns to the root.
+pub(crate) fn push(left: &mut Vec<Option<OsString>>, path: &Path) {
     let bytes = path.as_os_str().as_bytes();
     let parts = bytes.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
     left.extend(parts.rev().map(|part| Some(OsString::from_vec(part.to_vec()))));

@@ -8,7 +8,6 @@
 //! searches) and `elf/cache.c` (how ldconfig writes). The file has the byte order of its machine. See ld.so(8) and ldconfig(8).
 
 mod parse;
-mod splice;
 mod write;
 
 use std::cmp::Ordering;
@@ -20,7 +19,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 pub use parse::parse;
-pub use splice::Pieces;
 
 /// First bytes of the layout of libc5 and glibc 2.0 (`CACHEMAGIC`).
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0";
@@ -35,8 +33,6 @@ const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 /// `sizeof (struct cache_file_new)`, asserted to be 48 there.
 const NEW_HEADER: usize = 48;
 const NEW_COUNT_AT: usize = 20;
-/// The offset of the length of all strings.
-const NEW_STRINGS_AT: usize = 24;
 /// Zero before glibc 2.33, which began to record the byte order here.
 const NEW_BYTE_ORDER_AT: usize = 28;
 const NEW_EXTENSION_AT: usize = 32;
@@ -88,6 +84,11 @@ impl Arch {
     #[must_use]
     pub const fn native() -> Self {
         NATIVE
+    }
+
+    /// Returns the architectures whose programs can run on this machine.
+    pub fn supported() -> impl Iterator<Item = Self> {
+        std::iter::once(NATIVE).chain(NATIVE.compat32())
     }
 
     /// Returns the 32-bit architecture whose programs the same kernel runs, and for which the driver has libraries.
@@ -282,17 +283,12 @@ fn sorted<'a>(ours: &[NewEntry<'a>]) -> Vec<Entry<'a>> {
 ///
 /// # Errors
 /// If the file is not a cache, or becomes too large.
-pub fn update<'a>(old: &'a [u8], ours: &[NewEntry<'_>], stale: &BTreeSet<PathBuf>) -> Result<Pieces<'a>> {
-    if stale.is_empty()
-        && let Some(spliced) = splice::splice(old, ours)
-    {
-        return Ok(spliced);
-    }
+pub fn update(old: &[u8], ours: &[NewEntry<'_>], stale: &BTreeSet<PathBuf>) -> Result<Option<Vec<u8>>> {
     let mut cache = parse(old)?;
     cache.entries.retain(|entry| !stale.contains(entry.path));
     cache.merge(ours);
     let new = cache.to_bytes()?;
-    Ok((new != old).then(|| vec![new.into()]))
+    Ok((new != old).then_some(new))
 }
 
 /// Compares entries in ldconfig's order (`compare` in `elf/cache.c`): descending names, then the entries that ld.so prefers.

@@ -21,7 +21,7 @@ use super::{
 /// # Errors
 /// If the file is not a cache, has the other byte order, contains an offset outside of it, or exceeds a limit.
 pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
-    let mut text = Text::new();
+    let mut text = Text { left: MAX_TEXT };
     let mut cache = if bytes.starts_with(NEW_MAGIC) {
         parse_new(bytes, bytes, Layout::New, &mut text)?
     } else if bytes.starts_with(OLD_MAGIC) {
@@ -80,12 +80,7 @@ fn parse_new<'a>(part: &'a [u8], file: &'a [u8], layout: Layout, text: &mut Text
     Ok(cache)
 }
 
-pub(super) fn parse_extension<'a>(
-    cache: &mut Cache<'a>,
-    part: &'a [u8],
-    file: &'a [u8],
-    text: &mut Text,
-) -> Result<()> {
+fn parse_extension<'a>(cache: &mut Cache<'a>, part: &'a [u8], file: &'a [u8], text: &mut Text) -> Result<()> {
     let at = u32_at(part, NEW_EXTENSION_AT)? as usize;
     if at == 0 {
         return Ok(()); // ldconfig before glibc 2.33
@@ -154,15 +149,11 @@ fn entries<'a>(
 }
 
 /// Limits the bytes of strings that are read from a file.
-pub(super) struct Text {
+struct Text {
     left: usize,
 }
 
 impl Text {
-    pub(super) const fn new() -> Self {
-        Self { left: MAX_TEXT }
-    }
-
     fn string<'a>(&mut self, table: &'a [u8], offset: u32) -> Result<&'a OsStr> {
         let rest = table
             .get(offset as usize..)
@@ -187,10 +178,10 @@ fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N]> {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().context("truncated")
 }
 
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {
+fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {
     array_at(bytes, at).map(u32::from_ne_bytes)
 }
 
-pub(super) fn i32_at(bytes: &[u8], at: usize) -> Result<i32> {
+fn i32_at(bytes: &[u8], at: usize) -> Result<i32> {
     array_at(bytes, at).map(i32::from_ne_bytes)
 }

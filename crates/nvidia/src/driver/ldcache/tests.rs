@@ -270,34 +270,6 @@ fn extensions_that_glibc_ignores_are_ignored() {
     assert_eq!(parse(&unmarked).unwrap(), rich(Layout::New));
 }
 
-/// Bytes that are not as ldconfig writes them go the long way, which judges them.
-#[test]
-fn only_what_ldconfig_writes_is_spliced() {
-    let bytes = rich(Layout::New).to_bytes().unwrap();
-    let ours = [new_entry("libcuda.so.1", "/ours/libcuda.so.1", Arch::X86_64)];
-    assert!(splice::splice(&bytes, &ours).is_some());
-    let extension = u32::from_ne_bytes(bytes[NEW_EXTENSION_AT..][..4].try_into().unwrap());
-    let strings = NEW_HEADER + 6 * NEW_ENTRY;
-    let mut other_order = bytes.clone();
-    other_order[NEW_BYTE_ORDER_AT] ^= 1;
-    let mut no_end = bytes.clone();
-    let length = u32::from_ne_bytes(bytes[NEW_STRINGS_AT..][..4].try_into().unwrap()) as usize;
-    no_end[strings + length - 1] = b'x';
-    for (what, bytes) in [
-        ("byte order", other_order),
-        ("a string without an end", no_end),
-        ("a string in the table", with_u32(bytes.clone(), NEW_HEADER + 4, 60)),
-        ("a string in the extension", with_u32(bytes.clone(), NEW_HEADER + 8, extension)),
-        ("the extension among the strings", with_u32(bytes.clone(), NEW_EXTENSION_AT, extension - 8)),
-        ("more than it has", with_u32(bytes.clone(), NEW_COUNT_AT, 7)),
-        ("strings of no length", with_u32(bytes.clone(), NEW_STRINGS_AT, 0)),
-        ("another magic", b"x".iter().chain(&bytes).copied().collect()),
-        ("nothing", Vec::new()),
-    ] {
-        assert_eq!(splice::splice(&bytes, &ours), None, "{what}");
-    }
-}
-
 #[test]
 fn limits_hold_in_both_directions() {
     let long = "x".repeat(MAX_STRING);
@@ -451,28 +423,13 @@ proptest! {
     }
 
     #[test]
-    fn splicing_is_merging(parts in parts(), ours in ours()) {
-        let before = Cache { layout: Layout::New, ..parts.cache() };
-        let bytes = before.to_bytes().unwrap();
-        let mut merged = before.clone();
-        merged.merge(&borrow(&ours));
-        let spliced = splice::splice(&bytes, &borrow(&ours)).expect("as ldconfig writes it");
-        let after = spliced.map_or_else(|| bytes.clone(), |pieces| pieces.concat());
-        prop_assert_eq!(&parse(&after).unwrap(), &merged);
-        prop_assert_eq!(splice::splice(&after, &borrow(&ours)), Some(None), "twice is once");
-        // Of another layout, or with ours at the end of a file that somebody has damaged: the long way, and no panic.
-        prop_assert_eq!(splice::splice(&parts.cache().to_bytes().unwrap(), &borrow(&ours)).is_some(), parts.cache().layout == Layout::New);
-    }
-
-    #[test]
     fn damage_is_no_panic(parts in parts(), ours in ours(), damage in prop::collection::vec((any::<u16>(), any::<u8>()), 1..4)) {
         let mut bytes = Cache { layout: Layout::New, ..parts.cache() }.to_bytes().unwrap();
         for (at, byte) in damage {
             let at = usize::from(at) % bytes.len();
             bytes[at] = byte;
         }
-        if let Ok(Some(pieces)) = update(&bytes, &borrow(&ours), &BTreeSet::new()) {
-            let new = pieces.concat();
+        if let Ok(Some(new)) = update(&bytes, &borrow(&ours), &BTreeSet::new()) {
             for new_entry in borrow(&ours) {
                 // What stands in order is found.
                 if let Ok(cache) = parse(&new) {

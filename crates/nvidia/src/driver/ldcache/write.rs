@@ -51,7 +51,13 @@ impl Cache<'_> {
         let table = new_table_size(self.entries.len());
         let end = out.len().saturating_add(table).saturating_add(strings.bytes.len());
         let (extension, bytes) = self.extension(strings, table, end)?;
-        put_new_header(out, self.entries.len(), strings.bytes.len(), extension)?;
+        out.extend_from_slice(NEW_MAGIC);
+        put(out, self.entries.len())?;
+        put(out, strings.bytes.len())?;
+        const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
+        out.extend_from_slice(&[BYTE_ORDER, 0, 0, 0]);
+        put(out, extension)?;
+        out.extend_from_slice(&[0; 12]);
         for (entry, string) in self.entries.iter().zip(&strings.entries) {
             out.extend_from_slice(&entry.flags.to_ne_bytes());
             put(out, table.saturating_add(string.name))?;
@@ -68,7 +74,7 @@ impl Cache<'_> {
     /// no extension is needed. The offset `base` of `strings` is relative to the new header.
     ///
     /// The extension consists of the directory, then the hwcaps, which must be aligned, then the generator.
-    pub(super) fn extension(&self, strings: &Strings, base: usize, end: usize) -> Result<(usize, Vec<u8>)> {
+    fn extension(&self, strings: &Strings, base: usize, end: usize) -> Result<(usize, Vec<u8>)> {
         if self.generator.is_none() && self.hwcaps.is_empty() {
             return Ok((0, Vec::new()));
         }
@@ -102,18 +108,6 @@ impl Cache<'_> {
     }
 }
 
-/// Writes the header of the new layout.
-pub(super) fn put_new_header(out: &mut Vec<u8>, count: usize, strings: usize, extension: usize) -> Result<()> {
-    out.extend_from_slice(NEW_MAGIC);
-    put(out, count)?;
-    put(out, strings)?;
-    const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
-    out.extend_from_slice(&[BYTE_ORDER, 0, 0, 0]);
-    put(out, extension)?;
-    out.extend_from_slice(&[0; 12]);
-    Ok(())
-}
-
 /// Returns the size of the header and the table in the new layout.
 fn new_table_size(entries: usize) -> usize {
     NEW_HEADER.saturating_add(entries.saturating_mul(NEW_ENTRY))
@@ -142,21 +136,20 @@ fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usiz
 }
 
 /// Writes a number with 32 bits.
-pub(super) fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
+fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
     out.extend_from_slice(&u32::try_from(number).context("too large for a linker cache")?.to_ne_bytes());
     Ok(())
 }
 
 /// The offsets of the strings of an entry, relative to the first string.
-pub(super) struct Offsets {
-    pub(super) name: usize,
-    pub(super) path: usize,
+struct Offsets {
+    name: usize,
+    path: usize,
 }
 
 /// All strings, each with a final NUL.
-#[derive(Default)]
-pub(super) struct Strings {
-    pub(super) bytes: Vec<u8>,
+struct Strings {
+    bytes: Vec<u8>,
     entries: Vec<Offsets>,
     hwcaps: Vec<usize>,
 }
@@ -177,28 +170,20 @@ impl Strings {
             hwcaps: Vec::with_capacity(cache.hwcaps.len()),
         };
         for entry in &cache.entries {
-            let offsets = strings.add_entry(entry)?;
-            strings.entries.push(offsets);
+            let (name, path) = (entry.name, entry.path.as_os_str());
+            let path_at = strings.add(path)?;
+            // Usually the name is the end of the path, so one string is enough for both.
+            let name_at = match path.len().checked_sub(name.len()) {
+                Some(before) if path.as_bytes().ends_with(name.as_bytes()) => path_at.saturating_add(before),
+                _ => strings.add(name)?,
+            };
+            strings.entries.push(Offsets { name: name_at, path: path_at });
         }
-        cache.hwcaps.iter().try_for_each(|name| strings.add_hwcap(name))?;
+        for name in &cache.hwcaps {
+            let at = strings.add(name)?;
+            strings.hwcaps.push(at);
+        }
         Ok(strings)
-    }
-
-    pub(super) fn add_entry(&mut self, entry: &Entry<'_>) -> Result<Offsets> {
-        let (name, path) = (entry.name, entry.path.as_os_str());
-        let path_at = self.add(path)?;
-        // Usually the name is the end of the path, so one string is enough for both.
-        let name_at = match path.len().checked_sub(name.len()) {
-            Some(before) if path.as_bytes().ends_with(name.as_bytes()) => path_at.saturating_add(before),
-            _ => self.add(name)?,
-        };
-        Ok(Offsets { name: name_at, path: path_at })
-    }
-
-    pub(super) fn add_hwcap(&mut self, name: &OsStr) -> Result<()> {
-        let at = self.add(name)?;
-        self.hwcaps.push(at);
-        Ok(())
     }
 
     fn add(&mut self, string: &OsStr) -> Result<usize> {

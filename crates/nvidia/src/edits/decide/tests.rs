@@ -49,7 +49,8 @@ fn facts() -> DeviceFacts {
         mig_minors: Some(minors.into()),
         has_proc: true,
         gpu_dirs: dirs.collect(),
-        ..DeviceFacts::empty(HostPath::new("/"))
+        dev_root: HostPath::new("/"),
+        ..DeviceFacts::default()
     };
     let mut paths: Vec<_> = inventory().gpus.iter().map(|gpu| facts.gpu_dir(gpu.bus_id).unwrap()).collect();
     paths.push(Path::new(DRIVER_PROC).join("capabilities"));
@@ -64,7 +65,7 @@ fn host(devices: DeviceFacts) -> HostFacts {
 }
 
 fn compute() -> Wanted {
-    Wanted { capabilities: Capabilities::of(&[Compute]), gpus: true, ..Wanted::default() }
+    Wanted { capabilities: Capabilities::new(&[Compute]), gpus: true, ..Wanted::default() }
 }
 
 /// Node names and masked mounts, or the line of the error.
@@ -86,8 +87,8 @@ fn what_devices_give() {
     let inventory = inventory();
     let (whole, split) = (Device::Gpu(&inventory.gpus[0]), &inventory.gpus[2]);
     let mig = Device::Mig(split, &split.mig_devices[0]);
-    let graphics = Wanted { capabilities: Capabilities::of(&[Graphics]), gpus: true, ..Wanted::default() };
-    let utility = Wanted { capabilities: Capabilities::of(&[Capability::Utility]), gpus: true, ..Wanted::default() };
+    let graphics = Wanted { capabilities: Capabilities::new(&[Graphics]), gpus: true, ..Wanted::default() };
+    let utility = Wanted { capabilities: Capabilities::new(&[Capability::Utility]), gpus: true, ..Wanted::default() };
     let imex = Wanted { imex_channels: vec![7], ..utility.clone() };
     let no_gpu = Wanted { gpus: false, ..compute() };
     for (what, wanted, devices, expected) in [

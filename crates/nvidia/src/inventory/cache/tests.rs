@@ -114,7 +114,7 @@ fn a_file_that_is_anything_else_is_replaced() {
         bytes[at] ^= 1;
         bytes
     };
-    let older = String::from_utf8(good.clone()).unwrap().replacen(" inventory 2 ", " inventory 0 ", 1).into_bytes();
+    let older = String::from_utf8(good.clone()).unwrap().replacen(" inventory 3 ", " inventory 0 ", 1).into_bytes();
     let unknown = String::from_utf8(good[HEADER.len() + 17..].to_vec()).unwrap().replacen('{', "{\"more\":1,", 1);
     let unknown = format!("{HEADER}{:016x}\n{unknown}", checksum(unknown.as_bytes())).into_bytes();
     let mut files = vec![Vec::new(), b"nonsense".to_vec(), older, unknown, vec![b' '; 2 << 20]];

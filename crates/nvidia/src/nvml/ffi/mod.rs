@@ -179,7 +179,7 @@ impl Api for Library {
         // SAFETY: the library writes one pointer to `device`; any index is allowed and checked by it.
         let code = unsafe { function(index, &raw mut device) };
         self.check(NAME, code)?;
-        Ok(Device::of(device as usize))
+        Ok(Device::from_raw(device as usize))
     }
 
     fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
@@ -254,7 +254,7 @@ impl Api for Library {
         // handle that it gave us.
         let code = unsafe { function(device.get() as RawDevice, index, &raw mut mig) };
         self.check(NAME, code)?;
-        Ok(Device::of(mig as usize))
+        Ok(Device::from_raw(mig as usize))
     }
 
     fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {

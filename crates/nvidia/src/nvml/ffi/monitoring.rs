@@ -128,7 +128,7 @@ impl Monitoring for Library {
             return Ok(None);
         }
         self.check(NAME, code)?;
-        Ok(Some(EventData { device: Device::of(event.device as usize), kind: event.kind, data: event.data }))
+        Ok(Some(EventData { device: Device::from_raw(event.device as usize), kind: event.kind, data: event.data }))
     }
 
     fn fields<const N: usize>(&self, device: Device, ids: [u32; N]) -> Result<[Option<u64>; N], Failed> {
