@@ -1,4 +1,4 @@
-/* The fake driver's configuration: which GPUs there are and how they misbehave. */
+/* The fake driver's configuration: the GPUs and their faults. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
 
@@ -20,10 +20,10 @@ struct gpu {
 	int cc_major, cc_minor;
 	unsigned brand;
 	unsigned long long memory_mib;
-	unsigned fail;        /* what every call about it returns, but the one for its handle */
-	unsigned fail_handle; /* what that one returns */
-	bool hang_handle;     /* it never returns */
-	bool crash_handle;    /* it ends the process */
+	unsigned fail;        /* the result of every call for this GPU, except for the one that returns its handle */
+	unsigned fail_handle; /* the result of the call that returns its handle */
+	bool hang_handle;     /* that call never returns */
+	bool crash_handle;    /* that call ends the process */
 	bool mig_enabled;
 	unsigned mig_count;
 	struct mig mig[MAX_MIG];
@@ -36,15 +36,15 @@ struct config {
 	bool init_hang;
 	bool init_crash;
 	unsigned init_error;
-	bool count_all; /* count GPUs whose node cannot be opened, too */
+	bool count_all; /* also count GPUs whose node cannot be opened */
 	unsigned not_supported_count;
 	char not_supported[MAX_QUIRKS][64];
 	unsigned gpu_count;
 	struct gpu gpu[MAX_GPUS];
 };
 
-/* Reads the configuration that goes with the library file at `library`: `nvml.conf` beside it, or what follows the
- * last line `#fake-driver` in the file itself. False if there is neither, or a line is wrong. */
+/* Reads the configuration of the library file at `library`: `nvml.conf` next to it, or the text after the last line
+ * `#fake-driver` in the file itself. Returns false if both are missing, or a line is invalid. */
 bool config_read(const char *library, struct config *config);
 
 #endif

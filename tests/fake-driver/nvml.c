@@ -57,8 +57,8 @@ static bool initialized;
 
 #define PUBLIC __attribute__((visibility("default")))
 
-/* Whether a node lets us in. Of a major number without a driver, ENXIO is what the kernel says *after* file mode and
- * device cgroup have been passed; with a real driver it is a success. */
+/* Returns whether a node can be opened. For a major number without a driver, the kernel returns ENXIO *after* the checks
+ * of file mode and device cgroup; with a real driver, opening succeeds. */
 static unsigned try_node(const char *path, int mode)
 {
 	int fd = open(path, mode | O_CLOEXEC);
@@ -111,7 +111,7 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 		return control;
 	device_count = 0;
 	for (unsigned i = 0; i < config.gpu_count; i++) {
-		/* Like the real one, it sees only the GPUs that it can open, and counts those. */
+		/* Like the real library, it lists and counts only the GPUs that it can open. */
 		if (!config.count_all && !gpu_opens(&config.gpu[i]))
 			continue;
 		devices[device_count] = (struct device){.gpu = &config.gpu[i], .index = device_count};
@@ -172,7 +172,7 @@ static unsigned put_text(const char *text, char *out, unsigned size)
 	return SUCCESS;
 }
 
-/* What stands before a call's own work. */
+/* The start of every call. */
 static unsigned check(const char *call)
 {
 	if (!initialized)
