@@ -8,7 +8,7 @@ use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, Ran, run_with, scratch};
 
 pub const TESTS: &[Test] = &[
-    ("bad_input::stdin_that_is_no_state", &[], stdin_that_is_no_state),
+    ("bad_input::stdin_that_is_not_a_state", &[], stdin_that_is_not_a_state),
     ("bad_input::fifty_megabytes_of_stdin", &[], fifty_megabytes_of_stdin),
     ("bad_input::no_process", &[Need::Root, Need::Program("cc")], no_process),
     ("bad_input::broken_spec", &[], broken_spec),
@@ -18,7 +18,7 @@ pub const TESTS: &[Test] = &[
     ("bad_input::no_driver", &[], no_driver),
     ("bad_input::module_and_libraries_differ", &[Need::Root, Need::Program("cc")], module_and_libraries_differ),
     ("bad_input::nvml_hangs", &[Need::Root, Need::Program("cc")], nvml_hangs),
-    ("bad_input::nvml_says_no", &[Need::Root, Need::Program("cc")], nvml_says_no),
+    ("bad_input::nvml_reports_an_error", &[Need::Root, Need::Program("cc")], nvml_reports_an_error),
     ("bad_input::unknown_gpu", &[Need::Root, Need::Program("cc")], unknown_gpu),
     ("bad_input::missing_node", &[Need::Root, Need::Program("cc")], missing_node),
     ("bad_input::hostile_environment", &[], hostile_environment),
@@ -53,7 +53,7 @@ fn one_error(ran: Ran, says: &[&str]) {
     assert!(lines.len() <= 2 && lines.get(1).is_none_or(|line| line.starts_with("hint: ")), "{stderr}");
 }
 
-fn stdin_that_is_no_state() {
+fn stdin_that_is_not_a_state() {
     for (stdin, says) in [
         (&b""[..], "the container state on stdin: it is empty"),
         (b"\xff\xfe", "the container state on stdin"),
@@ -199,7 +199,7 @@ fn nvml_hangs() {
     assert!(start.elapsed().as_secs() < 10);
 }
 
-fn nvml_says_no() {
+fn nvml_reports_an_error() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     for (code, id) in [("9", "(ONH-011)"), ("18", "(ONH-013)"), ("4", "(ONH-019)"), ("999", "(ONH-018)")] {
         fake.set_nvml(|old| {

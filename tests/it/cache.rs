@@ -13,7 +13,7 @@ use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
 pub const TESTS: &[Test] = &[
     ("cache::a_cached_inventory_spares_nvml", NEEDS, a_cached_inventory_spares_nvml),
     ("cache::what_changed_is_asked_for", NEEDS, what_changed_is_asked_for),
-    ("cache::a_gpu_that_failed_is_told_again", NEEDS, a_gpu_that_failed_is_told_again),
+    ("cache::a_failed_gpu_is_reported_again", NEEDS, a_failed_gpu_is_reported_again),
     ("cache::a_gpu_that_hangs_stops_only_its_own_containers", NEEDS, a_gpu_that_hangs_stops_only_its_own_containers),
     ("cache::doctor_and_info_invalidate_a_cached_inventory", NEEDS, doctor_and_info_invalidate_a_cached_inventory),
     ("cache::a_doctor_without_an_answer_invalidates_it_too", NEEDS, a_doctor_without_an_answer_invalidates_it_too),
@@ -145,7 +145,7 @@ fn what_changed_is_asked_for() {
     assert!(explain(&fake).failed(1).is_empty());
 }
 
-fn a_gpu_that_failed_is_told_again() {
+fn a_failed_gpu_is_reported_again() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     for _ in 0..3 {

@@ -28,16 +28,16 @@ pub const MIG_1: &str = "MIG-51eed000-0002-4000-8000-0000fa4e0002";
 pub const TESTS: &[Test] = &[
     ("cdi::a_spec_is_valid", NEEDS_DRIVER, a_spec_is_valid),
     ("cdi::names_and_versions_of_a_choice", NEEDS_DRIVER, names_and_versions_of_a_choice),
-    ("cdi::the_hook_does_what_the_spec_says", NEEDS_DRIVER, the_hook_does_what_the_spec_says),
+    ("cdi::the_hook_and_the_spec_agree", NEEDS_DRIVER, the_hook_and_the_spec_agree),
     ("cdi::refresh_rewrites_what_is_stale", NEEDS_DRIVER, refresh_rewrites_what_is_stale),
-    ("cdi::mig_devices_made_anew_are_seen", NEEDS_DRIVER, mig_devices_made_anew_are_seen),
+    ("cdi::recreated_mig_devices_are_detected", NEEDS_DRIVER, recreated_mig_devices_are_detected),
     ("cdi::specs_of_other_programs_are_theirs", NEEDS_DRIVER, specs_of_other_programs_are_theirs),
     ("cdi::no_engine_is_run_without_need", NEEDS_DRIVER, no_engine_is_run_without_need),
     ("cdi::refresh_without_gpus_is_silent", NEEDS_DRIVER, refresh_without_gpus_is_silent),
     ("cdi::refresh_asks_a_failing_gpu_again", NEEDS_DRIVER, refresh_asks_a_failing_gpu_again),
     ("cdi::refresh_by_many_at_once", NEEDS_DRIVER, refresh_by_many_at_once),
-    ("cdi::generate_says_what_is_in_the_way", NEEDS_DRIVER, generate_says_what_is_in_the_way),
-    ("cdi::check_says_why", NEEDS_DRIVER, check_says_why),
+    ("cdi::generate_warns_of_a_file_that_engines_ignore", NEEDS_DRIVER, generate_warns_of_a_file_that_engines_ignore),
+    ("cdi::check_gives_reasons", NEEDS_DRIVER, check_gives_reasons),
 ];
 
 /// Runs `cdi ARGUMENTS` for this driver.
@@ -132,7 +132,7 @@ fn names_and_versions_of_a_choice() {
 }
 
 /// The edits that `explain` lists are the edits of the spec, merged as an engine merges them.
-fn the_hook_does_what_the_spec_says() {
+fn the_hook_and_the_spec_agree() {
     // In an image that is not like Debian, libraries are placed where this host has them.
     let fake = FakeDriver::new(&["--gpus", "3", "--mig", "--drm", "--layout", "lib64"]);
     let spec = generate(&fake, &[]);
@@ -315,7 +315,7 @@ fn sockets_come_and_go(fake: &FakeDriver, path: &Path) {
 
 /// MIG devices that were destroyed and created again can have the same numbers but other UUIDs, and procfs does not show the
 /// difference.
-fn mig_devices_made_anew_are_seen() {
+fn recreated_mig_devices_are_detected() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
@@ -467,7 +467,7 @@ fn refresh_by_many_at_once() {
 }
 
 /// A file that no engine reads is written, with a warning.
-fn generate_says_what_is_in_the_way() {
+fn generate_warns_of_a_file_that_engines_ignore() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let (etc, run_dir) = (dir.path().join("etc"), dir.path().join("run"));
@@ -491,7 +491,7 @@ fn generate_says_what_is_in_the_way() {
     assert!(write(&dir.path().join("nvidia.yaml")).contains("searches for CDI specs"));
 }
 
-fn check_says_why() {
+fn check_gives_reasons() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let (etc, run_dir) = (dir.path().join("etc"), dir.path().join("run"));

@@ -610,7 +610,7 @@ fn container(runtime: &str) {
     });
     fs::write(bundle.path().join("config.json"), config.to_string()).unwrap();
 
-    // init keeps what it is given for stdout: a pipe would not end before the container does
+    // The container's init keeps its stdout open, so a pipe would end only with the container.
     let out = bundle.path().join("out");
     let file = File::create(&out).unwrap();
     let pid_file = bundle.path().join("pid");

@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
     ("docs::files_and_links_are_there", &[], files_and_links_are_there),
     ("docs::command_lines_are_understood", &[], command_lines_are_understood),
     ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
-    ("docs::every_key_is_told_of", &[], every_key_is_told_of),
+    ("docs::every_key_is_documented", &[], every_key_is_documented),
     ("docs::manifests_are_yaml", &[], manifests_are_yaml),
     ("docs::pages_are_short_and_indexed", &[], pages_are_short_and_indexed),
     ("docs::pictures_show_their_sources", &[], pictures_show_their_sources),
@@ -289,7 +289,7 @@ fn keys_of_config_toml_are_known() {
 }
 
 /// Each key is in the table of docs/configuration.md, in config.toml and in its man page.
-fn every_key_is_told_of() {
+fn every_key_is_documented() {
     let read = |path: &str| std::fs::read_to_string(source(path)).unwrap();
     let (page, shipped, man) =
         (read("docs/configuration.md"), read("config/config.toml"), read("docs/man/oci-nvidia-hook.toml.5"));

@@ -17,7 +17,7 @@ const V1: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"),
 
 pub const TESTS: &[Test] = &[
     ("doctor_container::each_lack_has_its_finding", NEEDS, each_lack_has_its_finding),
-    ("doctor_container::nothing_of_a_container_is_opened_that_is_no_file", NEEDS, nothing_is_opened_that_is_no_file),
+    ("doctor_container::only_files_of_a_container_are_opened", NEEDS, nothing_is_opened_that_is_no_file),
     ("doctor_container::a_cgroup_that_denies", V1, a_cgroup_that_denies),
     ("doctor_container::what_cannot_be_examined", NEEDS, what_cannot_be_examined),
 ];

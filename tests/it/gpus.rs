@@ -14,7 +14,7 @@ const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
 pub const TESTS: &[Test] = &[
     ("gpus::a_missing_node_moves_no_index", NEEDS, a_missing_node_moves_no_index),
-    ("gpus::a_lost_gpu_is_told_once", NEEDS_DRIVER, a_lost_gpu_is_told_once),
+    ("gpus::a_lost_gpu_is_reported_once", NEEDS_DRIVER, a_lost_gpu_is_reported_once),
     ("gpus::an_excluded_gpu_does_not_exist", NEEDS, an_excluded_gpu_does_not_exist),
     ("gpus::limits_hold_for_gpus_that_do_not_work", NEEDS_DRIVER, limits_hold_for_gpus_that_do_not_work),
     ("gpus::info_json_can_be_replayed", NEEDS_DRIVER, info_json_can_be_replayed),
@@ -98,7 +98,7 @@ fn a_missing_node_moves_no_index() {
 }
 
 /// A GPU that fell off the bus fails in NVML's first call: NVML reports an index, the kernel module the rest.
-fn a_lost_gpu_is_told_once() {
+fn a_lost_gpu_is_reported_once() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
     let told = explain(&fake, "all").ok();

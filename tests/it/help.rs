@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
     ("help::bash_completes_cdi_devices", &[Need::Root, Need::Program("bash"), Need::Program("cc")], cdi_devices),
     ("help::zsh_reads_its_script", &[Need::Program("zsh")], zsh_reads_its_script),
     ("help::fish_completes", &[Need::Program("fish")], fish_completes),
-    ("help::the_man_page_tells_of_all", &[], the_man_page_tells_of_all),
+    ("help::the_man_page_is_complete", &[], the_man_page_is_complete),
     ("help::man_pages_have_no_mistakes", &[Need::Program("mandoc")], man_pages_have_no_mistakes),
 ];
 
@@ -224,7 +224,7 @@ fn fish_completes() {
 }
 
 /// The words in bold in the man page that look like commands or options are those of the command line.
-fn the_man_page_tells_of_all() {
+fn the_man_page_is_complete() {
     let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8")).unwrap().replace("\\-", "-");
     let section = |name: &str| {
         let rest = page.split(&format!(".SH {name}\n")).nth(1).unwrap_or_else(|| panic!("{name}"));

@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
     ("live::the_image_has_files_of_its_own", NEEDS, the_image_has_files_of_its_own),
     ("live::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
     ("live::a_failing_step_leaves_nothing", NEEDS, a_failing_step_leaves_nothing),
-    ("live::twice_is_once", NEEDS, twice_is_once),
+    ("live::a_second_run_changes_nothing", NEEDS, a_second_run_changes_nothing),
     ("live::a_failing_gpu_does_not_stop_the_others", NEEDS, a_failing_gpu_does_not_stop_the_others),
     ("live::none_or_sixteen_gpus_and_a_slow_driver", NEEDS, none_or_sixteen_gpus_and_a_slow_driver),
     ("live::driver_libraries_in_lib64", NEEDS, driver_libraries_in_lib64),
@@ -247,7 +247,7 @@ fn a_failing_step_leaves_nothing() {
     assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia*");
 }
 
-fn twice_is_once() {
+fn a_second_run_changes_nothing() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], MASKABLE_PROC);

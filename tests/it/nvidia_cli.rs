@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
     ("nvidia_cli::info_as_documented", HOST, info_as_documented),
     ("nvidia_cli::list_as_documented", HOST, list_as_documented),
     ("nvidia_cli::list_of_a_mig_host", HOST, list_of_a_mig_host),
-    ("nvidia_cli::list_says_what_is_what", HOST, list_says_what_is_what),
+    ("nvidia_cli::list_prints_kinds", HOST, list_prints_kinds),
     ("nvidia_cli::list_names_what_it_does_not_know", HOST, list_names_what_it_does_not_know),
     ("nvidia_cli::a_broken_gpu", HOST, a_broken_gpu),
     ("nvidia_cli::a_plain_user", HOST, a_plain_user),
@@ -208,7 +208,7 @@ fn list_names_what_it_does_not_know() {
 }
 
 /// Our additions: the kind of each entry, and kinds that the original does not know.
-fn list_says_what_is_what() {
+fn list_prints_kinds() {
     let fake = host();
     let mut ours = Command::new(HOOK);
     let text = run(ours.args(["list", "--json", "--root"]).arg(&fake.root).env_clear()).ok();

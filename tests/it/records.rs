@@ -29,7 +29,7 @@ pub const TESTS: &[Test] = &[
     }),
     ("records::a_container_of_cdi", engine::NEEDS, a_container_of_cdi),
     ("records::a_spec_that_cannot_be_read", &[Need::Root], a_spec_that_cannot_be_read),
-    ("records::a_file_that_is_no_record", &[Need::Root], a_file_that_is_no_record),
+    ("records::a_file_that_is_not_a_record", &[Need::Root], a_file_that_is_not_a_record),
     ("records::a_pod_is_sent_to_the_scheduler", &[Need::Root, Need::Program("cc")], a_pod_is_sent_to_the_scheduler),
     ("records::json_has_no_control_characters", &[Need::Root, Need::Program("cc")], json_has_no_control_characters),
     ("records::a_user_is_sent_to_root", &[Need::Root, Need::Program("setpriv")], a_user_is_sent_to_root),
@@ -207,7 +207,7 @@ fn a_spec_that_cannot_be_read() {
     }
 }
 
-fn a_file_that_is_no_record() {
+fn a_file_that_is_not_a_record() {
     let dir = scratch();
     let records = dir.path().join("run/containers");
     fs::create_dir_all(&records).unwrap();

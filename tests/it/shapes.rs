@@ -18,7 +18,7 @@ pub const TESTS: &[Test] = &[
     ("shapes::no_glibc", NEEDS, no_glibc),
     ("shapes::noexec_dev", NEEDS, noexec_dev),
     ("shapes::volumes_with_shared_propagation", NEEDS, shared_propagation),
-    ("shapes::set_up_by_somebody_else", NEEDS, set_up_by_somebody_else),
+    ("shapes::set_up_by_another_program", NEEDS, set_up_by_another_program),
 ];
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
@@ -266,7 +266,7 @@ fn shared_propagation() {
     }
 }
 
-fn set_up_by_somebody_else() {
+fn set_up_by_another_program() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");

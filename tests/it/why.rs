@@ -22,11 +22,11 @@ pub const TESTS: &[Test] = &[
     ("why::a_bug_report_has_the_last_ones", NEEDS, a_bug_report_has_the_last_ones),
     ("why::the_journal_has_it", NEEDS, the_journal_has_it),
     ("why::an_engine_that_loses_patience", NEEDS, an_engine_that_loses_patience),
-    ("why::a_run_directory_of_somebody_else", NEEDS, a_run_directory_of_somebody_else),
+    ("why::a_run_directory_of_another_user", NEEDS, a_run_directory_of_another_user),
     ("why::a_user_has_records_of_his_own", &[Need::Root, Need::Program("setpriv")], a_user_has_records_of_his_own),
     ("why::what_podman_does_not_show", engine::NEEDS, what_podman_does_not_show),
     ("why::what_crun_does_not_show", engine::NEEDS_CRUN, what_crun_does_not_show),
-    ("why::nothing_to_tell", &[Need::Root], nothing_to_tell),
+    ("why::no_records", &[Need::Root], no_records),
 ];
 
 /// Runs `$HOOK` with a separate `/run`: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
@@ -253,7 +253,7 @@ fn an_engine_that_loses_patience() {
 }
 
 /// A container gets its GPUs whatever occupies the path of the record, and nothing is written there.
-fn a_run_directory_of_somebody_else() {
+fn a_run_directory_of_another_user() {
     let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
     let dir = container.dir.path();
     let target = scratch();
@@ -354,7 +354,7 @@ fn what_crun_does_not_show() {
     assert!(given.contains("  given  ") && failed.contains("  failed  "), "{list:?}");
 }
 
-fn nothing_to_tell() {
+fn no_records() {
     let dir = scratch();
     assert_eq!(why(dir.path(), &[]).ok(), "no container has requested GPUs\n");
     let stderr = why(dir.path(), &["x\ny"]).failed(1);
