@@ -170,7 +170,7 @@ fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
 
 proptest! {
     #[test]
-    fn the_hook_does_what_the_spec_says(common in any_edits(), devices in prop::collection::vec(any_device(), 0..4)) {
+    fn the_hook_and_the_spec_agree(common in any_edits(), devices in prop::collection::vec(any_device(), 0..4)) {
         let all = devices.iter().cloned().fold(common.clone(), Edits::merge);
         let union = devices.iter().map(|edits| lower(edits, &host(), RootfsEdits::default()));
         let union = union.fold(lower(&common, &host(), RootfsEdits::default()), ContainerEdits::merge);

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A mount into a container brings the library alone, so its configuration is also appended to it: ld.so does not look
- * at what follows the last section. */
+/* Only the library is mounted into a container, so its configuration is also appended to it: ld.so does not read the
+ * bytes after the last section. */
 static const char MARK[] = "\n#fake-driver\n";
 static const long LONGEST = 64 * 1024;
 
@@ -23,7 +23,7 @@ static char *read_tail(const char *path)
 		text = malloc((size_t)(size - start) + 1);
 		if (text && fseek(file, start, SEEK_SET) == 0) {
 			size_t got = fread(text, 1, (size_t)(size - start), file);
-			/* A library is full of zero bytes; as text they are nothing. */
+			/* A library contains many zero bytes, which are not text. */
 			for (size_t i = 0; i < got; i++)
 				if (!text[i])
 					text[i] = ' ';

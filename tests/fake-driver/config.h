@@ -1,4 +1,4 @@
-/* The fake driver's configuration: which GPUs there are and how they misbehave. */
+/* The fake driver's configuration: the GPUs and their faults. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
 
@@ -44,15 +44,15 @@ struct config {
 	bool init_hang;
 	bool init_crash;
 	unsigned init_error;
-	bool count_all; /* count GPUs whose node cannot be opened, too */
+	bool count_all; /* also count GPUs whose node cannot be opened */
 	unsigned not_supported_count;
 	char not_supported[MAX_QUIRKS][64];
 	unsigned gpu_count;
 	struct gpu gpu[MAX_GPUS];
 };
 
-/* Reads the configuration that goes with the library file at `library`: `nvml.conf` beside it, or what follows the
- * last line `#fake-driver` in the file itself. False if there is neither, or a line is wrong. */
+/* Reads the configuration of the library file at `library`: `nvml.conf` next to it, or the text after the last line
+ * `#fake-driver` in the file itself. Returns false if both are missing, or a line is invalid. */
 bool config_read(const char *library, struct config *config);
 
 /* The path of a file beside the library. False if the library is not found. */

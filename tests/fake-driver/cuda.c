@@ -1,4 +1,4 @@
-/* A fake libcuda.so.1: enough for a program to see whether CUDA would come up. */
+/* A fake libcuda.so.1: sufficient to check whether CUDA would start. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -12,7 +12,7 @@ static bool initialized;
 
 #define PUBLIC __attribute__((visibility("default")))
 
-/* As in nvml.c: ENXIO comes after all permissions. */
+/* As in nvml.c: the kernel returns ENXIO after all permission checks. */
 static bool opens(const char *path)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC);

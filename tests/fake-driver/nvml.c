@@ -125,7 +125,7 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 		return control;
 	device_count = 0;
 	for (unsigned i = 0; i < config.gpu_count; i++) {
-		/* Like the real one, it sees only the GPUs that it can open, and counts those. */
+		/* Like the real library, it lists and counts only the GPUs that it can open. */
 		if (!config.count_all && !gpu_opens(&config.gpu[i]))
 			continue;
 		devices[device_count] = (struct device){.gpu = &config.gpu[i], .index = device_count};

@@ -1,5 +1,5 @@
-/* A fake nvidia-smi. It gets NVML as the real one does, from the dynamic loader of wherever it runs, and prints the
- * real one's table, list and complaints. */
+/* A fake nvidia-smi. Like the real one, it loads NVML with the dynamic loader of the system on which it runs, and it
+ * prints the table, list and errors of the real one. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,7 @@ struct memory {
 
 static void *nvml;
 
-/* The real one fails at its first use of a missing function, too. */
+/* The real one also fails at the first use of a missing function. */
 static void *function(const char *name)
 {
 	void *found = dlsym(nvml, name);

@@ -1,4 +1,4 @@
-/* A library or program of the driver of which only the presence matters. As a program it says what it is. */
+/* A library or program of the driver that only has to exist. As a program, it prints its name. */
 #include <stdio.h>
 
 #ifdef PROGRAM

@@ -1,4 +1,4 @@
-//! The order of the modules. Cargo holds that of the crates.
+//! Checks the order of the modules. Cargo checks that of the crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +15,7 @@ pub const TESTS: &[Test] = &[
 /// The top-level modules that each top-level module of a crate uses, by `crate::NAME`.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// No two modules of a crate use each other, by whatever way round.
+/// No two modules of a crate use each other, directly or through others.
 fn modules_have_an_order() {
     let crates = [
         ("crates/base/src", 5),
@@ -91,7 +91,7 @@ fn names(rest: &str) -> Vec<String> {
     top.split(',').map(word).filter(|name| !name.is_empty()).collect()
 }
 
-/// The modules that are left after all have been taken away that use none of the others.
+/// Returns the modules that remain after all modules that use no remaining one have been removed, repeatedly.
 fn circle(uses: &Uses) -> Option<Vec<String>> {
     let mut left = uses.clone();
     loop {
@@ -99,7 +99,7 @@ fn circle(uses: &Uses) -> Option<Vec<String>> {
         let Some(free) = left.keys().find(|name| is_free(name, &left)).cloned() else { break };
         left.remove(&free);
     }
-    // What only leads into a circle is not part of it.
+    // A module that only leads to a cycle is not part of it.
     while let Some(unused) = left.keys().find(|name| !left.values().any(|uses| uses.contains(*name))).cloned() {
         left.remove(&unused);
     }

@@ -8,7 +8,7 @@ use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, Ran, run_with, scratch};
 
 pub const TESTS: &[Test] = &[
-    ("bad_input::stdin_that_is_no_state", &[], stdin_that_is_no_state),
+    ("bad_input::stdin_that_is_not_a_state", &[], stdin_that_is_not_a_state),
     ("bad_input::fifty_megabytes_of_stdin", &[], fifty_megabytes_of_stdin),
     ("bad_input::no_process", &[Need::Root, Need::Program("cc")], no_process),
     ("bad_input::broken_spec", &[], broken_spec),
@@ -18,7 +18,7 @@ pub const TESTS: &[Test] = &[
     ("bad_input::no_driver", &[], no_driver),
     ("bad_input::module_and_libraries_differ", &[Need::Root, Need::Program("cc")], module_and_libraries_differ),
     ("bad_input::nvml_hangs", &[Need::Root, Need::Program("cc")], nvml_hangs),
-    ("bad_input::nvml_says_no", &[Need::Root, Need::Program("cc")], nvml_says_no),
+    ("bad_input::nvml_reports_an_error", &[Need::Root, Need::Program("cc")], nvml_reports_an_error),
     ("bad_input::unknown_gpu", &[Need::Root, Need::Program("cc")], unknown_gpu),
     ("bad_input::missing_node", &[Need::Root, Need::Program("cc")], missing_node),
     ("bad_input::hostile_environment", &[], hostile_environment),
@@ -39,7 +39,7 @@ fn state(dir: &Path, devices: &str) -> Vec<u8> {
     serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir}).to_string().into_bytes()
 }
 
-/// One error line with all of `says`, then one hint, and nothing else.
+/// Checks that stderr is one error line with all of `says`, then one hint, and nothing else.
 #[track_caller]
 fn one_error(ran: Ran, says: &[&str]) {
     let stderr = ran.failed(1);
@@ -48,12 +48,12 @@ fn one_error(ran: Ran, says: &[&str]) {
     for text in says {
         assert!(lines[0].contains(text), "{text:?} is not in\n{stderr}");
     }
-    // podman takes these for its own errors
+    // Podman takes these words for its own errors.
     assert!(!stderr.to_lowercase().contains("not found"), "{stderr}");
     assert!(lines.len() <= 2 && lines.get(1).is_none_or(|line| line.starts_with("hint: ")), "{stderr}");
 }
 
-fn stdin_that_is_no_state() {
+fn stdin_that_is_not_a_state() {
     for (stdin, says) in [
         (&b""[..], "the container state on stdin: it is empty"),
         (b"\xff\xfe", "the container state on stdin"),
@@ -96,7 +96,7 @@ fn broken_spec() {
     one_error(hook(&["prestart"], &state), &["config.json", "not a regular file"]);
 }
 
-/// A mistake in config.toml stops containers that ask for GPUs, and no other.
+/// An error in config.toml stops containers that request GPUs, and no others.
 fn no_request_no_config() {
     let dir = scratch();
     let config = dir.path().join("config.toml");
@@ -129,7 +129,7 @@ fn bad_config() {
     one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), &["config.toml", "it does not exist"]);
 }
 
-/// Three different things that all look like a missing library.
+/// Three different causes that all look like a missing library.
 fn no_driver() {
     let dir = scratch();
     let state = state(dir.path(), "all");
@@ -153,7 +153,7 @@ fn no_driver() {
     assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
 }
 
-/// After an update without a reboot; and a module that was never loaded.
+/// Covers an update without a reboot, and a module that was never loaded.
 fn module_and_libraries_differ() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let version = fake.root.join("proc/driver/nvidia/version");
@@ -199,7 +199,7 @@ fn nvml_hangs() {
     assert!(start.elapsed().as_secs() < 10);
 }
 
-fn nvml_says_no() {
+fn nvml_reports_an_error() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     for (code, id) in [("9", "(ONH-011)"), ("18", "(ONH-013)"), ("4", "(ONH-019)"), ("999", "(ONH-018)")] {
         fake.set_nvml(|old| {
@@ -208,7 +208,7 @@ fn nvml_says_no() {
         });
         one_error(with_fake(&fake, "all"), &[id, "nvmlInit_v2"]);
     }
-    // A user who may not open the nodes: the identity is really taken.
+    // A user who has no permission to open the nodes: the process really runs as that user.
     let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
     fake.configure("user = \"nobody\"");
     one_error(with_fake(&fake, "all"), &["(ONH-019)"]);
@@ -223,12 +223,12 @@ fn unknown_gpu() {
     }
 }
 
-/// The peers start the container with one GPU less, and say nothing.
+/// NVIDIA's stack starts the container with one GPU less and prints nothing.
 fn missing_node() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     std::fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
     one_error(with_fake(&fake, "all"), &["\"all\"", "\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
-    // Also where NVML counts the GPU all the same.
+    // The same if NVML counts the GPU nevertheless.
     fake.set_nvml(|old| old + "\ncount-all\n");
     one_error(with_fake(&fake, "all"), &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
     one_error(with_fake(&fake, "1"), &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
@@ -265,7 +265,7 @@ fn hostile_environment() {
         assert!(ran.stdout.len() < 10_000 && ran.stderr.is_empty(), "{}", ran.stdout.len());
     }
     assert!(start.elapsed().as_secs() < 5);
-    // JSON is UTF-8: anything else is no config.json.
+    // JSON is UTF-8: a file with other bytes is not a config.json.
     let ran = explain(b"{\"process\":{\"env\":[\"A=\xff\"]},\"root\":{\"path\":\"r\"}}");
     assert!(ran.stdout.contains("config.json"), "{ran:?}");
     ran.failed(1);

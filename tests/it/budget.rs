@@ -1,7 +1,8 @@
-//! What a start may cost at most, in numbers that do not depend on what else the machine does: instructions, system calls,
-//! processes, bytes. Of the program as packages have it.
+//! Limits what a start may cost, in numbers that do not depend on the load of the machine: instructions, system calls, processes,
+//! bytes. The program is the one that packages contain.
 //!
-//! From each count that of `--version` is taken, which does nothing: what is left is the hook's own, whatever the loader does.
+//! The count of `--version`, which does nothing, is subtracted from each count. The rest is the hook's own, whatever the loader
+//! does.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +27,8 @@ pub const TESTS: &[Test] = &[
     ("budget::memory_for_a_large_config_json", NEEDS_DRIVER, memory_for_a_large_config_json),
 ];
 
-/// A tenth above what was counted when it was written down (x86-64, Rust 1.95, valgrind 3.19, which does not know openat2).
+/// The limits are ten percent above the counts when they were written down (x86-64, Rust 1.95, valgrind 3.19, which does not know
+/// openat2).
 pub mod most {
     pub const BYTES: u64 = 2_000_000;
     pub const TIMES_TRUE: f64 = 1.5;
@@ -36,11 +38,11 @@ pub mod most {
     pub const EIGHT_GPUS: u64 = 2_200_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
     pub const EIGHT_GPUS_CALLS: usize = 670;
-    /// Of address space, for a config.json of 16 MiB; in KiB.
+    /// Address space for a config.json of 16 MiB, in KiB.
     pub const MEMORY: u64 = 6 * 16 * 1024;
 }
 
-/// What packages install.
+/// Returns the program that packages install.
 fn program() -> &'static Path {
     built::stripped()
 }
@@ -55,7 +57,7 @@ fn instructions(dir: &Path, args: &[&str], stdin: &str) -> u64 {
     total.unwrap().trim().parse().unwrap()
 }
 
-/// The names of the calls, of the program and all that it starts.
+/// Returns the names of the system calls of the program and of all programs that it starts.
 fn calls(dir: &Path, args: &[&str], stdin: &str) -> Vec<String> {
     let out = dir.join("strace");
     let mut strace = Command::new("strace");
@@ -80,8 +82,8 @@ fn bytes_of_the_program() {
     at_most("bytes of the program", fs::metadata(program()).unwrap().len(), most::BYTES);
 }
 
-/// Compares the times that a tenth of the starts stay below: a busy machine delays the others. That still varies, so one of a few
-/// tries is enough.
+/// Compares the first deciles of the times, because a busy machine delays the slower starts. The deciles still vary, so the test
+/// needs only one success in a few tries.
 fn as_fast_as_true() {
     let dir = scratch();
     let spec = serde_json::json!({"ociVersion": "1.0.2", "process": {"env": ["PATH=/bin"]}, "root": {"path": "/r"}});
@@ -105,7 +107,7 @@ fn as_fast_as_true() {
     assert!(ratios.len() < 5, "{ratios:.2?} times as long as /bin/true; see docs/architecture.md");
 }
 
-/// Each library more is a tenth of what a container without GPUs costs.
+/// The program needs only libc. Each additional library would cost a tenth of the start of a container without GPUs.
 fn libraries_of_the_program() {
     let told = run(Command::new("objdump").arg("-p").arg(program())).ok();
     let needed: Vec<_> = told.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
@@ -135,7 +137,7 @@ fn eight_gpus_warm() {
     let config = fake.config.to_str().unwrap();
     let state = container.state();
     run_with(Command::new(program()).args(["--config", config, "explain"]), state.as_bytes()).ok();
-    // Explaining takes the hook's way, but its command line is parsed by clap, which the hook does not run.
+    // `explain` runs the same code as the hook, but clap parses its command line, which the hook does not run.
     let floor = instructions(dir.path(), &["--config", config, "explain", "ONH-001"], &state);
     let own = instructions(dir.path(), &["--config", config, "explain"], &state).checked_sub(floor).unwrap();
     at_most("instructions, 8 GPUs, warm", own, most::EIGHT_GPUS);
@@ -148,12 +150,12 @@ fn eight_gpus_warm() {
     assert_eq!(count(&["fork", "vfork", "clone", "clone3"]), 0, "no other process");
     assert_eq!(count(&["setns"]), 1);
     assert_eq!(count(&["execve"]), 1, "its own");
-    // One step for each: nothing is mounted twice, nothing remounted.
+    // One step for each mount: no path is mounted twice or remounted.
     let mounted = sh(&format!("grep -c '{}' /proc/{}/mountinfo", image.rootfs.display(), container.pid())).ok();
     assert!(count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(), "{mounted}");
 }
 
-/// Lists and objects that are as long as the largest config.json: what is not kept of them takes no memory.
+/// Lists and objects as long as the largest config.json: the items that are not kept take no memory.
 fn memory_for_a_large_config_json() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let file = dir.path().join("large.json");

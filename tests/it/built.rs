@@ -1,5 +1,5 @@
-//! The program as packages have it. It is compiled once, in `target/release`, where `make build` and `make demo` compile it
-//! too: with link-time optimization that takes minutes, and the tests of sizes, documents and packages all need it.
+//! The program as packages contain it. It is compiled once, in `target/release`, where `make build` and `make demo` also compile
+//! it: with link-time optimization, compiling takes minutes, and the tests of sizes, documents and packages all need the program.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use crate::support::{run, source};
 
-/// What `make build` builds.
+/// Returns the program that `make build` builds.
 pub fn release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -21,22 +21,22 @@ pub fn release() -> &'static Path {
     })
 }
 
-/// The same without symbols.
+/// Returns the same program without symbols.
 pub fn stripped() -> &'static Path {
     static STRIPPED: OnceLock<PathBuf> = OnceLock::new();
     STRIPPED.get_or_init(|| {
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stripped/oci-nvidia-hook");
         std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-        // A new file: a running program could not be written to.
+        // A new file, because a running program cannot be written to.
         std::fs::remove_file(&program).ok();
         run(Command::new("strip").arg("-o").arg(&program).arg(release())).ok();
         program
     })
 }
 
-/// A cargo for builds of packages: it takes the one command line that builds them, checks that the vendored crates of the
-/// tree in which it is called are complete (all files that cargo has checksums of), and hands over the program that is compiled already. The builds of
-/// `zypper.rs` and `packaging/reproducible` compile from the same tarballs.
+/// Creates a cargo for builds of packages. It accepts only the command line that builds them, checks that the vendored crates of
+/// the tree in which it is called are complete (all files that cargo has checksums of), and returns the compiled program. The
+/// builds of `zypper.rs` and `packaging/reproducible` compile from the same tarballs.
 pub fn cargo() -> &'static Path {
     static CARGO: OnceLock<PathBuf> = OnceLock::new();
     CARGO.get_or_init(|| {
@@ -68,7 +68,7 @@ pub fn cargo() -> &'static Path {
     })
 }
 
-/// PATH with that cargo in front.
+/// Returns a PATH with that cargo first.
 pub fn path() -> String {
     format!("{}:{}", cargo().parent().unwrap().display(), std::env::var("PATH").unwrap())
 }

@@ -13,7 +13,7 @@ use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
 pub const TESTS: &[Test] = &[
     ("cache::a_cached_inventory_spares_nvml", NEEDS, a_cached_inventory_spares_nvml),
     ("cache::what_changed_is_asked_for", NEEDS, what_changed_is_asked_for),
-    ("cache::a_gpu_that_failed_is_told_again", NEEDS, a_gpu_that_failed_is_told_again),
+    ("cache::a_failed_gpu_is_reported_again", NEEDS, a_failed_gpu_is_reported_again),
     ("cache::a_gpu_that_hangs_stops_only_its_own_containers", NEEDS, a_gpu_that_hangs_stops_only_its_own_containers),
     ("cache::doctor_and_info_invalidate_a_cached_inventory", NEEDS, doctor_and_info_invalidate_a_cached_inventory),
     ("cache::a_doctor_without_an_answer_invalidates_it_too", NEEDS, a_doctor_without_an_answer_invalidates_it_too),
@@ -32,7 +32,7 @@ fn explain(fake: &FakeDriver) -> Ran {
     run_with(&mut command, spec.as_bytes())
 }
 
-/// Whether NVML was asked: then nobody answered.
+/// Returns whether NVML was asked, in which case there was no answer.
 fn asks(fake: &FakeDriver) -> bool {
     let ran = explain(fake);
     match ran.code {
@@ -42,13 +42,13 @@ fn asks(fake: &FakeDriver) -> bool {
     ran.code != Some(0)
 }
 
-/// From now on nobody who asks it gets an answer.
+/// From now on, NVML does not answer.
 fn hang(fake: &FakeDriver) {
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
     fake.set_nvml(|old| old + "\ninit-hang\n");
 }
 
-/// The file in which the answer is kept.
+/// Returns the file of the cached inventory.
 fn kept(fake: &FakeDriver) -> PathBuf {
     let list = format!("grep -l '{}' /run/oci-nvidia-hook/inventory-* | grep -v 'failed$'", fake.root.display());
     let files = sh(&list).ok();
@@ -66,12 +66,12 @@ fn a_cached_inventory_spares_nvml() {
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
     container.hook(&fake.config).ok();
     assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia1");
-    // These are asked what is so now.
+    // These commands must report the present state.
     assert!(command(&fake, "info").failed(1).contains("(ONH-016)"));
     let kept = kept(&fake);
     assert_eq!(kept.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
     fs::write(&kept, "nonsense").unwrap();
-    assert!(asks(&fake), "what is damaged is not believed");
+    assert!(asks(&fake), "a damaged file is not used");
 }
 
 fn what_changed_is_asked_for() {
@@ -141,11 +141,11 @@ fn what_changed_is_asked_for() {
     sh(&format!("touch '{root}'/usr/lib/*/libnvidia-ml.so.*.*")).ok();
     assert!(asks(&fake), "another library");
     sh(&format!("sed -i s/535.183.01/570.86.15/ '{root}/proc/driver/nvidia/version'")).ok();
-    // Then the library is of another version.
+    // The library then has another version.
     assert!(explain(&fake).failed(1).is_empty());
 }
 
-fn a_gpu_that_failed_is_told_again() {
+fn a_failed_gpu_is_reported_again() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     for _ in 0..3 {
@@ -155,12 +155,12 @@ fn a_gpu_that_failed_is_told_again() {
     fake.set_nvml(|old| old.replace(" fail=15", ""));
     let told = explain(&fake).ok();
     assert!(!told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 3, "at once: {told}");
-    // A node that is missing is another way to fail, also of a GPU that was well.
+    // A missing node is another failure, also of a GPU that worked before.
     fs::remove_file(fake.root.join("dev/nvidia2")).unwrap();
     assert!(explain(&fake).failed(1).is_empty());
 }
 
-/// A look-up that never returns, and one that ends the process: the other GPUs work, and the one is named.
+/// One query never returns, and one ends the process: the other GPUs work, and the message names the failed one.
 fn a_gpu_that_hangs_stops_only_its_own_containers() {
     let ask = |fake: &FakeDriver, devices: &str| {
         let spec =
@@ -179,7 +179,7 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
         assert!(told.contains("GPU 1: NVML ") && told.contains(says) && told.contains("ONH-201"), "{fault}: {told}");
         assert_eq!(told.matches("device: GPU-").count(), 2, "{fault}: {told}");
         assert!(took.as_secs() < 8, "{fault}: the deadline holds for all of it: {took:?}");
-        // Whether the library hangs or not: the answer is kept for a minute.
+        // Whether or not the library hangs, the answer is cached for a minute.
         fake.set_nvml(|old| old + "\ninit-hang\n");
         assert!(ask(&fake, "0").0.ok().contains("GPU-51eed000-"), "{fault}");
         for name in ["1", "GPU-51eed001-0001-4001-8000-0000fa4e0001"] {
@@ -190,7 +190,7 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
     }
 }
 
-/// A GPU that breaks in a way that the kernel does not show is in the kept answer, until NVML is asked again.
+/// A GPU that breaks in a way that the kernel does not show stays in the cached inventory until NVML is asked again.
 fn doctor_and_info_invalidate_a_cached_inventory() {
     for command_of in ["doctor", "info"] {
         let fake = FakeDriver::new(&["--gpus", "2"]);
@@ -205,8 +205,8 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
     }
 }
 
-/// NVML that fails as a whole ends it, too: what it answered before is no longer known to be true. A doctor that lacks a
-/// right has learnt nothing about the GPUs.
+/// If NVML fails as a whole, the cache is removed too: the earlier answer may no longer be true. A doctor that lacks a permission
+/// has not learned anything about the GPUs.
 fn a_doctor_without_an_answer_invalidates_it_too() {
     for (fault, is_ended) in
         [("init-hang", true), ("init-crash", true), ("init-error 999", true), ("init-error 4", false)]
@@ -226,7 +226,7 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
     doctor.args(["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot", HOOK, "--config"]).arg(&fake.config);
     let ran = run(doctor.arg("doctor"));
     assert!(ran.stdout.contains("(ONH-020)"), "{ran:?}");
-    assert!(!asks(&fake), "root without the right to change its root directory");
+    assert!(!asks(&fake), "root without permission to change its root directory");
     command(&fake, "doctor");
     assert!(asks(&fake), "root");
 }
@@ -234,7 +234,7 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
 fn mig_devices_are_not_kept() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     assert!(explain(&fake).ok().contains("MIG-51eed000-0001"));
-    // Made again: the same instances, another UUID.
+    // The instances were created again: the same instances with another UUID.
     fake.set_nvml(|old| old.replace("MIG-51eed000-0001", "MIG-51eed000-0009"));
     assert!(explain(&fake).ok().contains("MIG-51eed000-0009"));
 }

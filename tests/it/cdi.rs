@@ -28,19 +28,19 @@ pub const MIG_1: &str = "MIG-51eed000-0002-4000-8000-0000fa4e0002";
 pub const TESTS: &[Test] = &[
     ("cdi::a_spec_is_valid", NEEDS_DRIVER, a_spec_is_valid),
     ("cdi::names_and_versions_of_a_choice", NEEDS_DRIVER, names_and_versions_of_a_choice),
-    ("cdi::the_hook_does_what_the_spec_says", NEEDS_DRIVER, the_hook_does_what_the_spec_says),
+    ("cdi::the_hook_and_the_spec_agree", NEEDS_DRIVER, the_hook_and_the_spec_agree),
     ("cdi::refresh_rewrites_what_is_stale", NEEDS_DRIVER, refresh_rewrites_what_is_stale),
-    ("cdi::mig_devices_made_anew_are_seen", NEEDS_DRIVER, mig_devices_made_anew_are_seen),
+    ("cdi::recreated_mig_devices_are_detected", NEEDS_DRIVER, recreated_mig_devices_are_detected),
     ("cdi::specs_of_other_programs_are_theirs", NEEDS_DRIVER, specs_of_other_programs_are_theirs),
     ("cdi::no_engine_is_run_without_need", NEEDS_DRIVER, no_engine_is_run_without_need),
     ("cdi::refresh_without_gpus_is_silent", NEEDS_DRIVER, refresh_without_gpus_is_silent),
     ("cdi::refresh_asks_a_failing_gpu_again", NEEDS_DRIVER, refresh_asks_a_failing_gpu_again),
     ("cdi::refresh_by_many_at_once", NEEDS_DRIVER, refresh_by_many_at_once),
-    ("cdi::generate_says_what_is_in_the_way", NEEDS_DRIVER, generate_says_what_is_in_the_way),
-    ("cdi::check_says_why", NEEDS_DRIVER, check_says_why),
+    ("cdi::generate_warns_of_a_file_that_engines_ignore", NEEDS_DRIVER, generate_warns_of_a_file_that_engines_ignore),
+    ("cdi::check_gives_reasons", NEEDS_DRIVER, check_gives_reasons),
 ];
 
-/// `cdi ARGUMENTS`, for this driver.
+/// Runs `cdi ARGUMENTS` for this driver.
 pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
     let mut hook = Command::new(HOOK);
     run(hook.arg("--config").arg(&fake.config).arg("cdi").args(arguments).env_clear())
@@ -52,11 +52,11 @@ pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
     file::parse(cdi(fake, &words).ok().as_bytes()).unwrap()
 }
 
-/// Beside the engines' own rules, those that they do not check and that matter.
+/// Checks the rules of the engines, and further rules that engines do not check.
 fn a_spec_is_valid() {
     for (arguments, names) in [
         (&["--gpus", "2", "--drm"][..], &["0", GPU_0, "1", GPU_1, "all"][..]),
-        // GPU 0 is split, and no device itself
+        // GPU 0 is split, so it is not a device itself.
         (&["--gpus", "2", "--mig"], &["0:0", MIG_0, "0:1", MIG_1, "1", GPU_1, "all"]),
     ] {
         let fake = FakeDriver::new(arguments);
@@ -94,7 +94,7 @@ fn names_and_versions_of_a_choice() {
     assert_eq!((spec.kind.as_str(), names.as_slice()), ("example.com/accelerator.x", &[GPU_0, "all"][..]));
     assert_eq!(spec.cdi_version, "0.6.0", "for the dot in its class");
     cdi_schema::validate(&serde_json::to_value(&spec).unwrap());
-    // Nodes of a group, as on SUSE: the numbers are the host's.
+    // Nodes of a group, as on SUSE: the spec has the host's group number.
     let video = sh("getent group video | cut -d: -f3").ok().trim().parse().unwrap();
     let with_gids = generate(&fake, &["--additional-gids"]);
     let without = generate(&fake, &["--no-additional-gids"]);
@@ -116,7 +116,7 @@ fn names_and_versions_of_a_choice() {
             "invalid value '9.com' for '--vendor <VENDOR>': \"9.com\" does not start with a letter",
         ),
         (&["--class", ""], "for '--class <CLASS>': the name is empty"),
-        // The CDI library that it has panics: it looks at what is between the first and the last letter.
+        // The CDI library of this version panics: it accesses the part between the first and the last letter.
         (
             &["--class", "g"],
             "'g' for '--class <CLASS>': CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
@@ -131,9 +131,9 @@ fn names_and_versions_of_a_choice() {
     assert!(stderr.contains("engines do not read \"/tmp/nvidia.yml\""), "{stderr}");
 }
 
-/// What `explain` says that the hook would do is what the edits of the spec do that an engine would put together.
-fn the_hook_does_what_the_spec_says() {
-    // In an image that is not Debian-like libraries go where this host has them.
+/// The edits that `explain` lists are the edits of the spec, merged as an engine merges them.
+fn the_hook_and_the_spec_agree() {
+    // In an image that is not like Debian, libraries are placed where this host has them.
     let fake = FakeDriver::new(&["--gpus", "3", "--mig", "--drm", "--layout", "lib64"]);
     let spec = generate(&fake, &[]);
     let chosen = ["0:0", "0:1", "1", GPU_2];
@@ -212,11 +212,11 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
     words
 }
 
-/// What `refresh` did to the file: nothing, or something.
+/// What `refresh` did to the file.
 fn refreshed(fake: &FakeDriver, path: &Path) -> bool {
     let identity = || path.metadata().ok().map(|file| (file.ino(), file.mtime(), file.mtime_nsec()));
     let before = identity();
-    // Engines of all users read it, whoever's umask it is.
+    // Engines of all users read the file, whatever the umask.
     let mut refresh = Command::new("sh");
     refresh.args(["-euc", "umask 077; exec \"$@\"", "sh", HOOK, "--config"]).arg(&fake.config);
     let ran = run(refresh.args(["cdi", "refresh", "--create", "--output"]).arg(path).env_clear());
@@ -239,7 +239,7 @@ fn refresh_rewrites_what_is_stale() {
         assert!(!path.exists(), "whether there is to be one is not its choice");
         assert!(refreshed(&fake, &path), "there was none");
         assert!(!refreshed(&fake, &path), "nothing changed");
-        // NVML would take two seconds; a debug build takes longer than what is installed.
+        // NVML would take two seconds; a debug build is slower than an installed program.
         fake.set_nvml(|old| old + "\ninit-delay-ms 2000\n");
         let limit = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 5 });
         let mut fastest = Duration::MAX;
@@ -263,7 +263,7 @@ fn refresh_rewrites_what_is_stale() {
         assert!(refreshed(&fake, &path), "GPU 0 is split");
         assert_eq!(names(&path)[..2], ["0:0".to_owned(), MIG_0.to_owned()]);
         assert!(!refreshed(&fake, &path));
-        // Another layout, as the kernel shows it.
+        // The MIG devices are configured differently, and the kernel shows it.
         let caps = fake.root.join("proc/driver/nvidia/capabilities/gpu0/mig");
         std::fs::rename(caps.join("gi2"), caps.join("gi9")).unwrap();
         std::fs::create_dir_all(caps.join("gi2/ci0")).unwrap();
@@ -285,7 +285,7 @@ fn refresh_rewrites_what_is_stale() {
     }
 }
 
-/// Daemons start after the spec was made, and stop: with a mount of a socket that is gone no container starts.
+/// Daemons start after the spec was written, and stop. If a spec mounts a socket that does not exist, no container starts.
 fn sockets_come_and_go(fake: &FakeDriver, path: &Path) {
     for (socket, is_dir) in [
         ("run/nvidia-persistenced/socket", false),
@@ -313,8 +313,9 @@ fn sockets_come_and_go(fake: &FakeDriver, path: &Path) {
     }
 }
 
-/// Destroyed and made again, MIG devices can have the same numbers and other UUIDs: procfs looks the same then.
-fn mig_devices_made_anew_are_seen() {
+/// MIG devices that were destroyed and created again can have the same numbers but other UUIDs, and procfs does not show the
+/// difference.
+fn recreated_mig_devices_are_detected() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
@@ -354,7 +355,7 @@ fn mig_devices_made_anew_are_seen() {
     assert!(ran.code == Some(0) && ran.stderr.contains("(ONH-018)"), "{ran:?}");
 }
 
-/// What another program wrote, that program must write again; and a spec that one engine does not read is not broken.
+/// Only the program that wrote a spec should write it again. A spec that one engine does not read is not broken.
 fn specs_of_other_programs_are_theirs() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
@@ -368,7 +369,7 @@ fn specs_of_other_programs_are_theirs() {
     assert!(!text.1.contains("cdi generate"), "{text:?}");
 }
 
-/// `podman --version` costs more than all the rest of `cdi generate`.
+/// `podman --version` takes longer than the rest of `cdi generate`.
 fn no_engine_is_run_without_need() {
     let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
     let dir = scratch();
@@ -401,8 +402,8 @@ fn no_engine_is_run_without_need() {
     }
     assert!(std::fs::read_to_string(&path).unwrap().contains("additionalGids"));
     std::fs::remove_file(&path).unwrap();
-    // Here the answer depends on it: the group's number is only for engines that know the field. Podman is found where
-    // shells find it.
+    // Here the answer depends on the engine: only engines that know the field get the group's number. Podman is found on the PATH
+    // of shells.
     assert_eq!(run_with_engines(&format!("generate {output}")), "asked\n");
     assert!(std::fs::read_to_string(&path).unwrap().contains("additionalGids"));
     assert!(run_with_engines("check || true").ends_with("asked\n"));
@@ -421,7 +422,7 @@ fn refresh_without_gpus_is_silent() {
     std::fs::remove_dir_all(&gpus).unwrap();
     assert!(refreshed(&fake, &path), "the last GPU is gone");
     assert!(!path.exists());
-    // Another program's is left alone.
+    // The spec of another program is left unchanged.
     let theirs =
         r#"{"cdiVersion": "0.3.0", "kind": "a.b/c", "devices": [{"name": "d", "containerEdits": {"env": ["A=b"]}}]}"#;
     std::fs::write(&path, theirs).unwrap();
@@ -432,7 +433,7 @@ fn refresh_without_gpus_is_silent() {
     assert!(stderr.contains("\"cdi refresh\" needs a file"), "{stderr}");
 }
 
-/// A GPU that does not answer is left out, said, and asked again: nothing that one could look at changes with it.
+/// A GPU that does not answer is left out, reported, and asked again, because nothing on the host shows when it works again.
 fn refresh_asks_a_failing_gpu_again() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let path = dir.path().join("nvidia.yaml");
@@ -447,7 +448,7 @@ fn refresh_asks_a_failing_gpu_again() {
     assert!(!refreshed(&fake, &path));
 }
 
-/// One of several writers at boot: whoever reads meanwhile finds a whole file.
+/// Several programs write at boot. A reader always finds a complete file.
 fn refresh_by_many_at_once() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let dir = scratch();
@@ -465,8 +466,8 @@ fn refresh_by_many_at_once() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
 }
 
-/// A file that no engine takes is written, and said.
-fn generate_says_what_is_in_the_way() {
+/// A file that no engine reads is written, with a warning.
+fn generate_warns_of_a_file_that_engines_ignore() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let (etc, run_dir) = (dir.path().join("etc"), dir.path().join("run"));
@@ -490,7 +491,7 @@ fn generate_says_what_is_in_the_way() {
     assert!(write(&dir.path().join("nvidia.yaml")).contains("searches for CDI specs"));
 }
 
-fn check_says_why() {
+fn check_gives_reasons() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let (etc, run_dir) = (dir.path().join("etc"), dir.path().join("run"));

@@ -43,7 +43,7 @@ const TESTED: [&str; 10] = [
     "sort_device_nodes",
 ];
 
-/// Groups that are not about what is in a spec of ours, and why.
+/// Groups that do not concern the contents of our specs, and the reasons.
 const NOT_OURS: [(&str, &str); 7] = [
     ("hook_disabled", "we have one hook entry, and no options that take parts of it away"),
     ("imex_channel_ids", "no IMEX devices; requests for channels are tested with hook.json"),
@@ -67,7 +67,7 @@ fn every_group() {
     assert_eq!(groups, known);
 }
 
-/// Go's bit for a character device. The permission bits are the same.
+/// The bit of Go for a character device. The permission bits are the same.
 const GO_CHAR_DEVICE: u64 = 1 << 21;
 
 fn additional_gids() {
@@ -84,7 +84,7 @@ fn additional_gids() {
     }
 }
 
-/// Permissions are ours (`rw`: no container needs to make nodes), and of the mode there are only permission bits.
+/// The permissions are our own (`rw`, because containers need not create nodes), and the mode consists of permission bits only.
 fn device_nodes() {
     for row in rows("device_node") {
         let path = row["input"]["path"].as_str().unwrap();
@@ -103,7 +103,7 @@ fn device_nodes() {
         expected.permissions = None;
         expected.file_mode = expected.file_mode.map(|mode| mode & 0o777);
         if row["mocked_stat"] == false {
-            // A node that could not be looked at is not in our edits.
+            // Our edits do not contain a node that could not be examined.
             (lowered.major, lowered.minor) = (None, None);
         }
         assert_eq!(lowered, expected, "{row}");
@@ -181,7 +181,7 @@ fn versions() {
     }
 }
 
-/// A part of a spec, as the rows have it.
+/// A part of a spec in the form of the rows.
 fn spec(part: &Value) -> Spec {
     let mut part = part.clone();
     part["cdiVersion"] = json!("0.3.0");
@@ -199,7 +199,7 @@ fn devices_of(devices: &Value) -> Vec<Device> {
 fn simplified() {
     for row in rows("dedupe").into_iter().chain(rows("simplify")) {
         if row["input"].is_null() {
-            continue; // no spec at all: that cannot be said here
+            continue; // not a spec at all: the types here cannot express it
         }
         assert_eq!(spec(&row["input"]).simplify(), spec(&row["expect"]), "{row}");
     }

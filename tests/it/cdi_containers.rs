@@ -38,12 +38,12 @@ pub const TESTS: &[Test] = &[
     ("cdi_containers::links_of_dri_nodes_at_all_ways", NEEDS, links_of_dri_nodes_at_all_ways),
 ];
 
-/// A container whose engine did its part, and waits for the hook entries.
+/// A container for which the engine has applied its part, and that waits for the hook entries.
 pub fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {
     with_mounts_after(dir, rootfs, edits, "")
 }
 
-/// The same, with volumes that this shell script mounts first.
+/// The same with volumes that this shell script mounts first.
 pub fn with_mounts_after(dir: &Path, rootfs: &Path, edits: &ContainerEdits, volumes: &str) -> Waiting {
     let mut before =
         format!("{volumes}mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n");
@@ -56,7 +56,7 @@ pub fn with_mounts_after(dir: &Path, rootfs: &Path, edits: &ContainerEdits, volu
     container
 }
 
-/// VDPAU and GBM open their libraries by path, in the directory that the image has for libraries; the host has another.
+/// VDPAU and GBM open their libraries by path in the library directory of the image, which differs from that of the host.
 fn libraries_that_are_opened_by_path() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let host = fake.root.join("usr/lib/x86_64-linux-gnu");
@@ -79,10 +79,10 @@ fn libraries_that_are_opened_by_path() {
     assert_eq!(found.matches(": ok ").count(), 2, "{found}");
 }
 
-/// An image's newer libcuda is used as the hook would use it.
+/// A newer libcuda of the image is used in the same way as in the hook mode.
 fn cuda_compat() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    // The host's linker cache does not list the link for development.
+    // The host's linker cache does not list the development link.
     let root = fake.root.display();
     sh(&format!("rm '{root}/usr/lib/x86_64-linux-gnu/libcuda.so'; /sbin/ldconfig -r '{root}'")).ok();
     for (mode, theirs) in [("ldconfig", true), ("disabled", false)] {
@@ -97,7 +97,7 @@ fn cuda_compat() {
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
         let hook = &edits.hooks[0];
         run_with(isolated(dir.path()).args(&hook.args[1..]), container.state().as_bytes()).ok();
-        // One process that opens both names must not get two libraries.
+        // A process that opens both names must not get two libraries.
         let found = container.exec("probe-dlopen libcuda.so.1 libcuda.so").ok();
         let from_image = found.matches("/usr/local/cuda/compat/libcuda.so").count();
         assert_eq!(from_image, if theirs { 2 } else { 0 }, "{mode}: {found}");
@@ -105,7 +105,7 @@ fn cuda_compat() {
     }
 }
 
-/// The hook entries of two devices and the common one, each called as the runtime does: the first does it all.
+/// The hook entries of two devices and the common one, each called as by the runtime: the first call does everything.
 fn hook_entries() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
@@ -119,7 +119,7 @@ fn hook_entries() {
     assert_eq!(mounts(), before, "they are in the container, not on the host");
 }
 
-/// They are still there after an update.
+/// The entries still work after an update.
 fn hook_entries_of_older_specs() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let mut spec = generate(&fake, &["--hook-path", HOOK]);
@@ -131,7 +131,7 @@ fn hook_entries_of_older_specs() {
     do_their_work(&spec, Waiting::create_container_hook);
 }
 
-/// One that says nothing of the stage, where the runtime has not gone into the container.
+/// An entry without a stage, called before the runtime has entered the container.
 fn hook_entries_at_the_wrong_stage() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -156,7 +156,7 @@ fn do_their_work(spec: &Spec, call: impl Fn(&Waiting, &[String]) -> Ran) {
     assert_eq!(edits.hooks.len(), 3);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let rootfs = &image.rootfs;
-    // The image has a libcuda of its own, by the name that programs ask for.
+    // The image has a libcuda with the name that programs open.
     std::fs::create_dir_all(rootfs.join("usr/lib/x86_64-linux-gnu")).unwrap();
     std::fs::write(rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1"), "the image's").unwrap();
     let container = with_mounts(dir.path(), rootfs, &edits);
@@ -176,7 +176,7 @@ fn do_their_work(spec: &Spec, call: impl Fn(&Waiting, &[String]) -> Ran) {
     assert_eq!(own.matches("Device Minor").count(), 2, "{own}");
 }
 
-/// A host's directories of specs with this one in it.
+/// Creates the spec directories of a host, with this spec in one of them.
 pub fn only_spec(path: &Path) -> String {
     format!(
         "mkdir -p /etc/cdi /run/cdi; mount -t tmpfs none /etc/cdi; mount -t tmpfs none /run/cdi; cp '{}' /run/cdi/",
@@ -184,8 +184,8 @@ pub fn only_spec(path: &Path) -> String {
     )
 }
 
-/// Without an environment of its own, runc 1.1 would start the hook with the container's at createContainer
-/// (CVE-2025-23266): the library that LD_PRELOAD names there is one of the host's paths, and both are still visible to it.
+/// Without an environment of its own, runc 1.1 would start the hook at createContainer with the environment of the container
+/// (CVE-2025-23266). The library that LD_PRELOAD names there is a path of the host, and both are still visible to the hook.
 fn the_containers_environment_does_not_reach_the_hook() {
     let dir = scratch();
     let (source, library, mark) = (dir.path().join("x.c"), dir.path().join("x.so"), dir.path().join("owned"));
@@ -200,7 +200,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
     let start = |spec: &Path| Podman::shared().run_after(&only_spec(spec), Cgroup::AsMounted, &arguments);
     start(&spec).ok();
     assert!(!mark.exists());
-    // At the other stage too, and the attack works where the entry has no environment.
+    // The same at the other stage. The attack works if the entry has no environment.
     let text = std::fs::read_to_string(&spec).unwrap();
     let mut open: Value = serde_json::from_str(&text).unwrap();
     let entry = open["containerEdits"]["hooks"][0].as_object_mut().unwrap();
@@ -216,7 +216,7 @@ fn the_containers_environment_does_not_reach_the_hook() {
     }
 }
 
-/// A thread of runc enters the namespace of the container, and the others stay where they are.
+/// Only one thread of runc enters the namespace of the container.
 fn a_thread_of_the_runtime() {
     let own = std::process::id().to_string();
     assert!(ns::shares_mount_ns(&own) && !ns::shares_mount_ns("4194305"));
@@ -255,7 +255,7 @@ fn podman_gives_devices_by_name() {
             (&["0"][..], 1, "0x1"),
             (&["all"], 2, "0x3"),
             (&["GPU-51eed001-0001-4001-8000-0000fa4e0001"], 1, "0x2"),
-            (&["0", "1"], 2, "0x3"), // each with a hook entry of its own
+            (&["0", "1"], 2, "0x3"), // each with its own hook entry
         ] {
             let devices: Vec<_> = names.iter().map(|name| format!("--device=nvidia.com/gpu={name}")).collect();
             let mut arguments: Vec<_> = devices.iter().map(String::as_str).collect();
@@ -287,7 +287,7 @@ fn podman_in(cgroup: Cgroup, option: &str) {
     assert_gpu_1_alone(&Podman::shared().run_after(&only_spec(&path), cgroup, &arguments).ok());
 }
 
-/// A /dev with the nodes of this driver in it.
+/// Creates a /dev with the nodes of this driver.
 pub fn nodes_at_dev(fake: &FakeDriver, dir: &Path) -> String {
     format!(
         "dev='{}'; mkdir $dev; mount -t tmpfs dev $dev; chmod 755 $dev; cd /dev; \
@@ -298,7 +298,8 @@ pub fn nodes_at_dev(fake: &FakeDriver, dir: &Path) -> String {
     )
 }
 
-/// A runtime cannot make nodes there, and mounts the host's of the same name: so they are at /dev here.
+/// A runtime cannot create nodes in a user namespace and mounts the host's nodes of the same name, so this driver's nodes are in
+/// /dev here.
 fn podman_with_a_user_namespace() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
@@ -307,13 +308,13 @@ fn podman_with_a_user_namespace() {
     let before = format!("{}; {}", only_spec(&path), nodes_at_dev(fake, dir.path()));
     let arguments = ["--device=nvidia.com/gpu=1", "--uidmap=0:100000:65536", "--gidmap=0:100000:65536", IMAGE];
     let arguments = [&arguments[..], &["sh", "-euc", SEE]].concat();
-    // A storage of its own, as other tests with user namespaces have it.
+    // Separate storage, as in other tests with user namespaces.
     let text = Podman::with_image().run_after(&before, Cgroup::AsMounted, &arguments).ok();
     assert_gpu_1_alone(&text);
 }
 
-/// Nodes of `root:video`: a user of the container may use its own GPU, also with an engine that does not know
-/// additionalGids, and such an engine reads no file that has them.
+/// Nodes of `root:video`: a user of the container can use its own GPU, also with an engine that does not know additionalGids.
+/// Such an engine does not read files that contain that key.
 fn podman_gives_nodes_of_a_group_to_users() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
     let dir = scratch();
@@ -348,7 +349,7 @@ fn podman_gives_nodes_of_a_group_to_users() {
     }
 }
 
-/// As the host's udev has them, of the GPU that was asked for alone.
+/// The links are those of the host's udev, only for the requested GPU.
 fn links_of_dri_nodes_at_all_ways() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     let dir = scratch();

@@ -1,5 +1,5 @@
-//! The fields of a CDI spec as the CDI specification lists them, and a strict look at a spec. It shares nothing with the code
-//! under test.
+//! The fields of a CDI spec as listed in the CDI specification, and a strict check of a spec. The check shares no code with the
+//! code under test.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ enum Kind {
     Number,
     /// An integer that is not negative
     Count,
-    /// Of texts, by name
+    /// An object whose values are strings
     Map,
     Object(&'static [Field]),
     List(&'static Kind),
@@ -21,7 +21,7 @@ enum Kind {
     Edits,
 }
 
-/// Its name, what it is, whether it must be there, and the version that brought it.
+/// The name of a field, its type, whether it is required, and the version that introduced it.
 type Field = (&'static str, Kind, bool, &'static str);
 
 const SPEC: &[Field] = &[
@@ -65,7 +65,7 @@ const HOOK: &[Field] = &[
     ("timeout", Number, false, "0.3.0"),
 ];
 
-/// Panics with what is wrong; also if the version is not the lowest that has all of it.
+/// Panics with the invalid part, also if the version is not the lowest that has all fields.
 #[track_caller]
 pub fn validate(spec: &Value) {
     let mut lowest = "0.3.0".to_owned();
@@ -97,7 +97,7 @@ fn is_name(name: &str, marks: &str) -> bool {
 
 #[track_caller]
 fn object(value: &Value, fields: &[Field], lowest: &mut String) {
-    let map = value.as_object().unwrap_or_else(|| panic!("{value} is no object"));
+    let map = value.as_object().unwrap_or_else(|| panic!("{value} is not an object"));
     for (name, value) in map {
         let known = fields.iter().find(|field| field.0 == name);
         let (_, kind, _, since) = known.unwrap_or_else(|| panic!("unknown field {name}"));

@@ -1,6 +1,6 @@
-//! Device cgroups of this kernel, v1 and v2, with processes and with containers of real runtimes in them.
+//! Device cgroups of this kernel, v1 and v2, with processes and with containers of real runtimes.
 //!
-//! Whether a device may be opened is seen on a node without a driver: ENXIO if the cgroup allows it, EPERM if not.
+//! A node without a driver shows whether a device may be opened: ENXIO if the cgroup allows it, EPERM if not.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -63,7 +63,7 @@ enum Answer {
 }
 use Answer::{Allowed, Denied};
 
-/// True inside of a mount namespace with cgroup2 alone; otherwise runs the test `name` there and returns false.
+/// Returns true in a mount namespace with only cgroup2; otherwise runs the test `name` there and returns false.
 fn in_v2_view(name: &str) -> bool {
     if std::env::var_os("ONH_TEST_V2_VIEW").is_some() {
         return true;
@@ -77,22 +77,22 @@ fn in_v2_view(name: &str) -> bool {
         .env("ONH_TEST_V2_VIEW", "1")
         .output()
         .unwrap();
-    // Its own count of tests is no line of this run's.
+    // Its count of tests is not part of the output of this run.
     let text = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{name} in a cgroup v2 view: {}", text());
     false
 }
 
-/// A cgroup with a process that waits in it; both go with the value.
+/// A cgroup with a process that waits in it. Both end with the value.
 struct Group {
     path: PathBuf,
-    /// Directories that were made, outermost first.
+    /// The directories that were created, outermost first.
     made: Vec<PathBuf>,
     process: Child,
 }
 
 impl Group {
-    /// `below` is made below `mount`, in a directory of its own for each test.
+    /// Creates `below` below `mount`, in a separate directory for each test.
     fn new(mount: &str, test: &str, below: &str) -> Self {
         let mut path = Path::new(mount).join(format!("onh-test-{}-{test}", std::process::id()));
         fs::create_dir(&path).unwrap();
@@ -115,7 +115,7 @@ impl Group {
         self.ask(rule, ": <> \"$2\"")
     }
 
-    /// What a process in the cgroup is told when it runs `script`, with a node for `rule` as `$2`.
+    /// Returns what a process in the cgroup prints when it runs `script`, with a node for `rule` as `$2`.
     fn ask(&self, rule: DeviceRule, script: &str) -> Answer {
         let scratch = tempfile::tempdir().unwrap();
         let node = scratch.path().join("node");
@@ -136,7 +136,7 @@ impl Group {
         File::open(self.path.ancestors().nth(up).unwrap()).unwrap()
     }
 
-    /// Attaches a program to the cgroup that is `up` levels above the process's.
+    /// Attaches a program to the cgroup `up` levels above that of the process.
     fn attach(&self, up: usize, flags: u32, insns: &[Insn]) -> OwnedFd {
         let program = bpf::load_device_program("onh_test", insns).unwrap();
         bpf::attach(self.directory(up).as_fd(), program.as_fd(), flags, None).unwrap();
@@ -147,7 +147,7 @@ impl Group {
         bpf::attached(self.directory(up).as_fd()).unwrap().ids
     }
 
-    /// For a container whose config.json names this cgroup, if the name does not carry its id.
+    /// For a container whose config.json names this cgroup, if the name does not contain the container's id.
     fn member<'a>(&'a self, id: &'a str) -> Member<'a> {
         let named = if id == "x" { self.path.to_str().unwrap().strip_prefix("/sys/fs/cgroup/") } else { None };
         Member { pid: self.pid(), id, cgroups_path: Some(named.unwrap_or_default().trim_start_matches("devices/")) }
@@ -181,7 +181,7 @@ fn answer(text: &str) -> Answer {
     if text.contains("not permitted") {
         return Denied;
     }
-    // no text: this machine has a driver behind the node
+    // no text: this machine has a driver for the node
     assert!(text.is_empty() || text.contains("no such device or address"), "{text}");
     Allowed
 }
@@ -190,7 +190,7 @@ fn deny_all() -> Vec<Insn> {
     vec![Insn::new(0xb7, 0, 0, 0, 0), Insn::new(0x95, 0, 0, 0, 0)]
 }
 
-/// Allows `c 1:3 rwm` (/dev/null, which the shell needs) and nothing else, in the way of runc.
+/// Allows `c 1:3 rwm` (/dev/null, which the shell needs) and nothing else, like runc.
 fn only_null() -> Vec<Insn> {
     vec![
         Insn::new(0x69, 2, 1, 0, 0),
@@ -208,7 +208,7 @@ fn only_null() -> Vec<Insn> {
     ]
 }
 
-/// Allows all devices but those of major 195, as a policy agent does.
+/// Allows all devices except those of major 195, like a policy agent.
 fn all_but_nvidia() -> Vec<Insn> {
     vec![
         Insn::new(0x61, 2, 1, 4, 0),
@@ -256,7 +256,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     assert!(outcome.findings[0].what.contains("web.service"), "{outcome:?}");
     assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "");
     assert_eq!(group.open(FIRST), Denied);
-    // What an edit does to the service: it holds for its other processes.
+    // An edit would affect the service: it would apply to its other processes.
     fs::write(group.path.join("devices.allow"), FIRST.to_string()).unwrap();
     assert_eq!(group.open(FIRST), Allowed);
     let listed = cgroup::allow(of_others, &[FIRST]).unwrap();
@@ -277,10 +277,10 @@ fn v2_a_cgroup_of_others_is_left_alone() {
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
     let null = DeviceRule { major: 1, minor: 3 };
     let allowed = cgroup::allow(of_others, &[null]).unwrap();
-    assert_eq!(allowed, Grant { access: Access::Unfiltered, findings: vec![] }, "the filter has nothing against it");
+    assert_eq!(allowed, Grant { access: Access::Unfiltered, findings: vec![] }, "the filter allows it");
 }
 
-/// The key of NVIDIA's guide for rootless containers, left over where containers of root have a filter.
+/// The key that NVIDIA's guide for rootless containers sets is still set, and containers of root have a device filter.
 fn v1_no_cgroups_is_reported() {
     let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -295,12 +295,12 @@ fn v1_no_cgroups_is_reported() {
     ran.ok();
     let text = why(dir.path(), &["waiting"]).ok();
     assert!(text.contains("\nthe container got its GPUs, but its device cgroup denies them: injected "), "{text}");
-    // config.json allows them: the engine's rules are not the hook's business.
+    // config.json allows the devices: the engine applies its own rules.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
     assert_eq!(container.hook(&fake.config).stderr, "");
     assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "");
-    // Without the key the cgroup is looked at; this one is not the container's.
+    // Without the key, the hook examines the cgroup; this one is not the container's.
     fake.configure("");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
     assert!(container.hook(&fake.config).stderr.contains("(ONH-311)"));
@@ -323,11 +323,11 @@ fn v2_no_cgroups_is_reported() {
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before.clone()));
-    // config.json allows them: the engine's rules are not the hook's business.
+    // config.json allows the devices: the engine applies its own rules.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
     assert_eq!(container.hook(&fake.config).stderr, "");
-    // Without the key the program is extended, if the cgroup is the container's.
+    // Without the key, the program is extended if the cgroup belongs to the container.
     fake.configure("");
     let named = json!({"linux": {"cgroupsPath": group.path.strip_prefix("/sys/fs/cgroup").unwrap()}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &named);
@@ -336,7 +336,7 @@ fn v2_no_cgroups_is_reported() {
     assert_ne!(group.attached(0), before);
 }
 
-/// `--cgroups=disabled`, which Podman knows with crun: the container runs in the cgroup of the service that started it, whose
+/// `--cgroups=disabled`, which Podman supports with crun: the container runs in the cgroup of the service that started it, whose
 /// other processes must not get the GPUs.
 fn podman_without_a_cgroup() {
     let group = Group::new("/sys/fs/cgroup/devices", "disabled", "backup.service");
@@ -347,7 +347,7 @@ fn podman_without_a_cgroup() {
     let list = || fs::read_to_string(group.path.join("devices.list")).unwrap();
     let before = list();
     let run = |options: &str| {
-        // Outside of it first: in it nobody can ask NVML, and the hook has what it said before.
+        // Outside of the cgroup first, because NVML cannot be asked in it; the hook then has a cached inventory.
         let script = format!(
             "\"$@\" run --rm --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=0 {IMAGE} true\n\
              echo $$ >'{}/cgroup.procs'\n\
@@ -365,7 +365,7 @@ fn podman_without_a_cgroup() {
     assert_eq!(group.open(FIRST), Denied);
 }
 
-/// A policy agent's program beside the runtime's.
+/// A program of a policy agent next to that of the runtime.
 fn v2_a_program_that_denies_is_left_in_force() {
     if !in_v2_view("cgroup::v2_a_program_that_denies_is_left_in_force") {
         return;
@@ -380,11 +380,11 @@ fn v2_a_program_that_denies_is_left_in_force() {
     assert!(outcome.findings[0].what.contains(&format!("device program {agents} ")), "{outcome:?}");
     assert_eq!(group.open(FIRST), Denied);
     assert!(group.attached(0).contains(&agents), "it is still there");
-    // Devices that it does not single out are added to the runtime's.
+    // Devices that this program does not deny individually are added to the program of the runtime.
     let other = DeviceRule { major: 511, minor: 0 };
     assert_eq!(group.allow("x", &[other]), Grant { access: Access::Added, findings: vec![] });
     assert_eq!(group.open(other), Allowed);
-    // What it was before: a block at the start of both programs.
+    // The state before the fix: a block at the start of both programs.
     let naive = Group::new("/sys/fs/cgroup", "denied-naive", "");
     for program in [only_null(), all_but_nvidia()] {
         naive.attach(0, BPF_F_ALLOW_MULTI, &cgroup::extend(&program, &[FIRST]).unwrap().unwrap());
@@ -392,7 +392,7 @@ fn v2_a_program_that_denies_is_left_in_force() {
     assert_eq!(naive.open(FIRST), Allowed);
 }
 
-/// With one program per cgroup, attaching replaces whatever is there by then.
+/// With one program per cgroup, attaching replaces the present program, whichever it is.
 fn v2_a_program_that_came_meanwhile_is_not_lost() {
     if !in_v2_view("cgroup::v2_a_program_that_came_meanwhile_is_not_lost") {
         return;
@@ -451,7 +451,7 @@ fn v2_all_of_several_programs() {
     assert_eq!(group.attached(0).len(), 2);
 }
 
-/// The verifier must leave the block as we wrote it, or the second call would not know it again.
+/// The verifier must leave the block as we wrote it; otherwise the second call would not recognize it.
 fn v2_many_rules_are_known_again() {
     if !in_v2_view("cgroup::v2_many_rules_are_known_again") {
         return;
@@ -496,7 +496,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
     assert_eq!(group.allow("0a", &[FIRST]), Grant { access: Access::Present, findings: vec![] });
 }
 
-/// crun 1.23 and systemd: systemd attaches the pinned program again, so what is put in its place does not hold.
+/// crun 1.23 and systemd: systemd attaches the pinned program again, so a replacement does not last.
 fn v2_what_crun_gave_to_systemd_is_left_alone() {
     if !in_v2_view("cgroup::v2_what_crun_gave_to_systemd_is_left_alone") {
         return;
@@ -536,14 +536,14 @@ fn v2_replace_wants_the_old_one() {
     if !in_v2_view("cgroup::v2_replace_wants_the_old_one") {
         return;
     }
-    // the rules of the kernel that v2.rs builds on
+    // The rules of the kernel on which v2.rs relies.
     let group = Group::new("/sys/fs/cgroup", "rules", "");
     let old = group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let other = bpf::load_device_program("onh_test", &deny_all()).unwrap();
     let dir = group.directory(0);
     let absent = bpf::attach(dir.as_fd(), other.as_fd(), BPF_F_ALLOW_MULTI, Some(other.as_fd()));
     assert_eq!(absent, Err(nix::errno::Errno::ENOENT));
-    // the way before 5.6
+    // The method before Linux 5.6.
     bpf::attach(dir.as_fd(), other.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
     bpf::detach(dir.as_fd(), old.as_fd()).unwrap();
     assert_eq!(group.attached(0).len(), 1);
@@ -610,7 +610,7 @@ fn container(runtime: &str) {
     });
     fs::write(bundle.path().join("config.json"), config.to_string()).unwrap();
 
-    // init keeps what it is given for stdout: a pipe would not end before the container does
+    // The container's init keeps its stdout open, so a pipe would end only with the container.
     let out = bundle.path().join("out");
     let file = File::create(&out).unwrap();
     let pid_file = bundle.path().join("pid");

@@ -1,5 +1,5 @@
-//! NVIDIA's behaviour, row by row: `tests/fixtures/conformance`. A row that we answer otherwise on purpose is named here
-//! with its reason, and in docs/compatibility.md.
+//! Compares the hook with the behavior of NVIDIA's stack, row by row (`tests/fixtures/conformance`). Each intentional difference
+//! is named here with its reason, and in docs/compatibility.md.
 
 use std::path::Path;
 use std::process::Command;
@@ -47,7 +47,7 @@ fn rows(group: &str) -> Vec<Value> {
     rows_of("hook.json", group)
 }
 
-/// The rows of a group: their number is stated there, so that none gets lost.
+/// Returns the rows of a group and checks their number, so that no row is lost.
 pub fn rows_of(file: &str, group: &str) -> Vec<Value> {
     let table = table(file);
     let group = table["groups"].as_array().unwrap().iter().find(|g| g["id"] == group).unwrap();
@@ -60,12 +60,12 @@ fn strings(value: &Value) -> Vec<String> {
     value.as_array().map(|list| list.iter().map(|s| s.as_str().unwrap().to_owned()).collect()).unwrap_or_default()
 }
 
-/// NVIDIA's empty name for "no GPU" is ours as it was asked for.
+/// NVIDIA's empty name for "no GPU" is `none` here, as the container requested it.
 fn devices(value: &Value) -> Value {
     if *value == json!([""]) { json!(["none"]) } else { value.clone() }
 }
 
-/// `process.env` of an object, or of a list as it is.
+/// Returns `process.env` of an object, or a list unchanged.
 fn env(value: &Value) -> Vec<String> {
     match value.as_object() {
         Some(map) => map.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap())).collect(),
@@ -73,7 +73,7 @@ fn env(value: &Value) -> Vec<String> {
     }
 }
 
-/// What `explain --request --json` says of a container with this env and these mounts.
+/// Returns the output of `explain --request --json` for a container with this environment and these mounts.
 fn explain(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Value {
     let dir = scratch();
     let bounding = if privileged { json!(["CAP_SYS_ADMIN"]) } else { json!(["CAP_CHOWN"]) };
@@ -141,7 +141,7 @@ fn assert_devices(said: &Value, row: &Value) {
 fn devices_from_env() {
     for row in rows("devices_from_env") {
         let swarm = strings(&row["input"]["preferred_env_vars"]).join(",");
-        // Rows with CUDA_VERSION=legacy are about devices only; as a version it would be an error.
+        // Rows with CUDA_VERSION=legacy concern only devices; as a version, the value would be an error.
         let mut env = env(&row["input"]["env"]);
         env.push("NVIDIA_DISABLE_REQUIRE=true".into());
         assert_devices(&explain(&env, &json!([]), false, &format!("swarm-resource = \"{swarm}\"")), &row);
@@ -201,8 +201,8 @@ fn driver_capabilities() {
     }
 }
 
-/// The peers' set functions take any word; ours know seven capabilities. What is observable is the same: a request
-/// with another word, or above what is supported, is refused.
+/// The set functions of NVIDIA's stack accept any word; ours know seven capabilities. The observable behavior is the same: a
+/// request with another word, or with an unsupported capability, is rejected.
 fn capability_sets() {
     let known = |word: &String| Capabilities::supported(word).is_ok();
     for row in rows("capabilities_intersection") {
@@ -211,7 +211,7 @@ fn capability_sets() {
             assert!(Capabilities::supported(&supported.join(",")).is_err(), "{row}");
             continue;
         }
-        // "," asks for nothing, where an empty value asks for the default.
+        // "," requests nothing, but an empty value requests the default.
         let value = format!("{},", requested.join(","));
         let supported = Capabilities::supported(&supported.join(",")).unwrap();
         let expected = strings(&row["expect"]["intersection"]).join(",");
@@ -261,11 +261,11 @@ fn configuration() {
             Some(group) => format!("{}:{group}", user.user),
             None => user.user,
         });
-        // NVIDIA writes a user into the file on SUSE. Ours needs none there: it takes the group that owns the nodes.
+        // NVIDIA writes a user into the file on SUSE. Our file does not need one: the hook uses the group that owns the nodes.
         let theirs = if row["name"] == "suse config" { &json!("") } else { &expect["nvidia-container-cli.user"] };
         assert_eq!(&json!(user), theirs, "{row}");
     }
-    // An ldconfig of the container is an error there; here no ldconfig is ever run, whatever the key says.
+    // There, an ldconfig of the container is an error; here, ldconfig never runs, whatever the key contains.
     for row in rows("config_validate") {
         let value = row["input"]["nvidia-container-cli.ldconfig"].as_str().unwrap();
         assert!(load(&format!("[nvidia-container-cli]\nldconfig = \"{value}\"")).unwrap().1.is_empty(), "{row}");
@@ -305,7 +305,7 @@ fn requirements() {
             let requirement = Requirement { variable: "NVIDIA_REQUIRE_X".into(), text };
             require::check(&requirement, &[("GPU 0".into(), has.clone())])
         });
-        // The words are ours: they name both sides, and what to do.
+        // The wording is our own: it names both sides and a fix.
         let found = match checked.map_err(|error| error.to_string()) {
             Ok(()) => "satisfied",
             Err(text) if text.contains("is malformed at") => "invalid",
@@ -349,7 +349,7 @@ fn mig_minors() {
     }
 }
 
-/// Where the peers fail on a table without NVIDIA's devices, there is nothing to make here.
+/// NVIDIA's stack fails on a table without NVIDIA's devices; here there is nothing to create.
 fn proc_devices() {
     let expected = |row: &Value| if row["expect"]["error"] == true { json!({}) } else { row["expect"].clone() };
     for row in rows("proc_devices_file") {
@@ -363,7 +363,7 @@ fn proc_devices() {
     }
 }
 
-/// The rows on directories end in a decision here; that links of the image stay inside it is `live::cuda_compat`'s.
+/// The rows on directories end in a decision here; `live::cuda_compat` checks that links of the image stay inside it.
 fn cuda_compat() {
     for row in rows("cuda_compat_note") {
         let input = &row["input"];
@@ -376,7 +376,7 @@ fn cuda_compat() {
     for row in rows("cuda_compat_dir") {
         let input = &row["input"];
         let files = input["rootfs"].as_array().unwrap().iter().filter(|file| file.get("file").is_some());
-        // The one directory that we know; the row on another one has it as an option that we do not have.
+        // The only directory that we know; the row with another directory selects it with an option that we do not have.
         let root = input["compat_root"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
         let names: Vec<_> = files
             .filter_map(|file| {

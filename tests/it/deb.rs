@@ -1,5 +1,5 @@
-//! The packages of `make deb`: what is in them, what lintian reports, and what a Debian host has while they are installed and
-//! after they are purged. The lists of files are in `tests/fixtures/deb`; to update them after an intended change, run
+//! The packages of `make deb`: their contents, the results of lintian, and the files of a Debian host while they are installed
+//! and after they are purged. The lists of files are in `tests/fixtures/deb`; to update them after an intended change, run
 //! `UPDATE_GOLDEN=1 cargo test --test it deb`.
 
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub const TESTS: &[Test] = &[
 const MAIN: &str = "oci-nvidia-hook";
 const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
 
-/// Built once, without a network, as `make deb` does it.
+/// The packages, built once, without network access, like `make deb`.
 pub fn packages() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("deb"), "022"))
@@ -74,7 +74,7 @@ fn the_files_agree_with_the_program() {
     for tool in ["cargo-web", "cargo", "rustc-web", "rustc"] {
         assert!(control.contains(&format!("{tool} (>= {rust})")), "{tool}");
     }
-    // The same packages as those of the spec.
+    // The same packages as in the spec.
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
     let subpackages =
         spec.lines().filter_map(|line| line.strip_prefix("%package ")).map(|name| format!("{MAIN}-{name}"));
@@ -83,7 +83,7 @@ fn the_files_agree_with_the_program() {
     expected.sort();
     binaries.sort_unstable();
     assert_eq!(binaries, expected);
-    // And the same conflicts.
+    // The same conflicts.
     let conflicts = spec.lines().filter_map(|line| line.strip_prefix("Conflicts:")).map(str::trim);
     let (_, fields) = control.split_once("Package: oci-nvidia-hook-compat\n").unwrap();
     for name in conflicts {
@@ -129,12 +129,12 @@ fn packages_hold_what_the_lists_say() {
     assert!(at("./usr/bin/oci-nvidia-hook") < at("hooks.d/oci-nvidia-hook.json"), "{contents}");
 }
 
-/// Only the directories that are for administrators matter: which others a package lists depends on the Debian release.
+/// Only the directories for administrators matter: which others a package lists depends on the Debian release.
 fn is_parent(line: &str) -> bool {
     line.starts_with('d') && !line.contains("/etc/nvidia-container-runtime/")
 }
 
-/// At another path, with another umask.
+/// Builds at another path, with another umask.
 fn two_builds_are_the_same() {
     let again = scratch();
     let other = build(&again.path().join("a-longer-name"), "077");
@@ -148,7 +148,7 @@ fn lintian_reports_nothing() {
     let changes = sh(&format!("ls '{}'/build/*.changes", packages().display())).ok();
     assert_eq!(changes.lines().count(), 1, "{changes}");
     let mut lint = Command::new("lintian");
-    // Only a package of the Debian archive closes the bug that asked for it.
+    // Only a package of the Debian archive closes the bug that requested it.
     lint.args(["--allow-root", "--fail-on", "error,warning", "--suppress-tags", "initial-upload-closes-no-bugs"]);
     for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat"] {
         lint.arg(package(name));
@@ -157,8 +157,8 @@ fn lintian_reports_nothing() {
     assert!(ran.code == Some(0) && !ran.stdout.contains("W: ") && !ran.stdout.contains("E: "), "{ran:?}");
 }
 
-/// This machine as a Debian host of its own: `script` runs with layers over `/usr`, `/etc` and `/var`, which are below `/mnt`,
-/// dpkg's database among them. `$1`, `$2` and `$3` are the packages; `files` lists what differs from the machine.
+/// Uses this machine as a separate Debian host: `script` runs with layers over `/usr`, `/etc` and `/var` (including the database
+/// of dpkg), which are below `/mnt`. `$1`, `$2` and `$3` are the packages; `files` lists the differences from the machine.
 fn on_host(script: &str, root: &Path) -> Ran {
     let start = "mount -t tmpfs layers /mnt\n\
          for dir in usr etc var; do\n\
@@ -178,7 +178,7 @@ fn on_host(script: &str, root: &Path) -> Ran {
     run(unshare.env("ROOT", root).env("SYSTEMD_OFFLINE", "1"))
 }
 
-/// What the user does: install it, run a CUDA image.
+/// The steps of a user: install the package, run a CUDA image.
 fn podman_uses_the_installed_files() {
     let (host, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--dev-group", "video"]));
     let podman = Podman::new();
@@ -206,7 +206,7 @@ fn podman_uses_the_installed_files() {
     let root = run_with("\"$1\" \"$2\" \"$3\"");
     let ctk = run(Command::new(root.join("usr/bin/nvidia-ctk")).arg("--version")).ok();
     assert!(!ctk.is_empty());
-    // Without the hook file of all engines, Podman has the one of its own stage.
+    // Without the hook file of all engines, Podman uses the one of its own stage.
     std::fs::remove_file(root.join("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json")).unwrap();
     assert_eq!(podman.run_installed(&root, &smi).ok(), fake.on_host("nvidia-smi -L"));
 }
@@ -238,8 +238,8 @@ fn purge_leaves_nothing() {
     assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), "0a1\n> /run/cdi/other.yaml\n");
 }
 
-/// NVIDIA's toolkit creates the file when it is installed; no package owns it then. apt asks about it, as about every file that
-/// an administrator changed.
+/// NVIDIA's toolkit creates the file during installation, so no package owns it. apt asks about it, as about every file that an
+/// administrator changed.
 fn an_existing_config_stays() {
     let script = format!(
         "mkdir -p /etc/nvidia-container-runtime; echo disable-require = true >/{CONFIG}\n\

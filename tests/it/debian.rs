@@ -15,7 +15,7 @@ use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 
-// The packages are those of a Debian machine's own mirror.
+// The packages come from the mirror that this Debian machine uses.
 const NEEDS: &[Need] = &[Need::Root, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc")];
 
 pub const TESTS: &[Test] = &[
@@ -25,12 +25,12 @@ pub const TESTS: &[Test] = &[
     ("debian::the_real_library_without_a_gpu", NEEDS, the_real_library_without_a_gpu),
 ];
 
-/// The driver root, made once and kept between runs.
+/// Returns the driver root, which is created once and kept between runs.
 fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian-driver");
-        // A mirror may stumble; a test must not.
+        // A mirror may fail temporarily; a test must not.
         let make = || run(Command::new(source("tests/debian-driver")).arg(&root));
         let tries = (0..2).map(|_| make()).find(|ran| ran.code == Some(0));
         tries.unwrap_or_else(make).ok();
@@ -38,7 +38,7 @@ fn root() -> &'static Path {
     })
 }
 
-/// Every library of the driver that the packages have, below `root`.
+/// Returns every library of the driver in the packages, below `root`.
 fn shipped() -> (String, BTreeSet<String>) {
     let listed = sh(&format!("cd '{}'; find usr -name '*.so.*' -type f", root().display())).ok();
     let native = listed.lines().filter(|path| !path.contains("i386"));
@@ -87,14 +87,15 @@ fn list_prints_them() {
             "{name} is not in {compat32:?}"
         );
     }
-    // Devices are not listed: there is no GPU here to ask for them.
+    // Devices are not listed, because there is no GPU here.
     let all = list(&["--binaries", "--libraries", "--compat32", "--ipcs", "--firmwares"]);
     assert!(all.is_superset(&shipped) && all.contains("/usr/lib/nvidia/current/nvidia-smi"), "{all:?}");
     let firmware = list(&["-f"]);
     assert!(firmware.len() >= 2 && firmware.iter().all(|path| path.contains("/gsp_")), "{firmware:?}");
 }
 
-/// All that the real programs and libraries need is there, and the loaders' descriptions name what can be loaded.
+/// Everything that the real programs and libraries need exists, and the description files for loaders name libraries that can be
+/// loaded.
 fn the_real_files_resolve_in_a_container() {
     let (version, _) = shipped();
     let (dir, fake) = (scratch(), FakeDriver::among_real_files(root(), &version));
@@ -123,7 +124,7 @@ fn the_real_files_resolve_in_a_container() {
     }
 }
 
-/// The real libnvidia-ml says "driver not loaded", which is true, and of no help.
+/// The real libnvidia-ml reports "driver not loaded", which is true but does not help.
 fn the_real_library_without_a_gpu() {
     let dir = scratch();
     std::fs::create_dir(dir.path().join("rootfs")).unwrap();

@@ -1,5 +1,5 @@
-//! Called as NVIDIA's hook: by docker's `--gpus`, and by hook files that name it. Docker itself is not here: the bundles have
-//! the form that dockerd writes, and runc is real.
+//! The program called as NVIDIA's hook: by Docker's `--gpus`, and by hook files that name it. Docker itself does not run here:
+//! the bundles have the form that dockerd writes, and runc is real.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,14 +21,14 @@ pub const TESTS: &[Test] = &[
     ("docker::wrong_command_lines", &[], wrong_command_lines),
 ];
 
-/// A bundle as docker has it, and a runc to run it.
+/// A bundle like those of Docker, and runc to run it.
 pub struct Bundle {
     dir: PathBuf,
     spec: Value,
 }
 
 impl Bundle {
-    /// What runc makes of nothing, with what docker puts into it.
+    /// The output of `runc spec`, with the additions of Docker.
     pub fn new(dir: &Path, rootfs: &Path) -> Self {
         let dir = dir.join("runc-bundle");
         std::fs::create_dir_all(&dir).unwrap();
@@ -39,7 +39,7 @@ impl Bundle {
         spec["process"]["terminal"] = false.into();
         spec["process"]["user"] = json!({"uid": 0, "gid": 0, "additionalGids": [0, 10]});
         spec["process"].as_object_mut().unwrap().remove("rlimits");
-        // The order of docker's own list: nothing, then what every container may.
+        // The order of Docker's own list: nothing, then what every container may open.
         let allow = |kind: &str, numbers: Value, access: &str| {
             let mut rule = json!({"allow": true, "type": kind, "access": access});
             rule.as_object_mut().unwrap().extend(numbers.as_object().unwrap().clone());
@@ -54,7 +54,7 @@ impl Bundle {
             allow("c", json!({"major": 5, "minor": 0}), "rwm"),
             allow("c", json!({"major": 5, "minor": 1}), "rwm"),
             {"allow": false, "type": "c", "major": 10, "minor": 229, "access": "rwm"},
-            // Nodes may be made, and not opened.
+            // Nodes may be created but not opened.
             allow("c", json!({}), "m"),
         ]);
         let caps = json!(["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_MKNOD", "CAP_SETUID", "CAP_SETGID", "CAP_KILL"]);
@@ -71,7 +71,7 @@ impl Bundle {
         self
     }
 
-    /// One more hook, with the daemon's environment, as docker gives it.
+    /// Adds a hook with the environment of the daemon, like Docker.
     pub fn hook(mut self, stage: &str, path: &Path, args: &[&str]) -> Self {
         let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "INVOCATION_ID=0", "NVIDIA_VISIBLE_DEVICES=void"];
         let hook = json!({"path": path, "args": args, "env": env});
@@ -87,10 +87,10 @@ impl Bundle {
         self
     }
 
-    /// `runc run`, in a mount namespace of its own, after this shell script.
+    /// Runs `runc run` in a separate mount namespace, after this shell script.
     pub fn run(self, before: &str) -> Ran {
         std::fs::write(self.dir.join("config.json"), self.spec.to_string()).unwrap();
-        // As containerd's shim does it: the bundle is the working directory.
+        // The bundle is the working directory, as with containerd's shim.
         let script = format!(
             "{before}\ncd '{dir}'\nexec runc --root '{dir}/state' run 'onh-docker-{pid}-{name}'",
             dir = self.dir.display(),
@@ -101,7 +101,7 @@ impl Bundle {
     }
 }
 
-/// What puts the fake driver's config.toml where the hook looks without being told: docker passes no option.
+/// A script that puts config.toml of the fake driver at the default path, because Docker passes no option.
 fn default_config(dir: &Path, fake: &FakeDriver) -> String {
     let etc = dir.join("etc/nvidia-container-runtime");
     std::fs::create_dir_all(&etc).unwrap();
@@ -121,7 +121,7 @@ fn gpus_all() {
                   test ! -e /usr/lib/x86_64-linux-gnu/libnvidia-encode.so.1; rm /tmp/other";
     let bundle = |devices: &str| {
         let devices = format!("NVIDIA_VISIBLE_DEVICES={devices}");
-        // The first one is libnetwork's: it is there in every bundle of docker's.
+        // The first hook is that of libnetwork, which is in every bundle of Docker.
         Bundle::new(dir.path(), &image.rootfs)
             .process(&["sh", "-euc", script], &[&devices, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"])
             .hook("prestart", Path::new("/bin/true"), &["libnetwork-setkey", "-exec-root=/var/run/docker", "0123"])
@@ -129,27 +129,26 @@ fn gpus_all() {
     };
     let all = bundle("all").run(&config).ok();
     assert_eq!(all.matches("UUID: GPU-").count(), 2, "{all}");
-    // No driver has these numbers: ENXIO is what the kernel says to who may open them.
+    // No driver has these numbers: the kernel returns ENXIO to processes that may open them.
     for line in ["/dev/nvidia0: ENXIO", "/dev/nvidia1: ENXIO", "/tmp/other: EPERM"] {
         assert!(all.contains(line), "{line}: {all}");
     }
     let one = bundle("0").run(&config).ok();
     assert!(one.contains("UUID: GPU-51eed000") && one.contains("/dev/nvidia1: ENOENT"), "{one}");
-    // With containerd's image store the rootfs is below the bundle, and its path relative.
+    // With containerd's image store, the rootfs is below the bundle, and its path is relative.
     let mount = format!(
         "{config}; mkdir -p '{dir}/runc-bundle/rootfs'; mount --bind '{image}' '{dir}/runc-bundle/rootfs'",
         dir = dir.path().display(),
         image = image.rootfs.display()
     );
     assert_eq!(bundle("0").rootfs("rootfs").run(&mount).ok(), one);
-    // What is wrong reaches the user, and the container does not start.
+    // The user sees the error, and the container does not start.
     let wrong = bundle("7").run(&config);
     assert_ne!(wrong.code, Some(0));
     assert!(wrong.stderr.contains("(ONH-030)") && !wrong.stdout.contains("GPU"), "{wrong:?}");
 }
 
-/// A hook file of ours, and one that NVIDIA's toolkit left behind, whose program is a link to us now: the container is set up,
-/// and once.
+/// Our hook file, and one that NVIDIA's toolkit left, whose program is now a link to ours: the container is set up once.
 fn both_names_in_one_bundle() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -173,7 +172,7 @@ fn both_names_in_one_bundle() {
     }
 }
 
-/// Whether a hook of NVIDIA's name is another's is decided by the file, not by the name. One of two sets the container up,
+/// The file, not the name, decides whether a hook with NVIDIA's name is another program. One of two hooks sets the container up,
 /// whatever the order.
 fn which_of_two_hooks() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
@@ -189,7 +188,7 @@ fn which_of_two_hooks() {
     let link_to_link = dir.path().join("nvidia-container-runtime-hook");
     std::os::unix::fs::symlink(links.join(NAME), &link_to_link).unwrap();
     std::fs::hard_link(HOOK, links.join("hard")).ok();
-    // Who calls, and which hooks config.json has: whether the caller does it.
+    // The caller, the hooks in config.json, and whether the caller sets up the container.
     for (caller, named, does_it) in [
         (PathBuf::from(HOOK), links.join(NAME), true),
         (PathBuf::from(HOOK), link_to_link.clone(), true),
@@ -213,7 +212,7 @@ fn which_of_two_hooks() {
     }
 }
 
-/// Flags of Go, and what they do.
+/// Flags in the syntax of Go, and their effect.
 fn the_hooks_command_line() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -233,7 +232,7 @@ fn the_hooks_command_line() {
     }
 }
 
-/// What that program answers, too.
+/// Invalid command lines have exit status 2, and stages other than prestart do nothing.
 fn wrong_command_lines() {
     let dir = scratch();
     let hook = link(dir.path(), NAME);
@@ -249,5 +248,8 @@ fn wrong_command_lines() {
         assert!(stderr.starts_with("oci-nvidia-hook: invalid command line: "), "{stderr}");
     }
     let stderr = called(&["-config", "/gone", "prestart"]).failed(1);
-    assert!(stderr.contains("stdin"), "the state is read first, and config.toml only for who asks: {stderr}");
+    assert!(
+        stderr.contains("stdin"),
+        "the state is read first, and config.toml only if the container requests GPUs: {stderr}"
+    );
 }

@@ -1,4 +1,4 @@
-//! Compares the documents with the code. The commands of README.md are run, by `readme.rs`.
+//! Compares the documents with the code. `readme.rs` runs the commands of README.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,13 +17,13 @@ pub const TESTS: &[Test] = &[
     ("docs::files_and_links_are_there", &[], files_and_links_are_there),
     ("docs::command_lines_are_understood", &[], command_lines_are_understood),
     ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
-    ("docs::every_key_is_told_of", &[], every_key_is_told_of),
+    ("docs::every_key_is_documented", &[], every_key_is_documented),
     ("docs::manifests_are_yaml", &[], manifests_are_yaml),
     ("docs::pages_are_short_and_indexed", &[], pages_are_short_and_indexed),
     ("docs::pictures_show_their_sources", &[], pictures_show_their_sources),
 ];
 
-/// The files below a directory with this extension, and their texts.
+/// Returns the files below a directory with this extension, and their texts.
 pub fn texts(dir: &Path, extension: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
@@ -38,11 +38,11 @@ pub fn texts(dir: &Path, extension: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// All that is for people to read, but for the man pages.
+/// Returns all pages for people except for the man pages.
 pub fn pages() -> Vec<(PathBuf, String)> {
     let mut found = texts(&source("docs"), "md");
     for name in ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"] {
-        // A plain user's copy of the tree lacks some of these.
+        // The copy of the tree for a plain user lacks some of these.
         if let Ok(text) = std::fs::read_to_string(source(name)) {
             found.push((source(name), text));
         }
@@ -51,13 +51,13 @@ pub fn pages() -> Vec<(PathBuf, String)> {
     found
 }
 
-/// What stands between ``` of this kind, one text each.
+/// Returns the text of each block between ``` of this kind.
 pub fn blocks<'a>(text: &'a str, kind: &str) -> Vec<&'a str> {
     let start = format!("\n```{kind}\n");
     text.split(&start).skip(1).map(|rest| rest.split("\n```").next().unwrap()).collect()
 }
 
-/// A comma or a colon without quotes makes another document of a manifest, or none.
+/// A comma or a colon without quotes gives a manifest another meaning, or makes it invalid.
 fn manifests_are_yaml() {
     let parse = |text: &str| saphyr_parser::Parser::new_from_str(text).find_map(Result::err);
     assert!(parse("a: {b: x ? y : z: 1}").is_some() && parse("expression: a ? b : c").is_some());
@@ -80,7 +80,7 @@ pub fn command_lines(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// What stands between single backticks outside of blocks.
+/// Returns the texts between single backticks outside of blocks.
 fn quoted(text: &str) -> Vec<&str> {
     // Every second part is a block.
     text.split("```").step_by(2).flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
@@ -104,7 +104,7 @@ fn table_of_findings() -> String {
     text
 }
 
-/// The table is generated. This is the only place that pins the words of the catalog.
+/// The table is generated. Only this test pins the words of the catalog.
 fn findings_are_those_of_the_catalog() {
     let path = source("docs/troubleshooting.md");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -145,7 +145,7 @@ fn each_finding_is_explained() {
     assert!(stderr.contains("(ONH-053)"), "{stderr}");
 }
 
-/// Each trouble has numbers or a reason why it cannot arise, and tests that know these numbers.
+/// Each problem has numbers or a reason why it cannot arise, and tests that contain these numbers.
 fn every_trouble_is_answered() {
     let text = std::fs::read_to_string(source("docs/compatibility.md")).unwrap();
     let table = text.split("\n## Common problems\n").nth(1).unwrap().split("\n## ").next().unwrap();
@@ -170,10 +170,10 @@ fn is_test(start: &str) -> bool {
     crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(start))
 }
 
-/// Where modules are.
+/// The directories that contain modules.
 const SOURCES: [&str; 4] = ["src", "crates/base/src", "crates/cdi/src", "crates/nvidia/src"];
 
-/// `module::name` is the start of a test's name, or a module of the library; in docs/security.md one with tests.
+/// `module::name` is the start of a test's name, or a module of the library; in docs/security.md, one with tests.
 fn tests_that_documents_name_exist() {
     let mut count = 0;
     for (page, text) in pages() {
@@ -194,7 +194,7 @@ fn tests_that_documents_name_exist() {
     assert!(count > 40, "{count}");
 }
 
-/// As GitHub makes it of a heading.
+/// Returns the anchor that GitHub creates for a heading.
 fn anchor(heading: &str) -> String {
     let kept =
         heading.trim().to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
@@ -225,7 +225,7 @@ pub fn follow_links(dir: &Path) {
     assert!(links > 30, "{links} links");
 }
 
-/// Links lead to files and headings, and paths of this tree that are quoted are in it.
+/// Links lead to existing files and headings, and quoted paths of this tree exist.
 fn files_and_links_are_there() {
     let (mut links, mut paths) = (0, 0);
     for (page, text) in pages() {
@@ -247,7 +247,7 @@ fn files_and_links_are_there() {
     assert!(links > 40 && paths > 40, "{links} links, {paths} paths");
 }
 
-/// Every command line of ours: it is understood up to an option that no command has.
+/// The program understands every command line in the documents, and rejects only an option that the test adds.
 fn command_lines_are_understood() {
     let (dir, mut seen) = (crate::support::scratch(), std::collections::BTreeSet::new());
     for (page, text) in pages().into_iter().filter(|(page, _)| !page.ends_with("CHANGELOG.md")) {
@@ -267,7 +267,7 @@ fn command_lines_are_understood() {
     assert!(seen.len() > 15, "{seen:?}");
 }
 
-/// Every `toml` block is a config.toml without a mistake.
+/// Every `toml` block is a valid config.toml.
 fn keys_of_config_toml_are_known() {
     let mut seen = 0;
     for (page, text) in pages() {
@@ -288,8 +288,8 @@ fn keys_of_config_toml_are_known() {
     assert!(seen >= 4, "{seen}");
 }
 
-/// In the table of docs/configuration.md, in config.toml itself and in its man page.
-fn every_key_is_told_of() {
+/// Each key is in the table of docs/configuration.md, in config.toml and in its man page.
+fn every_key_is_documented() {
     let read = |path: &str| std::fs::read_to_string(source(path)).unwrap();
     let (page, shipped, man) =
         (read("docs/configuration.md"), read("config/config.toml"), read("docs/man/oci-nvidia-hook.toml.5"));
@@ -305,7 +305,7 @@ fn every_key_is_told_of() {
     assert!(seen > 15, "{seen}");
 }
 
-/// At most twelve pages of at most 200 lines, all of them in the index. Only the table of findings may make one longer.
+/// There are at most twelve pages of at most 200 lines, all in the index. Only the table of findings may make a page longer.
 fn pages_are_short_and_indexed() {
     let lines = |name: &str| std::fs::read_to_string(source(name)).unwrap().lines().count();
     assert!(lines("README.md") <= 130, "README.md: {}", lines("README.md"));

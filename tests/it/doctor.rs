@@ -1,6 +1,6 @@
-//! `doctor` on hosts that are directories: a bare one, one where all is well, one where much is wrong, and one for each
-//! thing that can be wrong. What it says of the first three is kept in `tests/fixtures/doctor`, read by a person when it
-//! changes: `UPDATE_GOLDEN=1 cargo test --test it doctor`.
+//! `doctor` on hosts that are directories: a bare one, one without problems, one with many problems, and one for each problem.
+//! The output for the first three is in `tests/fixtures/doctor` and must be reviewed when it changes: `UPDATE_GOLDEN=1 cargo test
+//! --test it doctor`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub const TESTS: &[Test] = &[
     ("doctor::this_host", &[], this_host),
 ];
 
-/// What `make-root` makes, and around it what openSUSE has: GPUs in sysfs, modules, Podman and CRI-O with the hook.
+/// A driver root of `make-root` in a host like openSUSE: GPUs in sysfs, modules, Podman and CRI-O with the hook.
 fn good_host() -> &'static FakeDriver {
     static HOST: OnceLock<FakeDriver> = OnceLock::new();
     HOST.get_or_init(|| {
@@ -86,7 +86,7 @@ fn good_host() -> &'static FakeDriver {
     })
 }
 
-/// A copy of it that a script has changed, run in its top directory.
+/// A copy of that host, changed by a script that runs in its top directory.
 fn changed(script: &str) -> tempfile::TempDir {
     let dir = scratch();
     sh(&format!("cp -a '{}'/. '{1}'; cd '{1}'; {script}", good_host().root.display(), dir.path().display())).ok();
@@ -98,13 +98,13 @@ fn examine(host: &Path, caller: Caller) -> Vec<Check> {
     doctor::examine(&doctor::inspect(&host, None, caller))
 }
 
-/// The words of doctor, and those of status.
+/// Returns the texts of doctor and of status.
 fn words_of(dir: &Path) -> String {
     let outcomes = examine(dir, Caller::default());
     let host = Tree::open(&HostPath::new(dir)).unwrap();
     let statuses = status::statuses(&host, None);
     let terminal = Terminal::default();
-    // docs/troubleshooting.md has the words that come from the catalog.
+    // docs/troubleshooting.md contains the texts of the catalog.
     let diagnosis = words::text(&outcomes, terminal);
     let diagnosis: Vec<_> = diagnosis.lines().filter(|line| !line.trim_start().starts_with("why: ")).collect();
     let text = format!("{}\n\n{}", diagnosis.join("\n"), status_words::text(&statuses, terminal));
@@ -134,7 +134,7 @@ fn good() {
     assert!(bad.is_empty(), "{bad:?}");
 }
 
-/// Several faults at once, as they come after an update that went wrong.
+/// Several faults at once, as after a failed update.
 fn broken() {
     let dir = changed(
         "sed -i 's/^driver .*/driver 535.183.01/' usr/lib/*/nvml.conf; rm dev/nvidia-uvm dev/nvidia3; \
@@ -150,7 +150,7 @@ fn broken() {
     assert_golden("broken.txt", &words_of(dir.path()));
 }
 
-/// What is done to the good host, and what is found then: check, id and status.
+/// Changes to the good host, and the result: check, id and status.
 const FAULTS: &[(&str, &str, &str, Status)] = &[
     ("rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices", "pci", "ONH-010", Status::Error),
     ("rm -r proc/driver", "module", "ONH-011", Status::Error),
@@ -386,10 +386,10 @@ fn each_fault_has_its_finding() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // One fault is told of once.
+    // A fault is reported once.
     let outcomes = examine(changed("rm dev/nvidia3").path(), Caller::default());
     assert_eq!(outcomes.iter().filter(|outcome| outcome.status > Status::Skipped).count(), 1, "{outcomes:?}");
-    // MIG devices that the driver has are not to be made anew: that ends what runs on them.
+    // doctor does not suggest to create existing MIG devices again, because that would end the programs that use them.
     let mut hosts_with_mig = FAULTS.iter().filter(|(script, check, ..)| *check == "mig" && script.contains("gi1"));
     let fixes: Vec<_> = hosts_with_mig
         .by_ref()
@@ -419,11 +419,11 @@ fn a_user_sees_less() {
     let inside = find(&examine(dir.path(), tux(&[484, 1000])), "groups");
     assert_eq!(inside.id.unwrap(), "ONH-212");
     assert_eq!(inside.fix, "podman run --group-add keep-groups …");
-    // What a user's Podman reads is looked at too.
+    // The configuration of the user's Podman is examined too.
     let mut engines =
         outside.iter().filter(|outcome| outcome.check == "hook" && outcome.what.contains("Podman of tux"));
     assert_eq!(engines.next().unwrap().status, Status::Ok);
-    // One fault is reported once: as a warning, with the group.
+    // A fault is reported once: as a warning, with the group.
     let mut facts = doctor::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
     let refused = Finding::new(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
     for (user, status) in [(facts.user.clone(), Status::Skipped), (None, Status::Error)] {
@@ -432,7 +432,7 @@ fn a_user_sees_less() {
         let nvml = find(&doctor::examine(&facts), "nvml");
         assert_eq!(nvml.status, status, "{nvml:?}");
     }
-    // As a real user, NVML below another driver root is not asked, and that is said.
+    // A real user: NVML below another driver root is not asked, and doctor reports that.
     sh(&format!("chmod 755 '{}'; chmod -R go+rX '{}'", dir.path().display(), dir.path().display())).ok();
     let parent = tempfile::tempdir_in("/var/tmp").unwrap();
     std::fs::set_permissions(parent.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -452,7 +452,7 @@ fn a_user_sees_less() {
     }
 }
 
-/// Who uses CDI alone is told of no hook that is missing.
+/// If an administrator uses only CDI, doctor does not report a missing hook.
 fn cdi_is_enough() {
     let dir = changed(
         "rm usr/share/containers/oci/hooks.d/* etc/containers/containers.conf.d/*; mkdir -p etc/cdi; \
@@ -468,7 +468,7 @@ fn cdi_is_enough() {
     );
 }
 
-/// On GKE's nodes the driver root has files only; /dev and /proc are the host's, and NVML must run there.
+/// On GKE's nodes, the driver root contains only files; /dev and /proc are the host's, and NVML must run there.
 fn a_driver_root_with_files_only() {
     let dir = changed(
         "mkdir -p home/kubernetes/bin/nvidia/usr/lib home/kubernetes/bin/nvidia/etc; \
@@ -488,7 +488,7 @@ fn nothing_is_changed() {
     assert!(before == crate::support::fingerprint(dir.path(), "none"));
 }
 
-/// Everything that is promised, in one file; and nothing of what is there already is touched.
+/// The bundle contains everything that is documented, and existing files are not changed.
 fn bundle() {
     let dir = scratch();
     let path = dir.path().join("b.tar.gz");
@@ -522,7 +522,7 @@ fn bundle() {
     assert!(std::fs::metadata(dir.path().join("elsewhere")).is_err());
 }
 
-/// The bundle is for a public tracker, and the log can lie where every user can write.
+/// The bundle is for a public tracker, and the log can be in a directory that every user can write to.
 fn a_link_in_the_place_of_the_log() {
     let dir = scratch();
     let (log, secret, config) = (dir.path().join("onh.log"), dir.path().join("secret"), dir.path().join("config.toml"));
@@ -535,7 +535,7 @@ fn a_link_in_the_place_of_the_log() {
         let list = run(Command::new("tar").arg("-tzf").arg(&path)).ok();
         (content, list.lines().any(|line| line.ends_with("/left-out.txt")))
     };
-    // As the bundle was made once: by path.
+    // The old implementation: a copy by path.
     std::os::unix::fs::symlink(&secret, &log).unwrap();
     assert_eq!(std::fs::read_to_string(&log).unwrap(), "root:secret");
     let (content, left_out) = packed("link.tar.gz");
@@ -558,7 +558,7 @@ fn a_link_in_the_place_of_the_log() {
     assert!(content.contains("the last line") && !left_out);
 }
 
-/// The real thing: the words, the JSON and the exit status say the same.
+/// The built program: the text, the JSON and the exit status agree.
 fn this_host() {
     let json = run(Command::new(HOOK).args(["doctor", "--json"]));
     let outcomes = json_schema::part("doctor", &json.stdout, "checks");

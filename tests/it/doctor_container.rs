@@ -1,5 +1,5 @@
-//! `doctor --container`: a process that sees an image as its root, as containers are started by hand or by a device plugin, with
-//! one thing missing or wrong at a time.
+//! `doctor --container`: a process that has an image as its root, like containers that were started by hand or with a device
+//! plugin, with one missing or wrong object at a time.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,7 @@ const V1: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"),
 
 pub const TESTS: &[Test] = &[
     ("doctor_container::each_lack_has_its_finding", NEEDS, each_lack_has_its_finding),
-    ("doctor_container::nothing_of_a_container_is_opened_that_is_no_file", NEEDS, nothing_is_opened_that_is_no_file),
+    ("doctor_container::only_files_of_a_container_are_opened", NEEDS, nothing_is_opened_that_is_no_file),
     ("doctor_container::a_cgroup_that_denies", V1, a_cgroup_that_denies),
     ("doctor_container::what_cannot_be_examined", NEEDS, what_cannot_be_examined),
 ];
@@ -32,8 +32,8 @@ impl Drop for Container {
     }
 }
 
-/// `before` prepares its root, as a shell script in it, after a /dev with the nodes of one GPU was mounted; `program` is the
-/// command line that starts its process there.
+/// The shell script `before` prepares its root, in which it runs, after a /dev with the nodes of one GPU was mounted; `program`
+/// is the command line that starts the process there.
 fn start(dir: &Path, before: &str, program: &str) -> Container {
     let script = format!(
         "cd '{}'; mount --bind . .; cd \"$PWD\"; mount -t tmpfs -o nosuid dev dev; \
@@ -61,7 +61,7 @@ const SLEEP: &str = "chroot . /bin/sleep 600";
 const AS_USER: &str = "chroot --userspec=1000:1000 --groups= . /bin/sleep 600";
 const IN_GROUP: &str = "chroot --userspec=1000:1000 --groups=44 . /bin/sleep 600";
 
-/// An image with the driver's libraries in it, as a device plugin mounts them, and a linker cache that knows them.
+/// An image that contains the driver's libraries, as a device plugin mounts them, and a linker cache that lists them.
 fn image(dir: &Path) {
     let image = Image::new(dir, &["--layout", "debian"]);
     let script = format!(
@@ -86,7 +86,7 @@ fn ids(outcomes: &[Value]) -> Vec<String> {
     outcomes.iter().filter_map(|outcome| Some(outcome["id"].as_str()?.to_owned())).collect()
 }
 
-/// What is done to it before it runs, the program, and what is found then.
+/// Changes to the container before it runs, the program, and the expected results.
 const LACKS: &[(&str, &str, &[&str])] = &[
     ("true", SLEEP, &[]),
     ("rm usr/lib/x86_64-linux-gnu/libcuda.so*", SLEEP, &["ONH-509"]),
@@ -94,7 +94,7 @@ const LACKS: &[(&str, &str, &[&str])] = &[
     (": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01", SLEEP, &["ONH-509"]),
     // A link out of the image leads nowhere in it.
     ("ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1", SLEEP, &["ONH-509"]),
-    // As GKE's plugin mounts them: without LD_LIBRARY_PATH nothing finds them there.
+    // Mounted as by GKE's plugin: the loader finds them only with LD_LIBRARY_PATH.
     (
         "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64",
         SLEEP,
@@ -135,7 +135,7 @@ fn each_lack_has_its_finding() {
     }
 }
 
-/// A fifo would stop root's doctor for ever, and opening a device can be all that it takes: a watchdog resets the host.
+/// A FIFO would block root's doctor for ever, and opening a device can have an effect: a watchdog resets the host.
 fn nothing_is_opened_that_is_no_file() {
     let fake = FakeDriver::shared();
     let dir = scratch();
@@ -147,13 +147,13 @@ fn nothing_is_opened_that_is_no_file() {
     let (code, outcomes, _) = doctor(fake, &["--pid", &container.0.id().to_string()]);
     assert!(begin.elapsed() < Duration::from_secs(30));
     assert_eq!((code, ids(&outcomes)), (Some(1), vec!["ONH-509".to_owned()]));
-    // A naive reader, who hangs.
+    // A naive reader hangs.
     let fifo = dir.path().join("image/etc/ld.so.cache");
     let naive = run(Command::new("timeout").args(["1", "cat"]).arg(fifo));
     assert_eq!(naive.code, Some(124));
 }
 
-/// Found by the id in its cgroup's name, as engines have it.
+/// The container is found by the id in the name of its cgroup, as engines set it.
 fn a_cgroup_that_denies() {
     let fake = FakeDriver::shared();
     let dir = scratch();

@@ -1,4 +1,4 @@
-//! The fake driver, and a container that waits at a hook without an engine around it.
+//! The fake driver, and a container that waits for a hook without an engine.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::kernels::hook_command;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 
-/// Of tests with [`Waiting`].
+/// The needs of tests with [`Waiting`].
 pub const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
 
 /// For [`Waiting::start`]: a /proc that can be masked.
@@ -23,7 +23,7 @@ pub struct FakeDriver {
 }
 
 impl FakeDriver {
-    /// With these arguments for `make-root`.
+    /// Creates the driver with these arguments for `make-root`.
     pub fn new(arguments: &[&str]) -> Self {
         let dir = scratch();
         let root = dir.path().join("root");
@@ -33,11 +33,11 @@ impl FakeDriver {
         fake
     }
 
-    /// Another driver, or another host, at the same place.
+    /// Replaces the driver or the host at the same place.
     pub fn rebuild(&self, arguments: &[&str]) {
         std::fs::remove_dir_all(&self.root).ok();
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
-        // One at a time: tests share the compiled files.
+        // One at a time, because tests share the compiled files.
         static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut make = Command::new(source("tests/fake-driver/make-root"));
@@ -45,8 +45,8 @@ impl FakeDriver {
         drop(lock);
     }
 
-    /// Of this version, with NVIDIA's real user-space files below `real` but for the management library, which would
-    /// want a GPU.
+    /// Creates a driver of this version with NVIDIA's real user-space files below `real`, except for the management library,
+    /// which would need a GPU.
     pub fn among_real_files(real: &Path, version: &str) -> Self {
         let fake = Self::new(&["--gpus", "1", "--version", version]);
         let (root, real) = (fake.root.display(), real.display());
@@ -66,13 +66,13 @@ impl FakeDriver {
         SHARED.get_or_init(|| Self::new(&["--gpus", "2"]))
     }
 
-    /// Adds lines to config.toml; those of no table last.
+    /// Adds lines to config.toml; those outside of tables go last.
     pub fn configure(&self, more: &str) {
         let text = format!("[nvidia-container-cli]\nroot = \"{}\"\n{more}\n", self.root.display());
         std::fs::write(&self.config, text).unwrap();
     }
 
-    /// Rewrites the library's configuration, in the file beside it.
+    /// Rewrites the library's configuration, in the file next to it.
     pub fn set_nvml(&self, change: impl Fn(String) -> String) {
         let library = self.library();
         let beside = library.with_file_name("nvml.conf");
@@ -85,7 +85,7 @@ impl FakeDriver {
         std::fs::canonicalize(sh(&find).ok().trim()).unwrap()
     }
 
-    /// What a user sees on the host of this driver: its program, with its libraries and its nodes at /dev.
+    /// Runs a command as a user of the host of this driver: with its programs, its libraries, and its nodes in /dev.
     pub fn on_host(&self, program: &str) -> String {
         let root = self.root.display();
         let script = format!(
@@ -97,14 +97,14 @@ impl FakeDriver {
     }
 }
 
-/// A root file system of a small image, copied for one test.
+/// The root file system of a small image, copied for one test.
 #[derive(Debug)]
 pub struct Image {
     pub rootfs: PathBuf,
 }
 
 impl Image {
-    /// With these arguments for `make-image`, below `dir`.
+    /// Creates the image with these arguments for `make-image`, below `dir`.
     pub fn new(dir: &Path, arguments: &[&str]) -> Self {
         let rootfs = dir.join("image");
         let mut make = Command::new(source("tests/image/make-image"));
@@ -115,8 +115,8 @@ impl Image {
     }
 }
 
-/// A process in a mount namespace of its own, with an image mounted as a runtime does it before pivot_root, and a
-/// bundle that describes it.
+/// A process in a separate mount namespace, with an image mounted as by a runtime before pivot_root, and a bundle that describes
+/// it.
 #[derive(Debug)]
 pub struct Waiting {
     init: Child,
@@ -125,7 +125,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// `before` is a shell script, run with the new namespace's `$rootfs` before the container waits.
+    /// The shell script `before` runs with the new namespace's `$rootfs` before the container waits.
     pub fn start(dir: &Path, rootfs: &Path, env: &[&str], before: &str) -> Self {
         let bundle = dir.join("bundle");
         std::fs::create_dir_all(&bundle).unwrap();
@@ -147,17 +147,17 @@ impl Waiting {
         waiting
     }
 
-    /// Writes config.json anew.
+    /// Writes config.json again.
     pub fn set_env(&self, env: &[&str]) {
         self.set_process(env, &[]);
     }
 
-    /// The same for a privileged container.
+    /// Writes config.json of a privileged container.
     pub fn set_privileged_env(&self, env: &[&str]) {
         self.set_process(env, &["CAP_SYS_ADMIN"]);
     }
 
-    /// Writes config.json anew, with these more fields.
+    /// Writes config.json again, with additional fields.
     pub fn set_spec(&self, env: &[&str], more: &serde_json::Value) {
         self.write_spec(env, &[], more);
     }
@@ -180,17 +180,17 @@ impl Waiting {
         serde_json::json!({"id": "waiting", "pid": self.init.id(), "bundle": self.bundle}).to_string()
     }
 
-    /// Calls the hook for it, as an engine does.
+    /// Calls the hook for the container, like an engine.
     pub fn hook(&self, config: &Path) -> Ran {
         self.call(&mut hook_command(), config)
     }
 
-    /// The same with a program of the caller's.
+    /// Calls another program for the container.
     pub fn call(&self, hook: &mut Command, config: &Path) -> Ran {
         run_with(hook.arg("--config").arg(config).arg("prestart").env_clear(), self.state().as_bytes())
     }
 
-    /// Its process, in the host's pid namespace.
+    /// Returns its process id in the host's PID namespace.
     pub fn pid(&self) -> u32 {
         self.init.id()
     }
@@ -203,25 +203,25 @@ impl Waiting {
         std::fs::write(path, spec.to_string()).unwrap();
     }
 
-    /// Adds hook entries to config.json, as an engine does for a CDI device.
+    /// Adds hook entries to config.json, like an engine for a CDI device.
     pub fn set_hooks(&self, stage: &str, hooks: &serde_json::Value) {
         self.set_spec_field("hooks", serde_json::json!({ stage: hooks }));
     }
 
-    /// Starts the program with these arguments as runtimes do at the createRuntime stage.
+    /// Starts the program with these arguments, like runtimes at the createRuntime stage.
     pub fn create_runtime_hook(&self, args: &[String]) -> Ran {
         let mut hook = Command::new(HOOK);
         hook.args(args).env_clear();
         run_with(hook.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), self.state().as_bytes())
     }
 
-    /// The same as runc does at the createContainer stage: in the container's mount namespace, the host's root still there,
-    /// the pid one of the container's pid namespace.
+    /// Starts the program like runc at the createContainer stage: in the container's mount namespace, while the host's root is
+    /// still visible, with a process id of the container's PID namespace.
     pub fn create_container_hook(&self, args: &[String]) -> Ran {
         self.create_container_program(Path::new(HOOK), args)
     }
 
-    /// The same with the program under another name.
+    /// Does the same with the program under another name.
     pub fn create_container_program(&self, program: &Path, args: &[String]) -> Ran {
         let mut state: serde_json::Value = serde_json::from_str(&self.state()).unwrap();
         state["pid"] = 1.into();
@@ -230,7 +230,7 @@ impl Waiting {
         run_with(enter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), state.to_string().as_bytes())
     }
 
-    /// Runs a program as the container's process will: in its namespace, with the rootfs as root.
+    /// Runs a program like the container's process: in its namespace, with the rootfs as root.
     pub fn exec(&self, script: &str) -> Ran {
         let pid = self.init.id().to_string();
         let mut enter = Command::new("nsenter");

@@ -1,4 +1,4 @@
-//! Where the driver is not at `/`, or not all of it: what docs/hosts.md says.
+//! Drivers that are not at `/`, or not completely, as described in docs/hosts.md.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,12 +13,12 @@ pub const TESTS: &[Test] = &[
     ("driver_roots::dev_root", NEEDS, dev_root),
 ];
 
-/// Calls the hook for a new container, on a host that this shell script made, and runs `nvidia-smi -L` in it.
+/// Calls the hook for a new container on a host that this shell script prepared, and runs `nvidia-smi -L` in the container.
 fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
-    // The container's namespace is found by its pid, whatever the hook's own looks like.
+    // The hook finds the container's namespace by its process id, whatever its own namespace looks like.
     let mut hook = Command::new("unshare");
     hook.args(["-m", "sh", "-euc", &format!("PATH=/usr/sbin:/usr/bin:/sbin:/bin; {host} exec \"$@\""), "sh", HOOK]);
     let ran = container.call(&mut hook, &fake.config);
@@ -43,7 +43,7 @@ fn library_dirs() {
     assert_eq!(listed, usual);
 }
 
-/// Each is taken from the host where the driver root has none. NVML then has to be asked outside of it.
+/// Each object comes from the host if the driver root lacks it. NVML must then be asked outside of the driver root.
 fn nodes_and_proc() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let usual = fake.on_host("nvidia-smi -L");
@@ -59,7 +59,7 @@ fn nodes_and_proc() {
     ran.ok();
     assert_eq!(listed, usual, "the host's nodes");
 
-    // A kernel without the driver has no such directory in its proc.
+    // The proc of a kernel without the driver does not have such a directory.
     sh(&format!("rm -r '{root}/proc/driver/nvidia'")).ok();
     let proc = format!("mount -t tmpfs proc /proc/driver; cp -a '{kept}/proc/driver/.' /proc/driver; ");
     let (ran, listed) = smi(&fake, &format!("{dev}{proc}"));
@@ -67,7 +67,7 @@ fn nodes_and_proc() {
     assert_eq!(listed, usual, "the host's proc");
 }
 
-/// It decides where both have nodes.
+/// `dev-root` decides if both have nodes.
 fn dev_root() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let usual = fake.on_host("nvidia-smi -L");

@@ -1,4 +1,4 @@
-//! A real engine with storage, hooks and configuration of its own, for tests that start containers.
+//! A real engine with separate storage, hooks and configuration, for tests that start containers.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,29 +10,29 @@ use crate::driver::{FakeDriver, Image};
 use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch};
 
-/// Of tests with podman and runc.
+/// The needs of tests with podman and runc.
 pub const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
-/// Of those that look at cgroup v1.
+/// The needs of tests that examine cgroup v1.
 pub const NEEDS_V1: &[Need] =
     &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
-/// Of those on cgroup v2.
+/// The needs of tests on cgroup v2.
 pub const NEEDS_V2: &[Need] =
     &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
-/// Of those with crun.
+/// The needs of tests with crun.
 pub const NEEDS_CRUN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc")];
 
-/// What the container's runtime sees as cgroups.
+/// The cgroups that the container's runtime sees.
 #[derive(Clone, Copy, Debug)]
 pub enum Cgroup {
     AsMounted,
-    /// cgroup2 alone, in a mount namespace of its own
+    /// Only cgroup2, in a separate mount namespace
     V2,
-    /// With crun, which refuses a unified hierarchy beside cgroup v1
+    /// With crun, which rejects a unified hierarchy next to cgroup v1
     WithCrun,
 }
 
 impl Cgroup {
-    /// What a shell in a mount namespace of its own has to do first.
+    /// Returns the commands that a shell in a separate mount namespace must run first.
     const fn prepare(self) -> &'static str {
         match self {
             Self::AsMounted => "",
@@ -46,24 +46,24 @@ fn shipped_hook(path: &str) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(crate::support::source(path)).unwrap()).unwrap()
 }
 
-/// Podman with storage, hooks and configuration of its own.
+/// Podman with separate storage, hooks and configuration.
 pub struct Podman {
     pub dir: tempfile::TempDir,
     pub hooks: PathBuf,
 }
 
-/// Where the hook keeps what it knows.
+/// The directory in which the hook stores its data.
 const RUN_DIR: &str = "/run/oci-nvidia-hook";
 
-/// The limits podman asks for by default take CAP_SYS_RESOURCE, and a controller that cgroup v2 does not have where v1 has it.
-/// `--pids-limit` is no help: podman's and runc's versions take its values differently.
+/// Podman's default limits need CAP_SYS_RESOURCE, and a controller that cgroup v2 lacks if v1 has it. `--pids-limit` does not
+/// help: Podman's and runc's versions interpret its values differently.
 pub const CONTAINERS_CONF: &str =
     "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\npids_limit = 0\n";
 
 pub const IMAGE: &str = "localhost/small";
 
 impl Podman {
-    /// One for all tests: importing an image takes longer than most of them.
+    /// One instance for all tests, because importing an image takes longer than most of them.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Podman> = OnceLock::new();
         SHARED.get_or_init(|| {
@@ -83,7 +83,7 @@ impl Podman {
 
     pub fn new() -> Self {
         let dir = scratch();
-        // The root user of a user namespace must be able to pass.
+        // Root of a user namespace must be able to search the directory.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let hooks = dir.path().join("hooks.d");
         std::fs::create_dir_all(&hooks).unwrap();
@@ -96,12 +96,12 @@ impl Podman {
         podman
     }
 
-    /// The JSON file that we ship, with the tested binary and a config of the test's.
+    /// Installs the hook file of the packages, with the tested binary and a config.toml of the test.
     pub fn install_hook(&self, config: &Path) {
         self.install("hooks.d/oci-nvidia-hook.json", config);
     }
 
-    /// The same with the one of Podman's own stage.
+    /// Installs the hook file of Podman's own stage.
     pub fn install_precreate(&self, config: &Path) {
         self.install("packaging/podman/oci-nvidia-hook-precreate.json", config);
     }
@@ -112,7 +112,7 @@ impl Podman {
         self.write_hook(shipped, &mut json, config, &stage);
     }
 
-    /// The same for a stage that we ship no file for.
+    /// Installs a hook file for a stage for which the packages have none.
     pub fn install_stage(&self, stage: &str, config: &Path) {
         let mut json = shipped_hook("hooks.d/oci-nvidia-hook.json");
         json["stages"] = serde_json::json!([stage]);
@@ -126,7 +126,7 @@ impl Podman {
         std::fs::write(self.hooks.join(name), json.to_string()).unwrap();
     }
 
-    /// Takes the hook's JSON file away again.
+    /// Removes the hook file.
     pub fn remove_hook(&self) {
         std::fs::remove_file(self.hooks.join("oci-nvidia-hook.json")).unwrap();
     }
@@ -142,7 +142,7 @@ impl Podman {
         json["hook"]["args"] = args.into();
         let dir = self.dir.path().join(format!("hooks-{}", kernel.name));
         std::fs::create_dir_all(&dir).unwrap();
-        // Renamed into place: another test may be reading it.
+        // The file is renamed into place, because another test may be reading it.
         let temporary = dir.join(format!("{:?}", std::thread::current().id()));
         std::fs::write(&temporary, json.to_string()).unwrap();
         std::fs::rename(temporary, dir.join("oci-nvidia-hook.json")).unwrap();
@@ -188,8 +188,8 @@ impl Podman {
         crate::support::sh(&format!("tar -C '{}' -c . | {podman} import {options} - {name}", rootfs.display())).ok();
     }
 
-    /// `podman run --rm ARGUMENTS` with no hooks directory of the test's, and /usr and /etc laid over by those of `root`,
-    /// read-only: the hook is found where it is installed, or it is not.
+    /// `podman run --rm ARGUMENTS` without a hooks directory of the test, and with those of `root` laid over /usr and /etc,
+    /// read-only: either the hook is found where it is installed, or it is not found.
     pub fn run_installed(&self, root: &Path, arguments: &[&str]) -> Ran {
         let drop_ins = root.join("etc/containers/containers.conf.d");
         std::fs::create_dir_all(&drop_ins).unwrap();
@@ -221,7 +221,7 @@ impl Podman {
         log.complete(self.shell(cgroup, &format!("{script}\nexec \"$@\" {}", words.join(" "))))
     }
 
-    /// `podman run --rm ARGUMENTS` with this containers.conf alone, which says where hooks are.
+    /// `podman run --rm ARGUMENTS` with only this containers.conf, which names the hooks directories.
     pub fn run_with_conf(&self, conf: &Path, arguments: &[&str]) -> Ran {
         let mut words = self.base();
         words.truncate(words.iter().position(|word| word == "--hooks-dir").unwrap());
@@ -231,14 +231,14 @@ impl Podman {
         log.complete(run(Command::new(&words[0]).args(&words[1..]).args(arguments).env("CONTAINERS_CONF", conf)))
     }
 
-    /// A shell script in a mount namespace of its own, in which `"$@"` is podman.
+    /// Runs a shell script in a separate mount namespace, in which `"$@"` is podman.
     pub fn shell(&self, cgroup: Cgroup, script: &str) -> Ran {
         let mut words = self.base();
         match cgroup {
             Cgroup::AsMounted | Cgroup::V2 => {}
             Cgroup::WithCrun => words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into()),
         }
-        // What the hook keeps of these containers goes with the namespace.
+        // The hook's data about these containers is removed with the namespace.
         let own_run = format!("mkdir -p -m 700 {RUN_DIR}; mount -t tmpfs -o mode=0700 run {RUN_DIR};");
         let script = format!("{own_run} {} {script}", cgroup.prepare());
         let mut unshare = Command::new("unshare");
@@ -247,8 +247,8 @@ impl Podman {
     }
 }
 
-/// A script that makes the compiled files searchable for all users in its mount namespace, if they are below a home directory that
-/// is not: a hook in a user namespace is another user on the host.
+/// Returns a script that makes the compiled files accessible to all users in its mount namespace, if they are below a private
+/// home directory: a hook in a user namespace runs as another user of the host.
 pub fn make_searchable() -> String {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let is_closed = |dir: &&Path| std::fs::metadata(dir).unwrap().permissions().mode() & 1 == 0;
@@ -261,8 +261,8 @@ pub fn make_searchable() -> String {
     )
 }
 
-/// A log file of conmon's. On a busy machine, `podman run` can lose the output of a container that ends before podman has
-/// attached to it; conmon writes all of it to the log.
+/// A log file of conmon. On a busy machine, `podman run` can lose the output of a container that ends before podman has attached
+/// to it; conmon writes all output to the log.
 struct Log(PathBuf);
 
 impl Log {
@@ -275,10 +275,10 @@ impl Log {
         ["--log-driver=k8s-file".into(), format!("--log-opt=path={}", self.0.display())].into()
     }
 
-    /// The same with the container's whole output, if a container was started.
+    /// The same with the complete output of the container, if one was started.
     fn complete(self, mut ran: Ran) -> Ran {
         let Ok(log) = std::fs::read_to_string(&self.0) else { return ran };
-        // TIME stdout F LINE; P in place of F: the line goes on in the next entry.
+        // TIME stdout F LINE; P instead of F: the line continues in the next entry.
         let entries = log.lines().filter_map(|line| line.split_once(" stdout ")).map(|(_, entry)| entry);
         ran.stdout = entries.fold(String::new(), |output, entry| match entry.split_once(' ') {
             Some(("P", text)) => output + text,

@@ -18,12 +18,12 @@ pub const TESTS: &[Test] = &[
     ("engine_texts::of_containers_conf", NEEDS, of_containers_conf),
 ];
 
-/// The quoted text of the page, in the column of what is seen, that has these words in it.
+/// Returns the quoted text of the page, in the column of symptoms, that contains these words.
 fn of_the_page(words: &str) -> String {
     let page = fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
     let seen = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let quoted = |cell: &str| -> Vec<String> {
-        // Those in two backticks have one in them.
+        // Texts in double backticks contain a backtick.
         let (mut texts, mut rest) = (Vec::new(), cell);
         while let Some(start) = rest.find('`') {
             let mark = if rest[start..].starts_with("``") { "``" } else { "`" };
@@ -38,7 +38,7 @@ fn of_the_page(words: &str) -> String {
     found[0].clone()
 }
 
-/// An engine says it so: `…` stands for anything.
+/// Matches the text of an engine: `…` stands for anything.
 #[track_caller]
 fn assert_says(ran: &Ran, text: &str) {
     let mut rest = ran.stderr.as_str();
@@ -82,7 +82,7 @@ fn of_cdi() {
     let start =
         |device: &str| Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &[device, IMAGE, "true"]);
     assert_says(&start("--device=nvidia.com/gpu=7"), &of_the_page("unresolvable CDI devices"));
-    // Nodes that another driver does not make any more.
+    // Nodes that another driver no longer creates.
     fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
     assert_says(&start("--device=nvidia.com/gpu=0"), &of_the_page("failed to stat CDI host device"));
 }
@@ -100,7 +100,7 @@ fn of_a_time_that_is_up() {
     assert_says(&ran, &of_the_page("hook ran past specified timeout"));
 }
 
-/// Of Podman 4: later ones know it.
+/// For Podman 4; later versions support the syntax.
 fn of_containers_conf() {
     let version = crate::support::run(std::process::Command::new("podman").arg("--version")).ok();
     let podman = Podman::shared();

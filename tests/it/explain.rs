@@ -42,7 +42,7 @@ fn stdin_is_config_json_or_a_state() {
     let precreate = explain(&["--config", config, "--stage", "precreate"], &spec).ok();
     assert_eq!(precreate.lines().next(), texts[0].lines().next());
     assert!(precreate.contains("edit: add to mounts of config.json: "), "{precreate}");
-    // Who names the stage gets what the hook would say at it.
+    // With a stage, explain prints the hook's messages of that stage.
     let ran = explain(&["--config", config, "--stage", "prestart"], &spec);
     assert!(ran.stdout.contains("\"bundle\" (ONH-003)\n"), "{ran:?}");
 }
@@ -65,7 +65,7 @@ fn nothing_to_explain() {
     }
 }
 
-/// By the record of a container, and by its pod; the bundle has config.json.
+/// The container is found by its record and by its pod; the bundle contains config.json.
 fn a_container_by_its_name() {
     let dir = scratch();
     for id in ["c1-main", "c2"] {
@@ -101,7 +101,7 @@ fn a_container_by_its_name() {
     );
 }
 
-/// Above the kernel's highest process id: the hook must never find one to set up.
+/// Above the kernel's highest process id: the hook must never find a process to set up.
 const NO_PROCESS: i32 = 999_999_999;
 
 /// The same as with its config.json on stdin.
@@ -112,7 +112,7 @@ fn a_container_by_its_name_at_precreate() {
     fs::write(dir.path().join("config.json"), &spec).unwrap();
     let config = fake.config.to_str().unwrap();
     let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir.path()}).to_string();
-    // The hook sets nothing up, and the record has the bundle all the same.
+    // The hook does not set up the container, but the record contains the bundle.
     run_with(isolated(dir.path()).args(["--config", config, "prestart"]), state.as_bytes()).failed(1);
     let explain = |name: &[&str], stdin: &str| {
         let mut explain = isolated(dir.path());
@@ -124,7 +124,7 @@ fn a_container_by_its_name_at_precreate() {
     assert_eq!(text, explain(&[], &spec));
 }
 
-/// It asks the hook for nothing, and has GPUs.
+/// The container requests nothing from the hook, but has GPUs.
 fn gpus_by_cdi() {
     let spec = json!({
         "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}, "root": {"path": "/r"},

@@ -36,19 +36,19 @@ const CHANGING: &[&str] = &[
 ];
 const READING: &[&str] = &["openat", "openat2", "readlinkat", "getdents64"];
 
-/// What makes the layers of a read-only rootfs.
+/// The system calls that create the layers of a read-only rootfs.
 const LAYERING: &[&str] =
     &["mount", "mkdirat", "mknodat", "symlinkat", "write", "umount2", "openat2", "move_mount", "statx"];
 
-/// Done to the rootfs at last.
+/// Commands that run on the rootfs at the end.
 const WRITABLE: &str = "true";
 const READ_ONLY: &str = "mount -o remount,bind,ro merged";
 
-/// An image as lower layer, and an upper layer of the container's.
+/// An image as lower layer, and the container's upper layer.
 struct Layers {
     dir: tempfile::TempDir,
     image: Image,
-    /// Of the container's process
+    /// The process id of the container's process
     user: u32,
 }
 
@@ -83,8 +83,8 @@ impl Layers {
     }
 }
 
-/// What an upper layer has beside copies of the image's directories: overlayfs makes those when something is created in
-/// them, and they stay when it is removed.
+/// Returns the files of an upper layer except for copies of the image's directories: overlayfs creates these copies when
+/// something is created in the directories, and keeps them when it is removed.
 fn left_in(upper: &Path) -> String {
     snapshot(upper).lines().filter(|line| line.split(' ').nth(1) != Some("d")).collect()
 }
@@ -93,7 +93,7 @@ fn every_call(calls: &[&str], last: &str) {
     fails_at(&FakeDriver::new(&["--gpus", "2", "--drm"]), &Layers::new(), calls, last);
 }
 
-/// For a user who may not open the host's nodes.
+/// For a user who has no permission to open the host's nodes.
 fn every_call_that_creates_a_node() {
     let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
     let layers = Layers { user: 1000, ..Layers::new() };
@@ -115,16 +115,16 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
             let ran = run_with(&mut strace, container.state().as_bytes());
             let was_hit = std::fs::read_to_string(&trace).unwrap().contains("(INJECTED)");
             let about = format!("{call} {n}: {ran:?}");
-            assert!(ran.code.is_some(), "it ends by itself: {about}");
+            assert!(ran.code.is_some(), "the hook ends: {about}");
             assert!(std::fs::read_to_string("/proc/self/mountinfo").unwrap() == host_mounts, "{about}");
             if ran.code == Some(0) {
                 if was_hit {
                     let works = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1; test -c /dev/nvidia0");
                     assert_eq!(works.code, Some(0), "{about}: {works:?}");
                     let image = container.exec("test -s /etc/passwd && test -x /usr/bin/cat");
-                    assert_eq!(image.code, Some(0), "nothing of the image is hidden: {about}");
+                    assert_eq!(image.code, Some(0), "no file of the image is hidden: {about}");
                     let complete = container.exec("nvidia-smi -L").code == Some(0);
-                    assert!(complete || ran.stderr.contains("nvidia-smi"), "what is missing is said: {about}");
+                    assert!(complete || ran.stderr.contains("nvidia-smi"), "the missing file is reported: {about}");
                 }
                 drop(container);
                 (container, upper) = layers.start(last);
@@ -143,5 +143,5 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
             }
         }
     }
-    assert!(failed > 0, "some of them matter");
+    assert!(failed > 0, "at least one failure has an effect");
 }

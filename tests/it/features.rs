@@ -22,8 +22,8 @@ pub const TESTS: &[Test] = &[
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// As the module's params and capability files state, with links for runc and systemd; twice is once, and a wrong node is
-/// replaced.
+/// Nodes are created as stated in the module's parameters and capability files, with links for runc and systemd. A second run
+/// changes nothing, and a wrong node is replaced.
 fn prepare_makes_nodes() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video", "--no-dev"]);
     std::fs::create_dir_all(fake.root.join("sys/module/nvidia_modeset")).unwrap();
@@ -35,7 +35,7 @@ fn prepare_makes_nodes() {
     let made: Vec<_> = said.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
     assert_eq!(made.len(), 2 + 1 + 1 + 2 + 6, "{said}");
     assert!(said.contains("made /dev/nvidia1 c 195:1 0:") && said.contains(" 0660\n"), "{said}");
-    // Capabilities have owners and modes of their own: the first one repartitions GPUs.
+    // Capabilities have their own owners and modes: the first one repartitions GPUs.
     for cap in ["1 c 510:1 0:0 0400", "2 c 510:2 0:0 0444", "12 c 510:12 0:0 0444", "22 c 510:22 0:0 0444"] {
         assert!(said.contains(&format!("made /dev/nvidia-caps/nvidia-cap{cap}\n")), "{said}");
     }
@@ -46,7 +46,7 @@ fn prepare_makes_nodes() {
     assert!(prepare().starts_with("made /dev/nvidia0 "));
     let link = std::fs::read_link(dev.join("char/510:12")).unwrap();
     assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap12"));
-    // What was made is what the driver needs.
+    // The created nodes are those that the driver needs.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
@@ -57,7 +57,8 @@ fn prepare_makes_nodes() {
     assert_eq!(prepare(), "", "the administrator makes them");
 }
 
-/// A newer libcuda of the image is found before ours; an older one, and one behind a link to the host, is not.
+/// A newer libcuda of the image is found before the host's; an older one, and one that is reached through a link to the host, is
+/// not.
 fn cuda_compat() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let compat = "usr/local/cuda-12.9/compat";
@@ -83,10 +84,10 @@ fn cuda_compat() {
         assert_eq!(told.contains("ONH-231"), theirs, "{version} {mode} {note}: {told}");
         container.hook(&fake.config).ok();
         let found = container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1").ok();
-        // One process that opens both names must not get two libraries.
+        // A process that opens both names must not get two libraries.
         let from_image = found.matches("/usr/local/cuda/compat/libcuda.so").count();
         assert_eq!(from_image, if theirs { 2 } else { 0 }, "{version} {mode} {note}: {found}");
-        // After the first turn, the host's linker cache does not list the link for development.
+        // After the first run, the host's linker cache does not list the development link.
         std::fs::remove_file(fake.root.join(&LIBDIR[1..]).join("libcuda.so")).ok();
         sh(&format!("/sbin/ldconfig -r '{}'", fake.root.display())).ok();
         assert!(found.contains(&format!("{LIBDIR}/libnvidia-ml.so.1")), "{found}");
@@ -103,8 +104,8 @@ fn cuda_compat() {
     assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
 }
 
-/// Programs open them by these names, whether or not the host's packages for development are installed. By the hook and by
-/// CDI alike.
+/// Programs open the libraries by these names, whether or not the host's development packages are installed. The hook and CDI
+/// both create them.
 fn links_for_development() {
     const NAMES: [&str; 4] = ["libnvidia-encode", "libnvidia-fbc", "libnvidia-ml", "libnvidia-ngx"];
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
@@ -128,7 +129,7 @@ fn links_for_development() {
     }
 }
 
-/// Nothing shows which capability an unknown library belongs to, so it is given only if no capability is withheld.
+/// The capability of an unknown library cannot be determined, so the library is provided only if no capability is withheld.
 fn unknown_libraries_are_for_all() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let libdir = fake.root.join(&LIBDIR[1..]);
@@ -156,7 +157,7 @@ fn unknown_libraries_are_for_all() {
     }
 }
 
-/// A drop-in names a library and a file that the catalogue does not know.
+/// A drop-in names a library and a file that the catalog does not contain.
 fn files_of_the_administrator() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let opt = fake.root.join("opt/extra");
@@ -180,7 +181,7 @@ fn files_of_the_administrator() {
     container.exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7")).ok();
 }
 
-/// A library, with the note of a compatibility library if `drivers` are given.
+/// Creates a library, with the note of a compatibility library if `drivers` are given.
 pub fn compat_library(path: &Path, drivers: &str) {
     let json =
         format!("{{\\\"Format\\\":1,\\\"CUDA Version\\\":\\\"12.9\\\",\\\"Driver\\\":{drivers},\\\"Device\\\":[9]}}");
@@ -195,7 +196,7 @@ pub fn compat_library(path: &Path, drivers: &str) {
     std::fs::remove_file(source).unwrap();
 }
 
-/// Its GPU's node, its two capability nodes, and nothing of any other.
+/// The container gets the node of its GPU, its two capability nodes, and no node of another device.
 fn one_mig_device() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -269,7 +270,7 @@ fn limits_and_requirements() {
     assert!(container.hook(&fake.config).failed(1).contains("(ONH-034)"));
 }
 
-/// SUSE's driver makes its nodes root:video 0660. The default finds the group by itself.
+/// SUSE's driver creates its nodes as root:video 0660. The default configuration detects the group.
 fn suse_nodes_need_the_video_group() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);

@@ -43,7 +43,7 @@ fn write_spec(dir: &tempfile::TempDir, env: &[&str], more: &Value) {
     fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
 }
 
-/// The numbers that `explain` gives to a container of this environment.
+/// Returns the numbers that `explain` prints for a container with this environment.
 fn explained(fake: &FakeDriver, env: &[&str], more: &Value) -> BTreeSet<String> {
     let dir = scratch();
     write_spec(&dir, env, more);
@@ -73,7 +73,7 @@ fn of_the_driver() {
     let graphics = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=graphics"];
     assert_found(&explained(&fake, &graphics, &json!({})), "ONH-223");
 
-    // Its cache names a library that is of another version now.
+    // Its cache lists a library that now has another version.
     let (old, new) =
         (fake.root.join(libdir).join("libcuda.so.535.183.01"), fake.root.join(libdir).join("libcuda.so.550.1"));
     fs::copy(&old, &new).unwrap();
@@ -108,7 +108,7 @@ fn of_the_driver() {
     fake.set_nvml(|old| old + "\ninit-crash\n");
     assert_found(&explained(&fake, ALL, &json!({})), "ONH-017");
 
-    // Root who may not change the root directory.
+    // Root without permission to change the root directory.
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let mut info = Command::new("setpriv");
     info.args(["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot", HOOK, "--config"]).arg(&fake.config);
@@ -148,7 +148,7 @@ fn of_a_container() {
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains(": note: ") && log.contains("(ONH-301)\n"), "{log}");
 
-    // A state whose process is gone.
+    // A state whose process has ended.
     let gone = json!({"id": "gone", "pid": i32::MAX, "bundle": dir.path().join("bundle")}).to_string();
     let mut hook = Command::new(HOOK);
     let ran = run_with(hook.arg("--config").arg(&fake.config).arg("prestart").env_clear(), gone.as_bytes());

@@ -9,7 +9,7 @@ use crate::support::source;
 #[path = "../fuzz/targets/mod.rs"]
 mod targets;
 
-/// As `make fuzz` allows it; there the program is optimised, and here the inputs are smaller.
+/// The limit of `make fuzz`, whose program is optimized; the inputs here are smaller.
 const LONGEST: Duration = Duration::from_secs(5);
 
 macro_rules! tests {
@@ -68,7 +68,7 @@ fn replay(target: &str, run: fn(&[u8])) {
     assert!(inputs > 1, "{target} has no inputs");
 }
 
-/// What is fuzzed is replayed, and the other way round.
+/// Every fuzz target is replayed, and every replayed target is fuzzed.
 fn each_target_is_here() {
     let names = |dir: &str| {
         let entries = std::fs::read_dir(source(dir)).unwrap().map(|entry| entry.unwrap().path());

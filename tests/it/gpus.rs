@@ -1,5 +1,4 @@
-//! Which GPU a name means while some GPUs do not work: an index never moves to another physical GPU, whichever way sets the
-//! container up.
+//! Tests which GPU a name denotes while some GPUs do not work: in all modes, an index never denotes another physical GPU.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +14,7 @@ const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
 pub const TESTS: &[Test] = &[
     ("gpus::a_missing_node_moves_no_index", NEEDS, a_missing_node_moves_no_index),
-    ("gpus::a_lost_gpu_is_told_once", NEEDS_DRIVER, a_lost_gpu_is_told_once),
+    ("gpus::a_lost_gpu_is_reported_once", NEEDS_DRIVER, a_lost_gpu_is_reported_once),
     ("gpus::an_excluded_gpu_does_not_exist", NEEDS, an_excluded_gpu_does_not_exist),
     ("gpus::limits_hold_for_gpus_that_do_not_work", NEEDS_DRIVER, limits_hold_for_gpus_that_do_not_work),
     ("gpus::info_json_can_be_replayed", NEEDS_DRIVER, info_json_can_be_replayed),
@@ -29,7 +28,7 @@ fn spec(asked: &str) -> String {
     format!(r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={asked}"]}}}}"#)
 }
 
-/// `ARGUMENTS` with the config.json of a container that asks for these GPUs on stdin.
+/// Runs `ARGUMENTS` with the config.json of a container that requests these GPUs on stdin.
 fn for_container(fake: &FakeDriver, asked: &str, arguments: &[&str]) -> Ran {
     let mut command = Command::new(HOOK);
     run_with(command.arg("--config").arg(&fake.config).args(arguments).env_clear(), spec(asked).as_bytes())
@@ -39,7 +38,7 @@ fn explain(fake: &FakeDriver, asked: &str) -> Ran {
     for_container(fake, asked, &["explain", "--stage", "precreate"])
 }
 
-/// What a GPU of this place is like in /proc.
+/// The state of a GPU in /proc.
 fn information(fake: &FakeDriver, bus: &str) -> std::path::PathBuf {
     fake.root.join("proc/driver/nvidia/gpus").join(bus).join("information")
 }
@@ -50,7 +49,7 @@ fn replace(path: &Path, old: &str, new: &str) {
     fs::write(path, text.replace(old, new)).unwrap();
 }
 
-/// NVML counts what it can open, so its own GPU 0 is the second one of the host here.
+/// NVML counts the GPUs that it can open, so its GPU 0 is the second one of the host here.
 fn a_missing_node_moves_no_index() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
     fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
@@ -93,13 +92,13 @@ fn a_missing_node_moves_no_index() {
     assert!(cli("0").failed(1).contains(missing));
     assert!(cli("1").ok().contains("/dev/nvidia1\n"));
 
-    // The administrator's limits by index mean the same GPU as before, too.
+    // The administrator's limits by index also denote the same GPU as before.
     fake.configure("[devices]\nallow = [\"1\"]");
     assert!(explain(&fake, "all").ok().contains(&format!("device: {GPU_1}\n")));
 }
 
-/// A GPU that fell off the bus fails in NVML's first call: NVML knows an index, the kernel module the rest.
-fn a_lost_gpu_is_told_once() {
+/// A GPU that fell off the bus fails in NVML's first call: NVML reports an index, the kernel module the rest.
+fn a_lost_gpu_is_reported_once() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
     let told = explain(&fake, "all").ok();
@@ -139,7 +138,7 @@ fn an_excluded_gpu_does_not_exist() {
     assert!(row.ends_with(&format!("  excluded  {GPU_1}")), "{info}");
     assert!(!info.contains("not usable"), "{info}");
     assert_eq!(cdi(&fake, &["generate", "--output", "-"]).stderr, "");
-    // It needs no node, and NVML's answer is kept although it never gets well.
+    // The GPU needs no node, and NVML's answer is cached although the GPU never works.
     fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
     explain(&fake, "all").ok();
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
@@ -171,7 +170,7 @@ fn limits_hold_for_gpus_that_do_not_work() {
 
 fn info_json_can_be_replayed() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3", "--mig"]));
-    // NVML numbers MIG devices by what it can open; an instance that was destroyed leaves a hole.
+    // NVML numbers the MIG devices that it can open; an instance that was destroyed leaves a gap.
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
     replace(&information(&fake, "0000:03:00.0"), "GPU Excluded:\t No", "GPU Excluded:\t Yes");
     fake.set_nvml(|old| {

@@ -1,5 +1,5 @@
-//! Who asks without NVIDIA's variable, or beside it: device nodes in config.json, mounts, other programs' files; and hosts
-//! that have no GPU to give.
+//! Requests without NVIDIA's variable or in addition to it: device nodes in config.json, mounts, files of other programs; and
+//! hosts without a GPU.
 
 use std::fs;
 use std::process::Command;
@@ -29,7 +29,7 @@ pub const TESTS: &[Test] = &[
 
 const LOCKED: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
 
-/// The keys of no table come first in config.toml.
+/// Keys outside of tables come first in config.toml.
 fn configure_first(fake: &FakeDriver, lines: &str) {
     fake.configure("");
     let text = fs::read_to_string(&fake.config).unwrap();
@@ -40,7 +40,7 @@ fn node(name: &str, major: u32, minor: u32) -> Value {
     json!({"path": format!("/dev/{name}"), "type": "c", "major": major, "minor": minor, "fileMode": 438})
 }
 
-/// As a kubelet writes it for a device plugin that passes GPU 1.
+/// A config.json like that of a kubelet for a device plugin that passes GPU 1.
 fn gpu_1() -> Value {
     json!({"linux": {"devices": [node("nvidiactl", 195, 255), node("nvidia-uvm", 511, 0), node("nvidia1", 195, 1)]}})
 }
@@ -69,7 +69,7 @@ fn device_nodes_bring_the_files() {
         let listed = container.exec("nvidia-smi -L").ok();
         assert!(listed.lines().count() == 1 && listed.contains(GPU_1), "{locked}{env:?}: {listed}");
         container.exec("probe-dlopen libcuda.so.1").ok();
-        // The same is explained, and written at precreate.
+        // The same request with explain and at precreate.
         let spec = with(gpu_1(), env, &[]);
         assert!(explain(&fake, &spec).ok().contains(&format!("device: {GPU_1}\n")));
         let mut precreate = Command::new(HOOK);
@@ -82,7 +82,7 @@ fn device_nodes_bring_the_files() {
             devices.iter().filter(|node| node["path"].as_str().unwrap().starts_with("/dev/nvidia")).collect();
         assert!(!edited["linux"]["devices"].to_string().contains("nvidia0"), "{gpus:?}");
     }
-    // The capabilities are the image's to choose.
+    // The image can choose the capabilities.
     configure_first(&fake, "");
     let spec = with(gpu_1(), &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]);
     let told = explain(&fake, &spec).ok();
@@ -125,7 +125,7 @@ fn device_nodes_that_mean_nothing() {
     }
 }
 
-/// The container did not ask the hook, and starts as its config.json describes it.
+/// The container requests nothing from the hook, and starts as its config.json describes it.
 fn device_nodes_stop_no_container() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -148,7 +148,7 @@ fn device_nodes_stop_no_container() {
     fake.set_nvml(|old| old + "\ninit-error 999\n");
     fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
     left_alone(&gpu_1(), "NVML");
-    // A mistake in config.toml is for those that ask.
+    // An error in config.toml affects only containers that request GPUs.
     fs::write(&fake.config, "nonsense = ").unwrap();
     container.set_spec(&[], &gpu_1());
     assert_eq!(container.hook(&fake.config).ok(), "");
@@ -193,7 +193,7 @@ fn a_device_in_the_place_of_a_node() {
         assert!(told.code == Some(1) && stopped, "{told:?}");
     }
 
-    // The node of a GPU that was not requested is at no path that the hook needs.
+    // The node of a GPU that was not requested is not at a path that the hook needs.
     let other = with(json!({"linux": {"devices": [node("nvidia0", 195, 0)]}}), &asks, &[]);
     at_precreate(&other).ok();
 
@@ -212,7 +212,7 @@ fn a_device_in_the_place_of_a_node() {
     assert_eq!(container.mountinfo(), before);
 }
 
-/// At the three stages for which there is a hook file or a test.
+/// Runs the three stages for which there is a hook file or a test.
 fn podmans_device_option() {
     let root = FakeDriver::shared().root.display().to_string();
     let device = |name: &str| format!("--device={root}/dev/{name}:/dev/{name}");
@@ -276,7 +276,7 @@ fn a_library_alone_sets_nothing_up() {
 fn hosts_without_a_gpu() {
     let fake = FakeDriver::new(&["--gpus", "0", "--no-dev"]);
     let root = &fake.root;
-    // No driver either, as on a node that has the package and no GPU.
+    // Without a driver too, as on a node that has the package but no GPU.
     fs::remove_dir_all(root.join("proc")).unwrap();
     fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
     fs::create_dir_all(root.join("proc/driver/nvidia")).unwrap();
@@ -289,11 +289,11 @@ fn hosts_without_a_gpu() {
     precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
     let ran = run_with(&mut precreate, asks("all").as_bytes());
     assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
-    assert_eq!(ran.ok(), asks("all"), "config.json as it was");
+    assert_eq!(ran.ok(), asks("all"), "config.json is unchanged");
     for asked in ["0", GPU_1, "none"] {
         assert_eq!(explain(&fake, &asks(asked)).code, Some(1), "{asked}");
     }
-    // A GPU, and a driver that is not loaded: that is another matter.
+    // A GPU whose driver is not loaded is a different case.
     let device = root.join("sys/bus/pci/devices/0000:01:00.0");
     fs::create_dir(&device).unwrap();
     fs::write(device.join("vendor"), "0x10de\n").unwrap();
@@ -301,7 +301,7 @@ fn hosts_without_a_gpu() {
     let told = explain(&fake, &asks("all"));
     assert!(told.code == Some(1) && told.stdout.contains("ONH-011"), "{told:?}");
     fs::remove_dir_all(&device).unwrap();
-    // One of an SoC is on no PCI bus.
+    // The GPU of an SoC is not on a PCI bus.
     fs::create_dir_all(root.join("proc/driver/nvidia/gpus/0000:01:00.0")).unwrap();
     assert_eq!(explain(&fake, &asks("all")).code, Some(1));
 }

@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
     ("help::bash_completes_cdi_devices", &[Need::Root, Need::Program("bash"), Need::Program("cc")], cdi_devices),
     ("help::zsh_reads_its_script", &[Need::Program("zsh")], zsh_reads_its_script),
     ("help::fish_completes", &[Need::Program("fish")], fish_completes),
-    ("help::the_man_page_tells_of_all", &[], the_man_page_tells_of_all),
+    ("help::the_man_page_is_complete", &[], the_man_page_is_complete),
     ("help::man_pages_have_no_mistakes", &[Need::Program("mandoc")], man_pages_have_no_mistakes),
 ];
 
@@ -25,14 +25,14 @@ fn hook(arguments: &[&str]) -> String {
     run(Command::new(HOOK).args(arguments).env_clear()).ok()
 }
 
-/// The program with what clap adds to it.
+/// Returns the command line with the arguments that clap adds.
 fn program() -> clap::Command {
     let mut program = Cli::command();
     program.build();
     program
 }
 
-/// The commands by their names of one word or two.
+/// Returns the commands by their names of one or two words.
 fn commands(program: &clap::Command) -> Vec<(String, &clap::Command)> {
     let of_group = |command: &'_ clap::Command| command.get_name() != "help" && command.has_subcommands();
     let mut commands = Vec::new();
@@ -60,7 +60,7 @@ fn usage_of(arg: &Arg) -> String {
     format!("{short}--{}{value}", arg.get_long().unwrap())
 }
 
-/// The options of a command alone, without those of the program.
+/// Returns the options of a command, without those of the program.
 fn own_options<'a>(program: &clap::Command, command: &'a clap::Command) -> Vec<&'a Arg> {
     let of_program = |arg: &Arg| program.get_arguments().any(|other| other.get_id() == arg.get_id());
     command.get_arguments().filter(|arg| !arg.is_positional() && !of_program(arg)).collect()
@@ -98,7 +98,7 @@ fn each_command_has_its_own() {
     assert!(stderr.contains("did you mean list?"), "{stderr}");
 }
 
-/// What bash offers at the end of this line.
+/// Returns the completions of bash at the end of this line.
 fn offered(path: &str, line: &str) -> BTreeSet<String> {
     let script = "source <(oci-nvidia-hook completion bash) && COMP_LINE=$1 COMP_POINT=${#1} && compopt() { :; } && \
                   _oci_nvidia_hook && printf '%s\\n' \"${COMPREPLY[@]}\"";
@@ -163,7 +163,7 @@ fn cdi_devices() {
     let all = offered(&path, &line);
     assert!(all.contains("nvidia.com/gpu=all") && all.contains("nvidia.com/gpu=1"), "{all:?}");
     let split = offered(&path, &format!("{line}ia.com/gpu=a"));
-    assert_eq!(split, BTreeSet::from(["all".to_owned()]), "bash has the part before = already");
+    assert_eq!(split, BTreeSet::from(["all".to_owned()]), "bash already has the part up to =");
 }
 
 fn zsh_reads_its_script() {
@@ -171,7 +171,7 @@ fn zsh_reads_its_script() {
     let script = dir.path().join("_oci-nvidia-hook");
     std::fs::write(&script, hook(&["completion", "zsh"])).unwrap();
     run(Command::new("zsh").arg("-n").arg(&script)).ok();
-    // The completion system's own functions, told to print what they are given.
+    // The functions of the completion system, replaced by ones that print their arguments.
     let harness = "_describe() { [[ $1 == -o ]] && shift; print -l -- ${(P)2%%:*}; }; compadd() { shift; print -l -- $@; }; \
                    _files() { print files; }; compset() { :; }; _message() { print message; }; \
                    offer() { local -a words=(oci-nvidia-hook \"$@\") ; local -i CURRENT=$#words; source $SCRIPT; }; offer \"$@\"";
@@ -223,8 +223,8 @@ fn fish_completes() {
     }
 }
 
-/// Words of the man page in bold that look like commands or options, and those of the grammar: the same.
-fn the_man_page_tells_of_all() {
+/// The words in bold in the man page that look like commands or options are those of the command line.
+fn the_man_page_is_complete() {
     let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8")).unwrap().replace("\\-", "-");
     let section = |name: &str| {
         let rest = page.split(&format!(".SH {name}\n")).nth(1).unwrap_or_else(|| panic!("{name}"));
@@ -246,11 +246,11 @@ fn the_man_page_tells_of_all() {
     }
     assert_eq!(documented, known.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
     assert_eq!(options_of(&section("OPTIONS")), program.get_arguments().map(usage_of).collect::<Vec<_>>());
-    // Both pages name each other, and the documents that are installed.
+    // Both pages name each other and the installed documents.
     assert!(section("SEE ALSO").contains("oci-nvidia-hook.toml"));
 }
 
-/// `-d, --device ID` of the lines `.BR -d ", " --device " " \fIID\fR`, in their order.
+/// Returns `-d, --device ID` from the lines `.BR -d ", " --device " " \fIID\fR`, in their order.
 fn options_of(text: &str) -> Vec<String> {
     let lines: Vec<_> = text.lines().collect();
     let heads = lines.windows(2).filter(|pair| pair[0] == ".TP" && pair[1].contains("--")).map(|pair| pair[1]);
@@ -264,7 +264,7 @@ fn man_pages_have_no_mistakes() {
     let mut seen = 0;
     for page in std::fs::read_dir(source("docs/man")).unwrap().flatten() {
         let ran = run(Command::new("mandoc").args(["-Tlint", "-Wwarning"]).arg(page.path()));
-        // The date is left out on purpose: it would be that of no build.
+        // The date is left out on purpose, because it would differ from that of the build.
         let said: Vec<_> =
             ran.stdout.lines().chain(ran.stderr.lines()).filter(|line| !line.contains("missing date")).collect();
         assert!(said.is_empty(), "{said:?}");
@@ -273,7 +273,7 @@ fn man_pages_have_no_mistakes() {
     assert_eq!(seen, 2);
 }
 
-/// The help that an invalid command line leads to lists what there is.
+/// The help to which an invalid command line refers lists the possible values.
 fn hints_lead_to_the_right_help() {
     for (arguments, hint) in [
         (&["list", "--librarie"][..], "did you mean --libraries? See \"oci-nvidia-hook list --help\""),

@@ -1,5 +1,5 @@
-//! Hosts as directories: the driver files that are found on each distribution, for each capability. The answers are kept in
-//! `tests/fixtures/hosts/NAME.found`, read by a person when they change: `UPDATE_GOLDEN=1 cargo test --test it hosts`.
+//! Hosts as directories: the driver files that are found on each distribution, for each capability. The results are in
+//! `tests/fixtures/hosts/NAME.found` and must be reviewed when they change: `UPDATE_GOLDEN=1 cargo test --test it hosts`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,7 +17,7 @@ use crate::support::{Need, run, scratch, source};
 
 pub const TESTS: &[Test] = &[("hosts::what_is_found_on_each", &[Need::Program("cc")], what_is_found_on_each)];
 
-/// The last one is what only a request for all of it gets.
+/// Only a request for all capabilities gets the last one.
 const CAPABILITIES: [&str; 8] = ["compute", "utility", "video", "graphics", "display", "ngx", "compat32", "all"];
 
 fn what_is_found_on_each() {
@@ -145,8 +145,8 @@ fn lines(files: &DriverFiles) -> Vec<String> {
     libraries.chain(binaries).chain(placed).collect()
 }
 
-/// A library with this SONAME, compiled once. It needs libc.so.6, like every real one: that is how ldconfig knows that
-/// it is no library of libc5. (The libc it is linked with is a stub too: there may be no 32-bit one here.)
+/// Returns a library with this SONAME, compiled once. It needs libc.so.6, like every real library: otherwise ldconfig takes it
+/// for a library of libc5. (The libc with which it is linked is also a stub, because a 32-bit one may be missing here.)
 pub fn stub(soname: &str, is_32: bool) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(if is_32 { "stubs32" } else { "stubs" });
     std::fs::create_dir_all(&dir).unwrap();

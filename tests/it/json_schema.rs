@@ -1,5 +1,5 @@
-//! The JSON that commands print, validated against docs/schemas by a validator that shares nothing with the program. Other tests
-//! pass what they get through [`checked`], thus many broken hosts are covered too.
+//! Validates the JSON output of the commands against docs/schemas, with a validator that shares no code with the program. Other
+//! tests pass their output through [`checked`], which covers many broken hosts.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ fn validate(name: &str, document: &Value) -> Result<(), String> {
     schemas.validate(document, schema).map_err(|error| format!("{error:#}"))
 }
 
-/// The document in this text. It fits the schema; with one more key anywhere, it would not.
+/// Returns the document in this text. It matches the schema; with one more key anywhere, it would not match.
 #[track_caller]
 pub fn checked(name: &str, text: &str) -> Value {
     let document: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}: {text:?}"));
@@ -64,7 +64,7 @@ fn objects(document: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// An undocumented key anywhere in it is an error.
+/// An undocumented key anywhere in the document is an error.
 #[track_caller]
 fn is_complete(name: &str, document: &Value) {
     let mut places = Vec::new();
@@ -81,7 +81,7 @@ fn hook(fake: &FakeDriver, arguments: &[&str]) -> Ran {
     run(Command::new(HOOK).arg("--config").arg(&fake.config).args(arguments).arg("--json").env_clear())
 }
 
-/// No GPU, two GPUs, MIG devices, GPUs that fail each in another way, and a driver that does not answer.
+/// No GPU, two GPUs, MIG devices, GPUs that each fail in another way, and a driver that does not answer.
 fn hosts() -> Vec<(&'static str, FakeDriver)> {
     let broken = FakeDriver::new(&["--gpus", "4"]);
     broken.set_nvml(|old| {
@@ -124,7 +124,7 @@ fn commands_print_what_it_documents() {
         ] {
             let ran = hook(&fake, arguments);
             assert!(codes.contains(&ran.code.unwrap()), "{host} {arguments:?}: {ran:?}");
-            // An error: there is no answer, and a message on stderr.
+            // An error: no document, and a message on stderr.
             let is_error = matches!((host, arguments), ("silent", ["info"] | ["list"]) | ("no GPU", ["list"]));
             if is_error {
                 assert!(ran.stdout.is_empty() && ran.code == Some(1), "{host} {arguments:?}: {ran:?}");
@@ -170,7 +170,7 @@ fn records() {
     }
 }
 
-/// At each stage that explain knows, with and without a request.
+/// All stages that explain supports, with and without a request.
 fn explanations() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig", "--drm"]));
     std::fs::create_dir_all(dir.path().join("rootfs/usr/lib64")).unwrap();
@@ -197,7 +197,7 @@ fn explanations() {
     }
 }
 
-/// In a mount namespace, as if Podman had these containers.
+/// Runs in a mount namespace, as if Podman had these containers.
 fn a_container_without_a_record() {
     let dir = scratch();
     let ids = ["a", "b", "c"].map(|digit| digit.repeat(64));
@@ -238,7 +238,7 @@ fn a_container_without_a_record() {
     assert!(given["without_record"]["given"].as_str().unwrap().contains("nvidia.com/gpu=0"), "{given:#}");
 }
 
-/// The description of each key, whatever object it is in.
+/// Collects the keys without a description, in any object.
 fn undescribed(schema: &Value, at: &str, found: &mut Vec<String>) {
     let Some(fields) = schema.as_object() else { return };
     for (name, property) in fields.get("properties").and_then(Value::as_object).into_iter().flatten() {

@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 
 use crate::support::{HOOK, run, scratch, source};
 
-/// What the kernel of a test lacks.
+/// The system calls that the kernel of a test lacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// Before the name of the test
+    /// The prefix of the test's name
     pub name: &'static str,
-    /// What a call that is not there is answered with
+    /// The error of a missing system call
     pub errno: &'static str,
     /// The calls
     pub without: &'static str,
@@ -25,10 +25,10 @@ const fn lacking(name: &'static str, without: &'static str) -> Kernel {
 /// Everything newer than SLE 15 SP1.
 const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2,statmount";
 
-/// All tests run on these.
+/// All tests run on these kernels.
 pub const OLD: &[Kernel] = &[lacking("linux-4.12", NEW), lacking("without-openat2", "openat2")];
 
-/// The tests of the way that everything takes run on these.
+/// The tests of the main code path run on these kernels.
 pub const PARTIAL: &[Kernel] = &[
     lacking("without-open_tree", "open_tree"),
     lacking("without-move_mount", "move_mount"),
@@ -44,24 +44,24 @@ thread_local! {
     static KERNEL: Cell<Option<Kernel>> = const { Cell::new(None) };
 }
 
-/// For this test, which is all that runs in this thread by now.
+/// Sets the kernel of this test, which is the only one in this thread from now on.
 pub fn set(kernel: Option<Kernel>) {
     KERNEL.set(kernel);
 }
 
-/// That of this test; `None` is the kernel as it is.
+/// Returns the kernel of this test; `None` is the kernel without a filter.
 pub fn current() -> Option<Kernel> {
     KERNEL.get()
 }
 
-/// The words that start the hook.
+/// Returns the words of the command line that start the hook.
 pub fn hook() -> Vec<String> {
     let Some(Kernel { errno, without, .. }) = KERNEL.get() else { return vec![HOOK.to_owned()] };
     let wrapper = wrapper().display().to_string();
     [&wrapper, "--errno", errno, without, HOOK].map(str::to_owned).to_vec()
 }
 
-/// The same, to be run.
+/// Returns the same as a command.
 pub fn hook_command() -> Command {
     let words = hook();
     let mut command = Command::new(&words[0]);

@@ -1,5 +1,4 @@
-//! The image's own ldconfig, run in a container as package managers run it: the driver's libraries must be found afterwards
-//! as they were before.
+//! Runs the image's own ldconfig in a container, like package managers: the driver's libraries must still be found afterwards.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -32,11 +31,11 @@ pub const TESTS: &[Test] = &[
 ];
 
 pub const LIST: &str = "/etc/ld.so.conf.d/00-oci-nvidia-hook.conf";
-/// What the maintainer scripts and triggers of dpkg, rpm and zypper run.
+/// The commands of maintainer scripts and triggers of dpkg, rpm and zypper.
 const RUN: [&str; 2] = ["ldconfig", "/sbin/ldconfig -X"];
 pub const LOOK: &str = "probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
 
-/// A host whose libraries are where an image like Debian does not look.
+/// A host whose libraries are in directories that an image like Debian does not search.
 fn suse() -> FakeDriver {
     FakeDriver::new(&["--gpus", "1", "--layout", "lib64"])
 }
@@ -68,12 +67,13 @@ fn directories_of_the_host_in_cdi() {
     let listed = container.exec("ldconfig -p").ok();
     assert_the_same_after_ldconfig(&container);
     assert!(files_found(&container.exec("ldconfig -p").ok()).len() >= files_found(&listed).len() - 1, "{listed}");
-    // This is what helps: without it, the image's ldconfig forgets the driver.
+    // This file is the reason: without it, the image's ldconfig drops the driver.
     container.exec(&format!("rm {LIST}; ldconfig")).ok();
     container.exec("probe-dlopen libcuda.so.1").failed(1);
 }
 
-/// Podman 5 has no root file system yet for a container with a user namespace: the files go where the host has them.
+/// Podman 5 does not have a root file system yet for a container with a user namespace: files are placed at the paths of the
+/// host.
 fn directories_of_the_host_at_precreate() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -112,7 +112,7 @@ pub fn with_compat(ldconf: &str) -> (tempfile::TempDir, Image) {
     (dir, image)
 }
 
-/// An image with a newer libcuda of its own, which programs get after ldconfig, too.
+/// An image with its own newer libcuda, which programs also get after ldconfig ran.
 fn cuda_compat_stays_first() {
     for (layout, cdi) in [("multiarch", false), ("lib64", false), ("multiarch", true), ("lib64", true)] {
         let fake = FakeDriver::new(&["--gpus", "1", "--layout", layout]);
@@ -133,7 +133,7 @@ fn cuda_compat_stays_first() {
     }
 }
 
-/// It gets the line that all distributions have, and an image without an ldconfig gets nothing.
+/// The image gets the line that all distributions have, and an image without an ldconfig gets nothing.
 fn images_without_configuration() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "none"]);
@@ -149,13 +149,13 @@ fn images_without_configuration() {
     container.exec("ls /etc/ld.so.conf* && exit 1; exit 0").ok();
 }
 
-/// The line that includes the directory is added, once. A link and a volume are left alone, and reported.
+/// The line that includes the directory is added once. A link and a volume are not changed, and are reported.
 fn a_configuration_without_drop_ins() {
     let (dir, fake) = (scratch(), suse());
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
     let conf = std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap();
     assert!(!conf.contains("include"), "{conf}");
-    // The image does not use this directory, so the hook must not make its other files take effect.
+    // The image does not use this directory, so the hook must not activate its other files.
     std::fs::create_dir(image.rootfs.join("etc/ld.so.conf.d")).unwrap();
     std::fs::write(image.rootfs.join("etc/ld.so.conf.d/unused.conf"), "/unused\n").unwrap();
     std::fs::create_dir(image.rootfs.join("unused")).unwrap();
@@ -184,7 +184,7 @@ fn a_configuration_without_drop_ins() {
     rename("etc/other.conf", "etc/ld.so.conf");
     assert_left_alone(dir.path(), &fake, &image, "mount --bind $rootfs/etc/ld.so.conf $rootfs/etc/ld.so.conf\n");
 
-    // One that lists the directory itself needs nothing.
+    // A configuration that lists the directory itself needs no change.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
     std::fs::write(image.rootfs.join("etc/ld.so.conf"), format!("{conf}/usr/lib64\n")).unwrap();
@@ -211,7 +211,7 @@ fn assert_left_alone(dir: &Path, fake: &FakeDriver, image: &Image, setup: &str) 
 }
 
 fn nothing_is_written_without_need() {
-    // Where the image looks anyway, and where its own configuration has the host's directory by another path.
+    // Directories that the image searches anyway, and a configuration that contains the host's directory with another path.
     for (layout, extra) in [("multiarch", ""), ("lib64", "/opt/../usr/lib64\n"), ("lib64", "/alias\n")] {
         let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", layout]));
         let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -232,7 +232,7 @@ fn nothing_is_written_without_need() {
     assert_eq!(conf(), before);
 }
 
-/// Of an earlier start: with another driver, or of a container that the image was committed from.
+/// Files of an earlier start: with another driver, or of a container from which the image was committed.
 fn a_list_that_is_out_of_date_goes() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -250,7 +250,7 @@ fn a_list_that_is_out_of_date_goes() {
         assert_eq!(list.exists(), stays, "{text}");
         assert_the_same_after_ldconfig(&container);
     }
-    // One that is not ours is not replaced either.
+    // A file that is not ours is not replaced either.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     std::fs::write(image.rootfs.join(&LIST[1..]), "/opt/other\n").unwrap();
@@ -282,13 +282,13 @@ fn volumes_are_left_alone() {
     }
 }
 
-/// After an update of the driver, `podman start` of an old container: what the old driver left is taken away, and nothing else.
+/// After a driver update, `podman start` of an old container removes the files of the old driver, and nothing else.
 fn a_container_that_ran_with_another_driver() {
     let dir = scratch();
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let libdir = image.rootfs.join("usr/lib/x86_64-linux-gnu");
-    // Of the image: an empty file of another kind, a library of another driver that is not empty, a link of its own.
+    // Files of the image: an empty file of another kind, a library of another driver that is not empty, a link.
     std::fs::write(libdir.join("libmine.so.1.2"), "").unwrap();
     std::fs::write(libdir.join("libnvidia-fbc.so.470.1"), "the image's").unwrap();
     symlink("libmine.so.1.2", libdir.join("libmine.so.1")).unwrap();
@@ -311,7 +311,7 @@ fn a_container_that_ran_with_another_driver() {
     let old = start();
     old.exec("probe-dlopen libnvidia-opencl.so.1").ok();
     drop(old);
-    // The naive way: the name that the new driver lacks leads to an empty file.
+    // Without the fix: the name that the new driver lacks leads to an empty file.
     fake.rebuild(&["--gpus", "1", "--version", "550.54.14"]);
     fake.configure("");
     sh(&format!("cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .", fake.root.display())).ok();
@@ -330,7 +330,7 @@ fn a_container_that_ran_with_another_driver() {
         )
         .ok();
     }
-    // A rootfs that may be another container's too is not touched.
+    // A rootfs that may also belong to another container is not changed.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let empty = image.rootfs.join("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01");
@@ -355,7 +355,7 @@ fn podman_installs_a_package(cgroup: Cgroup) {
     }
 }
 
-/// There ldconfig cannot write the cache.
+/// In such a container, ldconfig cannot write the cache.
 fn podman_read_only() {
     let (dir, fake) = (scratch(), suse());
     let path = dir.path().join("nvidia.yaml");

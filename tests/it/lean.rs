@@ -36,12 +36,12 @@ fn exit_codes() {
     }
 }
 
-/// Closed streams are opened on /dev/null, so that no file of the program takes their place.
+/// Closed streams are opened on /dev/null, so that files of the program do not get their numbers.
 fn standard_streams() {
     for program in variants() {
         let mut sh = Command::new("sh");
         sh.args(["-c", "exec \"$1\" prestart >&- 2>&-", "sh", program]).stdin(Stdio::piped());
-        // It waits for the state.
+        // The hook waits for the state.
         let mut waiting = sh.spawn().unwrap();
         let is_null = |fd: u32| {
             let link = fs::read_link(format!("/proc/{}/fd/{fd}", waiting.id()));

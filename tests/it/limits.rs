@@ -1,4 +1,5 @@
-//! `[devices]` of config.toml. A list that is read wrongly would allow a GPU, so an invalid entry is never ignored silently.
+//! `[devices]` in config.toml. If a list were misread, a container could get a GPU, so an invalid entry is never ignored
+//! silently.
 
 use std::process::Command;
 
@@ -19,7 +20,7 @@ pub const TESTS: &[Test] = &[
 
 const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
 
-/// `explain --json` of a container of this environment.
+/// Returns the output of `explain --json` for a container with this environment.
 fn explain(fake: &FakeDriver, env: &str) -> Value {
     let dir = scratch();
     let spec = json!({"process": {"env": [env]}, "root": {"path": "/nowhere"}});
@@ -31,7 +32,7 @@ fn explain(fake: &FakeDriver, env: &str) -> Value {
     serde_json::from_str(&ran.stdout).unwrap()
 }
 
-/// The UUIDs of the devices that it would get.
+/// Returns the UUIDs of the devices that the container would get.
 fn devices(explanation: &Value) -> Vec<&str> {
     explanation["devices"].as_array().unwrap().iter().map(|uuid| uuid.as_str().unwrap()).collect()
 }
@@ -40,7 +41,7 @@ fn doctor(fake: &FakeDriver) -> Ran {
     run_with(Command::new(HOOK).arg("--config").arg(&fake.config).args(["doctor", "--json"]).env_clear(), b"")
 }
 
-/// Each of them gave the container the GPU that it was meant to deny.
+/// Each of these entries once gave the container the GPU that it was meant to deny.
 fn an_entry_of_no_form_is_an_error() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let dir = scratch();
@@ -122,7 +123,7 @@ fn an_entry_that_matches_nothing() {
     assert_eq!(check(&fake), ("ok".to_owned(), ok.to_owned()));
 }
 
-/// NVML does not know the model of every GPU; then a pattern for models denies it.
+/// NVML does not report the model of every GPU; a pattern for models then denies the GPU.
 fn a_gpu_without_a_name() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fake.set_nvml(|text| {
@@ -142,8 +143,8 @@ fn a_gpu_without_a_name() {
     assert_eq!(count("allow = [\"*H100*\", \"1\"]"), 2, "it is named");
 }
 
-/// A privileged container that watches MIG devices gets the capability nodes of its GPUs' instances, but of none that is
-/// denied.
+/// A privileged container that monitors MIG devices gets the capability nodes of its GPUs' instances, except those of denied
+/// ones.
 fn capabilities_of_a_denied_mig_device() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     for (deny, nodes, files) in [
@@ -167,7 +168,7 @@ fn capabilities_of_a_denied_mig_device() {
     }
 }
 
-/// They end up in a pod's events, which its author reads.
+/// The messages appear in a pod's events, which the author of the pod can read.
 fn hints_have_no_ids_of_other_gpus() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.configure("[devices]\ndeny = [\"1\"]");

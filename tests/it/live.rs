@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
     ("live::the_image_has_files_of_its_own", NEEDS, the_image_has_files_of_its_own),
     ("live::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
     ("live::a_failing_step_leaves_nothing", NEEDS, a_failing_step_leaves_nothing),
-    ("live::twice_is_once", NEEDS, twice_is_once),
+    ("live::a_second_run_changes_nothing", NEEDS, a_second_run_changes_nothing),
     ("live::a_failing_gpu_does_not_stop_the_others", NEEDS, a_failing_gpu_does_not_stop_the_others),
     ("live::none_or_sixteen_gpus_and_a_slow_driver", NEEDS, none_or_sixteen_gpus_and_a_slow_driver),
     ("live::driver_libraries_in_lib64", NEEDS, driver_libraries_in_lib64),
@@ -58,7 +58,7 @@ fn the_driver_works_in_the_container() {
     for program in ["nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
         container.exec(&format!("test -x /usr/bin/{program}")).ok();
     }
-    // What nobody but root could read would be of no use to most containers.
+    // Files that only root can read would be useless in most containers.
     assert_eq!(container.exec("stat -c %a /etc/ld.so.cache").ok().trim(), "644");
 }
 
@@ -81,7 +81,7 @@ fn mounts_are_restricted_and_private() {
             assert!(options.split(',').any(|o| o == option), "{path}: {options}");
         }
     }
-    // Field 7 on: "shared:N" or "master:N" would carry mounts in or out.
+    // Field 7 and the following ones: "shared:N" or "master:N" would propagate mounts.
     let ours = container.mountinfo();
     let ours: Vec<_> = ours.lines().filter(|line| line.contains("nvidia")).collect();
     assert!(ours.len() > 10 && ours.iter().all(|line| line.split(' ').nth(6) == Some("-")), "{ours:#?}");
@@ -107,7 +107,7 @@ fn only_what_was_asked_for() {
     container.exec("probe-dlopen libcuda.so.1").ok();
 }
 
-/// A container without GPUs pays for reading config.json, and for nothing else.
+/// For a container without GPUs, the hook reads config.json and does nothing else.
 fn no_request_no_trace() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -158,7 +158,7 @@ fn images_that_are_not_debian() {
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     container.hook(&fake.config).ok();
     assert!(container.exec("ldconfig -p").ok().contains("=> /usr/lib64/libcuda.so.1"));
-    // Debian's ld.so does not search /usr/lib64 by itself: only the cache can have led it there.
+    // Debian's ld.so does not search /usr/lib64 by default: only the cache can have led to it.
     assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains("/usr/lib64/libcuda.so"));
     container.exec("nvidia-smi").ok();
 }
@@ -166,7 +166,7 @@ fn images_that_are_not_debian() {
 fn proc_is_masked() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    // This kernel has no NVIDIA driver; a tmpfs with the same names stands where procfs has them.
+    // This kernel has no NVIDIA driver; a tmpfs has the names of procfs.
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret; \
                 echo 'ModifyDeviceFiles: 1' > $rootfs/proc/driver/nvidia/params";
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], proc);
@@ -197,7 +197,7 @@ fn the_image_has_files_of_its_own() {
     container.hook(&fake.config).ok();
     container.exec("nvidia-smi -L").ok();
     container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
-    // Hidden, not lost: another container of the same image still has it.
+    // The file is hidden, not lost: another container of the same image still has it.
     assert_eq!(std::fs::read(libdir.join("libcuda.so.1")).unwrap(), b"the image's own");
 }
 
@@ -209,7 +209,7 @@ fn links_of_the_image_are_not_followed() {
     let before = snapshot(&canary);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let libdir = image.rootfs.join(&LIBDIR[1..]);
-    // Absolute, climbing, and by a magic link; each names a file of the host.
+    // An absolute link, one with "..", and a magic link; each leads to a file of the host.
     symlink(canary.join("new"), libdir.join("libcuda.so.535.183.01")).unwrap();
     symlink(
         Path::new("/proc/self/root").join(canary.strip_prefix("/").unwrap()).join("new"),
@@ -231,7 +231,7 @@ fn a_failing_step_leaves_nothing() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let libdir = image.rootfs.join(&LIBDIR[1..]);
-    // Links are made after the mounts: a directory in the place of a link stops the hook late.
+    // Links are created after the mounts, so a directory at the path of a link causes a late failure.
     std::fs::create_dir(libdir.join("libcuda.so")).unwrap();
     symlink("elsewhere", libdir.join("libcuda.so.535.183.01")).unwrap();
     let before = snapshot(&image.rootfs);
@@ -247,7 +247,7 @@ fn a_failing_step_leaves_nothing() {
     assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia*");
 }
 
-fn twice_is_once() {
+fn a_second_run_changes_nothing() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], MASKABLE_PROC);
@@ -283,7 +283,7 @@ fn none_or_sixteen_gpus_and_a_slow_driver() {
     assert!(stderr.contains("the driver finds no GPU (ONH-031)"), "{stderr}");
 }
 
-/// A host like openSUSE, an image like Debian: where a library is on the one says nothing about the other.
+/// A host like openSUSE, an image like Debian: they have libraries in different directories.
 fn driver_libraries_in_lib64() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -302,7 +302,7 @@ fn linker_caches_that_are_missing_or_stale() {
     container.exec("nvidia-smi").ok();
     container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-nvvm.so.4").ok();
 
-    // One library of the cache is gone; the others work.
+    // One library of the cache is missing; the others work.
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
@@ -330,7 +330,7 @@ fn optional_things_do_not_stop_a_container() {
     container.exec("nvidia-smi").ok();
 }
 
-/// As udev has them: each link, and which device it leads to.
+/// The links of udev, and the device of each.
 pub const DRI_LINKS: &str =
     "cd /dev/dri/by-path; for link in *; do echo $link $(readlink $link) $(readlink -f $link); done";
 pub const LINKS_OF_GPU_1: &str = "pci-0000:02:00.0-card ../card2 /dev/dri/card2\n\

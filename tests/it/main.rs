@@ -1,7 +1,7 @@
-//! Integration tests: the built hook, against the real kernel and real engines.
+//! Integration tests of the built hook, with the real kernel and real engines.
 //!
-//! Each test says what it needs of the machine. Where that is missing the test is reported as ignored, with the
-//! reason; with `CI` in the environment it fails instead, so that nothing passes by not running.
+//! Each test declares what it needs of the machine. If the machine lacks something, the test is reported as ignored, with the
+//! reason; with `CI` in the environment it fails instead, so that a test cannot pass without running.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -84,7 +84,7 @@ use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
 use support::Need;
 
-/// Its name, what it needs of the machine, and the test: it fails by panicking.
+/// The name of a test, its needs, and its function, which fails by panicking.
 pub type Test = (&'static str, &'static [Need], fn());
 
 /// All of them.
@@ -162,7 +162,7 @@ fn main() -> std::process::ExitCode {
         let on_partial = live::TESTS[..5].iter().chain(&podman::TESTS[..4]);
         trials.extend(on_partial.map(|test| trial(test, Some(*kernel))));
     }
-    // These take longest.
+    // These tests take longest.
     let on_oldest = failure::TESTS.iter().chain(podman_shapes::TESTS);
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     let conclusion = libtest_mimic::run(&arguments, trials);

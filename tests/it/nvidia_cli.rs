@@ -1,5 +1,5 @@
-//! Called as `nvidia-container-cli`. What it prints is held against files that were written from the documented format, by
-//! hand: `tests/fixtures/nvidia-cli`.
+//! The program called as `nvidia-container-cli`. Its output is compared with files that were written by hand from the documented
+//! format: `tests/fixtures/nvidia-cli`.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
     ("nvidia_cli::info_as_documented", HOST, info_as_documented),
     ("nvidia_cli::list_as_documented", HOST, list_as_documented),
     ("nvidia_cli::list_of_a_mig_host", HOST, list_of_a_mig_host),
-    ("nvidia_cli::list_says_what_is_what", HOST, list_says_what_is_what),
+    ("nvidia_cli::list_prints_kinds", HOST, list_prints_kinds),
     ("nvidia_cli::list_names_what_it_does_not_know", HOST, list_names_what_it_does_not_know),
     ("nvidia_cli::a_broken_gpu", HOST, a_broken_gpu),
     ("nvidia_cli::a_plain_user", HOST, a_plain_user),
@@ -31,14 +31,14 @@ pub const TESTS: &[Test] = &[
     ("nvidia_cli::configure_gives_access", RUNC, configure_gives_access),
 ];
 
-/// The program under this name, in `dir`.
+/// Returns the program under this name, in `dir`.
 pub fn link(dir: &Path, name: &str) -> PathBuf {
     let link = dir.join(name);
     symlink(HOOK, &link).unwrap();
     link
 }
 
-/// `nvidia-container-cli --root ROOT ARGUMENTS`, with an environment that means nothing.
+/// Returns `nvidia-container-cli --root ROOT ARGUMENTS`, with an environment that must have no effect.
 fn cli(root: &Path, arguments: &[&str]) -> Ran {
     let dir = scratch();
     let mut cli = Command::new(link(dir.path(), "nvidia-container-cli"));
@@ -49,7 +49,7 @@ fn golden(name: &str) -> String {
     std::fs::read_to_string(source("tests/fixtures/nvidia-cli").join(name)).unwrap()
 }
 
-/// A host that has something of each kind.
+/// A host with an object of each kind.
 fn host() -> FakeDriver {
     let fake = FakeDriver::new(&["--gpus", "2", "--layout", "lib64", "--drm"]);
     let (root, version) = (fake.root.display(), "535.183.01");
@@ -80,14 +80,14 @@ fn info_as_documented() {
     let fake = FakeDriver::shared();
     assert_eq!(cli(&fake.root, &["info"]).ok(), golden("info"));
     assert_eq!(cli(&fake.root, &["info", "--csv"]).ok(), golden("info.csv"));
-    // MIG devices are not in it.
+    // It does not contain MIG devices.
     let mig = FakeDriver::new(&["--gpus", "2", "--mig"]);
     assert_eq!(cli(&mig.root, &["info"]).ok(), golden("info"));
-    // Under its own name, the program prints a table.
+    // With its own name, the program prints a table.
     let table = |fake: &FakeDriver| run(Command::new(HOOK).args(["info", "--root"]).arg(&fake.root).env_clear()).ok();
     assert_eq!(table(fake), golden("table"));
     assert_eq!(table(&mig), golden("table-mig"));
-    // Without a GPU there is a driver all the same.
+    // Without a GPU, there is still a driver.
     let none = FakeDriver::new(&["--gpus", "0"]);
     assert_eq!(
         cli(&none.root, &["info"]).ok().lines().collect::<Vec<_>>(),
@@ -111,7 +111,7 @@ fn list_as_documented() {
         let lines = everything.lines().filter(|line| !drop.iter().any(|part| line.contains(part)));
         lines.map(|line| format!("{line}\n")).collect()
     };
-    // Each option alone, in long and in short.
+    // Each option alone, in its long and its short form.
     for (long, short, keep) in [
         ("--binaries", "-b", &["/bin/", "/opt/"][..]),
         ("--libraries", "-l", &["/lib64/"]),
@@ -125,7 +125,7 @@ fn list_as_documented() {
         assert_eq!(list(&[long]), lines, "{long}");
         assert_eq!(list(&[short]), lines, "{short}");
     }
-    // Together they are a set, and the order stays.
+    // Several options select the union, and the order stays the same.
     assert_eq!(list(&["-f", "-i", "-b", "--compat32", "-l", "-d", "1,0"]), everything);
     assert_eq!(
         list(&["--device", "GPU-51eed001-0001-4001-8000-0000fa4e0001", "-d", "0000:01:00.0"]),
@@ -134,7 +134,7 @@ fn list_as_documented() {
     assert_eq!(list(&["--no-persistenced"]), kept(&["/run/nvidia-persistenced"]));
     assert_eq!(list(&["--no-fabricmanager"]), kept(&["fabricmanager"]));
     assert_eq!(list(&["--no-gsp-firmware"]), kept(&["/firmware/"]));
-    // Driver root and linker cache are those of the command line; no device was asked for, and so no driver.
+    // Driver root and linker cache are those of the command line; no device was requested, so the driver is not asked.
     fake.set_nvml(|old| old + "\ninit-error 9\n");
     assert!(list(&["--binaries"]).starts_with("/opt/nvidia/nvidia-smi\n"));
     let stderr = cli(&fake.root, &["list"]).failed(1);
@@ -148,14 +148,14 @@ fn list_of_a_mig_host() {
         cli(&fake.root, &arguments).ok()
     };
     assert_eq!(list(&["--device", "all", "--imex-channel=3,2047"]), golden("mig-devices"));
-    // A channel chooses nothing else away.
+    // A channel does not exclude other entries.
     assert!(list(&["--imex-channel=3"]).contains("channel3\n/usr/bin/nvidia-smi\n"));
     // One MIG device, and its GPU.
     let one: Vec<_> = golden("mig-devices").lines().map(str::to_owned).collect();
     let expected: Vec<_> = one[..5].iter().chain(&one[10..14]).cloned().collect();
     assert_eq!(list(&["-d", "0:1"]).lines().collect::<Vec<_>>(), expected);
     assert_eq!(list(&["-d", "MIG-51eed000-0002-4000-8000-0000fa4e0002"]).lines().collect::<Vec<_>>(), expected);
-    // The right to lay them out takes all nodes that could be: 15 GPU instances with 8 compute instances each.
+    // Permission to configure MIG devices includes all nodes that could exist: 15 GPU instances with 8 compute instances each.
     for (option, name, minor) in [("--mig-config=all", "config", 1), ("--mig-monitor=all", "monitor", 2)] {
         let management: Vec<_> = [
             format!("/proc/driver/nvidia/capabilities/mig/{name}"),
@@ -173,7 +173,7 @@ fn list_of_a_mig_host() {
     assert!(stderr.contains("cannot be combined with selected MIG devices"), "{stderr}");
 }
 
-/// Libraries of a driver that is newer than this program, of both architectures: they are listed, and a person sees which.
+/// Libraries of a driver that is newer than this program, of both architectures, are listed and reported.
 fn list_names_what_it_does_not_know() {
     let fake = host();
     let root = fake.root.display();
@@ -202,13 +202,13 @@ fn list_names_what_it_does_not_know() {
         paths,
         [("/usr/lib64/libnvidia-later.so.535.183.01", native), ("/usr/lib/libnvidia-later.so.535.183.01", other)]
     );
-    // What reads the other program's output expects nothing more.
+    // Programs that read the output of the original expect nothing more.
     let theirs = cli(&fake.root, &["list"]);
     assert!(theirs.stdout.contains("libnvidia-later") && theirs.stderr.is_empty(), "{theirs:?}");
 }
 
-/// What ours has beside that: the kind of each, and kinds that the other program does not know.
-fn list_says_what_is_what() {
+/// Our additions: the kind of each entry, and kinds that the original does not know.
+fn list_prints_kinds() {
     let fake = host();
     let mut ours = Command::new(HOOK);
     let text = run(ours.args(["list", "--json", "--root"]).arg(&fake.root).env_clear()).ok();
@@ -235,7 +235,7 @@ fn list_says_what_is_what() {
     }
 }
 
-/// The others are listed, and what is wrong is said.
+/// The other GPUs are listed, and the problem is reported.
 fn a_broken_gpu() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fake.set_nvml(|old| old.replacen("\ngpu minor=1", "\ngpu fail=15 minor=1", 1));
@@ -247,7 +247,7 @@ fn a_broken_gpu() {
     assert_eq!(csv.ok().lines().count(), 5);
 }
 
-/// On a host whose driver is installed, as whoever is logged in.
+/// On a host with an installed driver, as the user who is logged in.
 fn a_plain_user() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--layout", "lib64"]));
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
@@ -266,12 +266,12 @@ fn a_plain_user() {
     };
     assert_eq!(as_user("info").ok(), golden("info"));
     assert!(as_user("-k --user list").ok().starts_with("/dev/nvidiactl\n"));
-    // What it takes to enter a container, it does not have.
+    // The process lacks the permissions for entering a container.
     let stderr = as_user("configure --device=0 --pid=1 /x").failed(1);
     assert!(stderr.contains("cannot open the container of process 1"), "{stderr}");
 }
 
-/// `-k`: as root, nodes are made before the driver is asked.
+/// `-k`: as root, nodes are created before the driver is asked.
 fn modules_first() {
     let fake = FakeDriver::new(&["--gpus", "2", "--no-dev"]);
     std::fs::write(fake.root.join("proc/devices"), "Character devices:\n195 nvidia\n511 nvidia-uvm\n").unwrap();
@@ -306,7 +306,7 @@ fn the_version() {
     assert!(run(cli.args(["configure", "--help"])).ok().contains("--cuda-compat-mode <MODE>"));
 }
 
-/// One line and a hint, and 1: also for what the command line has wrong.
+/// One line and a hint, and exit status 1, also for an invalid command line.
 fn errors() {
     let fake = FakeDriver::shared();
     for (arguments, says) in [
@@ -331,7 +331,7 @@ fn errors() {
 
 const SEES_GPU_1: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 && test ! -e /dev/nvidia0";
 
-/// "Supervised": who calls is outside, and names the container's first process.
+/// "Supervised": the caller is outside, and names the container's first process.
 fn configure_by_pid() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -359,7 +359,7 @@ fn configure_by_pid() {
     assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(rootfs), "nothing on the host");
 }
 
-/// "Standalone": who calls is in the container's mount namespace, and the rootfs is not yet its root.
+/// "Standalone": the caller is in the container's mount namespace, and the rootfs is not its root yet.
 fn configure_as_lxc_does() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -373,7 +373,7 @@ fn configure_as_lxc_does() {
     assert!(seen.contains("GPU-51eed001"), "{seen}");
 }
 
-/// The same in a user namespace, whose root user is all that there is.
+/// The same in a user namespace in which only root exists.
 fn configure_as_enroot_does() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -394,7 +394,7 @@ fn configure_as_enroot_does() {
     assert!(seen.contains("GPU-51eed001"), "{seen}");
 }
 
-/// What it is told to leave out is left out.
+/// The listed parts are left out.
 fn configure_obeys() {
     let fake = host();
     let configured = |options: &[&str], script: &str| {
@@ -418,7 +418,7 @@ fn configure_obeys() {
     assert_eq!(compute, "libcuda.so.1\nnvidia\n");
 }
 
-/// From a hook script of a runtime, on a device cgroup: the container can open its GPU, and no other.
+/// From a hook script of a runtime, with a device cgroup: the container can open its GPU, and no other.
 fn configure_gives_access() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -440,6 +440,6 @@ fn configure_gives_access() {
         .run("")
         .ok();
     assert!(seen.contains("GPU-51eed001"), "{seen}");
-    // No driver has the number: the kernel says so to who may open it, and EPERM to others.
+    // No driver has the number: the kernel returns ENXIO to processes that may open the node, and EPERM to others.
     assert!(seen.contains("/dev/nvidia1: ENXIO") && seen.contains("/tmp/other: EPERM"), "{seen}");
 }

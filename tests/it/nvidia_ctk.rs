@@ -1,5 +1,5 @@
-//! Called as `nvidia-ctk hook` and `nvidia-cdi-hook`: the hook entries of CDI specs that NVIDIA's toolkit and device plugin
-//! write. The specs here have their entries word by word, with the mounts and nodes of the fake driver.
+//! The program called as `nvidia-ctk hook` and `nvidia-cdi-hook`: the hook entries of CDI specs of NVIDIA's toolkit and device
+//! plugin. The specs here contain their entries verbatim, with the mounts and nodes of the fake driver.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub const TESTS: &[Test] = &[
     ("nvidia_ctk::what_is_not_known", &[], what_is_not_known),
 ];
 
-/// As the toolkit of this version writes its entries; the device plugins 0.17 to 0.20 have those of 1.17 to 1.20.
+/// The entries of the toolkit of this version; the device plugins 0.17 to 0.20 have those of 1.17 to 1.20.
 fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> Vec<Value> {
     let path = program.to_str().unwrap();
     let name = program.file_name().unwrap().to_str().unwrap();
@@ -69,7 +69,7 @@ fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> 
     all
 }
 
-/// The plugin's own kind of device, from a spec of ours.
+/// The plugin's own CDI kind, from our spec.
 fn spec_of_nvidia(fake: &FakeDriver, program: &Path, version: u32) -> (Spec, Value) {
     let ours = generate(fake, &["--hook-path", HOOK]);
     let dir = scratch();
@@ -108,7 +108,7 @@ fn specs_of_each_version(cgroup: Cgroup) {
     }
 }
 
-/// Calls one hook as runc does.
+/// Calls one hook, like runc.
 fn call(container: &Waiting, program: &Path, args: &[&str]) -> Ran {
     container.create_container_program(program, &args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
 }
@@ -140,7 +140,7 @@ fn cuda_compat() {
     // An older one is not.
     let old = "enable-cuda-compat --host-driver-version=580.1";
     call(&container, &program, &old.split(' ').collect::<Vec<_>>()).ok();
-    assert!(container.exec(&format!("cat {LIST}")).ok().contains("compat"), "it is update-ldcache that decides");
+    assert!(container.exec(&format!("cat {LIST}")).ok().contains("compat"), "update-ldcache decides");
 }
 
 fn mounts_of(edits: &ContainerEdits) -> Value {
@@ -163,7 +163,7 @@ fn device_nodes_are_not_modified() {
         let seen = container.exec(see);
         assert_eq!(seen.stdout, "Mobile: 0\nModifyDeviceFiles: 0\nX: 1\ngpus/x\n", "{seen:?}");
         assert!(seen.stderr.contains("Read-only file system"), "{seen:?}");
-        assert!(mounts.is_empty() || mounts == container.mountinfo(), "twice is once");
+        assert!(mounts.is_empty() || mounts == container.mountinfo(), "idempotent");
         mounts = container.mountinfo();
     }
     // A container that does not see the driver there.
@@ -173,7 +173,7 @@ fn device_nodes_are_not_modified() {
     call(&container, &program, &["disable-device-node-modification"]).ok();
 }
 
-/// Of what is the container's own, and of nothing else: a volume is the host's.
+/// Files of the container are changed and nothing else: a volume belongs to the host.
 fn modes() {
     let (_bin, program) = ctk();
     let dir = scratch();
@@ -190,7 +190,7 @@ fn modes() {
     );
     let paths = ["/volume", "/volume/node", "/escape", "/dev/nvidia0", "/own", "/dev/dri", "/missing"];
     let before = snapshot(&canary);
-    // The naive program changes the host's.
+    // The naive program changes the host's file.
     let naive = format!(
         "rootfs='{}'; unshare -m --propagation private sh -euc '{mounts}; chmod 777 $rootfs/volume/node'; \
          mode=$(stat -c %a '{}'); chmod 600 '{1}'; echo $mode",
@@ -221,7 +221,7 @@ fn application_profile() {
     assert!(profile.contains("\"EGLVisibleDGPUDevices\", 0x8]"), "{profile}");
 }
 
-/// CVE-2024-0134 and CVE-2025-23267, at these names.
+/// CVE-2024-0134 and CVE-2025-23267, with these names.
 fn links_of_the_image_are_not_followed() {
     let (_bin, program) = ctk();
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
@@ -285,7 +285,7 @@ fn state_in_a_file() {
     enter.args(["create-symlinks", "--link", "x::/y", "--container-spec"]).arg(&state);
     run_with(enter.env("PATH", "/usr/bin:/bin"), b"").ok();
     assert_eq!(container.exec("readlink /y").ok(), "x\n");
-    // On the host's side it would act on what the host has mounted.
+    // Outside of the container, it would change the host's mounts.
     let mut outside = Command::new(&program);
     let ran = run_with(outside.args(["create-symlinks", "--link", "x::/z"]), container.state().as_bytes());
     assert!(ran.failed(1).contains("the hook is not in the container's mount namespace"));

@@ -1,5 +1,5 @@
-//! The folder for the Open Build Service: it is made from `packaging/rpm.spec`, and is committed so that it can be uploaded as
-//! it is.
+//! The directory for the Open Build Service: it is generated from `packaging/rpm.spec`, and is committed so that it can be
+//! uploaded without a build step.
 
 use std::path::Path;
 use std::process::Command;
@@ -28,7 +28,7 @@ fn the_folder_is_current() {
     }
 }
 
-/// Both specs as openSUSE's rpm reads them. `zypper.rs` builds the packages from one of them.
+/// Both specs as read by openSUSE's rpm. `zypper.rs` builds the packages from one of them.
 fn the_spec_builds_what_make_rpm_builds() {
     let parsed = |spec: &Path, options: &[&str]| {
         let mut rpmspec = Command::new("rpmspec");
@@ -40,7 +40,7 @@ fn the_spec_builds_what_make_rpm_builds() {
     let lines = |text: &str| -> Vec<String> {
         let text = text.split("\n%changelog").next().unwrap().replace(".tar.zst", ".tar.gz");
         let lines = text.lines().filter(|line| !line.starts_with('#') && *line != "BuildRequires:  zstd");
-        // Where a macro is empty, a space is left.
+        // An empty macro leaves a space.
         lines
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
             .filter(|line| !line.is_empty())
@@ -68,7 +68,7 @@ fn the_spec_has_what_reviewers_ask_for() {
         assert!(spec.contains(text), "{text:?}");
     }
     assert!(spec.ends_with("%changelog\n") && !spec.contains("plain"), "{spec}");
-    // What the services make is what the spec reads.
+    // The spec reads the files that the services create.
     let (service, url) = (read("_service"), spec.lines().find_map(|line| line.strip_prefix("URL:")).unwrap().trim());
     assert!(service.contains(&format!("<param name=\"url\">{url}.git</param>")));
     assert!(service.contains(concat!("<param name=\"revision\">v", env!("CARGO_PKG_VERSION"), "</param>")));

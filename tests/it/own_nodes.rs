@@ -1,4 +1,4 @@
-//! Device nodes of a group (`root:video` 0660, as on SUSE) for processes that are not in it, with the hook's usual stages.
+//! Device nodes of a group (`root:video` 0660, as on SUSE) for processes that are not members, at the hook's usual stages.
 
 use std::process::Command;
 
@@ -28,7 +28,7 @@ pub const TESTS: &[Test] = &[
     ("own_nodes::podman_with_a_user_namespace", engine::NEEDS, podman_with_a_user_namespace),
 ];
 
-/// As on SUSE.
+/// Like the nodes on SUSE.
 fn suse() -> FakeDriver {
     FakeDriver::new(&["--gpus", "2", "--drm", "--dev-mode", "0660", "--dev-group", "video"])
 }
@@ -43,7 +43,7 @@ fn start(dir: &std::path::Path, image: &Image, user: &serde_json::Value, before:
     container
 }
 
-/// Runs a program as a user and in groups of the container's.
+/// Runs a program as a user and with groups of the container.
 fn exec_as(container: &Waiting, user: &str, groups: &str, script: &str) -> Ran {
     let mut enter = Command::new("nsenter");
     enter.args(["-m", "-t", &container.pid().to_string(), "chroot", &format!("--userspec={user}")]);
@@ -51,7 +51,7 @@ fn exec_as(container: &Waiting, user: &str, groups: &str, script: &str) -> Ran {
     run(&mut enter)
 }
 
-/// On new kernels and old ones, twice, and in a rootfs that is read-only.
+/// On new and old kernels, twice, and in a read-only rootfs.
 fn a_user_opens_them() {
     let fake = suse();
     let before = fingerprint(&fake.root.join("dev"), "");
@@ -79,7 +79,7 @@ fn a_user_opens_them() {
         }
         let defaced = container.exec(&format!("probe-deface {NODES}")).ok();
         assert_eq!(defaced.matches("chmod EROFS").count(), 8, "{defaced}");
-        // Nothing but the nodes stays of what they were created on, and a second run finds them.
+        // Only the nodes remain of the file system on which they were created, and a second run finds them.
         let dev = format!("{}/dev", image.rootfs.display());
         let once = container.mountinfo();
         let tmpfs = once.lines().filter(|line| line.split(' ').nth(4) == Some(&dev)).count();
@@ -91,7 +91,7 @@ fn a_user_opens_them() {
     assert_eq!(fingerprint(&fake.root.join("dev"), ""), before, "the host's nodes");
 }
 
-/// Root, and users in the group, get the host's nodes as they are. A node for root alone stays one.
+/// Root and members of the group get the host's nodes unchanged. A node that only root may open stays so.
 fn who_can_open_the_hosts_gets_the_hosts() {
     let fake = suse();
     let group = video();
@@ -123,7 +123,7 @@ fn who_can_open_the_hosts_gets_the_hosts() {
     assert!(opened.starts_with("/dev/nvidia1: EACCES\n/dev/nvidiactl: EACCES\n/dev/nvidia-uvm: ENXIO\n"), "{opened}");
 }
 
-/// Without a device cgroup of the container's, or without CAP_MKNOD: the host's, and a finding.
+/// Without a device cgroup of the container, or without CAP_MKNOD: the host's nodes, and a finding.
 fn where_none_can_be_created() {
     let fake = suse();
     let user = json!({"uid": 1000, "gid": 1000});
@@ -148,7 +148,7 @@ fn where_none_can_be_created() {
     }
 }
 
-/// A volume of the host's /dev has its nodes already: they stay, and nothing is created there.
+/// A volume with the host's /dev already has the nodes: they stay, and nothing is created there.
 fn the_hosts_dev_is_left_alone() {
     let fake = suse();
     let host = fake.root.join("dev");
@@ -157,7 +157,7 @@ fn the_hosts_dev_is_left_alone() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let volume = format!("mount --bind '{}' $rootfs/dev", host.display());
     let container = Waiting::start(dir.path(), &image.rootfs, ENV, &volume);
-    // Without "graphics", which brings links in /dev/dri along.
+    // Without "graphics", which adds links in /dev/dri.
     let process = json!({"args": ["sh"], "env": [ENV[0]], "user": {"uid": 1000, "gid": 1000}});
     container.set_spec(ENV, &json!({"process": process}));
     let ran = container.hook(&fake.config);
@@ -170,7 +170,7 @@ fn the_hosts_dev_is_left_alone() {
 const SEE: &str = "id -u; nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl; cd /tmp; mknod n0 c 195 0 2>/dev/null && \
                    probe-open n0 || echo no mknod";
 
-/// The device cgroup stays the fence: of the GPUs that were not asked for nothing can be opened.
+/// The device cgroup stays in effect: GPUs that were not requested cannot be opened.
 fn podman() {
     let fake = suse();
     let podman = Podman::with_image();
@@ -190,7 +190,7 @@ fn podman() {
             }
         }
     }
-    // A process of the container that may make nodes gets no further by that.
+    // A process of the container that may create nodes gains nothing.
     podman.install_stage("prestart", &fake.config);
     let words = [&asks[..], &["--user=1000", "--cap-add=MKNOD", IMAGE, "sh", "-uc", SEE]].concat();
     for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
@@ -199,11 +199,11 @@ fn podman() {
     }
 }
 
-/// Root of a user namespace, and a user in it, are strangers on the host. What a runtime mounts there has no device nodes that
-/// work; what the hook mounts has.
+/// Root of a user namespace, and a user in it, are unprivileged users of the host. Device nodes on file systems that a runtime
+/// mounts there do not work; those that the hook mounts do.
 fn podman_with_a_user_namespace() {
     let fake = suse();
-    // A storage of its own, as other tests with user namespaces have it.
+    // Separate storage, as in other tests with user namespaces.
     let podman = Podman::with_image();
     podman.install_stage("prestart", &fake.config);
     for more in [&[][..], &["--user=1000"], &["--read-only"]] {

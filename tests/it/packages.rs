@@ -1,5 +1,5 @@
-//! Real package managers in a container with a driver whose libraries are where the image's ldconfig does not look: the
-//! triggers and scriptlets of the distributions run ldconfig, and the libraries must be found afterwards.
+//! Real package managers in a container with a driver whose libraries are in directories that the image's ldconfig does not
+//! search. The triggers and scriptlets of the distributions run ldconfig, and the libraries must be found afterwards.
 
 use std::path::Path;
 use std::process::Command;
@@ -24,8 +24,8 @@ enum Manager {
     Rpm,
 }
 
-/// The image with this host's dpkg, and with a libc-bin whose trigger runs ldconfig, as Debian's does. Not every dpkg is built
-/// with start-stop-daemon.
+/// An image with this host's dpkg, and with a libc-bin whose trigger runs ldconfig, like Debian's. Some builds of dpkg do not
+/// contain start-stop-daemon.
 const DPKG_ROOT: &str = r#"
 for program in dpkg dpkg-deb dpkg-split dpkg-query dpkg-trigger tar rm diff start-stop-daemon; do
     command -v $program >/dev/null || continue
@@ -45,7 +45,7 @@ echo libc-bin >$root/var/lib/dpkg/triggers/ldconfig
 : >$root/var/lib/dpkg/triggers/File
 "#;
 
-/// A library with the trigger that debhelper writes for libraries; `$n` is its number.
+/// A library package with the trigger that debhelper writes for libraries; `$n` is its number.
 const DEB: &str = r#"
 mkdir -p $top/$n/DEBIAN $top/$n/usr/lib
 cp "$top/libmine.so.1" $top/$n/usr/lib/libmine$n.so.1
@@ -81,7 +81,7 @@ fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
             let said = container.exec(&format!("dpkg -i /libmine{number}.deb")).ok();
             assert!(said.contains("Processing triggers for libc-bin"), "{said}");
         }
-        // Of the host, which enters the container's root for the scriptlet.
+        // The host's rpm, which enters the container's root for the scriptlet.
         Manager::Rpm => {
             let package = format!("{}/rpm/RPMS/noarch/libmine{number}-1-1.noarch.rpm", dir.path().display());
             let mut rpm = Command::new("nsenter");
@@ -95,7 +95,7 @@ fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
     install(1);
     container.exec("ldconfig -p | grep libmine.so.1").ok();
     assert_eq!(container.exec(LOOK).ok(), before, "{manager:?}");
-    // Without the list in ld.so.conf.d the next package takes the driver away.
+    // Without the list in ld.so.conf.d, the next package removes the driver from the cache.
     container.exec(&format!("rm {LIST}")).ok();
     install(2);
     container.exec("probe-dlopen libcuda.so.1").failed(1);

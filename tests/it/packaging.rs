@@ -10,7 +10,7 @@ use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, run, scratch, source};
 
 pub const TESTS: &[Test] = &[
-    // systemd-analyze makes /run/systemd if it does not exist.
+    // systemd-analyze creates /run/systemd if it does not exist.
     ("packaging::systemd_takes_the_units", &[Need::Root, Need::Program("systemd-analyze")], systemd_takes_the_units),
     ("packaging::the_service_refreshes", &[Need::Root, Need::Program("cc")], the_service_refreshes),
     ("packaging::udev_rules_start_a_unit_that_is_there", &[], udev_rules_start_a_unit_that_is_there),
@@ -23,11 +23,11 @@ pub const TESTS: &[Test] = &[
 fn systemd_takes_the_units() {
     let dir = scratch();
     let mut verify = Command::new("systemd-analyze");
-    // The man page that they name is not installed.
+    // The man page that the units name is not installed.
     verify.args(["verify", "--man=no"]);
     let mut seen = 0;
     for unit in std::fs::read_dir(source("packaging/systemd")).unwrap().flatten() {
-        // systemd looks whether the program is there.
+        // systemd checks that the program exists.
         let text = std::fs::read_to_string(unit.path()).unwrap().replace("/usr/bin/oci-nvidia-hook", HOOK);
         let path = dir.path().join(unit.file_name());
         std::fs::write(&path, text).unwrap();
@@ -39,7 +39,7 @@ fn systemd_takes_the_units() {
     assert!(ran.code == Some(0) && ran.stderr.is_empty(), "{ran:?}");
 }
 
-/// Its command line, with the options of an administrator's file: systemd gives them to the shell as they are.
+/// Runs the command line of the service, with the options of an administrator's file: systemd passes them to the shell unchanged.
 fn the_service_refreshes() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let unit = std::fs::read_to_string(source("packaging/systemd/oci-nvidia-hook-cdi.service")).unwrap();
@@ -54,14 +54,14 @@ fn the_service_refreshes() {
     };
     assert_eq!(start().ok(), "");
     assert!(!std::fs::read_to_string(&path).unwrap().contains("name: \"0\""));
-    // Three times, and then it is an error.
+    // It is tried three times before it is an error.
     std::fs::remove_file(&path).unwrap();
     fake.set_nvml(|old| old + "\ninit-error 9\n");
     let stderr = start().failed(1);
     assert_eq!(stderr.matches("oci-nvidia-hook: ").count(), 3, "{stderr}");
 }
 
-/// All that Cargo.toml names, each with its checksum; and the package's licence is that of all of it.
+/// The tarball contains all crates that Cargo.lock names, each with its checksum, and the package's license covers all of them.
 fn the_bill_of_materials() {
     let text = run(Command::new(source("packaging/sbom")).env("CARGO", env!("CARGO"))).ok();
     let bill: Value = serde_json::from_str(&text).unwrap();
@@ -82,8 +82,8 @@ fn the_bill_of_materials() {
     assert_eq!(said.map(str::to_owned).collect::<BTreeSet<_>>(), licences);
 }
 
-/// No crate of ours asks for a newer one than we say, and all who say it say the same. That our own code asks for no more,
-/// clippy looks (`incompatible_msrv`).
+/// None of our crates needs a newer Rust than documented, and all places state the same version. clippy checks our own code
+/// (`incompatible_msrv`).
 fn one_oldest_rust() {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]).arg(source("Cargo.toml"));
@@ -97,7 +97,7 @@ fn one_oldest_rust() {
             assert!(version(wanted) <= version(oldest), "{} wants {wanted}", package["name"]);
         }
     }
-    // tests/cargo reads it from Cargo.toml.
+    // tests/cargo reads the version from Cargo.toml.
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
     assert!(spec.contains(&format!("cargo >= {oldest}\n")));
     let mut without = Command::new(source("tests/cargo"));
@@ -119,7 +119,7 @@ fn udev_rules_start_a_unit_that_is_there() {
     }
 }
 
-/// What each rule asks first, asked of a host that is a directory.
+/// Runs the check of each rule on a host that is a directory.
 fn udev_starts_only_an_enabled_unit() {
     let dir = scratch();
     let units = dir.path().join("usr/lib/systemd/system");
@@ -135,7 +135,7 @@ fn udev_starts_only_an_enabled_unit() {
         let answers = rules.lines().filter(|line| !line.starts_with('#')).map(|line| {
             let (_, rest) = line.split_once("PROGRAM==\"/usr/bin/systemctl --root=/ ").unwrap();
             let (words, then) = rest.split_once('"').unwrap();
-            assert!(then.contains("oci-nvidia-hook-cdi.service"), "the condition stands before what is done: {line}");
+            assert!(then.contains("oci-nvidia-hook-cdi.service"), "the condition precedes the action: {line}");
             systemctl(&words.split(' ').collect::<Vec<_>>()).code == Some(0)
         });
         answers.collect::<Vec<_>>()
@@ -151,7 +151,7 @@ fn udev_starts_only_an_enabled_unit() {
     assert_eq!(starts(), [false; 3]);
 }
 
-/// It refuses to start on a stage that it does not know, in any file of the directories that it shares with Podman.
+/// CRI-O refuses to start if a file in the directories that it shares with Podman has an unknown stage.
 fn cri_o_never_sees_the_precreate_stage() {
     let json = |path: &str| -> serde_json::Value {
         serde_json::from_str(&std::fs::read_to_string(source(path)).unwrap()).unwrap()
@@ -162,7 +162,7 @@ fn cri_o_never_sees_the_precreate_stage() {
     assert!(hook["hook"]["env"].as_array().is_some_and(|env| !env.is_empty()), "CVE-2025-23266");
     let shared = std::fs::read_dir(source("hooks.d")).unwrap().flatten();
     for file in shared {
-        // The same name in both directories would be one hook: the later directory hides the other's.
+        // The same name in both directories would be one hook: the later directory hides the file of the other.
         assert_ne!(file.file_name(), "oci-nvidia-hook-precreate.json");
         let hook = json(&format!("hooks.d/{}", file.file_name().display()));
         assert!(!hook["stages"].to_string().contains("precreate"), "{file:?}");

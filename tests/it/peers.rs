@@ -1,5 +1,5 @@
-//! What NVIDIA's stack is known to say badly, or not at all, caused through podman: docs/compatibility.md has its words beside
-//! ours.
+//! Problems that NVIDIA's stack reports badly or not at all, caused through podman: docs/compatibility.md contains its messages
+//! next to ours.
 
 use std::fs;
 use std::path::Path;
@@ -37,8 +37,8 @@ impl Case {
         self.podman.run(Cgroup::AsMounted, &arguments)
     }
 
-    /// The container does not start, podman shows our number, these words and a hint, and takes it for no error of its
-    /// own; and docs/compatibility.md has the number beside the peers' words.
+    /// Checks that the container does not start, that podman shows our number, these words and a hint, and does not take the
+    /// message for its own error; and that docs/compatibility.md has the number next to the messages of NVIDIA's stack.
     #[track_caller]
     fn stops(&self, env: &[&str], id: &str, says: &str) {
         let stderr = self.run(env, &["true"]).failed(126);
@@ -48,7 +48,7 @@ impl Case {
     }
 }
 
-/// The table of docs/compatibility.md that has the peers' words.
+/// Returns the table of docs/compatibility.md with the messages of NVIDIA's stack.
 #[track_caller]
 fn assert_beside_theirs(id: &str) {
     let text = fs::read_to_string(source("docs/compatibility.md")).unwrap();
@@ -101,7 +101,7 @@ fn config() {
     case.stops(ALL, "ONH-005", "config.toml\" line 3: ");
     case.run(&[], &["true"]).ok();
 
-    // A warning: the container starts, and runc shows nothing of a hook that ends well.
+    // A warning: the container starts, and runc does not show the output of a hook that succeeds.
     case.fake.configure("no-cgroup = true");
     let script = format!(
         "\"$@\" run --name c --network=none --log-driver=none -e {} {IMAGE} true; {HOOK} why c; \"$@\" rm c >/dev/null",
@@ -121,7 +121,7 @@ fn what_stops_them_and_not_us() {
     case.fake.configure("");
     fs::write(case.fake.root.join("etc/ld.so.cache"), "").unwrap();
     case.run(ALL, &["nvidia-smi", "-L"]).ok();
-    // The container's /proc is this kernel's, which may have no NVIDIA driver; that stops us nowhere.
+    // The container's /proc is that of this kernel, which may lack an NVIDIA driver; this does not stop the hook.
     if !Path::new("/proc/driver/nvidia").exists() {
         case.run(ALL, &["sh", "-euc", "test ! -e /proc/driver/nvidia; probe-dlopen libcuda.so.1"]).ok();
     }

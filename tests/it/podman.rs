@@ -1,4 +1,4 @@
-//! The user's test, with a real engine and a real runtime: podman and runc start a container, the hook sets it up.
+//! The main use case with a real engine and a real runtime: podman and runc start a container, and the hook sets it up.
 
 use crate::Test;
 use crate::driver::FakeDriver;
@@ -33,12 +33,12 @@ fn prints_what_the_host_prints() {
     }
 }
 
-/// nvidia-smi prints the time in its first line.
+/// Removes the first line, in which nvidia-smi prints the time.
 fn without_clock(text: &str) -> String {
     text.lines().filter(|line| !line.contains(" 20")).collect::<Vec<_>>().join("\n")
 }
 
-/// With the right to make any node, a container gets at its own GPU and at no other: the cgroup decides.
+/// With permission to create any node, a container can open its own GPU and no other: the cgroup decides.
 fn one_gpu_and_no_other(cgroup: Cgroup) {
     let script = "nvidia-smi -L; cd /tmp; mknod n0 c 195 0; mknod n1 c 195 1; probe-open /dev/nvidia1 n1 n0; ls /dev";
     let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", script];
@@ -56,7 +56,7 @@ fn all_gpus_on_cgroup_v2() {
     assert_eq!(text, FakeDriver::shared().on_host("nvidia-smi -L"));
 }
 
-/// As with GPUs: whoever makes the other device's nodes cannot open them.
+/// The same as with GPUs: a process that creates the nodes of the other device cannot open them.
 fn one_mig_device_and_no_other() {
     let podman = Podman::with_image();
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
@@ -80,7 +80,7 @@ fn no_request_no_difference() {
         let mut words = arguments.to_vec();
         words.extend([IMAGE, "sh", "-c", script]);
         let text = podman.run(Cgroup::AsMounted, &words).ok();
-        // podman mounts in random order, from directories named after the container
+        // podman mounts in random order, from directories named after the container.
         let mut lines: Vec<_> = text.lines().map(without_ids).collect();
         lines.sort();
         lines
@@ -107,7 +107,7 @@ fn privileged() {
     }
 }
 
-/// A device that the engine gave stays as the engine gave it: `rwm`, and no second mount.
+/// A device that the engine added is not changed: `rwm`, and no second mount.
 fn devices_of_config_json() {
     let root = FakeDriver::shared().root.display().to_string();
     let device = |name: &str| format!("--device={root}/dev/{name}:/dev/{name}");
@@ -141,7 +141,7 @@ fn old_linker_cache() {
     Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
 }
 
-/// Files are made as the container's root, which is another user of the host.
+/// Files are created as the container's root, which is another user of the host.
 fn containers_with_a_user_namespace() {
     let arguments = [
         "--uidmap=0:100000:65536",
@@ -153,7 +153,7 @@ fn containers_with_a_user_namespace() {
         "-euc",
         "nvidia-smi -L; stat -c %u:%g:%a /etc/ld.so.cache; probe-dlopen libcuda.so.1",
     ];
-    // A storage of its own: another podman that starts meanwhile takes the way into the vfs directory from others.
+    // Separate storage: another podman that starts at the same time removes other users' permission for the vfs directory.
     let podman = Podman::with_image();
     let text = podman.run(Cgroup::AsMounted, &arguments).ok();
     assert!(text.contains("GPU 1: ") && text.contains("\n0:0:644\n"), "{text}");
@@ -165,7 +165,7 @@ fn crun() {
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
-/// crun does not pass on what a hook says, so it is in the log too.
+/// crun does not print the messages of a hook, so the log contains them too.
 fn what_happened_is_in_the_log() {
     let podman = Podman::with_image();
     let (config, log) = (podman.dir.path().join("config.toml"), podman.dir.path().join("log"));
@@ -187,7 +187,7 @@ fn errors_reach_the_user() {
     for text in ["NVIDIA_VISIBLE_DEVICES", "\"9\"", "(ONH-030)", "hint: ", " 0, 1, "] {
         assert!(stderr.contains(text), "{stderr}");
     }
-    // podman reads stderr for words that it takes for its own errors.
+    // podman searches stderr for words that it takes for its own errors.
     let podman = Podman::with_image();
     let config = podman.dir.path().join("config.toml");
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
@@ -202,7 +202,7 @@ fn the_shipped_hook_file_is_the_one_tested() {
     let shipped = std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
     assert_eq!(json["when"], serde_json::json!({"always": true}));
-    assert_eq!(json["stages"], serde_json::json!(["prestart"]), "CRI-O refuses stages that it does not know");
+    assert_eq!(json["stages"], serde_json::json!(["prestart"]), "CRI-O rejects unknown stages");
     assert!(json["hook"]["env"].as_array().is_some_and(|env| !env.is_empty()), "CVE-2025-23266");
     assert_eq!(json["hook"]["path"], "/usr/bin/oci-nvidia-hook");
 }

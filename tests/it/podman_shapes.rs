@@ -1,4 +1,4 @@
-//! Every shape of container that podman can make, rootful and rootless, with one and the same config.toml.
+//! All kinds of containers that podman can create, rootful and rootless, with the same config.toml.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -65,7 +65,7 @@ fn arguments<'a>(shape: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn runs(cgroup: Cgroup, shape: &[&str]) {
-    // A /dev of this test's. Where it is the container's too, nothing can be made there: it has the nodes.
+    // A separate /dev of this test. If the container uses it too, nothing can be created there, so it contains the nodes.
     let dir = scratch();
     let remove = if shape.contains(&HOSTS_DEV) { "" } else { "rm /dev/nvidia*" };
     let before = format!("{}; {remove}", nodes_at_dev(FakeDriver::shared(), dir.path()));
@@ -83,7 +83,7 @@ fn rootful_crun() {
     SHAPES.iter().for_each(|shape| runs(Cgroup::WithCrun, shape));
 }
 
-/// Where the host's /dev, or a directory of it, is a volume, and the nodes are in a driver root of their own.
+/// The host's /dev, or a directory in it, is a volume, and the nodes are in a driver root.
 fn the_hosts_dev_is_left_alone() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig"]);
     let (prestart, precreate) = (Podman::with_image(), Podman::with_image());
@@ -98,7 +98,7 @@ fn the_hosts_dev_is_left_alone() {
         (&precreate, Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
         (&precreate, Cgroup::WithCrun, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
     ] {
-        // An old kernel is for the hook of the shared directory alone.
+        // Old kernels are simulated only for the hook of the shared directory.
         if kernels::current().is_some() && std::ptr::eq(podman, &raw const precreate) {
             continue;
         }
@@ -119,12 +119,12 @@ fn the_hosts_dev_is_left_alone() {
     }
 }
 
-/// An image that lies on a read-only file system, and nothing is created in it.
+/// An image on a read-only file system, in which nothing is created.
 fn read_only_rootfs() {
     let podman = Podman::with_image();
     let image = Image::new(&podman.dir.path().join("old"), &["--layout", "debian"]);
     let rootfs = image.rootfs.display().to_string();
-    // podman itself needs these places.
+    // podman itself needs these paths.
     sh(&format!("cd '{rootfs}'; mkdir -p run/secrets var/tmp; ln -s /proc/mounts etc/mtab; touch etc/hosts etc/hostname etc/resolv.conf run/.containerenv"))
         .ok();
     let before = crate::support::snapshot(&image.rootfs);
@@ -143,7 +143,7 @@ fn read_only_rootfs() {
     }
 }
 
-/// Shared volumes do no harm where the driver's files are not mounted in them.
+/// Shared volumes have no effect if the driver's files are not mounted in them.
 fn shared_volumes() {
     let podman = Podman::shared();
     let volume = podman.dir.path().join("shared-volume").display().to_string();
@@ -159,7 +159,7 @@ fn shared_volumes() {
     assert!(ran.code != Some(0) && ran.stderr.contains("(ONH-042)\nhint: "), "{ran:?}");
 }
 
-/// Podman of a user who was made for this, with everything it needs below one directory.
+/// Podman of a user who was created for this test, with all files below one directory.
 pub struct User {
     pub name: String,
     pub dir: tempfile::TempDir,
@@ -172,12 +172,12 @@ impl User {
         user
     }
 
-    /// With a home directory, subordinate ids and the group video.
+    /// Creates the user with a home directory, subordinate ids and the group video.
     pub fn made() -> Self {
         // The same test runs for several kernels at once.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("onh-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        // Not below the source tree: that may be in a home directory that only root may enter.
+        // Not below the source tree, which may be in a home directory that only root can enter.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = dir.path().display();
@@ -199,7 +199,7 @@ impl User {
         std::fs::copy(HOOK, self.path("hook")).unwrap();
         let mut make = Command::new(source("tests/fake-driver/make-root"));
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
-        // As SUSE's driver makes them: the user is in that group.
+        // Like the nodes of SUSE's driver: the user is in that group.
         make.arg(self.path("driver")).arg("--build").arg(build).args([
             "--gpus",
             "2",
@@ -214,7 +214,7 @@ impl User {
         assert!(image.rootfs.ends_with("image"));
         std::fs::create_dir(self.path("hooks.d")).unwrap();
         self.install_hook("hooks.d/oci-nvidia-hook.json");
-        // What an administrator writes for root's containers.
+        // The configuration of an administrator for root's containers.
         let config = format!(
             "[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\nno-cgroups = false\n",
             self.path("driver")
@@ -224,12 +224,12 @@ impl User {
         sh(&format!("install -d -o {0} -m 0700 '{1}'", self.name, self.path("run"))).ok();
     }
 
-    /// A JSON file that we ship, as the only one.
+    /// Installs a hook file of the packages as the only one.
     fn install_hook(&self, shipped: &str) {
         let text = std::fs::read_to_string(source(shipped)).unwrap();
         let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let stage = json["stages"][0].as_str().unwrap().to_owned();
-        // What the user may run lies here; on an old kernel, the wrapper is what is run.
+        // The user may run the programs in this directory; on an old kernel, the wrapper is run.
         let mut words = kernels::hook();
         *words.last_mut().unwrap() = self.path("hook");
         if words.len() > 1 {
@@ -242,7 +242,7 @@ impl User {
         std::fs::write(self.path("hooks.d/oci-nvidia-hook.json"), json.to_string()).unwrap();
     }
 
-    /// `podman ARGUMENTS` as this user, as after a login.
+    /// Runs `podman ARGUMENTS` as this user, as after a login.
     fn podman(&self, arguments: &str) -> Ran {
         let [home, run_dir, conf, hooks] = ["home", "run", "containers.conf", "hooks.d"].map(|name| self.path(name));
         let script = format!(
@@ -261,8 +261,8 @@ impl Drop for User {
         // The process that keeps its user namespace.
         let pids = sh(&format!("find '{}' -name pause.pid -exec cat {{}} \\;", self.path("run")));
         sh(&format!("for pid in {}; do kill $pid; done", pids.stdout.replace('\n', " ")));
-        // userdel refuses a user that has processes. They may be of another test run on a machine where the uid is the
-        // same, so this does not wait for ever.
+        // userdel rejects a user who has processes. They may belong to another test run on a machine with the same uid, so this
+        // does not wait for ever.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         let left = loop {
             let left = sh(&format!("pgrep -l -u {}", self.name));
@@ -284,10 +284,10 @@ fn rootless() {
     let image = user.path("image");
     user.podman(&format!("import - {IMAGE} <\"$(tar -C '{image}' -cf '{image}.tar' . && echo '{image}.tar')\"")).ok();
     let users = ["--userns=keep-id", "--userns=nomap", "--userns=auto", "--user 1000:1000"];
-    // With the host's /dev it works where the nodes are in it: a user can make no mount points there.
+    // With the host's /dev it works if the nodes are there: a user cannot create mount points there.
     let all = SHAPES.iter().filter(|shape| !shape.contains(&HOSTS_DEV)).map(|shape| shape.join(" "));
     let all = all.chain(users.map(str::to_owned));
-    // At precreate the runtime mounts the nodes: no user can make any.
+    // At precreate the runtime mounts the nodes, because a user cannot create any.
     let at_precreate = ["", "--read-only", "--privileged", "--cap-drop=all"].into_iter().chain(users);
     let shapes = all.map(|shape| ("hooks.d/oci-nvidia-hook.json", shape));
     let precreate = "packaging/podman/oci-nvidia-hook-precreate.json";
@@ -312,7 +312,7 @@ fn rootless() {
         assert!(ran.code == Some(126) && ran.stderr.contains("(ONH-047)\nhint: "), "{ran:?}");
         assert!(!std::path::Path::new("/dev/nvidiactl").exists());
     }
-    // The error of a user who may not open the devices says which group is missing.
+    // The error for a user who may not open the devices names the missing group.
     sh(&format!("chmod 0600 '{}'/dev/nvidia*", user.path("driver"))).ok();
     let ran = user.podman(&format!("run --rm --network=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true"));
     assert_ne!(ran.code, Some(0));

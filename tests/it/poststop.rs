@@ -17,7 +17,7 @@ pub const TESTS: &[Test] = &[
     ("poststop::a_shared_root_is_left_alone", engine::NEEDS, a_shared_root_is_left_alone),
 ];
 
-/// The file that docs/modes.md has for it, with the tested program.
+/// Installs the hook file of docs/modes.md, with the tested program.
 fn install(podman: &Podman) {
     let docs = std::fs::read_to_string(source("docs/modes.md")).unwrap();
     let mut json: Value = serde_json::from_str(crate::docs::blocks(&docs, "json")[0]).unwrap();
@@ -30,8 +30,8 @@ fn uninstall(podman: &Podman) {
     std::fs::remove_file(podman.hooks.join("oci-nvidia-hook-poststop.json")).unwrap();
 }
 
-/// Podman 5 can return from `podman run` before it has called the hook, and `podman container cleanup` waits for that.
-/// What differs from the image after this container has run, and after its image was committed and run without GPUs.
+/// Returns what differs from the image after this container has run, and after its image was committed and run without GPUs.
+/// Podman 5 can return from `podman run` before it has called the hook; `podman container cleanup` waits for the hook.
 fn left(podman: &Podman, cgroup: Cgroup, name: &str, command: &str) -> String {
     let script = format!(
         "run='run --network=none --log-driver=none'\n\
@@ -54,7 +54,7 @@ fn podman_commits_a_clean_image(cgroup: Cgroup) {
     }
     install(&podman);
     assert_eq!(left(&podman, cgroup, "clean", "nvidia-smi -L"), "");
-    // What the container made of it stays: a package of its own, a link that it changed, a file in a directory.
+    // Changes by the container stay: a package, a link that it changed, a file in a directory.
     let of_its_own = "nvidia-smi -L; cd /usr/lib/x86_64-linux-gnu; echo mine >libnvidia-mine.so.1; \
                       ln -sfn libnvidia-mine.so.1 libcuda.so; ldconfig";
     let changed = left(&podman, cgroup, "changed", of_its_own);
@@ -62,7 +62,7 @@ fn podman_commits_a_clean_image(cgroup: Cgroup) {
     assert!(!changed.contains("libcuda.so.1"), "{changed}");
 }
 
-/// With precreate the runtime makes the mount points.
+/// With precreate, the runtime creates the mount points.
 fn mount_points_of_the_runtime() {
     let podman = Podman::with_image();
     podman.remove_hook();
@@ -71,12 +71,12 @@ fn mount_points_of_the_runtime() {
     assert!(naive.contains("/libcuda.so.535.183.01\n"), "{naive}");
     install(&podman);
     let clean = left(&podman, Cgroup::AsMounted, "clean", "nvidia-smi -L");
-    // Directories that the runtime made stay.
+    // Directories that the runtime created stay.
     let files: Vec<_> = clean.lines().filter(|line| line.contains(".so") || line.contains("/bin/")).collect();
     assert_eq!(files, [""; 0], "{clean}");
 }
 
-/// On vfs, where a directory is the container's root file system, as on overlayfs; see `ldconfig::`.
+/// On vfs, a directory is the container's root file system, as on overlayfs; see `ldconfig::`.
 fn podman_start_after_a_driver_update() {
     let podman = Podman::with_image();
     let fake = FakeDriver::new(&["--gpus", "1"]);
@@ -103,8 +103,8 @@ fn podman_start_after_a_driver_update() {
     let text = start("updated", &update).ok();
     assert!(text.contains("libcuda.so.1: ok "), "{text}");
     assert!(!text.contains("file too short") && !text.contains("535.183.01"), "{text}");
-    assert!(text.contains("./libcuda.so.550.54.14\n"), "those of this driver stay: {text}");
-    // With poststop nothing is left of either.
+    assert!(text.contains("./libcuda.so.550.54.14\n"), "the files of this driver stay: {text}");
+    // With poststop, nothing remains of either.
     podman.install_hook(&fake.config);
     install(&podman);
     let text = start("stopped", &update).ok();
@@ -112,7 +112,7 @@ fn podman_start_after_a_driver_update() {
     uninstall(&podman);
 }
 
-/// To remove a mount point takes the mount away from another container that has the same directory.
+/// Removing a mount point would remove the mount from another container that uses the same directory.
 fn a_shared_root_is_left_alone() {
     let podman = Podman::new();
     install(&podman);
@@ -125,11 +125,11 @@ fn a_shared_root_is_left_alone() {
          \"$@\" $run -d --name second --rootfs {root} sleep 600 >&2\n\
          touch {root}/go; wait\n\
          \"$@\" exec second nvidia-smi -L; \"$@\" exec second probe-dlopen libcuda.so.1\n\
-         rm {root}/usr/bin/nvidia-smi; \"$@\" exec second nvidia-smi -L >&2 || echo the naive way ends it\n\
+         rm {root}/usr/bin/nvidia-smi; \"$@\" exec second nvidia-smi -L >&2 || echo the naive removal unmounts it\n\
          \"$@\" rm -f -t 0 second >&2",
         root = image.rootfs.display()
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
     assert!(text.contains("UUID: GPU-") && text.contains("libcuda.so.1: ok "), "{text}");
-    assert!(text.contains("the naive way ends it\n"), "{text}");
+    assert!(text.contains("the naive removal unmounts it\n"), "{text}");
 }

@@ -26,7 +26,7 @@ fn precreate(config: &Path, spec: &str) -> Ran {
     run_with(Command::new(HOOK).arg("--config").arg(config).arg("precreate").env_clear(), spec.as_bytes())
 }
 
-/// As an engine writes it, with some that only other programs would write.
+/// A config.json in the format of an engine, with values that only other programs would write.
 fn spec(rootfs: &Path, env: &[&str]) -> String {
     let (rootfs, env) = (rootfs.display(), json!(env));
     format!(
@@ -40,7 +40,7 @@ fn spec(rootfs: &Path, env: &[&str]) -> String {
 
 fn no_request_is_the_same_bytes() {
     let dir = scratch();
-    // A mistake in it is no reason to stop a container that asks for nothing.
+    // An error in config.toml does not stop a container that requests nothing.
     let config = dir.path().join("config.toml");
     fs::write(&config, "nonsense = ").unwrap();
     for env in [&[][..], &["NVIDIA_VISIBLE_DEVICES=void"], &["NVIDIA_VISIBLE_DEVICES="]] {
@@ -67,10 +67,10 @@ fn nothing_is_printed_on_an_error() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
         assert!(ran.stderr.contains(says), "{ran:?}");
     }
-    // Podman shows none of it.
+    // Podman shows none of these messages.
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains(": error: ") && log.contains("asks for \"9\"") && log.contains("it is not an array"), "{log}");
-    // What could not be written was not printed, however short.
+    // If writing fails, nothing is printed, however short.
     let script = format!("'{HOOK}' --config '{}' precreate >/dev/full", fake.config.display());
     for spec in [&spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]), r#"{"root":{"path":"/r"},"process":{}}"#] {
         run_with(Command::new("sh").args(["-c", &script]), spec.as_bytes()).failed(1);
@@ -83,7 +83,8 @@ fn explain(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
     run_with(&mut explain, stdin.as_bytes())
 }
 
-/// What `explain` lists, added to config.json by hand, is what precreate prints; what stops the one stops the other.
+/// The additions that `explain` lists, inserted into config.json by hand, are the output of precreate; an error of one is an
+/// error of the other.
 fn explained_as_it_is_done() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
     let dir = scratch();
@@ -124,7 +125,7 @@ fn explained_as_it_is_done() {
         "\"linux\":{",
         "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
     );
-    // A device plugin gave it this GPU. It asks the hook for nothing, and nothing stops it.
+    // A device plugin added this GPU. The container requests nothing from the hook, and errors do not stop it.
     let given = spec(&image.rootfs, &[]).replace(
         "\"linux\":{",
         "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":195,\"minor\":1},\
@@ -141,7 +142,7 @@ fn explained_as_it_is_done() {
     }
 }
 
-/// The strings of these fields, of each of the items.
+/// Returns the strings of these fields, for each item.
 fn words(items: &Value, fields: [&str; 3]) -> BTreeSet<String> {
     let word = |item: &Value| fields.map(|field| item[field].to_string()).join(" ");
     items.as_array().into_iter().flatten().map(word).collect()
@@ -162,7 +163,7 @@ fn the_hook_does_what_it_adds() {
         let env = [&format!("NVIDIA_VISIBLE_DEVICES={ask}"), "NVIDIA_DRIVER_CAPABILITIES=all"];
         let spec = spec(&image.rootfs, &env);
         let edited: Value = serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0")).unwrap();
-        assert_eq!(snapshot(&image.rootfs), before, "the image is looked at only");
+        assert_eq!(snapshot(&image.rootfs), before, "the image is only examined");
         fs::write(dir.path().join("config.json"), &spec).unwrap();
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
         let told = explain(&fake, &["--json"], &state);
@@ -170,7 +171,7 @@ fn the_hook_does_what_it_adds() {
         let of = |action: &str| -> Value {
             told["edits"].as_array().unwrap().iter().filter(|edit| edit["action"] == action).cloned().collect()
         };
-        // A directory of our own has no source: the profile of EGL, which the hook entry makes.
+        // A directory that we create has no source: the EGL profile, which the hook entry writes.
         let mounts: Value =
             of("mount").as_array().unwrap().iter().filter(|edit| edit["source"] != "").cloned().collect();
         let added: Value = edited["mounts"].as_array().unwrap()[1..].into();
@@ -180,7 +181,7 @@ fn the_hook_does_what_it_adds() {
         let rules = &edited["linux"]["resources"]["devices"].as_array().unwrap()[1..];
         assert!(rules.iter().all(|rule| rule["allow"] == true && rule["type"] == "c" && rule["access"] == "rw"));
         let numbers = words(&of("device"), ["major", "minor", "-"]);
-        assert_eq!(words(&rules.into(), ["major", "minor", "-"]), numbers, "no rule but for a node");
+        assert_eq!(words(&rules.into(), ["major", "minor", "-"]), numbers, "a rule without a node");
         let hook = &edited["hooks"]["createRuntime"][0];
         let args: Vec<_> = hook["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
         let values = |name: &str| -> BTreeSet<String> {
@@ -195,14 +196,14 @@ fn the_hook_does_what_it_adds() {
             named.iter().map(Value::to_string).collect::<BTreeSet<_>>(),
             sonames.iter().map(Value::to_string).collect()
         );
-        assert_eq!(named.is_empty(), layout == "musl", "nobody else reads the linker cache");
+        assert_eq!(named.is_empty(), layout == "musl", "only glibc reads the linker cache");
         assert_eq!(Path::new(hook["path"].as_str().unwrap()), fs::canonicalize(HOOK).unwrap());
         assert!(!hook["env"].as_array().unwrap().is_empty(), "CVE-2025-23266");
     }
 }
 
-/// Podman 5 names an empty directory for a container with a user namespace. What the image is like is not known, so files go
-/// where the host has them, and the entry does the rest when there is a rootfs.
+/// Podman 5 names an empty directory for a container with a user namespace. The layout of the image is not known then, so files
+/// are placed at the paths of the host, and the hook entry does the rest when the rootfs exists.
 fn a_rootfs_that_is_not_there_yet() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let edited = precreate(&fake.config, &spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"])).ok().replace("1e400", "0");
@@ -220,7 +221,7 @@ fn what_is_not_ours_stays() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]));
     let before = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=all"]);
     let after = precreate(&fake.config, &before).ok();
-    assert_eq!(precreate(&fake.config, &after).ok(), after, "twice is once");
+    assert_eq!(precreate(&fake.config, &after).ok(), after, "idempotent");
     for (from, to) in [
         ("{ \"zeta\" : 1e400,\n ", "{ \"zeta\" : 1e400,\n "),
         (
@@ -247,7 +248,7 @@ fn what_is_not_ours_stays() {
     assert_eq!((&node["fileMode"], &node["uid"], &node["gid"]), (&json!(0o660), &json!(0), &json!(video())), "{node}");
 }
 
-/// The number of the group that owns nodes.
+/// The number of the group that owns the nodes.
 pub fn video() -> u32 {
     let group = crate::support::sh("getent group video | cut -d: -f3").ok();
     group.trim().parse().unwrap()

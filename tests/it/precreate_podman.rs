@@ -1,4 +1,4 @@
-//! Containers that podman starts with the precreate stage. And createContainer, the other stage that is not prestart.
+//! Containers that podman starts with the precreate stage, and with createContainer, the other stage that is not prestart.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ pub const TESTS: &[Test] = &[
     ("precreate_podman::create_container_with_crun", NEEDS_CRUN, || create_container(Cgroup::WithCrun)),
 ];
 
-/// A podman whose only hook is the one of precreate, and a log.
+/// A podman whose only hook is that of precreate, and a log.
 fn podman(fake: &FakeDriver) -> (Podman, PathBuf) {
     let podman = Podman::with_image();
     podman.remove_hook();
@@ -40,7 +40,7 @@ fn podman(fake: &FakeDriver) -> (Podman, PathBuf) {
     (podman, log)
 }
 
-/// A container that runs until this goes.
+/// A container that runs until this value is dropped.
 struct Running<'a> {
     podman: &'a Podman,
     name: &'static str,
@@ -59,7 +59,7 @@ impl Running<'_> {
         self.shell(&format!("\"$@\" exec {} probe-open {node}", self.name)).trim().to_owned()
     }
 
-    /// The directory of its rules, cgroup v1.
+    /// The directory of its rules, with cgroup v1.
     fn cgroup(&self) -> PathBuf {
         let pid = self.inspect("{{.State.Pid}}");
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
@@ -67,12 +67,12 @@ impl Running<'_> {
         Path::new("/sys/fs/cgroup/devices").join(line.unwrap().splitn(3, ':').nth(2).unwrap().trim_start_matches('/'))
     }
 
-    /// What the runtime was started with: from Podman 5 on, `podman update` writes the file anew.
+    /// Returns the config.json with which the runtime was started: from Podman 5 on, `podman update` writes the file again.
     fn config(&self) -> Value {
         serde_json::from_slice(&fs::read(self.inspect("{{.OCIConfigPath}}")).unwrap()).unwrap()
     }
 
-    /// As systemd does on a daemon-reload: all rules off, and those of config.json on again.
+    /// Does the same as systemd at a daemon-reload: removes all rules and applies those of config.json.
     fn apply_rules_again(&self, config: &Value) {
         let (dir, number) =
             (self.cgroup(), |value: &Value| value.as_i64().map_or_else(|| "*".to_owned(), |n| n.to_string()));
@@ -96,8 +96,8 @@ impl Drop for Running<'_> {
 
 const START: &str = "\"$@\" run -d --name c --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=1";
 
-/// The runtime gives the devices, podman knows them, and whoever applies the rules again gives them again. A container of
-/// the live hook loses them then.
+/// The runtime adds the devices, podman knows them, and rules that are applied again include them. A container of the hook mode
+/// loses them.
 fn devices_are_the_runtimes() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let (podman, log) = podman(&fake);
@@ -184,7 +184,7 @@ fn shapes_of_containers() {
         let (empty, full) = (scratch(), scratch());
         let mut arguments = shape.to_vec();
         arguments.extend(["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", works]);
-        // A /dev of this test's. Where it is the container's too, nothing can be made there.
+        // A separate /dev of this test. If the container uses it too, nothing can be created there.
         let elsewhere = format!("{}; rm /dev/nvidia*", nodes_at_dev(&fake, empty.path()));
         let elsewhere = Some(elsewhere).filter(|_| !shape.contains(&"/dev:/dev"));
         for before in elsewhere.into_iter().chain([nodes_at_dev(&fake, full.path())]) {
@@ -194,7 +194,7 @@ fn shapes_of_containers() {
     }
 }
 
-/// No node can be made there, and the runtime would not find those of this driver root: they are mounted.
+/// Nodes cannot be created there, and the runtime would not find those of this driver root, so they are mounted.
 fn a_user_namespace() {
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
     let (podman, _) = podman(&fake);
@@ -217,7 +217,7 @@ fn a_user_namespace() {
     }
 }
 
-/// precreate, prestart and CDI: the first one that comes does it, and the others see that.
+/// precreate, prestart and CDI: the first one sets up the container, and the others detect that.
 fn all_ways_at_once() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let (podman, log) = podman(&fake);
@@ -264,7 +264,7 @@ fn errors_are_in_the_log() {
     assert!(log.contains(": error: ") && log.contains("(ONH-030)") && log.contains(": hint: "), "{log}");
 }
 
-/// With the files that we ship, at other places: the directory of the drop-in is read beside those that are Podman's own.
+/// With the files of the packages at other paths: the directory of the drop-in is read in addition to Podman's own.
 fn the_drop_in_adds_the_directory() {
     let podman = Podman::shared();
     let dir = scratch();
@@ -291,7 +291,7 @@ fn the_drop_in_adds_the_directory() {
     assert!(place("prestart").exists() && place("precreate").exists());
 }
 
-/// There the hook is root of the user namespace, and stays in the device cgroup: the error names the stages that do.
+/// At this stage the hook is root of the user namespace and in the device cgroup, so the error names the supported stages.
 fn create_container_in_a_user_namespace() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let podman = Podman::with_image();
@@ -299,13 +299,13 @@ fn create_container_in_a_user_namespace() {
     let arguments =
         ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "true"];
     let stderr = podman.run_after(&make_searchable(), Cgroup::AsMounted, &arguments).failed(126);
-    // Podman 5 does not let it see config.json.
+    // Podman 5 does not let the hook read config.json.
     let whys = ["cannot leave the container's device cgroup", "the hook is in the container's user namespace"];
     assert!(whys.iter().any(|why| stderr.contains(why)), "{stderr}");
     assert!(stderr.contains("hint: have it called at another stage: precreate"), "{stderr}");
 }
 
-/// The hook is in the container's device cgroup there, and yet has to ask the driver.
+/// At this stage the hook is in the container's device cgroup, but must ask the driver.
 fn create_container(cgroup: Cgroup) {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let podman = Podman::with_image();
@@ -314,7 +314,7 @@ fn create_container(cgroup: Cgroup) {
     podman.install_stage("createContainer", &fake.config);
     let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", SEE];
     assert_gpu_1_alone(&podman.run(cgroup, &arguments).ok());
-    // What precreate has set up is left alone at this stage too.
+    // The hook also leaves a container unchanged at this stage if precreate has set it up.
     podman.install_precreate(&fake.config);
     assert_gpu_1_alone(&podman.run(cgroup, &arguments).ok());
     let log = fs::read_to_string(log).unwrap();

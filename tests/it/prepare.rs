@@ -21,8 +21,8 @@ pub const TESTS: &[Test] = &[
 const USER_NEEDS: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("setpriv")];
 
-/// A host with the fake driver's nodes in its own /dev and the kernel module's reports in its own /proc. Libraries are in a
-/// driver root that has files only, as on GKE.
+/// A host with the fake driver's nodes in its /dev and the kernel module's reports in its /proc. Libraries are in a driver root
+/// that contains only files, as on GKE.
 struct Host {
     fake: FakeDriver,
     kept: tempfile::TempDir,
@@ -50,7 +50,7 @@ impl Host {
         self
     }
 
-    /// The program in the mount namespace of that host.
+    /// Returns the program in the mount namespace of that host.
     fn program(&self) -> Command {
         self.program_by(&[HOOK])
     }
@@ -67,7 +67,7 @@ impl Host {
         program
     }
 
-    /// The hook for a new container, and what this shell script prints in it.
+    /// Runs the hook for a new container, and returns the output of this shell script in it.
     fn container(&self, env: &[&str], script: &str) -> (Ran, String) {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -129,7 +129,7 @@ fn what_a_request_needs_is_made() {
         assert_eq!(ran.ok(), "", "{request}");
         assert_eq!(listed.lines().count(), lines, "{request}: {listed}");
     }
-    // Where the hook may not make them, it says what does; never to make the MIG devices anew.
+    // If the hook may not create the nodes, it names the command that does, and never suggests to create the MIG devices again.
     host.remove("nvidia-caps").fake.configure("load-kmods = false\n");
     let (ran, _) = host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true");
     let warned = ran.stderr;
@@ -150,7 +150,7 @@ fn what_a_request_needs_is_made() {
     }
 }
 
-/// NVML lists the other MIG device under the index of this one. Each way to give GPUs to a container reports it.
+/// NVML lists the other MIG device under the index of this one. Each mode reports that.
 fn a_mig_device_without_its_node(host: &Host) {
     host.remove("nvidia-caps/nvidia-cap13").fake.configure("load-kmods = false\n");
     let missing = "device nodes of MIG devices of GPU 0 are missing: \"/dev/nvidia-caps/nvidia-cap13\" \
@@ -188,7 +188,7 @@ fn a_mig_device_without_its_node(host: &Host) {
     }
 }
 
-/// What another container would need is left.
+/// Nodes that only another container would need are not created.
 fn nothing_more_is_made() {
     let host = Host::new(&["--gpus", "2"]);
     host.remove("nvidia-modeset");
@@ -196,15 +196,15 @@ fn nothing_more_is_made() {
     assert!(!host.dev("nvidia-modeset").exists(), "only for graphics");
     host.remove("nvidia1");
     host.container(&["NVIDIA_VISIBLE_DEVICES=none"], "true").0.ok();
-    assert!(!host.dev("nvidia1").exists(), "no GPU is asked for");
-    // A node that exists is the administrator's as long as nothing is missing.
+    assert!(!host.dev("nvidia1").exists(), "no GPU is requested");
+    // A node that exists is not changed as long as none is missing.
     sh(&format!("mknod -m 600 '{}' c 195 1", host.dev("nvidia1").display())).ok();
     host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true").0.ok();
     assert_eq!(mode(&host.dev("nvidia1")), "600 root:root c3:1");
     assert!(!host.dev("nvidia-caps-imex-channels").exists());
 }
 
-/// However the GPU was asked for.
+/// The form of the request does not matter.
 fn one_number_and_one_command() {
     let host = Host::new(&["--gpus", "2"]);
     let uuid = host.container(&["NVIDIA_VISIBLE_DEVICES=1"], "nvidia-smi -L").1;
@@ -235,7 +235,7 @@ fn one_number_and_one_command() {
 fn failures_are_reported() {
     let host = Host::new(&["--gpus", "1"]);
     host.remove("nvidia0");
-    // A file system that takes no device nodes.
+    // A file system that does not allow device nodes.
     let mut read_only = Command::new("unshare");
     let script = format!(
         "mount --bind '{dir}/dev' /dev; mount -o remount,bind,ro /dev; mount -t tmpfs proc /proc/driver; \
@@ -257,7 +257,7 @@ fn failures_are_reported() {
 
     let params = host.kept.path().join("proc/driver/nvidia/params");
     std::fs::write(params, "ModifyDeviceFiles: 0\nDeviceFileMode: 432\n").unwrap();
-    assert_eq!(host.prepare(&[]).ok(), "", "the administrator's nodes are left as they are");
+    assert_eq!(host.prepare(&[]).ok(), "", "the administrator's nodes are unchanged");
     let stderr = host.remove("nvidia0").prepare(&[]).failed(1);
     assert!(
         stderr.contains("leaves its device nodes to the administrator (ModifyDeviceFiles: 0) (ONH-021)"),
@@ -266,11 +266,12 @@ fn failures_are_reported() {
     assert!(stderr.contains("\nhint: run \"mknod -m 660 /dev/nvidia0 c 195 0\" as root\n"), "{stderr}");
 }
 
-/// Of a user who is not in the nodes' group: one number, and the group by its name, or with the command that gives it one.
+/// The error for a user who is not in the nodes' group: one number, and the group by its name, or with the command that creates a
+/// name.
 fn a_plain_user() {
     const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let host = Host::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
-    // Where the user can reach them: the program, the libraries and config.toml.
+    // The program, the libraries and config.toml, at paths that the user can read.
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = place.path().display();
     sh(&format!("chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp -a '{}' '{path}/root'", host.fake.root.display()))
@@ -295,7 +296,7 @@ fn a_plain_user() {
         assert!(doctor.contains(&format!("fix: {hint}\n")), "{doctor}");
         assert!(doctor.contains("(ONH-211)") && !doctor.contains("ONH-019"), "{doctor}");
     }
-    // In a user namespace, as rootless Podman has one, the node's group has no number: the driver's parameters have it.
+    // In a user namespace like that of rootless Podman, the node's group has no number; the driver's parameters contain it.
     let stderr = call(&["unshare", "-Ur"], "info").failed(1);
     let hint = "as root: usermod -aG video nobody, and log in again; rootless containers then need crun and \
                 \"--group-add keep-groups\"\n";
@@ -304,7 +305,7 @@ fn a_plain_user() {
     assert!(doctor.stdout.contains("fix: as root: groupadd"), "{doctor:?}");
 }
 
-/// One fault is one finding, with the command that is all it takes.
+/// One fault is one finding, with the one command that fixes it.
 fn doctor_reports_a_node_once() {
     let host = Host::new(&["--gpus", "2", "--mig"]);
     let doctor = |checks: &[&str]| -> Vec<(String, String, String)> {
@@ -314,7 +315,7 @@ fn doctor_reports_a_node_once() {
         let text = |outcome: &serde_json::Value, field: &str| outcome[field].as_str().unwrap_or_default().to_owned();
         let mut of_driver: Vec<_> =
             outcomes.iter().filter(|outcome| checks.contains(&&*text(outcome, "check"))).collect();
-        // A tree below a home directory that only root may search has a library that only root can read.
+        // A tree below a home directory that only root may search contains a library that only root can read.
         of_driver.retain(|outcome| outcome["id"].is_string() && outcome["id"] != "ONH-314");
         of_driver.iter().map(|found| (text(found, "check"), text(found, "id"), text(found, "fix"))).collect()
     };

@@ -38,13 +38,13 @@ fn ask(question: &Question) -> Result<NvmlAnswer> {
     probe::ask(Path::new(HOOK), question, Instant::now() + question.deadline)
 }
 
-/// The processes that have this directory as `/`.
+/// Returns the processes that have this directory as `/`.
 fn inside(root: &Path) -> Vec<PathBuf> {
     let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
     processes.filter(|process| std::fs::read_link(process.join("root")).is_ok_and(|to| to == root)).collect()
 }
 
-/// What the hook prints, which forks.
+/// The output of the hook, which forks.
 fn forked(fake: &FakeDriver) -> serde_json::Value {
     let text = run(Command::new(HOOK).arg("--config").arg(&fake.config).args(["info", "--json"])).ok();
     serde_json::from_str(&text).unwrap()
@@ -100,11 +100,11 @@ fn an_nvml_that_hangs_or_crashes_is_an_error() {
     }
 }
 
-/// Neither the environment nor open files of the caller.
+/// The process inherits neither the environment nor open files of the caller.
 fn inherits_nothing() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     fake.set_nvml(|old| old + "\ninit-hang\n");
-    // A program that shows what it is given.
+    // A program that prints what it inherited.
     let spy = dir.path().join("spy");
     let script =
         "#!/bin/sh\ncat >\"${0%/*}/question\"; tr '\\0' '\\n' </proc/$$/environ >\"${0%/*}/environ\"; exit 1\n";

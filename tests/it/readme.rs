@@ -1,7 +1,7 @@
 //! Runs every command of README.md, docs/install.md, docs/modes.md and docs/usage.md, in the order of the pages, on a host
 //! on which packages are installed to `/usr` and `/etc` and nothing else is configured. A command without a row is an error.
 //!
-//! The host is this one in a mount namespace of its own, with layers over `/usr` and `/etc`. Its driver is the fake one.
+//! The host is this one in a separate mount namespace, with layers over `/usr` and `/etc`. Its driver is the fake one.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -51,29 +51,29 @@ fn help_of_the_demo() {
     assert_eq!(stderr, "demo: unknown option \"--halp\"; hint: tests/demo --help\n");
 }
 
-/// What is done with a command.
+/// How a command is tested.
 #[derive(Clone, Copy)]
 enum Way {
-    /// Run as it stands, as root; it succeeds and prints this
+    /// Run verbatim, as root; it succeeds and prints this
     Root(&'static str),
-    /// Run as it stands; it prints this, and ends with one of these codes: it judges the host
+    /// Run verbatim; it prints this and exits with one of these codes, because it judges the host
     Judges(&'static str, &'static [i32]),
-    /// Run as it stands, as the user tux
+    /// Run verbatim, as the user tux
     Tux(&'static str),
-    /// Run as it stands, in the source tree, without a host of its own
+    /// Run verbatim, in the source tree, without a separate host
     Tree(&'static str),
-    /// For a package manager that is not here: rpm installs what its last word names
+    /// For a package manager that is not installed here: rpm installs the package that its last word names
     Packages,
-    /// Not run here, but for this check
+    /// Not run here, except for this check
     NotHere(fn(&str)),
 }
 
 use Way::{Judges, NotHere, Packages as Install, Root, Tree, Tux};
 
-/// The image of the first command after installing.
+/// The image of the first command after the installation.
 const CUDA: &str = "docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04";
 
-/// A container that asks, and a name for it.
+/// A container with a name that requests GPUs.
 const WEB: &str =
     "podman container exists web || podman run -d --name web -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap sleep 600";
 
@@ -89,7 +89,7 @@ const COMMANDS: &[(&str, Way)] = &[
     ("dnf install ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm", Install),
     ("make deb", NotHere(is_the_script_of_the_deb_tests)),
     ("apt install ./target/deb/oci-nvidia-hook_*.deb", NotHere(is_one_package)), // deb::podman_uses_the_installed_files
-    ("reboot", NotHere(|_| ())), // what it is for is checked by rpm::scripts_take_a_read_only_system
+    ("reboot", NotHere(|_| ())), // rpm::scripts_take_a_read_only_system checks its purpose
     ("install -D target/release/oci-nvidia-hook /usr/bin/oci-nvidia-hook", Root("")),
     ("install -D -m 644 config/config.toml /etc/nvidia-container-runtime/config.toml", Root("")),
     ("install -D -m 644 hooks.d/oci-nvidia-hook.json /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
@@ -143,18 +143,18 @@ const COMMANDS: &[(&str, Way)] = &[
     ),
     ("install -D -m 644 packaging/udev/90-oci-nvidia-hook.rules /etc/udev/rules.d/90-oci-nvidia-hook.rules", Root("")),
     ("systemctl enable oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path", Root("")),
-    // Of MIG: the fake GPU is split already.
+    // For MIG: the fake GPU is split already.
     ("nvidia-smi -i 0 -mig 1", NotHere(|_| ())),
     ("nvidia-smi mig -i 0 -cgi 19,19 -C", NotHere(|_| ())),
     ("nvidia-smi -L", NotHere(|_| ())),
 ];
 
-/// A page whose commands make sense one after the other.
+/// A page whose commands are run in sequence.
 struct Page {
     file: &'static str,
     /// Arguments for the fake driver
     driver: &'static [&'static str],
-    /// Before which of its headings a new host is taken, and what that has installed before the first command
+    /// The headings at which a new host is created, and what that has installed before the first command
     hosts: &'static [(&'static str, &'static [&'static str])],
 }
 
@@ -231,10 +231,10 @@ fn every_command_is_known() {
     }
 }
 
-/// `make` says what it would run.
+/// `make` prints the commands that it would run.
 fn recipe(target: &str) -> String {
     let mut make = Command::new("make");
-    // This may be run by make itself, whose settings would be taken over.
+    // make itself may have started this test, and its settings would be inherited.
     make.args(["-n", "--no-print-directory", target]).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
     run(make.current_dir(source("."))).ok()
 }
@@ -254,7 +254,7 @@ fn is_the_script_of_the_deb_tests(_: &str) {
     assert!(recipe.lines().last().is_some_and(|line| line.ends_with("packaging/build-deb")), "{recipe}");
 }
 
-/// Of those that `make deb` puts there.
+/// The package is one of those that `make deb` creates.
 fn is_one_package(command: &str) {
     let pattern = command.rsplit('/').next().unwrap();
     let control = std::fs::read_to_string(source("packaging/debian/control")).unwrap();
@@ -265,11 +265,11 @@ fn is_one_package(command: &str) {
 }
 
 fn is_the_name_in_the_journal(command: &str) {
-    // why::the_journal_has_it looks at the datagrams.
+    // why::the_journal_has_it examines the datagrams.
     assert_eq!(command.rsplit(' ').next(), Some("oci-nvidia-hook"));
 }
 
-/// Docker looks for this name. `docker::gpus_all` does with it what docker does.
+/// Docker searches for this name. `docker::gpus_all` starts the program like Docker.
 fn docker_finds_the_program(_: &str) {
     let files = std::fs::read_to_string(source("tests/fixtures/rpm/oci-nvidia-hook-compat.files")).unwrap();
     assert!(files.contains(" /usr/bin/nvidia-container-runtime-hook "), "{files}");
@@ -293,8 +293,8 @@ fn commands_of_a_tree() {
     assert_eq!(seen, 2);
 }
 
-/// What the hosts of a page share: the driver, an image, and where engines keep theirs. Not below the source tree: a user has to get
-/// there, and that may be in a home directory that only root may enter.
+/// The shared parts of the hosts of a page: the driver, an image, and the storage of engines. They are not below the source tree,
+/// which may be in a home directory that only root can enter, because a user must have access.
 struct Shared {
     dir: tempfile::TempDir,
 }
@@ -310,7 +310,7 @@ impl Shared {
         run(make.args(driver).args(["--dev-group", "video"])).ok();
         Image::new(shared.dir.path(), &["--layout", "debian"]);
         sh(&format!("cd '{}'; tar -C image -cf image.tar .", shared.dir.path().display())).ok();
-        // Where commands run: with what a clone has.
+        // The directory in which commands run, with the contents of a clone.
         let clone = shared.path("clone");
         std::fs::create_dir(&clone).unwrap();
         for name in ["target", "packaging", "config", "hooks.d"] {
@@ -326,7 +326,7 @@ impl Shared {
     }
 }
 
-/// A host of its own, until this goes.
+/// A separate host, until this value is dropped.
 struct Host<'a> {
     shared: &'a Shared,
     init: Child,
@@ -372,7 +372,7 @@ impl<'a> Host<'a> {
         assert_eq!(line, "ready\n");
         if !shared.path("storage").exists() {
             host.root(&format!("podman import '{dir}/image.tar' localhost/opensuse/leap")).ok();
-            // The image of NVIDIA's, for podman: nothing is pulled that is here.
+            // The CUDA image, for podman: an image that exists locally is not pulled.
             host.root(&format!("podman import {CUDA_IMAGE} '{dir}/image.tar' {CUDA}")).ok();
         }
         host.install(&installed.iter().map(|name| package(name)).collect::<Vec<_>>());
@@ -387,12 +387,12 @@ impl<'a> Host<'a> {
         enter
     }
 
-    /// A command line, in the clone, as root.
+    /// Runs a command line in the clone, as root.
     fn root(&self, command: &str) -> Ran {
         run(self.enter().args(["sh", "-c", command]))
     }
 
-    /// The same as tux after a login, whose podman has its own storage.
+    /// Runs a command line as tux after a login; the user's podman has its own storage.
     fn tux(&self, command: &str) -> Ran {
         let home = self.shared.path("home").display().to_string();
         let script = format!(
@@ -407,7 +407,7 @@ impl<'a> Host<'a> {
         if packages.is_empty() {
             return;
         }
-        // No package of this machine is in rpm's database. Scripts run.
+        // The packages of this machine are not in rpm's database. Scripts run.
         let mut rpm = self.enter();
         rpm.args(["rpm", "-i", "--nodeps", "--dbpath", "/run/rpm"]).args(packages);
         let ran = run(&mut rpm);
@@ -425,7 +425,7 @@ impl<'a> Host<'a> {
             Judges(prints, codes) => (self.root(command), prints, codes),
             Tux(prints) => {
                 let tar = self.shared.path("image.tar").display().to_string();
-                // Where a user has these by default, this host's have been moved to.
+                // The files that a user has in these directories by default were moved there.
                 let conf = "cd ~; mkdir -p .config/containers; printf '[storage]\\ndriver = \"vfs\"\\n' >.config/containers/storage.conf; \
                             printf '[network]\\nnetwork_config_dir = \"%s/networks\"\\n' ~ >.config/containers/containers.conf";
                 self.tux(&format!("{conf}; podman import '{tar}' localhost/opensuse/leap")).ok();
@@ -462,7 +462,7 @@ fn package(name: &str) -> &'static Path {
     found.unwrap_or_else(|| panic!("no package {name}"))
 }
 
-/// The one package that the pattern at the end of a command line names, if it stands where `make rpm` puts it.
+/// Returns the one package that the pattern at the end of a command line matches at the path of `make rpm`.
 fn named_by(command: &str) -> &'static Path {
     let pattern = command.rsplit('/').next().unwrap();
     let all = Packages::shared();
@@ -483,7 +483,7 @@ fn named_by(command: &str) -> &'static Path {
 }
 
 fn commands_of_a_host() {
-    // For those that install by hand.
+    // For the commands that install without a package.
     built::release();
     let mut ran = 0;
     for Page { file: page, driver, hosts } in PAGES {

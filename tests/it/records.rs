@@ -1,5 +1,5 @@
-//! Records of calls: bounded whatever containers ask for, root's own whatever namespaces they have, and found by the names
-//! that people have for containers.
+//! Records of calls: limited in size whatever containers request, owned by root whatever namespaces the containers have, and
+//! found by the names that people use for containers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -29,18 +29,18 @@ pub const TESTS: &[Test] = &[
     }),
     ("records::a_container_of_cdi", engine::NEEDS, a_container_of_cdi),
     ("records::a_spec_that_cannot_be_read", &[Need::Root], a_spec_that_cannot_be_read),
-    ("records::a_file_that_is_no_record", &[Need::Root], a_file_that_is_no_record),
+    ("records::a_file_that_is_not_a_record", &[Need::Root], a_file_that_is_not_a_record),
     ("records::a_pod_is_sent_to_the_scheduler", &[Need::Root, Need::Program("cc")], a_pod_is_sent_to_the_scheduler),
     ("records::json_has_no_control_characters", &[Need::Root, Need::Program("cc")], json_has_no_control_characters),
     ("records::a_user_is_sent_to_root", &[Need::Root, Need::Program("setpriv")], a_user_is_sent_to_root),
 ];
 
-/// Of a record.
+/// The maximum size of a record.
 const MOST: u64 = 64 << 10;
-/// Of the whole directory.
+/// The maximum size of the directory.
 const MOST_OF_ALL: u64 = 16 << 20;
 
-/// The hook for a container of this id in this pod, which asks for these devices.
+/// Calls the hook for a container with this id in this pod that requests these devices.
 fn call(dir: &Path, fake: &FakeDriver, id: &str, pod: [&str; 2], devices: &str) -> Ran {
     let bundle = dir.join("bundle");
     fs::create_dir_all(&bundle).unwrap();
@@ -62,7 +62,7 @@ fn sizes(dir: &Path) -> Vec<u64> {
     files.map(|file| file.metadata().unwrap().len()).collect()
 }
 
-/// Each list of a request can be as long as config.json; it was written as it was, four times as long.
+/// Each list of a request can be as long as config.json. Without the limit, the record contained it in full, four times as long.
 fn a_request_of_megabytes() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -86,7 +86,7 @@ fn a_request_of_megabytes() {
     }
 }
 
-/// kubelet starts a container that fails anew every few seconds, each time with another id.
+/// kubelet starts a container that fails again every few seconds, each time with another id.
 fn a_pod_that_is_tried_again_and_again() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     call(dir.path(), &fake, "other", ["lab", "fine"], "8").failed(1);
@@ -104,7 +104,7 @@ fn a_pod_that_is_tried_again_and_again() {
         lines[1].contains("  other     failed  lab/fine/main    -  NVIDIA_VISIBLE_DEVICES asks for \"8\""),
         "{list}"
     );
-    // The names that the event of the pod has; its container is gone, and no command of the engine lists it.
+    // The names that the event of the pod contains; its container is gone, and no command of the engine lists it.
     for name in ["cuda-0", "lab/cuda-0", "lab/cuda-0/main"] {
         let text = why(dir.path(), &[name]).ok();
         assert!(text.starts_with("container attempt4\npod lab/cuda-0, container main\n"), "{text}");
@@ -119,7 +119,7 @@ fn failures_of_one_namespace_push_out_no_other() {
     let records = dir.path().join("run/containers");
     let text = fs::read_to_string(records.join("victim.json")).unwrap();
     let mut record: Value = serde_json::from_str(&text).unwrap();
-    // One that runs: its bundle exists.
+    // A running container: its bundle exists.
     record["outcome"] = "given".into();
     record["container"]["id"] = "running".into();
     fs::write(records.join("running.json"), record.to_string()).unwrap();
@@ -141,7 +141,7 @@ fn failures_of_one_namespace_push_out_no_other() {
     assert!(!records.join(".killed.json.1").exists());
 }
 
-/// What the container's root user owns is not believed: it was written as him.
+/// A file that the container's root user owns is not trusted: the old code wrote records as that user.
 fn with_a_user_namespace(cgroup: Cgroup) {
     let podman = Podman::with_image();
     let maps = "--uidmap 0:100000:65536 --gidmap 0:100000:65536";
@@ -164,7 +164,7 @@ fn with_a_user_namespace(cgroup: Cgroup) {
     assert!(failed.contains(" (u2)\nat prestart, ") && failed.contains("the hook failed: "), "{text}");
 }
 
-/// The engine calls the hook for the rest, and so `why` knows of the container.
+/// The engine calls the hook for the rest, so `why` knows the container.
 fn a_container_of_cdi() {
     let podman = Podman::with_image();
     podman.remove_hook();
@@ -193,7 +193,7 @@ fn a_container_of_cdi() {
     assert!(!without_record.contains("asks for no GPU"), "{without_record}");
 }
 
-/// crun 1.28 names "/" as the bundle of a container with a user namespace and devices. The state has the rest.
+/// crun 1.28 names "/" as the bundle of a container with a user namespace and devices. The state contains the rest.
 fn a_spec_that_cannot_be_read() {
     let dir = scratch();
     let state = json!({"id": "c1", "pid": 1, "bundle": dir.path(), "annotations": {
@@ -207,13 +207,13 @@ fn a_spec_that_cannot_be_read() {
     }
 }
 
-fn a_file_that_is_no_record() {
+fn a_file_that_is_not_a_record() {
     let dir = scratch();
     let records = dir.path().join("run/containers");
     fs::create_dir_all(&records).unwrap();
     fs::set_permissions(&records, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     fs::set_permissions(dir.path().join("run"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-    // As the program wrote them once.
+    // The format that the program once wrote.
     fs::write(records.join("large.json"), vec![b' '; 13 << 20]).unwrap();
     let ran = why(dir.path(), &[]);
     let says = "warning: cannot read the record \"/run/oci-nvidia-hook/containers/large.json\": ";
@@ -262,7 +262,7 @@ fn a_pod_is_sent_to_the_scheduler() {
     }
 }
 
-/// JSON itself escapes C0 only. A terminal obeys U+009B as it obeys ESC [, and U+202E turns what follows.
+/// JSON itself escapes only C0. A terminal interprets U+009B like ESC [, and U+202E reverses the text after it.
 fn json_has_no_control_characters() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let evil = "x\u{9b}2J\u{202e}\u{7f}\u{2066}";

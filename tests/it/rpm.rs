@@ -1,6 +1,5 @@
-//! The packages of `make rpm`: what is in them, what an engine makes of the installed files, and what comes and goes with
-//! them. The lists of files are in `tests/fixtures/rpm`, read by a person when they change:
-//! `UPDATE_GOLDEN=1 cargo test --test it rpm`.
+//! The packages of `make rpm`: their contents, how an engine uses the installed files, and what is installed and removed. The
+//! lists of files are in `tests/fixtures/rpm` and must be reviewed when they change: `UPDATE_GOLDEN=1 cargo test --test it rpm`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use crate::engine::Podman;
 use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
 use crate::{Test, built, docs};
 
-// As root, though nothing but the installations asks for it: tests/as-plain-user has no Rust, and no place to build in.
+// As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
 const LINT: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];
 const BUILD: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strip")];
 const TRACE: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strace")];
@@ -45,7 +44,7 @@ pub struct Packages {
 }
 
 impl Packages {
-    /// Built once, without a network, as `make rpm` does it, of a program that is compiled already.
+    /// The packages, built once, without network access, like `make rpm`, from a program that is already compiled.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Packages> = OnceLock::new();
         SHARED.get_or_init(|| {
@@ -59,7 +58,7 @@ impl Packages {
         })
     }
 
-    /// From the same compiled program: a line more in config.toml, a longer timeout in the hook file.
+    /// Built from the same compiled program: with one more line in config.toml and a longer timeout in the hook file.
     fn build_later(top: &Path) -> Vec<PathBuf> {
         let tree = build_dir(top);
         let append = |path: &Path, from: &str, to: &str| {
@@ -79,14 +78,14 @@ impl Packages {
     }
 }
 
-/// The unpacked sources. rpm 4.20 has a directory around them.
+/// Returns the directory of the unpacked sources. rpm 4.20 creates a directory around it.
 pub fn build_dir(top: &Path) -> PathBuf {
     let name = format!("{MAIN}-{}", env!("CARGO_PKG_VERSION"));
     let (around, build) = (top.join("BUILD").join(format!("{name}-build")), top.join("BUILD"));
     if around.is_dir() { around.join(name) } else { build.join(name) }
 }
 
-/// All packages below this directory.
+/// Returns all packages below this directory.
 fn below(dir: &Path) -> Vec<PathBuf> {
     let text = sh(&format!("find '{}' -name '*.rpm' | sort", dir.display())).ok();
     text.lines().map(PathBuf::from).collect()
@@ -105,12 +104,13 @@ fn the_spec_has_the_version_of_the_program() {
     let of = |tag: &str| spec.lines().find_map(|line| line.strip_prefix(tag)).unwrap().trim().to_owned();
     assert_eq!(of("Version:"), env!("CARGO_PKG_VERSION"));
     assert_eq!(of("BuildRequires:  cargo >="), env!("CARGO_PKG_RUST_VERSION"));
-    // The last entry of its changelog is of this version.
+    // The last entry of the changelog is that of this version.
     let entry = spec.lines().find(|line| line.starts_with("* ")).unwrap();
     assert!(entry.ends_with(&format!(" - {}-0", env!("CARGO_PKG_VERSION"))), "{entry}");
 }
 
-/// Those of others are not known here: what is left of them in the parsed spec tells that they are called.
+/// Macros of other distributions are not defined here: the parsed spec still contains their names, which shows that they are
+/// called.
 fn each_distribution_has_its_macros() {
     let parse = |distribution: &str| {
         let mut rpmspec = Command::new("rpmspec");
@@ -184,14 +184,15 @@ fn packages_hold_what_the_lists_say() {
     let size = sizes.lines().find_map(|line| line.strip_prefix("/usr/bin/oci-nvidia-hook ")).unwrap();
     assert!(size.parse::<u64>().unwrap() <= crate::budget::most::BYTES, "{size} bytes");
     let requires = run(Command::new("rpm").args(["-qp", "--requires"]).arg(find(&packages.now, MAIN))).ok();
-    // The driver comes when it comes; and no other package of NVIDIA's is needed.
+    // The driver can be installed later, and no other package of NVIDIA is needed.
     assert!(
         !requires.lines().any(|line| ["nvidia", "libnvidia", "libcuda"].iter().any(|name| line.starts_with(name))),
         "{requires}"
     );
 }
 
-/// A line of the list without what distributions choose: where documentation goes, and how man pages are compressed.
+/// Returns a line of the list without the parts that distributions choose: the directory of documentation, and the compression of
+/// man pages.
 fn as_everywhere(line: &str) -> String {
     line.replace(concat!("-", env!("CARGO_PKG_VERSION")), "").replace("/doc/packages/", "/doc/").replace(".gz ", " ")
 }
@@ -233,7 +234,7 @@ impl System {
         self.dir.path().join("image")
     }
 
-    /// `rpm ARGUMENTS` in it; scripts run, and none may fail.
+    /// Runs `rpm ARGUMENTS` in the root; scripts run, and none may fail.
     #[track_caller]
     fn rpm(&self, arguments: &[&str], packages: &[&Path]) {
         let ran = rpm(&self.root(), arguments, packages);
@@ -246,7 +247,8 @@ impl System {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// All that is not a directory, but for rpm's database, the log of systemctl, and /dev, which nobody mounted.
+    /// Returns everything that is not a directory, except for rpm's database, the log of systemctl, and /dev, which is not
+    /// mounted.
     fn files(&self) -> Vec<String> {
         let find = "find . -path ./var/lib/rpm -prune -o -path ./var/log -prune -o -path ./dev -prune -o ! -type d -print | sort";
         let text = sh(&format!("cd '{}'; {find}", self.root().display())).ok();
@@ -254,20 +256,20 @@ impl System {
     }
 }
 
-/// In a root of its own: no package of the machine's is in its database, hence --nodeps.
+/// Installs into a separate root, whose database contains no package of the machine, hence --nodeps.
 fn rpm(root: &Path, arguments: &[&str], packages: &[&Path]) -> Ran {
     let mut rpm = Command::new("rpm");
     rpm.arg("--root").arg(root).args(["--dbpath", "/var/lib/rpm", "--nodeps"]);
     run(rpm.args(arguments).args(packages))
 }
 
-/// The user's test: an image that asks for GPUs by itself, and a host with a package and nothing else.
+/// The main use case: an image that requests GPUs itself, and a host on which only the package is installed.
 fn podman_takes_the_installed_files() {
     let (podman, fake, host) = (Podman::new(), FakeDriver::shared(), scratch());
     let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
     podman.import_with(&image.rootfs, "localhost/cuda", "--change 'ENV NVIDIA_VISIBLE_DEVICES=all'");
     let smi = ["localhost/cuda", "nvidia-smi", "-L"];
-    // Whatever the host under this test has installed is no part of it.
+    // Programs that the host of this test has installed must not matter.
     let absent = podman.run_installed(host.path(), &smi);
     assert_ne!(absent.code, Some(0), "a hook is installed on this machine: {absent:?}");
 
@@ -281,7 +283,7 @@ fn podman_takes_the_installed_files() {
     let version = run(Command::new(host.path().join("usr/bin/oci-nvidia-hook")).arg("--version")).ok();
     assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
 
-    // With the packages for it alone, Podman has the hook of its own stage too; it does without the other one.
+    // With the packages for it alone, Podman also has the hook of its own stage, and works without the other one.
     let for_podman = |path: &&Path| query(path, "%{NAME}") == format!("{MAIN}-podman");
     let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(for_podman).collect();
     for package in &others {
@@ -298,7 +300,7 @@ fn podman_takes_the_installed_files() {
     podman.run_installed(host.path(), &["localhost/cuda", "true"]).ok();
 }
 
-/// The links of the package for it, as docker and scripts find them; and that it goes with no package of NVIDIA's.
+/// The links of the compat package, as docker and scripts find them; it conflicts with NVIDIA's packages.
 fn nvidias_names_work() {
     let (system, fake) = (System::new(), FakeDriver::shared());
     let (main, compat) = (find(&Packages::shared().now, MAIN), find(&Packages::shared().now, "oci-nvidia-hook-compat"));
@@ -349,7 +351,7 @@ fn upgrade_downgrade_remove() {
     system.rpm(&["-U", "--oldpackage"], &[now]);
     assert!(system.read(HOOK_FILE).contains("\"timeout\": 60"));
     assert!(!system.read(CONFIG).contains("A later default"));
-    // What it wrote while it was there goes too: what it knew, its own CDI spec, and not another's.
+    // The files that the program wrote are removed too: its data and its own CDI spec, but no other spec.
     std::fs::create_dir_all(system.root().join("run/oci-nvidia-hook/containers")).unwrap();
     std::fs::write(system.root().join("run/oci-nvidia-hook/containers/c.json"), "{}").unwrap();
     let cdi = system.root().join("run/cdi");
@@ -361,7 +363,7 @@ fn upgrade_downgrade_remove() {
     assert!(!system.root().join(CONFIG).parent().unwrap().exists());
     assert!(!system.root().join(HOOK_FILE).parent().unwrap().exists());
 
-    // An administrator's settings outlive all of it.
+    // The administrator's settings remain after all of this.
     system.rpm(&["-i"], &[now]);
     let (config, mine) = (system.root().join(CONFIG), "disable-require = true\n");
     std::fs::write(&config, mine).unwrap();
@@ -379,12 +381,12 @@ fn upgrade_downgrade_remove() {
     assert!(config.iter().all(|file| file.starts_with(CONFIG)), "{config:?}");
     assert_eq!(system.read(&format!("{CONFIG}.rpmsave")), mine);
     assert!(system.root().join(CONFIG).with_file_name("config.toml.d/mine.toml").exists());
-    // The units are turned off when the package goes, and at no other time.
+    // The units are disabled when the package is removed, and only then.
     let log = system.read("var/log/systemctl");
     assert_eq!(log.matches("disable --now oci-nvidia-hook-cdi.service").count(), 2, "{log}");
 }
 
-/// NVIDIA's toolkit makes the file when it is installed; no package owns it.
+/// NVIDIA's toolkit creates the file during installation; no package owns it.
 fn an_existing_config_stays() {
     let system = System::new();
     let nvidias = std::fs::read(source("tests/fixtures/config/nvidia-ctk.toml")).unwrap();
@@ -399,7 +401,7 @@ fn an_existing_config_stays() {
     assert_eq!(std::fs::read(&config).unwrap(), nvidias);
 }
 
-/// Where updates are transactional: /etc and /var can be written, with and without systemd at work, and nothing else.
+/// A system with transactional updates: only /etc and /var can be written, with and without a running systemd.
 fn scripts_take_a_read_only_system() {
     let system = System::new();
     let package = find(&Packages::shared().now, MAIN);
@@ -436,7 +438,7 @@ fn the_program_is_there_before_its_hook_file() {
         trace.args(["rpm", "--dbpath", "/var/lib/rpm", "--nodeps", "--root"]).arg(system.root());
         run(trace.args(arguments).arg(what)).ok();
         let text = std::fs::read_to_string(&log).unwrap();
-        // By its path, or by its name in an open directory. The completion for bash has the same one.
+        // By its path, or by its name in an open directory. The completion for bash has the same name.
         let at = |name: &str| -> Vec<usize> {
             let is = |line: &str| {
                 line.ends_with(" = 0")
@@ -449,7 +451,7 @@ fn the_program_is_there_before_its_hook_file() {
         (program, hook_file[0])
     };
     let (program, hook_file) = order(&["-i"], package);
-    // In the order of their paths /usr/bin comes first.
+    // In the order of paths, /usr/bin comes first.
     assert!(program[0] < hook_file, "{program:?} {hook_file}");
     let (program, hook_file) = order(&["-e"], Path::new(MAIN));
     assert!(hook_file < program[1], "{program:?} {hook_file}");

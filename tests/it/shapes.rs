@@ -18,7 +18,7 @@ pub const TESTS: &[Test] = &[
     ("shapes::no_glibc", NEEDS, no_glibc),
     ("shapes::noexec_dev", NEEDS, noexec_dev),
     ("shapes::volumes_with_shared_propagation", NEEDS, shared_propagation),
-    ("shapes::set_up_by_somebody_else", NEEDS, set_up_by_somebody_else),
+    ("shapes::set_up_by_another_program", NEEDS, set_up_by_another_program),
 ];
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
@@ -53,7 +53,7 @@ fn read_only_rootfs() {
     }
 }
 
-/// A layer would hide them: better no GPU than a lost volume.
+/// A layer would hide the volume: an error is better than a hidden volume.
 fn read_only_rootfs_with_mounts() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -66,7 +66,7 @@ fn read_only_rootfs_with_mounts() {
     assert_eq!(container.mountinfo(), mounts);
 }
 
-/// An image can bring the mount points: then no layer is needed.
+/// If the image contains the mount points, no layer is needed.
 fn read_only_rootfs_made_for_the_driver() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -79,7 +79,7 @@ fn read_only_rootfs_made_for_the_driver() {
     assert!(!container.mountinfo().contains(" overlay "), "{}", container.mountinfo());
 }
 
-/// What has no directory would need a layer over one that has layers of ours below it: they are not hidden for it.
+/// Without a directory, a layer would be needed over one that has layers of ours below it: those are not hidden.
 fn read_only_rootfs_that_lacks_directories() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let vendors = fake.root.join("usr/share/glvnd/egl_vendor.d");
@@ -134,7 +134,7 @@ fn driver_files_of_the_image() {
 
 fn links_in_the_image() {
     let fake = FakeDriver::shared();
-    // (script in the image, what the hook says if it cannot be)
+    // (script in the image, the hook's message if the container cannot be set up)
     for (script, says) in [
         ("mv usr/lib/x86_64-linux-gnu usr/real; ln -s /usr/real usr/lib/x86_64-linux-gnu", ""),
         ("mv usr/lib/x86_64-linux-gnu usr/real; ln -s ../../../../usr/real usr/lib/x86_64-linux-gnu", ""),
@@ -159,7 +159,7 @@ fn links_in_the_image() {
             assert_eq!(snapshot(&image.rootfs), before, "{script}");
         }
     }
-    // lib64 images: /usr/lib64 leads elsewhere, or is a file.
+    // lib64 images: /usr/lib64 is a link to another directory, or a file.
     for (script, works) in
         [("mv usr/lib64 usr/lib/64; ln -s /usr/lib/64 usr/lib64", true), ("rm -r usr/lib64; echo >usr/lib64", false)]
     {
@@ -200,14 +200,14 @@ fn a_linker_cache_that_is_none() {
         let ran = container.hook(&fake.config);
         assert_eq!(ran.stderr.contains("ONH-302"), says, "{make}: {ran:?}");
         ran.ok();
-        // Debian's loader looks in that directory without a cache, too. Any loader waits for ever at a fifo.
+        // Debian's loader also searches that directory without a cache. Any loader waits for ever at a FIFO.
         if !make.contains("mkfifo") {
             assert_works(&container);
         }
     }
 }
 
-/// Alpine, busybox, a static program alone: they get their GPUs, and it is said what will not run.
+/// Alpine, busybox, and a static program alone get their GPUs, and the hook reports what will not run.
 fn no_glibc() {
     let fake = FakeDriver::shared();
     for (script, says) in [
@@ -237,13 +237,13 @@ fn noexec_dev() {
     assert_eq!(container.exec("probe-open /dev/nvidia0").stdout.trim(), "/dev/nvidia0: ENXIO");
 }
 
-/// What is mounted in such a volume shows up on the host, and stays there.
+/// Mounts in such a volume would appear on the host, and stay there.
 fn shared_propagation() {
     let fake = FakeDriver::shared();
     for propagation in ["shared", "slave"] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        // The host's side: a shared mount in a namespace that the container's is made from.
+        // The host's side: a shared mount in a namespace from which the container's is created.
         let before = format!(
             "mkdir '{0}/volume'; mount -t tmpfs volume '{0}/volume'; mount --make-shared '{0}/volume'; \
              cp -a \"$rootfs{LIBDIR}/.\" '{0}/volume'; \
@@ -266,7 +266,7 @@ fn shared_propagation() {
     }
 }
 
-fn set_up_by_somebody_else() {
+fn set_up_by_another_program() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");

@@ -1,4 +1,4 @@
-//! Starts a thousand containers in sequence and a hundred at once, and checks that nothing is left of them.
+//! Starts a thousand containers in sequence and a hundred at once, and checks that nothing remains of them.
 
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"),
 
 pub const TESTS: &[Test] = &[("soak::a_thousand_in_sequence_and_a_hundred_at_once", NEEDS, soak)];
 
-/// What a host has more of if something is left.
+/// The numbers that would increase on a host if something remained.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     mounts: usize,
-    /// Of ours: a hook or an NVML child that did not end
+    /// Our processes: a hook or an NVML child that did not end
     processes: String,
     cgroups: String,
 }
@@ -23,14 +23,14 @@ fn left(id: &str) -> Left {
     let text = |script: &str| sh(script).stdout.trim().to_owned();
     Left {
         mounts: std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
-        // In brackets, so that no shell that runs this is found, which has the pattern in its command line.
+        // In brackets, so that the pattern does not match the shell that runs this command.
         processes: text(&format!("pgrep -f '[{}]{}' || true", &id[..1], &id[1..])),
         cgroups: text(&format!("find /sys/fs/cgroup -maxdepth 3 -name '{id}*' 2>/dev/null || true")),
     }
 }
 
 /// A memory cgroup for the hooks of this test. tmpfs pages stay charged to it while they exist, so it shows the memory
-/// of mounts that have leaked, and of no other program on the machine.
+/// of mounts that have leaked, without that of other programs on the machine.
 struct MemoryCgroup(PathBuf);
 
 impl MemoryCgroup {
@@ -75,7 +75,7 @@ fn soak() {
         let kept = crate::support::run(unshare.args(["-m", "sh", "-euc", &text])).ok();
         let failed = std::fs::read_to_string(dir.path().join("failed")).unwrap_or_default();
         assert_eq!(failed, "");
-        // Records are bounded in number, and there is nothing else: no temporary file.
+        // The number of records is limited, and there is nothing else: no temporary file.
         let (records, others) = kept.split_once('\n').unwrap();
         assert!((1..=400).contains(&records.parse::<usize>().unwrap()), "{records} records");
         assert_eq!(others.trim(), ".:\ncontainers\n\ncontainers:");
@@ -91,7 +91,7 @@ fn soak() {
     assert!(grown < 1000, "{grown} KiB of tmpfs are left");
 }
 
-/// What runc makes of nothing, with the hook in it.
+/// The output of `runc spec`, with the hook.
 fn write_bundle(dir: &Path, config: &Path) {
     sh(&format!("cd '{}' && runc spec", dir.display())).ok();
     let path = dir.join("config.json");
@@ -99,7 +99,7 @@ fn write_bundle(dir: &Path, config: &Path) {
     spec["process"]["terminal"] = false.into();
     spec["process"]["args"] = serde_json::json!(["nvidia-smi", "-L"]);
     spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
-    // Raising a limit takes CAP_SYS_RESOURCE.
+    // Raising a limit needs CAP_SYS_RESOURCE.
     spec["process"].as_object_mut().unwrap().remove("rlimits");
     let args = ["oci-nvidia-hook", "--config", config.to_str().unwrap(), "prestart"];
     let hook = serde_json::json!({"path": HOOK, "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});

@@ -28,10 +28,9 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-/// `hook FILE STAGE WHEN` writes a JSON file that names the trace-leaving hook; `$usr`, `$etc` are the two directories
-/// that everybody knows.
+/// `hook FILE STAGE WHEN` writes a JSON file for the hook that leaves a trace; `$usr` and `$etc` are the two default directories.
 struct Case {
-    /// containers.conf of the administrator
+    /// The administrator's containers.conf
     conf: &'static str,
     setup: &'static str,
     active: bool,
@@ -62,7 +61,7 @@ const CASES: &[Case] = &[
     case("", "hook $etc/a.json prestart '{\"always\":true}'", false),
     case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", ALWAYS, false),
     case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", "hook $etc/a.json prestart '{\"always\":true}'", true),
-    // The drop-in counts more.
+    // The drop-in has priority.
     case(
         "hooks_dir = [\"/nowhere\"]",
         "hook $usr/a.json prestart '{\"always\":true}'; mkdir -p /etc/containers/containers.conf.d; \
@@ -70,7 +69,7 @@ const CASES: &[Case] = &[
         true,
     ),
     case("hooks_dir = [\"/nowhere\"]", ALWAYS, false),
-    // One name in two directories: the later one counts.
+    // One name in two directories: the later directory has priority.
     case(
         "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]",
         "hook $usr/a.json prestart '{\"always\":true}'; hook $etc/a.json prestart '{\"always\":false}'",
@@ -79,7 +78,7 @@ const CASES: &[Case] = &[
     case("", "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json", false),
     case("", "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json.rpmsave", true),
     case("", "hook $usr/a.json prestart '{\"always\":true}'; hook $usr/b.json nonsense '{\"always\":true}'", false),
-    // A program that is not there: that file is passed over, others are not.
+    // A missing program: that file is ignored, others are not.
     case(
         "",
         "sed s,oci-nvidia-hook,gone,g $trace >$trace.gone; trace=$trace.not hook $usr/a.json prestart '{\"always\":true}'",
@@ -93,14 +92,14 @@ const CASES: &[Case] = &[
     case("runtime = \"runc", ALWAYS, false),
 ];
 
-/// With an empty list, Podman of root looks at its own places from 5.0 on.
+/// With an empty list, Podman as root reads its default directories from 5.0 on.
 const ROOTS_CASES: &[Case] = &[
     only_since_5("hooks_dir = []", ALWAYS),
     only_since_5("hooks_dir = []", "hook $etc/a.json prestart '{\"always\":true}'"),
 ];
 
-/// In a mount namespace in which `/etc/containers` and the hooks directories are the case's own; the shell's `$1` runs
-/// podman. Ends with what the hook wrote, and what status says.
+/// Runs in a mount namespace in which `/etc/containers` and the hooks directories are those of the case; the shell's `$1` runs
+/// podman. Returns the trace of the hook, and the output of status.
 fn script(dir: &Path, case: &Case) -> String {
     format!(
         r#"dir='{dir}'; trace=$dir/oci-nvidia-hook; usr=/usr/share/containers/oci/hooks.d; etc=/etc/containers/oci/hooks.d
@@ -122,7 +121,7 @@ fn script(dir: &Path, case: &Case) -> String {
     )
 }
 
-/// Podman's words for a container that ends at once.
+/// Podman's options for a container that ends at once.
 const RUN: &str = "--storage-driver vfs --cgroup-manager cgroupfs --runtime runc --events-backend none run --rm \
                    --network=none --log-driver=none --rootfs";
 
@@ -138,7 +137,7 @@ fn prepare(dir: &Path) {
     .ok();
 }
 
-/// Whether it ran, and what status says for the engine.
+/// Returns whether the hook ran, and what status reports for the engine.
 fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) -> (bool, serde_json::Value) {
     let script = format!("{}\n{status}", script(dir, case));
     let mut unshare = Command::new("unshare");
@@ -176,7 +175,7 @@ fn agrees_with_podman_of_root() {
     }
 }
 
-/// Files in the user's home directory count most.
+/// Files in the user's home directory have the highest priority.
 const USERS_CASES: &[Case] = &[
     case("hooks_dir = []", ALWAYS, false),
     case(
@@ -213,7 +212,7 @@ fn agrees_with_podman_of_a_user() {
          XDG_RUNTIME_DIR='{path}/run'",
         user.name
     );
-    // The process that keeps its user namespace keeps the mount namespace of the case too.
+    // The process that keeps the user namespace also keeps the mount namespace of the case.
     let podman = format!(
         "{as_user} podman --root '{path}/home/st' --runroot '{path}/run/rr' --tmpdir '{path}/run/tmp' {RUN} \
          '{path}/image' true || true; for file in $(find '{path}/run' -name pause.pid); do kill $(cat $file); rm $file; done"
@@ -224,11 +223,11 @@ fn agrees_with_podman_of_a_user() {
     }
 }
 
-/// What `crio status config` prints decides, not the files: they are read at the next start, and the command line counts more.
+/// The output of `crio status config` decides, not the files: they are read at the next start, and the command line has priority.
 fn of_a_cri_o_that_runs() {
     let dir = scratch();
     let shipped = source("hooks.d/oci-nvidia-hook.json");
-    // Prints its configuration as CRI-O does, from a file in the place of a running daemon.
+    // A program that prints its configuration like CRI-O, from a file instead of a running daemon.
     let script = r#"#!/bin/sh
         case "$*" in
         --version) printf 'crio version 1.37.0\nVersion: 1.37.0\n' ;;
@@ -304,7 +303,7 @@ fn of_a_cri_o_that_runs() {
         assert!(status.why.contains(why) && status.why.is_empty() == why.is_empty(), "{text}");
         assert!(status.fix.contains(fix) && status.fix.is_empty() == fix.is_empty(), "{text}");
     }
-    // It reads the directory again when a file in it changes, and keeps the hooks that it has if one is wrong.
+    // CRI-O reads the directory again when a file in it changes, and keeps its hooks if one file is invalid.
     let broken = dir.path().join("usr/share/containers/oci/hooks.d/x.json");
     std::fs::write(&broken, "{").unwrap();
     let live = status(Some(usual), None);
@@ -314,13 +313,13 @@ fn of_a_cri_o_that_runs() {
     );
     assert!(status(None, None).why.starts_with("the engine does not start: "));
     std::fs::remove_file(&broken).unwrap();
-    // Not asked: it does not run, or others could have written the program.
+    // Not asked: it does not run, or other users could have written the program.
     std::fs::remove_file(dir.path().join("run/crio/crio.sock")).unwrap();
     assert!(status(Some(other), None).active);
     std::fs::write(dir.path().join("run/crio/crio.sock"), "").unwrap();
     std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o757)).unwrap();
     assert!(status(Some(other), None).active);
-    // One that hangs is not waited for.
+    // The command does not wait for a program that hangs.
     std::fs::write(&crio, script.replace("cat \"", "exec sleep 60; cat \"")).unwrap();
     std::fs::set_permissions(&crio, std::fs::Permissions::from_mode(0o755)).unwrap();
     let start = std::time::Instant::now();
@@ -328,7 +327,7 @@ fn of_a_cri_o_that_runs() {
     assert!(start.elapsed() < std::time::Duration::from_secs(30));
 }
 
-/// With a terminal there are colours, unless one says no; in a pipe there are none.
+/// On a terminal there are colors unless they are disabled; in a pipe there are none.
 fn colours_are_for_terminals() {
     let on_a_terminal = |variables: &str| {
         sh(&format!("env -i TERM=xterm {variables} script -qec '{HOOK} status' /dev/null </dev/null || true")).ok()
@@ -340,7 +339,7 @@ fn colours_are_for_terminals() {
     assert!(!piped.stdout.is_empty() && !piped.stdout.contains('\u{1b}'));
 }
 
-/// A pipe gets the same text as ever, and only colors if it asks for them.
+/// A pipe gets the same text, with colors only if they are requested.
 fn what_decides_about_colors() {
     let of = |variables: &[(&str, &str)], arguments: &[&str]| {
         let mut hook = Command::new(HOOK);
@@ -366,7 +365,8 @@ fn what_decides_about_colors() {
     assert!(stderr.contains("'pink'") && stderr.contains("hint: "), "{stderr}");
 }
 
-/// Each command on a screen of 60 columns: no line is longer, unless one word is, and a pipe gets the same words.
+/// Each command on a terminal with 60 columns: no line is longer, except for one with a longer word, and a pipe gets the same
+/// words.
 fn lines_fit_the_terminal() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
     let spec = dir.path().join("nvidia.yaml");
@@ -392,7 +392,7 @@ fn lines_fit_the_terminal() {
         assert_eq!(words(&plain), words(&piped), "{command}");
         assert!(plain.lines().count() > piped.lines().count(), "{command}: nothing was folded\n{plain}");
     }
-    // Kinds are for people: a pipe has paths alone.
+    // Kinds are for people: a pipe gets only paths.
     let list = format!("{HOOK} --config {} list --binaries", fake.config.display());
     let screen = sh(&format!("TERM=xterm script -qec '{list}' /dev/null </dev/null")).ok();
     assert!(screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(), "{screen}");

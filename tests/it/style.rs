@@ -1,4 +1,4 @@
-//! Counts the patterns of STYLE.md that a machine can count, in the documents and in the string literals of the program.
+//! Counts the patterns of STYLE.md that a program can find, in the documents and in the string literals of the program.
 
 use std::path::Path;
 
@@ -88,7 +88,7 @@ fn is_phrase(phrase: &str, words: &[String]) -> bool {
     })
 }
 
-/// Where the pattern occurs, with some words around it.
+/// Returns the places that match the pattern, with some words around them.
 fn occurrences(pattern: &Pattern, text: &str) -> Vec<String> {
     let words = words(text);
     let found = (0..words.len()).filter(|at| {
@@ -99,13 +99,13 @@ fn occurrences(pattern: &Pattern, text: &str) -> Vec<String> {
     found.map(|at| words[at.saturating_sub(4)..(at + 6).min(words.len())].join(" ")).collect()
 }
 
-/// Without code: what is in backticks, and the blocks between ```.
+/// Removes code: text in backticks, and the blocks between ```.
 fn without_code(text: &str) -> String {
     let prose: String = text.split("```").step_by(2).collect();
     prose.replace("``", "\"").split('`').step_by(2).collect::<Vec<_>>().join(" x ")
 }
 
-/// Without macros, and the words that they set in bold or italics.
+/// Removes macros, and the words that they set in bold or italics.
 fn of_a_man_page(text: &str) -> String {
     let lines = text.lines().filter(|line| ![".B", ".I", ".T"].iter().any(|font| line.starts_with(font)));
     lines.collect::<Vec<_>>().join("\n")
@@ -127,7 +127,7 @@ fn documents() -> Vec<(String, String)> {
         assert!(!found.is_empty(), "packaging/{dir} has no .{kind} files");
         others.extend(found.into_iter().map(|(path, _)| path));
     }
-    // A plain user's copy of the tree lacks some of these.
+    // The copy of the tree for a plain user lacks some of these.
     let others = others.into_iter().filter_map(|path| Some((name(&path), std::fs::read_to_string(path).ok()?)));
     found.extend(others);
     found
@@ -192,7 +192,7 @@ fn of_the_program() {
     count(&texts, |pattern| pattern.program);
 }
 
-/// Each phrase is found in a sentence, and not in a better one.
+/// Each phrase is found in a sentence with it, and not in a better one.
 fn patterns_are_found() {
     let bad = [
         "\"x\" is no stage",

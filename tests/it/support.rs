@@ -1,4 +1,4 @@
-//! What tests share: needs, scratch directories, programs and their output.
+//! Shared parts of the tests: needs, scratch directories, programs and their output.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ pub enum Need {
     Root,
     /// A program on `PATH`
     Program(&'static str),
-    /// Rust, as this user: what rustup has put on `PATH` works for some
+    /// Rust for this user: what rustup puts on `PATH` works only for some users
     Cargo,
     /// The device controller of cgroup v1, mounted
     CgroupV1,
     /// eBPF device programs
     CgroupV2,
-    /// A device node of the kernel's
+    /// A device node that the kernel provides
     Device(&'static str),
 }
 
 impl Need {
-    /// Why it is not there; `None` if it is.
+    /// Returns why the machine lacks it; `None` if it does not.
     pub fn missing(self) -> Option<String> {
         match self {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
@@ -59,7 +59,8 @@ fn scratch_prefix() -> String {
     format!("it-{}-", std::process::id())
 }
 
-/// A directory that goes away. On the disk, not in a tmpfs that may be mounted nodev; of a plain user, where that is.
+/// Creates a directory that is removed when the value is dropped. It is on a disk, not on a tmpfs that may be mounted nodev; for
+/// a plain user, in that user's temporary directory.
 pub fn scratch() -> tempfile::TempDir {
     let mut builder = tempfile::Builder::new();
     let prefix = scratch_prefix();
@@ -70,14 +71,14 @@ pub fn scratch() -> tempfile::TempDir {
     }
 }
 
-/// Removes those that statics hold: they are never dropped.
+/// Removes the directories in statics, which are never dropped.
 pub fn remove_shared() {
     for entry in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
         if entry.file_name().to_string_lossy().starts_with(&scratch_prefix()) {
             std::fs::remove_dir_all(entry.path()).ok();
         }
     }
-    // What the hook keeps of driver roots that are gone.
+    // The hook's data about driver roots that no longer exist.
     for entry in std::fs::read_dir("/run/oci-nvidia-hook").into_iter().flatten().flatten() {
         if std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(&scratch_prefix())) {
             std::fs::remove_file(entry.path().with_extension("lock")).ok();
@@ -86,7 +87,7 @@ pub fn remove_shared() {
     }
 }
 
-/// Removes what the hook keeps on this host of containers of tests.
+/// Removes the hook's data about containers of tests on this host.
 pub fn remove_records() {
     for entry in std::fs::read_dir("/run/oci-nvidia-hook/containers").into_iter().flatten().flatten() {
         let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
@@ -96,7 +97,7 @@ pub fn remove_records() {
     }
 }
 
-/// A program's end.
+/// The result of a program.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -115,14 +116,14 @@ impl From<Output> for Ran {
 }
 
 impl Ran {
-    /// Its stdout; panics with all that it said if it failed.
+    /// Returns its stdout; panics with all its output if it failed.
     #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self.stdout
     }
 
-    /// Its stderr; panics unless it failed with this code.
+    /// Returns its stderr; panics unless it failed with this code.
     #[track_caller]
     pub fn failed(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
@@ -138,7 +139,7 @@ pub fn run_with(command: &mut Command, input: &[u8]) -> Ran {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("start {command:?}: {error}"));
-    // A program that ends without reading all of it is no error of ours.
+    // A program that ends without reading all its input is not an error here.
     child.stdin.take().unwrap().write_all(input).ok();
     child.wait_with_output().unwrap().into()
 }
@@ -153,8 +154,8 @@ pub fn sh(script: &str) -> Ran {
     run(Command::new("sh").args(["-euc", script]))
 }
 
-/// Every path below `dir`, but not below its entry `except`, with all that a write, a mount or a chmod would change of it:
-/// inode, type, mode, owner, size, times, link text, content.
+/// Returns every path below `dir`, but not below its entry `except`, with everything that a write, a mount or a chmod would
+/// change: inode, type, mode, owner, size, times, link text, content.
 pub fn fingerprint(dir: &Path, except: &str) -> String {
     sh(&format!(
         "cd '{}'; find . -path './{except}' -prune -o -printf '%p %i %y %m %U:%G %s %T@ %C@ %l\\n' | sort; \
@@ -164,7 +165,7 @@ pub fn fingerprint(dir: &Path, except: &str) -> String {
     .ok()
 }
 
-/// Every path below `dir` with its type, mode, size and link text: to see that nothing changed.
+/// Returns every path below `dir` with its type, mode, size and link text, to check that nothing changed.
 pub fn snapshot(dir: &Path) -> String {
     sh(&format!("cd '{}' && find . -xdev -printf '%p %y %m %s %l\\n' | sort", dir.display())).ok()
 }

@@ -1,5 +1,5 @@
-//! A real systemd, as the first process of a pid namespace with a cgroup v2 hierarchy of its own, and containers whose
-//! scopes it manages: what becomes of their GPUs when it reloads.
+//! A real systemd, as the first process of a PID namespace with its own cgroup v2 hierarchy, and containers whose scopes it
+//! manages: what happens to their GPUs when systemd reloads.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -29,13 +29,13 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-/// How many were started: each has a cgroup of its own.
+/// The number of started instances: each has its own cgroup.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// Everything of it is in namespaces that end with its first process, but for its cgroup.
+/// Everything except for its cgroup is in namespaces that end with its first process.
 struct Systemd {
     outer: Child,
-    /// Its first process, as the host sees it
+    /// Its first process, in the host's PID namespace
     pid: String,
     cgroup: String,
     dir: tempfile::TempDir,
@@ -47,8 +47,8 @@ impl Systemd {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let cgroup = format!("onh-{}-{number}", std::process::id());
         let first = dir.path().join("first");
-        // systemd sets a host up: it makes and removes files in many places. All of them lie in a layer over the host's that
-        // goes away, but for the tests' own directories.
+        // systemd sets up a host: it creates and removes files in many places. All of these are in a temporary layer over the
+        // host's files, except for the directories of the tests.
         let shared = [env!("CARGO_TARGET_TMPDIR"), Path::new(HOOK).parent().unwrap().to_str().unwrap()];
         let binds: String = shared
             .iter()
@@ -108,14 +108,14 @@ impl Systemd {
             && matches!(self.enter("systemctl is-system-running").stdout.trim(), "running" | "degraded")
     }
 
-    /// In its namespaces.
+    /// Runs a command in its namespaces.
     fn enter(&self, script: &str) -> Ran {
         let mut nsenter = Command::new("nsenter");
         nsenter.args(["-t", &self.pid, "-m", "-p", "-C", "-u", "-i", "sh", "-euc", script]).env_clear();
         run(nsenter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
     }
 
-    /// As one of its services: `nsenter` alone leaves a process in a cgroup outside of systemd's.
+    /// Runs a command as one of its services: `nsenter` alone leaves a process in a cgroup outside of systemd's.
     fn service(&self, script: &str) -> Ran {
         let work = tempfile::tempdir_in(self.dir.path()).unwrap();
         let path = |name: &str| work.path().join(name);
@@ -142,7 +142,7 @@ impl Systemd {
 
 impl Drop for Systemd {
     fn drop(&mut self) {
-        // With the first process of the namespace all others end.
+        // All other processes of the namespace end with its first one.
         sh(&format!("kill -KILL {}", self.pid));
         self.outer.wait().ok();
         let cgroup = format!("/mnt/{}", self.cgroup);
@@ -156,13 +156,13 @@ impl Drop for Systemd {
     }
 }
 
-/// "Failed to initialize NVML: Unknown Error" after a daemon-reload, and how it is not so here.
+/// "Failed to initialize NVML: Unknown Error" after a daemon-reload, and how the hook prevents it.
 fn gpus_survive_a_daemon_reload() {
     let systemd = Systemd::start();
     let fake = FakeDriver::shared();
     let image = Image::new(systemd.dir.path(), &["--layout", "debian"]);
     let without_telling = Kernel { name: "untold", errno: "ENOSYS", without: "connect" };
-    // As the host's hook makes them (`prepare`): runc before 1.1.7 tells systemd of no device that has none.
+    // Created like the nodes of the host (`prepare`): runc before 1.1.7 does not pass devices without them to systemd.
     let nodes = "for node in nvidia1:1 nvidiactl:255; do mknod /dev/${node%:*} c 195 ${node#*:}; \
                  ln -s ../${node%:*} /dev/char/195:${node#*:}; done";
     systemd.enter(nodes).ok();
@@ -178,14 +178,14 @@ fn gpus_survive_a_daemon_reload() {
         kernels::set(None);
         let bundle = bundle.display();
         let start = format!("runc --systemd-cgroup run -d --bundle {bundle} {id} >{bundle}/said 2>&1");
-        // Detached, it keeps what it writes to open.
+        // A detached container keeps its output open.
         systemd.service(&format!("{start} || {{ cat {bundle}/said; false; }}")).ok();
         let opened = || systemd.service(&format!("runc exec {id} probe-open /dev/nvidia1 || true")).ok();
         assert_eq!(opened(), "/dev/nvidia1: ENXIO\n", "{id}");
         systemd.enter("systemctl daemon-reload").ok();
         assert_eq!(opened() == "/dev/nvidia1: ENXIO\n", survives, "{id}: {}", opened());
         if stage == "precreate" {
-            // The runtime writes its rules again, which are ours.
+            // The runtime writes its rules again, which include ours.
             systemd.service(&format!("echo \"{{}}\" | runc --systemd-cgroup update --resources - {id}")).ok();
             assert_eq!(opened(), "/dev/nvidia1: ENXIO\n", "{id}");
         }
@@ -196,12 +196,12 @@ fn gpus_survive_a_daemon_reload() {
     }
 }
 
-/// crun before 1.18 makes a scope without a device policy and attaches a program of its own. An entry in systemd's empty list
-/// makes systemd deny all other devices.
+/// crun before 1.18 creates a scope without a device policy and attaches its own program. An entry in systemd's empty list makes
+/// systemd deny all other devices.
 fn other_devices_survive_in_a_scope_without_a_policy() {
     const INSIDE: &str = "ONH_TEST_SCOPE";
     if std::env::var_os(INSIDE).is_some() {
-        // Beside that systemd: what crun does, and then the hook.
+        // Without that systemd: the actions of crun, then the hook.
         cgroup::attach_as_crun("/sys/fs/cgroup/system.slice/onh-plain.scope");
         return;
     }
@@ -232,12 +232,12 @@ fn other_devices_survive_in_a_scope_without_a_policy() {
         assert_eq!(shown.trim(), "DevicePolicy=auto", "{when}");
         systemd.enter("systemctl daemon-reload").ok();
     }
-    // What it was before: the list is no longer empty.
+    // The state before the fix: the list is not empty.
     systemd.enter("systemctl set-property --runtime onh-plain.scope 'DeviceAllow=/dev/nvidia0 rw'").ok();
     assert!(opens("other").contains("not permitted"), "{}", opens("other"));
 }
 
-/// What runc makes of nothing, in a scope of systemd's, with the hook.
+/// The output of `runc spec`, in a scope that systemd manages, with the hook.
 fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &str) {
     sh(&format!("cd '{}' && runc spec", bundle.display())).ok();
     let path = bundle.join("config.json");

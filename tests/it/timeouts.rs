@@ -1,4 +1,4 @@
-//! Timeouts: an engine kills a slow hook, and before that the hook reports what it waits for.
+//! Timeouts: an engine kills a slow hook; before that, the hook reports what it waits for.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -55,13 +55,13 @@ fn every_hook_entry_has_one() {
             assert!(timeout.is_some_and(|seconds| (1..=MOST).contains(&seconds)), "{name}: {timeout:?}");
         }
     }
-    // Hook.timeout is as old as hooks are in CDI: no engine is lost by it.
+    // Hook.timeout is as old as hooks in CDI, so every engine with CDI supports it.
     let spec: Value = serde_json::from_str(&spec).unwrap();
     assert_eq!(spec["cdiVersion"], "0.5.0", "hostPath of the fake driver's nodes takes this version");
 }
 
-/// NVML hangs, and a first call holds the lock as long as it asks. A second one waits for it, and gets the same error: it
-/// takes no longer than the first one.
+/// NVML hangs, and a first call holds the lock while it asks. A second call waits for the lock and gets the same error; it takes
+/// no longer than the first one.
 fn a_call_that_waits_for_another() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     fake.set_nvml(|text| format!("init-delay-ms 60000\n{text}"));
@@ -83,7 +83,7 @@ fn a_call_that_waits_for_another() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(stderr.contains("4 s (ONH-016)"), "{stderr}");
     }
-    // It was 8 s when waiting for the lock did not count.
+    // It took 8 s when the time for the lock did not count.
     let took = started.elapsed();
     assert!(took < Duration::from_millis(7500), "{took:?}");
 }

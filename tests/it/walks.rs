@@ -1,4 +1,4 @@
-//! Broken hosts that are fixed with nothing but what is printed: an error, the command of its hint, and a container that works.
+//! Broken hosts that are fixed with the printed text alone: an error, the command of its hint, and a container that works.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,7 +19,7 @@ pub const TESTS: &[Test] = &[
     ("walks::a_stale_cdi_spec", USER, a_stale_cdi_spec),
 ];
 
-/// The rest of the line after `before`.
+/// Returns the rest of the line after `before`.
 fn after<'a>(text: &'a str, before: &str) -> &'a str {
     let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("no {before:?} in {text}"));
     rest.lines().next().unwrap()
@@ -42,7 +42,7 @@ fn is_in_troubleshooting(text: &str) {
     assert!(page.contains(text), "docs/troubleshooting.md does not contain {text:?}");
 }
 
-/// The libraries are new and the kernel module is old. After the reboot of the hint, the module is new too.
+/// The libraries are new and the kernel module is old. After the reboot that the hint suggests, the module is new too.
 fn an_update_without_a_reboot() {
     let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -58,7 +58,7 @@ fn an_update_without_a_reboot() {
     container.hook(&fake.config).ok();
 }
 
-/// As on SUSE, and a node is missing that the hook cannot create: the driver is not in `/`.
+/// A host like SUSE, on which a node is missing that the hook cannot create, because the driver is not in `/`.
 fn a_missing_node() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
@@ -145,7 +145,7 @@ fn leftovers_of_a_rootless_guide() {
     assert!(podman.run(Cgroup::AsMounted, &arguments).ok().starts_with("GPU 0: "));
 }
 
-/// The hint replaces the spec where it is: a new one in /var/run/cdi would hide it only until the next boot.
+/// The hint replaces the spec at its path: a new one in /var/run/cdi would hide it only until the next boot.
 fn a_stale_cdi_spec() {
     let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
     let (path, dirs) = (dir.path().join("nvidia.yaml"), dir.path().display().to_string());

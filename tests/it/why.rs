@@ -22,14 +22,14 @@ pub const TESTS: &[Test] = &[
     ("why::a_bug_report_has_the_last_ones", NEEDS, a_bug_report_has_the_last_ones),
     ("why::the_journal_has_it", NEEDS, the_journal_has_it),
     ("why::an_engine_that_loses_patience", NEEDS, an_engine_that_loses_patience),
-    ("why::a_run_directory_of_somebody_else", NEEDS, a_run_directory_of_somebody_else),
+    ("why::a_run_directory_of_another_user", NEEDS, a_run_directory_of_another_user),
     ("why::a_user_has_records_of_his_own", &[Need::Root, Need::Program("setpriv")], a_user_has_records_of_his_own),
     ("why::what_podman_does_not_show", engine::NEEDS, what_podman_does_not_show),
     ("why::what_crun_does_not_show", engine::NEEDS_CRUN, what_crun_does_not_show),
-    ("why::nothing_to_tell", &[Need::Root], nothing_to_tell),
+    ("why::no_records", &[Need::Root], no_records),
 ];
 
-/// `$HOOK` with a `/run` of its own: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
+/// Runs `$HOOK` with a separate `/run`: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
 pub fn isolated(dir: &Path) -> Command {
     for name in ["run", "journal"] {
         fs::create_dir_all(dir.join(name)).unwrap();
@@ -101,7 +101,7 @@ fn a_container_that_got_its_gpus() {
     let file = dir.join("run/containers/waiting.json");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
 
-    // A stage that finds everything done tells less than the one that did it.
+    // A stage that finds everything done records less than the one that did it.
     let done = serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]);
     container.waiting.set_hooks("createRuntime", &done);
     container.hook(FakeDriver::shared()).ok();
@@ -146,7 +146,7 @@ fn a_failure_is_kept() {
     assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
 }
 
-/// By their time, whatever their ids are.
+/// The records are sorted by their time, whatever their ids are.
 fn a_bug_report_has_the_last_ones() {
     let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=9"]);
     let dir = container.dir.path();
@@ -168,7 +168,7 @@ fn a_bug_report_has_the_last_ones() {
     assert_eq!(ids, last);
 }
 
-/// The fields of an entry of the journal; none of ours has a line end in it.
+/// Returns the fields of an entry of the journal; none of ours contains a line feed.
 fn entry(journal: &UnixDatagram) -> Vec<(String, String)> {
     let mut bytes = [0; 65536];
     let length = journal.recv(&mut bytes).unwrap();
@@ -180,7 +180,7 @@ fn the_journal_has_it() {
     let container = Container::new(&[]);
     let dir = container.dir.path();
     fs::create_dir(dir.join("journal")).unwrap();
-    // The name of a socket has at most 107 bytes.
+    // The path of a socket has at most 107 bytes.
     let short = tempfile::tempdir().unwrap();
     symlink(dir.join("journal"), short.path().join("j")).unwrap();
     let journal = UnixDatagram::bind(short.path().join("j/socket")).unwrap();
@@ -218,7 +218,7 @@ fn the_journal_has_it() {
     let done = entry(&journal);
     assert!(done.contains(&("PRIORITY".into(), "6".into())) && done[0].1.starts_with("waiting: injected "), "{done:?}");
 
-    // Nobody reads, and its queue is full: no container waits for it.
+    // The socket is not read, and its queue is full: the container does not wait for it.
     while journal_is_free(&short.path().join("j/socket")) {}
     let started = Instant::now();
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=9"]);
@@ -252,8 +252,8 @@ fn an_engine_that_loses_patience() {
     assert!(text.contains("asks for all") && text.contains("the hook did not finish"), "{text}");
 }
 
-/// A container gets its GPUs whatever is in the way of the record, and nothing is written there.
-fn a_run_directory_of_somebody_else() {
+/// A container gets its GPUs whatever occupies the path of the record, and nothing is written there.
+fn a_run_directory_of_another_user() {
     let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
     let dir = container.dir.path();
     let target = scratch();
@@ -270,12 +270,12 @@ fn a_run_directory_of_somebody_else() {
     container.hook(FakeDriver::shared()).ok();
     assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0);
     assert!(dir.join("run/containers/waiting.json").symlink_metadata().unwrap().is_file());
-    // Nor is anything of others believed.
+    // Files of other users are not trusted either.
     fs::set_permissions(dir.join("run/containers/waiting.json"), fs::Permissions::from_mode(0o666)).unwrap();
     assert!(why(dir, &["waiting"]).failed(1).contains("unknown container or pod \"waiting\" (ONH-053)"));
 }
 
-/// In a user namespace, where root is a user of the host's: his own directory, and nothing of root's.
+/// In a user namespace, root is an unprivileged user of the host: its directory is used, and nothing of root's.
 fn a_user_has_records_of_his_own() {
     let dir = scratch();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -284,7 +284,7 @@ fn a_user_has_records_of_his_own() {
     });
     fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
     let state = serde_json::json!({"id": "c1", "pid": 1, "bundle": dir.path()}).to_string();
-    // The user cannot pass to where the tests are built.
+    // The user cannot enter the directory in which the tests are built.
     let hook = dir.path().join("oci-nvidia-hook");
     fs::copy(HOOK, &hook).unwrap();
     let script = format!(
@@ -325,7 +325,7 @@ fn what_podman_does_not_show() {
     assert_eq!(list.lines().count(), 2, "{list}");
 }
 
-/// crun says of a hook that it failed, and not why; `why` does, when Podman has taken the container away too.
+/// crun reports that a hook failed, but not why; `why` does, also after Podman has removed the container.
 fn what_crun_does_not_show() {
     let podman = Podman::with_image();
     let script = format!(
@@ -354,7 +354,7 @@ fn what_crun_does_not_show() {
     assert!(given.contains("  given  ") && failed.contains("  failed  "), "{list:?}");
 }
 
-fn nothing_to_tell() {
+fn no_records() {
     let dir = scratch();
     assert_eq!(why(dir.path(), &[]).ok(), "no container has requested GPUs\n");
     let stderr = why(dir.path(), &["x\ny"]).failed(1);

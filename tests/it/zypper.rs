@@ -1,5 +1,5 @@
-//! The user's test on SUSE, as near as it can be run elsewhere: the package is built by the openSUSE branch of the spec,
-//! installed with zypper into a root file system that knows libc and podman, used by podman with nodes that belong to
+//! The use case on SUSE, as close as possible on another distribution: the package is built with the openSUSE branch of the spec,
+//! installed with zypper into a root file system that provides libc and podman, used by podman with nodes that belong to
 //! root:video, and removed again.
 
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn build_install_run_remove() {
     install_base(&root, &packages);
     let before = files(&root);
 
-    // The line of README.md.
+    // The command line of README.md.
     zypper(&root, "install --allow-unsigned-rpm", &[find(&packages, "oci-nvidia-hook")]);
     let program = root.join("usr/bin/oci-nvidia-hook");
     assert!(run(Command::new(&program).arg("--version")).ok().contains(env!("CARGO_PKG_VERSION")));
@@ -46,7 +46,7 @@ fn build_install_run_remove() {
     let podman = Podman::new();
     let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
     podman.import_with(&image.rootfs, "localhost/cuda", CUDA_IMAGE);
-    // CUDA images set the variables themselves: no option is needed.
+    // CUDA images set the variables, so no option is needed.
     let inside = podman.run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"]).ok();
     assert_eq!(inside, fake.on_host("nvidia-smi -L"));
     let asked = ["-e", "NVIDIA_VISIBLE_DEVICES=1", "localhost/cuda", "nvidia-smi", "-L"];
@@ -59,12 +59,13 @@ fn build_install_run_remove() {
     assert_ne!(podman.run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"]).code, Some(0));
 }
 
-/// As `make rpm` does on openSUSE. The compiler is told to hurry: what is tested is the way from the spec to a package.
+/// Runs the same commands as `make rpm` on openSUSE. Optimization is reduced, because the test is about the path from the spec to
+/// a package.
 fn build() -> Vec<PathBuf> {
     let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rpm-suse");
     let bin = top.join("bin");
     std::fs::create_dir_all(&bin).unwrap();
-    // cargo-auditable adds a list of the crates to the program. This has its command line, and adds nothing.
+    // cargo-auditable adds a list of the crates to the program. This replacement has its command line, and adds nothing.
     let auditable = bin.join("cargo-auditable");
     std::fs::write(&auditable, format!("#!/bin/sh\nshift\nexec '{}' \"$@\"\n", env!("CARGO"))).unwrap();
     sh(&format!("chmod 755 '{}'", auditable.display())).ok();
@@ -78,7 +79,7 @@ fn build() -> Vec<PathBuf> {
     run(&mut build).ok();
     let list = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
     let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
-    // Where the macro has cargo build it, which is not where build-rpm has it elsewhere.
+    // The directory in which the macro has cargo build, which differs from that of build-rpm elsewhere.
     let tree = crate::rpm::build_dir(&top);
     assert!(tree.join("target/release/oci-nvidia-hook").is_file() && !top.join("cargo/release").exists());
     built
@@ -88,7 +89,7 @@ fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
     packages.iter().find(|package| query(package, "%{NAME}") == name).unwrap()
 }
 
-/// A shell, an rpm database, and a package that provides what ours needs of a distribution.
+/// A shell, an rpm database, and a package that provides the dependencies of ours on a distribution.
 fn install_base(root: &Path, packages: &[PathBuf]) {
     let parent = root.parent().unwrap();
     let image = Image::new(parent, &[]);
@@ -113,7 +114,7 @@ fn install_base(root: &Path, packages: &[PathBuf]) {
     run(&mut install).ok();
 }
 
-/// `zypper COMMAND ARGUMENTS` in this root, without a repository.
+/// Runs `zypper COMMAND ARGUMENTS` in this root, without a repository.
 #[track_caller]
 fn zypper(root: &Path, command: &str, arguments: &[&Path]) {
     let mut zypper = Command::new("zypper");
@@ -126,7 +127,7 @@ fn zypper(root: &Path, command: &str, arguments: &[&Path]) {
     assert!(ran.code == Some(0) && !ran.stdout.contains("scriptlet"), "{ran:?}");
 }
 
-/// All that is not a directory, but for rpm's and zypper's own files.
+/// Returns everything that is not a directory, except for rpm's and zypper's own files.
 fn files(root: &Path) -> Vec<String> {
     let own =
         ["./var/lib/rpm", "./var/cache/zypp", "./run/zypp.pid", "./var/lib/zypp", "./var/log", "./dev", "./etc/zypp"];

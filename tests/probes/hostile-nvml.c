@@ -1,5 +1,5 @@
-/* A management library that attacks who loads it. nvmlInit_v2 tries it all and fails; the error text has the outcome:
- * 1 for what it could do. */
+/* A management library that attacks the process that loads it. nvmlInit_v2 tries all attacks and fails; the error text
+ * contains the results: 1 for an attack that succeeded. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
@@ -19,7 +19,7 @@ static int opens(const char *path, int flags)
 	return fd >= 0;
 }
 
-/* The deadline is the parent's: one that is stopped has none. */
+/* The parent enforces the deadline, so a stopped parent has none. */
 static int stops_parent(void)
 {
 	int stopped = kill(getppid(), SIGSTOP) == 0;
@@ -28,7 +28,7 @@ static int stops_parent(void)
 	return stopped;
 }
 
-/* A process that belongs to nobody, and has the name in /marker. */
+/* An orphaned process with the name in /marker. */
 static int leaves_a_process(void)
 {
 	char name[16] = "";
@@ -42,7 +42,7 @@ static int leaves_a_process(void)
 		if (fork() == 0) {
 			prctl(PR_SET_PDEATHSIG, 0);
 			prctl(PR_SET_NAME, name);
-			/* What holds the pipe open is waited for. */
+			/* The parent waits until every process has closed the pipe. */
 			syscall(SYS_close_range, 0, ~0U, 0);
 			sleep(600);
 		}
@@ -54,7 +54,7 @@ static int leaves_a_process(void)
 
 unsigned nvmlInit_v2(void)
 {
-	/* landlock_create_ruleset, asked for its version */
+	/* landlock_create_ruleset returns its version */
 	long landlock = syscall(444, 0, 0, 1);
 	int passwd = opens("/etc/passwd", O_WRONLY);
 	int preload = opens("/etc/ld.so.preload", O_WRONLY | O_CREAT);

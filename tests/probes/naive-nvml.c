@@ -1,4 +1,4 @@
-/* naive-nvml ROOT LIBRARY: asks NVML in a child that has lost its capabilities and is still uid 0. */
+/* naive-nvml ROOT LIBRARY: asks NVML in a child that has dropped its capabilities but still has uid 0. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <grp.h>

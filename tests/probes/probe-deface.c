@@ -1,4 +1,4 @@
-/* Tries to change mode, owner, times and attributes of each file, and to use it; says what the kernel says. */
+/* Tries to change mode, owner, times and attributes of each file, and to use it; prints the errors of the kernel. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Loads each library by name, as a program in the container would, and says where it came from. */
+/* Loads each library by name, like a program in the container, and prints its path. */
 #define _GNU_SOURCE // dlinfo
 #include <dlfcn.h>
 #include <link.h>

@@ -1,5 +1,5 @@
-/* Opens each device as the driver's libraries do, and prints what the kernel answers: capability nodes, which are 0444, for
- * reading, and all others for reading and writing. */
+/* Opens each device like the driver's libraries, and prints the result: capability nodes, which are 0444, for reading,
+ * and all others for reading and writing. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

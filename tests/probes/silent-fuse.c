@@ -1,5 +1,5 @@
 /*
- * Mounts a FUSE file system whose server answers the first request of the kernel and takes no other, as one that hangs.
+ * Mounts a FUSE file system whose server answers the first request of the kernel and then hangs.
  * It ends with the process that started it.
  *
  * Usage: silent-fuse DIRECTORY

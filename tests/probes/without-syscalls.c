@@ -1,5 +1,4 @@
-/* Runs a program for which the kernel lacks some system calls: what an old kernel, or the seccomp profile of an old
- * engine, looks like to it.
+/* Runs a program for which some system calls fail, as on an old kernel or with the seccomp profile of an old engine.
  *
  * Usage: without-syscalls [--errno EPERM] NAME,NAME,... PROGRAM [ARGUMENT]...     (as root) */
 #include <errno.h>
@@ -56,7 +55,7 @@ int main(int argc, char **argv)
 	}
 	filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
 	struct sock_fprog program = {.len = length, .filter = filter};
-	/* without it a plain user may not filter; a hook that is run with it must work too */
+	/* A user without privileges needs this to install a filter. The hook must also work with it. */
 	if (geteuid() != 0 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
 		perror("without-syscalls: no_new_privs");
 		return 2;

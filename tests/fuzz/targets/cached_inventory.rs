@@ -1,11 +1,11 @@
-//! NVML's answer, as it is kept for the next containers: the file, and whether the kernel confirms what is in it.
+//! The cached inventory: the file, and whether the kernel confirms its contents.
 
 use nvidia_host::inventory::cache::{CachedInventory, KernelView};
 use nvidia_host::inventory::fingerprint::is_confirmed;
 use nvidia_host::inventory::procfs::KernelGpu;
 use nvidia_host::inventory::{BusId, Inventory};
 
-/// Bytes as the file, and as what is in it.
+/// Uses the bytes as the file, and as its contents.
 pub fn run(data: &[u8]) {
     if let Some(answer) = CachedInventory::parse(data) {
         check_file(&answer);
@@ -31,7 +31,7 @@ fn check_file(answer: &CachedInventory) {
     assert!(!answer.is_confirmed_by(&nobody), "a host that cannot be looked at");
 }
 
-/// Of a kernel with exactly these GPUs it is true or not; of one that differs in anything, it is not.
+/// A kernel with exactly these GPUs may confirm the inventory; a kernel that differs in any way does not.
 fn check_confirmation(inventory: &Inventory) {
     let kernel = |gpu: &nvidia_host::inventory::Gpu| KernelGpu {
         bus_id: gpu.bus_id,

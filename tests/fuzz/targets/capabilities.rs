@@ -4,7 +4,7 @@ use nvidia_host::capability::{Capabilities, Capability, parse};
 
 use super::{check_error, check_line, text};
 
-/// Parse, and parse what is printed.
+/// Parses the lists, and parses the printed result.
 pub fn run(data: &[u8]) {
     let text = text(data);
     let mut lines = text.lines();
@@ -19,7 +19,7 @@ pub fn run(data: &[u8]) {
         match parse(Some(value), legacy, supported) {
             Ok(set) => {
                 assert!(set.iter().all(|capability| supported.has(capability)), "{set} is more than {supported}");
-                let printed = format!("{set},"); // an empty value would ask for the default
+                let printed = format!("{set},"); // an empty value would request the default
                 assert_eq!(parse(Some(&printed), legacy, supported).expect("its own words"), set);
                 assert_eq!(Capabilities::supported(&set.to_string()), Ok(set));
             }

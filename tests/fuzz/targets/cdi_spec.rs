@@ -1,4 +1,4 @@
-//! A CDI spec as it lies in a directory, anybody's; its stamp, and the arguments of our hook in it.
+//! A CDI spec of any program, its stamp, and the arguments of our hook in it.
 
 use base::report::one_line;
 use cdi_spec::file::{Format, parse};
@@ -7,7 +7,7 @@ use nvidia_host::cdi::stamp::Stamp;
 
 use super::{check_error, check_line, text};
 
-/// Bytes as a file, as a stamp, and as arguments with 0 bytes between them.
+/// Uses the bytes as a file, as a stamp, and as arguments with 0 bytes between them.
 pub fn run(data: &[u8]) {
     match parse(data) {
         Ok(spec) => {

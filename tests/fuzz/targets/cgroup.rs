@@ -6,7 +6,7 @@ use oci_nvidia_hook::testing::inject::cgroup::{DeviceCgroup, locate};
 
 use super::{check_error, text};
 
-/// Locate.
+/// Locates the device cgroup.
 pub fn run(data: &[u8]) {
     let text = text(data);
     let (mountinfo, cgroup) = text.split_once("\n\n").unwrap_or((&text, ""));
@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(locate(&unrelated, cgroup).expect("a line that means nothing"), located);
 }
 
-/// The kernel writes mount points without `..`; then the cgroup is in a mount, and leaves it nowhere.
+/// The kernel writes mount points without `..`; the cgroup is then always below a mount.
 fn check_below(mountinfo: &str, cgroup: &str, path: &Path) {
     assert!(mountinfo.contains(" - cgroup"), "{path:?} is no cgroup");
     assert!(cgroup.contains(":/"), "{path:?} is nobody's");

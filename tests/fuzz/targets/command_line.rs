@@ -1,4 +1,4 @@
-//! Command lines, of our own name and of NVIDIA's: words with 0 bytes between them.
+//! Command lines with our name and with NVIDIA's names: words with 0 bytes between them.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -13,7 +13,7 @@ use oci_nvidia_hook::testing::cli::stage;
 
 use super::check_error;
 
-/// Whatever the words are: parsed or refused; and what a line of NVIDIA's asks for.
+/// Any words are either parsed or rejected; also computes the request of a command line with NVIDIA's names.
 pub fn run(data: &[u8]) {
     let words: Vec<OsString> =
         data.split(|byte| *byte == 0).take(64).map(|word| OsString::from_vec(word.to_vec())).collect();
@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What is read by hand means the same to the parser of all commands.
+/// The command lines that the hook parses itself mean the same to the parser of all commands.
 fn check_stage(words: &[OsString]) {
     let by_hand = stage::parse(words);
     match parse::parse::<Cli>(words) {

@@ -6,7 +6,7 @@ use nvidia_host::driver::compat::{is_to_be_used, read_note, version_of};
 
 use super::{SparseFile, text};
 
-/// As a file of its own length, and as the start of a huge one; and the lines as names in a directory.
+/// Uses the bytes as a complete file, as the start of a huge one, and the lines as names in a directory.
 pub fn run(data: &[u8]) {
     let host = ("535.183.01", "12.2");
     for note in [read_note(Cursor::new(data)), read_note(SparseFile::new(data))].into_iter().flatten() {

@@ -7,9 +7,9 @@ use nvidia_host::config::{Config, parse};
 
 use super::{check_error, check_findings};
 
-/// Parse, and parse again with what means nothing.
+/// Parses the file, and parses it again with additions that have no effect.
 pub fn run(data: &[u8]) {
-    // A file that is no UTF-8 is an error before it is parsed.
+    // A file that is not UTF-8 is an error before it is parsed.
     let Ok(text) = str::from_utf8(data) else { return };
     let parse = |text: &str| parse(text, Path::new("/etc/c.toml"));
     match parse(text) {

@@ -1,5 +1,5 @@
-//! Device programs of cgroup v2, as the kernel shows them, perhaps with blinded constants. One byte: how many rules
-//! there are; eight bytes for each; then eight for each instruction.
+//! Device programs of cgroup v2 as the kernel shows them, possibly with blinded constants. One byte is the number of
+//! rules, followed by eight bytes for each rule, then eight for each instruction.
 
 use base::sys::bpf::Insn;
 use oci_nvidia_hook::testing::inject::cgroup::extend;
@@ -7,7 +7,7 @@ use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use super::check_error;
 
-/// Scratch register of constant blinding.
+/// The scratch register of constant blinding.
 const AX: u8 = 11;
 const CLASS_ALU: u8 = 4;
 const CLASS_JMP: u8 = 5;
@@ -20,7 +20,7 @@ const MOV64_K: u8 = 0xb7;
 const MOV32_K: u8 = 0xb4;
 const XOR64_X: u8 = 0xaf;
 
-/// Extend the program as it is, and after blinding it as the kernel does.
+/// Extends the program unchanged, and after blinding it like the kernel.
 pub fn run(data: &[u8]) {
     let Some((&first, data)) = data.split_first() else { return };
     let count = usize::from(first % 4) + 1;
@@ -64,13 +64,13 @@ fn is_jump(insn: &Insn) -> bool {
     matches!(insn.code & 7, CLASS_JMP | CLASS_JMP32) && !matches!(insn.code, CALL | EXIT | JA32)
 }
 
-/// Blinding makes one of both ways to set a register to zero.
+/// Blinding turns both instructions that set a register to zero into the same one.
 fn canonical(insn: &Insn) -> Insn {
     let zero = insn.imm == 0 && matches!(insn.code, MOV32_K | MOV64_K);
     if zero { Insn::new(MOV64_K, insn.dst(), 0, 0, 0) } else { *insn }
 }
 
-/// `bpf_jit_blind_constants` in the kernel's kernel/bpf/core.c; `None` if a jump gets too long, or leads out of it.
+/// `bpf_jit_blind_constants` in the kernel's kernel/bpf/core.c; `None` if a jump gets too long, or leads out of the program.
 fn blind(program: &[Insn], random: i32) -> Option<Vec<Insn>> {
     let lengths: Vec<usize> = program.iter().map(|insn| if takes_constant(insn) { 3 } else { 1 }).collect();
     let start = |at: usize| lengths.get(..at).map(|before| before.iter().sum::<usize>());
@@ -97,7 +97,7 @@ fn blind(program: &[Insn], random: i32) -> Option<Vec<Insn>> {
     Some(blinded)
 }
 
-/// `bpf_jit_blind_insn`: arithmetic but shifts, and comparisons, with an immediate.
+/// `bpf_jit_blind_insn`: arithmetic except for shifts, and comparisons, with an immediate.
 fn takes_constant(insn: &Insn) -> bool {
     let operation = insn.code & 0xf0;
     let zero = insn.imm == 0 && matches!(insn.code, MOV32_K | MOV64_K);

@@ -7,7 +7,7 @@ use oci_nvidia_hook::testing::oci::spec_view::parse;
 
 use super::check_error;
 
-/// The last word on reading and the last word on writing count.
+/// The last rule for reading and the last rule for writing decide.
 pub fn run(data: &[u8]) {
     let read = |list: &[u8]| {
         let head = &br#"{"root":{"path":"/r"},"process":{},"linux":{"resources":{"devices":"#[..];

@@ -10,7 +10,7 @@ use nvidia_host::inventory::{Gpu, Inventory};
 
 use super::{check_error, check_findings, sample_inventory, text};
 
-/// Parse and select.
+/// Parses the variable and selects devices.
 pub fn run(data: &[u8]) {
     let text = text(data);
     let mut lines = text.lines();
@@ -74,7 +74,7 @@ fn check_chosen(devices: &VisibleDevices, chosen: &[Device<'_>], inventory: &Inv
     }
 }
 
-/// What containers may not have is not shown to them either.
+/// Messages do not name devices that containers may not have.
 fn check_not_offered(message: &str, value: &str, inventory: &Inventory, limits: &Limits) {
     for device in all(inventory).filter(|device| !permitted(device, limits)) {
         assert!(!message.contains(device.uuid()) || value.contains(device.uuid()), "{device:?} is offered: {message}");

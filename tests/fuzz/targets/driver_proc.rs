@@ -8,7 +8,7 @@ use nvidia_host::prepare::parse_majors;
 
 use super::text;
 
-/// The same text as each of them.
+/// Parses the same text as each of the files.
 pub fn run(data: &[u8]) {
     let text = text(data);
     if let Some(version) = parse_version(&text) {
@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
     }
     let policy = parse_policy(&text);
     assert_eq!(policy.mode & !0o777, 0, "{policy:?}");
-    // The container's programs are not told to make nodes, and nothing else changes.
+    // The container's programs are not allowed to create nodes, and nothing else changes.
     if let Some(masked) = mask_params(&text) {
         assert!(!parse_policy(&masked).modify || !text.starts_with("ModifyDeviceFiles: 1"), "{masked:?}");
         assert_eq!(mask_params(&masked), None, "masking twice is masking once");

@@ -9,7 +9,7 @@ use nvidia_host::driver::ldcache::Arch;
 
 use super::SparseFile;
 
-/// As a file of its own length, and as the start of a huge one.
+/// Uses the bytes as a complete file, and as the start of a huge one.
 pub fn run(data: &[u8]) {
     let header = data.get(..HEADER).unwrap_or(data);
     let arches = [Arch::X86_64, Arch::Aarch64, Arch::I386, Arch::Arm];
@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// It becomes the name of a link: one component, below the directory.
+/// The SONAME becomes the name of a link: one component, below the directory.
 fn check_name(name: &OsString) {
     let text = name.to_str().expect("a text");
     assert!(!text.is_empty() && !text.contains(['/', '\0']), "{name:?}");

@@ -8,7 +8,7 @@ use oci_nvidia_hook::testing::engine::{EngineKind, Version};
 
 use super::{check_line, text};
 
-/// For each engine, and versions that read them in different ways.
+/// Reads the files for each engine, and for versions that read them differently.
 pub fn run(data: &[u8]) {
     let texts: Vec<_> = data.split(|byte| *byte == 0).take(8).map(text).collect();
     for kind in [EngineKind::Podman, EngineKind::Crio, EngineKind::Docker] {

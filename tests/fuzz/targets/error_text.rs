@@ -1,11 +1,11 @@
-//! Errors with foreign text in them: each line is a context.
+//! Errors that contain foreign text: each line is a context.
 
 use base::report::catalog::CONFIG;
 use base::report::{Failure, failure, one_line};
 
 use super::{check_error, check_line, text};
 
-/// Whatever is in it, an error is a line and a hint.
+/// An error is a line and a hint, whatever it contains.
 pub fn run(data: &[u8]) {
     let text = text(data);
     let mut parts = text.split('\n');

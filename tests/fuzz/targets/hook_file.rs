@@ -7,7 +7,7 @@ use oci_nvidia_hook::testing::engine::hook_file::{Applies, PRECREATE, parse};
 
 use super::check_line;
 
-/// Parse, and again with what changes nothing, or one thing.
+/// Parses the file, and parses it again with changes that have no effect or one effect.
 pub fn run(data: &[u8]) {
     let hook = match parse(data) {
         Ok(hook) => hook,

@@ -1,4 +1,4 @@
-//! The inventory, as the NVML process answers and as `explain --inventory` reads it.
+//! The inventory, in the forms that the NVML process writes and that `explain --inventory` reads.
 
 use nvidia_host::config::Limits;
 use nvidia_host::device_id::VisibleDevices;
@@ -8,7 +8,7 @@ use nvidia_host::inventory::select::select;
 
 use super::{check_error, check_findings};
 
-/// Parse, print, parse; then choose of it.
+/// Parses, prints and parses the inventory, then selects devices.
 pub fn run(data: &[u8]) {
     if let Ok(inventory) = serde_json::from_slice::<Inventory>(data) {
         let text = serde_json::to_vec(&inventory).unwrap();

@@ -1,4 +1,4 @@
-//! What is sent to the journal, read back as the journal reads it: a value cannot begin a field.
+//! Entries for the journal, parsed like the journal does: a value cannot begin a field.
 
 use oci_nvidia_hook::testing::log::journal::encode;
 
@@ -6,7 +6,7 @@ use super::text;
 
 const NAMES: [&str; 4] = ["MESSAGE", "CONTAINER_NAME", "ONH_POD", "ONH_HINT"];
 
-/// Values with 0 bytes between them.
+/// The input: values with 0 bytes between them.
 pub fn run(data: &[u8]) {
     let text = text(data);
     let fields: Vec<_> = NAMES.into_iter().zip(text.split('\0')).collect();

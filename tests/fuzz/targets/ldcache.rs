@@ -1,4 +1,4 @@
-//! `/etc/ld.so.cache` of an image: what is parsed can be written and is the same; our libraries are found first.
+//! `/etc/ld.so.cache` of an image: a parsed cache can be written unchanged; our libraries are found first.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,10 +7,10 @@ use nvidia_host::driver::ldcache::{Arch, Cache, NewEntry, parse};
 
 use super::check_error;
 
-/// Texts of a cache at most, names and paths together.
+/// The maximum size of the texts of a cache, names and paths together.
 const MAX_TEXT: usize = 16 << 20;
 
-/// Parse, write, parse; then merge.
+/// Parses, writes and parses the cache, then merges entries.
 pub fn run(data: &[u8]) {
     let cache = match parse(data) {
         Ok(cache) => cache,
@@ -20,9 +20,9 @@ pub fn run(data: &[u8]) {
     assert_eq!(parse(&bytes).expect("what was written can be parsed"), cache);
 
     if cache.entries().iter().any(|entry| entry.path.starts_with("/ours")) {
-        return; // one could not tell whose is whose
+        return; // our entries could not be distinguished from the image's
     }
-    // Ours, and the image's own names, which we then take over.
+    // Our libraries, and ones with names of the image, which ours replace.
     let own = [cache.entries().first(), cache.entries().last()];
     let own = own.iter().flatten().map(|entry| NewEntry {
         name: entry.name,
@@ -55,11 +55,11 @@ fn check_merged(cache: &Cache<'_>, merged: &Cache<'_>, ours: &[NewEntry<'_>]) {
     for new in ours {
         let found = merged.lookup(new.name, new.arch).expect("ours are found");
         assert!(is_ours(found.path), "{found:?} instead of {new:?}");
-        // The same without the order that lookups rely on: nothing stands before ours.
+        // The same without the order on which lookups rely: no entry precedes ours.
         let first = merged.entries().iter().find(|entry| entry.name == new.name && entry.is_for(new.arch));
         assert!(first.is_none_or(|entry| is_ours(entry.path)), "{first:?} is before {new:?}");
     }
-    // What is not ours is as it was, but for what ours replace.
+    // Other entries are unchanged, except for those that ours replace.
     let mut left = merged.entries().iter().filter(|entry| !ours.iter().any(|new| new.path == entry.path)).peekable();
     for entry in cache.entries() {
         if left.next_if_eq(&entry).is_none() {

@@ -1,4 +1,4 @@
-//! `/etc/ld.so.conf` of an image: directories are absolute, and our own file is read as it was written.
+//! `/etc/ld.so.conf` of an image: directories are absolute, and reading our own file returns what was written.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nvidia_host::driver::ldconf::{Directive, drop_in, is_ours, matches, parse};
 
-/// Lines, and a pattern for names.
+/// Parses lines, and a pattern for names.
 pub fn run(data: &[u8]) {
     let directives = parse(data, Path::new("/etc"));
     assert!(directives.len() <= data.len());

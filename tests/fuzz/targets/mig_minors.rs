@@ -4,7 +4,7 @@ use nvidia_host::inventory::caps::{MigCap, parse_cap, parse_mig_minors};
 
 use super::text;
 
-/// Parse, and parse what was understood.
+/// Parses the text, and parses the result again.
 pub fn run(data: &[u8]) {
     let text = text(data);
     let minors = parse_mig_minors(&text);
@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// As the kernel module writes it.
+/// Formats the table like the kernel module.
 fn name(cap: MigCap) -> String {
     match cap {
         MigCap::Config => "config".to_owned(),

@@ -1,7 +1,7 @@
-//! What fuzzing and `tests/it/fuzz_corpus.rs` run: for each parser of foreign data a function that gives it bytes, and
-//! panics if something does not hold that must hold for all bytes.
+//! The functions that fuzzing and `tests/it/fuzz_corpus.rs` run: one for each parser of foreign data, which passes bytes
+//! to the parser and panics if a property does not hold that must hold for all bytes.
 //!
-//! An input that broke a property is kept in `corpus/<target>/`, under a name that tells what it was.
+//! An input that violated a property is kept in `corpus/<target>/`, with a name that describes the input.
 
 pub mod authority;
 pub mod cached_inventory;
@@ -36,15 +36,15 @@ use std::io::{Read, Seek, SeekFrom};
 use base::report::{Finding, one_line, render};
 use nvidia_host::inventory::{BusId, FailedGpu, Gpu, Inventory, MigDevice};
 
-/// As the program reads text that should be UTF-8.
+/// Converts bytes like the program does for text that should be UTF-8.
 pub fn text(data: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(data)
 }
 
-/// One line of a bounded length that moves no cursor and turns no text around.
+/// Checks that the text is one line of limited length, without characters that move the cursor or reverse text.
 #[track_caller]
 pub fn check_line(line: &str) {
-    // 2000 characters, each perhaps as long as \u{2028}, and the mark that there were more
+    // 2000 characters, each at most as long as \u{2028}, and the mark of truncation.
     assert!(line.chars().count() <= 16_001, "{} characters", line.chars().count());
     let unsafe_in_terminals = |c: char| {
         c.is_control()
@@ -53,7 +53,7 @@ pub fn check_line(line: &str) {
     assert!(!line.contains(unsafe_in_terminals), "{line:?}");
 }
 
-/// An error is a line, and perhaps a line with a hint.
+/// Checks that an error is a line, possibly with a second line for the hint.
 #[track_caller]
 pub fn check_error(error: &anyhow::Error) {
     let text = render(error);
@@ -63,7 +63,7 @@ pub fn check_error(error: &anyhow::Error) {
     check_line(hint);
 }
 
-/// Findings are said as errors are.
+/// Checks that findings are printed like errors.
 #[track_caller]
 pub fn check_findings(findings: &[Finding]) {
     for finding in findings {
@@ -73,7 +73,7 @@ pub fn check_findings(findings: &[Finding]) {
     }
 }
 
-/// Two GPUs that work, the second in two MIG devices, and one that does not answer.
+/// Two GPUs that work, the second with two MIG devices, and one that does not answer.
 pub fn sample_inventory() -> Inventory {
     let gpu = |index: u32| Gpu {
         index,
@@ -105,7 +105,7 @@ pub fn sample_inventory() -> Inventory {
     }
 }
 
-/// A file as an image can have it: 1 TiB, and all but the start a hole. Reading much of it would be the end of the host.
+/// A file that an image can contain: 1 TiB, all of it a hole except for the start. Reading it completely would exhaust the host.
 #[derive(Debug)]
 pub struct SparseFile<'a> {
     data: &'a [u8],
@@ -115,10 +115,10 @@ pub struct SparseFile<'a> {
 
 impl<'a> SparseFile<'a> {
     const LENGTH: u64 = 1 << 40;
-    /// What a parser may read of it, in bytes.
+    /// The number of bytes that a parser may read.
     const MOST: usize = 8 << 20;
 
-    /// With this at its start.
+    /// Creates the file with these bytes at its start.
     pub fn new(data: &'a [u8]) -> Self {
         Self { data, at: 0, read: 0 }
     }

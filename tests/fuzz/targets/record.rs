@@ -1,4 +1,4 @@
-//! The record of a call, as `why` reads and tells it; and one that a container's names and findings are written into.
+//! The record of a call, as `why` reads and prints it, and a record with the names and findings of a container.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -10,7 +10,7 @@ use oci_nvidia_hook::testing::record::{Outcome, Record};
 
 use super::{check_line, text};
 
-/// What is read can be told, and what is written can be read.
+/// A record that can be read can be printed, and one that was written can be read.
 pub fn run(data: &[u8]) {
     if let Ok(record) = Record::parse(data) {
         let told = to_text(&record);

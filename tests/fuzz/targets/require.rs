@@ -1,4 +1,4 @@
-//! `NVIDIA_REQUIRE_*`: the rules of logic hold for what is not malformed.
+//! `NVIDIA_REQUIRE_*`: the rules of logic hold for well-formed requirements.
 
 use std::cmp::Ordering;
 
@@ -6,7 +6,7 @@ use nvidia_host::require::{Properties, Requirement, check, compare_versions, eva
 
 use super::{check_error, text};
 
-/// Evaluate as a whole and in parts.
+/// Evaluates the requirement as a whole and in parts.
 pub fn run(data: &[u8]) {
     let text = text(data);
     let known = Properties {
@@ -33,7 +33,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// A space is or, a comma is and.
+/// A space means or, a comma means and.
 fn check_logic(text: &str, properties: &Properties) {
     let terms = || text.split(' ').filter(|term| term.split(',').any(|factor| !factor.is_empty()));
     if let Some(results) = each(terms(), properties) {
@@ -47,7 +47,7 @@ fn check_logic(text: &str, properties: &Properties) {
     }
 }
 
-/// What each part is on its own; `None` if one is malformed.
+/// Returns the value of each part; `None` if one is malformed.
 fn each<'a>(parts: impl Iterator<Item = &'a str>, properties: &Properties) -> Option<Vec<bool>> {
     parts.map(|part| evaluate(part, properties).ok()).collect()
 }

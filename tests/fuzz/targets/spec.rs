@@ -1,4 +1,4 @@
-//! config.json of a bundle, what it asks for, and what it would get.
+//! config.json of a bundle, its request, and the resulting decision.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
@@ -16,7 +16,7 @@ use oci_nvidia_hook::testing::select::decide;
 
 use super::{check_error, check_findings, sample_inventory};
 
-/// Under the defaults, and under a configuration that listens to everything.
+/// Uses the defaults, and a configuration that accepts all kinds of requests.
 pub fn run(data: &[u8]) {
     let spec = match parse(data, Path::new("/bundle")) {
         Ok(spec) => spec,
@@ -56,7 +56,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// At precreate, whatever it is: it is still a config.json, has what was added, and has it once.
+/// At precreate, the result is still a config.json and contains each addition once, whatever the input.
 fn check_precreate(text: &str, spec: &SpecView) {
     let node = DeviceNode {
         path: "/dev/nvidia0".to_owned(),

@@ -4,7 +4,7 @@ use oci_nvidia_hook::testing::oci::state::parse;
 
 use super::check_error;
 
-/// Parse, and again from the fields that count.
+/// Parses the state, and parses it again from the fields that matter.
 pub fn run(data: &[u8]) {
     let state = match parse(data) {
         Ok(state) => state,

@@ -1,4 +1,4 @@
-//! Files that wait: the kernel's own, and those of file systems whose server does not answer.
+//! Files on which a reader waits: those of the kernel, and those of file systems whose server does not answer.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use super::scene::Scene;
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, run, source};
 
-/// A regular file by its mode, in procfs: a read waits for the kernel's next message, and takes it from syslog.
+/// A file in procfs that its mode shows as regular: a read waits for the kernel's next message, and takes it from syslog.
 pub fn kernel_files() {
     let proc = "mount --bind /proc $rootfs/proc";
     for (name, image, says) in [
@@ -23,7 +23,7 @@ pub fn kernel_files() {
     ] {
         let scene = Scene::new("debian", image);
         if image.contains("kmsg") {
-            // It waits for a message, or takes one away.
+            // A naive read waits for a message, or takes one.
             let naive = "code=0; timeout 1 chroot $rootfs head -c 1 /etc/ld.so.cache >$canary/read || code=$?; \
                          test $code = 124 || test -s $canary/read";
             scene.naive(&format!("{proc}\n{naive}")).ok();
@@ -64,8 +64,8 @@ pub fn fuse() {
     let start = Instant::now();
     let ran = container.call(&mut hook, &FakeDriver::shared().config);
     let took = start.elapsed();
-    // The hook's own deadlines, and some more on a busy machine; the one of its JSON file is 60 seconds.
+    // The hook's own deadlines, and some more on a busy machine; the deadline of its JSON file is 60 seconds.
     assert!(took > Duration::from_secs(15) && took < Duration::from_secs(50), "{took:?}, {ran:?}");
-    // The kernel only lets it be killed, and then it cannot print anything.
+    // The kernel only lets the hook be killed, and then it cannot print anything.
     assert!(ran.code.is_none() || ran.stderr.contains("(ONH-049)\nhint: "), "{ran:?}");
 }

@@ -1,4 +1,4 @@
-//! Holes that take an engine or a running container: the hook's environment (CVE-2025-23266), other GPUs' nodes
+//! Vulnerabilities that involve an engine or a running container: the hook's environment (CVE-2025-23266), nodes of other GPUs
 //! (CVE-2021-1056).
 
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::driver::{FakeDriver, Image};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Ran, run, source};
 
-/// A container that may make nodes makes one of a GPU that it was not given; nothing but the cgroup stands in its way.
+/// A container that may create nodes creates one for a GPU that it was not given; only the cgroup prevents its use.
 pub fn cve_2021_1056_nodes() {
     let script = "cd /tmp; mknod n0 c 195 0; probe-open n0; nvidia-smi -L";
     let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1"];
@@ -20,14 +20,15 @@ pub fn cve_2021_1056_nodes() {
         let arguments = [&arguments[..], more, &[IMAGE, "sh", "-euc", script]].concat();
         Podman::shared().run(Cgroup::AsMounted, &arguments).ok()
     };
-    // What setups without device rules of their own are told to do. ENXIO: no driver here, but nobody said no.
+    // The recommendation for containers without their own device rules. ENXIO: there is no driver here, but access was not
+    // denied.
     let naive = open(&["--device-cgroup-rule=c 195:* rwm"]);
     assert!(naive.starts_with("n0: ENXIO\n"), "{naive}");
     let ours = open(&[]);
     assert!(ours.starts_with("n0: EPERM\nGPU 0: ") && ours.lines().count() == 2, "{ours}");
 }
 
-/// What a process of the container's tries, with all of root's rights but CAP_SYS_ADMIN, `$1` being /proc/driver/nvidia.
+/// The attempts of a process in the container, with all of root's capabilities except CAP_SYS_ADMIN; `$1` is /proc/driver/nvidia.
 const ATTACKS: [&str; 9] = [
     "echo 'ModifyDeviceFiles: 1' >$1/params",
     "chmod 666 $1/params",
@@ -40,7 +41,7 @@ const ATTACKS: [&str; 9] = [
     "mount --bind /proc/version $1/params",
 ];
 
-/// The params file says that device nodes may be made, or can be made to say so.
+/// The params file allows the creation of device nodes, or can be changed to allow it.
 pub fn cve_2021_1056_params() {
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia; \
                 echo 'ModifyDeviceFiles: 1' >$rootfs/proc/driver/nvidia/params";
@@ -50,12 +51,12 @@ pub fn cve_2021_1056_params() {
         run(command.arg(dir))
     };
 
-    // What the CLI did: one mount(2) with MS_BIND | MS_RDONLY, which leaves a bind mount writable.
+    // The CLI called mount(2) once with MS_BIND | MS_RDONLY, which leaves a bind mount writable.
     let scene = Scene::new("debian", "");
     let (params, shown) = (scene.dir().join("params"), scene.canary.join("nvidia"));
     std::fs::write(&params, "ModifyDeviceFiles: 0\n").unwrap();
     let naive = std::thread::scope(|scope| {
-        // The thread's mount namespace is its own, and that of the programs it starts.
+        // The thread has its own mount namespace, which the programs that it starts share.
         let mounter = scope.spawn(|| {
             let flags = nix::sched::CloneFlags::CLONE_NEWNS | nix::sched::CloneFlags::CLONE_FS;
             nix::sched::unshare(flags).unwrap();
@@ -89,7 +90,7 @@ pub fn cve_2021_1056_params() {
     scene.is_untouched(&container, &before, "");
 }
 
-/// Tells a file of the host's which programs load it.
+/// A library that writes to a file of the host which programs load it.
 const PRELOADED: &str = r#"
 #include <fcntl.h>
 #include <unistd.h>
@@ -111,7 +112,7 @@ unsigned la_version(unsigned version)
 }
 "#;
 
-/// An image's ENV is the hook's own where the engine's entry for the hook has none.
+/// The hook inherits an image's ENV if the engine's entry for the hook has no environment.
 pub fn cve_2025_23266() {
     let podman = Podman::new();
     let marker = podman.dir.path().join("preloaded");
@@ -157,13 +158,13 @@ pub fn cve_2025_23266() {
     };
     let with_config = serde_json::json!(["oci-nvidia-hook", "--config", FakeDriver::shared().config, "prestart"]);
 
-    // runc hands the container's environment to hooks at this stage that have none of their own.
+    // At this stage, runc passes the container's environment to hooks that have none of their own.
     let (ran, preloaded) = start(&|json| {
         json["stages"] = serde_json::json!(["createContainer"]);
         json["hook"].as_object_mut().unwrap().remove("env");
     });
     assert!(preloaded.lines().any(|program| program == HOOK), "the naive entry did not fall: {ran:?}, {preloaded:?}");
-    // A variable chooses no file, whoever set it.
+    // No variable selects a file, whoever set it.
     assert!(!ran.stderr.contains("evil/nvidia-container-runtime/config.toml"), "{ran:?}");
 
     for stage in ["prestart", "createRuntime", "createContainer"] {

@@ -1,5 +1,5 @@
-//! What the host hands to containers, attacked from both sides: a user of the host who chooses what a daemon's path means, and
-//! a container that changes the host's device nodes and sockets.
+//! Attacks on the host's files that containers get, from both sides: a user of the host who chooses what a daemon's path means,
+//! and a container that changes the host's device nodes and sockets.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, chown, symlink};
 use std::os::unix::net::UnixListener;
@@ -19,7 +19,7 @@ use crate::support::{HOOK, Ran, fingerprint, run, run_with, scratch, sh};
 const SOCKET: &str = "/run/nvidia-persistenced/socket";
 const MPS: &str = "/tmp/nvidia-mps";
 
-/// A host with the driver's daemons, and a directory of root's that nobody else may enter.
+/// A host with the driver's daemons, and a directory of root that other users cannot enter.
 fn host() -> FakeDriver {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     sh(&format!(
@@ -34,7 +34,7 @@ fn host() -> FakeDriver {
     fake
 }
 
-/// A socket, by a path that is short enough for its address.
+/// Creates a socket, with a path that is short enough for its address.
 fn listen(fake: &FakeDriver, path: &str) -> UnixListener {
     let path = fake.root.join(path);
     let dir = std::fs::File::open(path.parent().unwrap()).unwrap();
@@ -42,12 +42,12 @@ fn listen(fake: &FakeDriver, path: &str) -> UnixListener {
     UnixListener::bind(format!("/proc/self/fd/{fd}/{}", path.file_name().unwrap().to_str().unwrap())).unwrap()
 }
 
-/// What somebody does to such a host, and what containers get then.
+/// What a user does to such a host, and what containers get then.
 struct Plant {
     name: &'static str,
     /// Shell, in the driver root; `daemon` and `nobody` are users
     script: &'static str,
-    /// Which of the paths it is about
+    /// The affected path
     path: &'static str,
     /// Why containers do not get it; empty if they do
     refused: &'static str,
@@ -159,7 +159,7 @@ pub fn sources_that_users_choose() {
         let fake = host();
         let root = fake.root.display();
         sh(&format!("cd '{root}'; {}", plant.script)).ok();
-        // What the hook did before: whatever the path leads to below the driver root.
+        // The old behavior of the hook: it mounted whatever the path led to below the driver root.
         let naive = format!(
             "cd '{}'; root='{root}'; mount -t tmpfs run run; mount -t tmpfs tmp tmp; to=.{path}; mkdir -p \"$(dirname $to)\"; \
              if [ -d '{root}{path}' ]; then mkdir -p $to; else touch $to; fi; mount --bind '{root}{path}' $to; {fell}",
@@ -173,7 +173,7 @@ pub fn sources_that_users_choose() {
     }
 }
 
-/// Live on this kernel and an old one, precreate, CDI, explain and doctor.
+/// The hook mode on this kernel and an old one, precreate, CDI, explain and doctor.
 fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let Plant { name, path, refused, .. } = plant;
     let is_given = refused.is_empty();
@@ -196,7 +196,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     }
     kernels::set(None);
 
-    // By a path only if nobody can change what it means; else by our hook entry, which opens it.
+    // By path only if no other user can change what the path means; otherwise by our hook entry, which opens it.
     let root = std::fs::metadata(fake.root.join(path.trim_start_matches('/')).parent().unwrap()).unwrap();
     let by_path = is_given && root.uid() == 0;
     let container = Waiting::start(dir, &image.rootfs, &[], "");
@@ -242,7 +242,7 @@ fn explain(container: &Waiting, fake: &FakeDriver) -> Ran {
     run_with(explain.arg("--config").arg(&fake.config).arg("explain").env_clear(), container.state().as_bytes())
 }
 
-/// The administrator's word counts for the owner, and for nothing else.
+/// The administrator's setting replaces the check of the owner, and nothing else.
 pub fn an_mps_directory_that_is_named() {
     let named = "environment = [\"PATH=/nowhere\", \"CUDA_MPS_PIPE_DIRECTORY=/srv/mps\"]";
     for (script, refused) in [
@@ -271,7 +271,7 @@ pub fn an_mps_directory_that_is_named() {
     }
 }
 
-/// Another user's FUSE file system shows any owner and any mode: a mount below `/tmp` is none of root's.
+/// Another user's FUSE file system can show any owner and mode: a mount below `/tmp` does not belong to root.
 pub fn a_mount_of_a_users() {
     let (fake, dir) = (host(), scratch());
     let root = fake.root.display();
@@ -285,7 +285,7 @@ pub fn a_mount_of_a_users() {
     assert!(!is_mounted(&container, MPS));
 }
 
-/// A daemon's user swaps its socket, its directory and links for each other while containers start.
+/// A daemon's user swaps its socket, its directory and links while containers start.
 pub fn a_daemon_that_swaps_its_socket() {
     let fake = host();
     let dir = fake.root.join("run/nvidia-persistenced");
@@ -296,7 +296,7 @@ pub fn a_daemon_that_swaps_its_socket() {
     for name in [".", "good", "dir"] {
         chown(dir.join(name), Some(65533), None).unwrap();
     }
-    // A check by path, and the mount by the same path after the swap.
+    // A check by path, and a mount with the same path after the swap.
     let naive = format!(
         "cd '{}'; mv good socket; test -S socket; test ! -L socket; mv socket good; mv link socket; mkdir point; \
          mount --bind socket point; test -d point/proc; umount point; rmdir point; mv socket link",
@@ -339,7 +339,7 @@ pub fn a_daemon_that_swaps_its_socket() {
     assert!(refused > 0 && given > 0, "the race was none: {given} given, {refused} refused");
 }
 
-/// Ends the other thread, also when an assertion fails.
+/// Ends the other thread, also if an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -351,14 +351,14 @@ impl Drop for Stop<'_> {
 const FILES: &str = "/dev/nvidiactl /dev/nvidia0 /dev/nvidia1 /dev/nvidia-uvm /dev/nvidia-modeset /dev/dri/card1 \
                      /dev/dri/renderD129 /run/nvidia-persistenced/socket /run/nvidia-fabricmanager/socket";
 
-/// Mode, owner and times of what containers are given of the host.
+/// Returns mode, owner and times of the host's objects that containers get.
 fn handed_out(fake: &FakeDriver) -> String {
     [fingerprint(&fake.root.join("dev"), ""), fingerprint(&fake.root.join("run"), "")].concat()
 }
 
 const REFUSED: &str = ": chmod EROFS chmod EROFS chown EROFS utime EROFS xattr EROFS ";
 
-/// All files are there, opening and connecting work, and nothing else does; of nodes that are the container's own, anything.
+/// All files exist, opening and connecting work, and nothing else does; nodes of the container itself may be changed.
 #[track_caller]
 fn is_harmless(said: &str, own_nodes: bool) {
     assert_eq!(said.lines().count(), FILES.split(' ').filter(|word| !word.is_empty()).count(), "{said}");
@@ -369,7 +369,7 @@ fn is_harmless(said: &str, own_nodes: bool) {
     }
 }
 
-/// It takes no capability: root of a container owns the inodes.
+/// This needs no capability: root of a container owns the inodes.
 pub fn nodes_and_sockets_stay_as_they_are() {
     let fake = host();
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
@@ -378,7 +378,7 @@ pub fn nodes_and_sockets_stay_as_they_are() {
     let _listeners = sockets.map(|path| listen(&fake, path));
     let deface = format!("probe-deface {FILES}");
 
-    // The old way: a bind mount that is not read-only.
+    // The old implementation: a bind mount that is not read-only.
     let (dir, victim) = (scratch(), host());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let naive = format!(
@@ -424,7 +424,7 @@ pub fn nodes_and_sockets_stay_as_they_are() {
     podman.remove_hook();
     podman.install_precreate(&fake.config);
     for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
-        // The nodes are the runtime's own there.
+        // With this mode, the runtime creates the nodes.
         is_harmless(&start(cgroup, &asks), true);
         assert_eq!(handed_out(&fake), before, "precreate {cgroup:?}");
     }

@@ -1,5 +1,5 @@
-//! What ldconfig did to hosts: the host's, run on the image's files (CVE-2024-0135, CVE-2025-23267), and the image's own, run
-//! with the host's rights (CVE-2024-0136, -0137). We run neither.
+//! Vulnerabilities with ldconfig: the host's, run on the image's files (CVE-2024-0135, CVE-2025-23267), and the image's own, run
+//! with the host's privileges (CVE-2024-0136, -0137). The hook runs neither.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
@@ -11,8 +11,8 @@ use super::scene::{CASE, Case, Ours, Scene, check};
 use crate::driver::{FakeDriver, Waiting};
 use crate::support::HOOK;
 
-/// A process of the container's: keeps open what others run from the directory `$1`, and writes to it when they have ended.
-/// While a program runs, the kernel refuses that (ETXTBSY). A fifo that ldconfig reads gives it time.
+/// A process of the container keeps a program open that others run from the directory `$1`, and writes to it when they have
+/// ended. While a program runs, the kernel refuses that (ETXTBSY). A FIFO that ldconfig reads gives the process time.
 const OVERWRITE: &str = r#"
 echo up >/seen
 while [ ! -e /stop ]; do
@@ -27,7 +27,7 @@ while [ ! -e /stop ]; do
 done
 "#;
 
-/// A process of the container's keeps a program of the host's open that runs in its pid namespace, and overwrites it.
+/// A process of the container keeps a program of the host open that runs in its PID namespace, and overwrites it.
 pub fn cve_2024_0135() {
     let image = "mkfifo $rootfs/etc/ld.so.conf.d/slow.conf";
     let plant = |scene: &Scene| {
@@ -60,12 +60,12 @@ pub fn cve_2024_0135() {
     }
     overwriter.stop(&scene);
     scene.is_untouched(&container, &before, "");
-    // It would have been enough for it to see one of our processes.
+    // To see one of our processes would have been sufficient for the attack.
     assert_eq!(std::fs::read_to_string(scene.rootfs.join("seen")).unwrap(), "up\n");
     container.exec("nvidia-smi -L").ok();
 }
 
-/// In a pid namespace of the container's.
+/// In a PID namespace of the container.
 struct Overwriter(Child);
 
 impl Overwriter {
@@ -101,7 +101,7 @@ impl Drop for Overwriter {
     }
 }
 
-/// What the CLI did with `ldconfig` in config.toml, when the value did not start with "@".
+/// The behavior of the CLI with `ldconfig` in config.toml if the value did not start with "@".
 const RUN_THE_IMAGES: &str =
     "mount -t proc proc $rootfs/proc; unshare --pid --ipc --fork chroot $rootfs /sbin/ldconfig; cat $rootfs/owned";
 
@@ -142,11 +142,11 @@ fn the_images_ldconfig(script: &str, fell: impl Fn(&str) -> bool) {
     }
 }
 
-/// What update-ldcache did.
+/// The behavior of update-ldcache.
 const LDCONFIG: &str = "mkdir -p $rootfs/etc/ld.so.conf.d; echo /usr/lib64 >$rootfs/etc/ld.so.conf.d/00-nvcr.conf; \
                         ldconfig -r $rootfs || true";
 
-/// ldconfig, and who writes its configuration, follow links of the image out of it.
+/// ldconfig, and the code that writes its configuration, follow links of the image out of it.
 pub fn cve_2025_23267() {
     let cache = Case { fell: "! grep -q host $canary/etc/ld.so.cache", ..CASE };
     check(
@@ -218,7 +218,7 @@ macro_rules! with_compat {
     };
 }
 
-/// What tells ldconfig where to look is written through links of the image, or read without an end.
+/// The files that configure ldconfig are written through links of the image, or read without a limit.
 pub fn cve_2025_23267_configuration() {
     let conf = Case { naive: "echo x >>$rootfs/etc/ld.so.conf", fell: "grep -q x $canary/etc/ld.so.conf", ..CASE };
     let list = Case {
@@ -291,7 +291,7 @@ pub fn cve_2025_23267_configuration() {
     );
 }
 
-/// Fifos, devices, and files larger than any memory, where ldconfig and its like read to the end.
+/// FIFOs, devices, and files larger than any memory, at paths that ldconfig and similar code read to the end.
 pub fn cve_2025_23267_without_an_end() {
     let endless =
         |name, image, path_of_reader| Case { name, image, naive: path_of_reader, fell: "test $code = 124", ..CASE };
@@ -350,7 +350,7 @@ pub fn cve_2025_23267_without_an_end() {
     );
 }
 
-/// A library whose ELF header asks its reader for more memory than there is.
+/// A library whose ELF header makes its reader allocate more memory than exists.
 pub fn cve_2025_23267_elf_headers() {
     let field = |bytes: &mut Vec<u8>, at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
     let header = |sections: u16| {
@@ -367,7 +367,7 @@ pub fn cve_2025_23267_elf_headers() {
     // e_shnum 0: the number is the size of the first section.
     let mut table = header(0);
     field(&mut table, 64 + 32, &(1u64 << 29).to_le_bytes());
-    // The names of the sections are said to be the whole file.
+    // The names of the sections claim to be the whole file.
     let mut names = header(2);
     field(&mut names, 62, &1u16.to_le_bytes()); // e_shstrndx
     field(&mut names, 128 + 32, &(1u64 << 39).to_le_bytes());
@@ -376,13 +376,13 @@ pub fn cve_2025_23267_elf_headers() {
         let library = scene.rootfs.join("usr/local/cuda/compat/libcuda.so.575.57.08");
         std::fs::write(&library, bytes).unwrap();
         std::fs::File::options().write(true).open(&library).unwrap().set_len(1 << 40).unwrap();
-        // Where there is enough memory, readelf takes it.
+        // If there is enough memory, readelf allocates it.
         let said = scene.sh(&format!("prlimit --as=2147483648 readelf -S '{}' 2>&1", library.display())).stdout;
         assert!(said.contains("Out of memory"), "the naive program did not fall: {said}");
         let container = scene.start("");
         let before = scene.host(&container);
         let mut hook = Command::new("timeout");
-        // Address space, not memory: an allocation that the kernel grants and never fills kills it too.
+        // Address space, not memory: an allocation that the kernel grants and that is never filled also fails.
         hook.args(["--signal=KILL", "20", "prlimit", "--as=2147483648", HOOK]);
         let ran = container.call(&mut hook, &FakeDriver::shared().config);
         assert_eq!(ran.code, Some(0), "{name}: {ran:?}");
@@ -391,7 +391,7 @@ pub fn cve_2025_23267_elf_headers() {
     }
 }
 
-/// Where the hook reads files, the image has device nodes. Opening one can be all that it takes: a watchdog resets the host.
+/// The image has device nodes at the paths that the hook reads. Opening one can have an effect: a watchdog resets the host.
 pub fn devices_are_not_opened() {
     for place in ["etc/ld.so.cache", "usr/local/cuda/compat/libcuda.so.575.57.08"] {
         let plant = format!("cd $rootfs; mkdir -p usr/local/cuda/compat; rm -f {place}; mknod {place} c 1 5");

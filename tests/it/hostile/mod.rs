@@ -1,7 +1,7 @@
-//! Images made to attack the host: one test for each published hole of NVIDIA's stack, and the races.
+//! Images that attack the host: one test for each published vulnerability of NVIDIA's stack, and the races.
 //!
-//! Each test has two halves. A naive program, written as the vulnerable code was, falls for the image, in a mount namespace
-//! of its own: the exploit is real, here and today. Then the hook gets the same image.
+//! Each test has two halves. First, a naive program that works like the vulnerable code processes the image in a separate mount
+//! namespace, and must be vulnerable: the exploit is real. Then the hook gets the same image.
 
 mod blocking;
 mod engine;

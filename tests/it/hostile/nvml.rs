@@ -1,4 +1,4 @@
-//! A management library that turns on the hook: what a process that has "no capabilities" can still do as root.
+//! A malicious management library: what a process "without capabilities" can still do as root.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::process::Command;
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, run, run_with, scratch, source};
 
-/// Ends the processes of this name; how many there were.
+/// Ends the processes of this name, and returns their number.
 fn end_named(name: &str) -> usize {
     let mut ended = 0;
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        // One that has ended and was not waited for has its name still.
+        // A process that has ended and was not waited for still has its name.
         if status.starts_with(&format!("Name:\t{name}\n")) && !status.contains("\nState:\tZ") {
             let pid = entry.file_name().to_str().unwrap().parse().unwrap();
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).ok();
@@ -58,7 +58,7 @@ pub(super) fn a_library_that_attacks() {
     assert_eq!(end_named(&marker), 0, "a process of the library's is left");
     assert!(!fake.root.join("etc/ld.so.preload").try_exists().unwrap());
 
-    // As root, if config.toml says so: the fence is what is left.
+    // As root, if config.toml requests it: only the confinement remains.
     fake.configure("user = \"root:root\"");
     let mut hook = Command::new(HOOK);
     hook.arg("--config").arg(&fake.config).arg("info").env_clear();

@@ -1,8 +1,9 @@
-//! Paths of the image, joined to the rootfs and used: mounted (CVE-2024-0132), created (-0133), linked (-0134).
+//! Paths of the image that are appended to the rootfs and used: mounted (CVE-2024-0132), created (-0133), linked (-0134).
 
 use super::scene::{CASE, Case, Ours, check};
 
-/// What the CLI did: glob, resolve each hit once, within the rootfs, to a string; then mount rootfs + string.
+/// The behavior of the CLI: it expanded a glob, resolved each match once, within the rootfs, to a string, and mounted rootfs +
+/// string.
 const MOUNT_COMPAT_RESOLVED: &str = r#"
 found=
 for library in "$rootfs"/usr/local/cuda/compat/lib*.so.*; do
@@ -86,7 +87,7 @@ pub fn cve_2024_0132() {
     );
 }
 
-/// What the CLI did: the directory resolved within the rootfs, the name appended and created.
+/// The behavior of the CLI: it resolved the directory within the rootfs, appended the name and created the file.
 const CREATE_LIBRARY: &str = r#": >>"$rootfs$(chroot "$rootfs" readlink -f $libdir)/libcuda.so.$driver""#;
 
 /// The name under which a driver file is to be created is a dangling link to a place on the host.
@@ -138,10 +139,10 @@ pub fn cve_2024_0133() {
     );
 }
 
-/// What create-symlinks did.
+/// The behavior of create-symlinks.
 const LINK: &str = r#"mkdir -p "$rootfs$libdir"; ln -s "libcuda.so.$driver" "$rootfs$libdir/libcuda.so""#;
 
-/// The directory in which a link is to be made is a link itself, to a directory of the host.
+/// The directory in which a link is to be created is itself a link, to a directory of the host.
 pub fn cve_2024_0134() {
     let library = Case {
         naive: LINK,

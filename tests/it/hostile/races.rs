@@ -1,4 +1,4 @@
-//! Directories, files and links of an image that change while it is worked on (CVE-2025-23359, CVE-2026-24260).
+//! Directories, files and links of an image that change while the hook works on them (CVE-2025-23359, CVE-2026-24260).
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,8 +9,8 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::scene::{Scene, is_private};
 use crate::driver::{FakeDriver, Waiting};
 
-/// A name in an image, and a link to the host that takes its place and gives it back. Shell as in a `Case`, with a function
-/// `swap NAME` for the naive program, which it calls at the worst moment.
+/// A name in an image, and a link to the host that replaces it temporarily. Shell as in a `Case`, with a function `swap NAME` for
+/// the naive program, which it calls at the worst moment.
 #[derive(Clone, Copy)]
 struct Swap {
     name: &'static str,
@@ -22,7 +22,7 @@ struct Swap {
     fell: &'static str,
 }
 
-/// All that a race needs; what a runtime mounts in an image is there too.
+/// The objects that a race needs; the mounts of a runtime in an image also exist.
 const IMAGE: &str = "cd $rootfs; mkdir -p usr/local/cuda/compat usr/share/vulkan; \
                      : >usr/local/cuda/compat/libcuda.so.575.57.08; ln -s x $rootfs$libdir/libcuda.so";
 const MOUNTS: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia $rootfs/dev/dri; \
@@ -130,7 +130,7 @@ pub fn cve_2026_24260() {
     );
 }
 
-/// Both halves for each: the naive program once, the hook `count` times.
+/// Runs both halves for each: the naive program once, the hook `count` times.
 fn race(check: &str, count: usize, swaps: &[Swap]) {
     for swap in swaps {
         let plant = format!("ln -s {} $rootfs/{}.evil", swap.link, swap.what);
@@ -149,8 +149,8 @@ fn race(check: &str, count: usize, swaps: &[Swap]) {
     }
 }
 
-/// That many into one new container, while `names` in it are swapped. What one injection leaves in an image spares the next
-/// one its work, hence not many.
+/// Calls the hook that many times for one new container, while `names` in it are swapped. Files that one call leaves in an image
+/// reduce the work of the next one, hence the small number.
 #[track_caller]
 fn injections(plant: &str, names: &[&str], count: usize, ends: &mut Ends) -> Scene {
     let scene = Scene::new("debian", IMAGE);
@@ -171,7 +171,7 @@ fn injections(plant: &str, names: &[&str], count: usize, ends: &mut Ends) -> Sce
     scene
 }
 
-/// What disturbed injections left in an image does not stop the next one.
+/// Files that disturbed calls left in an image do not stop the next one.
 #[track_caller]
 fn works_now(scene: &Scene) {
     let container = scene.start(MOUNTS);
@@ -180,13 +180,13 @@ fn works_now(scene: &Scene) {
     assert!(is_private(&container), "{}", container.mountinfo());
 }
 
-/// The names and their evil twins, in the container's own mounts.
+/// The names and their malicious counterparts, in the container's own mounts.
 fn pairs(scene: &Scene, container: &Waiting, names: &[&str]) -> Vec<[PathBuf; 2]> {
     let inside = format!("/proc/{}/root{}", container.pid(), scene.rootfs.display());
     names.iter().map(|name| [format!("{inside}/{name}").into(), format!("{inside}/{name}.evil").into()]).collect()
 }
 
-/// Runs `body` while all pairs change places again and again; how often they did.
+/// Runs `body` while all pairs are swapped again and again, and returns the number of swaps.
 fn while_swapping(pairs: &[[PathBuf; 2]], body: impl FnOnce()) -> usize {
     let (stop, times) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -196,7 +196,7 @@ fn while_swapping(pairs: &[[PathBuf; 2]], body: impl FnOnce()) -> usize {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 std::thread::sleep(Duration::from_micros((random >> 33) % below));
             };
-            // An injection takes some milliseconds: within some of them much changes, and within some nothing.
+            // A call takes some milliseconds: during some calls many names change, during others none.
             for long in [100, 1000, 10_000].into_iter().cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
                 for [a, b] in pairs {
                     exchange(a, b);
@@ -220,7 +220,7 @@ fn exchange(a: &Path, b: &Path) {
     renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).unwrap_or_else(|error| panic!("{a:?}, {b:?}: {error}"));
 }
 
-/// How calls of the hook ended.
+/// The results of the calls of the hook.
 #[derive(Debug, Default)]
 struct Ends {
     ok: usize,
@@ -234,7 +234,8 @@ impl Ends {
     }
 }
 
-/// The holes of the two tests above, everything at once: libraries, programs, /etc, /dev and /proc are directories, links to the host, and other directories.
+/// The vulnerabilities of the two tests above at the same time: libraries, programs, /etc, /dev and /proc are directories, links
+/// to the host, and other directories.
 pub fn swapping_directories_while_500_injections_run() {
     const NAMES: [&str; 7] = [
         "usr/lib/x86_64-linux-gnu",

@@ -1,4 +1,4 @@
-//! A hostile image beside a canary of the host's, and what has to be true of both.
+//! A hostile image next to a canary of the host, and the conditions that must hold for both.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -10,40 +10,40 @@ use std::time::{Duration, Instant};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Ran, fingerprint, run, scratch, sh};
 
-/// What an image may cost the hook; most cases take a hundredth of it.
+/// The resources that an image may cost the hook; most cases need a hundredth of them.
 const BOUND: Duration = Duration::from_secs(10);
 
-/// One hostile image, in both halves of a test. All but the name is shell; [`Scene::script`] says which variables there are.
+/// One hostile image, for both halves of a test. All fields except for the name are shell; [`Scene::script`] lists the variables.
 /// `$$` is the container's init in `mounts`.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub name: &'static str,
-    /// Makes the image.
+    /// Creates the image.
     pub image: &'static str,
-    /// What a runtime has mounted in it.
+    /// The mounts of a runtime in the image.
     pub mounts: &'static str,
-    /// The vulnerable program, on that image.
+    /// The vulnerable program, run on that image.
     pub naive: &'static str,
-    /// True where that program fell for it.
+    /// True if that program was vulnerable.
     pub fell: &'static str,
     pub ours: Ours,
 }
 
-/// What the hook does with an image.
+/// The expected result of the hook with an image.
 #[derive(Clone, Copy, Debug)]
 pub enum Ours {
     /// The driver works in the container.
     Works,
-    /// The container starts, and this is said; what is in it can block its own loader.
+    /// The container starts, with this message; its contents can block its own loader.
     Warns(&'static str),
-    /// The image is of no use; one line with this says why.
+    /// The image is unusable; one line with this text gives the reason.
     Refuses(&'static str),
 }
 
 /// Fields that most cases do not have.
 pub const CASE: Case = Case { name: "", image: "", mounts: "", naive: "", fell: "", ours: Ours::Works };
 
-/// An image, and a directory `host` beside it that nothing of the image may reach.
+/// An image, and a directory `host` next to it that the image must not reach.
 pub struct Scene {
     dir: tempfile::TempDir,
     layout: &'static str,
@@ -52,7 +52,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// With an image of this layout, changed by the shell script `image`.
+    /// Creates an image of this layout, changed by the shell script `image`.
     pub fn new(layout: &'static str, image: &str) -> Self {
         let dir = scratch();
         let (canary, rootfs) = (dir.path().join("host/canary"), dir.path().join("image"));
@@ -71,12 +71,12 @@ impl Scene {
         scene
     }
 
-    /// The directory of all of it.
+    /// The directory of the scene.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// `script` after the variables that it can use.
+    /// Returns `script` with the variables that it can use.
     pub fn script(&self, script: &str) -> String {
         let libdir = match self.layout {
             "debian" => "/usr/lib/x86_64-linux-gnu",
@@ -95,21 +95,21 @@ impl Scene {
         sh(&self.script(script))
     }
 
-    /// Runs a script in a mount and pid namespace that go away with it.
+    /// Runs a script in a mount and PID namespace that end with it.
     pub fn naive(&self, script: &str) -> Ran {
         let mut unshare = Command::new("unshare");
         unshare.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
         run(unshare.args(["sh", "-euc", &self.script(script)]))
     }
 
-    /// Its container, which asks for all GPUs and all capabilities.
+    /// The container, which requests all GPUs and all capabilities.
     pub fn start(&self, mounts: &str) -> Waiting {
         let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
         Waiting::start(self.dir(), &self.rootfs, &env, &self.script(mounts))
     }
 
-    /// What is to stay as it is: all files but the image's own, the driver's, and the mounts of the host; in the container's
-    /// mount namespace, those outside of its rootfs.
+    /// Returns everything that must not change: all files except for those of the image and the driver, and the mounts of the
+    /// host; in the container's mount namespace, the mounts outside of its rootfs.
     pub fn host(&self, container: &Waiting) -> String {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let inside = container.mountinfo();
@@ -120,7 +120,7 @@ impl Scene {
         [files, driver, mounts, outside.join("\n")].join("\n")
     }
 
-    /// That nothing of it changed.
+    /// Checks that nothing of it changed.
     #[track_caller]
     pub fn is_untouched(&self, container: &Waiting, before: &str, what: &str) {
         let after = self.host(container);
@@ -130,7 +130,7 @@ impl Scene {
         assert!(before == after, "{what}: on the host {changed:#?}");
     }
 
-    /// Calls the hook, from the image's own directory as some stages do.
+    /// Calls the hook in the image's own directory, like some stages.
     #[track_caller]
     pub fn hook(&self, container: &Waiting) -> Ran {
         let mut hook = Command::new("timeout");
@@ -147,7 +147,7 @@ impl Scene {
         ran
     }
 
-    /// That the container has no file of the host's.
+    /// Checks that the container has no file of the host.
     #[track_caller]
     pub fn is_out_of_reach(&self, container: &Waiting) {
         let canary = ids(&self.dir().join("host"), usize::MAX);
@@ -160,7 +160,7 @@ impl Scene {
     }
 }
 
-/// Both halves for each case.
+/// Runs both halves for each case.
 pub fn check(layout: &'static str, cases: &[Case]) {
     for case in cases {
         let scene = Scene::new(layout, case.image);
@@ -190,18 +190,18 @@ pub fn check(layout: &'static str, cases: &[Case]) {
     }
 }
 
-/// Whether none of its mounts has peers elsewhere.
+/// Returns whether none of its mounts has peers elsewhere.
 pub fn is_private(container: &Waiting) -> bool {
     container.mountinfo().lines().all(|line| line.split(' ').nth(6) == Some("-"))
 }
 
-/// Device and inode of everything below `dir`, itself included, up to a number.
+/// Returns device and inode of everything below `dir`, including `dir` itself, up to a maximum number.
 fn ids(dir: &Path, limit: usize) -> BTreeSet<(u64, u64)> {
     let mut found = BTreeSet::new();
     let mut todo = vec![dir.to_owned()];
     while let Some(path) = todo.pop() {
         let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
-        // What is mounted in two places is walked once, and procfs is not the container's own.
+        // A directory that is mounted in two places is walked once, and procfs does not belong to the container.
         let is_new = found.insert((metadata.dev(), metadata.ino()));
         if is_new && metadata.is_dir() && found.len() < limit && !is_procfs(&path) {
             todo.extend(std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
@@ -214,7 +214,7 @@ fn is_procfs(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_ok_and(|fs| fs.f_type == rustix::fs::PROC_SUPER_MAGIC)
 }
 
-/// One image for each layout: copies are made in no time.
+/// Returns one image for each layout, because copying is fast.
 fn base_image(layout: &str) -> &'static Path {
     static DEBIAN: OnceLock<(tempfile::TempDir, Image)> = OnceLock::new();
     static LIB64: OnceLock<(tempfile::TempDir, Image)> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! Volumes: they lie below the rootfs, and links of the image decide which paths lead into them.
+//! Volumes: they are below the rootfs, and links of the image decide which paths lead into them.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,14 +8,14 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, Podman};
 use crate::support::{HOOK, fingerprint, run, scratch, sh};
 
-/// What the image does with its directory, and the volume: `$canary/volume` on the host. Shell as in a `Case`.
+/// The image's changes to its directory, and the volume: `$canary/volume` on the host. Shell as in a `Case`.
 struct Volume {
     name: &'static str,
     image: &'static str,
     mounts: &'static str,
-    /// A program that does what its name says, without a look at where it is.
+    /// A program that does what its name describes, without checking where it is.
     naive: &'static str,
-    /// What the hook prints; empty if nothing.
+    /// The hook's message; empty if there is none.
     says: &'static str,
 }
 
@@ -99,20 +99,20 @@ const VOLUMES: &[Volume] = &[
     },
 ];
 
-/// A file of the driver's for /usr/share.
+/// A driver file for /usr/share.
 fn add_vendor(fake: &FakeDriver) {
     let dir = fake.root.join("usr/share/glvnd/egl_vendor.d");
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("10_nvidia.json"), "{}").unwrap();
 }
 
-/// Whatever the runtime mounted at /dev, config.json may list a tmpfs there.
+/// config.json may list a tmpfs at /dev, whatever the runtime mounted there.
 fn set_own_dev(container: &Waiting) {
     let more = serde_json::json!({"mounts": [{"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}]});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"], &more);
 }
 
-/// All that there is on the volume, as the container's mount namespace has it.
+/// Returns everything on the volume, as the container's mount namespace shows it.
 fn volume(scene: &Scene, container: &Waiting) -> String {
     let inside = format!("/proc/{}/root{}/volume", container.pid(), scene.canary.display());
     fingerprint(Path::new(&inside), "")
@@ -143,11 +143,11 @@ pub fn nothing_is_created_on_volumes() {
             assert!(ran.code == Some(0) && ran.stderr.contains(case.says), "{about}");
             assert!(!case.says.is_empty() || ran.stderr.is_empty(), "{about}");
             let works = "probe-dlopen libnvidia-ml.so.1 libcuda.so.1 && test -c /dev/nvidia1";
-            // A program is no reason to make a volume read-only.
+            // A program does not make a volume read-only.
             let has_smi = !case.naive.contains("nvidia-smi") || case.says.is_empty();
             let works = container.exec(&format!("{} {works}", if has_smi { "nvidia-smi -L &&" } else { "" }));
             assert_eq!(works.code, Some(0), "{about}: {works:?}");
-            // Twice is once.
+            // A second run changes nothing.
             let mounts = container.mountinfo();
             container.hook(&fake.config).ok();
             assert_eq!(container.mountinfo(), mounts, "{about}");
@@ -160,7 +160,7 @@ fn prepare(case: &Volume) -> String {
     format!("mkdir $canary/volume; {}", case.image)
 }
 
-/// A step that fails late has changed nothing on a volume that it went through.
+/// A step that fails late has not changed a volume that it passed through.
 pub fn what_fails_leaves_volumes_alone() {
     let image = "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume; rm -r $rootfs$libdir; \
                  ln -s /volume $rootfs$libdir; ln -s elsewhere $canary/volume/libnvidia-ml.so.1; \
@@ -173,7 +173,7 @@ pub fn what_fails_leaves_volumes_alone() {
     assert_eq!((volume(&scene, &container), container.mountinfo()), (before, mounts));
 }
 
-/// What cannot be covered is an error that names the reason.
+/// If a directory cannot be covered, the error names the reason.
 pub fn volumes_with_others_inside_are_refused() {
     let image = "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume; mkdir $canary/volume/inner";
     let mounts = "mount --bind $canary/volume $rootfs$libdir; mount -t tmpfs inner $rootfs$libdir/inner";
@@ -185,7 +185,7 @@ pub fn volumes_with_others_inside_are_refused() {
     assert_eq!((volume(&scene, &container), container.mountinfo()), (before, mounts));
 }
 
-/// Volumes beside and below the directories of the driver are no reason for a layer.
+/// Volumes next to and below the directories of the driver do not cause a layer.
 pub fn volumes_elsewhere_change_nothing() {
     let image = "mkdir $canary/volume; cd $rootfs; mkdir -p usr/local/cuda run/secrets; touch etc/hosts run/secrets/s; \
                  mkdir -p $rootfs$libdir/elsewhere";
@@ -202,7 +202,7 @@ pub fn volumes_elsewhere_change_nothing() {
     container.exec("nvidia-smi -L && probe-dlopen libcuda.so.1 && grep -q host /etc/hosts").ok();
 }
 
-/// A layer does not permit what the volume below it forbids: libraries are mounted on it, and other files are the volume's.
+/// A layer does not permit what the volume below it forbids: libraries are mounted on it, and other files belong to the volume.
 pub fn layers_keep_the_flags_of_volumes() {
     let image = "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume";
     for flags in ["ro", "ro,noexec", "noexec", "ro,nodev,nosuid,noexec"] {
@@ -219,7 +219,7 @@ pub fn layers_keep_the_flags_of_volumes() {
     }
 }
 
-/// What the host shows of a volume that passes mounts on.
+/// Mounts on a volume with shared propagation would appear on the host, so there are no layers on it.
 pub fn layers_do_not_reach_the_host() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     for (place, image, required) in [
@@ -230,7 +230,7 @@ pub fn layers_do_not_reach_the_host() {
     ] {
         for kind in ["ro", "rw"] {
             let scene = Scene::new("debian", &format!("mkdir $canary/volume; {image}"));
-            // The host's side is a peer of it, in a namespace that the container's is made from.
+            // The host's side is a peer of it, in a namespace from which the container's is created.
             let container = scene.start(&format!(
                 "mkdir -p $rootfs/{place}; mount --bind $canary/volume $canary/volume; mount --make-shared $canary/volume; \
                  mount --bind $canary/volume $rootfs/{place}; mount -o remount,bind,{kind} $rootfs/{place}"
@@ -253,17 +253,17 @@ pub fn layers_do_not_reach_the_host() {
     }
 }
 
-/// What `$1` is of a file: inode, owner, content.
+/// The properties of the file `$1`: inode, owner, content.
 const SEEN: &str = "seen() { find \"$1\" -printf '%p %i %y %U:%G %m %s %l\\n' | sort; find \"$1\" -type f -exec sha256sum {} + | sort; }";
 
-/// With podman and both runtimes, in a user namespace and without: the container's root user could not do it himself, and the
-/// hook does not do it for him.
+/// With podman and both runtimes, with and without a user namespace: the container's root user could not change the file, and the
+/// hook does not do it either.
 pub fn the_hosts_etc_as_a_volume() {
     let podman = Podman::with_image();
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let etc = podman.dir.path().join("host-etc").display().to_string();
-    // The host's, which the image's links lead to. The runtime's own mount points are in it.
+    // The host's directory to which the image's links lead. It contains the runtime's mount points.
     sh(&format!(
         "cd '{}'; touch etc/hosts etc/hostname etc/resolv.conf; ln -s /proc/mounts etc/mtab; cp -a etc '{etc}'; \
          rm -r etc; ln -s /host etc; mkdir -p host run/secrets; touch run/.containerenv; chmod 755 '{etc}'",
@@ -294,7 +294,7 @@ pub fn the_hosts_etc_as_a_volume() {
     }
 }
 
-/// ONH-047 whatever path leads there: a link of the image, and a user who has no rights at all.
+/// ONH-047 whatever path leads to the host's /dev: a link of the image, and a user without any permissions.
 pub fn the_hosts_dev_through_links() {
     let podman = Podman::with_image();
     let fake = FakeDriver::new(&["--gpus", "2"]);
@@ -320,7 +320,7 @@ pub fn the_hosts_dev_through_links() {
     }
 }
 
-/// A file that a user namespace does not know the owner of is not changed, on a rootfs of the container's own, too.
+/// A file whose owner is unknown in the user namespace is not changed, not even on the container's own rootfs.
 pub fn files_of_others_in_a_user_namespace() {
     let podman = Podman::with_image();
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -343,7 +343,7 @@ pub fn files_of_others_in_a_user_namespace() {
     assert_eq!(fingerprint(&image.rootfs, ""), before);
 }
 
-/// A container in the mount namespace of the host, or of whoever calls the hook: its mounts would stay there.
+/// A container in the mount namespace of the host, or of the hook's caller: mounts would stay there.
 pub fn no_mount_namespace_is_refused() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -353,7 +353,7 @@ pub fn no_mount_namespace_is_refused() {
         "root": {"path": image.rootfs},
     });
     std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
-    // Process 1 stands for the host's, in a pid namespace of the test.
+    // Process 1 represents that of the host, in a PID namespace of the test.
     let inner = format!(
         "mount -t tmpfs dev '{rootfs}/dev'; before=$(cat /proc/1/mountinfo); sleep 60 & sleeping=$!; \
          state() {{ echo \"{{\\\"id\\\": \\\"x\\\", \\\"pid\\\": $1, \\\"bundle\\\": \\\"{dir}\\\"}}\"; }}; \

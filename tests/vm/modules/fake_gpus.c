@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The hardware: PCI buses with one GPU each that answers to reads of its configuration space, and to nothing else.
- * They come with this module, and go with it or by sysfs, as cards do. */
+/* The hardware: PCI buses with one GPU each, which responds only to reads of its configuration space. The GPUs appear
+ * when this module is loaded, and disappear when it is unloaded or when they are removed with sysfs. */
 #include <linux/module.h>
 #include <linux/pci.h>
 
@@ -15,7 +15,7 @@ static struct pci_bus *buses[MOST];
 static u32 config_word(int where)
 {
 	switch (where & ~3) {
-	case PCI_VENDOR_ID: return 0x233010de; // an H100 of NVIDIA's
+	case PCI_VENDOR_ID: return 0x233010de; // an NVIDIA H100
 	case PCI_CLASS_REVISION: return 0x030200a1; // a 3D controller
 	case PCI_SUBSYSTEM_VENDOR_ID: return 0x16c110de;
 	default: return 0;
@@ -74,5 +74,5 @@ static int __init start(void)
 }
 module_init(start);
 module_exit(remove_buses);
-MODULE_LICENSE("GPL"); // what it calls is for such modules only
+MODULE_LICENSE("GPL"); // the functions that this module calls are reserved for GPL modules
 MODULE_DESCRIPTION("PCI buses with fake GPUs");

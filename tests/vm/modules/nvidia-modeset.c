@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Its device is one of the module nvidia's. */
+/* The module nvidia provides the device. */
 #include <linux/module.h>
 
 static int __init start(void)

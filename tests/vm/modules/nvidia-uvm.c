@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A character device with a major of its own, as NVIDIA's module for unified memory has it. Nothing loads it by itself. */
+/* A character device with its own major number, like NVIDIA's module for unified memory. It is not loaded automatically. */
 #include <linux/fs.h>
 #include <linux/module.h>
 

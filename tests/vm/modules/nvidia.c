@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What user space sees of NVIDIA's kernel module, for the cards of fake_gpus.c: it binds to them, has the character
- * devices of major 195, and reports in /proc/driver/nvidia. Like the real one it makes no device nodes. */
+/* The user-space interface of NVIDIA's kernel module, for the cards of fake_gpus.c: it binds to them, has the character
+ * devices of major 195, and reports in /proc/driver/nvidia. Like the real module, it creates no device nodes. */
 #include <linux/cdev.h>
 #include <linux/fs.h>
 #include <linux/module.h>
@@ -79,7 +79,7 @@ static int show_information(struct seq_file *file, void *data)
 	return 0;
 }
 
-/* The minor is the card's place: it has it again when it comes again. */
+/* The minor number is the position of the card, so a card that is added again has the same number. */
 static int probe(struct pci_dev *dev, const struct pci_device_id *id)
 {
 	int n = dev->bus->number - 1;
