@@ -68,7 +68,12 @@ fn manifests_are_yaml() {
             seen += 1;
         }
     }
-    assert!(seen >= 4, "{seen} blocks");
+    assert!(seen >= 3, "{seen} blocks");
+    let manifests = texts(&source("deploy"), "yaml");
+    for (path, text) in &manifests {
+        assert_eq!(parse(text), None, "{}", path.display());
+    }
+    assert!(manifests.len() >= 6, "{} manifests", manifests.len());
 }
 
 /// The command lines of `sh` blocks, without comments.

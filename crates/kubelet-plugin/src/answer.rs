@@ -193,8 +193,8 @@ mod tests {
     #[test]
     fn nodes_and_the_variable() {
         let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[])];
-        let mut facts = DeviceFacts::empty(HostPath::new("/"));
-        facts.nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
+        let nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
+        let facts = DeviceFacts { nodes, ..DeviceFacts::default() };
         let whole = resource(&["GPU-0", "GPU-1"]);
         let answer = |ids: &[&str]| {
             let devices = permitted(&whole, &self::ids(ids)).unwrap();
@@ -231,12 +231,14 @@ mod tests {
         #[test]
         fn the_nodes_are_those_of_the_hook(missing in any::<[bool; 11]>(), chosen in any::<[bool; 4]>()) {
             let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[]), gpu(2, "C", &[])];
-            let mut facts = DeviceFacts::empty(HostPath::new("/"));
             let nodes = all_nodes().into_iter().zip(missing).filter(|(_, missing)| !missing);
-            facts.nodes = nodes.map(|(node, _)| node).collect();
             let cap = |gi, ci: Option<u32>| ci.map_or(MigCap::GpuInstance(0, gi), |ci| MigCap::ComputeInstance(0, gi, ci));
-            facts.mig_minors =
-                Some([(cap(7, None), 70), (cap(7, Some(0)), 71), (cap(8, None), 80), (cap(8, Some(0)), 81)].into());
+            let minors = [(cap(7, None), 70), (cap(7, Some(0)), 71), (cap(8, None), 80), (cap(8, Some(0)), 81)];
+            let facts = DeviceFacts {
+                nodes: nodes.map(|(node, _)| node).collect(),
+                mig_minors: Some(minors.into()),
+                ..DeviceFacts::default()
+            };
             let [mig_a, mig_b] = [0, 1].map(|at| HostDevice::Mig(&gpus[0].gpu, &gpus[0].gpu.mig_devices[at]));
             let devices = [mig_a, mig_b, HostDevice::Gpu(&gpus[1].gpu), HostDevice::Gpu(&gpus[2].gpu)];
             let devices: Vec<_> =
