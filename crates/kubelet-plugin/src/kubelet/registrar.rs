@@ -60,7 +60,7 @@ struct Registrar {
     kubelet: Option<SocketId>,
     /// This kubelet did not answer a call of Register in time, and may still execute it.
     unanswered: bool,
-    /// The kubelet's stream when it was last looked at
+    /// The kubelet's stream when it was last inspected
     stream: Kubelet,
     /// When it was opened
     opened: Option<Instant>,
@@ -291,7 +291,7 @@ impl Registrar {
 }
 
 async fn attempt(shared: Arc<Shared>, streams: Streams, resource: String, patience: Duration) -> Outcome {
-    let found = shared.look_for_foreign(patience).await;
+    let found = shared.search_foreign(patience).await;
     if found.conflict(&resource).is_some() {
         return Outcome::Conflict;
     }
