@@ -27,8 +27,8 @@ pub(super) struct Sight {
     pub(super) kubelet: Option<SocketId>,
     /// The socket was created after the first inspection, so the kubelet has just started.
     pub(super) is_new: bool,
-    /// How many times the directory was inspected; each one wakes those who wait for a change.
-    inspections: u64,
+    /// How many times the directory was inspected; each one wakes the tasks that wait for a change.
+    pub(super) inspections: u64,
 }
 
 /// Inspects the directory forever.
