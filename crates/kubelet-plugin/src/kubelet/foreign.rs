@@ -1,4 +1,4 @@
-//! Looks for other device plugins that offer the GPUs of this node.
+//! Searches for other device plugins that offer the GPUs of this node.
 //!
 //! Two plugins would give the same GPU to two pods. If both offer the same resource, the kubelet disconnects the plugin that
 //! registered last as soon as the stream of the other one ends. The kubelet does not report which plugins are registered, so this
@@ -93,8 +93,8 @@ pub const fn patience(kubelet_is_new: bool) -> Duration {
     if kubelet_is_new { Duration::from_millis(50) } else { DEADLINE }
 }
 
-/// Looks for other plugins in the directory of the sockets, and asks the kubelet at its socket for pod resources.
-pub async fn look(dir: &Path, pod_resources: &Path, patience: Duration, ours: &[Resource]) -> Foreign {
+/// Searches for other plugins in the directory of the sockets, and asks the kubelet at its socket for pod resources.
+pub async fn search(dir: &Path, pod_resources: &Path, patience: Duration, ours: &[Resource]) -> Foreign {
     let (sockets, ids) = tokio::join!(live_sockets(dir), lasting_ids(pod_resources, patience, ours));
     Foreign { sockets, ids }
 }

@@ -136,6 +136,6 @@ async fn search(shared: &Shared) {
         if shared.resources.borrow().is_empty() {
             continue;
         }
-        shared.look_for_foreign(foreign::patience(false)).await;
+        shared.search_foreign(foreign::patience(false)).await;
     }
 }

@@ -60,7 +60,7 @@ struct Registrar {
     kubelet: Option<SocketId>,
     /// This kubelet did not answer a call of Register in time, and may still execute it.
     unanswered: bool,
-    /// The kubelet's stream when it was last looked at
+    /// The kubelet's stream when it was last inspected
     stream: Kubelet,
     /// When it was opened
     opened: Option<Instant>,
@@ -104,7 +104,7 @@ impl Registrar {
         loop {
             let kubelet = streams.borrow_and_update().kubelet;
             self.note_stream(kubelet);
-            let sight = *sights.borrow_and_update();
+            let sight = self.sight(*sights.borrow_and_update());
             let conflict = foreign.borrow_and_update().conflict(&self.resource);
             let facts = self.facts(&sight, conflict.as_ref());
             self.report_conflict(conflict);
@@ -123,6 +123,12 @@ impl Registrar {
                 Action::Silence => self.streams.silence(),
             }
         }
+    }
+
+    /// Inspects the kubelet's socket again: an attempt must know its kubelet, and the watch may be late.
+    fn sight(&self, seen: Sight) -> Sight {
+        let kubelet = SocketId::at(&socket::kubelet(&self.shared.dir));
+        Sight { kubelet, is_new: seen.is_new || (seen.inspections > 0 && kubelet != seen.kubelet), ..seen }
     }
 
     fn facts(&self, sight: &Sight, conflict: Option<&Conflict>) -> Facts {
@@ -291,7 +297,7 @@ impl Registrar {
 }
 
 async fn attempt(shared: Arc<Shared>, streams: Streams, resource: String, patience: Duration) -> Outcome {
-    let found = shared.look_for_foreign(patience).await;
+    let found = shared.search_foreign(patience).await;
     if found.conflict(&resource).is_some() {
         return Outcome::Conflict;
     }

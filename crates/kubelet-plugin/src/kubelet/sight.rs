@@ -25,10 +25,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(super) struct Sight {
     /// The kubelet's socket
     pub(super) kubelet: Option<SocketId>,
-    /// The socket was created after the first look, so the kubelet has just started.
+    /// The socket was created after the first inspection, so the kubelet has just started.
     pub(super) is_new: bool,
-    /// How many times the directory was inspected; each one wakes those who wait for a change.
-    looks: u64,
+    /// How many times the directory was inspected; each one wakes the tasks that wait for a change.
+    pub(super) inspections: u64,
 }
 
 /// Inspects the directory forever.
@@ -36,13 +36,13 @@ pub(super) async fn watch(dir: &Path, sights: &watch::Sender<Sight>) {
     let events = Events::new();
     let socket = socket::kubelet(dir);
     loop {
-        // The watch is added before the look, so that no change is missed. A directory that was replaced needs a new watch.
+        // The watch is added before the inspection, so that no change is missed. A directory that was replaced needs a new watch.
         events.add(dir);
         let kubelet = SocketId::at(&socket);
         sights.send_modify(|sight| {
-            let is_other = sight.looks > 0 && kubelet.is_some() && kubelet != sight.kubelet;
+            let is_other = sight.inspections > 0 && kubelet.is_some() && kubelet != sight.kubelet;
             let is_new = is_other || (sight.is_new && kubelet.is_some());
-            *sight = Sight { kubelet, is_new, looks: sight.looks + 1 };
+            *sight = Sight { kubelet, is_new, inspections: sight.inspections + 1 };
         });
         if timeout(INTERVAL, events.next()).await.is_ok() {
             sleep(PAUSE).await;

@@ -97,10 +97,10 @@ impl Shared {
         });
     }
 
-    /// Looks for other plugins, and wakes the tasks if that changed.
-    pub(super) async fn look_for_foreign(&self, patience: Duration) -> Foreign {
+    /// Searches for other plugins, and wakes the tasks if that changed.
+    pub(super) async fn search_foreign(&self, patience: Duration) -> Foreign {
         let ours = Arc::clone(&self.resources.borrow());
-        let found = foreign::look(&self.dir, &self.pod_resources, patience, &ours).await;
+        let found = foreign::search(&self.dir, &self.pod_resources, patience, &ours).await;
         self.foreign.send_if_modified(|foreign| {
             let changed = *foreign != found;
             foreign.clone_from(&found);
