@@ -1,4 +1,15 @@
-/* The fake driver's configuration: which GPUs there are and how they misbehave. */
+/* The fake driver's configuration: which GPUs there are and how they misbehave. It is read again when its file has changed; only
+ * the number of GPUs stays that of nvmlInit. The lines of nvml.conf:
+ *
+ *   driver VERSION            cuda X.Y                   count-all
+ *   init-delay-ms N           init-error CODE            init-hang        init-crash
+ *   not-supported CALL
+ *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
+ *   mig gpu=INDEX gi=N ci=N cap-gi=MINOR cap-ci=MINOR profile=1g.10gb uuid=...
+ *
+ * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB), util (percent), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a switch),
+ * fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
+ * recovery-action, remap-failure and ecc, which can be `none`. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
 
