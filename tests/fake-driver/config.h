@@ -1,4 +1,15 @@
-/* The fake driver's configuration: the GPUs and their faults. */
+/* The fake driver's configuration: which GPUs there are and how they misbehave. It is read again when its file has changed; only
+ * the number of GPUs stays that of nvmlInit. The lines of nvml.conf:
+ *
+ *   driver VERSION            cuda X.Y                   count-all
+ *   init-delay-ms N           init-error CODE            init-hang        init-crash
+ *   not-supported CALL
+ *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
+ *   mig gpu=INDEX gi=N ci=N cap-gi=MINOR cap-ci=MINOR profile=1g.10gb uuid=...
+ *
+ * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB), util (percent), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a switch),
+ * fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
+ * recovery-action, remap-failure and ecc, which can be `none`. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
 
@@ -44,15 +55,15 @@ struct config {
 	bool init_hang;
 	bool init_crash;
 	unsigned init_error;
-	bool count_all; /* also count GPUs whose node cannot be opened */
+	bool count_all; /* count GPUs whose node cannot be opened, too */
 	unsigned not_supported_count;
 	char not_supported[MAX_QUIRKS][64];
 	unsigned gpu_count;
 	struct gpu gpu[MAX_GPUS];
 };
 
-/* Reads the configuration of the library file at `library`: `nvml.conf` next to it, or the text after the last line
- * `#fake-driver` in the file itself. Returns false if both are missing, or a line is invalid. */
+/* Reads the configuration that goes with the library file at `library`: `nvml.conf` beside it, or what follows the
+ * last line `#fake-driver` in the file itself. False if there is neither, or a line is wrong. */
 bool config_read(const char *library, struct config *config);
 
 /* The path of a file beside the library. False if the library is not found. */

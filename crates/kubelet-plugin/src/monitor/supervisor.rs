@@ -145,10 +145,7 @@ impl Supervisor {
                 }
                 self.back_off().await
             }
-            Ended::Silent { call, why } => {
-                self.blame(&call, why).await?;
-                self.back_off().await
-            }
+            Ended::Silent { .. } => self.back_off().await,
             Ended::LetGo => self.wait_for_resume().await,
         }
     }
@@ -164,12 +161,16 @@ impl Supervisor {
             Err(error) => return Ok(Ended::Unusable(format!("cannot start the monitor: {error}"))),
         };
         let Some(stdout) = child.stdout.take() else { return Ok(Ended::Again) };
-        let ended = self.listen(Lines::new(stdout), &mut child).await;
+        let ended = self.listen(Lines::new(stdout), &mut child).await?;
         child.start_kill().ok();
+        // The agent must not wait for a process that hangs in the kernel.
+        if let Ended::Silent { call, why } = &ended {
+            self.blame(call, why.clone()).await?;
+        }
         if timeout(REAP, child.wait()).await.is_err() {
             self.unreaped.push(child);
         }
-        ended
+        Ok(ended)
     }
 
     fn spawn(&self) -> io::Result<Child> {
