@@ -11,14 +11,20 @@ use crate::support::{run, source};
 /// Returns the program that `make build` builds.
 pub fn release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .args(["build", "--quiet", "--locked", "--release", "--features", "lean", "--target-dir"])
-            .arg(source("target"));
-        run(build.current_dir(source("")).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
-        source("target/release/oci-nvidia-hook")
-    })
+    BUILT.get_or_init(|| build("oci-nvidia-hook", &["--features", "lean"]))
+}
+
+/// Returns the device plugin, built in the same way.
+pub fn plugin() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build("oci-nvidia-kubelet-plugin", &["--package", "oci-nvidia-kubelet-plugin"]))
+}
+
+fn build(program: &str, arguments: &[&str]) -> PathBuf {
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "--release", "--target-dir"]).arg(source("target")).args(arguments);
+    run(build.current_dir(source("")).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
+    source("target/release").join(program)
 }
 
 /// Returns the same program without symbols.
@@ -46,7 +52,8 @@ pub fn cargo() -> &'static Path {
              set -eu\n\
              case \"$*\" in\n\
              vendor\\ * | metadata\\ *) exec '{real}' \"$@\" ;;\n\
-             'build --release --locked --offline --features lean') ;;\n\
+             'build --release --locked --offline --features lean') built='{hook}' ;;\n\
+             'build --release --locked --offline -p oci-nvidia-kubelet-plugin') built='{plugin}' ;;\n\
              *) echo \"unexpected: cargo $*\" >&2; exit 1 ;;\n\
              esac\n\
              test -d vendor\n\
@@ -57,9 +64,10 @@ pub fn cargo() -> &'static Path {
              done\n\
              dir=${{CARGO_TARGET_DIR:-target}}/release\n\
              mkdir -p \"$dir\"\n\
-             cp '{built}' \"$dir/oci-nvidia-hook\"\n",
+             cp \"$built\" \"$dir\"\n",
             real = env!("CARGO"),
-            built = release().display()
+            hook = release().display(),
+            plugin = plugin().display()
         );
         std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();
         std::fs::write(&cargo, script).unwrap();

@@ -40,6 +40,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 const MAIN: &str = "oci-nvidia-hook";
+const PLUGIN: &str = "oci-nvidia-kubelet-plugin";
 const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
 
 /// The packages, built once, without network access, like `make deb`.
@@ -76,8 +77,8 @@ fn the_files_agree_with_the_program() {
     }
     // The same packages as in the spec.
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
-    let subpackages =
-        spec.lines().filter_map(|line| line.strip_prefix("%package ")).map(|name| format!("{MAIN}-{name}"));
+    let name = |name: &str| name.strip_prefix("-n ").map_or_else(|| format!("{MAIN}-{name}"), |_| PLUGIN.to_owned());
+    let subpackages = spec.lines().filter_map(|line| line.strip_prefix("%package ")).map(name);
     let mut expected: Vec<_> = subpackages.chain([MAIN.to_owned()]).collect();
     let mut binaries: Vec<_> = control.lines().filter_map(|line| line.strip_prefix("Package: ")).collect();
     expected.sort();
@@ -92,7 +93,7 @@ fn the_files_agree_with_the_program() {
 }
 
 fn packages_hold_what_the_lists_say() {
-    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat"] {
+    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat", PLUGIN] {
         let contents = run(Command::new("dpkg-deb").arg("--contents").arg(package(name))).ok();
         let line = |line: &str| {
             let words: Vec<_> = line.split_whitespace().collect();
@@ -150,7 +151,7 @@ fn lintian_reports_nothing() {
     let mut lint = Command::new("lintian");
     // Only a package of the Debian archive closes the bug that requested it.
     lint.args(["--allow-root", "--fail-on", "error,warning", "--suppress-tags", "initial-upload-closes-no-bugs"]);
-    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat"] {
+    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat", PLUGIN] {
         lint.arg(package(name));
     }
     let ran = run(&mut lint);

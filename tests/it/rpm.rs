@@ -36,6 +36,7 @@ pub const TESTS: &[Test] = &[
 const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
 const HOOK_FILE: &str = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";
 const MAIN: &str = "oci-nvidia-hook";
+const PLUGIN: &str = "oci-nvidia-kubelet-plugin";
 
 /// The packages of this tree, and those of a later release with other files.
 pub struct Packages {
@@ -115,7 +116,7 @@ fn each_distribution_has_its_macros() {
     let parse = |distribution: &str| {
         let mut rpmspec = Command::new("rpmspec");
         rpmspec.args(["-P", "--define", distribution, "--define", "build_rustflags -Cx=y"]);
-        for name in ["post", "preun", "postun"] {
+        for name in ["post", "preun", "postun", "postun_with_restart"] {
             rpmspec.arg("--define").arg(format!("systemd_{name}() systemd_{name} %*"));
         }
         run(rpmspec.arg(source("packaging/rpm.spec"))).ok()
@@ -125,6 +126,7 @@ fn each_distribution_has_its_macros() {
     for line in [
         "BuildRequires:  cargo-packaging",
         "%{cargo_build} --locked --features lean",
+        "%{cargo_build} --locked -p oci-nvidia-kubelet-plugin",
         "%service_add_pre",
         "%service_del_postun",
     ] {
@@ -162,7 +164,7 @@ fn tarballs_are_the_same_each_time() {
 fn packages_hold_what_the_lists_say() {
     let packages = Packages::shared();
     let names = |packages: &[PathBuf]| packages.iter().map(|package| query(package, "%{NAME}")).collect::<Vec<_>>();
-    let mut expected = vec![MAIN.to_owned(), format!("{MAIN}-compat")];
+    let mut expected = vec![MAIN.to_owned(), format!("{MAIN}-compat"), PLUGIN.to_owned()];
     if source("packaging/podman/oci-nvidia-hook-precreate.json").is_file() {
         expected.push(format!("{MAIN}-podman"));
     }

@@ -170,17 +170,17 @@ mod tests {
         sick.devices[1].unhealthy = Some("XID 79\nand a second line é".to_owned());
         let many: Vec<String> = (0..10_000).map(|number| format!("GPU-x{number}")).collect();
         for (resource, ids, expected) in [
-            (&whole, ids(&["GPU-7"]), "GPU-7 does not exist (ONH-603); hint: "),
-            (&whole, ids(&["GPU-0", "GPU-8", "GPU-9"]), "GPU-8, GPU-9 do not exist (ONH-603); hint: "),
-            (&whole, ids(&[]), "the kubelet asks for no device (ONH-603); hint: "),
-            (&whole, many, "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-603); hint: "),
-            (&sick, ids(&["GPU-1"]), "GPU-1 does not work: XID 79?and a second line ? (ONH-604); hint: "),
+            (&whole, ids(&["GPU-7"]), "GPU-7 does not exist (ONH-071); hint: "),
+            (&whole, ids(&["GPU-0", "GPU-8", "GPU-9"]), "GPU-8, GPU-9 do not exist (ONH-071); hint: "),
+            (&whole, ids(&[]), "the kubelet asks for no device (ONH-071); hint: "),
+            (&whole, many, "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-071); hint: "),
+            (&sick, ids(&["GPU-1"]), "GPU-1 does not work: XID 79?and a second line ? (ONH-072); hint: "),
             (
                 &shared,
                 ids(&["GPU-0::0", "GPU-1::0"]),
                 "2 devices of nvidia.com/gpu are requested, but its GPUs are shared",
             ),
-            (&shared, ids(&["GPU-0"]), "GPU-0 does not exist (ONH-603)"),
+            (&shared, ids(&["GPU-0"]), "GPU-0 does not exist (ONH-071)"),
         ] {
             let refusal = permitted(resource, &ids).unwrap_err().to_string();
             assert!(refusal.starts_with(expected), "{refusal}");

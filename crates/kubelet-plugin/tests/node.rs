@@ -156,7 +156,7 @@ fn whole_gpus_are_offered_and_given() {
     std::fs::remove_file(node.fake.root.join("dev/nvidia1")).unwrap();
     let refusal = node.refusal(&uuid(1));
     assert!(refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: "), "{refusal}");
-    assert!(node.refusal("GPU-unknown").contains("GPU-unknown does not exist (ONH-603); hint: "));
+    assert!(node.refusal("GPU-unknown").contains("GPU-unknown does not exist (ONH-071); hint: "));
 }
 
 fn mig_devices_follow_the_layout() {
@@ -185,7 +185,7 @@ fn a_sick_gpu_recovers() {
     node.fake.event("xid 1 79");
     node.wait("all replicas of the sick GPU", AT_ONCE, GPU, 3, 6);
     let id = format!("{}::0", uuid(1));
-    assert!(node.refusal(&id).contains("does not work: XID 79 (ONH-604); hint: "), "{}", node.refusal(&id));
+    assert!(node.refusal(&id).contains("does not work: XID 79 (ONH-072); hint: "), "{}", node.refusal(&id));
     node.kubelet.allocate(GPU, &[&[format!("{}::0", uuid(0))]]).unwrap();
     node.wait("recovery", SOON, GPU, 6, 6);
     // The driver recommends a reset: no recovery without it.
@@ -305,7 +305,7 @@ fn replicas() {
     assert_eq!(preferred[0], [id(0, 0), id(1, 0)]);
     let refusal = node.kubelet.allocate(name, &[&preferred[0]]).unwrap_err();
     assert!(
-        refusal.message().contains("2 devices of example.com/h100 are requested, but its GPUs are shared (ONH-605)")
+        refusal.message().contains("2 devices of example.com/h100 are requested, but its GPUs are shared (ONH-073)")
     );
     node.kubelet.allocate(name, &[&[id(1, 1)]]).unwrap();
 }
@@ -337,7 +337,7 @@ fn check_prints_what_run_offers() {
     std::fs::remove_file(fake.root.join("dev/nvidiactl")).unwrap();
     let (code, text, _) = check(&fake, &[]);
     assert_eq!(code, Some(3), "{text}");
-    assert!(text.contains("ONH-606 error: ") && text.contains("  hint: "), "{text}");
+    assert!(text.contains("ONH-074 error: ") && text.contains("  hint: "), "{text}");
     // A host without GPUs is in order.
     let (code, text, _) = check(&Fake::new(&["--gpus", "0"]), &[]);
     assert_eq!((code, text.as_str()), (Some(0), "this node has no GPU to offer\n"));

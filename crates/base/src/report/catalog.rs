@@ -168,6 +168,19 @@ kinds! {
         why "the engine starts no container at all until the file is corrected"
         fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "troubleshooting.md";
 
+    PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet asks for a device that does not exist"
+        why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"
+        fix "delete the pod: the kubelet chooses another device for the next one" see "kubernetes.md";
+    PLUGIN_SICK_DEVICE "ONH-072" Error "the kubelet asks for a device that does not work"
+        why "the GPU failed after the kubelet had chosen it"
+        fix "delete the pod; `oci-nvidia-kubelet-plugin check` on the node prints the state of its GPUs" see "kubernetes.md";
+    PLUGIN_SHARED_DEVICE "ONH-073" Error "a container requests several replicas of shared GPUs"
+        why "two replicas can be the same GPU, so a second one gives the container nothing"
+        fix "request one, or GPUs that are not shared" see "kubernetes.md";
+    PLUGIN_DRIVER "ONH-074" Error "the device plugin cannot ask the driver about the GPUs"
+        why "without the driver, it is unknown which GPUs work, so none is offered"
+        fix "run `oci-nvidia-hook doctor` on the node" see "troubleshooting.md";
+
     UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
         why "the key has no effect"
         fix "correct the key; the message suggests a similar one if there is one" see "oci-nvidia-hook.toml(5)";
@@ -383,21 +396,9 @@ kinds! {
     OTHER_PLUGIN "ONH-601" Warning "another device plugin offers the GPUs of the node"
         why "two plugins would give the same GPU to two pods, so this plugin does not register its resources while the other one answers"
         fix "use one device plugin: delete the DaemonSet of the other one, or stop `oci-nvidia-kubelet-plugin.service`" see "kubernetes.md";
-    PLUGIN_MIG_STRATEGY "ONH-602" Error "MIG devices cannot be offered as GPUs"
+    PLUGIN_MIG_STRATEGY "ONH-602" Warning "MIG devices cannot be offered as GPUs"
         why "with the MIG strategy \"single\", all devices of the resource must be of one kind"
         fix "create MIG devices of one profile on all GPUs, or set `mig-strategy = \"mixed\"`" see "kubernetes.md";
-    PLUGIN_UNKNOWN_DEVICE "ONH-603" Error "the kubelet asks for a device that does not exist"
-        why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"
-        fix "delete the pod: the kubelet chooses another device for the next one" see "kubernetes.md";
-    PLUGIN_SICK_DEVICE "ONH-604" Error "the kubelet asks for a device that does not work"
-        why "the GPU failed after the kubelet had chosen it"
-        fix "delete the pod; `oci-nvidia-kubelet-plugin check` on the node prints the state of its GPUs" see "kubernetes.md";
-    PLUGIN_SHARED_DEVICE "ONH-605" Error "a container requests several replicas of shared GPUs"
-        why "two replicas can be the same GPU, so a second one gives the container nothing"
-        fix "request one, or GPUs that are not shared" see "kubernetes.md";
-    PLUGIN_DRIVER "ONH-606" Error "the device plugin cannot ask the driver about the GPUs"
-        why "without the driver, it is unknown which GPUs work, so none is offered"
-        fix "run `oci-nvidia-hook doctor` on the node" see "troubleshooting.md";
 }
 
 #[cfg(test)]
