@@ -517,8 +517,12 @@ fn the_driver_is_let_go() {
     let fake = Fake::new(&["--gpus", "1"]);
     let supervisor = start_supervisor(&fake);
     supervisor.expect_healthy(within(2000), 0);
+    // A signal that arrived before does not count.
+    supervisor.signal(Signal::USR2);
+    std::thread::sleep(Duration::from_millis(200));
     supervisor.signal(Signal::USR1);
     supervisor.expect(within(1000), &["LetGo"]);
+    std::thread::sleep(Duration::from_millis(500));
     assert_eq!(supervisor.children(), Vec::<u32>::new());
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", supervisor.pid())).unwrap();
     assert!(!maps.contains("libnvidia"), "{maps}");
