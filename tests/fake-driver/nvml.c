@@ -82,14 +82,14 @@ static bool stat_config(struct stat *out)
 	return config_beside(library_path, "nvml.conf", path, sizeof path) && !stat(path, out);
 }
 
-/* Looks at the configuration again if its file changed. What nvmlInit counted stays: a GPU without a line is lost. */
+/* Reads the configuration again if its file changed. The number of GPUs stays that of nvmlInit: a GPU without a line is lost. */
 static void config_refresh(void)
 {
 	static struct config fresh;
 	struct stat now;
 	if (!stat_config(&now) || same_file(&now, &config_stat))
 		return;
-	/* Half-written, it is looked at again when the rest is there. */
+	/* A file that is being written is read again when it is complete. */
 	if (!config_read(library_path, &fresh))
 		return;
 	config_stat = now;

@@ -42,11 +42,11 @@ extern char library_path[4096];
 
 void sleep_ms(unsigned ms);
 
-/* What stands before a call's own work: the configuration is looked at again, and a GPU may fail, hang or crash. */
+/* Comes first in each call: reads the configuration again if it changed, and lets a GPU fail, hang or crash. */
 unsigned check(const char *call);
 unsigned check_device(const char *call, const struct device *device);
 
-/* Hangs for as long as the configuration says so of this call and GPU, or crashes. */
+/* Hangs while the configuration demands it for this call and GPU, or crashes. */
 void misbehave(const char *call, const struct gpu *gpu);
 
 void fill_pci_info(const struct gpu *gpu, struct pci_info *out);

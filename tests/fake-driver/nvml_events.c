@@ -1,4 +1,4 @@
-/* The fake libnvidia-ml.so.1: event sets. The events are the lines that are appended to `nvml.events` beside the library:
+/* The fake libnvidia-ml.so.1: event sets. The events are lines that are appended to `nvml.events` in the directory of the library:
  * `xid INDEX CODE`, `unavailable INDEX` and `recovery INDEX`, with NVML's index of the GPU. */
 #include "nvml.h"
 
@@ -17,8 +17,8 @@ enum { XID = 0x8, UNAVAILABLE = 0x4000, RECOVERY = 0x8000, NO_INSTANCE = 0xfffff
 struct event_set {
 	unsigned long long types[MAX_GPUS]; /* registered, by GPU */
 	long since[MAX_GPUS];               /* the place in the file at that time */
-	long place;                         /* what is before it has been read */
-	int watch;                          /* tells of changes beside the library; -1: it cannot be had */
+	long place;                         /* the end of what has been read */
+	int watch;                          /* an inotify descriptor for the directory of the library, or -1 */
 };
 
 struct event {
@@ -116,7 +116,7 @@ static bool next_event(struct event_set *set, struct event *event)
 	FILE *file = events_path(path, sizeof path) && events_size() != set->place ? fopen(path, "re") : NULL;
 	if (!file)
 		return false;
-	/* A shorter file is another one. */
+	/* The file was replaced. */
 	if (events_size() < set->place) {
 		set->place = 0;
 		memset(set->since, 0, sizeof set->since);
@@ -149,7 +149,7 @@ static long long now_ms(void)
 	return now.tv_sec * 1000ll + now.tv_nsec / 1000000;
 }
 
-/* Waits for a change of a file beside the library, or without a watch for a moment. */
+/* Waits for a change in the directory of the library, or without a watch for a short time. */
 static void wait_for_change(const struct event_set *set, int ms)
 {
 	char changes[1024];

@@ -1,4 +1,4 @@
-/* The fake libnvidia-ml.so.1: how a GPU is, what it does, and what it is close to. */
+/* The fake libnvidia-ml.so.1: the state, load and topology of GPUs. */
 #include "nvml.h"
 
 #include <stdio.h>
@@ -65,7 +65,7 @@ static bool parse_profile(const char *text, struct attributes *out)
 		.decoders = gpu,
 		.gpu_slices = gpu,
 		.compute_slices = compute,
-		/* A little less than the name says, as on the real ones. */
+		/* A part is reserved, as on a real GPU. */
 		.memory_mib = gib * 1024 - 256,
 	};
 	return true;
@@ -101,7 +101,7 @@ PUBLIC unsigned nvmlDeviceGetUtilizationRates(struct device *device, struct util
 	return SUCCESS;
 }
 
-/* The real one has a buffer of so many, at the rate of 6 a second. */
+/* The real library keeps this many samples, 6 for each second. */
 enum { SAMPLES = 120, SAMPLE_US = 1000000 / 6, FIRST_UTILIZATION = 1, LAST_UTILIZATION = 4 };
 
 PUBLIC unsigned nvmlDeviceGetSamples(struct device *device, unsigned type, unsigned long long last_seen, unsigned *value_type,

@@ -225,6 +225,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_driver_that_crashes_costs_one_gpu", a_driver_that_crashes_costs_one_gpu),
     ("a_driver_that_hangs_everywhere", a_driver_that_hangs_everywhere),
     ("a_driver_comes_and_goes", a_driver_comes_and_goes),
+    ("a_gpu_is_added_and_removed", a_gpu_is_added_and_removed),
     ("the_driver_is_let_go", the_driver_is_let_go),
 ];
 
@@ -461,13 +462,39 @@ fn a_driver_comes_and_goes() {
     assert_eq!(supervisor.lines.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
 }
 
+fn a_gpu_is_added_and_removed() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let listed = fake.root.join("proc/driver/nvidia/gpus/0000:01:00.0");
+    let node = fake.root.join("dev/nvidia0");
+    let hidden = fake.dir.path().join("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    let moved = [(&listed, hidden.join("listed")), (&node, hidden.join("node"))];
+    let remove = || {
+        fake.set("gpu minor=0 ", "#gpu minor=0 ");
+        moved.iter().for_each(|(place, hidden)| std::fs::rename(place, hidden).unwrap());
+    };
+    remove();
+    let supervisor = start_supervisor(&fake);
+    supervisor.expect(within(2000), &["Snapshot", "gpus: [], failed: []"]);
+    fake.set("#gpu minor=0 ", "gpu minor=0 ");
+    moved.iter().for_each(|(place, hidden)| std::fs::rename(hidden, place).unwrap());
+    supervisor.expect(within(5000), &["Snapshot", "gpus: [Gpu", &uuid(0)]);
+    supervisor.expect_healthy(within(1000), 0);
+    remove();
+    supervisor.expect(within(5000), &["Snapshot", "gpus: [], failed: []"]);
+}
+
 fn the_driver_is_let_go() {
     use rustix::process::Signal;
     let fake = Fake::new(&["--gpus", "1"]);
     let supervisor = start_supervisor(&fake);
     supervisor.expect_healthy(within(2000), 0);
+    // A signal that arrived before does not count.
+    supervisor.signal(Signal::USR2);
+    std::thread::sleep(Duration::from_millis(200));
     supervisor.signal(Signal::USR1);
     supervisor.expect(within(1000), &["LetGo"]);
+    std::thread::sleep(Duration::from_millis(500));
     assert_eq!(supervisor.children(), Vec::<u32>::new());
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", supervisor.pid())).unwrap();
     assert!(!maps.contains("libnvidia"), "{maps}");

@@ -176,9 +176,13 @@ impl<M: Monitoring> Watch<'_, M> {
         if self.snapshot.as_ref() != Some(&snapshot) {
             self.lines.write(&Message::Snapshot(Box::new(snapshot.clone())));
         }
+        let handles = self.handles.clone();
+        if self.events.is_none() {
+            // An event between the sample and the registration would be lost.
+            self.register(&handles);
+        }
         let mut working = Vec::new();
-        for at in 0..self.handles.len() {
-            let Some(handle) = self.handles.get(at).cloned() else { continue };
+        for handle in handles {
             if self.sample(&handle).error.is_none() {
                 working.push(handle);
             }
@@ -263,7 +267,9 @@ impl<M: Monitoring> Watch<'_, M> {
             return;
         }
         self.lines.call(None, None);
-        let new = nvml::register(self.api, &working.iter().collect::<Vec<_>>());
+        let Self { api, lines, .. } = self;
+        let new = nvml::register(*api, working, &mut |gpu| lines.call(Some(gpu.index), Some(&gpu.gpu.uuid)));
+        self.lines.call(None, None);
         if let Some((old, _)) = std::mem::replace(&mut self.events, new.map(|set| (set, gpus))) {
             while let Ok(Some(event)) = self.api.wait(&old, Duration::ZERO) {
                 self.handle(event);

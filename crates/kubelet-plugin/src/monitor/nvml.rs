@@ -140,11 +140,12 @@ pub(super) fn supported_events(api: &impl Monitoring, device: Device) -> u64 {
     api.supported_events(device).unwrap_or_default() & EVENTS
 }
 
-/// Creates a set for the events of these GPUs. Returns `None` if no GPU reports events.
-pub(super) fn register(api: &impl Monitoring, handles: &[&Handle]) -> Option<EventSet> {
+/// Creates a set for the events of these GPUs, and calls `next` before each GPU. Returns `None` if no GPU reports events.
+pub(super) fn register(api: &impl Monitoring, handles: &[Handle], next: &mut dyn FnMut(&Handle)) -> Option<EventSet> {
     let set = api.create_event_set().ok()?;
     let mut registered = 0;
     for handle in handles {
+        next(handle);
         let kinds = supported_events(api, handle.device);
         if kinds != 0 && api.register_events(handle.device, kinds, &set).is_ok() {
             registered += 1;

@@ -191,7 +191,10 @@ impl Supervisor {
             let limit = self.options.time_limit + Duration::from_millis(call.wait_ms.into());
             let line = tokio::select! {
                 line = timeout(limit, lines.next()) => line,
-                _ = self.let_go.recv() => return Ok(Ended::LetGo),
+                _ = self.let_go.recv() => {
+                    self.forget_resume().await;
+                    return Ok(Ended::LetGo);
+                }
                 () = self.updates.closed() => return Err(Finished),
                 () = sleep_until(until.unwrap_or_else(far_away)), if until.is_some() && self.are_reaped() => {
                     self.retry();
@@ -291,11 +294,23 @@ impl Supervisor {
         while Instant::now() < end && KernelState::read(&self.config) == before {
             tokio::select! {
                 () = sleep_until(end.min(Instant::now() + STEP)) => {}
-                _ = self.let_go.recv() => return self.wait_for_resume().await,
+                _ = self.let_go.recv() => {
+                    self.forget_resume().await;
+                    return self.wait_for_resume().await;
+                }
                 () = self.updates.closed() => return Err(Finished),
             }
         }
         Ok(())
+    }
+
+    /// Forgets a SIGUSR2 that arrived while the monitor ran.
+    async fn forget_resume(&mut self) {
+        tokio::select! {
+            biased;
+            _ = self.resume.recv() => {}
+            () = std::future::ready(()) => {}
+        }
     }
 
     /// Waits for SIGUSR2, or until the module is loaded again.
