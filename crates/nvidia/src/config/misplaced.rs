@@ -92,7 +92,7 @@ mod tests {
             refused(&text, "/etc/x/config.toml"),
             format!(
                 "\"/etc/x/config.toml\" line {lines}: accept-nvidia-visible-devices-envvar-when-unprivileged is unknown in \
-                 the table [kubelet-plugin]; it belongs above the first table, which begins in line {first} (ONH-005)\n\
+                 the table [oci-nvidia-hook]; it belongs above the first table, which begins in line {first} (ONH-005)\n\
                  hint: move line {lines}, or write it into a file of its own, /etc/x/config.toml.d/50-local.toml"
             )
         );
