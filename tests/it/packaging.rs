@@ -28,13 +28,14 @@ fn systemd_takes_the_units() {
     let mut seen = 0;
     for unit in std::fs::read_dir(source("packaging/systemd")).unwrap().flatten() {
         // systemd checks that the program exists.
-        let text = std::fs::read_to_string(unit.path()).unwrap().replace("/usr/bin/oci-nvidia-hook", HOOK);
+        let text = std::fs::read_to_string(unit.path()).unwrap();
+        let text = text.replace("/usr/bin/oci-nvidia-hook", HOOK).replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK);
         let path = dir.path().join(unit.file_name());
         std::fs::write(&path, text).unwrap();
         verify.arg(path);
         seen += 1;
     }
-    assert_eq!(seen, 2);
+    assert_eq!(seen, 3);
     let ran = run(&mut verify);
     assert!(ran.code == Some(0) && ran.stderr.is_empty(), "{ran:?}");
 }
