@@ -15,6 +15,7 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files::CapFile;
 
+use super::kubelet_plugin::KubeletPlugin;
 use crate::cdi_check::CdiVerdict;
 use crate::engine::{Engine, User};
 
@@ -43,6 +44,8 @@ pub struct Facts {
     pub selinux: Option<Selinux>,
     /// The CDI specs, as engines see them
     pub cdi: Vec<CdiView>,
+    /// The device plugin for Kubernetes, if it is installed
+    pub kubelet_plugin: Option<KubeletPlugin>,
 }
 
 /// The driver, its files and its GPUs.

@@ -13,6 +13,7 @@ use nvidia_host::driver::packages;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::inspect_driver::inspect_driver;
+use super::kubelet_plugin::KubeletPlugin;
 use crate::cdi_check::{self, Now};
 use crate::engine::cdi::{self, View};
 use crate::engine::{Engine, User, hooks, runtime};
@@ -53,6 +54,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         driver,
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
+        kubelet_plugin: KubeletPlugin::inspect(host),
         systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
         selinux: selinux(host),
         user: caller.user,

@@ -13,6 +13,7 @@ mod gpus;
 mod host;
 mod inspect;
 mod inspect_driver;
+mod kubelet_plugin;
 
 use std::fmt;
 
@@ -143,6 +144,7 @@ const CHECKS: &[(&str, Checker<Facts>)] = &[
     ("cgroups", One(engines::cgroups)),
     ("dev-char", One(engines::dev_char)),
     ("cdi", Several(engines::cdi)),
+    ("kubelet-plugin", One(kubelet_plugin::check)),
     ("exposed", One(engines::exposed)),
     ("selinux", One(host::selinux)),
     ("groups", One(host::groups)),

@@ -329,6 +329,20 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-507: CRI-O: runc 1.1.4 denies access to \"/dev/nvidia3\"",
         Status::Warning,
     ),
+    (
+        "touch usr/bin/oci-nvidia-kubelet-plugin; chmod 755 usr/bin/oci-nvidia-kubelet-plugin; \
+         mkdir -p var/lib/kubelet/device-plugins; touch var/lib/kubelet/device-plugins/kubelet.sock",
+        "kubelet-plugin",
+        "ONH-603",
+        Status::Warning,
+    ),
+    (
+        "touch usr/bin/oci-nvidia-kubelet-plugin; chmod 755 usr/bin/oci-nvidia-kubelet-plugin; \
+         mkdir -p var/lib/kubelet/device-plugins; cd var/lib/kubelet/device-plugins; touch kubelet.sock nvidia-gpu.sock",
+        "kubelet-plugin",
+        "ONH-601: another device plugin serves \"/var/lib/kubelet/device-plugins/nvidia-gpu.sock\"",
+        Status::Warning,
+    ),
     ("echo '0 0' >sys/fs/selinux/booleans/container_use_devices", "selinux", "ONH-508", Status::Warning),
     ("mkdir -p etc/cdi; echo '{' >etc/cdi/x.yaml", "cdi", "ONH-404", Status::Warning),
     (

@@ -399,6 +399,9 @@ kinds! {
     PLUGIN_MIG_STRATEGY "ONH-602" Warning "MIG devices cannot be offered as GPUs"
         why "with the MIG strategy \"single\", all devices of the resource must be of one kind"
         fix "create MIG devices of one profile on all GPUs, or set `mig-strategy = \"mixed\"`" see "kubernetes.md";
+    PLUGIN_NOT_RUNNING "ONH-603" Warning "the device plugin is installed and offers nothing"
+        why "the kubelet does not know the GPUs of the node"
+        fix "run `oci-nvidia-kubelet-plugin check`, which prints what it would offer, and `systemctl enable --now oci-nvidia-kubelet-plugin`" see "kubernetes.md";
 }
 
 #[cfg(test)]
