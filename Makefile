@@ -52,6 +52,7 @@ fuzz:
 bench:
 	@tests/install-tools bench
 	$(CARGO) bench --locked --profile dist --features lean --bench pure --bench cost
+	$(CARGO) bench --locked --profile dist --package oci-nvidia-kubelet-plugin --bench footprint
 
 ## Runs the tests in a virtual machine. It boots Debian with these packages, the fake driver and its kernel modules four times, the last
 ## time with SELinux enforcing. As root, on Debian; downloads 300 MB the first time. Takes a quarter of an hour without KVM.

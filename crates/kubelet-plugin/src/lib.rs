@@ -13,7 +13,7 @@
 //! | [`answer`], [`prefer`], [`allocator`] | what a container gets |
 //! | [`host`] | what the kernel knows about the GPUs |
 //! | [`kubelet`] | the sockets and the registration |
-//! | [`run`] | connects them |
+//! | [`mod@run`] | connects them |
 //! | [`control`] | commands for a running plugin |
 //! | [`check`], [`cli`], [`log`] | command lines and output |
 

@@ -117,7 +117,7 @@ impl<'a> Candidates<'a> {
         }
         let all: Vec<&str> = chosen.iter().chain(&rest).copied().collect();
         let scores: Vec<Vec<u32>> = all.iter().map(|a| all.iter().map(|b| self.score(a, b)).collect()).collect();
-        let places = if rest.len() <= MAX_EXHAUSTIVE {
+        let places = if rest.len() <= MAX_EXHAUSTIVE && all.len() < 64 {
             Search { scores: &scores, fixed: chosen.len(), count }.best()
         } else {
             grow(&scores, chosen.len(), count)
@@ -149,7 +149,7 @@ impl Search<'_> {
         let total = self.scores.len() - self.fixed;
         let all = (1_u32 << total) - 1;
         let mut partitions = Partitions { search: self, known: BTreeMap::new() };
-        let mut best: Option<((u32, u32, u32), u32)> = None;
+        let mut best: Option<((u32, u32, u32, u32), u32)> = None;
         for set in subsets(total, self.count) {
             let inside = self.inside(set, true);
             let value = match total <= MAX_PARTITIONED {
@@ -157,6 +157,8 @@ impl Search<'_> {
                 false if best.is_some_and(|((most, ..), _)| inside < most) => continue,
                 false => (inside, self.inside(all & !set, false), 0),
             };
+            // Of equal sets, that with the first members.
+            let value = (value.0, value.1, value.2, set.reverse_bits());
             if best.is_none_or(|(most, _)| value > most) {
                 best = Some((value, set));
             }
@@ -167,11 +169,28 @@ impl Search<'_> {
 
     /// The closeness of all pairs of a set, with the fixed members or without them.
     fn inside(&self, set: u32, with_fixed: bool) -> u32 {
-        let is_member = |at: &usize| at.checked_sub(self.fixed).map_or(with_fixed, |bit| set >> bit & 1 == 1);
-        let members: Vec<usize> = (0..self.scores.len()).filter(is_member).collect();
-        let pairs = members.iter().enumerate().flat_map(|(at, a)| members.iter().take(at).map(move |b| (*a, *b)));
-        pairs.map(|(a, b)| pair(self.scores, a, b)).sum()
+        let fixed = if with_fixed { (1_u64 << self.fixed) - 1 } else { 0 };
+        let mut members = u64::from(set) << self.fixed | fixed;
+        let mut sum = 0;
+        while let Some(first) = take_first(&mut members) {
+            let row = self.scores.get(first).map(Vec::as_slice).unwrap_or_default();
+            let mut others = members;
+            while let Some(other) = take_first(&mut others) {
+                sum += row.get(other).copied().unwrap_or_default();
+            }
+        }
+        sum
     }
+}
+
+/// Removes the lowest member of a set.
+const fn take_first(set: &mut u64) -> Option<usize> {
+    if *set == 0 {
+        return None;
+    }
+    let first = set.trailing_zeros() as usize;
+    *set &= *set - 1;
+    Some(first)
 }
 
 /// The best partitions of sets of candidates into sets of `count`, of which the last may be smaller.
@@ -209,12 +228,16 @@ impl Partitions<'_> {
     }
 }
 
-/// Returns all sets of `count` of `total` numbers, as bits, in the order of their lowest members.
+/// Returns all sets of `count` of `total` numbers, as bits.
 fn subsets(total: usize, count: usize) -> impl Iterator<Item = u32> {
-    let count = u32::try_from(count).unwrap_or(u32::MAX);
-    let mut sets: Vec<u32> = (0..1_u32 << total).filter(move |set| set.count_ones() == count).collect();
-    sets.sort_by_key(|set| std::cmp::Reverse(set.reverse_bits()));
-    sets.into_iter()
+    // The next larger number with as many bits (Gosper's hack)
+    let next = |set: &u32| {
+        let lowest = set & set.wrapping_neg();
+        let carried = set.checked_add(lowest)?;
+        Some(carried | (set ^ carried) >> 2 >> lowest.trailing_zeros())
+    };
+    let first = if count == 0 { None } else { 1_u32.checked_shl(u32::try_from(count).unwrap_or(u32::MAX)) };
+    std::iter::successors(first.map(|above| above - 1), next).take_while(move |set| set >> total == 0)
 }
 
 /// Adds the closest candidate, one after the other.

@@ -1,0 +1,110 @@
+//! Measures what the device plugin costs on a node with 8 GPUs: size, memory, CPU time while nothing happens, and the time of its
+//! answers. As root, with the fake driver: `cargo bench --profile dist -p oci-nvidia-kubelet-plugin --bench footprint`
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::cast_precision_loss,
+    reason = "a program for developers, which ends at the first surprise"
+)]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kubelet_plugin::model::Device;
+use kubelet_plugin::prefer::{self, Closeness};
+use nvidia_host::config::kubelet_plugin::Allocation;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");
+/// How long the plugin is watched.
+const IDLE: Duration = Duration::from_secs(20);
+
+fn main() {
+    row("program without symbols", size() as f64 / 1e6, "MB", 2.5);
+    preferred();
+    idle();
+}
+
+fn row(what: &str, value: f64, unit: &str, limit: f64) {
+    let verdict = if value <= limit { "" } else { "  OVER" };
+    println!("{what:<44} {value:>8.2} {unit:<4} at most {limit}{verdict}");
+}
+
+fn size() -> u64 {
+    let dir = tempfile::tempdir().unwrap();
+    let stripped = dir.path().join("program");
+    assert!(Command::new("strip").arg("-o").arg(&stripped).arg(PROGRAM).status().unwrap().success());
+    std::fs::metadata(stripped).unwrap().len()
+}
+
+/// The slowest choice among 16 GPUs, of which one is lost.
+fn preferred() {
+    let device = |number: u32| Device {
+        id: format!("GPU-{number}"),
+        gpu: format!("GPU-{number}"),
+        numa_node: Some(number / 8),
+        unhealthy: None,
+    };
+    let devices: Vec<Device> = (0..16).map(device).collect();
+    let available: Vec<String> = devices.iter().skip(1).map(|device| device.id.clone()).collect();
+    let longest = (1..=15).map(|size| {
+        let start = Instant::now();
+        let chosen = prefer::choose(&devices, &Closeness::new(), Allocation::Distributed, &available, &[], size);
+        assert_eq!(chosen.len(), size);
+        start.elapsed()
+    });
+    row("GetPreferredAllocation, 15 of 16 GPUs", longest.max().unwrap().as_secs_f64() * 1e3, "ms", 1.0);
+}
+
+fn idle() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    let make_root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
+    let made = Command::new(make_root).arg(&root).args(["--gpus", "8"]).stdout(Stdio::null()).status();
+    assert!(made.unwrap().success());
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
+    std::fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
+    let mut run = Command::new(PROGRAM);
+    run.arg("run").arg("--config").arg(config).arg("--kubelet-dir").arg(dir.path().join("kubelet"));
+    run.arg("--run-dir").arg(dir.path().join("run")).stderr(Stdio::null());
+    let agent = Running(run.spawn().unwrap());
+    std::thread::sleep(Duration::from_secs(5));
+    let pids = [agent.0.id(), child_of(agent.0.id())];
+    let before: f64 = pids.iter().map(|pid| cpu_seconds(*pid)).sum();
+    std::thread::sleep(IDLE);
+    let used = pids.iter().map(|pid| cpu_seconds(*pid)).sum::<f64>() - before;
+    row("agent, resident memory", status(pids[0], "VmRSS:") / 1024.0, "MiB", 4.0);
+    row("monitor, memory of its own", status(pids[1], "RssAnon:") / 1024.0, "MiB", 3.0);
+    row("both, threads", pids.iter().map(|pid| status(*pid, "Threads:")).sum(), "", 2.0);
+    row("both, CPU time while idle", used / IDLE.as_secs_f64() * 100.0, "%", 0.1);
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+fn child_of(pid: u32) -> u32 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn status(pid: u32, name: &str) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// The time on a CPU, from the scheduler, which counts nanoseconds.
+fn cpu_seconds(pid: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
+    text.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1e9
+}
