@@ -16,7 +16,7 @@ use super::terminal::Color;
 
 /// OCI hook that gives Podman and CRI-O containers access to NVIDIA GPUs
 ///
-/// Container engines start oci-nvidia-hook for every container, as a JSON file in hooks.d configures. If the container's
+/// Container engines start oci-nvidia-hook for every container, as configured in a JSON file in hooks.d. If the container's
 /// environment requests GPUs with NVIDIA_VISIBLE_DEVICES, the hook mounts the driver's files and the device nodes of these GPUs
 /// into the container before its process starts.
 #[derive(Debug, Parser)]
@@ -310,7 +310,7 @@ pub struct SpecOptions {
     /// Class part of the CDI kind
     #[arg(long, value_name = "CLASS", value_parser = vendor_or_class, default_value = "gpu")]
     pub class: String,
-    /// Add containers to the groups of the device nodes [default: if all engines of this host support it: Podman 5.1, CRI-O 1.30]
+    /// Add the container's process to the groups of the device nodes [default: if all engines of this host support it: Podman 5.1, CRI-O 1.30]
     #[arg(long, overrides_with = "no_additional_gids")]
     additional_gids: bool,
     /// Never add supplementary groups

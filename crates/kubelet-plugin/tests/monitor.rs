@@ -33,10 +33,10 @@ const fn within(milliseconds: u64) -> Duration {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().collect();
-    match arguments.get(1).map(String::as_str) {
-        Some("monitor") => monitor(&arguments[2..]),
-        Some("supervise") => supervise(Path::new(&arguments[2])),
+    let words: Vec<String> = std::env::args().collect();
+    match words.get(1).map(String::as_str) {
+        Some("monitor") => monitor(&words[2..]),
+        Some("supervise") => supervise(Path::new(&words[2])),
         _ => {
             let is_root = rustix::process::geteuid().is_root();
             let ignored = !is_root && std::env::var_os("CI").is_none();
@@ -49,7 +49,10 @@ fn main() -> ExitCode {
                 })
                 .with_ignored_flag(ignored)
             };
-            libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit_code()
+            let mut arguments = Arguments::from_args();
+            // Most of the time the tests wait.
+            arguments.test_threads.get_or_insert(8);
+            libtest_mimic::run(&arguments, TESTS.iter().map(trial).collect()).exit_code()
         }
     }
 }

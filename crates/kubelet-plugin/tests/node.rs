@@ -62,7 +62,10 @@ fn main() -> ExitCode {
         })
         .with_ignored_flag(ignored)
     };
-    libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit_code()
+    let mut arguments = Arguments::from_args();
+    // Most of the time the tests wait.
+    arguments.test_threads.get_or_insert(8);
+    libtest_mimic::run(&arguments, TESTS.iter().map(trial).collect()).exit_code()
 }
 
 /// The plugin on a host, and a kubelet.

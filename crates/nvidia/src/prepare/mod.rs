@@ -152,7 +152,7 @@ pub(crate) fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyho
         ),
         _ => return None,
     };
-    Some(failure(&catalog::NODE_MISSING, format!("there invalid IMEX channel {channel}: {reason}"), fix))
+    Some(failure(&catalog::NODE_MISSING, format!("IMEX channel {channel} does not exist: {reason}"), fix))
 }
 
 impl ModuleState {
