@@ -1,6 +1,7 @@
 //! A real systemd, as the first process of a PID namespace with its own cgroup v2 hierarchy, and containers whose scopes it
 //! manages: what happens to their GPUs when systemd reloads.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 use crate::{Test, cgroup};
 
 const NEEDS: &[Need] = &[
@@ -20,6 +21,15 @@ const NEEDS: &[Need] = &[
     Need::CgroupV2,
 ];
 
+const NEEDS_CARGO: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("systemd-run"),
+    Need::Program("nsenter"),
+    Need::CgroupV2,
+    Need::Cargo,
+];
+
 pub const TESTS: &[Test] = &[
     ("systemd::gpus_survive_a_daemon_reload", NEEDS, gpus_survive_a_daemon_reload),
     (
@@ -27,6 +37,7 @@ pub const TESTS: &[Test] = &[
         NEEDS,
         other_devices_survive_in_a_scope_without_a_policy,
     ),
+    ("systemd::the_device_plugin_as_a_service", NEEDS_CARGO, the_device_plugin_as_a_service),
 ];
 
 /// The number of started instances: each has its own cgroup.
@@ -260,4 +271,116 @@ fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &s
     let hook = serde_json::json!({"path": program, "args": words, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});
     spec["hooks"] = serde_json::json!({stage: [hook]});
     std::fs::write(path, spec.to_string()).unwrap();
+}
+
+/// The kubelet of the device plugin's tests, as a service. It takes commands from a FIFO and writes its events to a file.
+struct Kubelet<'a> {
+    systemd: &'a Systemd,
+    commands: std::fs::File,
+    /// The number of lines that [`Kubelet::wait`] has passed
+    seen: usize,
+}
+
+impl<'a> Kubelet<'a> {
+    fn start(systemd: &'a Systemd, program: &Path) -> Self {
+        let dir = systemd.dir.path().display();
+        systemd.enter(&format!("mkdir -p /var/lib/kubelet; cp '{}' /usr/bin/fake-kubelet", program.display())).ok();
+        sh(&format!("mkfifo '{dir}/commands'")).ok();
+        let run = format!("fake-kubelet /var/lib/kubelet <'{dir}/commands' >'{dir}/events'");
+        systemd.enter(&format!("systemd-run --quiet -p DefaultDependencies=no --unit kubelet sh -c \"{run}\"")).ok();
+        let commands = std::fs::OpenOptions::new().write(true).open(systemd.dir.path().join("commands")).unwrap();
+        Self { systemd, commands, seen: 0 }
+    }
+
+    fn send(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
+    }
+
+    /// Waits for a line with this beginning, after those that earlier calls have found.
+    #[track_caller]
+    fn wait(&mut self, beginning: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let events = std::fs::read_to_string(self.systemd.dir.path().join("events")).unwrap_or_default();
+            let found = events.lines().enumerate().skip(self.seen).find(|(_, line)| line.starts_with(beginning));
+            if let Some((at, line)) = found {
+                self.seen = at + 1;
+                return line.to_owned();
+            }
+            let log = || std::fs::read_to_string(self.systemd.dir.path().join("plugin")).unwrap();
+            assert!(start.elapsed() < Duration::from_secs(60), "{beginning}: {events}{}", log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// The unit as packages install it, with its restrictions.
+fn the_device_plugin_as_a_service() {
+    let programs = Path::new(HOOK).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "--package", "oci-nvidia-kubelet-plugin", "--bins", "--examples"]);
+    run(build.arg("--target-dir").arg(programs.parent().unwrap()).current_dir(source(""))).ok();
+    let systemd = Systemd::start();
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let unit = "oci-nvidia-kubelet-plugin.service";
+    // Only the directories of the tests are visible in the namespaces.
+    let shared = systemd.dir.path().join("install");
+    std::fs::create_dir(&shared).unwrap();
+    // The service sees neither /root nor /tmp, so everything is copied to where a host has it.
+    let install = format!(
+        "cp '{programs}/oci-nvidia-kubelet-plugin' /usr/bin; cp '{unit}' /run/systemd/system\n\
+         mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{name}.d\n\
+         cp -a '{root}/.' /opt/driver\n\
+         printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n' >/etc/nvidia-container-runtime/config.toml\n\
+         printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\n' \\\n\
+         >/run/systemd/system/{name}.d/test.conf\n\
+         systemctl daemon-reload",
+        programs = programs.display(),
+        unit = shared.join(unit).display(),
+        root = fake.root.display(),
+        log = systemd.dir.path().join("plugin").display(),
+        name = unit
+    );
+    std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
+    std::fs::write(shared.join("script"), install).unwrap();
+    systemd.enter(&format!("sh -eu '{}'", shared.join("script").display())).ok();
+
+    // The unit starts before the kubelet, and tells systemd that it is ready.
+    systemd.enter(&format!("systemctl start {unit}")).ok();
+    let mut kubelet = Kubelet::start(&systemd, &programs.join("examples/fake-kubelet"));
+    kubelet.wait("registered nvidia.com/gpu oci-nvidia-gpu.sock");
+    let healthy = |kubelet: &mut Kubelet<'_>, count| loop {
+        let list = kubelet.wait("list nvidia.com/gpu");
+        if list.matches("=Healthy").count() == count {
+            return list;
+        }
+    };
+    let list = healthy(&mut kubelet, 2);
+    let first = list.split([' ', '=']).find(|word| word.starts_with("GPU-")).unwrap().to_owned();
+    kubelet.send(&format!("allocate nvidia.com/gpu {first}"));
+    assert!(kubelet.wait("allocated").contains("/dev/nvidiactl"));
+
+    let status = |field: &str| {
+        let pid = systemd.enter(&format!("systemctl show --value -p MainPID {unit}")).ok();
+        systemd.enter(&format!("sed -n 's/^{field}:[^0-9a-f]*//p' /proc/{}/status", pid.trim())).ok().trim().to_owned()
+    };
+    // CAP_SETGID, CAP_SETUID, CAP_SETPCAP and CAP_SYS_CHROOT
+    assert_eq!((status("CapBnd"), status("NoNewPrivs")), ("00000000000401c0".to_owned(), "1".to_owned()));
+
+    systemd.enter(&format!("systemctl kill -s USR1 --kill-who=main {unit}")).ok();
+    healthy(&mut kubelet, 0);
+    systemd.enter(&format!("systemctl kill -s USR2 --kill-who=main {unit}")).ok();
+    healthy(&mut kubelet, 2);
+
+    // Both restart.
+    kubelet.send("start");
+    kubelet.wait("registered nvidia.com/gpu");
+    systemd.enter(&format!("systemctl restart {unit}")).ok();
+    kubelet.wait("registered nvidia.com/gpu");
+    systemd.enter(&format!("systemctl stop {unit}")).ok();
+    kubelet.wait("ended nvidia.com/gpu");
+    let left = systemd.enter("ls /var/lib/kubelet/device-plugins").ok();
+    assert_eq!(left, "kubelet.sock\n");
+    let ended = systemd.enter(&format!("systemctl show --value -p Result {unit}")).ok();
+    assert_eq!(ended, "success\n");
 }
