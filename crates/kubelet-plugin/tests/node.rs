@@ -46,6 +46,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_kubelet_that_restarts", a_kubelet_that_restarts),
     ("replicas", replicas),
     ("check_prints_what_run_offers", check_prints_what_run_offers),
+    ("a_kernel_without_openat2", a_kernel_without_openat2),
     ("bad_settings", bad_settings),
     ("a_small_program", a_small_program),
 ];
@@ -344,6 +345,19 @@ fn check_prints_what_run_offers() {
     // A host without GPUs is in order.
     let (code, text, _) = check(&Fake::new(&["--gpus", "0"]), &[]);
     assert_eq!((code, text.as_str()), (Some(0), "this node has no GPU to offer\n"));
+}
+
+/// Linux before 5.6, and services with RestrictSUIDSGID=.
+fn a_kernel_without_openat2() {
+    let fake = Fake::new(&["--gpus", "2"]);
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qq", "-e", "trace=openat2", "-e", "inject=openat2:error=ENOSYS", "-o"]);
+    strace.arg(fake.dir.path().join("calls")).arg(PROGRAM).arg("check").arg("--config").arg(&fake.config);
+    let output = strace.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("nvidia.com/gpu: 2 of 2 devices can be allocated\n"), "{text}");
+    let calls = std::fs::read_to_string(fake.dir.path().join("calls")).unwrap();
+    assert!(calls.contains("(INJECTED)"), "{calls}");
 }
 
 fn bad_settings() {

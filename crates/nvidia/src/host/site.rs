@@ -1,16 +1,16 @@
 //! The driver of a host, for a program that watches it for a long time.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use rustix::fs::{FileType, OFlags};
 
 use base::tree::Tree;
 
 use super::installed::{self, Installed};
 use super::roots::Roots;
 use crate::config::Config;
-use crate::driver::nodes::NodeState;
 use crate::inventory::ask::Question;
 use crate::inventory::identity::Who;
 use crate::inventory::procfs::{self, DRIVER_PROC};
@@ -124,7 +124,12 @@ impl Site {
     /// Whether the device node of the GPU with this minor number exists.
     #[must_use]
     pub fn has_node(&self, minor: u32) -> bool {
-        matches!(NodeState::inspect(&self.roots.dev.afresh(), &format!("nvidia{minor}")), NodeState::Device(_))
+        // A process in the driver root does not find its file descriptors in /proc, which the other lookups need on kernels without
+        // openat2(2).
+        let path = PathBuf::from(format!("dev/nvidia{minor}"));
+        let node = self.roots.dev.as_root().open_at(&path, OFlags::PATH | OFlags::NOFOLLOW);
+        let stat = node.ok().and_then(|node| rustix::fs::fstat(node).ok());
+        stat.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
     }
 
     /// Returns what the kernel shows now, without [`KernelState::load`].
