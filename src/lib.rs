@@ -15,7 +15,7 @@
 //!
 //! | module | what it is about |
 //! |---|---|
-//! | [`oci`], [`request`], [`select`] | what engine and container say, and which devices they get |
+//! | [`oci`], [`request`] | what engine and container say |
 //! | [`plan`], [`lower`] | what is done for a container, decided |
 //! | [`inject`] | doing it |
 //! | [`stages`] | what engines and runtimes call: input, plan, effects, log |
@@ -38,7 +38,6 @@ mod oci;
 mod plan;
 mod record;
 mod request;
-mod select;
 mod stages;
 
 #[doc(hidden)]

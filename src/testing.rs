@@ -62,14 +62,5 @@ pub mod record {
     pub use crate::record::{Outcome, Record};
 }
 pub mod request {
-    pub use crate::request::{Decision, GpuRequest, Hint, from_spec, hint, may_ask};
-    pub mod mounts {
-        pub use crate::request::mounts::parse;
-    }
-    pub mod nodes {
-        pub use crate::request::nodes::granted;
-    }
-}
-pub mod select {
-    pub use crate::select::decide;
+    pub use crate::request::{Decision, GpuRequest, Hint, from_spec, granted, hint, may_ask};
 }

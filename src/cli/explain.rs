@@ -17,6 +17,7 @@ use nvidia_host::config::Config;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report;
 use nvidia_host::inventory::select::Device;
+use nvidia_host::request::select;
 
 use super::args::{Explain, ExplainStage};
 use super::{containers, explain_finding, output, usage_error};
@@ -26,7 +27,6 @@ use crate::oci::{self, SpecView};
 use crate::plan::{self, Container, Gpus, Image, Live, Observer};
 use crate::request::asked::Asked;
 use crate::request::{self, Decision, GpuRequest};
-use crate::select;
 use crate::stages::{self, precreate};
 
 /// The document of `--json`, whose schema is `docs/schemas/explain.json`.

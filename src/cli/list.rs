@@ -23,12 +23,12 @@ use nvidia_host::host::Host;
 use nvidia_host::inventory::caps::{MigCap, parse_line};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::select::Device;
+use nvidia_host::request::select;
 
 use super::selection::{Parts, Selection};
 use super::terminal::{Line, Terminal, cell, table};
 use super::{args, info, output};
 use crate::log::Log;
-use crate::select;
 
 /// A file or device that containers can get. The field names are part of the JSON interface.
 #[derive(Debug, Serialize)]

@@ -7,9 +7,8 @@ use base::report::{catalog, failure};
 use nvidia_host::capability::{Capabilities, Omit};
 use nvidia_host::config::{Config, Require};
 use nvidia_host::device_id::{self, VisibleDevices};
+use nvidia_host::request::{GpuRequest, MAX_REQUIREMENTS};
 use nvidia_host::require::Requirement;
-
-use crate::request::{GpuRequest, MAX_REQUIREMENTS};
 
 /// Options that select devices.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]

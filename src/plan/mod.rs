@@ -22,10 +22,10 @@ use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::edits::{DeviceNode, Edits};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device;
+use nvidia_host::request::select;
 
 use crate::oci::{SpecView, spec_view};
 use crate::request::GpuRequest;
-use crate::select;
 pub(crate) use container::Container;
 pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda};
 pub(crate) use verdict::{Verdict, nothing, verdict};

@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::Result;
 
 use base::report::{Finding, catalog, line};
-use nvidia_host::config::{self, Config, NoGpu};
+use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::VisibleDevices;
-use nvidia_host::host;
+use nvidia_host::request::excuse as excuse_of_host;
 
 use crate::oci::{Pod, SpecView};
 use crate::request::others::{self, Other};
@@ -114,12 +114,5 @@ pub(super) fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error
             "run \"oci-nvidia-hook doctor\"; to disable the hook for the container, set NVIDIA_VISIBLE_DEVICES=void",
         ));
     }
-    if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
-        return Ok(Finding::new(
-            &catalog::NO_GPU_HERE,
-            format!("{} asks for \"all\", but this host has no NVIDIA GPU on its PCI bus", request.asked_by),
-            "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",
-        ));
-    }
-    Err(error)
+    excuse_of_host(request, config, error)
 }

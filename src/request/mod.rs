@@ -1,139 +1,43 @@
-//! Reads a container's request for GPUs from config.json: the variables and mounts of NVIDIA's image convention.
-//!
-//! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
+//! Reads a container's request for GPUs from config.json. The rules are in `nvidia_host::request`.
 
 pub(crate) mod asked;
 pub(crate) mod given;
-pub(crate) mod mounts;
-pub(crate) mod nodes;
 pub(crate) mod others;
 
-use std::collections::BTreeMap;
+use anyhow::Result;
 
-use anyhow::{Result, bail};
-
-use base::report::{catalog, failure};
-use nvidia_host::capability::{self, Capabilities, DRIVER_CAPABILITIES, Omit};
-use nvidia_host::config::{Config, Require, SWARM_PREFIX};
-use nvidia_host::device_id::{self, VISIBLE_DEVICES, VisibleDevices, imex_channel};
-use nvidia_host::edits::Wanted;
-use nvidia_host::require::{self, Requirement};
+use nvidia_host::config::Config;
+use nvidia_host::device_id::Nodes;
+use nvidia_host::request::{self, Container, Mount, Node, nodes};
 
 use crate::oci::SpecView;
-
-pub(crate) const MIG_CONFIG_DEVICES: &str = "NVIDIA_MIG_CONFIG_DEVICES";
-pub(crate) const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
-const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
-const CUDA_VERSION: &str = "CUDA_VERSION";
-
-/// The request of a container for the driver.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuRequest {
-    /// The requested GPUs; may be none, for driver files without a GPU
-    pub devices: VisibleDevices,
-    /// The source of the request, for messages: a variable, or the mounts
-    pub asked_by: String,
-    pub capabilities: Capabilities,
-    /// Conditions for the driver and the GPUs
-    pub requirements: Vec<Requirement>,
-    /// The GPUs whose MIG devices it may configure; only for privileged containers
-    pub mig_config: Option<String>,
-    /// The GPUs whose MIG devices it may monitor; only for privileged containers
-    pub mig_monitor: Option<String>,
-    pub imex_channels: Vec<String>,
-    /// Parts to omit; only options of commands can set this
-    pub omit: Omit,
-}
-
-impl GpuRequest {
-    /// Returns the parts of the driver that it needs.
-    ///
-    /// # Errors
-    /// If a MIG variable is not "all", or an IMEX channel is invalid.
-    pub fn wanted(&self) -> Result<Wanted> {
-        let channels: Result<Vec<u32>> = self.imex_channels.iter().map(|text| imex_channel(text)).collect();
-        Ok(Wanted {
-            capabilities: self.capabilities,
-            omit: self.omit,
-            gpus: self.devices != VisibleDevices::None,
-            mig_config: is_all(MIG_CONFIG_DEVICES, self.mig_config.as_deref())?,
-            mig_monitor: is_all(MIG_MONITOR_DEVICES, self.mig_monitor.as_deref())?,
-            imex_channels: channels?,
-        })
-    }
-}
-
-/// Returns whether a MIG variable is set. It must be "all": MIG management applies to all GPUs of the container.
-fn is_all(variable: &str, value: Option<&str>) -> Result<bool> {
-    match value {
-        None => Ok(false),
-        Some("all") => Ok(true),
-        Some(value) => Err(failure(
-            &catalog::BAD_REQUEST,
-            format!("{variable}={value:?} is not \"all\""),
-            format!("set {variable}=all"),
-        )),
-    }
-}
-
-/// The decision about a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// It requests nothing, for this reason
-    Nothing(String),
-    /// Its request is denied for this reason. It starts without GPUs, as with NVIDIA's stack
-    Refused(String),
-    /// Its request is accepted
-    Gpus(Box<GpuRequest>),
-}
-
-/// Whether config.json contains a request: decides whether config.toml is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hint {
-    /// No request, regardless of config.toml
-    No,
-    /// A request if config.toml names one of its variables as `swarm-resource`, or because of its device nodes. An invalid
-    /// config.toml does not stop the container
-    Perhaps,
-    Yes,
-}
+use crate::oci::spec_view::Device;
+pub use nvidia_host::request::{Decision, GpuRequest, Hint};
 
 /// Decides from config.json alone whether the container requests GPUs. So a container without GPUs costs little, and an invalid
 /// config.toml cannot stop it.
 pub fn hint(spec: &SpecView) -> Hint {
-    match hint_of(&spec.env) {
-        _ if spec.mounts.iter().any(mounts::is_request) => Hint::Yes,
-        Hint::No if nodes_may_request(spec) && nodes::granted(&spec.devices).is_some() => Hint::Perhaps,
-        hint => hint,
-    }
-}
-
-/// Reports whether device nodes can be a request. Not if the variable is set: it is explicit, and CDI specs set it to `void`.
-/// And not in a privileged container, whose config.json lists all nodes of the host.
-fn nodes_may_request(spec: &SpecView) -> bool {
-    !spec.privileged && !spec.env.contains_key(VISIBLE_DEVICES)
-}
-
-fn hint_of(env: &BTreeMap<String, String>) -> Hint {
-    let asks = match env.get(VISIBLE_DEVICES) {
-        Some(value) => device_id::parse(value).is_some(),
-        None => is_legacy_image(env),
-    };
-    if asks {
-        Hint::Yes
-    } else if env.keys().any(|name| name.starts_with(SWARM_PREFIX)) {
-        Hint::Perhaps
-    } else {
-        Hint::No
-    }
+    request::hint(&container(spec))
 }
 
 /// Reports from environment, privilege, and the JSON text of `mounts` and `linux` whether the container can contain a request.
 /// Never false if [`hint`] is not [`Hint::No`].
 pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
-    hint_of(&spec.env) != Hint::No
-        || mounts::may_request(mounts)
-        || (nodes_may_request(spec) && nodes::may_be_granted(linux))
+    request::hint_of(&spec.env) != Hint::No
+        || mounts_may_request(mounts)
+        || (request::nodes_may_request(&spec.env, spec.privileged) && nodes_may_be_granted(linux))
+}
+
+/// Reports whether this JSON text of `mounts` can contain a request. The name of the directory must occur in it, unless the
+/// text contains escapes.
+fn mounts_may_request(mounts: &str) -> bool {
+    mounts.contains("nvidia-container-devices") || mounts.contains('\\')
+}
+
+/// Reports whether this JSON text of `linux` can contain a GPU node: [`granted`] accepts only plain decimal numbers, so the
+/// major number must occur in the text.
+fn nodes_may_be_granted(linux: &str) -> bool {
+    linux.contains("195")
 }
 
 /// Decides about the request with the rules of config.toml.
@@ -141,149 +45,34 @@ pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
 /// # Errors
 /// If the request is invalid, or requires a privileged container.
 pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
-    let from_mounts = mounts::parse(&spec.mounts, config.accept_volume_mounts)?;
-    let env_counts = spec.privileged || config.accept_envvar_when_unprivileged;
-    let by_mounts = from_mounts.visible().map(|devices| (mounts::ORIGIN.to_owned(), devices));
-    let (asked_by, devices) = match by_mounts.map_or_else(|| asked_by_env(spec, config, env_counts), Ok) {
-        Ok(asked) => asked,
-        Err((decision, Rank::Explicit)) => return Ok(decision),
-        Err((decision, Rank::Default)) => match nodes::granted(&spec.devices).filter(|_| !spec.privileged) {
-            Some(nodes) => (nodes::ORIGIN.to_owned(), VisibleDevices::Nodes(nodes)),
-            None => return Ok(decision),
-        },
-    };
-    let legacy = is_legacy_image(&spec.env);
-    let asked = spec.env.get(DRIVER_CAPABILITIES).map(String::as_str);
-    Ok(Decision::Gpus(Box::new(GpuRequest {
-        devices,
-        asked_by,
-        capabilities: capability::parse(asked, legacy, config.supported_driver_capabilities)?,
-        requirements: requirements(spec, config, legacy)?,
-        mig_config: privileged_only(spec, MIG_CONFIG_DEVICES)?,
-        mig_monitor: privileged_only(spec, MIG_MONITOR_DEVICES)?,
-        imex_channels: imex_channels(spec, config, from_mounts.imex, env_counts),
-        omit: Omit::default(),
-    })))
+    request::decide(&container(spec), config)
 }
 
-/// How explicitly a container requests nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rank {
-    Explicit,
-    /// No accepted source contains a request: device nodes can be one.
-    Default,
+/// Returns the GPU nodes of config.json; `None` if there are none.
+pub fn granted(devices: &[Device]) -> Option<Nodes> {
+    nodes::granted(&characters(devices))
 }
 
-/// Returns the request of the environment; or the decision without one, if no other source has a request.
-fn asked_by_env(
-    spec: &SpecView,
-    config: &Config,
-    env_counts: bool,
-) -> Result<(String, VisibleDevices), (Decision, Rank)> {
-    let (asked_by, devices) =
-        visible_by_env(spec, config).map_err(|(reason, rank)| (Decision::Nothing(reason), rank))?;
-    if env_counts {
-        return Ok((asked_by, devices));
-    }
-    let rank = if devices == VisibleDevices::None { Rank::Explicit } else { Rank::Default };
-    let refused = Decision::Refused(format!(
-        "{asked_by} is ignored: the container is not privileged and \
-         accept-nvidia-visible-devices-envvar-when-unprivileged is false"
-    ));
-    Err((refused, rank))
-}
-
-/// Reports whether the image is older than NVIDIA_REQUIRE_CUDA. Such an image requests all GPUs without a variable.
-fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
-    let is_set = |name| env.get(name).is_some_and(|value: &String| !value.is_empty());
-    is_set(CUDA_VERSION) && !is_set("NVIDIA_REQUIRE_CUDA")
-}
-
-/// Returns the variable with the request and its value; or the reason why there is none.
-fn visible_by_env(spec: &SpecView, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
-    // A swarm variable has precedence over NVIDIA_VISIBLE_DEVICES, even if it is empty.
-    let swarm: Vec<_> = config.swarm_resource.iter().filter(|name| spec.env.contains_key(*name)).collect();
-    let (asked_by, value) = if swarm.is_empty() {
-        let value = match spec.env.get(VISIBLE_DEVICES) {
-            Some(value) => value.clone(),
-            None if is_legacy_image(&spec.env) => return Ok((CUDA_VERSION.to_owned(), VisibleDevices::All)),
-            None => return Err((format!("{VISIBLE_DEVICES} is not set"), Rank::Default)),
-        };
-        (VISIBLE_DEVICES.to_owned(), value)
-    } else {
-        let values = swarm.iter().filter_map(|name| spec.env.get(*name)).cloned();
-        let names = swarm.iter().map(|name| name.as_str());
-        (names.collect::<Vec<_>>().join(","), values.collect::<Vec<_>>().join(","))
-    };
-    match device_id::parse(&value) {
-        Some(devices) => Ok((asked_by, devices)),
-        None => Err((format!("{asked_by} is {value:?}"), Rank::Explicit)),
+fn container(spec: &SpecView) -> Container<'_> {
+    let mounts = spec.mounts.iter().map(|mount| Mount { source: &mount.source, destination: &mount.destination });
+    Container {
+        env: &spec.env,
+        mounts: mounts.collect(),
+        nodes: characters(&spec.devices),
+        privileged: spec.privileged,
     }
 }
 
-fn privileged_only(spec: &SpecView, name: &str) -> Result<Option<String>> {
-    let value = spec.env.get(name).filter(|value| !value.is_empty());
-    if value.is_some() && !spec.privileged {
-        return Err(failure(
-            &catalog::PRIVILEGE,
-            format!(
-                "insufficient privileges for {name}={:?}: the container is not privileged",
-                value.unwrap_or(&String::new())
-            ),
-            format!("start the container with --privileged, or without {name}"),
-        ));
-    }
-    Ok(value.cloned())
+/// Returns the character devices.
+fn characters(devices: &[Device]) -> Vec<Node<'_>> {
+    let characters = devices.iter().filter(|device| device.kind.as_deref() == Some("c"));
+    characters
+        .map(|device| Node { path: &device.path, major: number(device.major), minor: number(device.minor) })
+        .collect()
 }
 
-fn imex_channels(spec: &SpecView, config: &Config, from_mounts: Vec<String>, env_counts: bool) -> Vec<String> {
-    if config.ignore_imex_channels {
-        return Vec::new();
-    }
-    if !from_mounts.is_empty() || !env_counts {
-        return from_mounts;
-    }
-    // The syntax is that of NVIDIA_VISIBLE_DEVICES, but `all` and `none` are not channels.
-    match spec.env.get(IMEX_CHANNELS).and_then(|value| device_id::parse(value)) {
-        Some(VisibleDevices::List(channels)) => channels,
-        _ => Vec::new(),
-    }
-}
-
-/// Upper limit for the requirements of a container; images have one to five.
-pub(crate) const MAX_REQUIREMENTS: usize = 32;
-
-fn requirements(spec: &SpecView, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
-    let disabled = spec.env.get("NVIDIA_DISABLE_REQUIRE").is_some_and(|value| is_go_true(value));
-    if disabled || config.requirements() == Require::Off {
-        return Ok(Vec::new());
-    }
-    let named = spec.env.iter().filter(|(name, _)| {
-        // On Tegra, these variables contain lists of files.
-        name.starts_with("NVIDIA_REQUIRE_") && !name.starts_with("NVIDIA_REQUIRE_JETPACK")
-    });
-    let mut list: Vec<_> =
-        named.map(|(name, value)| Requirement { variable: name.clone(), text: value.clone() }).collect();
-    if legacy {
-        let version = spec.env.get(CUDA_VERSION).map(String::as_str).unwrap_or_default();
-        let Some((major, minor)) = require::parse_cuda_version(version) else {
-            return Err(failure(
-                &catalog::BAD_REQUIREMENT,
-                format!("invalid {CUDA_VERSION}={version:?}: expected a version like 11.8 or 11.8.0"),
-                "set NVIDIA_REQUIRE_CUDA or NVIDIA_DISABLE_REQUIRE=true in the container",
-            ));
-        };
-        list.push(Requirement { variable: CUDA_VERSION.to_owned(), text: format!("cuda>={major}.{minor}") });
-    }
-    if list.len() > MAX_REQUIREMENTS {
-        bail!("the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are allowed", list.len());
-    }
-    Ok(list)
-}
-
-/// Parses a boolean like Go's strconv.ParseBool, which NVIDIA's hook uses.
-fn is_go_true(value: &str) -> bool {
-    matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
+fn number(number: Option<i64>) -> Option<u32> {
+    number.and_then(|number| u32::try_from(number).ok())
 }
 
 #[cfg(test)]
@@ -392,6 +181,37 @@ mod tests {
             env.rotate_left(by);
             env.swap(0, by);
             prop_assert_eq!(decide(&env), before);
+        }
+    }
+
+    fn device(path: &str, kind: &str, major: i64, minor: i64) -> Device {
+        Device { path: path.into(), kind: Some(kind.into()), major: Some(major), minor: Some(minor) }
+    }
+
+    #[test]
+    fn nodes_of_gpus_count() {
+        assert_eq!(nvidia_host::driver::nodes::NVIDIA_MAJOR, 195, "the number that the text is searched for");
+        let ctl = device("/dev/nvidiactl", "c", 195, 255);
+        let modeset = device("/dev/nvidia-modeset", "c", 195, 254);
+        let uvm = device("/dev/nvidia-uvm", "c", 511, 0);
+        assert_eq!(granted(&[ctl.clone(), modeset, uvm, device("/dev/nvidia0", "b", 195, 0)]), None);
+        let mut devices = vec![ctl, device("/dev/x", "c", 195, 3), device("/dev/nvidia0", "c", 195, 0)];
+        devices.push(device("/dev/nvidia-caps/nvidia-cap12", "c", 510, 12));
+        devices.push(device("/dev/nvidia-caps-imex-channels/channel0", "c", 509, 0));
+        devices.push(device("/dev/nvidia1", "c", 195, -1));
+        let nodes = granted(&devices).unwrap();
+        assert_eq!(nodes.names(), ["/dev/nvidia0", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12"]);
+    }
+
+    proptest::proptest! {
+        /// The check of the text never misses a node that the parser finds.
+        #[test]
+        fn nothing_is_missed(major in "195|1950|0195|1\\.95e2|19|null|\"195\"", minor in "0|1|255|null", space in " {0,2}") {
+            let text = format!("{{\"devices\":[{{\"path\":\"/dev/x\",\"type\":\"c\",\"major\":{space}{major},\"minor\":{minor}}}]}}");
+            if let Ok(value) = serde_json::from_str::<serde_json::Value>(&text) {
+                let devices: Vec<Device> = serde_json::from_value(value["devices"].clone()).unwrap_or_default();
+                proptest::prop_assert!(nodes_may_be_granted(&text) || granted(&devices).is_none());
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Finds the NVIDIA driver and the GPUs of a host, and determines what a container needs of them, as data.
 //!
-//! The crate does not know containers, engines or OCI hooks. Its input are driver capabilities and device names, its output is
-//! [`edits::Edits`] or a CDI spec. Nothing in it changes a container, and only [`prepare`] changes the host.
+//! The crate does not know OCI hooks, engines or config.json. Its input are driver capabilities and device names, its output is
+//! [`edits::Edits`] or a CDI spec. Of containers it knows only the rules by which they request GPUs ([`request`]). Nothing in it
+//! changes a container, and only [`prepare`] changes the host.
 //!
 //! # From a request to edits
 //!
@@ -55,6 +56,7 @@
 //! | [`host`] | finds the driver and gathers facts |
 //! | [`edits`] | what a container gets |
 //! | [`cdi`] | edits as a CDI spec |
+//! | [`request`] | the rules for requests of containers: variables, mounts, device nodes |
 
 pub mod bus_id;
 pub mod capability;
@@ -69,6 +71,7 @@ pub mod inventory;
 pub mod limit_entry;
 pub mod nvml;
 pub mod prepare;
+pub mod request;
 pub mod require;
 pub mod timeouts;
 

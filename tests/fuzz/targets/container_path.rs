@@ -5,8 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
 use base::paths::ContainerPath;
-use oci_nvidia_hook::testing::oci::spec_view::Mount;
-use oci_nvidia_hook::testing::request::mounts;
+use nvidia_host::request::{Mount, mounts};
 
 use super::check_error;
 
@@ -22,7 +21,7 @@ pub fn run(data: &[u8]) {
             assert!(below.relative().starts_with(path.relative()) && below != path, "{below} is not below {path}");
         }
     }
-    let mount = Mount { source: "/dev/null".into(), destination: dir.into(), ..Mount::default() };
+    let mount = Mount { source: Path::new("/dev/null"), destination: Path::new(dir) };
     match mounts::parse(&[mount], true) {
         Ok(request) => {
             for name in request.devices.iter().chain(&request.imex) {

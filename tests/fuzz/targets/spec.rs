@@ -7,12 +7,12 @@ use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::request::select::decide;
 use oci_nvidia_hook::testing::lower::oci::{Additions, OciFacts};
 use oci_nvidia_hook::testing::oci::SpecView;
 use oci_nvidia_hook::testing::oci::device_rules::{DeviceRule, already_allowed};
 use oci_nvidia_hook::testing::oci::spec_view::parse;
-use oci_nvidia_hook::testing::request::{Decision, GpuRequest, Hint, from_spec, hint, nodes};
-use oci_nvidia_hook::testing::select::decide;
+use oci_nvidia_hook::testing::request::{Decision, GpuRequest, Hint, from_spec, granted, hint};
 
 use super::{check_error, check_findings, sample_inventory};
 
@@ -43,9 +43,7 @@ pub fn run(data: &[u8]) {
         };
         match (hint(&spec), &decision) {
             (Hint::No, decision) => assert!(matches!(decision, Decision::Nothing(_)), "no hint, and {decision:?}"),
-            (Hint::Perhaps, decision)
-                if config.swarm_resource.is_empty() && nodes::granted(&spec.devices).is_none() =>
-            {
+            (Hint::Perhaps, decision) if config.swarm_resource.is_empty() && granted(&spec.devices).is_none() => {
                 assert!(matches!(decision, Decision::Nothing(_)), "no swarm variable counts, and {decision:?}");
             }
             _ => {}
@@ -100,7 +98,7 @@ fn check_request(spec: &SpecView, config: &Config, request: &GpuRequest) {
     let by_env = !by_mounts && !matches!(request.devices, VisibleDevices::Nodes(_));
     assert!(!by_env || spec.privileged || config.accept_envvar_when_unprivileged, "it may not ask: {request:?}");
     if let VisibleDevices::Nodes(given) = &request.devices {
-        assert!(!spec.privileged && nodes::granted(&spec.devices).as_ref() == Some(given), "{request:?}");
+        assert!(!spec.privileged && granted(&spec.devices).as_ref() == Some(given), "{request:?}");
     }
     if let VisibleDevices::List(names) = &request.devices {
         check_names(names);

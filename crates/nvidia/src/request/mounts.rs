@@ -6,26 +6,37 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::Result;
 
 use base::report::{catalog, failure};
-use nvidia_host::device_id::{VisibleDevices, unique};
 
-use crate::oci::spec_view::Mount;
+use crate::device_id::{VisibleDevices, unique};
 
 /// The directory of these mounts. `/var/run` is a link to `/run` in nearly every image.
 const DIR: &str = "/var/run/nvidia-container-devices";
 const DIRS: [&str; 2] = [DIR, "/run/nvidia-container-devices"];
 /// The origin of such a request, for messages.
-pub(crate) const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
+pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
+
+/// A mount of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mount<'a> {
+    /// On the host
+    pub source: &'a Path,
+    /// In the container
+    pub destination: &'a Path,
+}
 
 /// The devices and IMEX channels that mounts name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountRequest {
+    /// The names of GPUs
     pub devices: Vec<String>,
+    /// The IMEX channels
     pub imex: Vec<String>,
 }
 
 impl MountRequest {
     /// Returns the requested GPUs; `None` if no mount names one. `all`, in upper or lower case, means all GPUs: NVIDIA's
     /// documentation and guides for kind use a mount of this name.
+    #[must_use]
     pub fn visible(&self) -> Option<VisibleDevices> {
         let is_all = |name: &String| name.eq_ignore_ascii_case("all");
         match self.devices.as_slice() {
@@ -38,26 +49,21 @@ impl MountRequest {
 
 /// Reports whether a mount is a request: its normalized path is in the directory, or its path starts there and leaves it with
 /// `..`.
-pub(crate) fn is_request(mount: &Mount) -> bool {
+#[must_use]
+pub fn is_request(mount: &Mount<'_>) -> bool {
     let is_below = |path: &Path| DIRS.iter().any(|dir| path.starts_with(dir) && path != Path::new(dir));
-    clean(&mount.source) == Path::new("/dev/null")
-        && (is_below(&clean(&mount.destination)) || is_below(&mount.destination))
-}
-
-/// Reports whether this JSON text of `mounts` can contain a request. The name of the directory must occur in it, unless the
-/// text contains escapes.
-pub(crate) fn may_request(mounts: &str) -> bool {
-    mounts.contains("nvidia-container-devices") || mounts.contains('\\')
+    clean(mount.source) == Path::new("/dev/null")
+        && (is_below(&clean(mount.destination)) || is_below(mount.destination))
 }
 
 /// Reads the request of the mounts; empty unless `accepted`.
 ///
 /// # Errors
 /// If a path leaves the directory.
-pub fn parse(mounts: &[Mount], accepted: bool) -> Result<MountRequest> {
+pub fn parse(mounts: &[Mount<'_>], accepted: bool) -> Result<MountRequest> {
     let mut request = MountRequest::default();
     for mount in mounts.iter().filter(|mount| accepted && is_request(mount)) {
-        let destination = clean(&mount.destination);
+        let destination = clean(mount.destination);
         let below = DIRS.iter().find_map(|dir| destination.strip_prefix(dir).ok()?.to_str());
         let Some(name) = below.filter(|name| !name.is_empty()).map(str::to_owned) else {
             return Err(failure(
@@ -102,8 +108,8 @@ fn clean(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn mount(source: &str, destination: &str) -> Mount {
-        Mount { source: source.into(), destination: destination.into(), ..Mount::default() }
+    fn mount<'a>(source: &'a str, destination: &'a str) -> Mount<'a> {
+        Mount { source: Path::new(source), destination: Path::new(destination) }
     }
 
     #[test]
@@ -130,9 +136,9 @@ mod tests {
     #[test]
     fn all_means_all_gpus() {
         let visible = |names: &[&str]| {
-            let mounts =
-                names.iter().map(|name| mount("/dev/null", &format!("/var/run/nvidia-container-devices/{name}")));
-            parse(&mounts.collect::<Vec<_>>(), true).unwrap().visible()
+            let paths: Vec<_> = names.iter().map(|name| format!("/var/run/nvidia-container-devices/{name}")).collect();
+            let mounts: Vec<_> = paths.iter().map(|path| mount("/dev/null", path)).collect();
+            parse(&mounts, true).unwrap().visible()
         };
         assert_eq!(visible(&["all"]), Some(VisibleDevices::All));
         assert_eq!(visible(&["GPU-1", "ALL"]), Some(VisibleDevices::All));

@@ -2,16 +2,16 @@
 
 use anyhow::Result;
 
+use crate::capability::Capability;
+use crate::config::{Config, Require};
+use crate::device_id::VisibleDevices;
+use crate::driver::nodes::PREPARE;
+use crate::inventory::select::{Device, mig_nodes_missing, select};
+use crate::inventory::{Gpu, Inventory, limits};
+use crate::require::{self, Properties};
 use base::report::{Finding, catalog, failure};
-use nvidia_host::capability::Capability;
-use nvidia_host::config::{Config, Require};
-use nvidia_host::device_id::VisibleDevices;
-use nvidia_host::driver::nodes::PREPARE;
-use nvidia_host::inventory::select::{Device, mig_nodes_missing, select};
-use nvidia_host::inventory::{Gpu, Inventory, limits};
-use nvidia_host::require::{self, Properties};
 
-use crate::request::{GpuRequest, MIG_CONFIG_DEVICES, MIG_MONITOR_DEVICES};
+use super::{GpuRequest, MIG_CONFIG_DEVICES, MIG_MONITOR_DEVICES};
 
 /// Returns the devices for a request, after checking its requirements.
 ///

@@ -1,0 +1,325 @@
+//! Decides which GPUs a container requests, and whether it may: the rules for the variables, mounts and device nodes of NVIDIA's image
+//! convention. The hook reads them from config.json, the NRI plugin from the engine.
+//!
+//! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
+
+pub mod mounts;
+pub mod nodes;
+pub mod select;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+
+use base::report::{Finding, catalog, failure};
+
+use crate::capability::{self, Capabilities, DRIVER_CAPABILITIES, Omit};
+use crate::config::{Config, NoGpu, Require, SWARM_PREFIX};
+use crate::device_id::{self, VISIBLE_DEVICES, VisibleDevices, imex_channel};
+use crate::edits::Wanted;
+use crate::host;
+use crate::require::{self, Requirement};
+
+pub use mounts::Mount;
+pub use nodes::Node;
+
+const MIG_CONFIG_DEVICES: &str = "NVIDIA_MIG_CONFIG_DEVICES";
+const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
+const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
+const CUDA_VERSION: &str = "CUDA_VERSION";
+
+/// The properties of a container on which its request depends.
+#[derive(Clone, Debug)]
+pub struct Container<'a> {
+    /// The environment of its process
+    pub env: &'a BTreeMap<String, String>,
+    /// Its mounts
+    pub mounts: Vec<Mount<'a>>,
+    /// Its character device nodes
+    pub nodes: Vec<Node<'a>>,
+    /// Whether it is privileged; false if that is unknown
+    pub privileged: bool,
+}
+
+/// The request of a container for the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuRequest {
+    /// The requested GPUs; may be none, for driver files without a GPU
+    pub devices: VisibleDevices,
+    /// The source of the request, for messages: a variable, or the mounts
+    pub asked_by: String,
+    /// The driver capabilities
+    pub capabilities: Capabilities,
+    /// Conditions for the driver and the GPUs
+    pub requirements: Vec<Requirement>,
+    /// The GPUs whose MIG devices it may configure; only for privileged containers
+    pub mig_config: Option<String>,
+    /// The GPUs whose MIG devices it may monitor; only for privileged containers
+    pub mig_monitor: Option<String>,
+    /// The IMEX channels
+    pub imex_channels: Vec<String>,
+    /// Parts to omit; only options of commands can set this
+    pub omit: Omit,
+}
+
+impl GpuRequest {
+    /// Returns the parts of the driver that it needs.
+    ///
+    /// # Errors
+    /// If a MIG variable is not "all", or an IMEX channel is invalid.
+    pub fn wanted(&self) -> Result<Wanted> {
+        let channels: Result<Vec<u32>> = self.imex_channels.iter().map(|text| imex_channel(text)).collect();
+        Ok(Wanted {
+            capabilities: self.capabilities,
+            omit: self.omit,
+            gpus: self.devices != VisibleDevices::None,
+            mig_config: is_all(MIG_CONFIG_DEVICES, self.mig_config.as_deref())?,
+            mig_monitor: is_all(MIG_MONITOR_DEVICES, self.mig_monitor.as_deref())?,
+            imex_channels: channels?,
+        })
+    }
+}
+
+/// Returns whether a MIG variable is set. It must be "all": MIG management applies to all GPUs of the container.
+fn is_all(variable: &str, value: Option<&str>) -> Result<bool> {
+    match value {
+        None => Ok(false),
+        Some("all") => Ok(true),
+        Some(value) => Err(failure(
+            &catalog::BAD_REQUEST,
+            format!("{variable}={value:?} is not \"all\""),
+            format!("set {variable}=all"),
+        )),
+    }
+}
+
+/// The decision about a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It requests nothing, for this reason
+    Nothing(String),
+    /// Its request is denied for this reason. It starts without GPUs, as with NVIDIA's stack
+    Refused(String),
+    /// Its request is accepted
+    Gpus(Box<GpuRequest>),
+}
+
+/// Whether a container requests GPUs: decides whether config.toml is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// No request, regardless of config.toml
+    No,
+    /// A request if config.toml names one of its variables as `swarm-resource`, or because of its device nodes. An invalid
+    /// config.toml does not stop the container
+    Perhaps,
+    /// A request
+    Yes,
+}
+
+/// Decides without config.toml whether the container requests GPUs. So a container without GPUs costs little, and an invalid
+/// config.toml cannot stop it.
+#[must_use]
+pub fn hint(container: &Container<'_>) -> Hint {
+    match hint_of(container.env) {
+        _ if container.mounts.iter().any(mounts::is_request) => Hint::Yes,
+        Hint::No
+            if nodes_may_request(container.env, container.privileged) && nodes::granted(&container.nodes).is_some() =>
+        {
+            Hint::Perhaps
+        }
+        hint => hint,
+    }
+}
+
+/// Reports whether device nodes can be a request. Not if the variable is set: it is explicit, and CDI specs set it to `void`.
+/// And not in a privileged container, which has all nodes of the host.
+#[must_use]
+pub fn nodes_may_request(env: &BTreeMap<String, String>, privileged: bool) -> bool {
+    !privileged && !env.contains_key(VISIBLE_DEVICES)
+}
+
+/// Like [`hint`], from the environment alone.
+#[must_use]
+pub fn hint_of(env: &BTreeMap<String, String>) -> Hint {
+    let asks = match env.get(VISIBLE_DEVICES) {
+        Some(value) => device_id::parse(value).is_some(),
+        None => is_legacy_image(env),
+    };
+    if asks {
+        Hint::Yes
+    } else if env.keys().any(|name| name.starts_with(SWARM_PREFIX)) {
+        Hint::Perhaps
+    } else {
+        Hint::No
+    }
+}
+
+/// Decides about the request with the rules of config.toml.
+///
+/// # Errors
+/// If the request is invalid, or requires a privileged container.
+pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
+    let from_mounts = mounts::parse(&container.mounts, config.accept_volume_mounts)?;
+    let env_counts = container.privileged || config.accept_envvar_when_unprivileged;
+    let by_mounts = from_mounts.visible().map(|devices| (mounts::ORIGIN.to_owned(), devices));
+    let (asked_by, devices) = match by_mounts.map_or_else(|| asked_by_env(container, config, env_counts), Ok) {
+        Ok(asked) => asked,
+        Err((decision, Rank::Explicit)) => return Ok(decision),
+        Err((decision, Rank::Default)) => match nodes::granted(&container.nodes).filter(|_| !container.privileged) {
+            Some(nodes) => (nodes::ORIGIN.to_owned(), VisibleDevices::Nodes(nodes)),
+            None => return Ok(decision),
+        },
+    };
+    let legacy = is_legacy_image(container.env);
+    let asked = container.env.get(DRIVER_CAPABILITIES).map(String::as_str);
+    Ok(Decision::Gpus(Box::new(GpuRequest {
+        devices,
+        asked_by,
+        capabilities: capability::parse(asked, legacy, config.supported_driver_capabilities)?,
+        requirements: requirements(container, config, legacy)?,
+        mig_config: privileged_only(container, MIG_CONFIG_DEVICES)?,
+        mig_monitor: privileged_only(container, MIG_MONITOR_DEVICES)?,
+        imex_channels: imex_channels(container, config, from_mounts.imex, env_counts),
+        omit: Omit::default(),
+    })))
+}
+
+/// Returns the finding for a container that starts although this host cannot give it GPUs.
+///
+/// # Errors
+/// The given error, if the container must not start.
+pub fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
+    if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
+        return Ok(Finding::new(
+            &catalog::NO_GPU_HERE,
+            format!("{} asks for \"all\", but this host has no NVIDIA GPU on its PCI bus", request.asked_by),
+            "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",
+        ));
+    }
+    Err(error)
+}
+
+/// How explicitly a container requests nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    Explicit,
+    /// No accepted source contains a request: device nodes can be one.
+    Default,
+}
+
+/// Returns the request of the environment; or the decision without one, if no other source has a request.
+fn asked_by_env(
+    container: &Container<'_>,
+    config: &Config,
+    env_counts: bool,
+) -> Result<(String, VisibleDevices), (Decision, Rank)> {
+    let (asked_by, devices) =
+        visible_by_env(container, config).map_err(|(reason, rank)| (Decision::Nothing(reason), rank))?;
+    if env_counts {
+        return Ok((asked_by, devices));
+    }
+    let rank = if devices == VisibleDevices::None { Rank::Explicit } else { Rank::Default };
+    let refused = Decision::Refused(format!(
+        "{asked_by} is ignored: the container is not privileged and \
+         accept-nvidia-visible-devices-envvar-when-unprivileged is false"
+    ));
+    Err((refused, rank))
+}
+
+/// Reports whether the image is older than NVIDIA_REQUIRE_CUDA. Such an image requests all GPUs without a variable.
+fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
+    let is_set = |name| env.get(name).is_some_and(|value: &String| !value.is_empty());
+    is_set(CUDA_VERSION) && !is_set("NVIDIA_REQUIRE_CUDA")
+}
+
+/// Returns the variable with the request and its value; or the reason why there is none.
+fn visible_by_env(container: &Container<'_>, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
+    // A swarm variable has precedence over NVIDIA_VISIBLE_DEVICES, even if it is empty.
+    let swarm: Vec<_> = config.swarm_resource.iter().filter(|name| container.env.contains_key(*name)).collect();
+    let (asked_by, value) = if swarm.is_empty() {
+        let value = match container.env.get(VISIBLE_DEVICES) {
+            Some(value) => value.clone(),
+            None if is_legacy_image(container.env) => return Ok((CUDA_VERSION.to_owned(), VisibleDevices::All)),
+            None => return Err((format!("{VISIBLE_DEVICES} is not set"), Rank::Default)),
+        };
+        (VISIBLE_DEVICES.to_owned(), value)
+    } else {
+        let values = swarm.iter().filter_map(|name| container.env.get(*name)).cloned();
+        let names = swarm.iter().map(|name| name.as_str());
+        (names.collect::<Vec<_>>().join(","), values.collect::<Vec<_>>().join(","))
+    };
+    match device_id::parse(&value) {
+        Some(devices) => Ok((asked_by, devices)),
+        None => Err((format!("{asked_by} is {value:?}"), Rank::Explicit)),
+    }
+}
+
+fn privileged_only(container: &Container<'_>, name: &str) -> Result<Option<String>> {
+    let value = container.env.get(name).filter(|value| !value.is_empty());
+    if value.is_some() && !container.privileged {
+        return Err(failure(
+            &catalog::PRIVILEGE,
+            format!(
+                "insufficient privileges for {name}={:?}: the container is not privileged",
+                value.unwrap_or(&String::new())
+            ),
+            format!("start the container with --privileged, or without {name}"),
+        ));
+    }
+    Ok(value.cloned())
+}
+
+fn imex_channels(
+    container: &Container<'_>,
+    config: &Config,
+    from_mounts: Vec<String>,
+    env_counts: bool,
+) -> Vec<String> {
+    if config.ignore_imex_channels {
+        return Vec::new();
+    }
+    if !from_mounts.is_empty() || !env_counts {
+        return from_mounts;
+    }
+    // The syntax is that of NVIDIA_VISIBLE_DEVICES, but `all` and `none` are not channels.
+    match container.env.get(IMEX_CHANNELS).and_then(|value| device_id::parse(value)) {
+        Some(VisibleDevices::List(channels)) => channels,
+        _ => Vec::new(),
+    }
+}
+
+/// Upper limit for the requirements of a container; images have one to five.
+pub const MAX_REQUIREMENTS: usize = 32;
+
+fn requirements(container: &Container<'_>, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
+    let disabled = container.env.get("NVIDIA_DISABLE_REQUIRE").is_some_and(|value| is_go_true(value));
+    if disabled || config.requirements() == Require::Off {
+        return Ok(Vec::new());
+    }
+    let named = container.env.iter().filter(|(name, _)| {
+        // On Tegra, these variables contain lists of files.
+        name.starts_with("NVIDIA_REQUIRE_") && !name.starts_with("NVIDIA_REQUIRE_JETPACK")
+    });
+    let mut list: Vec<_> =
+        named.map(|(name, value)| Requirement { variable: name.clone(), text: value.clone() }).collect();
+    if legacy {
+        let version = container.env.get(CUDA_VERSION).map(String::as_str).unwrap_or_default();
+        let Some((major, minor)) = require::parse_cuda_version(version) else {
+            return Err(failure(
+                &catalog::BAD_REQUIREMENT,
+                format!("invalid {CUDA_VERSION}={version:?}: expected a version like 11.8 or 11.8.0"),
+                "set NVIDIA_REQUIRE_CUDA or NVIDIA_DISABLE_REQUIRE=true in the container",
+            ));
+        };
+        list.push(Requirement { variable: CUDA_VERSION.to_owned(), text: format!("cuda>={major}.{minor}") });
+    }
+    if list.len() > MAX_REQUIREMENTS {
+        bail!("the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are allowed", list.len());
+    }
+    Ok(list)
+}
+
+/// Parses a boolean like Go's strconv.ParseBool, which NVIDIA's hook uses.
+fn is_go_true(value: &str) -> bool {
+    matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
+}
