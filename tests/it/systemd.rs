@@ -328,7 +328,7 @@ fn the_device_plugin_as_a_service() {
     std::fs::create_dir(&shared).unwrap();
     // The service sees neither /root nor /tmp, so everything is copied to where a host has it.
     let install = format!(
-        "cp '{programs}/oci-nvidia-kubelet-plugin' /usr/bin; cp '{unit}' /run/systemd/system\n\
+        "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{unit}' /run/systemd/system\n\
          mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{name}.d\n\
          cp -a '{root}/.' /opt/driver\n\
          printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n' >/etc/nvidia-container-runtime/config.toml\n\
@@ -342,6 +342,8 @@ fn the_device_plugin_as_a_service() {
         name = unit
     );
     std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
+    std::fs::copy(source("tests/fake-driver/make-root"), shared.join("make-root")).unwrap();
+    std::fs::write(shared.join("layout"), "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
     std::fs::write(shared.join("script"), install).unwrap();
     systemd.enter(&format!("sh -eu '{}'", shared.join("script").display())).ok();
 
@@ -377,6 +379,14 @@ fn the_device_plugin_as_a_service() {
     kubelet.wait("registered nvidia.com/gpu");
     systemd.enter(&format!("systemctl restart {unit}")).ok();
     kubelet.wait("registered nvidia.com/gpu");
+
+    // When the kubelet learns of a MIG device, the host's CDI spec has it already.
+    systemd.enter("oci-nvidia-hook cdi generate").ok();
+    let install = shared.display();
+    systemd.enter(&format!("'{install}/make-root' /opt/driver --mig-layout '{install}/layout'")).ok();
+    kubelet.wait("list nvidia.com/mig-1g.10gb MIG-new");
+    systemd.enter("grep -q MIG-new /run/cdi/nvidia.yaml").ok();
+
     systemd.enter(&format!("systemctl stop {unit}")).ok();
     kubelet.wait("ended nvidia.com/gpu");
     let left = systemd.enter("ls /var/lib/kubelet/device-plugins").ok();

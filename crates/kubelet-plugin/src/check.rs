@@ -111,8 +111,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Creates the report. A device that works is also requested once, so that a missing device node is found. `problem` is why there
-    /// is no offer, if the driver does not answer.
+    /// Creates the report. For each healthy device, the report includes the result of Allocate, which finds a missing device
+    /// node. `problem` is the error of a driver that does not answer.
     #[must_use]
     pub fn new(config: &Config, offer: &Offer, problem: Option<&Finding>) -> Self {
         let entry = |resource: &Resource| ResourceEntry {

@@ -1,7 +1,7 @@
 //! The GPUs of the node: those that work, and those that are known and do not. Pure.
 //!
-//! A GPU that is lost disappears from NVML's list. The kubelet must still be told about its ids, because only a device that it knows
-//! can be unhealthy, and because restarted containers keep their ids.
+//! A GPU that is lost disappears from NVML's list. Its ids stay in the list of the kubelet, because only a
+//! device in the list can be unhealthy, and because restarted containers keep their ids.
 
 use std::collections::BTreeMap;
 
@@ -69,10 +69,9 @@ pub fn update(known: &[NodeGpu], inventory: &Inventory, profiles: &Profiles) -> 
     gpus
 }
 
-/// Returns the GPUs when NVML does not answer at all.
-#[must_use]
-pub fn without_answer(known: &[NodeGpu], why: &str) -> Vec<NodeGpu> {
-    known.iter().map(|gpu| NodeGpu { failure: Some(why.to_owned()), ..gpu.clone() }).collect()
+/// Returns the UUIDs of the MIG devices of these GPUs.
+pub fn mig_uuids<'a>(gpus: impl IntoIterator<Item = &'a Gpu>) -> Vec<&'a str> {
+    gpus.into_iter().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.as_str()).collect()
 }
 
 fn working(gpu: &Gpu, profiles: &Profiles) -> NodeGpu {

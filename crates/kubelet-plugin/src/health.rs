@@ -7,14 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use nvidia_host::config::kubelet_plugin::KubeletPlugin;
+
 use crate::monitor::message::{Event, EventKind, Recovery, Sample, Snapshot};
 use crate::monitor::update::Update;
-
-/// XIDs that a program on the GPU causes, not the GPU.
-pub const IGNORED_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
-
-/// The default of [`Policy::quiet_period`].
-pub const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
 /// A GPU that becomes unhealthy again this often within [`RELAPSE_WINDOW`] stays unhealthy.
 const MAX_RELAPSES: usize = 3;
@@ -29,9 +25,10 @@ pub struct Policy {
     pub ignored_xids: BTreeSet<u64>,
 }
 
-impl Default for Policy {
-    fn default() -> Self {
-        Self { quiet_period: QUIET_PERIOD, ignored_xids: IGNORED_XIDS.into() }
+impl From<&KubeletPlugin> for Policy {
+    fn from(settings: &KubeletPlugin) -> Self {
+        let ignored_xids = settings.ignored_xids.iter().copied().map(u64::from).collect();
+        Self { quiet_period: settings.quiet_period, ignored_xids }
     }
 }
 

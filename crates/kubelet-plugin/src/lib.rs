@@ -98,8 +98,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             Ok(report.exit_code())
         }
         Command::Clear { uuid, run_dir } => {
-            let cleared = block_on(control::clear(&run_dir, &uuid))?
-                .with_context(|| format!("cannot clear {uuid:?} in the running plugin"))?;
+            let cleared = block_on(control::clear(&run_dir, &uuid))??;
             print(if cleared { "cleared\n" } else { "the plugin knows no errors of this GPU\n" })?;
             Ok(if cleared { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

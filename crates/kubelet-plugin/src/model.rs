@@ -60,6 +60,7 @@ pub trait Allocator: Send + Sync + 'static {
     /// If a device is unknown, does not work, or may not be given in this combination.
     fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal>;
 
-    /// Returns the best `size` of the available devices, which include `required`. An error would fail the pod, so there is none.
+    /// Returns the best `size` of the available devices, which include `required`. There is always an answer, because the
+    /// kubelet does not start a pod after an error.
     fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String>;
 }

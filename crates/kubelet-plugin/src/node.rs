@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use base::report::Finding;
 use nvidia_host::config::Config;
-use nvidia_host::inventory::limits;
-use nvidia_host::inventory::{Inventory, limits::permit};
+use nvidia_host::inventory::{Inventory, limits};
 
 use crate::devices;
 use crate::gpus::{self, NodeGpu, NumaNodes};
@@ -17,7 +16,7 @@ use crate::monitor::message::{Level, Link, Snapshot};
 use crate::monitor::update::Update;
 use crate::prefer::Closeness;
 
-/// What the kubelet is told, and what its questions are answered from.
+/// The state of the node at one time: the lists for the kubelet, and the data for Allocate and GetPreferredAllocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
     /// The resources in the order of their names
@@ -45,11 +44,7 @@ impl Node {
     /// Creates the state before NVML has answered, with the GPUs that the kernel lists.
     #[must_use]
     pub fn new(config: Config, gpus: Vec<NodeGpu>, now: Instant) -> Self {
-        let settings = &config.kubelet_plugin;
-        let policy = Policy {
-            quiet_period: settings.quiet_period,
-            ignored_xids: settings.ignored_xids.iter().copied().map(u64::from).collect(),
-        };
+        let policy = Policy::from(&config.kubelet_plugin);
         let (numa_nodes, closeness) = (NumaNodes::new(), Closeness::new());
         Self { config, gpus, numa_nodes, closeness, findings: Vec::new(), health: Health::new(policy, now) }
     }
@@ -57,12 +52,18 @@ impl Node {
     /// Takes a report into account.
     pub fn apply(&mut self, update: &Update, now: Instant) {
         if let Update::Snapshot(snapshot) = update {
-            self.take(snapshot);
+            self.set_devices(snapshot);
         }
+        self.apply_to_health(update, now);
+    }
+
+    /// Takes only the health in a report into account. The GPUs and MIG devices remain as they were.
+    pub fn apply_to_health(&mut self, update: &Update, now: Instant) {
         self.health.apply(update, now);
     }
 
-    fn take(&mut self, snapshot: &Snapshot) {
+    /// Sets the GPUs and MIG devices.
+    pub fn set_devices(&mut self, snapshot: &Snapshot) {
         self.gpus = gpus::update(&self.gpus, &snapshot.inventory, &snapshot.mig_profiles);
         self.closeness = snapshot.links.iter().map(|link| (link.gpus.clone(), score(link))).collect();
         self.findings = limits::findings(&self.config.devices, &snapshot.inventory);
@@ -79,6 +80,12 @@ impl Node {
         &self.gpus
     }
 
+    /// Returns the UUIDs of the MIG devices.
+    #[must_use]
+    pub fn mig_uuids(&self) -> Vec<&str> {
+        gpus::mig_uuids(self.gpus.iter().map(|gpu| &gpu.gpu))
+    }
+
     /// Makes the GPUs healthy whose quiet period has passed.
     pub fn tick(&mut self, now: Instant) {
         self.health.tick(now);
@@ -93,13 +100,6 @@ impl Node {
     /// Forgets the errors of a GPU. Returns false if it is unknown or has none.
     pub fn clear(&mut self, uuid: &str) -> bool {
         self.health.clear(uuid)
-    }
-
-    /// Whether the administrator permits containers to have this GPU, or a part of it.
-    #[must_use]
-    pub fn permits(&self, gpu: &NodeGpu) -> bool {
-        let limits = &self.config.devices;
-        permit(limits, &gpu.gpu, None) || gpu.gpu.mig_devices.iter().any(|mig| permit(limits, &gpu.gpu, Some(mig)))
     }
 
     /// Returns what the node offers now.
@@ -209,6 +209,5 @@ mod tests {
         assert_eq!(node.offer().inventory().gpus.len(), 1);
         node.apply(&Update::LetGo, now);
         assert_eq!(sick(&node).0.len(), 2);
-        assert!(node.permits(&gpus[0]));
     }
 }

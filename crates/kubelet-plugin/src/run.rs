@@ -1,6 +1,8 @@
 //! `run`: connects the monitor, the state of the node and the kubelet. One thread, and no call that blocks for long.
 
+use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,12 +15,15 @@ use tokio::time::{sleep_until, timeout};
 
 use base::report::Finding;
 use nvidia_host::config::Config;
+use nvidia_host::inventory::Inventory;
 
 use crate::allocator::NodeAllocator;
 use crate::control::{self, Clear};
+use crate::gpus::mig_uuids;
 use crate::host;
 use crate::kubelet;
 use crate::log::Log;
+use crate::monitor::message::Snapshot;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
 use crate::node::{Node, Offer};
@@ -26,7 +31,7 @@ use crate::node::{Node, Offer};
 /// The program that refreshes the CDI spec of the host, if it is installed.
 const HOOK: &str = "/usr/bin/oci-nvidia-hook";
 /// How long the CDI spec may take, before the list is sent without it.
-const REFRESH_PATIENCE: Duration = Duration::from_secs(30);
+const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
 /// Why a GPU is unhealthy before NVML has answered.
 const NOT_ANSWERED: &str = "NVML has not answered yet";
 
@@ -47,7 +52,8 @@ pub async fn run(config: Config, config_path: Option<&Path>, kubelet_dir: PathBu
     let allocator = Arc::new(NodeAllocator::new(config.clone(), offer));
     let (status, _) = watch::channel(kubelet::Status::default());
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
-    let mut agent = Agent { config, node, offers, lists, reported: Vec::new(), log };
+    let mut agent =
+        Agent { config, node, offers, lists, held: None, driver: Driver::Unknown, reported: Vec::new(), log };
     let monitor = supervisor::Options::new(config_path, agent.config.kubelet_plugin.nvml_timeout);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
@@ -83,9 +89,39 @@ struct Agent {
     node: Node,
     offers: watch::Sender<Offer>,
     lists: watch::Sender<Arc<Vec<crate::model::Resource>>>,
+    held: Option<Held>,
+    driver: Driver,
     /// The findings that are in the log
     reported: Vec<Finding>,
     log: Log,
+}
+
+/// New devices, which are not published until the CDI spec of the host has them: engines look up CDI devices at the next container,
+/// which the kubelet may start as soon as it has the list. In the meantime, the health of the known devices is published.
+struct Held {
+    snapshot: Box<Snapshot>,
+    refreshed: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+/// What the log says about the driver.
+#[derive(Debug, PartialEq, Eq)]
+enum Driver {
+    Unknown,
+    Works,
+    Fails(String),
+    LetGo,
+}
+
+impl Driver {
+    /// Returns the state after this update, if the update is about the driver.
+    fn after(update: &Update) -> Option<Self> {
+        match update {
+            Update::Snapshot(_) => Some(Self::Works),
+            Update::Absent(why) | Update::Silent { gpu: None, why } => Some(Self::Fails(why.clone())),
+            Update::LetGo => Some(Self::LetGo),
+            Update::Silent { gpu: Some(_), .. } | Update::Sample(_) | Update::Event(_) => None,
+        }
+    }
 }
 
 impl Agent {
@@ -95,13 +131,14 @@ impl Agent {
             let next_tick = self.node.next_tick();
             tokio::select! {
                 update = updates.recv() => match update {
-                    Some(update) => self.apply(&update).await,
+                    Some(update) => self.apply(update),
                     None => return,
                 },
                 Some(Clear { uuid, done }) = cleared.recv() => {
                     // The caller of the command may have gone.
                     done.send(self.node.clear(&uuid)).ok();
                 }
+                snapshot = devices_ready(&mut self.held) => self.set_devices(&snapshot),
                 () = sleep_until(next_tick.unwrap_or_else(Instant::now).into()), if next_tick.is_some() => {}
             }
             self.node.tick(Instant::now());
@@ -109,21 +146,33 @@ impl Agent {
         }
     }
 
-    async fn apply(&mut self, update: &Update) {
-        let before = self.mig_devices();
-        self.node.apply(update, Instant::now());
-        if let Update::Snapshot(_) = update {
-            self.node.set_numa_nodes(host::numa_nodes(&self.config, self.node.gpus()).unwrap_or_default());
-        }
-        // Engines look up CDI devices at the next container, which the kubelet may start as soon as it has the list.
-        if self.mig_devices() != before {
-            refresh_cdi(self.log).await;
+    fn apply(&mut self, update: Update) {
+        self.log_driver(&update);
+        self.node.apply_to_health(&update, Instant::now());
+        let Update::Snapshot(snapshot) = update else { return };
+        // Devices that are held may be in the CDI spec already.
+        if self.held.is_some() || self.node.mig_uuids() != mig_uuids(&snapshot.inventory.gpus) {
+            self.held = Some(Held { snapshot, refreshed: Box::pin(refresh_cdi(self.log)) });
+        } else {
+            self.set_devices(&snapshot);
         }
     }
 
-    fn mig_devices(&self) -> Vec<String> {
-        let gpus = self.node.gpus().iter();
-        gpus.flat_map(|gpu| gpu.gpu.mig_devices.iter().map(|mig| mig.uuid.clone())).collect()
+    fn set_devices(&mut self, snapshot: &Snapshot) {
+        self.node.set_devices(snapshot);
+        self.node.set_numa_nodes(host::numa_nodes(&self.config, self.node.gpus()).unwrap_or_default());
+    }
+
+    /// Logs that the driver works, or why it does not, once.
+    fn log_driver(&mut self, update: &Update) {
+        let Some(driver) = Driver::after(update).filter(|driver| *driver != self.driver) else { return };
+        match (&driver, update) {
+            (Driver::Fails(why), _) => self.log.note(why),
+            (Driver::LetGo, _) => self.log.note("the driver is being replaced, and the plugin does not use it"),
+            (_, Update::Snapshot(snapshot)) => self.log.note(&summary(&snapshot.inventory)),
+            _ => {}
+        }
+        self.driver = driver;
     }
 
     /// Publishes the offer if it has changed, and logs which devices became healthy or unhealthy.
@@ -164,7 +213,27 @@ impl Agent {
     }
 }
 
-/// Refreshes an existing CDI spec of the host. Without the hook's package, there is none.
+/// Waits until the CDI spec is refreshed, and returns the devices that were held.
+async fn devices_ready(held: &mut Option<Held>) -> Box<Snapshot> {
+    if let Some(waiting) = held {
+        waiting.refreshed.as_mut().await;
+    }
+    match held.take() {
+        Some(Held { snapshot, .. }) => snapshot,
+        None => std::future::pending().await,
+    }
+}
+
+fn summary(inventory: &Inventory) -> String {
+    let count = inventory.gpus.len() + inventory.failed.len();
+    let gpus = if count == 1 { "GPU" } else { "GPUs" };
+    match inventory.driver_version.as_str() {
+        "" => format!("the node has {count} {gpus}"),
+        version => format!("the node has {count} {gpus} and driver {version}"),
+    }
+}
+
+/// Refreshes the CDI spec of the host, if it exists. Without the hook, no program can refresh it.
 async fn refresh_cdi(log: Log) {
     let mut command = Command::new(HOOK);
     command.args(["cdi", "refresh"]).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);

@@ -21,10 +21,9 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use fake_host::{Fake, uuid};
+use fake_host::{Fake, run_tests, uuid};
 use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Recovery, Sample, Snapshot};
 use kubelet_plugin::monitor::{child, supervisor};
-use libtest_mimic::{Arguments, Trial};
 use nvidia_host::config;
 
 /// A time limit, with slack for a machine under load.
@@ -37,23 +36,7 @@ fn main() -> ExitCode {
     match words.get(1).map(String::as_str) {
         Some("monitor") => monitor(&words[2..]),
         Some("supervise") => supervise(Path::new(&words[2])),
-        _ => {
-            let is_root = rustix::process::geteuid().is_root();
-            let ignored = !is_root && std::env::var_os("CI").is_none();
-            let trial = |(name, test): &(&'static str, fn())| {
-                let test = *test;
-                Trial::test(*name, move || {
-                    assert!(rustix::process::geteuid().is_root(), "needs root, for device nodes");
-                    test();
-                    Ok(())
-                })
-                .with_ignored_flag(ignored)
-            };
-            let mut arguments = Arguments::from_args();
-            // Most of the time the tests wait.
-            arguments.test_threads.get_or_insert(8);
-            libtest_mimic::run(&arguments, TESTS.iter().map(trial).collect()).exit_code()
-        }
+        _ => run_tests(TESTS),
     }
 }
 

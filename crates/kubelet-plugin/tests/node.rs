@@ -21,9 +21,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use fake_host::{Fake, uuid};
+use fake_host::{Fake, run_tests, uuid};
 use fake_kubelet::{FakeKubelet, State};
-use libtest_mimic::{Arguments, Trial};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");
 const GPU: &str = "nvidia.com/gpu";
@@ -52,21 +51,7 @@ const TESTS: &[(&str, fn())] = &[
 ];
 
 fn main() -> ExitCode {
-    let is_root = rustix::process::geteuid().is_root();
-    let ignored = !is_root && std::env::var_os("CI").is_none();
-    let trial = |(name, test): &(&'static str, fn())| {
-        let test = *test;
-        Trial::test(*name, move || {
-            assert!(rustix::process::geteuid().is_root(), "needs root, for device nodes");
-            test();
-            Ok(())
-        })
-        .with_ignored_flag(ignored)
-    };
-    let mut arguments = Arguments::from_args();
-    // Most of the time the tests wait.
-    arguments.test_threads.get_or_insert(8);
-    libtest_mimic::run(&arguments, TESTS.iter().map(trial).collect()).exit_code()
+    run_tests(TESTS)
 }
 
 /// The plugin on a host, and a kubelet.
@@ -226,11 +211,13 @@ fn a_driver_that_comes_later() {
     }
     let node = Node::start_on(fake, &[]);
     node.kubelet.stays("no resource", Duration::from_secs(2), |state| counts(state, GPU).1 == 0);
+    assert_eq!(node.log().matches("the kernel module nvidia is not loaded").count(), 1, "{}", node.log());
     for dir in ["usr", "dev", "proc"] {
         std::fs::remove_dir(node.fake.root.join(dir)).unwrap();
         std::fs::rename(hidden.join(dir), node.fake.root.join(dir)).unwrap();
     }
     node.wait("the GPU", SOON, GPU, 1, 1);
+    assert_eq!(node.log().matches("has 1 GPU").count(), 1, "{}", node.log());
     assert!(node.log().lines().count() < 10, "{}", node.log());
 }
 

@@ -86,13 +86,17 @@ fn update(step: &Step) -> Option<Update> {
     })
 }
 
+fn policy() -> Policy {
+    Policy::from(&KubeletPlugin::default())
+}
+
 /// A row: the seconds since the start, the step, and the start of the reason why the GPU is unhealthy, or `""`.
 type Row = (u64, Step, &'static str);
 
 /// Returns the state after two healthy GPUs went through these rows.
 fn play(name: &str, rows: &[Row]) -> (Health, Instant) {
     let start = Instant::now();
-    let mut health = Health::new(Policy::default(), start);
+    let mut health = Health::new(policy(), start);
     health.apply(&snapshot(None), start);
     for gpu in [A, B] {
         health.apply(&Update::Sample(sample(gpu)), start);
@@ -316,13 +320,13 @@ fn it_is_known_when_to_look_again_and_since_when() {
     assert_eq!(health.next_tick(), Some(start + Duration::from_secs(75)));
     let State::Unhealthy { since, .. } = health.state(A) else { panic!() };
     assert_eq!(since, start + Duration::from_secs(10));
-    assert_eq!(Health::new(Policy::default(), start).next_tick(), None);
+    assert_eq!(Health::new(policy(), start).next_tick(), None);
 }
 
 #[test]
 fn a_gpu_is_unhealthy_until_the_driver_has_answered() {
     let start = Instant::now();
-    let mut health = Health::new(Policy::default(), start);
+    let mut health = Health::new(policy(), start);
     assert!(matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported")));
     health.apply(&snapshot(None), start);
     assert!(matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported")));

@@ -37,7 +37,7 @@ pub struct Call {
 pub enum End {
     /// The GPUs changed, or one of them may only work for another process: a new monitor starts at once.
     Changed,
-    /// There is no driver, or NVML cannot be used. The line of the error.
+    /// The driver is missing, or NVML fails, with this error.
     Unusable(String),
 }
 

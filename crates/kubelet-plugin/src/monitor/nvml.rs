@@ -103,7 +103,7 @@ fn nvlink_ends(api: &impl Monitoring, device: Device) -> Ends {
         match api.is_nvlink_active(device, link) {
             Ok(true) => {}
             Ok(false) => continue,
-            // There are no NVLinks, or no more of them.
+            // The GPU has no link with this or a higher number.
             Err(_) => break,
         }
         if let Ok((domain, bus, device)) = api.nvlink_remote(device, link) {

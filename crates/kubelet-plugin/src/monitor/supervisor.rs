@@ -104,7 +104,7 @@ struct Skipped {
 enum Ended {
     /// Another one starts at once.
     Again,
-    /// There is no driver, or NVML cannot be used.
+    /// The driver is missing, or NVML fails.
     Unusable(String),
     /// The driver hung or crashed in these calls.
     Silent { call: Call, why: String },

@@ -18,7 +18,7 @@ pub enum Update {
         /// What happened
         why: String,
     },
-    /// There is no driver, or NVML cannot be used: the line of the error
+    /// The driver is missing, or NVML fails, with this error.
     Absent(String),
     /// The administrator replaces the driver, and no process of the plugin uses it.
     LetGo,

@@ -2,7 +2,28 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
+
+use libtest_mimic::{Arguments, Trial};
+
+/// Runs the tests of a program. They need root, for device nodes.
+pub fn run_tests(tests: &[(&'static str, fn())]) -> ExitCode {
+    let is_root = rustix::process::geteuid().is_root();
+    let ignored = !is_root && std::env::var_os("CI").is_none();
+    let trial = |(name, test): &(&'static str, fn())| {
+        let test = *test;
+        Trial::test(*name, move || {
+            assert!(rustix::process::geteuid().is_root(), "needs root, for device nodes");
+            test();
+            Ok(())
+        })
+        .with_ignored_flag(ignored)
+    };
+    let mut arguments = Arguments::from_args();
+    // Most of the time the tests wait.
+    arguments.test_threads.get_or_insert(8);
+    libtest_mimic::run(&arguments, tests.iter().map(trial).collect()).exit_code()
+}
 
 /// The UUID that make-root gives to a GPU.
 pub fn uuid(gpu: u32) -> String {
