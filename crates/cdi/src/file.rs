@@ -130,7 +130,7 @@ fn remove_nulls(value: &mut Value) {
 /// If the file cannot be written. The previous file is then unchanged.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    create_dir(dir)?;
     let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
     // Engines ignore the temporary file: they read only *.json and *.yaml.
     let temporary = dir.join(format!(".{}.{}.new", name.display(), std::process::id()));
@@ -139,6 +139,16 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
         std::fs::remove_file(&temporary).ok();
     }
     written
+}
+
+/// Creates a directory that all users can read, whatever the umask. A directory that exists is not changed.
+fn create_dir(dir: &Path) -> io::Result<()> {
+    let mode = 0o755;
+    if std::fs::symlink_metadata(dir).is_ok() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(mode).create(dir)?;
+    std::fs::set_permissions(dir, Permissions::from_mode(mode))
 }
 
 fn write_new(path: &Path, text: &str) -> io::Result<()> {

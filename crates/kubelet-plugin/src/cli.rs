@@ -37,6 +37,9 @@ pub enum Command {
         /// The directory of the kubelet
         #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
         kubelet_dir: PathBuf,
+        /// Keep a CDI spec of the devices in this directory
+        #[arg(long, value_name = "DIR")]
+        cdi_dir: Option<PathBuf>,
         /// The directory for the socket of the clear command
         #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
         run_dir: PathBuf,

@@ -12,6 +12,7 @@
 //! | [`health`], [`gpus`], [`devices`], [`node`] | what the node offers, decided from what the monitor and the kernel report |
 //! | [`answer`], [`prefer`], [`allocator`] | what a container gets |
 //! | [`host`] | what the kernel knows about the GPUs |
+//! | [`cdi_keeper`] | the CDI spec of the node |
 //! | [`kubelet`] | the sockets and the registration |
 //! | [`mod@run`] | connects them |
 //! | [`control`] | commands for a running plugin |
@@ -19,6 +20,7 @@
 
 pub mod allocator;
 pub mod answer;
+pub mod cdi_keeper;
 pub mod check;
 pub mod cli;
 pub mod control;
@@ -87,9 +89,10 @@ pub fn run() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { settings, kubelet_dir, run_dir } => {
+        Command::Run { settings, kubelet_dir, cdi_dir, run_dir } => {
             let config = read_config(&settings)?;
-            block_on(run::run(config, settings.config.as_deref(), kubelet_dir, &run_dir))?
+            let dirs = run::Dirs { kubelet: kubelet_dir, cdi: cdi_dir, run: run_dir };
+            block_on(run::run(config, settings.config.as_deref(), dirs))?
         }
         Command::Check { settings, json } => {
             let config = read_config(&settings)?;

@@ -11,13 +11,14 @@ use anyhow::{Context, Result};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{sleep_until, timeout};
+use tokio::time::{interval, sleep_until, timeout};
 
 use base::report::Finding;
 use nvidia_host::config::Config;
 use nvidia_host::inventory::Inventory;
 
 use crate::allocator::NodeAllocator;
+use crate::cdi_keeper::{HOOK, Keeper};
 use crate::control::{self, Clear};
 use crate::gpus::mig_uuids;
 use crate::host;
@@ -28,18 +29,29 @@ use crate::monitor::supervisor;
 use crate::monitor::update::Update;
 use crate::node::{Node, Offer};
 
-/// The program that refreshes the CDI spec of the host, if it is installed.
-const HOOK: &str = "/usr/bin/oci-nvidia-hook";
 /// How long the CDI spec may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two checks of the plugin's own CDI spec: files of the driver and sockets of its services can appear at any time.
+const CDI_PERIOD: Duration = Duration::from_secs(10);
 /// Why a GPU is unhealthy before NVML has answered.
 const NOT_ANSWERED: &str = "NVML has not answered yet";
+
+/// Where the plugin reads and writes.
+#[derive(Clone, Debug)]
+pub struct Dirs {
+    /// The directory of the kubelet
+    pub kubelet: PathBuf,
+    /// The directory for the CDI spec of the plugin; `None` if it writes none
+    pub cdi: Option<PathBuf>,
+    /// The directory for the socket of `clear`
+    pub run: PathBuf,
+}
 
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// If the plugin cannot start.
-pub async fn run(config: Config, config_path: Option<&Path>, kubelet_dir: PathBuf, run_dir: &Path) -> Result<ExitCode> {
+pub async fn run(config: Config, config_path: Option<&Path>, dirs: Dirs) -> Result<ExitCode> {
     let log = Log::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -52,17 +64,28 @@ pub async fn run(config: Config, config_path: Option<&Path>, kubelet_dir: PathBu
     let allocator = Arc::new(NodeAllocator::new(config.clone(), offer));
     let (status, _) = watch::channel(kubelet::Status::default());
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
-    let mut agent =
-        Agent { config, node, offers, lists, held: None, driver: Driver::Unknown, reported: Vec::new(), log };
+    let cdi = dirs.cdi.map(|dir| Keeper::new(&config, &dir, Path::new(HOOK)));
+    let mut agent = Agent {
+        config,
+        node,
+        offers,
+        lists,
+        held: None,
+        cdi,
+        cdi_error: None,
+        driver: Driver::Unknown,
+        reported: Vec::new(),
+        log,
+    };
     let monitor = supervisor::Options::new(config_path, agent.config.kubelet_plugin.nvml_timeout);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
-        result = kubelet::serve(kubelet_dir, list, allocator, status, note) => match result {
+        result = kubelet::serve(dirs.kubelet, list, allocator, status, note) => match result {
             Ok(never) => match never {},
             Err(error) => Err(error),
         },
         error = supervisor::supervise(monitor, updates) => Err(error),
-        result = serve_control(run_dir, commands, log) => result,
+        result = serve_control(&dirs.run, commands, log) => result,
         () = agent.follow(received, cleared) => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
@@ -90,6 +113,9 @@ struct Agent {
     offers: watch::Sender<Offer>,
     lists: watch::Sender<Arc<Vec<crate::model::Resource>>>,
     held: Option<Held>,
+    cdi: Option<Keeper>,
+    /// The error of the CDI spec that is in the log
+    cdi_error: Option<String>,
     driver: Driver,
     /// The findings that are in the log
     reported: Vec<Finding>,
@@ -127,6 +153,7 @@ impl Driver {
 impl Agent {
     /// Publishes every change until the monitor's supervisor ends.
     async fn follow(&mut self, mut updates: mpsc::Receiver<Update>, mut cleared: mpsc::Receiver<Clear>) {
+        let mut cdi_period = interval(CDI_PERIOD);
         loop {
             let next_tick = self.node.next_tick();
             tokio::select! {
@@ -139,6 +166,7 @@ impl Agent {
                     done.send(self.node.clear(&uuid)).ok();
                 }
                 snapshot = devices_ready(&mut self.held) => self.set_devices(&snapshot),
+                _ = cdi_period.tick(), if self.cdi.is_some() => self.keep_cdi(Keeper::refresh),
                 () = sleep_until(next_tick.unwrap_or_else(Instant::now).into()), if next_tick.is_some() => {}
             }
             self.node.tick(Instant::now());
@@ -149,13 +177,32 @@ impl Agent {
     fn apply(&mut self, update: Update) {
         self.log_driver(&update);
         self.node.apply_to_health(&update, Instant::now());
+        if matches!(update, Update::Absent(_) | Update::LetGo) {
+            self.keep_cdi(|cdi| cdi.set(None));
+        }
         let Update::Snapshot(snapshot) = update else { return };
+        self.keep_cdi(|cdi| cdi.set(Some(&snapshot.inventory)));
         // Devices that are held may be in the CDI spec already.
         if self.held.is_some() || self.node.mig_uuids() != mig_uuids(&snapshot.inventory.gpus) {
             self.held = Some(Held { snapshot, refreshed: Box::pin(refresh_cdi(self.log)) });
         } else {
             self.set_devices(&snapshot);
         }
+    }
+
+    /// Updates the plugin's own CDI spec, and logs what is wrong with it.
+    fn keep_cdi(&mut self, update: impl FnOnce(&mut Keeper) -> Result<()>) {
+        let Some(cdi) = &mut self.cdi else { return };
+        let result = update(cdi);
+        let error = result.as_ref().err().map(|error| format!("{error:#}"));
+        if error == self.cdi_error {
+            return;
+        }
+        match &result {
+            Ok(()) => self.log.note("the CDI spec is current again"),
+            Err(error) => self.log.error(error),
+        }
+        self.cdi_error = error;
     }
 
     fn set_devices(&mut self, snapshot: &Snapshot) {

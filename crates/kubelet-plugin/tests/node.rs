@@ -36,6 +36,7 @@ const SOON: Duration = Duration::from_secs(5 * 5);
 const TESTS: &[(&str, fn())] = &[
     ("whole_gpus_are_offered_and_given", whole_gpus_are_offered_and_given),
     ("mig_devices_follow_the_layout", mig_devices_follow_the_layout),
+    ("the_cdi_spec_is_there_before_the_list", the_cdi_spec_is_there_before_the_list),
     ("a_sick_gpu_recovers", a_sick_gpu_recovers),
     ("a_lost_gpu_affects_no_other", a_lost_gpu_affects_no_other),
     ("a_driver_that_comes_later", a_driver_that_comes_later),
@@ -79,6 +80,14 @@ impl Node {
     #[track_caller]
     fn wait(&self, what: &str, limit: Duration, resource: &str, healthy: usize, all: usize) -> Duration {
         self.kubelet.wait(what, limit, |state| counts(state, resource) == (healthy, all))
+    }
+
+    fn until(&self, what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < limit, "{what}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn monitor(&self) -> Option<u32> {
@@ -165,6 +174,38 @@ fn mig_devices_follow_the_layout() {
     node.fake.event("xid 0 79");
     node.wait("all of a sick GPU", AT_ONCE, "nvidia.com/mig-1g.10gb", 0, 2);
     assert_eq!(counts(&node.kubelet.state(), GPU), (1, 1));
+}
+
+/// Engines look for the devices as soon as the kubelet has assigned them.
+fn the_cdi_spec_is_there_before_the_list() {
+    let fake = Fake::new(&["--gpus", "2"]);
+    let cdi = fake.dir.path().join("cdi");
+    let file = cdi.join("k8s.device-plugin.nvidia.com-gpu.json");
+    std::fs::create_dir(&cdi).unwrap();
+    std::fs::write(&file, "of a driver that is gone").unwrap();
+    let node = Node::start_on(fake, &["--cdi-dir", cdi.to_str().unwrap()]);
+    let names = || {
+        let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert_eq!(spec["kind"], "k8s.device-plugin.nvidia.com/gpu");
+        let names =
+            spec["devices"].as_array().unwrap().iter().map(|device| device["name"].as_str().unwrap().to_owned());
+        names.collect::<BTreeSet<_>>()
+    };
+    node.wait("the list", SOON, GPU, 2, 2);
+    assert_eq!(names(), ["0", "1", "all", &uuid(0), &uuid(1)].map(str::to_owned).into());
+
+    let layout = node.fake.dir.path().join("layout");
+    std::fs::write(&layout, "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
+    node.fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
+    node.wait("the MIG device", SOON, "nvidia.com/mig-1g.10gb", 1, 1);
+    assert_eq!(names(), ["0:0", "1", "all", "MIG-new", &uuid(1)].map(str::to_owned).into());
+
+    std::fs::remove_file(&file).unwrap();
+    node.until("the file that somebody removed", POLLED, || file.is_file());
+    node.signal("USR1");
+    node.until("no file without a driver", SOON, || !file.is_file());
+    node.signal("USR2");
+    node.until("the file of the new driver", SOON, || file.is_file());
 }
 
 fn a_sick_gpu_recovers() {

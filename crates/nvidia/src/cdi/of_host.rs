@@ -53,6 +53,14 @@ pub fn make(
     make_with(config, settings, engines_read_gids, findings, stamp, &Host::inspect_afresh(config)?)
 }
 
+/// Creates the spec of a host that was already inspected, like [`make`]. Never calls NVML.
+///
+/// # Errors
+/// If the driver lacks a file that all containers require.
+pub fn of_inspected(config: &Config, settings: &Settings, host: &Host, findings: &mut Vec<Finding>) -> Result<Spec> {
+    make_with(config, settings, &|| false, findings, Stamp::of_host(config, settings), host)
+}
+
 fn make_with(
     config: &Config,
     settings: &Settings,
