@@ -89,7 +89,7 @@ deny:
 advisories:
 	@packaging/deny advisories
 
-## Checks that the program compiles for aarch64.
+## Checks that the programs compile for aarch64.
 aarch64:
 	@packaging/check-aarch64
 
