@@ -25,7 +25,7 @@ pub mod engine {
         pub use crate::engine::settings::Settings;
     }
     pub mod status {
-        pub use crate::engine::status::statuses;
+        pub use crate::engine::status::report;
     }
 }
 pub mod inject {

@@ -75,7 +75,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Show for each engine whether it starts the hook, and from which file
     ///
-    /// The exit status is 1 if an installed engine does not start the hook.
+    /// If the device plugin for Kubernetes is installed, its unit and its sockets are shown too. The exit status is 1 if an installed
+    /// engine does not start the hook.
     Status(Output),
     /// Show what the hook did for a container, and why
     ///

@@ -14,7 +14,7 @@ use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
 use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container, count};
-use crate::engine::status;
+use crate::engine::status::Report;
 use crate::log::Log;
 
 /// Returns the exit status for the worst check. 2 is an invalid command line, as for all commands.
@@ -49,8 +49,8 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
     invalidate_cached_inventory(&facts);
     let printed = print(&checks, options, terminal)?;
     if let Some(path) = &options.bundle {
-        let statuses: Vec<_> = facts.engines.iter().map(|engine| status::judge(engine, &facts.installed)).collect();
-        let files = bundle::collect(&host, &facts, &checks, &statuses, config)?;
+        let status = Report::new(&facts.engines, &facts.installed, facts.kubelet_plugin.as_ref());
+        let files = bundle::collect(&host, &facts, &checks, &status, config)?;
         bundle::write(path, &files)?;
         Log::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));
     }

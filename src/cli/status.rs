@@ -1,4 +1,4 @@
-//! `status`: shows for each engine of this host whether it starts the hook.
+//! `status`: shows for each engine of this host whether it starts the hook, and whether the device plugin serves the kubelet.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,13 +12,14 @@ use base::tree::Tree;
 use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
 use crate::engine::User;
-use crate::engine::status::{self, EngineStatus};
+use crate::engine::kubelet_plugin::PluginStatus;
+use crate::engine::status::{self, EngineStatus, Report};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
 pub(super) fn run(options: args::Output, terminal: Terminal) -> Result<ExitCode> {
-    let statuses = status::statuses(&Tree::open(&HostPath::new("/"))?, this_user());
-    let all_active = statuses.iter().all(|status| status.active || !status.installed);
-    let text = if options.json { status::document(&statuses)? } else { text(&statuses, terminal) };
+    let report = status::report(&Tree::open(&HostPath::new("/"))?, this_user());
+    let all_active = report.engines.iter().all(|status| status.active || !status.installed);
+    let text = if options.json { report.document()? } else { text(&report, terminal) };
     let printed = output::print(&text);
     Ok(if all_active { printed } else { ExitCode::FAILURE })
 }
@@ -35,26 +36,53 @@ pub fn this_user() -> Option<User> {
     Some(User { name, uid: uid.as_raw(), home: entry.map(|entry| entry.dir).filter(|home| home != Path::new("/")) })
 }
 
-pub fn text(statuses: &[EngineStatus], terminal: Terminal) -> String {
-    let width = terminal.column(statuses.iter().map(|status| status.engine.as_str()));
+/// The name of the device plugin in the column of the engines.
+const PLUGIN: &str = "device plugin";
+
+pub fn text(report: &Report, terminal: Terminal) -> String {
+    let plugin = report.kubelet_plugin.iter().map(|_| PLUGIN);
+    let width = terminal.column(report.engines.iter().map(|status| status.engine.as_str()).chain(plugin));
+    let engines = report.engines.iter().flat_map(|status| engine_lines(status, width));
+    let plugin = report.kubelet_plugin.iter().flat_map(|status| plugin_lines(status, width));
+    terminal.render(&engines.chain(plugin).collect::<Vec<_>>())
+}
+
+fn engine_lines(status: &EngineStatus, width: usize) -> Vec<Line> {
+    let (tone, word) = match (status.installed, status.active) {
+        (false, _) => (Tone::Plain, "not installed"),
+        (true, true) => (Tone::Good, "active"),
+        (true, false) => (Tone::Bad, "not active"),
+    };
+    let files = if status.active { format!(", from {}", one_line(&status.files())) } else { String::new() };
+    let why = match status.why.as_str() {
+        "" => String::new(),
+        why => format!("{} {}", if status.active { "," } else { ":" }, one_line(why)),
+    };
+    lines(width, &status.engine, (tone, word), files + &why, &status.fix)
+}
+
+fn plugin_lines(status: &PluginStatus, width: usize) -> Vec<Line> {
+    let word = match status.active {
+        Some(true) => (Tone::Good, "active"),
+        Some(false) if status.fix.is_empty() => (Tone::Plain, "not active"),
+        Some(false) => (Tone::Bad, "not active"),
+        None => (Tone::Plain, "unknown"),
+    };
+    let sockets = status.sockets.iter().map(|socket| socket.display().to_string()).collect::<Vec<_>>();
+    let what = match status.why.as_str() {
+        "" => format!(", serves {}", sockets.join(" and ")),
+        why => format!(": {why}"),
+    };
+    lines(width, PLUGIN, word, format!("{} ({})", one_line(&what), status.unit), &status.fix)
+}
+
+/// Returns a line about an engine or the device plugin, and a line with the hint.
+fn lines(width: usize, name: &str, (tone, word): (Tone, &'static str), rest: String, fix: &str) -> Vec<Line> {
     let hang = width + 2;
-    let mut lines = Vec::new();
-    for status in statuses {
-        let (tone, word) = match (status.installed, status.active) {
-            (false, _) => (Tone::Plain, "not installed"),
-            (true, true) => (Tone::Good, "active"),
-            (true, false) => (Tone::Bad, "not active"),
-        };
-        let files = if status.active { format!(", from {}", one_line(&status.files())) } else { String::new() };
-        let why = match status.why.as_str() {
-            "" => String::new(),
-            why => format!("{} {}", if status.active { "," } else { ":" }, one_line(why)),
-        };
-        let engine = format!("{:<width$} ", one_line(&status.engine) + ":", width = width + 1);
-        lines.push(Line::new(hang, engine).then(tone, word).then(Tone::Plain, files + &why));
-        if !status.fix.is_empty() {
-            lines.push(Line::new(hang, format!("{:hang$}hint: {}", "", one_line(&status.fix))));
-        }
+    let name = format!("{:<width$} ", one_line(name) + ":", width = width + 1);
+    let mut lines = vec![Line::new(hang, name).then(tone, word).then(Tone::Plain, rest)];
+    if !fix.is_empty() {
+        lines.push(Line::new(hang, format!("{:hang$}hint: {}", "", one_line(fix))));
     }
-    terminal.render(&lines)
+    lines
 }

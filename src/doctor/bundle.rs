@@ -22,7 +22,7 @@ use nvidia_host::inventory::report::Report;
 use super::inspect::CONFIG;
 use super::{Check, Facts};
 use crate::engine::Engine;
-use crate::engine::status::{self, EngineStatus};
+use crate::engine::status;
 use crate::record::Record;
 use crate::record::store::Store;
 
@@ -40,12 +40,12 @@ pub(crate) fn collect(
     host: &Tree,
     facts: &Facts,
     outcomes: &[Check],
-    statuses: &[EngineStatus],
+    status: &status::Report,
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {
     let mut members = vec![
         ("doctor.json".to_owned(), super::document(outcomes)?.into_bytes()),
-        ("status.json".to_owned(), status::document(statuses)?.into_bytes()),
+        ("status.json".to_owned(), status.document()?.into_bytes()),
         ("engines.json".to_owned(), bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
     ];
     if let Some(inventory) = facts.driver.inventory() {

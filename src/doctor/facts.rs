@@ -15,8 +15,8 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files::CapFile;
 
-use super::kubelet_plugin::KubeletPlugin;
 use crate::cdi_check::CdiVerdict;
+use crate::engine::kubelet_plugin::KubeletPlugin;
 use crate::engine::{Engine, User};
 
 #[derive(Debug)]

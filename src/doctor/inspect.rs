@@ -13,9 +13,9 @@ use nvidia_host::driver::packages;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::inspect_driver::inspect_driver;
-use super::kubelet_plugin::KubeletPlugin;
 use crate::cdi_check::{self, Now};
 use crate::engine::cdi::{self, View};
+use crate::engine::kubelet_plugin::KubeletPlugin;
 use crate::engine::{Engine, User, hooks, runtime};
 
 /// The calling user.
@@ -54,7 +54,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         driver,
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
-        kubelet_plugin: KubeletPlugin::inspect(host),
+        kubelet_plugin: KubeletPlugin::inspect(host, caller.user.is_none()),
         systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
         selinux: selinux(host),
         user: caller.user,

@@ -2,14 +2,16 @@
 //!
 //! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses one JSON file of a hooks
 //! directory, [`hooks`] reads all of them like the engine, and [`status`] decides whether the engine starts our hook. [`cdi`] knows
-//! which CDI specs an engine reads. Environment variables that change an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are
-//! ignored: the program clears its environment, and an engine may run with another one.
+//! which CDI specs an engine reads, and [`kubelet_plugin`] whether our device plugin runs. Environment variables that change
+//! an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are ignored: the program clears its environment, and an engine may run with
+//! another one.
 
 pub(crate) mod cdi;
 pub(crate) mod files;
 pub(crate) mod hook_file;
 pub(crate) mod hooks;
 pub(crate) mod inspect;
+pub(crate) mod kubelet_plugin;
 pub(crate) mod runtime;
 pub(crate) mod settings;
 pub(crate) mod status;

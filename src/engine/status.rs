@@ -8,6 +8,7 @@ use base::tree::Tree;
 
 use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::HookEntry;
+use super::kubelet_plugin::{KubeletPlugin, PluginStatus};
 use super::settings::{HOOKS_DIR, Settings};
 use super::{Engine, EngineKind, User, cdi, hooks, inspect_engines};
 
@@ -56,12 +57,30 @@ impl EngineStatus {
 /// The stages at which the hook sets up containers.
 const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", PRECREATE];
 
-/// The document of `status --json`.
-///
-/// # Errors
-/// If a path is not UTF-8.
-pub(crate) fn document(statuses: &[EngineStatus]) -> serde_json::Result<String> {
-    base::json::document("engines", &statuses)
+/// What `status` reports. The field names are part of the JSON interface.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    version: u32,
+    pub engines: Vec<EngineStatus>,
+    /// `None` if the device plugin for Kubernetes is not installed
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubelet_plugin: Option<PluginStatus>,
+}
+
+impl Report {
+    /// Judges each engine, and the device plugin. `installed` are the hook files on this host, including those that no engine reads.
+    pub(crate) fn new(engines: &[Engine], installed: &[PathBuf], plugin: Option<&KubeletPlugin>) -> Self {
+        let engines = engines.iter().map(|engine| judge(engine, installed)).collect();
+        Self { version: base::json::VERSION, engines, kubelet_plugin: plugin.map(KubeletPlugin::status) }
+    }
+
+    /// Returns the document of `status --json`.
+    ///
+    /// # Errors
+    /// If a path is not UTF-8.
+    pub(crate) fn document(&self) -> serde_json::Result<String> {
+        Ok(base::json::pretty(self)? + "\n")
+    }
 }
 
 /// Returns the entries that make an engine start our hook at one of [`OUR_STAGES`].
@@ -71,9 +90,9 @@ pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
 }
 
 /// Returns the status of each engine of this host; with a user, also of the user's Podman.
-pub fn statuses(host: &Tree, user: Option<User>) -> Vec<EngineStatus> {
-    let installed = hooks::installed(host);
-    inspect_engines(host, user).iter().map(|engine| judge(engine, &installed)).collect()
+pub fn report(host: &Tree, user: Option<User>) -> Report {
+    let plugin = KubeletPlugin::inspect(host, user.is_none());
+    Report::new(&inspect_engines(host, user), &hooks::installed(host), plugin.as_ref())
 }
 
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.

@@ -102,12 +102,12 @@ fn examine(host: &Path, caller: Caller) -> Vec<Check> {
 fn words_of(dir: &Path) -> String {
     let outcomes = examine(dir, Caller::default());
     let host = Tree::open(&HostPath::new(dir)).unwrap();
-    let statuses = status::statuses(&host, None);
+    let report = status::report(&host, None);
     let terminal = Terminal::default();
     // docs/troubleshooting.md contains the texts of the catalog.
     let diagnosis = words::text(&outcomes, terminal);
     let diagnosis: Vec<_> = diagnosis.lines().filter(|line| !line.trim_start().starts_with("why: ")).collect();
-    let text = format!("{}\n\n{}", diagnosis.join("\n"), status_words::text(&statuses, terminal));
+    let text = format!("{}\n\n{}", diagnosis.join("\n"), status_words::text(&report, terminal));
     let dir = dir.to_str().unwrap();
     text.replace(&format!("{dir:?}"), "\"/\"").replace(dir, "")
 }

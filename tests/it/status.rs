@@ -6,7 +6,8 @@ use std::process::Command;
 
 use base::paths::HostPath;
 use base::tree::Tree;
-use oci_nvidia_hook::testing::engine::{Version, status as engine_status};
+use oci_nvidia_hook::testing::engine::{self, Version, status as engine_status};
+use serde_json::{Value, json};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
@@ -19,6 +20,8 @@ pub const TESTS: &[Test] = &[
     ("status::agrees_with_podman_of_root", NEEDS, agrees_with_podman_of_root),
     ("status::agrees_with_podman_of_a_user", NEEDS_USER, agrees_with_podman_of_a_user),
     ("status::of_a_cri_o_that_runs", &[Need::Root], of_a_cri_o_that_runs),
+    ("status::knows_the_device_plugin", &[Need::Root], knows_the_device_plugin),
+    ("status::of_the_device_plugin_for_a_user", &[], of_the_device_plugin_for_a_user),
     ("status::colours_are_for_terminals", &[Need::Program("script")], colours_are_for_terminals),
     ("status::what_decides_about_colors", &[], what_decides_about_colors),
     (
@@ -261,8 +264,8 @@ fn of_a_cri_o_that_runs() {
         write(&running, live);
         write(&conf, on_disk);
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let statuses = engine_status::statuses(&host, None);
-        statuses.into_iter().find(|status| status.engine == "CRI-O").unwrap()
+        let report = engine_status::report(&host, None);
+        report.engines.into_iter().find(|status| status.engine == "CRI-O").unwrap()
     };
     for (live, on_disk, active, why, fix) in [
         (Some(usual), None, true, "", ""),
@@ -325,6 +328,70 @@ fn of_a_cri_o_that_runs() {
     let start = std::time::Instant::now();
     assert!(status(Some(other), None).active);
     assert!(start.elapsed() < std::time::Duration::from_secs(30));
+}
+
+/// The plugin is installed and started, a kubelet starts, another plugin serves it, and then ours does.
+fn knows_the_device_plugin() {
+    let dir = "/var/lib/kubelet/device-plugins";
+    let socket = format!("{dir}/oci-nvidia-gpu.sock");
+    let unit = "oci-nvidia-kubelet-plugin.service";
+    let idle = |why: &str, fix: &str| {
+        let mut status = json!({"unit": unit, "active": false, "why": why});
+        if !fix.is_empty() {
+            status["fix"] = json!(fix);
+        }
+        status
+    };
+    let other = format!("another device plugin serves \"{dir}/nvidia-gpu.sock\"");
+    let enable = "run \"oci-nvidia-kubelet-plugin check\" and \"systemctl enable --now oci-nvidia-kubelet-plugin\"";
+    let steps = [
+        ("true", Value::Null, ""),
+        (
+            "install -D -m 755 /dev/null /usr/local/bin/oci-nvidia-kubelet-plugin",
+            idle("no kubelet runs", ""),
+            "skipped",
+        ),
+        ("touch $dir/oci-nvidia-gpu.sock", idle("no kubelet runs", ""), "skipped"),
+        ("rm $dir/*; touch $dir/kubelet.sock", idle("it serves no resource to the kubelet", enable), "ONH-603"),
+        ("touch $dir/nvidia-gpu.sock", idle(&other, "remove one of the two plugins"), "ONH-601"),
+        ("touch $dir/oci-nvidia-gpu.sock", json!({"unit": unit, "active": true, "sockets": [&socket]}), "ok"),
+    ];
+    for count in 1..=steps.len() {
+        let (_, expected, finding) = &steps[count - 1];
+        let setup: Vec<_> = steps.iter().take(count).map(|(setup, ..)| *setup).collect();
+        let script = format!(
+            "mount -t tmpfs x /var/lib; mount -t tmpfs x /usr/local/bin; dir={dir}; mkdir -p $dir; {}\n\
+             {HOOK} status || true; echo ===; {HOOK} status --json || true; echo ===; {HOOK} doctor || true",
+            setup.join("; ")
+        );
+        let printed = run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
+        let [text, json, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else { panic!("{printed}") };
+        let status = &crate::json_schema::checked("status", json)["kubelet_plugin"];
+        assert_eq!(status, expected, "{printed}");
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("device plugin:"))
+            .map(|line| line.split_once(": ").unwrap().1.trim());
+        let word = match (&status["active"], &status["why"]) {
+            (Value::Null, _) => None,
+            (Value::Bool(true), _) => Some(format!("active, serves {socket} ({unit})")),
+            (_, why) => Some(format!("not active: {} ({unit})", why.as_str().unwrap())),
+        };
+        assert_eq!(line, word.as_deref(), "{text}");
+        assert_eq!(text.contains(enable), *finding == "ONH-603", "{text}");
+        let check = diagnosis.lines().find(|line| line.contains(" kubelet-plugin ")).unwrap();
+        assert!(check.contains(finding), "{check}");
+    }
+}
+
+/// Only root can see the sockets.
+fn of_the_device_plugin_for_a_user() {
+    let dir = scratch();
+    sh(&format!("cd '{}'; install -D -m 755 /dev/null usr/bin/oci-nvidia-kubelet-plugin", dir.path().display())).ok();
+    let host = Tree::open(&HostPath::new(dir.path())).unwrap();
+    let user = engine::User { name: "tux".to_owned(), uid: 1000, home: None };
+    let plugin = engine_status::report(&host, Some(user)).kubelet_plugin.unwrap();
+    assert_eq!((plugin.active, plugin.why.as_str()), (None, "only root can see the sockets of the kubelet"));
 }
 
 /// On a terminal there are colors unless they are disabled; in a pipe there are none.

@@ -1,0 +1,120 @@
+//! Inspects the device plugin for Kubernetes, which is a package of its own, and decides whether it serves the kubelet.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use base::tree::Tree;
+
+use super::runtime;
+
+const PROGRAM: &str = "oci-nvidia-kubelet-plugin";
+const UNIT: &str = "oci-nvidia-kubelet-plugin.service";
+/// The directories of the kubelet in Kubernetes, k0s and MicroK8s.
+const KUBELETS: [&str; 3] = ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
+
+/// The kubelet and the sockets of device plugins.
+#[derive(Clone, Debug, Default)]
+pub struct KubeletPlugin {
+    /// Whether a kubelet has its socket in one of the directories
+    pub has_kubelet: bool,
+    /// The sockets of our plugin, one for each resource
+    pub sockets: Vec<PathBuf>,
+    /// The sockets of NVIDIA's plugin and of GKE's
+    pub others: Vec<PathBuf>,
+    /// Whether the caller can see the sockets
+    pub is_visible: bool,
+}
+
+/// Why the plugin does not serve the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Idle {
+    Hidden,
+    NoKubelet,
+    /// Another plugin has this socket.
+    Other(PathBuf),
+    NotRunning,
+}
+
+/// The status of the plugin. The field names are part of the JSON interface.
+#[derive(Clone, Debug, Serialize)]
+pub struct PluginStatus {
+    pub unit: &'static str,
+    /// Whether the plugin serves the kubelet, if it is known
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active: Option<bool>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sockets: Vec<PathBuf>,
+    /// Why the plugin does not serve the kubelet
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// The command that fixes it
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub fix: String,
+}
+
+impl KubeletPlugin {
+    /// Returns `None` if the plugin is not installed. Only root can see the sockets.
+    pub(crate) fn inspect(host: &Tree, is_root: bool) -> Option<Self> {
+        runtime::program(host, PROGRAM)?;
+        let mut plugin = Self { is_visible: is_root, ..Self::default() };
+        let dirs = KUBELETS.map(|dir| Path::new(dir).join("device-plugins"));
+        let files = dirs.iter().flat_map(|dir| host.names(dir).into_iter().map(|name| dir.join(name)));
+        for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "sock")) {
+            match file.file_name().and_then(|name| name.to_str()).unwrap_or_default() {
+                "kubelet.sock" => plugin.has_kubelet = true,
+                name if name.starts_with("oci-nvidia-") => plugin.sockets.push(file),
+                name if name.starts_with("nvidia-") || name.starts_with("nvidiaGPU-") => plugin.others.push(file),
+                _ => {}
+            }
+        }
+        Some(plugin)
+    }
+
+    /// Returns why the plugin does not serve the kubelet; `None` if it does.
+    pub(crate) fn idle(&self) -> Option<Idle> {
+        match (self.sockets.as_slice(), self.others.first()) {
+            _ if !self.is_visible => Some(Idle::Hidden),
+            // The plugin creates its sockets before a kubelet starts.
+            _ if !self.has_kubelet => Some(Idle::NoKubelet),
+            ([], Some(other)) => Some(Idle::Other(other.clone())),
+            ([], None) => Some(Idle::NotRunning),
+            _ => None,
+        }
+    }
+
+    /// Returns what `status` shows.
+    pub(crate) fn status(&self) -> PluginStatus {
+        let idle = self.idle();
+        PluginStatus {
+            unit: UNIT,
+            active: (idle != Some(Idle::Hidden)).then_some(idle.is_none()),
+            sockets: if idle.is_none() { self.sockets.clone() } else { Vec::new() },
+            why: idle.as_ref().map(Idle::to_string).unwrap_or_default(),
+            fix: idle.as_ref().map(Idle::fix).unwrap_or_default(),
+        }
+    }
+}
+
+impl Idle {
+    /// Returns the command that makes the plugin serve the kubelet; an empty text if there is nothing to fix.
+    pub(crate) fn fix(&self) -> String {
+        match self {
+            Self::Hidden | Self::NoKubelet => String::new(),
+            Self::Other(_) => "remove one of the two plugins".to_owned(),
+            Self::NotRunning => format!("run \"{PROGRAM} check\" and \"systemctl enable --now {PROGRAM}\""),
+        }
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hidden => f.write_str("only root can see the sockets of the kubelet"),
+            Self::NoKubelet => f.write_str("no kubelet runs"),
+            Self::Other(socket) => write!(f, "another device plugin serves {socket:?}"),
+            Self::NotRunning => f.write_str("it serves no resource to the kubelet"),
+        }
+    }
+}
