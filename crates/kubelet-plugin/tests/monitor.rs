@@ -193,9 +193,13 @@ impl Supervisor {
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_raw(self.pid().try_into().unwrap()).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
+        send(self.pid(), signal);
     }
+}
+
+fn send(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
 }
 
 const TESTS: &[(&str, fn())] = &[
@@ -475,6 +479,13 @@ fn the_driver_is_let_go() {
     let fake = Fake::new(&["--gpus", "1"]);
     let supervisor = start_supervisor(&fake);
     supervisor.expect_healthy(within(2000), 0);
+    // The signals are for the supervisor, and `systemctl kill` sends them to the monitor too.
+    let monitor = supervisor.children();
+    for signal in [Signal::USR1, Signal::USR2] {
+        send(monitor[0], signal);
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(supervisor.children(), monitor);
+    }
     // A signal that arrived before does not count.
     supervisor.signal(Signal::USR2);
     std::thread::sleep(Duration::from_millis(200));

@@ -12,6 +12,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Error, Result};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use nvidia_host::config::Config;
 use nvidia_host::host::KernelState;
 use tokio::process::{Child, Command};
@@ -180,7 +181,12 @@ impl Supervisor {
             command.arg("--skip").arg(index.to_string());
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
-        command.spawn()
+        // `systemctl kill` sends the signals of the supervisor to all processes of the unit, and they must not end the monitor. It
+        // inherits the mask.
+        let before = SigSet::from_iter([Number::SIGUSR1, Number::SIGUSR2]).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        let child = command.spawn();
+        before.thread_set_mask()?;
+        child
     }
 
     async fn listen(&mut self, mut lines: Lines, child: &mut Child) -> Result<Ended, Finished> {
