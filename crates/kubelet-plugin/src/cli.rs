@@ -10,7 +10,7 @@ use clap_complete::Shell;
 use base::report::{catalog, failure};
 use nvidia_host::config::kubelet_plugin::{KubeletPlugin, ResourceRow};
 
-use crate::control;
+use crate::{cdi_keeper, control};
 
 /// Offers the NVIDIA GPUs of this node to Kubernetes
 ///
@@ -40,6 +40,9 @@ pub enum Command {
         /// Keep a CDI spec of the devices in this directory
         #[arg(long, value_name = "DIR")]
         cdi_dir: Option<PathBuf>,
+        /// The hook, which the CDI spec starts in containers
+        #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
+        hook_path: PathBuf,
         /// The directory for the socket of the clear command
         #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
         run_dir: PathBuf,

@@ -89,10 +89,10 @@ pub fn run() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { settings, kubelet_dir, cdi_dir, run_dir } => {
+        Command::Run { settings, kubelet_dir, cdi_dir, hook_path, run_dir } => {
             let config = read_config(&settings)?;
-            let dirs = run::Dirs { kubelet: kubelet_dir, cdi: cdi_dir, run: run_dir };
-            block_on(run::run(config, settings.config.as_deref(), dirs))?
+            let paths = run::Paths { kubelet_dir, cdi_dir, hook: hook_path, run_dir };
+            block_on(run::run(config, settings.config.as_deref(), paths))?
         }
         Command::Check { settings, json } => {
             let config = read_config(&settings)?;

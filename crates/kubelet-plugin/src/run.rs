@@ -38,20 +38,22 @@ const NOT_ANSWERED: &str = "NVML has not answered yet";
 
 /// Where the plugin reads and writes.
 #[derive(Clone, Debug)]
-pub struct Dirs {
+pub struct Paths {
     /// The directory of the kubelet
-    pub kubelet: PathBuf,
+    pub kubelet_dir: PathBuf,
     /// The directory for the CDI spec of the plugin; `None` if it writes none
-    pub cdi: Option<PathBuf>,
+    pub cdi_dir: Option<PathBuf>,
+    /// The program that this spec starts in containers
+    pub hook: PathBuf,
     /// The directory for the socket of `clear`
-    pub run: PathBuf,
+    pub run_dir: PathBuf,
 }
 
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// If the plugin cannot start.
-pub async fn run(config: Config, config_path: Option<&Path>, dirs: Dirs) -> Result<ExitCode> {
+pub async fn run(config: Config, config_path: Option<&Path>, paths: Paths) -> Result<ExitCode> {
     let log = Log::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -64,7 +66,7 @@ pub async fn run(config: Config, config_path: Option<&Path>, dirs: Dirs) -> Resu
     let allocator = Arc::new(NodeAllocator::new(config.clone(), offer));
     let (status, _) = watch::channel(kubelet::Status::default());
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
-    let cdi = dirs.cdi.map(|dir| Keeper::new(&config, &dir, Path::new(HOOK)));
+    let cdi = paths.cdi_dir.map(|dir| Keeper::new(&config, &dir, &paths.hook));
     let mut agent = Agent {
         config,
         node,
@@ -80,12 +82,12 @@ pub async fn run(config: Config, config_path: Option<&Path>, dirs: Dirs) -> Resu
     let monitor = supervisor::Options::new(config_path, agent.config.kubelet_plugin.nvml_timeout);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
-        result = kubelet::serve(dirs.kubelet, list, allocator, status, note) => match result {
+        result = kubelet::serve(paths.kubelet_dir, list, allocator, status, note) => match result {
             Ok(never) => match never {},
             Err(error) => Err(error),
         },
         error = supervisor::supervise(monitor, updates) => Err(error),
-        result = serve_control(&dirs.run, commands, log) => result,
+        result = serve_control(&paths.run_dir, commands, log) => result,
         () = agent.follow(received, cleared) => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
