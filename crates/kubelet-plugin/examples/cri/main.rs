@@ -184,6 +184,7 @@ impl Engine {
         };
         self.remove(&pod).await?;
         print_log(&log);
+        std::fs::remove_dir_all(log.parent().unwrap()).unwrap();
         Ok(code)
     }
 
@@ -203,9 +204,8 @@ impl Engine {
 }
 
 fn pod(options: &Container) -> PodSandboxConfig {
-    let uid = format!("{}-{}", options.name, std::process::id());
-    let log_directory = std::env::temp_dir().join(format!("cri-{uid}"));
-    std::fs::create_dir_all(&log_directory).unwrap();
+    let log_directory = tempfile::tempdir().unwrap().keep();
+    let uid = log_directory.file_name().unwrap().display().to_string();
     let annotations = options.annotation.iter().map(|text| pair(text)).collect();
     PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
