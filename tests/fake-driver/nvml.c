@@ -28,6 +28,8 @@ static struct config config;
 static struct device mig_devices[MAX_GPUS][MAX_MIG];
 static struct stat config_stat;
 static bool initialized;
+/* As the real library, this one keeps the node open: the kernel module cannot be unloaded meanwhile. */
+static int control = -1;
 
 /* Whether a node lets us in. Of a major number without a driver, ENXIO is what the kernel says *after* file mode and
  * device cgroup have been passed; with a real driver it is a success. */
@@ -120,9 +122,11 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 	sleep_ms(config.init_delay_ms);
 	if (config.init_error)
 		return config.init_error;
-	unsigned control = try_node("/dev/nvidiactl", O_RDWR);
-	if (control)
-		return control;
+	unsigned error = try_node("/dev/nvidiactl", O_RDWR);
+	if (error)
+		return error;
+	if (control < 0)
+		control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
 	device_count = 0;
 	for (unsigned i = 0; i < config.gpu_count; i++) {
 		/* Like the real library, it lists and counts only the GPUs that it can open. */
@@ -145,6 +149,9 @@ PUBLIC unsigned nvmlShutdown(void)
 	if (!initialized)
 		return UNINITIALIZED;
 	initialized = false;
+	if (control >= 0)
+		close(control);
+	control = -1;
 	return SUCCESS;
 }
 
