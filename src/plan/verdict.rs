@@ -116,3 +116,33 @@ pub(super) fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error
     }
     excuse_of_host(request, config, error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oci::spec_view::parse;
+
+    /// The NRI plugin has added the CDI devices before the hook runs. A device plugin's mounts are still there.
+    #[test]
+    fn a_container_that_the_nri_plugin_set_up_is_left_alone() {
+        let program = std::env::current_exe().unwrap();
+        let text = serde_json::json!({
+            "root": {"path": "/r"},
+            "process": {"env": ["CUDA_VERSION=12.2", "NVIDIA_VISIBLE_DEVICES=void"]},
+            "mounts": [
+                {"type": "bind", "source": "/usr/lib64/libcuda.so.1", "destination": "/usr/lib64/libcuda.so.1"},
+                {"type": "bind", "source": "/dev/null", "destination": "/var/run/nvidia-container-devices/GPU-1"},
+            ],
+            "hooks": {"createRuntime": [{"path": program, "args": ["oci-nvidia-hook", "rootfs", "--outside"]}]},
+            "linux": {"devices": [
+                {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0},
+                {"path": "/dev/nvidiactl", "type": "c", "major": 195, "minor": 255},
+            ]},
+        });
+        let spec = parse(text.to_string().as_bytes(), Path::new("/b")).unwrap();
+        assert!(matches!(verdict(&spec, &Config::default()).unwrap(), Verdict::Nothing(_)));
+        let mounts = Config { accept_volume_mounts: true, ..Config::default() };
+        let found = verdict(&spec, &mounts).unwrap();
+        assert!(matches!(&found, Verdict::LeftAlone(finding) if finding.kind.id == catalog::OTHERS.id), "{found:?}");
+    }
+}

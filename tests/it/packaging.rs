@@ -35,7 +35,7 @@ fn systemd_takes_the_units() {
         verify.arg(path);
         seen += 1;
     }
-    assert_eq!(seen, 3);
+    assert_eq!(seen, 4);
     let ran = run(&mut verify);
     assert!(ran.code == Some(0) && ran.stderr.is_empty(), "{ran:?}");
 }

@@ -322,26 +322,28 @@ fn the_device_plugin_as_a_service() {
     run(build.arg("--target-dir").arg(programs.parent().unwrap()).current_dir(source(""))).ok();
     let systemd = Systemd::start();
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let unit = "oci-nvidia-kubelet-plugin.service";
+    let (unit, nri) = ("oci-nvidia-kubelet-plugin.service", "oci-nvidia-nri.service");
     // Only the directories of the tests are visible in the namespaces.
     let shared = systemd.dir.path().join("install");
     std::fs::create_dir(&shared).unwrap();
     // The service sees neither /root nor /tmp, so everything is copied to where a host has it.
     let install = format!(
-        "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{unit}' /run/systemd/system\n\
-         mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{name}.d\n\
+        "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{install}'/*.service /run/systemd/system\n\
+         mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d\n\
          cp -a '{root}/.' /opt/driver\n\
          printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n' >/etc/nvidia-container-runtime/config.toml\n\
          printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\n' \\\n\
-         >/run/systemd/system/{name}.d/test.conf\n\
+         >/run/systemd/system/{unit}.d/test.conf\n\
+         cp /run/systemd/system/{unit}.d/test.conf /run/systemd/system/{nri}.d\n\
          systemctl daemon-reload",
         programs = programs.display(),
-        unit = shared.join(unit).display(),
+        install = shared.display(),
         root = fake.root.display(),
-        log = systemd.dir.path().join("plugin").display(),
-        name = unit
+        log = systemd.dir.path().join("plugin").display()
     );
-    std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
+    for unit in [unit, nri] {
+        std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
+    }
     std::fs::copy(source("tests/fake-driver/make-root"), shared.join("make-root")).unwrap();
     std::fs::write(shared.join("layout"), "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
     std::fs::write(shared.join("script"), install).unwrap();
@@ -392,5 +394,16 @@ fn the_device_plugin_as_a_service() {
     let left = systemd.enter("ls /var/lib/kubelet/device-plugins").ok();
     assert_eq!(left, "kubelet.sock\n");
     let ended = systemd.enter(&format!("systemctl show --value -p Result {unit}")).ok();
+    assert_eq!(ended, "success\n");
+
+    // The plugin of engines keeps its CDI spec, and waits for an engine.
+    systemd.enter(&format!("systemctl start {nri}")).ok();
+    let spec = "/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json";
+    let appears = format!("sh -c 'for n in $(seq 300); do grep -q MIG-new {spec} && exit 0; sleep 0.1; done; exit 1'");
+    systemd.enter(&appears).ok();
+    let log = std::fs::read_to_string(systemd.dir.path().join("plugin")).unwrap();
+    assert!(log.contains("cannot serve NRI on \"/var/run/nri/nri.sock\""), "{log}");
+    systemd.enter(&format!("systemctl stop {nri}")).ok();
+    let ended = systemd.enter(&format!("systemctl show --value -p Result {nri}")).ok();
     assert_eq!(ended, "success\n");
 }

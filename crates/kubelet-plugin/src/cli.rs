@@ -10,6 +10,8 @@ use clap_complete::Shell;
 use base::report::{catalog, failure};
 use nvidia_host::config::kubelet_plugin::{KubeletPlugin, ResourceRow};
 
+use crate::nri::engine;
+use crate::nri::session::Identity;
 use crate::{cdi_keeper, control};
 
 /// Offers the NVIDIA GPUs of this node to Kubernetes
@@ -46,6 +48,27 @@ pub enum Command {
         /// The directory for the socket of the clear command
         #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
         run_dir: PathBuf,
+        /// Also do what the nri command does, with this socket [default of FILE: /var/run/nri/nri.sock, and of --cdi-dir: /var/run/cdi]
+        #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = engine::SOCKET)]
+        nri: Option<PathBuf>,
+    },
+    /// Give GPUs to containers that request them with a variable, as an NRI plugin of the engine
+    ///
+    /// The engine asks about each container that it creates. A container whose variables or mounts request GPUs gets them as CDI devices,
+    /// by the rules of oci-nvidia-hook. A running "run --nri" makes this command unnecessary.
+    Nri {
+        /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// The engine
+        #[command(flatten)]
+        engine: Engine,
+        /// Keep the CDI spec of the devices in this directory, which the engine must read
+        #[arg(long, value_name = "DIR", default_value = cdi_keeper::DIR)]
+        cdi_dir: PathBuf,
+        /// The hook, which the CDI spec starts in containers
+        #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
+        hook_path: PathBuf,
     },
     /// Show what the plugin would offer, without a kubelet
     ///
@@ -82,6 +105,55 @@ pub enum Command {
         #[arg(long, value_name = "INDEX")]
         skip: Vec<u32>,
     },
+}
+
+/// The options that describe how to register with an engine.
+#[derive(Args, Debug)]
+pub struct Engine {
+    /// The NRI socket of the engine
+    #[arg(long, value_name = "FILE", default_value = engine::SOCKET)]
+    socket: PathBuf,
+    /// The name of the plugin in the engine's log
+    #[arg(long, value_name = "NAME", default_value = PLUGIN_NAME, value_parser = parse_name)]
+    name: String,
+    /// The place among the plugins of the engine, two digits
+    #[arg(long, value_name = "NN", default_value = PLUGIN_INDEX, value_parser = parse_index)]
+    index: String,
+}
+
+/// The name of the NRI plugin.
+const PLUGIN_NAME: &str = "oci-nvidia";
+/// The place of the NRI plugin: early, so that others see its devices.
+const PLUGIN_INDEX: &str = "10";
+
+impl Engine {
+    /// Returns the options for this socket.
+    #[must_use]
+    pub fn at(socket: PathBuf) -> Self {
+        Self { socket, name: PLUGIN_NAME.to_owned(), index: PLUGIN_INDEX.to_owned() }
+    }
+
+    /// Returns the options of the plugin.
+    #[must_use]
+    pub fn options(self) -> engine::Options {
+        engine::Options { socket: self.socket, identity: Identity { name: self.name, index: self.index } }
+    }
+}
+
+/// Engines accept only such names.
+fn parse_name(text: &str) -> Result<String, String> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    match !text.is_empty() && text.bytes().all(is_allowed) {
+        true => Ok(text.to_owned()),
+        false => Err("it must consist of letters, digits and \"-_.\"".to_owned()),
+    }
+}
+
+fn parse_index(text: &str) -> Result<String, String> {
+    match text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => Ok(text.to_owned()),
+        false => Err("it must be two digits, such as 10".to_owned()),
+    }
 }
 
 /// The options that replace keys of `[kubelet-plugin]` in config.toml.

@@ -14,6 +14,7 @@
 //! | [`host`] | what the kernel knows about the GPUs |
 //! | [`cdi_keeper`] | the CDI spec of the node |
 //! | [`kubelet`] | the sockets and the registration |
+//! | [`nri`] | the GPUs of containers that request them with a variable, for engines |
 //! | [`mod@run`] | connects them |
 //! | [`control`] | commands for a running plugin |
 //! | [`check`], [`cli`], [`log`] | command lines and output |
@@ -33,10 +34,11 @@ pub mod log;
 pub mod model;
 pub mod monitor;
 pub mod node;
+pub mod nri;
 pub mod prefer;
 pub mod run;
 
-/// The kubelet's interfaces, generated from `proto/`.
+/// The interfaces of the kubelet and of engines, generated from `proto/`.
 #[allow(
     missing_docs,
     clippy::all,
@@ -52,10 +54,21 @@ pub mod proto {
     pub mod podresources {
         tonic::include_proto!("v1");
     }
+
+    /// The messages between an engine and its NRI plugins.
+    pub mod nri {
+        tonic::include_proto!("nri.pkg.api.v1alpha1");
+    }
+
+    /// The protocol that carries them.
+    pub mod ttrpc {
+        tonic::include_proto!("ttrpc");
+    }
 }
 
 use std::future::Future;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -63,8 +76,9 @@ use base::report::{catalog, kind_of};
 use clap::{CommandFactory, Parser};
 use nvidia_host::config::{self, Config};
 
-use cli::{Cli, Command, Settings};
+use cli::{Cli, Command, Engine, Settings};
 use log::Log;
+use run::Paths;
 
 /// The exit status for an invalid command line.
 const USAGE: u8 = 2;
@@ -89,10 +103,18 @@ pub fn run() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { settings, kubelet_dir, cdi_dir, hook_path, run_dir } => {
+        Command::Run { settings, kubelet_dir, cdi_dir, hook_path, run_dir, nri } => {
             let config = read_config(&settings)?;
-            let paths = run::Paths { kubelet_dir, cdi_dir, hook: hook_path, run_dir };
-            block_on(run::run(config, settings.config.as_deref(), paths))?
+            let cdi_dir = cdi_dir.or_else(|| nri.as_ref().map(|_| PathBuf::from(cdi_keeper::DIR)));
+            let paths = Paths { kubelet_dir: Some(kubelet_dir), cdi_dir, hook: hook_path, run_dir };
+            let nri = nri.map(|socket| Engine::at(socket).options());
+            block_on(run::run(config, settings.config.as_deref(), paths, nri))?
+        }
+        Command::Nri { config: path, engine, cdi_dir, hook_path } => {
+            let config = read_file(path.as_deref())?;
+            let run_dir = PathBuf::new(); // only for the kubelet
+            let paths = Paths { kubelet_dir: None, cdi_dir: Some(cdi_dir), hook: hook_path, run_dir };
+            block_on(run::run(config, path.as_deref(), paths, Some(engine.options())))?
         }
         Command::Check { settings, json } => {
             let config = read_config(&settings)?;
@@ -120,9 +142,14 @@ fn dispatch(command: Command) -> Result<ExitCode> {
 
 /// Reads config.toml, reports its findings, and applies the options.
 fn read_config(settings: &Settings) -> Result<Config> {
-    let (mut config, findings) = config::read(settings.config.as_deref())?;
-    findings.iter().for_each(|finding| Log::new().finding(finding));
+    let mut config = read_file(settings.config.as_deref())?;
     settings.apply(&mut config.kubelet_plugin)?;
+    Ok(config)
+}
+
+fn read_file(path: Option<&Path>) -> Result<Config> {
+    let (config, findings) = config::read(path)?;
+    findings.iter().for_each(|finding| Log::new().finding(finding));
     Ok(config)
 }
 

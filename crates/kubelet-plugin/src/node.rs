@@ -27,6 +27,8 @@ pub struct Offer {
     pub closeness: Closeness,
     /// What is wrong with the settings on this node
     pub findings: Vec<Finding>,
+    /// What NVML last reported, from which requests of containers are answered; `None` without a driver
+    pub known: Option<Arc<Inventory>>,
 }
 
 /// The state of the node.
@@ -37,6 +39,7 @@ pub struct Node {
     numa_nodes: NumaNodes,
     closeness: Closeness,
     findings: Vec<Finding>,
+    known: Option<Arc<Inventory>>,
     health: Health,
 }
 
@@ -46,7 +49,15 @@ impl Node {
     pub fn new(config: Config, gpus: Vec<NodeGpu>, now: Instant) -> Self {
         let policy = Policy::from(&config.kubelet_plugin);
         let (numa_nodes, closeness) = (NumaNodes::new(), Closeness::new());
-        Self { config, gpus, numa_nodes, closeness, findings: Vec::new(), health: Health::new(policy, now) }
+        Self {
+            config,
+            gpus,
+            numa_nodes,
+            closeness,
+            findings: Vec::new(),
+            known: None,
+            health: Health::new(policy, now),
+        }
     }
 
     /// Takes a report into account.
@@ -60,6 +71,10 @@ impl Node {
     /// Takes only the health in a report into account. The GPUs and MIG devices remain as they were.
     pub fn apply_to_health(&mut self, update: &Update, now: Instant) {
         self.health.apply(update, now);
+        // A container that requests GPUs must not start with the devices of a driver that was replaced.
+        if matches!(update, Update::Absent(_) | Update::LetGo) {
+            self.known = None;
+        }
     }
 
     /// Sets the GPUs and MIG devices.
@@ -67,6 +82,7 @@ impl Node {
         self.gpus = gpus::update(&self.gpus, &snapshot.inventory, &snapshot.mig_profiles);
         self.closeness = snapshot.links.iter().map(|link| (link.gpus.clone(), score(link))).collect();
         self.findings = limits::findings(&self.config.devices, &snapshot.inventory);
+        self.known = Some(Arc::new(snapshot.inventory.clone()));
     }
 
     /// Sets the NUMA nodes.
@@ -116,6 +132,7 @@ impl Node {
             gpus: self.gpus.clone(),
             closeness: self.closeness.clone(),
             findings: self.findings.iter().cloned().chain(findings).collect(),
+            known: self.known.clone(),
         }
     }
 }

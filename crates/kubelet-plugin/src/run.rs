@@ -1,5 +1,6 @@
-//! `run`: connects the monitor, the state of the node and the kubelet. One thread, and no call that blocks for long.
+//! `run` and `nri`: connect the monitor, the state of the node, the kubelet and engines. One thread, and no call that blocks for long.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -24,10 +25,13 @@ use crate::gpus::mig_uuids;
 use crate::host;
 use crate::kubelet;
 use crate::log::Log;
+use crate::model::Resource;
 use crate::monitor::message::Snapshot;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
 use crate::node::{Node, Offer};
+use crate::nri::answer::NodePlugin;
+use crate::nri::engine;
 
 /// How long the CDI spec may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
@@ -39,8 +43,8 @@ const NOT_ANSWERED: &str = "NVML has not answered yet";
 /// Where the plugin reads and writes.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// The directory of the kubelet
-    pub kubelet_dir: PathBuf,
+    /// The directory of the kubelet; `None` if it is not served
+    pub kubelet_dir: Option<PathBuf>,
     /// The directory for the CDI spec of the plugin; `None` if it writes none
     pub cdi_dir: Option<PathBuf>,
     /// The program that this spec starts in containers
@@ -53,7 +57,12 @@ pub struct Paths {
 ///
 /// # Errors
 /// If the plugin cannot start.
-pub async fn run(config: Config, config_path: Option<&Path>, paths: Paths) -> Result<ExitCode> {
+pub async fn run(
+    config: Config,
+    config_path: Option<&Path>,
+    paths: Paths,
+    nri: Option<engine::Options>,
+) -> Result<ExitCode> {
     let log = Log::new();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -63,10 +72,11 @@ pub async fn run(config: Config, config_path: Option<&Path>, paths: Paths) -> Re
     let node = Node::new(config.clone(), gpus, Instant::now());
     let (offers, offer) = watch::channel(node.offer());
     let (lists, list) = watch::channel(Arc::clone(&offers.borrow().resources));
+    let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
     let allocator = Arc::new(NodeAllocator::new(config.clone(), offer));
     let (status, _) = watch::channel(kubelet::Status::default());
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
-    let cdi = paths.cdi_dir.map(|dir| Keeper::new(&config, &dir, &paths.hook));
+    let cdi = paths.cdi_dir.as_ref().map(|dir| Keeper::new(&config, dir, &paths.hook));
     let mut agent = Agent {
         config,
         node,
@@ -82,20 +92,45 @@ pub async fn run(config: Config, config_path: Option<&Path>, paths: Paths) -> Re
     let monitor = supervisor::Options::new(config_path, agent.config.kubelet_plugin.nvml_timeout);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
-        result = kubelet::serve(paths.kubelet_dir, list, allocator, status, note) => match result {
+        result = serve_kubelet(paths.kubelet_dir.as_ref(), list, allocator, status, note) => match result {
             Ok(never) => match never {},
             Err(error) => Err(error),
         },
+        never = serve_engine(nri.as_ref(), &engines, log) => match never {},
         error = supervisor::supervise(monitor, updates) => Err(error),
-        result = serve_control(&paths.run_dir, commands, log) => result,
+        result = serve_control(&paths, commands, log) => result,
         () = agent.follow(received, cleared) => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
     }
 }
 
+async fn serve_kubelet(
+    dir: Option<&PathBuf>,
+    list: watch::Receiver<Arc<Vec<Resource>>>,
+    allocator: Arc<NodeAllocator>,
+    status: watch::Sender<kubelet::Status>,
+    note: kubelet::Log,
+) -> Result<Infallible> {
+    match dir {
+        Some(dir) => kubelet::serve(dir.clone(), list, allocator, status, note).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn serve_engine(options: Option<&engine::Options>, plugin: &NodePlugin, log: Log) -> Infallible {
+    match options {
+        Some(options) => engine::serve(options, plugin, |event| log.note(&event.to_string())).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Without the socket, only `clear` does not work.
-async fn serve_control(run_dir: &Path, commands: mpsc::Sender<Clear>, log: Log) -> Result<ExitCode> {
+async fn serve_control(paths: &Paths, commands: mpsc::Sender<Clear>, log: Log) -> Result<ExitCode> {
+    if paths.kubelet_dir.is_none() {
+        return std::future::pending().await;
+    }
+    let run_dir = &paths.run_dir;
     let result = control::serve(run_dir, commands).await;
     let error = result.err().context("the control socket was closed")?;
     log.note(&format!("cannot serve the command \"clear\" in {run_dir:?}: {error}"));
@@ -113,7 +148,7 @@ struct Agent {
     config: Config,
     node: Node,
     offers: watch::Sender<Offer>,
-    lists: watch::Sender<Arc<Vec<crate::model::Resource>>>,
+    lists: watch::Sender<Arc<Vec<Resource>>>,
     held: Option<Held>,
     cdi: Option<Keeper>,
     /// The error of the CDI spec that is in the log

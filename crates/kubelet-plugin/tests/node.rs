@@ -15,6 +15,7 @@
 
 mod fake_host;
 mod fake_kubelet;
+mod nri;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -52,7 +53,7 @@ const TESTS: &[(&str, fn())] = &[
 ];
 
 fn main() -> ExitCode {
-    run_tests(TESTS)
+    run_tests(&[TESTS, nri::TESTS].concat())
 }
 
 /// The plugin on a host, and a kubelet.

@@ -1,0 +1,81 @@
+//! Answers an engine from the state of the node and from config.toml.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use base::report::{ErrorReport, Finding};
+use nvidia_host::config;
+use tokio::sync::watch;
+
+use super::grant::{self, Grant};
+use super::session::Plugin;
+use crate::answer::refusal;
+use crate::log::Log;
+use crate::model::Refusal;
+use crate::node::Offer;
+use crate::proto::nri::{
+    CdiDevice, Container, ContainerAdjustment, CreateContainerRequest, CreateContainerResponse, PodSandbox,
+};
+
+/// Answers from the newest offer.
+#[derive(Debug)]
+pub struct NodePlugin {
+    config: Option<PathBuf>,
+    offer: watch::Receiver<Offer>,
+    log: Log,
+}
+
+impl NodePlugin {
+    /// Creates a plugin that reads this config.toml.
+    #[must_use]
+    pub const fn new(config: Option<PathBuf>, offer: watch::Receiver<Offer>, log: Log) -> Self {
+        Self { config, offer, log }
+    }
+
+    /// As for the hook, a change of config.toml is effective for the next container, and an invalid config.toml stops only containers
+    /// that request GPUs.
+    fn decide(&self, container: &Container) -> Result<Grant> {
+        if !grant::may_ask(container) {
+            return Ok(Grant::Nothing);
+        }
+        let (config, _) = config::read(self.config.as_deref())?;
+        grant::grant(container, &config, self.offer.borrow().known.as_deref())
+    }
+
+    fn log(&self, container: &str, finding: &Finding) {
+        self.log.finding(&Finding { what: format!("{container}: {}", finding.what), ..finding.clone() });
+    }
+}
+
+impl Plugin for NodePlugin {
+    fn create_container(&self, request: &CreateContainerRequest) -> Result<CreateContainerResponse, Refusal> {
+        let Some(container) = &request.container else { return Ok(CreateContainerResponse::default()) };
+        let name = full_name(request.pod.as_ref(), container);
+        match self.decide(container) {
+            Ok(Grant::Nothing) => Ok(CreateContainerResponse::default()),
+            Ok(Grant::LeftAlone(finding)) => {
+                self.log(&name, &finding);
+                Ok(CreateContainerResponse::default())
+            }
+            Ok(Grant::Devices(names, findings)) => {
+                self.log.note(&format!("{name} gets {}", names.join(", ")));
+                findings.iter().for_each(|finding| self.log(&name, finding));
+                let cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
+                Ok(CreateContainerResponse { adjust: Some(ContainerAdjustment { cdi_devices }) })
+            }
+            Err(error) => {
+                let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
+                self.log.error(&error.context(format!("cannot set up container {name:?}")));
+                Err(refusal(kind, &format!("cannot set up container {:?}: {line}", container.name), &hint))
+            }
+        }
+    }
+}
+
+/// `namespace/pod/container`
+fn full_name(pod: Option<&PodSandbox>, container: &Container) -> String {
+    match pod {
+        Some(pod) => format!("{}/{}/{}", pod.namespace, pod.name, container.name),
+        None => container.name.clone(),
+    }
+}

@@ -1,0 +1,113 @@
+//! Connects to the socket of an engine, and connects again when the engine restarts or its socket appears later.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::session::{Identity, Plugin, Session};
+
+/// The socket of containerd and CRI-O.
+pub const SOCKET: &str = "/var/run/nri/nri.sock";
+/// The wait before the first new try. An engine that restarts creates containers as soon as it runs.
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+/// The longest wait between two tries.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// How long an engine may take to configure us. It allows 5 s for our registration.
+const CONFIGURE_TIME: Duration = Duration::from_secs(10);
+/// How long an engine may take to read an answer: it waits 2 s for it.
+const WRITE_TIME: Duration = Duration::from_secs(2);
+
+/// How engines are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The socket of the engine
+    pub socket: PathBuf,
+    /// Our name and place
+    pub identity: Identity,
+}
+
+/// Something that happened, to be logged. `Display` writes one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The engine asks us about its containers.
+    Configured(String),
+    /// The conversation ended, or could not begin.
+    Ended(PathBuf, String),
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Configured(engine) => write!(f, "{engine} asks about its containers with NRI"),
+            Self::Ended(socket, why) => write!(f, "cannot serve NRI on {socket:?}: {why}; trying again"),
+        }
+    }
+}
+
+/// Serves the engine until the future is dropped. Reports a failure only if it differs from the last one.
+pub async fn serve(options: &Options, plugin: &impl Plugin, log: impl Fn(&Event)) -> Infallible {
+    let mut wait = FIRST_WAIT;
+    let mut reported = None;
+    loop {
+        let mut was_configured = false;
+        let ended = converse(options, plugin, |engine| {
+            was_configured = true;
+            log(&Event::Configured(engine.to_owned()));
+        });
+        let why =
+            ended.await.map_or_else(|error| format!("{error:#}"), |()| "the engine closed the connection".to_owned());
+        if was_configured {
+            wait = FIRST_WAIT;
+            reported = None;
+        }
+        let event = Event::Ended(options.socket.clone(), why);
+        if reported.as_ref() != Some(&event) {
+            log(&event);
+            reported = Some(event);
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// Converses until the engine closes the connection.
+async fn converse(options: &Options, plugin: &impl Plugin, mut configured: impl FnMut(&str)) -> Result<()> {
+    let mut stream = connect(&options.socket).await?;
+    let deadline = Instant::now() + CONFIGURE_TIME;
+    let (mut session, first) = Session::start(&options.identity);
+    write(&mut stream, &first).await?;
+    let mut buffer = vec![0; 1 << 14];
+    let mut is_configured = false;
+    loop {
+        let read = stream.read(&mut buffer);
+        let length = match is_configured {
+            true => read.await,
+            false => timeout_at(deadline, read).await.context("the engine does not configure the plugin")?,
+        };
+        let length = length.context("cannot read")?;
+        if length == 0 {
+            return Ok(());
+        }
+        let mut answer = Vec::new();
+        session.receive(buffer.get(..length).unwrap_or_default(), plugin, &mut answer)?;
+        write(&mut stream, &answer).await?;
+        if let Some(engine) = session.engine().filter(|_| !is_configured) {
+            is_configured = true;
+            configured(engine);
+        }
+    }
+}
+
+async fn connect(socket: &Path) -> Result<UnixStream> {
+    UnixStream::connect(socket).await.context("cannot connect")
+}
+
+async fn write(stream: &mut UnixStream, bytes: &[u8]) -> Result<()> {
+    timeout(WRITE_TIME, stream.write_all(bytes)).await.context("the engine does not read")?.context("cannot write")
+}

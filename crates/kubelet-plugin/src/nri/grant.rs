@@ -1,0 +1,274 @@
+//! Decides which GPUs a container gets that an engine creates: with the hook's rules for requests, as CDI devices. Pure, apart from the
+//! search for GPUs on the PCI bus after an error.
+//!
+//! NRI does not report capabilities, so a privileged container is treated like others. Engines list all nodes of the host for it, which
+//! leaves it to the hook.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+
+use base::report::{Finding, catalog, failure};
+use nvidia_host::cdi::generate::Naming;
+use nvidia_host::config::Config;
+use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::inventory::Inventory;
+use nvidia_host::inventory::select::Device;
+use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, nodes, select};
+
+use crate::cdi_keeper::device_name;
+use crate::proto::nri::{Container, LinuxDevice};
+
+/// The domain of all vendors of NVIDIA's CDI devices.
+const NVIDIA: &str = "nvidia.com";
+
+/// What a container gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// It requests nothing, or another program gives it GPUs.
+    Nothing,
+    /// It starts without GPUs from us, although it requests them.
+    LeftAlone(Finding),
+    /// These CDI devices
+    Devices(Vec<String>, Vec<Finding>),
+}
+
+/// Reports whether the container can request GPUs, so that config.toml matters.
+#[must_use]
+pub fn may_ask(container: &Container) -> bool {
+    let env = environment(container);
+    request::hint(&view(container, &env)) != Hint::No && !has_gpus(container)
+}
+
+/// Decides what a container gets. `inventory` is `None` if the driver is missing, or has not answered yet.
+///
+/// # Errors
+/// If the container must not start: the request is invalid, or cannot be met.
+pub fn grant(container: &Container, config: &Config, inventory: Option<&Inventory>) -> Result<Grant> {
+    if has_gpus(container) {
+        return Ok(Grant::Nothing);
+    }
+    let env = environment(container);
+    let request = match request::decide(&view(container, &env), config)? {
+        Decision::Nothing(_) => return Ok(Grant::Nothing),
+        Decision::Refused(reason) => {
+            let hint = "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod";
+            return Ok(Grant::LeftAlone(Finding::new(&catalog::REFUSED, reason, hint)));
+        }
+        Decision::Gpus(request) => *request,
+    };
+    // The CDI spec has neither files without a GPU nor IMEX channels. The hook provides both.
+    if request.devices == VisibleDevices::None {
+        return Ok(Grant::Nothing);
+    }
+    if let Some(channel) = request.imex_channels.first() {
+        let what = format!("the container requests the IMEX channel {channel:?}, which only the hook provides");
+        return Ok(Grant::LeftAlone(Finding::new(&catalog::BAD_REQUEST, what, "install oci-nvidia-hook")));
+    }
+    devices(&request, config, inventory).or_else(|error| request::excuse(&request, config, error).map(Grant::LeftAlone))
+}
+
+fn devices(request: &GpuRequest, config: &Config, inventory: Option<&Inventory>) -> Result<Grant> {
+    let inventory = inventory.ok_or_else(|| {
+        failure(
+            &catalog::PLUGIN_DRIVER,
+            format!("{} asks for GPUs, but the driver does not answer", request.asked_by),
+            "wait for the next try, or run \"oci-nvidia-kubelet-plugin check\" on the node",
+        )
+    })?;
+    let (devices, findings) = select::decide(request, inventory, config)?;
+    let (named, unnamed): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| is_in_spec(*device));
+    // "all" means all that the spec has. Compute programs cannot use a whole GPU in MIG mode.
+    match unnamed.first().filter(|_| request.devices != VisibleDevices::All || named.is_empty()) {
+        Some(device) => Ok(Grant::LeftAlone(only_by_hook(*device))),
+        None => Ok(Grant::Devices(named.into_iter().map(|device| device_name(device.uuid())).collect(), findings)),
+    }
+}
+
+/// Reports whether the CDI spec has the device by its UUID.
+fn is_in_spec(device: Device<'_>) -> bool {
+    !Naming { index: false, uuid: true }.names(device).is_empty()
+}
+
+fn only_by_hook(device: Device<'_>) -> Finding {
+    let what = format!("{device} has no CDI device, so only the hook can give it");
+    Finding::new(&catalog::MIG_WHOLE, what, "request MIG devices, or install oci-nvidia-hook")
+}
+
+/// Reports whether a device plugin or CDI gives GPUs to the container.
+fn has_gpus(container: &Container) -> bool {
+    let is_ours = |name: &str| {
+        let vendor = name.split('/').next().unwrap_or_default();
+        vendor.strip_suffix(NVIDIA).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    };
+    container.cdi_devices.iter().any(|device| is_ours(&device.name))
+        || nodes::granted(&character_nodes(container)).is_some()
+}
+
+/// Of a variable that is set twice, the last value counts, as in config.json.
+fn environment(container: &Container) -> BTreeMap<String, String> {
+    let variables = container.env.iter().filter_map(|entry| entry.split_once('='));
+    variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> request::Container<'a> {
+    let mount = |mount: &'a crate::proto::nri::Mount| Mount {
+        source: Path::new(&mount.source),
+        destination: Path::new(&mount.destination),
+    };
+    request::Container {
+        env,
+        mounts: container.mounts.iter().map(mount).collect(),
+        nodes: character_nodes(container),
+        privileged: false,
+    }
+}
+
+fn character_nodes(container: &Container) -> Vec<Node<'_>> {
+    let devices = container.linux.iter().flat_map(|linux| &linux.devices);
+    devices.filter(|device| device.r#type == "c").map(node).collect()
+}
+
+fn node(device: &LinuxDevice) -> Node<'_> {
+    let number = |number: i64| u32::try_from(number).ok();
+    Node { path: Path::new(&device.path), major: number(device.major), minor: number(device.minor) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpus::tests::gpu;
+    use crate::proto::nri::{CdiDevice, LinuxContainer, Mount};
+    use base::report::ErrorReport;
+    use nvidia_host::config::{Limits, NoGpu};
+
+    fn inventory() -> Inventory {
+        let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[]), gpu(2, "C", &["1g.5gb", "1g.5gb"])];
+        Inventory {
+            driver_version: "535.183.01".to_owned(),
+            cuda_version: "12.2".to_owned(),
+            gpus: gpus.into_iter().map(|gpu| gpu.gpu).collect(),
+            ..Inventory::default()
+        }
+    }
+
+    fn asking(env: &[&str]) -> Container {
+        Container { env: env.iter().map(|entry| (*entry).to_owned()).collect(), ..Container::default() }
+    }
+
+    fn with_node(env: &[&str], path: &str, kind: &str, minor: i64) -> Container {
+        let device = LinuxDevice { path: path.to_owned(), r#type: kind.to_owned(), major: 195, minor };
+        Container { linux: Some(LinuxContainer { devices: vec![device] }), ..asking(env) }
+    }
+
+    fn with_cdi(env: &[&str], name: &str) -> Container {
+        Container { cdi_devices: vec![CdiDevice { name: name.to_owned() }], ..asking(env) }
+    }
+
+    fn with_mount(env: &[&str], name: &str) -> Container {
+        let destination = format!("/var/run/nvidia-container-devices/{name}");
+        Container { mounts: vec![Mount { destination, source: "/dev/null".to_owned() }], ..asking(env) }
+    }
+
+    /// The result as text: UUIDs, or the number of a finding.
+    fn text(container: &Container, config: &Config) -> String {
+        match grant(container, config, Some(&inventory())) {
+            Ok(Grant::Nothing) => "nothing".to_owned(),
+            Ok(Grant::LeftAlone(finding)) => format!("left alone: {}", finding.kind.id),
+            Ok(Grant::Devices(names, _)) => {
+                let uuids = names.iter().map(|name| name.strip_prefix("k8s.device-plugin.nvidia.com/gpu=").unwrap());
+                uuids.collect::<Vec<_>>().join(",")
+            }
+            Err(error) => format!("refused: {}", ErrorReport::new(&error).kind.id),
+        }
+    }
+
+    const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
+
+    #[test]
+    fn variables_and_mounts_by_the_rules_of_the_hook() {
+        let open = Config::default();
+        let mounts = Config { accept_volume_mounts: true, ..Config::default() };
+        let locked = Config { accept_envvar_when_unprivileged: false, accept_volume_mounts: true, ..Config::default() };
+        for (container, expected) in [
+            (asking(&["NVIDIA_VISIBLE_DEVICES=1,0"]), ["GPU-0,GPU-1", "GPU-0,GPU-1", "left alone: ONH-103"]),
+            (asking(&[ALL]), ["GPU-0,GPU-1,MIG-2-0,MIG-2-1", "GPU-0,GPU-1,MIG-2-0,MIG-2-1", "left alone: ONH-103"]),
+            (asking(&["NVIDIA_VISIBLE_DEVICES=2:1"]), ["MIG-2-1", "MIG-2-1", "left alone: ONH-103"]),
+            (
+                asking(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1"]),
+                ["GPU-1", "GPU-1", "left alone: ONH-103"],
+            ),
+            (
+                asking(&["CUDA_VERSION=12.1"]),
+                ["GPU-0,GPU-1,MIG-2-0,MIG-2-1", "GPU-0,GPU-1,MIG-2-0,MIG-2-1", "left alone: ONH-103"],
+            ),
+            (with_mount(&[], "GPU-1"), ["nothing", "GPU-1", "GPU-1"]),
+            (with_mount(&[ALL], "GPU-1"), ["GPU-0,GPU-1,MIG-2-0,MIG-2-1", "GPU-1", "GPU-1"]),
+            (with_mount(&[], "../../etc"), ["nothing", "refused: ONH-038", "refused: ONH-038"]),
+            (asking(&[]), ["nothing"; 3]),
+            (asking(&["PATH=/bin", "=", "x", ""]), ["nothing"; 3]),
+            (asking(&["NVIDIA_VISIBLE_DEVICES=void"]), ["nothing"; 3]),
+            (asking(&["NVIDIA_VISIBLE_DEVICES="]), ["nothing"; 3]),
+            (asking(&["NVIDIA_VISIBLE_DEVICES=none"]), ["nothing", "nothing", "left alone: ONH-103"]),
+        ] {
+            let found = [&open, &mounts, &locked].map(|config| text(&container, config));
+            assert_eq!(found, expected, "{container:?}");
+            assert!(may_ask(&container) || found.iter().all(|text| text == "nothing"), "{container:?}");
+        }
+    }
+
+    #[test]
+    fn containers_with_gpus_are_left_alone() {
+        for (container, expected) in [
+            (with_node(&[ALL], "/dev/nvidia0", "c", 0), "nothing"),
+            (with_node(&[], "/dev/nvidia0", "c", 0), "nothing"),
+            (with_node(&["NVIDIA_VISIBLE_DEVICES=0"], "/dev/nvidiactl", "c", 255), "GPU-0"),
+            (with_node(&["NVIDIA_VISIBLE_DEVICES=0"], "/dev/nvidia0", "b", 0), "GPU-0"),
+            (with_cdi(&[ALL], "k8s.device-plugin.nvidia.com/gpu=GPU-0"), "nothing"),
+            (with_cdi(&[ALL], "nvidia.com/gpu=0"), "nothing"),
+            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "notnvidia.com/gpu=0"), "GPU-0"),
+            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "example.com/nic=nvidia.com"), "GPU-0"),
+            // A privileged container, in which engines list all nodes
+            (with_node(&[ALL, "NVIDIA_MIG_CONFIG_DEVICES=all"], "/dev/nvidia0", "c", 0), "nothing"),
+        ] {
+            assert_eq!(text(&container, &Config::default()), expected, "{container:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_given_is_an_error() {
+        let denied = Limits { deny: vec!["1".to_owned()], ..Limits::default() };
+        let config = Config { devices: denied, ..Config::default() };
+        let zero = "NVIDIA_VISIBLE_DEVICES=0";
+        for (env, expected) in [
+            (&["NVIDIA_VISIBLE_DEVICES=9"][..], "refused: ONH-030"),
+            (&["NVIDIA_VISIBLE_DEVICES=1"], "refused: ONH-032"),
+            (&[ALL], "GPU-0,MIG-2-0,MIG-2-1"),
+            (&["NVIDIA_VISIBLE_DEVICES=0,2"], "left alone: ONH-230"),
+            (&[zero, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"], "refused: ONH-034"),
+            (&[zero, "NVIDIA_REQUIRE_CUDA=cuda>=12.0"], "GPU-0"),
+            (&[zero, "NVIDIA_REQUIRE_CUDA=cuda>=99.0", "NVIDIA_DISABLE_REQUIRE=true"], "GPU-0"),
+            (&[zero, "NVIDIA_DRIVER_CAPABILITIES=nonsense"], "refused: ONH-036"),
+            (&[zero, "NVIDIA_MIG_CONFIG_DEVICES=all"], "refused: ONH-037"),
+            (&[zero, "NVIDIA_IMEX_CHANNELS=0"], "left alone: ONH-038"),
+        ] {
+            assert_eq!(text(&asking(env), &config), expected, "{env:?}");
+        }
+    }
+
+    #[test]
+    fn a_driver_that_does_not_answer() {
+        let error = grant(&asking(&[ALL]), &Config::default(), None).unwrap_err();
+        let ErrorReport { kind, line, .. } = ErrorReport::new(&error);
+        assert_eq!(kind.id, "ONH-074");
+        assert_eq!(line, "NVIDIA_VISIBLE_DEVICES asks for GPUs, but the driver does not answer");
+        assert_eq!(grant(&asking(&[]), &Config::default(), None).unwrap(), Grant::Nothing);
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("sys/bus/pci/devices")).unwrap();
+        let driver_root = base::paths::HostPath::new(root.path());
+        let start = Config { no_gpu: NoGpu::Start, driver_root, ..Config::default() };
+        let found = grant(&asking(&[ALL]), &start, None).unwrap();
+        assert!(matches!(&found, Grant::LeftAlone(finding) if finding.kind.id == "ONH-112"), "{found:?}");
+    }
+}

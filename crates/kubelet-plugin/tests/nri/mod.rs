@@ -1,0 +1,349 @@
+//! The command `nri`, with a fake engine and the fake driver. The limits are five times as long for busy machines.
+
+mod fake_engine;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fake_engine::{FakeEngine, Plugin, container, names, request};
+
+use crate::PROGRAM;
+use crate::fake_host::{Fake, uuid};
+use crate::fake_kubelet::FakeKubelet;
+
+const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
+
+const SOON: Duration = Duration::from_secs(5 * 5);
+/// How long the engine may wait for an answer, at the 99th percentile.
+const QUICK: Duration = Duration::from_millis(5 * 20);
+
+pub const TESTS: &[(&str, fn())] = &[
+    ("nri::gpus_are_granted", gpus_are_granted),
+    ("nri::the_engine_finds_what_is_granted", the_engine_finds_what_is_granted),
+    ("nri::refusals_read_well", refusals_read_well),
+    ("nri::limits_hold", limits_hold),
+    ("nri::a_locked_node", a_locked_node),
+    ("nri::two_containers_at_once", two_containers_at_once),
+    ("nri::an_engine_that_restarts", an_engine_that_restarts),
+    ("nri::an_engine_that_starts_later", an_engine_that_starts_later),
+    ("nri::an_engine_that_refuses", an_engine_that_refuses),
+    ("nri::hostile_bytes", hostile_bytes),
+    ("nri::large_containers", large_containers),
+    ("nri::answers_are_quick", answers_are_quick),
+    ("nri::a_driver_that_hangs", a_driver_that_hangs),
+    ("nri::kubelet_and_engine_in_one_process", kubelet_and_engine_in_one_process),
+    ("nri::bad_options", bad_options),
+];
+
+/// A host with GPUs, an engine that the plugin has found, and the plugin.
+struct Node {
+    fake: Fake,
+    engine: Option<FakeEngine>,
+    plugin: Option<Plugin>,
+    process: Child,
+}
+
+impl Node {
+    /// `keys` are lines of config.toml.
+    fn start(gpus: u32, keys: &str) -> Self {
+        let fake = host(gpus, keys);
+        let engine = FakeEngine::start(&socket(&fake));
+        let process = start(&fake, &["nri", "--socket"], &[]);
+        let plugin = engine.accept(SOON);
+        let mut node = Self { fake, engine: Some(engine), plugin: Some(plugin), process };
+        node.wait_for_driver();
+        node
+    }
+
+    /// Until the driver has answered, containers that request GPUs are refused.
+    fn wait_for_driver(&mut self) {
+        let start = Instant::now();
+        while let Err(why) = self.ask(&["CUDA_VERSION=1.0"]) {
+            assert!(why.contains("the driver does not answer") && start.elapsed() < SOON, "{why}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn ask(&mut self, env: &[&str]) -> Result<Vec<String>, String> {
+        self.plugin.as_mut().unwrap().create(container(env))
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.fake.dir.path().join("log")).unwrap()
+    }
+
+    fn wait_for_log(&self, text: &str) {
+        let start = Instant::now();
+        while !self.log().contains(text) {
+            assert!(start.elapsed() < SOON, "{text:?} is not in the log: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+fn host(gpus: u32, keys: &str) -> Fake {
+    let fake = Fake::new(&["--gpus", &gpus.to_string()]);
+    configure(&fake, keys);
+    fake
+}
+
+/// Replaces config.toml in one step.
+fn configure(fake: &Fake, keys: &str) {
+    let text = format!("{keys}\n[nvidia-container-cli]\nroot = {:?}\n", fake.root);
+    let new = fake.config.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(new, &fake.config).unwrap();
+}
+
+fn socket(fake: &Fake) -> PathBuf {
+    fake.dir.path().join("nri/nri.sock")
+}
+
+/// The last word of `command` takes the socket.
+fn start(fake: &Fake, command: &[&str], options: &[&str]) -> Child {
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(fake.dir.path().join("log")).unwrap();
+    let mut program = Command::new(PROGRAM);
+    program.args(command).arg(socket(fake)).arg("--config").arg(&fake.config).args(options);
+    program.arg("--cdi-dir").arg(fake.dir.path().join("cdi"));
+    program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}
+
+fn device(gpu: u32) -> String {
+    format!("k8s.device-plugin.nvidia.com/gpu={}", uuid(gpu))
+}
+
+fn visible(gpus: &str) -> String {
+    format!("NVIDIA_VISIBLE_DEVICES={gpus}")
+}
+
+fn gpus_are_granted() {
+    let mut node = Node::start(3, "accept-nvidia-visible-devices-as-volume-mounts = true");
+    let everything = vec![device(0), device(1), device(2)];
+    for (env, expected) in [
+        (ALL.to_owned(), everything.clone()),
+        ("CUDA_VERSION=11.0".to_owned(), everything),
+        (visible("2,0"), vec![device(0), device(2)]),
+        (visible(&uuid(1)), vec![device(1)]),
+        (visible("void"), vec![]),
+        (visible("none"), vec![]),
+        ("PATH=/bin".to_owned(), vec![]),
+    ] {
+        assert_eq!(node.ask(&[&env]), Ok(expected), "{env}");
+    }
+    let destination = format!("/var/run/nvidia-container-devices/{}", uuid(1));
+    let mounts = vec![kubelet_plugin::proto::nri::Mount { destination, source: "/dev/null".to_owned() }];
+    let by_mount = kubelet_plugin::proto::nri::Container { mounts, ..container(&[ALL]) };
+    assert_eq!(node.plugin.as_mut().unwrap().create(by_mount), Ok(vec![device(1)]));
+    let log = node.log();
+    assert!(log.contains("fake v1 asks about its containers"), "{log}");
+    assert!(log.contains(&format!("lab/cuda/main gets {}, {}", device(0), device(2))), "{log}");
+    assert_eq!(
+        node.plugin.as_ref().map(|plugin| (plugin.index.as_str(), plugin.name.as_str())),
+        Some(("10", "oci-nvidia"))
+    );
+}
+
+/// The CDI spec has the devices when the engine learns their names, and tells the hook that nothing remains to be done.
+fn the_engine_finds_what_is_granted() {
+    let fake = Fake::new(&["--gpus", "2", "--mig"]);
+    let engine = FakeEngine::start(&socket(&fake));
+    let process = start(&fake, &["nri", "--socket"], &[]);
+    let plugin = engine.accept(SOON);
+    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    node.wait_for_driver();
+    let names = node.ask(&[ALL]).unwrap();
+    let path = node.fake.dir.path().join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
+    let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert!(names.len() == 3, "{names:?}");
+    for name in &names {
+        let (kind, device) = name.split_once('=').unwrap();
+        assert_eq!(spec["kind"], kind);
+        assert!(spec["devices"].as_array().unwrap().iter().any(|known| known["name"] == device), "{name}");
+    }
+    let env = spec["containerEdits"]["env"].as_array().unwrap();
+    assert!(env.iter().any(|entry| entry == "NVIDIA_VISIBLE_DEVICES=void"), "{env:?}");
+    // The driver is replaced: the spec is removed, and containers that request GPUs wait.
+    Command::new("kill").arg("-USR1").arg(node.process.id().to_string()).status().unwrap();
+    let start = Instant::now();
+    while node.ask(&[ALL]).is_ok() {
+        assert!(start.elapsed() < SOON);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(node.ask(&["PATH=/bin"]), Ok(vec![]));
+}
+
+fn refusals_read_well() {
+    let mut node = Node::start(1, "");
+    let refusal = node.ask(&[&visible("9")]).unwrap_err();
+    let beginning = "cannot set up container \"main\": NVIDIA_VISIBLE_DEVICES asks for \"9\"";
+    assert!(refusal.starts_with(beginning) && refusal.contains("(ONH-030); hint: "), "{refusal}");
+    assert!(refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "one line: {refusal}");
+    let refusal = node.ask(&[ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"]).unwrap_err();
+    assert!(refusal.contains("(ONH-034); hint: "), "{refusal}");
+    node.wait_for_log("cannot set up container \"lab/cuda/main\"");
+    configure(&node.fake, "no-such = [");
+    let refusal = node.ask(&[ALL]).unwrap_err();
+    assert!(refusal.contains("config.toml"), "{refusal}");
+    assert_eq!(node.ask(&["PATH=/bin"]), Ok(vec![]), "an invalid config.toml stops no other container");
+}
+
+fn limits_hold() {
+    let mut node = Node::start(2, "[devices]\ndeny = [\"1\"]");
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+    let refusal = node.ask(&[&visible("1")]).unwrap_err();
+    assert!(refusal.contains("(ONH-032)"), "{refusal}");
+}
+
+/// A change of config.toml needs no restart, as with the hook.
+fn a_locked_node() {
+    let mut node = Node::start(1, "");
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+    configure(&node.fake, "accept-nvidia-visible-devices-envvar-when-unprivileged = false");
+    assert_eq!(node.ask(&[ALL]), Ok(vec![]));
+    node.wait_for_log("(ONH-103)");
+    node.wait_for_log("lab/cuda/main: NVIDIA_VISIBLE_DEVICES is ignored");
+}
+
+fn two_containers_at_once() {
+    let mut node = Node::start(2, "");
+    let plugin = node.plugin.as_mut().unwrap();
+    let calls: Vec<u32> = (0..2)
+        .map(|gpu| plugin.send_call("CreateContainer", request(container(&[&visible(&gpu.to_string())]))))
+        .collect();
+    for (gpu, id) in (0..).zip(calls) {
+        assert_eq!(names(&plugin.answer(id).unwrap()), [device(gpu)]);
+    }
+}
+
+fn an_engine_that_restarts() {
+    let mut node = Node::start(1, "");
+    for _ in 0..3 {
+        (node.plugin, node.engine) = (None, None);
+        std::thread::sleep(Duration::from_millis(200));
+        let engine = FakeEngine::start(&socket(&node.fake));
+        node.plugin = Some(engine.accept(SOON));
+        node.engine = Some(engine);
+        assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+    }
+    let log = node.log();
+    assert_eq!(log.matches("asks about its containers").count(), 4, "{log}");
+    assert!(log.matches("cannot serve NRI").count() <= 3 * 3, "repeated errors are logged once: {log}");
+}
+
+fn an_engine_that_starts_later() {
+    let fake = host(1, "");
+    let process = start(&fake, &["nri", "--socket"], &["--name", "gpus", "--index", "07"]);
+    std::thread::sleep(Duration::from_secs(3));
+    let engine = FakeEngine::start(&socket(&fake));
+    let started = Instant::now();
+    let plugin = engine.accept(SOON);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!((plugin.index.as_str(), plugin.name.as_str()), ("07", "gpus"));
+    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    node.wait_for_driver();
+    assert_eq!(node.log().matches("cannot connect").count(), 1, "{}", node.log());
+}
+
+fn an_engine_that_refuses() {
+    let mut node = Node::start(1, "");
+    node.plugin = None;
+    let engine = node.engine.take().unwrap();
+    let mut refused = Plugin::new(engine.connection(SOON));
+    refused.refuse_registration("NRI is disabled");
+    assert!(refused.is_closed());
+    node.wait_for_log("the engine refuses the registration: NRI is disabled");
+    node.plugin = Some(engine.accept(SOON));
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+}
+
+fn hostile_bytes() {
+    let mut node = Node::start(1, "");
+    let too_long = [0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff];
+    let too_long_inside = [0, 0, 0, 1, 0, 0, 0, 10, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 1, 0];
+    for bytes in [&too_long[..], &too_long_inside, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] {
+        let plugin = node.plugin.as_mut().unwrap();
+        plugin.send_bytes(bytes);
+        assert!(plugin.is_closed(), "{bytes:?}");
+        node.plugin = Some(node.engine.as_ref().unwrap().accept(SOON));
+        assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+    }
+    // A call that cannot be read, an unknown one, a connection that does not exist
+    let plugin = node.plugin.as_mut().unwrap();
+    assert!(plugin.call("CreateContainer", vec![0xff; 50]).is_err());
+    assert!(plugin.call("Unknown", vec![]).unwrap_err().contains("unknown method"));
+    plugin.send_bytes(&[0, 0, 0, 7, 0, 0, 0, 2, 1, 2]);
+    assert_eq!(plugin.call("Shutdown", vec![]), Ok(vec![]));
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+}
+
+fn large_containers() {
+    let mut node = Node::start(1, "");
+    let filler: Vec<String> = (0..3000).map(|number| format!("FILLER_{number}={}", "x".repeat(1000))).collect();
+    let env: Vec<&str> = std::iter::once(ALL).chain(filler.iter().map(String::as_str)).collect();
+    assert_eq!(node.ask(&env), Ok(vec![device(0)]));
+}
+
+fn answers_are_quick() {
+    let mut node = Node::start(8, "");
+    let mut times: Vec<Duration> = Vec::new();
+    for _ in 0..300 {
+        let start = Instant::now();
+        assert_eq!(node.ask(&[ALL, "NVIDIA_REQUIRE_CUDA=cuda>=11.0"]).unwrap().len(), 8);
+        times.push(start.elapsed());
+    }
+    times.sort();
+    assert!(times[296] < QUICK, "{:?}, {:?}", times[150], times[296]);
+}
+
+/// The answer comes from memory.
+fn a_driver_that_hangs() {
+    let mut node = Node::start(1, "");
+    node.fake.add(0, "hang");
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        let asked = Instant::now();
+        assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+        assert!(asked.elapsed() < Duration::from_secs(1));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn kubelet_and_engine_in_one_process() {
+    let fake = host(1, "");
+    let kubelet_dir = fake.dir.path().join("kubelet");
+    std::fs::create_dir_all(kubelet_dir.join("device-plugins")).unwrap();
+    let kubelet = FakeKubelet::start(&kubelet_dir);
+    let engine = FakeEngine::start(&socket(&fake));
+    let log = std::fs::File::create(fake.dir.path().join("log")).unwrap();
+    let mut program = Command::new(PROGRAM);
+    program.arg("run").arg("--config").arg(&fake.config).arg("--kubelet-dir").arg(&kubelet_dir);
+    program.arg("--run-dir").arg(fake.dir.path().join("run"));
+    program.arg(format!("--nri={}", socket(&fake).display())).arg("--cdi-dir").arg(fake.dir.path().join("cdi"));
+    let process = program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    let plugin = engine.accept(SOON);
+    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    node.wait_for_driver();
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+    kubelet.wait("the list", SOON, |state| state.allocatable("nvidia.com/gpu") == 1);
+    let of_process = Path::new("/proc").join(node.process.id().to_string());
+    assert_eq!(std::fs::read_dir(of_process.join("task")).unwrap().count(), 1, "one thread");
+    let children = of_process.join(format!("task/{}/children", node.process.id()));
+    assert_eq!(std::fs::read_to_string(children).unwrap().split_whitespace().count(), 1, "the monitor");
+}
+
+fn bad_options() {
+    for (option, value) in [("--index", "7"), ("--index", "x1"), ("--name", ""), ("--name", "a b")] {
+        let output = Command::new(PROGRAM).args(["nri", option, value]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(option), "{text}");
+    }
+}
