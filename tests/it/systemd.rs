@@ -331,7 +331,8 @@ fn the_device_plugin_as_a_service() {
         "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{install}'/*.service /run/systemd/system\n\
          mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d\n\
          cp -a '{root}/.' /opt/driver\n\
-         printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n' >/etc/nvidia-container-runtime/config.toml\n\
+         printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n[kubelet-plugin]\\ndevice-list-strategy = [\"envvar\"]\\n' \\\n\
+         >/etc/nvidia-container-runtime/config.toml\n\
          printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\n' \\\n\
          >/run/systemd/system/{unit}.d/test.conf\n\
          cp /run/systemd/system/{unit}.d/test.conf /run/systemd/system/{nri}.d\n\

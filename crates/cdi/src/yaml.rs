@@ -97,6 +97,71 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Returns the line of a key or an entry of a list, starting at 1. `path` leads to it: keys, and the numbers of entries. Of a document
+/// that [`parse`] rejects, it returns any line.
+#[must_use]
+pub fn line_of(text: &str, path: &[&str]) -> Option<usize> {
+    let mut at: Vec<Level> = Vec::new();
+    let mut parser = Parser::new_from_str(text);
+    while let Some(Ok((event, span))) = parser.next_event() {
+        match event {
+            Event::SequenceEnd | Event::MappingEnd => {
+                at.pop();
+                end_value(&mut at);
+            }
+            Event::Scalar(..) | Event::Alias(_) | Event::SequenceStart(..) | Event::MappingStart(..) => {
+                let is_key = start_node(&mut at, &event);
+                if is_at(&at, path) {
+                    return Some(span.start.line());
+                }
+                match event {
+                    _ if is_key => {}
+                    Event::SequenceStart(..) => at.push(Level::List(None)),
+                    Event::MappingStart(..) => at.push(Level::Map(None)),
+                    _ => end_value(&mut at),
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A list or a map around the current node
+enum Level {
+    /// The number of the current entry
+    List(Option<usize>),
+    /// The current key
+    Map(Option<String>),
+}
+
+/// Takes the start of a node into account, and returns whether it is a key.
+fn start_node(at: &mut [Level], event: &Event<'_>) -> bool {
+    match at.last_mut() {
+        Some(Level::List(number)) => *number = Some(number.map_or(0, |number| number + 1)),
+        Some(Level::Map(key @ None)) => {
+            *key = Some(if let Event::Scalar(text, ..) = event { text.to_string() } else { String::new() });
+            return true;
+        }
+        _ => {}
+    }
+    false
+}
+
+fn end_value(at: &mut [Level]) {
+    if let Some(Level::Map(key)) = at.last_mut() {
+        *key = None;
+    }
+}
+
+fn is_at(at: &[Level], path: &[&str]) -> bool {
+    let is_step = |(level, step): (&Level, &&str)| match level {
+        Level::List(number) => number.is_some_and(|number| number.to_string() == **step),
+        Level::Map(key) => key.as_deref() == Some(*step),
+    };
+    at.len() == path.len() && at.iter().zip(path).all(is_step)
+}
+
 /// Returns the value of a scalar without quotes.
 fn plain(text: &str) -> Value {
     word(text).or_else(|| number(text).map(Value::Number)).unwrap_or_else(|| Value::String(text.to_owned()))
@@ -275,6 +340,27 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_keys_and_entries() {
+        let text = "# head\nversion: v1\na:\n  b: [x, {c: 1}]\n  d:\n  - e: 1\n    f: 2\n  -\n    f: 3\nz: |\n  a:\n  b:\n\"q\": 1\n";
+        for (path, line) in [
+            (&["version"][..], Some(2)),
+            (&["a"], Some(3)),
+            (&["a", "b"], Some(4)),
+            (&["a", "b", "1", "c"], Some(4)),
+            (&["a", "d", "0", "f"], Some(7)),
+            (&["a", "d", "1", "f"], Some(9)),
+            (&["a", "d", "2"], None),
+            (&["z"], Some(10)),
+            (&["q"], Some(13)),
+            (&["f"], None),
+        ] {
+            assert_eq!(line_of(text, path), line, "{path:?}");
+        }
+        assert_eq!(line_of("{\"a\":\n {\"b\": 1}}", &["a", "b"]), Some(2));
+        assert_eq!(line_of("[a: b: c", &["a"]), None);
+    }
+
+    #[test]
     fn other_documents_are_rejected() {
         let deep = "[".repeat(100_000);
         let mut laughs = "- &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
@@ -330,6 +416,7 @@ mod tests {
         #[test]
         fn never_panics(text in "[-\\[\\]{}&*!|>'\"%@`a0:~ \n,#?]{0,40}") {
             parse(&text).ok();
+            prop_assert!(line_of(&text, &["a", "0"]).is_none_or(|line| line > 0));
         }
     }
 }

@@ -2,35 +2,38 @@
 //! disappear at any time.
 
 use nvidia_host::config::Config;
+use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
 use nvidia_host::host::Host;
 use tokio::sync::watch;
 
 use base::report::{ErrorReport, catalog};
 
-use crate::answer::{self, refusal};
+use crate::answer::{self, ICDS, Layout, refusal};
 use crate::model::{Allocator, Refusal, Resource};
 use crate::node::Offer;
 use crate::prefer;
 use crate::proto::ContainerAllocateResponse;
+use crate::strategy::Chooser;
 
 /// Answers from the newest offer.
 #[derive(Debug)]
 pub struct NodeAllocator {
     config: Config,
     offer: watch::Receiver<Offer>,
+    chooser: Chooser,
 }
 
 impl NodeAllocator {
     /// Creates an allocator.
     #[must_use]
-    pub const fn new(config: Config, offer: watch::Receiver<Offer>) -> Self {
-        Self { config, offer }
+    pub const fn new(config: Config, offer: watch::Receiver<Offer>, chooser: Chooser) -> Self {
+        Self { config, offer, chooser }
     }
 }
 
 impl Allocator for NodeAllocator {
     fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
-        allocate(&self.config, &self.offer.borrow(), resource, ids)
+        allocate(&self.config, &self.chooser.current().strategies, &self.offer.borrow(), resource, ids)
     }
 
     fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String> {
@@ -47,6 +50,7 @@ impl Allocator for NodeAllocator {
 /// As [`Allocator::allocate`].
 pub fn allocate(
     config: &Config,
+    strategies: &[DeviceListStrategy],
     offer: &Offer,
     resource: &str,
     ids: &[String],
@@ -55,12 +59,14 @@ pub fn allocate(
         let what = format!("the resource {resource} does not exist");
         return Err(refusal(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, "delete the pod"));
     };
-    let devices = answer::of_host(&offer.gpus, &answer::permitted(found, ids)?)?;
+    let settings = &config.kubelet_plugin;
+    let devices = answer::of_host(&offer.gpus, &answer::permitted(found, ids, settings.several_replicas)?)?;
     let host = Host::with_inventory(config, offer.inventory()).map_err(|error| {
         let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
         refusal(kind, &line, &hint)
     })?;
-    answer::response(&host.device_facts(&answer::wanted(), &devices), &devices)
+    let layout = Layout { strategies, settings, has_icds: settings.host_path.join(ICDS).is_dir() };
+    answer::response(&host.device_facts(&answer::wanted(), &devices), &devices, &layout)
 }
 
 fn find<'a>(offer: &'a Offer, name: &str) -> Option<&'a Resource> {

@@ -21,6 +21,7 @@ use crate::monitor::message::Sample;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
 use crate::node::{Node, Offer};
+use crate::strategy::Choice;
 use crate::{allocator, host};
 
 /// The exit status if a GPU is sick, or a setting is wrong for this node.
@@ -34,8 +35,15 @@ const MARGIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Serialize)]
 struct Document {
     version: u32,
+    strategy: StrategyEntry,
     resources: Vec<ResourceEntry>,
     findings: Vec<FindingEntry>,
+}
+
+#[derive(Debug, Serialize)]
+struct StrategyEntry {
+    names: Vec<&'static str>,
+    why: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -60,11 +68,16 @@ struct FindingEntry {
     fix: String,
 }
 
-/// Asks the driver once, and reports what the node would offer.
+/// Asks the driver once, and reports what the node would offer. `settings` are findings about the settings.
 ///
 /// # Errors
 /// If the monitor cannot be started.
-pub async fn check(config: &Config, config_path: Option<&Path>) -> Result<Report> {
+pub async fn check(
+    config: &Config,
+    config_path: Option<&Path>,
+    choice: &Choice,
+    settings: &[Finding],
+) -> Result<Report> {
     let (updates, mut received) = mpsc::channel(64);
     let gpus = host::kernel_gpus(config, "the driver does not answer").unwrap_or_default();
     let mut node = Node::new(config.clone(), gpus, Instant::now());
@@ -93,14 +106,14 @@ pub async fn check(config: &Config, config_path: Option<&Path>) -> Result<Report
     tokio::select! {
         () = collect => {}
         () = sleep_until(deadline.into()) => {}
-        error = supervisor::supervise(supervisor::Options::new(config_path, time_limit), updates) => return Err(error),
+        error = supervisor::supervise(supervisor::Options::new(config_path, config), updates) => return Err(error),
     }
     node.set_numa_nodes(host::numa_nodes(config, node.gpus()).unwrap_or_default());
     // A node without a GPU needs no driver.
     let problem = problem
         .filter(|_| !has_no_gpu(config))
         .map(|why| Finding::new(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
-    Ok(Report::new(config, &node.offer(), problem.as_ref()))
+    Ok(Report::new(config, choice, &node.offer(), problem.iter().chain(settings)))
 }
 
 /// What the node offers, as `check` reports it.
@@ -112,16 +125,27 @@ pub struct Report {
 
 impl Report {
     /// Creates the report. For each healthy device, the report includes the result of Allocate, which finds a missing device
-    /// node. `problem` is the error of a driver that does not answer.
+    /// node. `findings` are added to those of the offer.
     #[must_use]
-    pub fn new(config: &Config, offer: &Offer, problem: Option<&Finding>) -> Self {
+    pub fn new<'a>(
+        config: &Config,
+        choice: &Choice,
+        offer: &'a Offer,
+        findings: impl Iterator<Item = &'a Finding>,
+    ) -> Self {
         let entry = |resource: &Resource| ResourceEntry {
             name: resource.name.clone(),
-            devices: resource.devices.iter().map(|device| device_entry(config, offer, resource, device)).collect(),
+            devices: resource
+                .devices
+                .iter()
+                .map(|device| device_entry(config, choice, offer, resource, device))
+                .collect(),
         };
-        let findings = problem.into_iter().chain(&offer.findings).map(finding_entry).collect();
+        let findings = findings.chain(&offer.findings).map(finding_entry).collect();
         let resources = offer.resources.iter().map(entry).collect();
-        let document = Document { version: json::VERSION, resources, findings };
+        let names = choice.strategies.iter().map(|strategy| strategy.name()).collect();
+        let strategy = StrategyEntry { names, why: choice.why.clone() };
+        let document = Document { version: json::VERSION, strategy, resources, findings };
         Self { document, has_gpus: !offer.gpus.is_empty() }
     }
 
@@ -150,6 +174,10 @@ impl Report {
             let why = if self.has_gpus { "no GPU of this node is offered" } else { "this node has no GPU to offer" };
             writeln!(text, "{why}").ok();
         }
+        if !self.document.resources.is_empty() {
+            let StrategyEntry { names, why } = &self.document.strategy;
+            writeln!(text, "containers get their devices with {} ({})", names.join(", "), one_line(why)).ok();
+        }
         for FindingEntry { id, severity, what, fix } in &self.document.findings {
             writeln!(text, "{id} {severity}: {}", one_line(what)).ok();
             if !fix.is_empty() {
@@ -174,8 +202,9 @@ impl Report {
     }
 }
 
-fn device_entry(config: &Config, offer: &Offer, resource: &Resource, device: &Device) -> DeviceEntry {
-    let refused = || allocator::allocate(config, offer, &resource.name, std::slice::from_ref(&device.id)).err();
+fn device_entry(config: &Config, choice: &Choice, offer: &Offer, resource: &Resource, device: &Device) -> DeviceEntry {
+    let ids = std::slice::from_ref(&device.id);
+    let refused = || allocator::allocate(config, &choice.strategies, offer, &resource.name, ids).err();
     let why = device.unhealthy.clone().or_else(|| refused().map(|refusal| refusal.to_string()));
     DeviceEntry {
         id: device.id.clone(),

@@ -12,12 +12,13 @@ use nvidia_host::config::kubelet_plugin::{KubeletPlugin, ResourceRow};
 
 use crate::nri::engine;
 use crate::nri::session::Identity;
-use crate::{cdi_keeper, control};
+use crate::{cdi_keeper, compat, control};
 
 /// Offers the NVIDIA GPUs of this node to Kubernetes
 ///
 /// The kubelet's device plugin for nvidia.com/gpu. It reports the GPUs, MIG devices and their health, and answers the kubelet's requests
-/// so that the engine creates the device nodes and oci-nvidia-hook adds the driver's files.
+/// so that the engine creates the device nodes and oci-nvidia-hook adds the driver's files, or so that the engine adds both with CDI. run
+/// and check also accept the options, variables and configuration file of NVIDIA's device plugin.
 #[derive(Debug, Parser)]
 #[command(name = "oci-nvidia-kubelet-plugin", version, propagate_version = true, max_term_width = 80)]
 pub struct Cli {
@@ -36,10 +37,7 @@ pub enum Command {
         /// The settings
         #[command(flatten)]
         settings: Settings,
-        /// The directory of the kubelet
-        #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
-        kubelet_dir: PathBuf,
-        /// Keep a CDI spec of the devices in this directory
+        /// Keep a CDI spec of the devices in this directory [default: /var/run/cdi, if containers get CDI devices]
         #[arg(long, value_name = "DIR")]
         cdi_dir: Option<PathBuf>,
         /// The hook, which the CDI spec starts in containers
@@ -101,6 +99,12 @@ pub enum Command {
         /// The configuration file
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
+        /// The driver root, which an option may have changed
+        #[arg(long, value_name = "DIR")]
+        driver_root: Option<PathBuf>,
+        /// The directory with the device nodes
+        #[arg(long, value_name = "DIR")]
+        dev_root: Option<PathBuf>,
         /// GPUs that are not asked, by NVML's index
         #[arg(long, value_name = "INDEX")]
         skip: Vec<u32>,
@@ -162,6 +166,9 @@ pub struct Settings {
     /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// The directory of the kubelet [default: /var/lib/kubelet]
+    #[arg(long, value_name = "DIR")]
+    pub kubelet_dir: Option<PathBuf>,
     /// How many containers may share a device
     #[arg(long, value_name = "N")]
     replicas: Option<u32>,
@@ -186,6 +193,24 @@ pub struct Settings {
     /// Seconds to wait for one call of NVML
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
     nvml_timeout: Option<u64>,
+    /// How containers get their devices: envvar, volume-mounts, cdi-cri, cdi-annotations, host-path, separated by commas
+    #[arg(long, value_name = "STRATEGIES", value_delimiter = ',')]
+    device_list_strategy: Option<Vec<String>>,
+    /// How the devices are named for the hook: uuid or index
+    #[arg(long, value_name = "STRATEGY")]
+    device_id_strategy: Option<String>,
+    /// Whether the engine creates the device nodes, with envvar and volume-mounts: true or false
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = compat::truth)]
+    pass_device_specs: Option<bool>,
+    /// The directory that host-path mounts at /usr/local/nvidia
+    #[arg(long, value_name = "DIR")]
+    host_path: Option<PathBuf>,
+    /// GKE's configuration file, for host-path
+    #[arg(long, value_name = "FILE")]
+    gpu_config: Option<PathBuf>,
+    /// The options of NVIDIA's plugin
+    #[command(flatten)]
+    pub others: compat::Flags,
 }
 
 impl Settings {
@@ -221,6 +246,24 @@ impl Settings {
         }
         if let Some(seconds) = self.nvml_timeout {
             settings.nvml_timeout = Duration::from_secs(seconds);
+        }
+        if let Some(names) = &self.device_list_strategy {
+            // An empty value is an empty list.
+            let names: Vec<_> = names.iter().filter(|name| !name.is_empty()).collect();
+            let result = settings.set_device_list_strategy(&names);
+            result.map_err(|allowed| invalid("device-list-strategy", allowed))?;
+        }
+        if let Some(value) = &self.device_id_strategy {
+            settings.set_device_id_strategy(value).map_err(|allowed| invalid("device-id-strategy", allowed))?;
+        }
+        if let Some(value) = self.pass_device_specs {
+            settings.pass_device_specs = value;
+        }
+        if let Some(path) = &self.host_path {
+            settings.host_path.clone_from(path);
+        }
+        if let Some(path) = &self.gpu_config {
+            settings.gpu_config.clone_from(path);
         }
         Ok(())
     }

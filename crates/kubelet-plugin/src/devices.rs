@@ -49,8 +49,10 @@ pub fn resources(
                 },
             };
             let uuid = part.map_or(gpu.uuid.as_str(), |mig| &mig.uuid);
-            let offered = resources.entry(name).or_default();
-            offered.extend(replicas(&device(uuid), replicas_of(&gpu.model, settings)));
+            let shared = settings.time_slicing.iter().find(|row| row.name == name);
+            let count = shared.map_or_else(|| replicas_of(&gpu.model, settings), |row| row.replicas);
+            let name = shared.and_then(|row| row.rename.clone()).unwrap_or(name);
+            resources.entry(name).or_default().extend(replicas(&device(uuid), count));
         }
     }
     (resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect(), findings)
@@ -118,7 +120,7 @@ pub fn uuid_of(id: &str) -> &str {
 mod tests {
     use super::*;
     use crate::gpus::tests::gpu;
-    use nvidia_host::config::kubelet_plugin::ResourceRow;
+    use nvidia_host::config::kubelet_plugin::{ResourceRow, TimeSlicing};
 
     fn offered(gpus: &[NodeGpu], settings: &KubeletPlugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
         let (resources, _) = resources(gpus, &NumaNodes::new(), settings, limits, |_| None);
@@ -153,6 +155,31 @@ mod tests {
         );
         let deny = Limits { deny: vec!["*K2000*".into(), "0".into()], ..Limits::default() };
         expect(&offered(&gpus, &KubeletPlugin::default(), &deny), &[("nvidia.com/gpu", &["GPU-1"])]);
+    }
+
+    #[test]
+    fn time_slicing_by_resource() {
+        let gpus = [gpu(0, "A100", &["1g.5gb"]), gpu(1, "A100", &[])];
+        let slice = |name: &str, rename: Option<&str>, replicas| TimeSlicing {
+            name: name.into(),
+            rename: rename.map(str::to_owned),
+            replicas,
+        };
+        let settings = KubeletPlugin {
+            replicas: 3,
+            time_slicing: vec![
+                slice("nvidia.com/gpu", Some("nvidia.com/gpu.shared"), 2),
+                slice("nvidia.com/x", None, 4),
+            ],
+            ..KubeletPlugin::default()
+        };
+        expect(
+            &offered(&gpus, &settings, &Limits::default()),
+            &[
+                ("nvidia.com/gpu.shared", &["GPU-1::0", "GPU-1::1"]),
+                ("nvidia.com/mig-1g.5gb", &["MIG-0-0::0", "MIG-0-0::1", "MIG-0-0::2"]),
+            ],
+        );
     }
 
     #[test]

@@ -10,20 +10,22 @@
 //! |---|---|
 //! | [`monitor`] | asks NVML in a child process |
 //! | [`health`], [`gpus`], [`devices`], [`node`] | what the node offers, decided from what the monitor and the kernel report |
-//! | [`answer`], [`prefer`], [`allocator`] | what a container gets |
+//! | [`strategy`], [`answer`], [`prefer`], [`allocator`] | what a container gets |
 //! | [`host`] | what the kernel knows about the GPUs |
 //! | [`cdi_keeper`] | the CDI spec of the node |
 //! | [`kubelet`] | the sockets and the registration |
 //! | [`nri`] | the GPUs of containers that request them with a variable, for engines |
 //! | [`mod@run`] | connects them |
 //! | [`control`] | commands for a running plugin |
-//! | [`check`], [`cli`], [`log`] | command lines and output |
+//! | [`compat`] | the settings of other device plugins |
+//! | [`settings`], [`check`], [`cli`], [`log`] | command lines and output |
 
 pub mod allocator;
 pub mod answer;
 pub mod cdi_keeper;
 pub mod check;
 pub mod cli;
+pub mod compat;
 pub mod control;
 pub mod devices;
 pub mod gpus;
@@ -37,6 +39,8 @@ pub mod node;
 pub mod nri;
 pub mod prefer;
 pub mod run;
+pub mod settings;
+pub mod strategy;
 
 /// The interfaces of the kubelet and of engines, generated from `proto/`.
 #[allow(
@@ -66,27 +70,34 @@ pub mod proto {
     }
 }
 
+use std::ffi::OsString;
 use std::future::Future;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use base::paths::HostPath;
 use base::report::{catalog, kind_of};
 use clap::{CommandFactory, Parser};
-use nvidia_host::config::{self, Config};
+use nvidia_host::config;
 
-use cli::{Cli, Command, Engine, Settings};
+use cli::{Cli, Command, Engine};
 use log::Log;
 use run::Paths;
+use settings::Resolved;
+use strategy::Chooser;
 
 /// The exit status for an invalid command line.
 const USAGE: u8 = 2;
 
+/// The name of NVIDIA's plugin.
+const NVIDIAS: &str = "nvidia-device-plugin";
+
 /// Runs the command line of this process, and returns its exit code.
 #[must_use]
 pub fn run() -> ExitCode {
-    let command = match Cli::try_parse() {
+    let command = match Cli::try_parse_from(arguments(std::env::args_os())) {
         Ok(cli) => cli.command,
         Err(error) => {
             // The output may be closed; the status still shows the error.
@@ -101,24 +112,37 @@ pub fn run() -> ExitCode {
     })
 }
 
+/// Adds the command if the program is called with the name of NVIDIA's, which has none: manifests contain that name.
+fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = given.into_iter().collect();
+    let name = arguments.first().and_then(|program| Path::new(program).file_name());
+    if name.is_some_and(|name| name == NVIDIAS) {
+        arguments.insert(1, "run".into());
+    }
+    arguments
+}
+
 fn dispatch(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { settings, kubelet_dir, cdi_dir, hook_path, run_dir, nri } => {
-            let config = read_config(&settings)?;
+        Command::Run { settings, cdi_dir, hook_path, run_dir, nri } => {
+            let Resolved { config, kubelet_dir, findings } = settings::read(&settings)?;
+            findings.iter().for_each(|finding| Log::new().finding(finding));
             let cdi_dir = cdi_dir.or_else(|| nri.as_ref().map(|_| PathBuf::from(cdi_keeper::DIR)));
             let paths = Paths { kubelet_dir: Some(kubelet_dir), cdi_dir, hook: hook_path, run_dir };
             let nri = nri.map(|socket| Engine::at(socket).options());
             block_on(run::run(config, settings.config.as_deref(), paths, nri))?
         }
         Command::Nri { config: path, engine, cdi_dir, hook_path } => {
-            let config = read_file(path.as_deref())?;
+            let (config, findings) = config::read(path.as_deref())?;
+            findings.iter().for_each(|finding| Log::new().finding(finding));
             let run_dir = PathBuf::new(); // only for the kubelet
             let paths = Paths { kubelet_dir: None, cdi_dir: Some(cdi_dir), hook: hook_path, run_dir };
             block_on(run::run(config, path.as_deref(), paths, Some(engine.options())))?
         }
         Command::Check { settings, json } => {
-            let config = read_config(&settings)?;
-            let report = block_on(check::check(&config, settings.config.as_deref()))??;
+            let Resolved { config, kubelet_dir, findings } = settings::read(&settings)?;
+            let choice = Chooser::new(&config.kubelet_plugin, &kubelet_dir, Log::new()).choose();
+            let report = block_on(check::check(&config, settings.config.as_deref(), &choice, &findings))??;
             print(&if json { report.to_json()? } else { report.to_text() })?;
             Ok(report.exit_code())
         }
@@ -133,24 +157,14 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             print(&String::from_utf8(script)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Monitor { config, skip } => {
-            monitor::child::run(&config::read(config.as_deref())?.0, &skip)?;
+        Command::Monitor { config, driver_root, dev_root, skip } => {
+            let (mut config, _) = config::read(config.as_deref())?;
+            config.driver_root = driver_root.map_or(config.driver_root, HostPath::new);
+            config.dev_root = dev_root.map(HostPath::new).or(config.dev_root);
+            monitor::child::run(&config, &skip)?;
             Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-/// Reads config.toml, reports its findings, and applies the options.
-fn read_config(settings: &Settings) -> Result<Config> {
-    let mut config = read_file(settings.config.as_deref())?;
-    settings.apply(&mut config.kubelet_plugin)?;
-    Ok(config)
-}
-
-fn read_file(path: Option<&Path>) -> Result<Config> {
-    let (config, findings) = config::read(path)?;
-    findings.iter().for_each(|finding| Log::new().finding(finding));
-    Ok(config)
 }
 
 /// Runs on this thread: the kernel ends the monitor together with the thread that started it.

@@ -19,7 +19,7 @@ use nvidia_host::config::Config;
 use nvidia_host::inventory::Inventory;
 
 use crate::allocator::NodeAllocator;
-use crate::cdi_keeper::{HOOK, Keeper};
+use crate::cdi_keeper::{self, HOOK, Keeper};
 use crate::control::{self, Clear};
 use crate::gpus::mig_uuids;
 use crate::host;
@@ -32,6 +32,7 @@ use crate::monitor::update::Update;
 use crate::node::{Node, Offer};
 use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
+use crate::strategy::Chooser;
 
 /// How long the CDI spec may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
@@ -45,7 +46,7 @@ const NOT_ANSWERED: &str = "NVML has not answered yet";
 pub struct Paths {
     /// The directory of the kubelet; `None` if it is not served
     pub kubelet_dir: Option<PathBuf>,
-    /// The directory for the CDI spec of the plugin; `None` if it writes none
+    /// The directory for the CDI spec of the plugin; `None` for the default, if containers get CDI devices
     pub cdi_dir: Option<PathBuf>,
     /// The program that this spec starts in containers
     pub hook: PathBuf,
@@ -73,10 +74,14 @@ pub async fn run(
     let (offers, offer) = watch::channel(node.offer());
     let (lists, list) = watch::channel(Arc::clone(&offers.borrow().resources));
     let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
-    let allocator = Arc::new(NodeAllocator::new(config.clone(), offer));
+    let kubelet_dir = paths.kubelet_dir.as_deref();
+    let chooser = Chooser::new(&config.kubelet_plugin, kubelet_dir.unwrap_or(Path::new("")), log);
+    let may_use_cdi = kubelet_dir.is_some() && chooser.current().may_use_cdi();
+    let cdi_dir = paths.cdi_dir.clone().or_else(|| may_use_cdi.then(|| cdi_keeper::DIR.into()));
+    let allocator = Arc::new(NodeAllocator::new(config.clone(), offer, chooser));
     let (status, _) = watch::channel(kubelet::Status::default());
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
-    let cdi = paths.cdi_dir.as_ref().map(|dir| Keeper::new(&config, dir, &paths.hook));
+    let cdi = cdi_dir.map(|dir| Keeper::new(&config, &dir, &paths.hook));
     let mut agent = Agent {
         config,
         node,
@@ -89,7 +94,7 @@ pub async fn run(
         reported: Vec::new(),
         log,
     };
-    let monitor = supervisor::Options::new(config_path, agent.config.kubelet_plugin.nvml_timeout);
+    let monitor = supervisor::Options::new(config_path, &agent.config);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
         result = serve_kubelet(paths.kubelet_dir.as_ref(), list, allocator, status, note) => match result {

@@ -55,7 +55,9 @@ fn supervise(path: &Path) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (sender, mut updates) = tokio::sync::mpsc::channel(64);
-        let options = supervisor::Options::new(Some(path), Duration::from_secs(1));
+        let (mut config, _) = config::read(Some(path)).unwrap();
+        config.kubelet_plugin.nvml_timeout = Duration::from_secs(1);
+        let options = supervisor::Options::new(Some(path), &config);
         let print = async {
             while let Some(update) = updates.recv().await {
                 println!("{update:?}");

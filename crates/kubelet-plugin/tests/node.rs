@@ -46,6 +46,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_driver_that_hangs", a_driver_that_hangs),
     ("a_kubelet_that_restarts", a_kubelet_that_restarts),
     ("replicas", replicas),
+    ("each_strategy", each_strategy),
+    ("nvidias_manifest_with_this_program", nvidias_manifest_with_this_program),
     ("check_prints_what_run_offers", check_prints_what_run_offers),
     ("a_kernel_without_openat2", a_kernel_without_openat2),
     ("bad_settings", bad_settings),
@@ -122,6 +124,10 @@ fn start(fake: &Fake, kubelet_dir: &Path, options: &[&str]) -> Child {
     let mut command = Command::new(PROGRAM);
     command.arg("run").arg("--config").arg(&fake.config).arg("--kubelet-dir").arg(kubelet_dir);
     command.arg("--run-dir").arg(fake.dir.path().join("run")).args(options);
+    // Otherwise the choice depends on the engines of this machine.
+    if !options.iter().any(|option| option.starts_with("--device-list-strategy")) {
+        command.arg("--device-list-strategy=envvar");
+    }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
@@ -343,6 +349,115 @@ fn replicas() {
     node.kubelet.allocate(name, &[&[id(1, 1)]]).unwrap();
 }
 
+/// What Allocate answers for one GPU, as text.
+fn answer(kubelet: &FakeKubelet, resource: &str, id: &str) -> String {
+    let mut answer = kubelet.allocate(resource, &[&[id.to_owned()]]).unwrap().container_responses.remove(0);
+    let mut lines: Vec<String> = answer.envs.drain().map(|(name, value)| format!("{name}={value}")).collect();
+    lines.extend(answer.mounts.iter().map(|mount| format!("{} {}", mount.host_path, mount.container_path)));
+    lines.extend(answer.cdi_devices.iter().map(|device| device.name.clone()));
+    lines.extend(answer.annotations.iter().map(|(key, value)| format!("{key}: {value}")));
+    lines.extend((!answer.devices.is_empty()).then(|| "nodes".to_owned()));
+    lines.join("\n")
+}
+
+fn each_strategy() {
+    let mut node =
+        Node::start(&["--gpus", "1"], &["--device-list-strategy=volume-mounts", "--device-id-strategy=index"]);
+    let restart = |node: &mut Node, options: &[&str]| {
+        node.plugin.kill().unwrap();
+        node.plugin.wait().unwrap();
+        node.kubelet = FakeKubelet::start(&node.kubelet_dir);
+        let cdi = node.fake.dir.path().join("cdi");
+        node.plugin = start(&node.fake, &node.kubelet_dir, &[options, &["--cdi-dir", cdi.to_str().unwrap()]].concat());
+        node.wait("the list", SOON, GPU, 1, 1);
+        answer(&node.kubelet, GPU, &uuid(0))
+    };
+    node.wait("the list", SOON, GPU, 1, 1);
+    let mounts =
+        "NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices\n/dev/null /var/run/nvidia-container-devices/";
+    assert_eq!(answer(&node.kubelet, GPU, &uuid(0)), format!("{mounts}0\nnodes"));
+    let found = restart(&mut node, &["--device-list-strategy=envvar,cdi-annotations", "--pass-device-specs=false"]);
+    let (id, name) = (uuid(0), format!("k8s.device-plugin.nvidia.com/gpu={}", uuid(0)));
+    assert_eq!(found, format!("NVIDIA_VISIBLE_DEVICES={id}\ncdi.k8s.io/nvidia-device-plugin_{id}: {name}"));
+    // Without a setting: the kubelet uses containerd, which does not start the hook.
+    let engine = "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n";
+    std::fs::write(node.kubelet_dir.join("config.yaml"), engine).unwrap();
+    assert_eq!(restart(&mut node, &["--device-list-strategy="]), name);
+    let chosen = "containers get their devices with cdi-cri (containerd does not read hook files)";
+    assert_eq!(node.log().matches(chosen).count(), 1, "{}", node.log());
+    let files = node.fake.dir.path().join("nvidia");
+    std::fs::create_dir_all(files.join("vulkan/icd.d")).unwrap();
+    let shared = node.fake.dir.path().join("gpu_config.json");
+    let text = r#"{"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing","MaxSharedClientsPerGPU":1}}"#;
+    std::fs::write(&shared, text).unwrap();
+    let options = [
+        "--device-list-strategy=host-path",
+        &format!("--host-path={}", files.display()),
+        &format!("--gpu-config={}", shared.display()),
+    ];
+    let found = restart(&mut node, &options);
+    let files = files.display();
+    let expected = format!("{files} /usr/local/nvidia\n{files}/vulkan/icd.d /etc/vulkan/icd.d\nnodes");
+    assert_eq!(found, expected);
+    std::fs::write(&shared, text.replace('1', "2").replace("time", "Time")).unwrap();
+    let (code, _, errors) = check(&node.fake, &options);
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("line 1: GPUSharingConfig.GPUSharingStrategy has an invalid value"), "{errors}");
+    std::fs::write(&shared, text.replace('1', "2")).unwrap();
+    let (code, text, _) = check(&node.fake, &options);
+    assert_eq!(code, Some(0));
+    assert!(text.contains("nvidia.com/gpu: 2 of 2 devices can be allocated"), "{text}");
+    assert!(text.ends_with("containers get their devices with host-path (configured)\n"), "{text}");
+}
+
+/// The command, the variables and the configuration file of NVIDIA's DaemonSet.
+fn nvidias_manifest_with_this_program() {
+    let fake = Fake::new(&["--gpus", "2", "--mig"]);
+    let dir = fake.dir.path();
+    let kubelet_dir = dir.join("kubelet");
+    std::fs::create_dir_all(kubelet_dir.join("device-plugins")).unwrap();
+    let kubelet = FakeKubelet::start(&kubelet_dir);
+    let (program, file) = (dir.join("nvidia-device-plugin"), dir.join("config.yaml"));
+    std::os::unix::fs::symlink(PROGRAM, &program).unwrap();
+    let sharing = "sharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 2\n";
+    std::fs::write(&file, format!("version: v1\nflags:\n  plugin:\n    deviceListStrategy: envvar\n{sharing}"))
+        .unwrap();
+    let variables = [
+        ("MPS_ROOT", "/run/nvidia/mps"),
+        ("FAIL_ON_INIT_ERROR", "true"),
+        ("PASS_DEVICE_SPECS", "false"),
+        ("DEVICE_LIST_STRATEGY", "volume-mounts"),
+        ("GDS_ENABLED", "true"),
+        ("NVIDIA_DRIVER_ROOT", fake.root.to_str().unwrap()),
+        ("CONFIG_FILE", file.to_str().unwrap()),
+        ("KUBELET_SOCKET", &kubelet_dir.join("device-plugins/kubelet.sock").display().to_string()),
+    ];
+    // Not the configuration of the fake host: the variables name the driver root.
+    let empty = dir.join("empty.toml");
+    std::fs::write(&empty, "").unwrap();
+    let log = dir.join("log");
+    let mut command = Command::new(program);
+    command.arg("--config").arg(&empty).arg("--run-dir").arg(dir.join("run")).envs(variables);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
+    let plugin = command.spawn().unwrap();
+    let node = Node { fake, kubelet, kubelet_dir, plugin };
+    let name = "nvidia.com/gpu.shared";
+    // Its MIG strategy is none: both GPUs are whole.
+    node.wait("the list", SOON, name, 4, 4);
+    let directory = "/var/run/nvidia-container-devices";
+    let expected = format!("NVIDIA_VISIBLE_DEVICES={directory}\n/dev/null {directory}/{}", uuid(1));
+    assert_eq!(answer(&node.kubelet, name, &format!("{}::1", uuid(1))), expected);
+    // Its default permits several replicas.
+    let all: Vec<String> = (0..2).map(|replica| format!("{}::{replica}", uuid(0))).collect();
+    node.kubelet.allocate(name, &[&all]).unwrap();
+    assert!(node.log().contains("GDS_ENABLED has no effect: "), "{}", node.log());
+    assert_eq!(node.log().matches("has no effect").count(), 1, "{}", node.log());
+    std::fs::write(&file, "version: v1\nflags:\n  migStrategy: both\n").unwrap();
+    let (code, _, errors) = check(&node.fake, &["--config-file", file.to_str().unwrap()]);
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("line 3: flags.migStrategy has an invalid value; it must be \"none\", "), "{errors}");
+}
+
 fn check(fake: &Fake, options: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(PROGRAM);
     let output = command.arg("check").arg("--config").arg(&fake.config).args(options).output().unwrap();
@@ -363,6 +478,7 @@ fn check_prints_what_run_offers() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["resources"][0]["devices"][0]["id"], uuid(1));
     assert_eq!(json["resources"][0]["devices"][0]["health"], "Healthy");
+    assert!(json["strategy"]["names"][0].is_string() && json["strategy"]["why"].is_string(), "{json}");
     fake.add(1, "fail=15");
     let (code, text, _) = check(&fake, &[]);
     assert_eq!(code, Some(1), "{text}");
@@ -394,6 +510,13 @@ fn bad_settings() {
     for (option, value, says) in [
         ("--replicas", "0", "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)"),
         ("--mig-strategy", "both", "it must be \"none\", \"single\" or \"mixed\" (ONH-002)"),
+        ("--device-list-strategy", "cdi", "it must be a list of \"envvar\", "),
+        ("--device-list-strategy", "host-path,envvar", "and \"host-path\" alone (ONH-002)"),
+        (
+            "--nvidia-driver-root",
+            "x",
+            "--nvidia-driver-root has an invalid value; it must be an absolute path (ONH-002)",
+        ),
         ("--resources", "name=a.b/c", "\"a.b/c\" has no model"),
         ("--quiet-period", "0", "0 is not in 1..=600"),
     ] {

@@ -180,6 +180,9 @@ kinds! {
     PLUGIN_DRIVER "ONH-074" Error "the device plugin cannot ask the driver about the GPUs"
         why "without the driver, it is unknown which GPUs work, so none is offered"
         fix "run `oci-nvidia-hook doctor` on the node" see "troubleshooting.md";
+    PLUGIN_CONFIG "ONH-075" Error "a configuration file or a variable of the device plugin is invalid"
+        why "NVIDIA's configuration file (`--config-file`) or GKE's `gpu_config.json` cannot be read or has an invalid value, or a variable has one"
+        fix "correct the line that the message names" see "kubernetes.md";
 
     UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
         why "the key has no effect"
@@ -402,6 +405,9 @@ kinds! {
     PLUGIN_NOT_RUNNING "ONH-603" Warning "the device plugin is installed and offers nothing"
         why "the kubelet does not know the GPUs of the node"
         fix "run `oci-nvidia-kubelet-plugin check`, which prints what it would offer, and `systemctl enable --now oci-nvidia-kubelet-plugin`" see "kubernetes.md";
+    PLUGIN_NO_EFFECT "ONH-604" Warning "a setting of NVIDIA's or GKE's device plugin has no effect"
+        why "this device plugin accepts the settings of both, but does not support this one"
+        fix "remove the setting" see "kubernetes.md";
 }
 
 #[cfg(test)]

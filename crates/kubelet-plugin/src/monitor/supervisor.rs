@@ -46,19 +46,22 @@ const REAP: Duration = Duration::from_secs(2);
 pub struct Options {
     program: PathBuf,
     arguments: Vec<OsString>,
-    config_path: Option<PathBuf>,
-    time_limit: Duration,
+    config: Config,
 }
 
 impl Options {
-    /// Runs this program as the monitor, with this configuration file and this time limit for a call of NVML.
+    /// Runs this program as the monitor, with this configuration file, and the settings that options may have changed.
     #[must_use]
-    pub fn new(config_path: Option<&Path>, time_limit: Duration) -> Self {
+    pub fn new(config_path: Option<&Path>, config: &Config) -> Self {
         let mut arguments: Vec<OsString> = vec!["monitor".into()];
         if let Some(path) = config_path {
             arguments.extend(["--config".into(), path.into()]);
         }
-        Self { program: "/proc/self/exe".into(), arguments, config_path: config_path.map(Path::to_owned), time_limit }
+        arguments.extend(["--driver-root".into(), config.driver_root.as_path().into()]);
+        if let Some(root) = &config.dev_root {
+            arguments.extend(["--dev-root".into(), root.as_path().into()]);
+        }
+        Self { program: "/proc/self/exe".into(), arguments, config: config.clone() }
     }
 }
 
@@ -79,7 +82,6 @@ struct Finished;
 
 struct Supervisor {
     options: Options,
-    config: Config,
     updates: mpsc::Sender<Update>,
     let_go: Signal,
     resume: Signal,
@@ -115,10 +117,8 @@ enum Ended {
 
 impl Supervisor {
     fn new(options: Options, updates: mpsc::Sender<Update>) -> Result<Self> {
-        let (config, _) = nvidia_host::config::read(options.config_path.as_deref())?;
         Ok(Self {
             options,
-            config,
             updates,
             let_go: signal(SignalKind::user_defined1())?,
             resume: signal(SignalKind::user_defined2())?,
@@ -194,7 +194,7 @@ impl Supervisor {
         let mut end = None;
         let until = self.next_retry();
         loop {
-            let limit = self.options.time_limit + Duration::from_millis(call.wait_ms.into());
+            let limit = self.options.config.kubelet_plugin.nvml_timeout + Duration::from_millis(call.wait_ms.into());
             let line = tokio::select! {
                 line = timeout(limit, lines.next()) => line,
                 _ = self.let_go.recv() => {
@@ -209,7 +209,7 @@ impl Supervisor {
             };
             let bytes = match line {
                 Err(_) => {
-                    let seconds = self.options.time_limit.as_secs();
+                    let seconds = self.options.config.kubelet_plugin.nvml_timeout.as_secs();
                     return Ok(Ended::Silent { call, why: format!("the driver does not answer within {seconds} s") });
                 }
                 Ok(Err(error)) => {
@@ -296,8 +296,8 @@ impl Supervisor {
     async fn back_off(&mut self) -> Result<(), Finished> {
         let end = Instant::now() + self.delay;
         self.delay = (self.delay * 2).min(MAX_DELAY);
-        let before = KernelState::read(&self.config);
-        while Instant::now() < end && KernelState::read(&self.config) == before {
+        let before = KernelState::read(&self.options.config);
+        while Instant::now() < end && KernelState::read(&self.options.config) == before {
             tokio::select! {
                 () = sleep_until(end.min(Instant::now() + STEP)) => {}
                 _ = self.let_go.recv() => {
@@ -325,7 +325,7 @@ impl Supervisor {
         self.absent = None;
         self.delay = FIRST_DELAY;
         self.skipped.clear();
-        let before = KernelState::read(&self.config);
+        let before = KernelState::read(&self.options.config);
         let mut was_unloaded = before.module.is_none();
         loop {
             tokio::select! {
@@ -334,7 +334,7 @@ impl Supervisor {
                 _ = self.let_go.recv() => {}
                 () = self.updates.closed() => return Err(Finished),
             }
-            let now = KernelState::read(&self.config);
+            let now = KernelState::read(&self.options.config);
             if now.module.is_some() && (was_unloaded || now.load != before.load) {
                 return Ok(());
             }

@@ -27,11 +27,18 @@ const OVERFLOW_ID: u32 = 65534;
 /// # Errors
 /// If `path` is given and missing, or a file cannot be read, is invalid, or is writable by users other than root.
 pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
+    read_onto(Config::default(), path)
+}
+
+/// Reads the files as [`read`] does, with other defaults.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_onto(mut config: Config, path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
     let (path, text) = match path {
         Some(path) => (path, Some(read_file(path)?)),
         None => (Path::new(FILE), read_if_existing(Path::new(FILE))?),
     };
-    let mut config = Config::default();
     let mut findings = Vec::new();
     if let Some(text) = text {
         findings.extend(parse_into(&mut config, &text, path)?);

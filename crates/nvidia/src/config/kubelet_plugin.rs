@@ -1,5 +1,6 @@
 //! The table `[kubelet-plugin]`: what the device plugin offers to Kubernetes. The hook ignores it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use toml::de::DeValue;
@@ -30,6 +31,101 @@ pub struct KubeletPlugin {
     pub ignored_xids: Vec<u32>,
     /// The time limit for one call of NVML.
     pub nvml_timeout: Duration,
+    /// How containers get their devices. If the list is empty, the plugin chooses.
+    pub device_list_strategy: Vec<DeviceListStrategy>,
+    /// How the devices are named for the hook.
+    pub device_id_strategy: DeviceIdStrategy,
+    /// Whether the kubelet also passes the device nodes, if the hook adds the files.
+    pub pass_device_specs: bool,
+    /// The directory of the host with the driver's files, for [`DeviceListStrategy::HostPath`].
+    pub host_path: PathBuf,
+    /// GKE's configuration file, which is read for [`DeviceListStrategy::HostPath`] if it exists.
+    pub gpu_config: PathBuf,
+    /// The rows of `sharing.timeSlicing.resources` in the configuration file of NVIDIA's plugin. The first one with the name of a
+    /// resource replaces [`Self::replicas`].
+    pub time_slicing: Vec<TimeSlicing>,
+    /// Whether a container may request several replicas of a resource. NVIDIA's plugin permits it by default.
+    pub several_replicas: bool,
+}
+
+/// A row of `sharing.timeSlicing.resources` in the configuration file of NVIDIA's plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimeSlicing {
+    /// The name of the resource with its prefix, such as `nvidia.com/gpu`
+    pub name: String,
+    /// The name under which it is offered instead
+    pub rename: Option<String>,
+    /// The number of replicas
+    pub replicas: u32,
+}
+
+impl TimeSlicing {
+    /// Checks the row.
+    ///
+    /// # Errors
+    /// The name of a field that is invalid, and the allowed values.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let resource = || "the name of a resource, such as \"nvidia.com/gpu\"".to_owned();
+        if !is_resource(&self.name) {
+            return Err(("name", resource()));
+        }
+        if self.rename.as_ref().is_some_and(|name| !is_resource(name)) {
+            return Err(("rename", resource()));
+        }
+        checked_replicas(self.replicas).map(drop).map_err(|allowed| ("replicas", allowed))
+    }
+}
+
+/// How containers get their devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceListStrategy {
+    /// `NVIDIA_VISIBLE_DEVICES` lists them for the hook.
+    Envvar,
+    /// Mounts of `/dev/null` list them for the hook.
+    VolumeMounts,
+    /// The kubelet passes their CDI names to the engine.
+    CdiCri,
+    /// Annotations of the container contain their CDI names.
+    CdiAnnotations,
+    /// Device nodes, and a mount of a directory with the driver's files, as on GKE. No hook is needed.
+    HostPath,
+}
+
+impl DeviceListStrategy {
+    /// All strategies.
+    pub const ALL: [Self; 5] = [Self::Envvar, Self::VolumeMounts, Self::CdiCri, Self::CdiAnnotations, Self::HostPath];
+
+    /// Returns the name in config.toml.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Envvar => "envvar",
+            Self::VolumeMounts => "volume-mounts",
+            Self::CdiCri => "cdi-cri",
+            Self::CdiAnnotations => "cdi-annotations",
+            Self::HostPath => "host-path",
+        }
+    }
+}
+
+/// How the devices are named for the hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceIdStrategy {
+    /// By UUID.
+    Uuid,
+    /// By NVML's index, `GPU:MIG` for MIG devices.
+    Index,
+}
+
+impl DeviceIdStrategy {
+    /// Returns the name in config.toml.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Uuid => "uuid",
+            Self::Index => "index",
+        }
+    }
 }
 
 /// A row of `resources`.
@@ -74,6 +170,13 @@ impl Default for KubeletPlugin {
             quiet_period: Duration::from_secs(60),
             ignored_xids: vec![13, 31, 43, 45, 68, 109],
             nvml_timeout: Duration::from_secs(10),
+            device_list_strategy: Vec::new(),
+            device_id_strategy: DeviceIdStrategy::Uuid,
+            pass_device_specs: true,
+            host_path: PathBuf::from("/home/kubernetes/bin/nvidia"),
+            gpu_config: PathBuf::from("/etc/nvidia/gpu_config.json"),
+            time_slicing: Vec::new(),
+            several_replicas: false,
         }
     }
 }
@@ -127,6 +230,33 @@ impl KubeletPlugin {
         Ok(())
     }
 
+    /// Sets `device-list-strategy`.
+    ///
+    /// # Errors
+    /// The allowed values.
+    pub fn set_device_list_strategy<S: AsRef<str>>(&mut self, names: &[S]) -> Result<(), String> {
+        let find = |name: &S| DeviceListStrategy::ALL.into_iter().find(|strategy| strategy.name() == name.as_ref());
+        let strategies: Vec<_> = names.iter().map(find).collect::<Option<_>>().ok_or(STRATEGIES)?;
+        if strategies.contains(&DeviceListStrategy::HostPath) && strategies.len() > 1 {
+            return Err(format!("{STRATEGIES}, and \"host-path\" alone"));
+        }
+        self.device_list_strategy = strategies;
+        Ok(())
+    }
+
+    /// Sets `device-id-strategy`.
+    ///
+    /// # Errors
+    /// The allowed values.
+    pub fn set_device_id_strategy(&mut self, value: &str) -> Result<(), String> {
+        self.device_id_strategy = match value {
+            "uuid" => DeviceIdStrategy::Uuid,
+            "index" => DeviceIdStrategy::Index,
+            _ => return Err("\"uuid\" or \"index\"".to_owned()),
+        };
+        Ok(())
+    }
+
     /// Sets `resources`.
     ///
     /// # Errors
@@ -143,6 +273,9 @@ impl KubeletPlugin {
         Ok(())
     }
 }
+
+/// The values of `device-list-strategy`, for error messages.
+const STRATEGIES: &str = "a list of \"envvar\", \"volume-mounts\", \"cdi-cri\", \"cdi-annotations\" and \"host-path\"";
 
 /// The form of `resources`, for error messages.
 const ROWS: &str = "a list of { name = \"nvidia.com/h100\", model = \"*H100*\", replicas = 1 }";
@@ -175,8 +308,7 @@ impl ResourceRow {
 
     fn check(&self) -> Result<(), String> {
         let Self { name, model, .. } = self;
-        let is_name = name.split_once('/').is_some_and(|(prefix, name)| is_prefix(prefix) && is_qualified_name(name));
-        if !is_name {
+        if !is_resource(name) {
             return Err(format!(
                 "{name:?} is not the name of a resource: a DNS name, a slash and at most {MAX_NAME} letters, digits, \".\", \
                  \"-\" and \"_\""
@@ -217,6 +349,10 @@ const REPLICAS: &str = "a number from 1 to 100";
 
 fn checked_replicas(value: u32) -> Result<u32, String> {
     if (1..=MAX_REPLICAS).contains(&value) { Ok(value) } else { Err(REPLICAS.to_owned()) }
+}
+
+fn is_resource(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(prefix, name)| is_prefix(prefix) && is_qualified_name(name))
 }
 
 /// Whether this is a DNS subdomain in the sense of Kubernetes, except `kubernetes.io`, which extended resources must not use.

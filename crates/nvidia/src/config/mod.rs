@@ -18,7 +18,7 @@ use base::paths::HostPath;
 use base::report::{Finding, catalog, failure};
 
 use crate::capability::{Capabilities, Capability};
-pub use files::read;
+pub use files::{read, read_onto};
 pub use kubelet_plugin::KubeletPlugin;
 use schema::{KEYS, Key, Meaning};
 pub use user::{UserSpec, resolve};
@@ -396,6 +396,13 @@ mod tests {
             ("[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers"),
             ("[kubelet-plugin]\nresource-prefix = \"nvidia com\"", "it must be a DNS name"),
             ("[kubelet-plugin]\nmig-strategy = \"both\"", "it must be \"none\", \"single\" or \"mixed\""),
+            (
+                "[kubelet-plugin]\ndevice-list-strategy = [\"cdi\"]",
+                "line 2: kubelet-plugin.device-list-strategy has an invalid value; it must be a list of \"envvar\", ",
+            ),
+            ("[kubelet-plugin]\ndevice-list-strategy = [\"host-path\", \"envvar\"]", "and \"host-path\" alone"),
+            ("[kubelet-plugin]\ndevice-id-strategy = \"name\"", "it must be \"uuid\" or \"index\""),
+            ("[kubelet-plugin]\nhost-path = \"x\"", "it must be an absolute path"),
             ("[kubelet-plugin]\nallocation = \"spread\"", "it must be \"distributed\" or \"packed\""),
             ("[kubelet-plugin]\nresources = [\"a\"]", "and an entry is not a table"),
             ("[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]", "and \"a.b/c\" has no model"),

@@ -113,6 +113,11 @@ pub const KEYS: &[Key] = &[
     key("kubelet-plugin.quiet-period", Seconds(|c, v| c.kubelet_plugin.quiet_period = v)),
     key("kubelet-plugin.ignored-xids", Numbers(|c, v| c.kubelet_plugin.ignored_xids = v)),
     key("kubelet-plugin.nvml-timeout", Seconds(|c, v| c.kubelet_plugin.nvml_timeout = v)),
+    key("kubelet-plugin.device-list-strategy", Texts(|c, v| c.kubelet_plugin.set_device_list_strategy(&v))),
+    key("kubelet-plugin.device-id-strategy", Text(|c, v| c.kubelet_plugin.set_device_id_strategy(v))),
+    key("kubelet-plugin.pass-device-specs", Bool(|c, v| c.kubelet_plugin.pass_device_specs = v)),
+    key("kubelet-plugin.host-path", Text(|c, v| set_path(&mut c.kubelet_plugin.host_path, v))),
+    key("kubelet-plugin.gpu-config", Text(|c, v| set_path(&mut c.kubelet_plugin.gpu_config, v))),
 ];
 
 /// Returns the row of a key, or the row of its whole table.
@@ -140,6 +145,14 @@ fn path(value: &str) -> Result<Option<HostPath>, String> {
         path if Path::new(path).is_absolute() => Ok(Some(HostPath::new(path))),
         _ => Err("an absolute path".to_owned()),
     }
+}
+
+fn set_path(path: &mut PathBuf, value: &str) -> Result<(), String> {
+    if !Path::new(value).is_absolute() {
+        return Err("an absolute path".to_owned());
+    }
+    *path = PathBuf::from(value);
+    Ok(())
 }
 
 /// Appends entries: the lists of drop-in files are added to those of config.toml.

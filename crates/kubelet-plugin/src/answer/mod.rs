@@ -1,7 +1,9 @@
-//! Decides what a container gets from Allocate: the request for the hook, and the device nodes. Pure.
+//! Decides what a container gets from Allocate: the names of the devices for the hook or for CDI, and the device nodes. Pure.
 //!
 //! The kubelet passes the nodes to the engine, which lists them in config.json: they survive `systemctl daemon-reload`, which applies the
 //! rules of config.json again. The hook adds the driver's files. Which nodes a device has is decided by the same function as for the hook.
+
+mod layout;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +19,9 @@ use nvidia_host::inventory::select::Device as HostDevice;
 use crate::devices::{REPLICA, uuid_of};
 use crate::gpus::NodeGpu;
 use crate::model::{Device, Refusal, Resource};
-use crate::proto::{ContainerAllocateResponse, DeviceSpec};
+use crate::proto::ContainerAllocateResponse;
+pub use layout::{ICDS, Layout};
 
-/// The variable that requests GPUs from the hook.
-const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The access of containers to device nodes: creating nodes is not needed.
-const ACCESS: &str = "rw";
 /// The most ids that a message names.
 const MAX_NAMED: usize = 3;
 
@@ -30,7 +29,11 @@ const MAX_NAMED: usize = 3;
 ///
 /// # Errors
 /// If one of them does not exist, does not work, or may not be given together with the others.
-pub fn permitted<'a>(resource: &'a Resource, ids: &[String]) -> Result<Vec<&'a Device>, Refusal> {
+pub fn permitted<'a>(
+    resource: &'a Resource,
+    ids: &[String],
+    several_replicas: bool,
+) -> Result<Vec<&'a Device>, Refusal> {
     let wanted: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
     let devices: Vec<&Device> = resource.devices.iter().filter(|device| wanted.contains(device.id.as_str())).collect();
     let unknown: Vec<&str> =
@@ -48,7 +51,7 @@ pub fn permitted<'a>(resource: &'a Resource, ids: &[String]) -> Result<Vec<&'a D
         let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
         return Err(refusal(&catalog::PLUGIN_SICK_DEVICE, &what, fix));
     }
-    if devices.len() > 1 && devices.iter().any(|device| device.id.contains(REPLICA)) {
+    if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.id.contains(REPLICA)) {
         let what = format!("{} devices of {} are requested, but its GPUs are shared", devices.len(), resource.name);
         return Err(refusal(&catalog::PLUGIN_SHARED_DEVICE, &what, &format!("request {}: 1", resource.name)));
     }
@@ -93,18 +96,17 @@ pub fn wanted() -> Wanted {
 ///
 /// # Errors
 /// If a device node is missing or wrong.
-pub fn response(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<ContainerAllocateResponse, Refusal> {
+pub fn response(
+    facts: &DeviceFacts,
+    devices: &[HostDevice<'_>],
+    layout: &Layout<'_>,
+) -> Result<ContainerAllocateResponse, Refusal> {
     // The same number and hint as from the hook.
     let nodes = nodes(facts, devices).map_err(|error| {
         let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
         refusal(kind, &line, &hint)
     })?;
-    let uuids: Vec<&str> = devices.iter().map(|device| device.uuid()).collect();
-    Ok(ContainerAllocateResponse {
-        envs: [(VISIBLE_DEVICES.to_owned(), uuids.join(","))].into(),
-        devices: nodes.iter().map(spec_of).collect(),
-        ..ContainerAllocateResponse::default()
-    })
+    Ok(layout::arrange(layout, devices, &nodes))
 }
 
 fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<Vec<DeviceNode>> {
@@ -119,14 +121,6 @@ fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<Vec<DeviceNo
     // Several MIG devices of one GPU have nodes in common.
     let by_path: BTreeMap<_, _> = found.into_iter().map(|node| (node.path.absolute(), node)).collect();
     Ok(by_path.into_values().collect())
-}
-
-fn spec_of(node: &DeviceNode) -> DeviceSpec {
-    DeviceSpec {
-        container_path: node.path.absolute().display().to_string(),
-        host_path: node.source.as_path().display().to_string(),
-        permissions: ACCESS.to_owned(),
-    }
 }
 
 fn named(ids: &[&str]) -> String {
@@ -144,9 +138,13 @@ pub(crate) fn refusal(kind: &Kind, what: &str, fix: &str) -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    use super::layout::VISIBLE_DEVICES;
     use super::*;
     use crate::gpus::tests::gpu;
+    use DeviceListStrategy::{CdiCri, Envvar, HostPath as HostDir, VolumeMounts};
     use base::paths::HostPath;
+    use nvidia_host::config::KubeletPlugin;
+    use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
     use nvidia_host::driver::locate::DriverFiles;
     use nvidia_host::driver::nodes::NodeState;
     use nvidia_host::edits::facts::HostFacts;
@@ -182,12 +180,14 @@ mod tests {
             ),
             (&shared, ids(&["GPU-0"]), "GPU-0 does not exist (ONH-071)"),
         ] {
-            let refusal = permitted(resource, &ids).unwrap_err().to_string();
+            let refusal = permitted(resource, &ids, false).unwrap_err().to_string();
             assert!(refusal.starts_with(expected), "{refusal}");
             assert!(refusal.len() <= 1024 && refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{refusal}");
         }
-        assert_eq!(permitted(&sick, &ids(&["GPU-0"])).unwrap().len(), 1);
-        assert_eq!(permitted(&shared, &ids(&["GPU-1::0"])).unwrap().len(), 1);
+        assert_eq!(permitted(&sick, &ids(&["GPU-0"]), false).unwrap().len(), 1);
+        assert_eq!(permitted(&shared, &ids(&["GPU-1::0"]), false).unwrap().len(), 1);
+        let both = permitted(&shared, &ids(&["GPU-0::0", "GPU-0::1"]), true).unwrap();
+        assert_eq!(of_host(&[gpu(0, "A", &[])], &both).unwrap().len(), 1, "two replicas are one GPU");
     }
 
     #[test]
@@ -196,9 +196,10 @@ mod tests {
         let nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
         let facts = DeviceFacts { nodes, ..DeviceFacts::default() };
         let whole = resource(&["GPU-0", "GPU-1"]);
+        let settings = KubeletPlugin::default();
         let answer = |ids: &[&str]| {
-            let devices = permitted(&whole, &self::ids(ids)).unwrap();
-            response(&facts, &of_host(&gpus, &devices).unwrap())
+            let devices = permitted(&whole, &self::ids(ids), false).unwrap();
+            response(&facts, &of_host(&gpus, &devices).unwrap(), &layout(&[Envvar], &settings))
         };
         let found = answer(&["GPU-0"]).unwrap();
         assert_eq!(found.envs, [(VISIBLE_DEVICES.to_owned(), "GPU-0".to_owned())].into());
@@ -210,6 +211,10 @@ mod tests {
             refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""),
             "{refusal}"
         );
+    }
+
+    fn layout<'a>(strategies: &'a [DeviceListStrategy], settings: &'a KubeletPlugin) -> Layout<'a> {
+        Layout { strategies, settings, has_icds: false }
     }
 
     fn node(name: &str, minor: u32) -> (String, NodeState) {
@@ -227,9 +232,14 @@ mod tests {
     }
 
     proptest! {
-        /// For every host and every choice of devices, the plugin gives the nodes that the hook gives, or both refuse.
+        /// For every host and every choice of devices, the plugin gives the nodes that the hook gives, or both refuse. With CDI it
+        /// refuses the same devices, and gives no nodes.
         #[test]
-        fn the_nodes_are_those_of_the_hook(missing in any::<[bool; 11]>(), chosen in any::<[bool; 4]>()) {
+        fn the_nodes_are_those_of_the_hook(
+            missing in any::<[bool; 11]>(),
+            chosen in any::<[bool; 4]>(),
+            strategy in prop::sample::select(vec![Envvar, VolumeMounts, HostDir, CdiCri]),
+        ) {
             let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[]), gpu(2, "C", &[])];
             let nodes = all_nodes().into_iter().zip(missing).filter(|(_, missing)| !missing);
             let cap = |gi, ci: Option<u32>| ci.map_or(MigCap::GpuInstance(0, gi), |ci| MigCap::ComputeInstance(0, gi, ci));
@@ -249,12 +259,12 @@ mod tests {
                 files, ipc: Vec::new(), proc_files: None, devices: facts.clone(), findings: Vec::new(),
             };
             let hook = decide::edits(&host, &wanted(), &devices);
-            let plugin = response(&facts, &devices);
+            let plugin = response(&facts, &devices, &layout(&[strategy], &KubeletPlugin::default()));
             prop_assert_eq!(hook.is_ok(), plugin.is_ok());
             if let (Ok((edits, _)), Ok(answer)) = (hook, plugin) {
                 let hook: BTreeSet<_> = edits.nodes.iter().map(|node| node.path.absolute().display().to_string()).collect();
                 let plugin: BTreeSet<_> = answer.devices.into_iter().map(|spec| spec.container_path).collect();
-                prop_assert_eq!(hook, plugin);
+                prop_assert_eq!(if strategy == CdiCri { BTreeSet::new() } else { hook }, plugin);
             }
         }
     }

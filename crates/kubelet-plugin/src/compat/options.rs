@@ -1,0 +1,159 @@
+//! The table of the options of NVIDIA's device plugin 0.20, with their variables and keys.
+
+use std::path::{Path, PathBuf};
+
+use base::paths::HostPath;
+
+use super::Target;
+
+/// Sets an option. The error describes the allowed values.
+type Setter = fn(&mut Target, &str) -> Result<(), String>;
+
+/// What an option does here.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Effect {
+    /// The same as the option of this program with the same name
+    Ours(Setter),
+    /// Changes a setting
+    Sets(Setter),
+    /// Nothing is to be done: this program does it in any case, or another option decides
+    Nothing,
+    /// It is not supported, except for values that ask for nothing.
+    Other { harmless: &'static [&'static str], why: &'static str },
+}
+
+/// An option of NVIDIA's plugin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NvidiaOption {
+    /// The names on the command line, at least one
+    pub(super) names: &'static [&'static str],
+    /// The environment variable
+    pub(super) variable: &'static str,
+    /// The key below `flags` in the configuration file; empty if there is none
+    pub(super) key: &'static str,
+    /// Whether the value can be omitted on the command line
+    pub(super) is_switch: bool,
+    pub(super) effect: Effect,
+}
+
+impl NvidiaOption {
+    pub(super) fn name(&self) -> &'static str {
+        self.names.first().copied().unwrap_or_default()
+    }
+
+    pub(super) const fn is_ours(&self) -> bool {
+        matches!(self.effect, Effect::Ours(_))
+    }
+}
+
+use Effect::{Nothing, Other, Ours, Sets};
+
+const fn option(
+    names: &'static [&'static str],
+    variable: &'static str,
+    key: &'static str,
+    effect: Effect,
+) -> NvidiaOption {
+    NvidiaOption { names, variable, key, is_switch: false, effect }
+}
+
+const fn switch(
+    names: &'static [&'static str],
+    variable: &'static str,
+    key: &'static str,
+    effect: Effect,
+) -> NvidiaOption {
+    NvidiaOption { names, variable, key, is_switch: true, effect }
+}
+
+const OFF: &[&str] = &["false", "0", "f", "F", "FALSE", "False"];
+const OWN_SPEC: &str = "the plugin writes the CDI spec with hooks of its own";
+const NO_EXTRAS: &str = "the image requests it with variables of its own";
+const IMEX: &str = "IMEX channels are requested with NVIDIA_IMEX_CHANNELS";
+
+/// The option for the configuration file.
+pub(super) const CONFIG_FILE: NvidiaOption = option(&["config-file"], "CONFIG_FILE", "", Nothing);
+
+/// All options.
+pub(super) static OPTIONS: [NvidiaOption; 23] = [
+    CONFIG_FILE,
+    option(&["mig-strategy"], "MIG_STRATEGY", "migStrategy", {
+        Ours(|target, value| target.config.kubelet_plugin.set_mig_strategy(value))
+    }),
+    option(&["device-list-strategy"], "DEVICE_LIST_STRATEGY", "plugin.deviceListStrategy", Ours(device_list)),
+    option(&["device-id-strategy"], "DEVICE_ID_STRATEGY", "plugin.deviceIDStrategy", {
+        Ours(|target, value| target.config.kubelet_plugin.set_device_id_strategy(value))
+    }),
+    switch(&["pass-device-specs"], "PASS_DEVICE_SPECS", "plugin.passDeviceSpecs", {
+        Ours(|target, value| truth(value).map(|value| target.config.kubelet_plugin.pass_device_specs = value))
+    }),
+    option(&["nvidia-driver-root", "driver-root"], "NVIDIA_DRIVER_ROOT", "nvidiaDriverRoot", {
+        Sets(|target, value| absolute(value).map(|path| target.config.driver_root = HostPath::new(path)))
+    }),
+    option(&["nvidia-dev-root", "dev-root"], "NVIDIA_DEV_ROOT", "nvidiaDevRoot", {
+        Sets(|target, value| absolute(value).map(|path| target.config.dev_root = Some(HostPath::new(path))))
+    }),
+    option(
+        &["shared-devices-allocation-policy"],
+        "SHARED_DEVICES_ALLOCATION_POLICY",
+        "sharedDevicesAllocationPolicy",
+        Sets(|target, value| target.config.kubelet_plugin.set_allocation(value)),
+    ),
+    option(&["kubelet-socket"], "KUBELET_SOCKET", "plugin.kubeletSocket", Sets(kubelet_socket)),
+    switch(&["fail-on-init-error"], "FAIL_ON_INIT_ERROR", "failOnInitError", Nothing),
+    // MPS itself is a section of the configuration file.
+    option(&["mps-root"], "MPS_ROOT", "mpsRoot", Nothing),
+    switch(&["use-node-feature-api"], "USE_NODE_FEATURE_API", "useNodeFeatureAPI", Nothing),
+    option(&["device-discovery-strategy"], "DEVICE_DISCOVERY_STRATEGY", "deviceDiscoveryStrategy", {
+        Other { harmless: &["auto", "nvml"], why: "devices are always discovered with NVML" }
+    }),
+    option(&["container-driver-root", "driver-root-ctr-path"], "DRIVER_ROOT_CTR_PATH", "plugin.containerDriverRoot", {
+        Other { harmless: &["/driver-root"], why: "the driver root must have the same path in the plugin's container" }
+    }),
+    option(&["cdi-annotation-prefix"], "CDI_ANNOTATION_PREFIX", "plugin.cdiAnnotationPrefix", {
+        Other { harmless: &["cdi.k8s.io/"], why: "the prefix is always cdi.k8s.io/" }
+    }),
+    option(&["nvidia-cdi-hook-path", "nvidia-ctk-path"], "NVIDIA_CDI_HOOK_PATH", "plugin.nvidiaCTKPath", {
+        Other { harmless: &["/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"], why: OWN_SPEC }
+    }),
+    option(&["cdi-feature-flags"], "CDI_FEATURE_FLAGS", "plugin.cdiFeatureFlags", {
+        Other { harmless: &[""], why: OWN_SPEC }
+    }),
+    option(&["cdi-disable-hooks"], "CDI_DISABLE_HOOKS", "plugin.cdiDisableHooks", {
+        Other { harmless: &[""], why: OWN_SPEC }
+    }),
+    switch(&["gdrcopy-enabled"], "GDRCOPY_ENABLED", "gdrcopyEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
+    switch(&["gds-enabled"], "GDS_ENABLED", "gdsEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
+    switch(&["mofed-enabled"], "MOFED_ENABLED", "mofedEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
+    switch(&["imex-required"], "IMEX_REQUIRED", "", Other { harmless: OFF, why: IMEX }),
+    option(&["imex-channel-ids"], "IMEX_CHANNEL_IDS", "", Other { harmless: &["", "[]"], why: IMEX }),
+];
+
+fn device_list(target: &mut Target, value: &str) -> Result<(), String> {
+    let names: Vec<_> = value.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    target.config.kubelet_plugin.set_device_list_strategy(&names)
+}
+
+fn kubelet_socket(target: &mut Target, value: &str) -> Result<(), String> {
+    let dir = Path::new(value).strip_prefix("/").ok().filter(|path| path.ends_with("device-plugins/kubelet.sock"));
+    let dir = dir.and_then(Path::parent).and_then(Path::parent);
+    let dir = dir.ok_or("an absolute path that ends in \"device-plugins/kubelet.sock\"")?;
+    target.kubelet_dir = Some(PathBuf::from("/").join(dir));
+    Ok(())
+}
+
+fn absolute(value: &str) -> Result<&Path, String> {
+    Some(Path::new(value)).filter(|path| path.is_absolute()).ok_or_else(|| "an absolute path".to_owned())
+}
+
+/// Parses the words for a boolean that Go programs accept.
+///
+/// # Errors
+/// The allowed values.
+pub fn truth(value: &str) -> Result<bool, String> {
+    match value {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        value if OFF.contains(&value) => Ok(false),
+        _ => Err("true or false".to_owned()),
+    }
+}
