@@ -46,7 +46,7 @@ fn preferred() {
         id: format!("GPU-{number}"),
         gpu: format!("GPU-{number}"),
         numa_node: Some(number / 8),
-        unhealthy: None,
+        ..Device::default()
     };
     let devices: Vec<Device> = (0..16).map(device).collect();
     let available: Vec<String> = devices.iter().skip(1).map(|device| device.id.clone()).collect();

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::report::{Finding, catalog};
 use nvidia_host::config::Limits;
-use nvidia_host::config::kubelet_plugin::{KubeletPlugin, MigStrategy};
-use nvidia_host::inventory::MigDevice;
+use nvidia_host::config::kubelet_plugin::{DeviceIdStrategy, DeviceListStrategy, KubeletPlugin, MigStrategy};
 use nvidia_host::inventory::limits::{is_like, permit};
+use nvidia_host::inventory::{Gpu, MigDevice};
 
 use crate::gpus::{NodeGpu, NumaNodes};
 use crate::model::{Device, Resource};
@@ -15,6 +15,8 @@ use crate::model::{Device, Resource};
 const GPU: &str = "gpu";
 /// Separates the UUID of a device from the number of a replica.
 pub const REPLICA: &str = "::";
+/// The same in the ids of GKE's plugin.
+const GKE_REPLICA: &str = "/vgpu";
 
 /// Returns the resources in the order of their names. `unhealthy` returns why a GPU cannot be used, by UUID.
 #[must_use]
@@ -26,11 +28,14 @@ pub fn resources(
     unhealthy: impl Fn(&str) -> Option<String>,
 ) -> (Vec<Resource>, Vec<Finding>) {
     let (single, findings) = single_profile(gpus, settings);
+    let separator = if has_gke_ids(settings) { GKE_REPLICA } else { REPLICA };
     let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
     for node_gpu in gpus {
         let gpu = &node_gpu.gpu;
-        let device = |uuid: &str| Device {
-            id: uuid.to_owned(),
+        let device = |part: Option<&MigDevice>| Device {
+            id: if has_gke_ids(settings) { gke_id(gpu, part) } else { uuid(gpu, part).to_owned() },
+            uuid: uuid(gpu, part).to_owned(),
+            is_shared: false,
             gpu: gpu.uuid.clone(),
             numa_node: numa_nodes.get(&gpu.bus_id).copied(),
             unhealthy: node_gpu.failure.clone().or_else(|| unhealthy(&gpu.uuid)),
@@ -48,14 +53,34 @@ pub fn resources(
                     None => continue,
                 },
             };
-            let uuid = part.map_or(gpu.uuid.as_str(), |mig| &mig.uuid);
             let shared = settings.time_slicing.iter().find(|row| row.name == name);
             let count = shared.map_or_else(|| replicas_of(&gpu.model, settings), |row| row.replicas);
             let name = shared.and_then(|row| row.rename.clone()).unwrap_or(name);
-            resources.entry(name).or_default().extend(replicas(&device(uuid), count));
+            resources.entry(name).or_default().extend(replicas(&device(part), count, separator));
         }
     }
     (resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect(), findings)
+}
+
+/// Whether the ids are those of GKE's plugin.
+fn has_gke_ids(settings: &KubeletPlugin) -> bool {
+    settings.device_list_strategy.contains(&DeviceListStrategy::HostPath)
+        && settings.device_id_strategy == DeviceIdStrategy::Index
+}
+
+fn uuid<'a>(gpu: &'a Gpu, part: Option<&'a MigDevice>) -> &'a str {
+    part.map_or(&gpu.uuid, |mig| &mig.uuid)
+}
+
+/// Returns the id of GKE's plugin, which is made from the name of the device node and the GPU instance: `nvidia0/gi1`. Several compute
+/// instances of one GPU instance, which GKE does not create, have their numbers too.
+fn gke_id(gpu: &Gpu, part: Option<&MigDevice>) -> String {
+    let Some(mig) = part else { return format!("nvidia{}", gpu.minor) };
+    let instance = format!("nvidia{}/gi{}", gpu.minor, mig.gpu_instance);
+    match gpu.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance).count() {
+        0 | 1 => instance,
+        _ => format!("{instance}/ci{}", mig.compute_instance),
+    }
 }
 
 /// Returns the parts of a GPU that containers can get: its MIG devices, or the whole GPU as `None`.
@@ -101,13 +126,13 @@ fn replicas_of(model: &str, settings: &KubeletPlugin) -> u32 {
     row.and_then(|row| row.replicas).unwrap_or(settings.replicas)
 }
 
-fn replicas(device: &Device, count: u32) -> Vec<Device> {
-    match count {
-        1 => vec![device.clone()],
-        count => (0..count)
-            .map(|number| Device { id: format!("{}{REPLICA}{number}", device.id), ..device.clone() })
-            .collect(),
+fn replicas(device: &Device, count: u32, separator: &str) -> Vec<Device> {
+    if count == 1 {
+        return vec![device.clone()];
     }
+    let replica =
+        |number| Device { id: format!("{}{separator}{number}", device.id), is_shared: true, ..device.clone() };
+    (0..count).map(replica).collect()
 }
 
 /// Returns the UUID in an id.
@@ -155,6 +180,33 @@ mod tests {
         );
         let deny = Limits { deny: vec!["*K2000*".into(), "0".into()], ..Limits::default() };
         expect(&offered(&gpus, &KubeletPlugin::default(), &deny), &[("nvidia.com/gpu", &["GPU-1"])]);
+    }
+
+    #[test]
+    fn ids_of_gke() {
+        let mut gpus =
+            [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb", "1g.5gb"]), gpu(2, "A100", &[])];
+        gpus[1].gpu.mig_devices[1].gpu_instance = 7;
+        gpus[1].gpu.mig_devices[1].compute_instance = 1;
+        let mut settings = KubeletPlugin {
+            device_list_strategy: vec![DeviceListStrategy::HostPath],
+            device_id_strategy: DeviceIdStrategy::Index,
+            ..KubeletPlugin::default()
+        };
+        let migs = ["nvidia0/gi7", "nvidia0/gi8", "nvidia1/gi7/ci0", "nvidia1/gi7/ci1"];
+        let limits = Limits::default();
+        expect(
+            &offered(&gpus, &settings, &limits),
+            &[("nvidia.com/gpu", &["nvidia2"]), ("nvidia.com/mig-1g.5gb", &migs)],
+        );
+        settings.replicas = 2;
+        let (resources, _) = resources(&gpus, &NumaNodes::new(), &settings, &limits, |_| None);
+        let devices = resources.iter().flat_map(|resource| &resource.devices);
+        let found: Vec<_> = devices.map(|device| (device.id.as_str(), device.uuid.as_str())).collect();
+        assert_eq!(
+            found[..3],
+            [("nvidia2/vgpu0", "GPU-2"), ("nvidia2/vgpu1", "GPU-2"), ("nvidia0/gi7/vgpu0", "MIG-0-0")]
+        );
     }
 
     #[test]

@@ -16,9 +16,13 @@ pub struct Resource {
 /// A device of a resource: a GPU, a MIG device, or a replica of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// The id for the kubelet: the UUID of the GPU or MIG device, followed by `::k` for a replica. It does not change while the GPU
-    /// exists: the kubelet refuses a restarted container whose id is unknown.
+    /// The id for the kubelet: the UUID of the GPU or MIG device, followed by `::k` for a replica, or that of GKE's plugin. It does not
+    /// change while the GPU exists: the kubelet refuses a restarted container whose id is unknown.
     pub id: String,
+    /// The UUID of the GPU or MIG device
+    pub uuid: String,
+    /// Whether other devices have the same UUID
+    pub is_shared: bool,
     /// The UUID of the GPU
     pub gpu: String,
     /// The NUMA node of the GPU, if the kernel knows it

@@ -268,7 +268,7 @@ mod tests {
                 id: if replicas == 1 { format!("G{gpu}") } else { format!("G{gpu}::{replica}") },
                 gpu: format!("G{gpu}"),
                 numa_node,
-                unhealthy: None,
+                ..Device::default()
             })
         };
         (0..gpus).flat_map(of_gpu).collect()

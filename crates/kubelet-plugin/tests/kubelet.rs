@@ -119,7 +119,8 @@ impl Drop for Plugin {
 }
 
 fn device(id: &str, numa_node: Option<u32>, unhealthy: Option<&str>) -> Device {
-    Device { id: id.to_owned(), gpu: id.to_owned(), numa_node, unhealthy: unhealthy.map(str::to_owned) }
+    let unhealthy = unhealthy.map(str::to_owned);
+    Device { id: id.to_owned(), gpu: id.to_owned(), numa_node, unhealthy, ..Device::default() }
 }
 
 fn gpus(ids: &[&str]) -> Resource {

@@ -403,6 +403,15 @@ fn each_strategy() {
     let (code, _, errors) = check(&node.fake, &options);
     assert_eq!(code, Some(1));
     assert!(errors.contains("line 1: GPUSharingConfig.GPUSharingStrategy has an invalid value"), "{errors}");
+    std::fs::write(&shared, text).unwrap();
+    let ids = ["--device-id-strategy=index"];
+    node.plugin.kill().unwrap();
+    node.plugin.wait().unwrap();
+    node.plugin = start(&node.fake, &node.kubelet_dir, &[&options[..], &ids].concat());
+    node.kubelet.wait("GKE's id", SOON, |state| {
+        state.resources.get(GPU).is_some_and(|gpu| gpu.devices.contains_key("nvidia0"))
+    });
+    assert_eq!(answer(&node.kubelet, GPU, "nvidia0"), expected);
     std::fs::write(&shared, text.replace('1', "2")).unwrap();
     let (code, text, _) = check(&node.fake, &options);
     assert_eq!(code, Some(0));

@@ -16,7 +16,6 @@ use nvidia_host::edits::facts::DeviceFacts;
 use nvidia_host::edits::{Wanted, decide};
 use nvidia_host::inventory::select::Device as HostDevice;
 
-use crate::devices::{REPLICA, uuid_of};
 use crate::gpus::NodeGpu;
 use crate::model::{Device, Refusal, Resource};
 use crate::proto::ContainerAllocateResponse;
@@ -51,7 +50,7 @@ pub fn permitted<'a>(
         let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
         return Err(refusal(&catalog::PLUGIN_SICK_DEVICE, &what, fix));
     }
-    if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.id.contains(REPLICA)) {
+    if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.is_shared) {
         let what = format!("{} devices of {} are requested, but its GPUs are shared", devices.len(), resource.name);
         return Err(refusal(&catalog::PLUGIN_SHARED_DEVICE, &what, &format!("request {}: 1", resource.name)));
     }
@@ -65,7 +64,7 @@ pub fn permitted<'a>(
 pub fn of_host<'a>(gpus: &'a [NodeGpu], devices: &[&Device]) -> Result<Vec<HostDevice<'a>>, Refusal> {
     let mut found: Vec<HostDevice<'a>> = Vec::new();
     for device in devices {
-        let uuid = uuid_of(&device.id);
+        let uuid = device.uuid.as_str();
         let host_device = every_device(gpus).find(|known| known.uuid() == uuid).ok_or_else(|| {
             let fix = "delete the pod; the kubelet chooses another device for the next one";
             refusal(&catalog::PLUGIN_UNKNOWN_DEVICE, &format!("{uuid} does not exist"), fix)
@@ -140,6 +139,7 @@ pub(crate) fn refusal(kind: &Kind, what: &str, fix: &str) -> Refusal {
 mod tests {
     use super::layout::VISIBLE_DEVICES;
     use super::*;
+    use crate::devices::uuid_of;
     use crate::gpus::tests::gpu;
     use DeviceListStrategy::{CdiCri, Envvar, HostPath as HostDir, VolumeMounts};
     use base::paths::HostPath;
@@ -152,7 +152,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn resource(ids: &[&str]) -> Resource {
-        let device = |id: &&str| Device { id: (*id).to_owned(), gpu: uuid_of(id).to_owned(), ..Device::default() };
+        let device = |id: &&str| {
+            let uuid = uuid_of(id).to_owned();
+            Device { id: (*id).to_owned(), is_shared: *id != uuid, gpu: uuid.clone(), uuid, ..Device::default() }
+        };
         Resource { name: "nvidia.com/gpu".to_owned(), devices: ids.iter().map(device).collect() }
     }
 

@@ -147,7 +147,8 @@ async fn allocatable(socket: &Path, patience: Duration) -> Vec<(String, Vec<Stri
 /// Returns an id for each of our resources that does not belong to one of our GPUs.
 fn foreign_ids(allocatable: &[(String, Vec<String>)], ours: &[Resource]) -> BTreeMap<String, String> {
     let devices = || ours.iter().flat_map(|resource| &resource.devices);
-    let known: BTreeSet<&str> = devices().flat_map(|device| [stem(&device.id), device.gpu.as_str()]).collect();
+    let known: BTreeSet<&str> =
+        devices().flat_map(|device| [stem(&device.id), device.uuid.as_str(), device.gpu.as_str()]).collect();
     let is_ours = |name: &str| ours.iter().any(|resource| resource.name == name);
     let mut found = BTreeMap::new();
     for (resource, ids) in allocatable.iter().filter(|(resource, _)| is_ours(resource)) {
@@ -158,9 +159,9 @@ fn foreign_ids(allocatable: &[(String, Vec<String>)], ours: &[Resource]) -> BTre
     found
 }
 
-/// The UUID of an id: replicas have a number after it.
+/// The id without the number of a replica, ours or that of GKE's plugin.
 fn stem(id: &str) -> &str {
-    id.split_once("::").map_or(id, |(uuid, _)| uuid)
+    id.split_once("::").or_else(|| id.split_once("/vgpu")).map_or(id, |(stem, _)| stem)
 }
 
 #[cfg(test)]
