@@ -488,6 +488,10 @@ fn check_prints_what_run_offers() {
     assert_eq!(json["resources"][0]["devices"][0]["id"], uuid(1));
     assert_eq!(json["resources"][0]["devices"][0]["health"], "Healthy");
     assert!(json["strategy"]["names"][0].is_string() && json["strategy"]["why"].is_string(), "{json}");
+    // The monitor runs in another directory.
+    let mut command = Command::new(PROGRAM);
+    command.args(["check", "--config", "config.toml"]).current_dir(fake.dir.path());
+    assert_eq!(command.output().unwrap().status.code(), Some(0));
     fake.add(1, "fail=15");
     let (code, text, _) = check(&fake, &[]);
     assert_eq!(code, Some(1), "{text}");

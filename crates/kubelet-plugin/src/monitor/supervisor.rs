@@ -55,6 +55,8 @@ impl Options {
     pub fn new(config_path: Option<&Path>, config: &Config) -> Self {
         let mut arguments: Vec<OsString> = vec!["monitor".into()];
         if let Some(path) = config_path {
+            // The monitor runs in another directory.
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
             arguments.extend(["--config".into(), path.into()]);
         }
         arguments.extend(["--driver-root".into(), config.driver_root.as_path().into()]);
