@@ -42,7 +42,7 @@ pub struct Flags(BTreeMap<&'static str, String>);
 
 impl clap::Args for Flags {
     fn augment_args(command: Command) -> Command {
-        let others = OPTIONS.iter().filter(|option| !option.is_ours());
+        let others = OPTIONS.iter().filter(|option| option.is_foreign_flag());
         others.fold(command, |command, option| {
             let (name, aliases) = option.names.split_first().unwrap_or((&"", &[]));
             let arg = Arg::new(*name).long(*name).aliases(aliases).hide(true).action(ArgAction::Set);
@@ -66,7 +66,7 @@ impl clap::FromArgMatches for Flags {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        for option in OPTIONS.iter().filter(|option| !option.is_ours()) {
+        for option in OPTIONS.iter().filter(|option| option.is_foreign_flag()) {
             let value = matches.get_one::<String>(option.name());
             self.0.extend(value.map(|value| (option.name(), value.clone())));
         }

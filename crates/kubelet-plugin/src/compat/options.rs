@@ -25,7 +25,7 @@ pub(super) enum Effect {
 /// An option of NVIDIA's plugin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NvidiaOption {
-    /// The names on the command line, at least one
+    /// The names on the command line; empty if there is only a variable
     pub(super) names: &'static [&'static str],
     /// The environment variable
     pub(super) variable: &'static str,
@@ -41,8 +41,9 @@ impl NvidiaOption {
         self.names.first().copied().unwrap_or_default()
     }
 
-    pub(super) const fn is_ours(&self) -> bool {
-        matches!(self.effect, Effect::Ours(_))
+    /// Whether it is an option of NVIDIA's plugin only.
+    pub(super) const fn is_foreign_flag(&self) -> bool {
+        !self.names.is_empty() && !matches!(self.effect, Effect::Ours(_))
     }
 }
 
@@ -69,13 +70,14 @@ const fn switch(
 const OFF: &[&str] = &["false", "0", "f", "F", "FALSE", "False"];
 const OWN_SPEC: &str = "the plugin writes the CDI spec with hooks of its own";
 const NO_EXTRAS: &str = "the image requests it with variables of its own";
+const XIDS: &str = "ignored-xids lists the XIDs that do not affect the health";
 const IMEX: &str = "IMEX channels are requested with NVIDIA_IMEX_CHANNELS";
 
 /// The option for the configuration file.
 pub(super) const CONFIG_FILE: NvidiaOption = option(&["config-file"], "CONFIG_FILE", "", Nothing);
 
 /// All options.
-pub(super) static OPTIONS: [NvidiaOption; 23] = [
+pub(super) static OPTIONS: [NvidiaOption; 25] = [
     CONFIG_FILE,
     option(&["mig-strategy"], "MIG_STRATEGY", "migStrategy", {
         Ours(|target, value| target.config.kubelet_plugin.set_mig_strategy(value))
@@ -122,6 +124,8 @@ pub(super) static OPTIONS: [NvidiaOption; 23] = [
     option(&["cdi-disable-hooks"], "CDI_DISABLE_HOOKS", "plugin.cdiDisableHooks", {
         Other { harmless: &[""], why: OWN_SPEC }
     }),
+    option(&[], "DP_DISABLE_HEALTHCHECKS", "", Other { harmless: &[], why: XIDS }),
+    option(&[], "DP_ENABLE_HEALTHCHECKS", "", Other { harmless: &[], why: XIDS }),
     switch(&["gdrcopy-enabled"], "GDRCOPY_ENABLED", "gdrcopyEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
     switch(&["gds-enabled"], "GDS_ENABLED", "gdsEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
     switch(&["mofed-enabled"], "MOFED_ENABLED", "mofedEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
