@@ -75,7 +75,7 @@ pub async fn run(
     let (lists, list) = watch::channel(Arc::clone(&offers.borrow().resources));
     let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
     let kubelet_dir = paths.kubelet_dir.as_deref();
-    let chooser = Chooser::new(&config.kubelet_plugin, kubelet_dir.unwrap_or(Path::new("")), log);
+    let chooser = Chooser::new(&config.kubelet_plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
     let may_use_cdi = kubelet_dir.is_some() && chooser.current().may_use_cdi();
     let cdi_dir = paths.cdi_dir.clone().or_else(|| may_use_cdi.then(|| cdi_keeper::DIR.into()));
     let allocator = Arc::new(NodeAllocator::new(config.clone(), offer, chooser));
