@@ -1,0 +1,211 @@
+//! The manifests in deploy/kubernetes: what kustomize makes of them has the types of the API, and fits the plugin.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    reason = "tests"
+)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::node::v1::RuntimeClass;
+use kubelet_plugin::cli::Cli;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Kinds of objects that are in no namespace.
+const CLUSTER_SCOPED: [&str; 4] =
+    ["Namespace", "RuntimeClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
+
+fn top() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes").canonicalize().unwrap()
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+fn kustomizations() -> Vec<PathBuf> {
+    let dirs = files(&top()).into_iter().filter(|file| file.ends_with("kustomization.yaml"));
+    let dirs: Vec<PathBuf> = dirs.map(|file| file.parent().unwrap().to_owned()).collect();
+    assert!(dirs.len() >= 8, "{dirs:?}");
+    dirs
+}
+
+fn documents(file: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let parse = |text: &str| cdi_spec::yaml::parse(text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    text.split("\n---\n").map(parse).collect()
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Does what `kubectl kustomize` does with the fields that our files have.
+fn render(dir: &Path) -> Vec<Value> {
+    let file = dir.join("kustomization.yaml");
+    let kustomization = documents(&file).remove(0);
+    let known = ["apiVersion", "kind", "namespace", "resources", "patches"];
+    let unknown = kustomization.as_object().unwrap().keys().find(|key| !known.contains(&key.as_str()));
+    assert_eq!(unknown, None, "{}", file.display());
+    let resources = list(&kustomization, "resources").iter().map(|name| dir.join(name.as_str().unwrap()));
+    let mut objects: Vec<Value> =
+        resources.flat_map(|path| if path.is_dir() { render(&path) } else { documents(&path) }).collect();
+    for patch in list(&kustomization, "patches") {
+        let operations = cdi_spec::yaml::parse(patch["patch"].as_str().unwrap()).unwrap();
+        let operations: json_patch::Patch = serde_json::from_value(operations).unwrap();
+        let (kind, name) = (&patch["target"]["kind"], &patch["target"]["name"]);
+        let mut targets =
+            objects.iter_mut().filter(|object| object["kind"] == *kind && object["metadata"]["name"] == *name);
+        let target = targets.next().unwrap_or_else(|| panic!("{}: no {kind} {name}", file.display()));
+        json_patch::patch(target, &operations).unwrap();
+    }
+    if let Some(namespace) = kustomization.get("namespace") {
+        for object in &mut objects {
+            if !CLUSTER_SCOPED.contains(&object["kind"].as_str().unwrap()) {
+                object["metadata"]["namespace"] = namespace.clone();
+            }
+        }
+    }
+    objects
+}
+
+/// Fails if the type lacks a field of the object, or a field has another type.
+fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> T {
+    let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
+    assert_eq!(serde_json::to_value(&typed).unwrap(), *object);
+    typed
+}
+
+/// The API server accepts numbers for quantities.
+fn quantities_as_text(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match field {
+                    Value::Object(quantities) if name == "limits" || name == "requests" => {
+                        let numbers = quantities.values_mut().filter(|quantity| quantity.is_number());
+                        numbers.for_each(|quantity| *quantity = quantity.to_string().into());
+                    }
+                    field => quantities_as_text(field),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(quantities_as_text),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_overlay_has_the_types_of_the_api() {
+    for dir in kustomizations() {
+        for mut object in render(&dir) {
+            quantities_as_text(&mut object);
+            match object["kind"].as_str().unwrap() {
+                "DaemonSet" => check_daemon_set(&typed(&object)),
+                "Namespace" => drop(typed::<Namespace>(&object)),
+                "NetworkPolicy" => drop(typed::<NetworkPolicy>(&object)),
+                "Pod" => check_pod(typed::<Pod>(&object).spec.as_ref().unwrap()),
+                "RuntimeClass" => drop(typed::<RuntimeClass>(&object)),
+                "ServiceAccount" => drop(typed::<ServiceAccount>(&object)),
+                "ValidatingAdmissionPolicy" => drop(typed::<ValidatingAdmissionPolicy>(&object)),
+                "ValidatingAdmissionPolicyBinding" => drop(typed::<ValidatingAdmissionPolicyBinding>(&object)),
+                kind => panic!("no type for {kind}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_manifest_is_in_an_overlay() {
+    let mut named = BTreeSet::new();
+    for dir in kustomizations() {
+        let kustomization = documents(&dir.join("kustomization.yaml")).remove(0);
+        let resources = list(&kustomization, "resources").iter().map(|name| dir.join(name.as_str().unwrap()));
+        named.extend(resources.map(|path| path.canonicalize().unwrap()));
+    }
+    let manifests = files(&top()).into_iter().filter(|file| {
+        let is_yaml = file.extension().is_some_and(|extension| extension == "yaml");
+        is_yaml && !file.ends_with("kustomization.yaml") && !file.starts_with(top().join("monitoring"))
+    });
+    for file in manifests {
+        assert!(named.contains(&file), "{} is in no kustomization.yaml", file.display());
+    }
+}
+
+#[test]
+fn objects_name_each_other() {
+    for dir in kustomizations() {
+        let objects = render(&dir);
+        let names = |kind: &str| -> Vec<&Value> {
+            objects.iter().filter(|object| object["kind"] == kind).map(|object| &object["metadata"]["name"]).collect()
+        };
+        for object in &objects {
+            let spec = &object["spec"]["template"]["spec"];
+            assert!(spec.is_null() || names("ServiceAccount").contains(&&spec["serviceAccountName"]), "{dir:?}");
+            if object["kind"] == "ValidatingAdmissionPolicyBinding" {
+                assert!(names("ValidatingAdmissionPolicy").contains(&&object["spec"]["policyName"]), "{dir:?}");
+            }
+            if object["kind"] == "NetworkPolicy" {
+                let labels = &object["spec"]["podSelector"]["matchLabels"];
+                let pods = objects.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+                let pod_labels = &pods["spec"]["template"]["metadata"]["labels"];
+                for (name, value) in labels.as_object().unwrap() {
+                    assert_eq!(pod_labels[name], *value, "{dir:?}");
+                }
+            }
+        }
+    }
+}
+
+fn check_daemon_set(set: &DaemonSet) {
+    let spec = set.spec.as_ref().unwrap();
+    let labels = spec.template.metadata.as_ref().unwrap().labels.as_ref().unwrap();
+    for (name, value) in spec.selector.match_labels.as_ref().unwrap() {
+        assert_eq!(labels.get(name), Some(value));
+    }
+    let pod = spec.template.spec.as_ref().unwrap();
+    check_pod(pod);
+    // The taint of kubespray and of most guides, with any value.
+    let tolerations = pod.tolerations.as_ref().unwrap();
+    assert!(tolerations.iter().any(|toleration| {
+        toleration.key.as_deref() == Some("nvidia.com/gpu") && toleration.operator.as_deref() == Some("Exists")
+    }));
+    // The command lines are those of this version.
+    for container in &pod.containers {
+        let arguments = container.args.clone().unwrap_or_else(|| vec!["run".to_owned()]);
+        Cli::try_parse_from(std::iter::once(container.name.clone()).chain(arguments)).unwrap();
+    }
+}
+
+fn check_pod(pod: &PodSpec) {
+    let volumes: Vec<&str> = pod.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    for container in &pod.containers {
+        for mount in container.volume_mounts.iter().flatten() {
+            assert!(volumes.contains(&mount.name.as_str()), "{} has no volume {}", container.name, mount.name);
+        }
+    }
+}
+
+#[test]
+fn the_settings_of_locked_nodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let drop_in = dir.path().join("config.toml.d");
+    std::fs::create_dir(&drop_in).unwrap();
+    std::fs::copy(top().join("overlays/locked/50-locked.toml"), drop_in.join("50-locked.toml")).unwrap();
+    std::fs::write(dir.path().join("config.toml"), "").unwrap();
+    let (config, findings) = nvidia_host::config::read(Some(&dir.path().join("config.toml"))).unwrap();
+    assert!(findings.is_empty(), "{findings:?}");
+    assert!(!config.accept_envvar_when_unprivileged && config.accept_volume_mounts);
+}
