@@ -157,7 +157,9 @@ static bool gpu_line(const char *line, struct config *config)
 	gpu->recovery_action = (int)optional(line, "recovery-action", 0);
 	gpu->remap_failure = (int)optional(line, "remap-failure", 0);
 	gpu->ecc = optional(line, "ecc", 0);
-	gpu->util = number(line, "util", 0);
+	gpu->util = (int)optional(line, "util", 0);
+	gpu->temperature = (int)optional(line, "temperature", 32);
+	gpu->power = (int)optional(line, "power", 62000);
 	/* ECC errors, XIDs, changes of MIG, an unavailable GPU, the recovery action */
 	gpu->events = number(line, "events", 0xc10b);
 	gpu->numa = (int)optional(line, "numa", NO_NUMA);
@@ -180,6 +182,7 @@ static bool mig_line(const char *line, struct config *config)
 	mig->ci = number(line, "ci", 0);
 	mig->cap_gi = number(line, "cap-gi", 0);
 	mig->cap_ci = number(line, "cap-ci", 0);
+	mig->memory_used_mib = number(line, "memory-used", 0);
 	if (!value(line, "profile", mig->profile, sizeof mig->profile))
 		*mig->profile = 0;
 	return value(line, "uuid", mig->uuid, sizeof mig->uuid);

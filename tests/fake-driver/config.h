@@ -7,9 +7,9 @@
  *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
  *   mig gpu=INDEX gi=N ci=N cap-gi=MINOR cap-ci=MINOR profile=1g.10gb uuid=...
  *
- * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB), util (percent), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a switch),
- * fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
- * recovery-action, remap-failure and ecc, which can be `none`. */
+ * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB, also of a MIG device), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a
+ * switch), fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
+ * util (percent), temperature (degrees Celsius), power (milliwatts), recovery-action, remap-failure and ecc, which can be `none`. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
 
@@ -20,6 +20,7 @@ enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_QUIRKS = 16, MAX_LINKS = 18, NO_NUMA = -1
 struct mig {
 	unsigned gi, ci;
 	unsigned cap_gi, cap_ci; /* minors below /dev/nvidia-caps that open it; 0: nothing needed */
+	unsigned long long memory_used_mib;
 	char uuid[96];
 	char profile[32]; /* 1g.10gb; may be empty */
 };
@@ -39,7 +40,9 @@ struct gpu {
 	int recovery_action;  /* field 230, or UNSUPPORTED */
 	int remap_failure;    /* field 145, or UNSUPPORTED */
 	long long ecc;        /* uncorrectable errors, or UNSUPPORTED */
-	unsigned util;        /* percent */
+	int util;             /* percent, or UNSUPPORTED */
+	int temperature;      /* degrees Celsius, or UNSUPPORTED */
+	int power;            /* milliwatts, or UNSUPPORTED */
 	unsigned events;      /* the types of events that it supports */
 	int numa;             /* the NUMA node, or NO_NUMA */
 	int links[MAX_LINKS]; /* the index of the GPU at the other end of each NVLink, or -1; MAX_GPUS is a switch */

@@ -86,7 +86,7 @@ PUBLIC unsigned nvmlDeviceGetMemoryInfo(struct device *device, struct memory *ou
 	unsigned long long total = device->gpu->memory_mib, used = device->gpu->memory_used_mib;
 	if (device->mig && parse_profile(device->mig->profile, &part)) {
 		total = part.memory_mib;
-		used = 0;
+		used = device->mig->memory_used_mib;
 	}
 	*out = (struct memory){.total = total << 20, .used = used << 20, .free = (total - used) << 20};
 	return SUCCESS;
@@ -95,9 +95,34 @@ PUBLIC unsigned nvmlDeviceGetMemoryInfo(struct device *device, struct memory *ou
 PUBLIC unsigned nvmlDeviceGetUtilizationRates(struct device *device, struct utilization *out)
 {
 	CHECK_DEVICE(device);
-	if (device->gpu->mig_enabled)
+	if (device->gpu->mig_enabled || device->gpu->util == UNSUPPORTED)
 		return NOT_SUPPORTED;
-	*out = (struct utilization){.gpu = device->gpu->util, .memory = device->gpu->util};
+	unsigned util = (unsigned)device->gpu->util;
+	*out = (struct utilization){.gpu = util, .memory = util};
+	return SUCCESS;
+}
+
+enum { SENSOR_GPU = 0 };
+
+PUBLIC unsigned nvmlDeviceGetTemperature(struct device *device, unsigned sensor, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	if (sensor != SENSOR_GPU || device->mig || !out)
+		return INVALID_ARGUMENT;
+	if (device->gpu->temperature == UNSUPPORTED)
+		return NOT_SUPPORTED;
+	*out = (unsigned)device->gpu->temperature;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetPowerUsage(struct device *device, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	if (device->mig || !out)
+		return INVALID_ARGUMENT;
+	if (device->gpu->power == UNSUPPORTED)
+		return NOT_SUPPORTED;
+	*out = (unsigned)device->gpu->power;
 	return SUCCESS;
 }
 
@@ -110,7 +135,8 @@ PUBLIC unsigned nvmlDeviceGetSamples(struct device *device, unsigned type, unsig
 	CHECK_DEVICE(device);
 	if (!value_type || !count)
 		return INVALID_ARGUMENT;
-	if (type < FIRST_UTILIZATION || type > LAST_UTILIZATION || device->gpu->mig_enabled)
+	if (type < FIRST_UTILIZATION || type > LAST_UTILIZATION || device->gpu->mig_enabled ||
+	    device->gpu->util == UNSUPPORTED)
 		return NOT_SUPPORTED;
 	*value_type = UNSIGNED_INT;
 	if (!out) {
@@ -122,7 +148,7 @@ PUBLIC unsigned nvmlDeviceGetSamples(struct device *device, unsigned type, unsig
 	for (unsigned age = SAMPLES; age-- && filled < *count;) {
 		unsigned long long time = newest - (unsigned long long)age * SAMPLE_US;
 		if (time > last_seen)
-			out[filled++] = (struct sample){.time = time, .value.ui = device->gpu->util};
+			out[filled++] = (struct sample){.time = time, .value.ui = (unsigned)device->gpu->util};
 	}
 	*count = filled;
 	return filled ? SUCCESS : NOT_FOUND;

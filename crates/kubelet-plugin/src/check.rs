@@ -106,7 +106,7 @@ pub async fn check(
     tokio::select! {
         () = collect => {}
         () = sleep_until(deadline.into()) => {}
-        error = supervisor::supervise(supervisor::Options::new(config_path, config), updates) => return Err(error),
+        error = supervisor::supervise(supervisor::Options::new(config_path, config, false), updates) => return Err(error),
     }
     node.set_numa_nodes(host::numa_nodes(config, node.gpus()).unwrap_or_default());
     // A node without a GPU needs no driver.

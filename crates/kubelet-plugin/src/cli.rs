@@ -108,6 +108,9 @@ pub enum Command {
         /// GPUs that are not asked, by NVML's index
         #[arg(long, value_name = "INDEX")]
         skip: Vec<u32>,
+        /// Print the values for metrics as well
+        #[arg(long)]
+        measure: bool,
     },
 }
 
@@ -211,6 +214,15 @@ pub struct Settings {
     /// The options of NVIDIA's plugin
     #[command(flatten)]
     pub others: compat::Flags,
+    /// Serve metrics at this address, such as 127.0.0.1:2112 or :2112. An empty value has no effect
+    #[arg(long, value_name = "ADDRESS", overrides_with = "metrics_address")]
+    metrics_address: Option<String>,
+    /// Whether labels for Node Feature Discovery are written: auto, true or false
+    #[arg(long, value_name = "WHEN")]
+    labels: Option<String>,
+    /// The directory for the file with the labels
+    #[arg(long, value_name = "DIR")]
+    labels_dir: Option<String>,
 }
 
 impl Settings {
@@ -264,6 +276,16 @@ impl Settings {
         }
         if let Some(path) = &self.gpu_config {
             settings.gpu_config.clone_from(path);
+        }
+        // The unit passes a variable, which may be empty.
+        if let Some(value) = self.metrics_address.as_deref().filter(|value| !value.is_empty()) {
+            settings.set_metrics_address(value).map_err(|allowed| invalid("metrics-address", allowed))?;
+        }
+        if let Some(value) = &self.labels {
+            settings.set_labels(value).map_err(|allowed| invalid("labels", allowed))?;
+        }
+        if let Some(value) = &self.labels_dir {
+            settings.set_labels_dir(value).map_err(|allowed| invalid("labels-dir", allowed))?;
         }
         Ok(())
     }

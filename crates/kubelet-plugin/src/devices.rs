@@ -84,12 +84,19 @@ fn gke_id(gpu: &Gpu, part: Option<&MigDevice>) -> String {
 }
 
 /// Returns the parts of a GPU that containers can get: its MIG devices, or the whole GPU as `None`.
-fn parts<'a>(gpu: &'a NodeGpu, settings: &KubeletPlugin) -> Vec<Option<&'a MigDevice>> {
+#[must_use]
+pub fn parts<'a>(gpu: &'a NodeGpu, settings: &KubeletPlugin) -> Vec<Option<&'a MigDevice>> {
     // NVML can list MIG devices of a GPU only while MIG is enabled, and programs can then use nothing else of the GPU.
     if settings.mig_strategy == MigStrategy::None || !gpu.gpu.mig_enabled {
         return vec![None];
     }
     gpu.gpu.mig_devices.iter().map(Some).collect()
+}
+
+/// Whether the MIG devices are offered as GPUs.
+#[must_use]
+pub fn is_single(gpus: &[NodeGpu], settings: &KubeletPlugin) -> bool {
+    single_profile(gpus, settings).0
 }
 
 /// Whether the MIG devices are offered as GPUs, and a finding if the strategy `single` does not permit that.
@@ -121,7 +128,9 @@ fn gpu_name(model: &str, settings: &KubeletPlugin) -> String {
     row.map_or_else(|| format!("{}/{GPU}", settings.resource_prefix), |row| row.name.clone())
 }
 
-fn replicas_of(model: &str, settings: &KubeletPlugin) -> u32 {
+/// Returns the number of replicas of a device of this model.
+#[must_use]
+pub fn replicas_of(model: &str, settings: &KubeletPlugin) -> u32 {
     let row = settings.resources.iter().find(|row| is_like(&row.model, model));
     row.and_then(|row| row.replicas).unwrap_or(settings.replicas)
 }

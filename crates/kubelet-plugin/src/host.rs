@@ -12,6 +12,9 @@ use nvidia_host::inventory::{BusId, cap_files, procfs};
 
 use crate::gpus::{self, NodeGpu, NumaNodes, parse_numa_node};
 
+/// The file with the model of the computer.
+const MACHINE: &str = "/sys/devices/virtual/dmi/id/product_name";
+
 /// Returns the GPUs that the kernel module lists, before NVML has answered.
 ///
 /// # Errors
@@ -31,6 +34,13 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
     let sys = Roots::open(config)?.sys;
     let node_of = |gpu: &NodeGpu| Some((gpu.gpu.bus_id, numa_node(&sys, gpu.gpu.bus_id)?));
     Ok(gpus.iter().filter_map(node_of).collect())
+}
+
+/// Returns the model of the computer that its firmware reports.
+#[must_use]
+pub fn machine(config: &Config) -> Option<String> {
+    let bytes = Roots::open(config).ok()?.sys.read(Path::new(MACHINE)).ok()?;
+    Some(String::from_utf8(bytes).ok()?.trim().to_owned())
 }
 
 fn numa_node(sys: &Tree, bus_id: BusId) -> Option<u32> {

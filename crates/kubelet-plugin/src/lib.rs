@@ -15,6 +15,9 @@
 //! | [`cdi_keeper`] | the CDI spec of the node |
 //! | [`kubelet`] | the sockets and the registration |
 //! | [`nri`] | the GPUs of containers that request them with a variable, for engines |
+//! | [`labels`] | labels of the node |
+//! | [`metrics`] | metrics for Prometheus |
+//! | [`observer`] | publishes labels and metrics |
 //! | [`mod@run`] | connects them |
 //! | [`control`] | commands for a running plugin |
 //! | [`compat`] | the settings of other device plugins |
@@ -32,11 +35,14 @@ pub mod gpus;
 pub mod health;
 pub mod host;
 pub mod kubelet;
+pub mod labels;
 pub mod log;
+pub mod metrics;
 pub mod model;
 pub mod monitor;
 pub mod node;
 pub mod nri;
+pub mod observer;
 pub mod prefer;
 pub mod run;
 pub mod settings;
@@ -157,11 +163,11 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             print(&String::from_utf8(script)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Monitor { config, driver_root, dev_root, skip } => {
+        Command::Monitor { config, driver_root, dev_root, skip, measure } => {
             let (mut config, _) = config::read(config.as_deref())?;
             config.driver_root = driver_root.map_or(config.driver_root, HostPath::new);
             config.dev_root = dev_root.map(HostPath::new).or(config.dev_root);
-            monitor::child::run(&config, &skip)?;
+            monitor::child::run(&config, &skip, measure)?;
             Ok(ExitCode::SUCCESS)
         }
     }

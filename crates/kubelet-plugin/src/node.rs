@@ -1,6 +1,7 @@
 //! The state of the node: its GPUs, their health, and the resources that follow from both. It changes with each report of the monitor.
 //! Pure, apart from the clock that callers pass.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,13 +119,24 @@ impl Node {
         self.health.clear(uuid)
     }
 
+    /// Returns why each GPU cannot be used, by UUID; `None` if it can.
+    #[must_use]
+    pub fn health(&self) -> BTreeMap<String, Option<String>> {
+        let why = |gpu: &NodeGpu| gpu.failure.clone().or_else(|| self.unhealthy(&gpu.gpu.uuid));
+        self.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), why(gpu))).collect()
+    }
+
+    fn unhealthy(&self, uuid: &str) -> Option<String> {
+        match self.health.state(uuid) {
+            State::Healthy => None,
+            State::Unhealthy { why, .. } => Some(why),
+        }
+    }
+
     /// Returns what the node offers now.
     #[must_use]
     pub fn offer(&self) -> Offer {
-        let unhealthy = |uuid: &str| match self.health.state(uuid) {
-            State::Healthy => None,
-            State::Unhealthy { why, .. } => Some(why),
-        };
+        let unhealthy = |uuid: &str| self.unhealthy(uuid);
         let Config { kubelet_plugin, devices: limits, .. } = &self.config;
         let (resources, findings) = devices::resources(&self.gpus, &self.numa_nodes, kubelet_plugin, limits, unhealthy);
         Offer {

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{ExitCode, Stdio};
@@ -25,6 +26,8 @@ use crate::gpus::mig_uuids;
 use crate::host;
 use crate::kubelet;
 use crate::log::Log;
+use crate::metrics::server::{self, Sources};
+use crate::metrics::timed::{self, Timed};
 use crate::model::Resource;
 use crate::monitor::message::Snapshot;
 use crate::monitor::supervisor;
@@ -32,6 +35,7 @@ use crate::monitor::update::Update;
 use crate::node::{Node, Offer};
 use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
+use crate::observer::Observer;
 use crate::strategy::Chooser;
 
 /// How long the CDI spec may take, before the list is sent without it.
@@ -78,8 +82,19 @@ pub async fn run(
     let chooser = Chooser::new(&config.kubelet_plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
     let may_use_cdi = kubelet_dir.is_some() && chooser.current().may_use_cdi();
     let cdi_dir = paths.cdi_dir.clone().or_else(|| may_use_cdi.then(|| cdi_keeper::DIR.into()));
-    let allocator = Arc::new(NodeAllocator::new(config.clone(), offer, chooser));
+    let latency = timed::latency();
+    let allocator = NodeAllocator::new(config.clone(), offer.clone(), chooser);
+    let allocator = Arc::new(Timed::new(Arc::new(allocator), latency.clone()));
     let (status, _) = watch::channel(kubelet::Status::default());
+    let observer = paths.kubelet_dir.is_some().then(|| Observer::new(&config, log));
+    let metrics = match (&paths.kubelet_dir, &observer, config.kubelet_plugin.metrics_address) {
+        (Some(kubelet_dir), Some(observer), Some(address)) => {
+            let (readings, status) = (observer.readings(), status.subscribe());
+            let pod_resources = kubelet::pods::socket(kubelet_dir);
+            Some((address, Sources { offer, readings, status, latency, pod_resources }))
+        }
+        _ => None,
+    };
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let cdi = cdi_dir.map(|dir| Keeper::new(&config, &dir, &paths.hook));
     let mut agent = Agent {
@@ -87,6 +102,7 @@ pub async fn run(
         node,
         offers,
         lists,
+        observer,
         held: None,
         cdi,
         cdi_error: None,
@@ -94,7 +110,7 @@ pub async fn run(
         reported: Vec::new(),
         log,
     };
-    let monitor = supervisor::Options::new(config_path, &agent.config);
+    let monitor = supervisor::Options::new(config_path, &agent.config, metrics.is_some());
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
         result = serve_kubelet(paths.kubelet_dir.as_ref(), list, allocator, status, note) => match result {
@@ -104,6 +120,7 @@ pub async fn run(
         never = serve_engine(nri.as_ref(), &engines, log) => match never {},
         error = supervisor::supervise(monitor, updates) => Err(error),
         result = serve_control(&paths, commands, log) => result,
+        never = serve_metrics(metrics, log) => match never {},
         () = agent.follow(received, cleared) => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
@@ -113,7 +130,7 @@ pub async fn run(
 async fn serve_kubelet(
     dir: Option<&PathBuf>,
     list: watch::Receiver<Arc<Vec<Resource>>>,
-    allocator: Arc<NodeAllocator>,
+    allocator: Arc<Timed>,
     status: watch::Sender<kubelet::Status>,
     note: kubelet::Log,
 ) -> Result<Infallible> {
@@ -126,6 +143,13 @@ async fn serve_kubelet(
 async fn serve_engine(options: Option<&engine::Options>, plugin: &NodePlugin, log: Log) -> Infallible {
     match options {
         Some(options) => engine::serve(options, plugin, |event| log.note(&event.to_string())).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn serve_metrics(metrics: Option<(SocketAddr, Sources)>, log: Log) -> Infallible {
+    match metrics {
+        Some((address, sources)) => server::serve(address, sources, |line| log.note(line)).await,
         None => std::future::pending().await,
     }
 }
@@ -154,6 +178,8 @@ struct Agent {
     node: Node,
     offers: watch::Sender<Offer>,
     lists: watch::Sender<Arc<Vec<Resource>>>,
+    /// `None` without a kubelet
+    observer: Option<Observer>,
     held: Option<Held>,
     cdi: Option<Keeper>,
     /// The error of the CDI spec that is in the log
@@ -213,11 +239,17 @@ impl Agent {
             }
             self.node.tick(Instant::now());
             self.publish();
+            if let Some(observer) = &mut self.observer {
+                observer.publish(&self.node);
+            }
         }
     }
 
     fn apply(&mut self, update: Update) {
         self.log_driver(&update);
+        if let Some(observer) = &mut self.observer {
+            observer.apply(&update);
+        }
         self.node.apply_to_health(&update, Instant::now());
         if matches!(update, Update::Absent(_) | Update::LetGo) {
             self.keep_cdi(|cdi| cdi.set(None));

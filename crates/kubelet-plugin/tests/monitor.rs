@@ -22,9 +22,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use fake_host::{Fake, run_tests, uuid};
-use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Recovery, Sample, Snapshot};
+use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Properties, Recovery, Sample, Snapshot};
 use kubelet_plugin::monitor::{child, supervisor};
 use nvidia_host::config;
+use nvidia_host::nvml::monitoring::Memory;
 
 /// A time limit, with slack for a machine under load.
 const fn within(milliseconds: u64) -> Duration {
@@ -46,7 +47,7 @@ fn monitor(arguments: &[String]) -> ExitCode {
     let path = value("--config").next().map(Path::new);
     let skip: Vec<u32> = value("--skip").map(|index| index.parse().unwrap()).collect();
     let (config, _) = config::read(path).unwrap();
-    child::run(&config, &skip).unwrap();
+    child::run(&config, &skip, arguments.iter().any(|word| word == "--measure")).unwrap();
     ExitCode::SUCCESS
 }
 
@@ -57,7 +58,7 @@ fn supervise(path: &Path) -> ExitCode {
         let (sender, mut updates) = tokio::sync::mpsc::channel(64);
         let (mut config, _) = config::read(Some(path)).unwrap();
         config.kubelet_plugin.nvml_timeout = Duration::from_secs(1);
-        let options = supervisor::Options::new(Some(path), &config);
+        let options = supervisor::Options::new(Some(path), &config, false);
         let print = async {
             while let Some(update) = updates.recv().await {
                 println!("{update:?}");
@@ -244,11 +245,15 @@ fn a_snapshot_describes_the_gpus() {
         recovery: Some(Recovery::Reset),
         remap_failed: Some(true),
         uncorrectable_ecc: Some(7),
+        memory: Some(Memory { total: 81559 << 20, used: 0 }),
         ..Sample::default()
     };
     assert_eq!(sample, expected);
     let sample = monitor.next("a sample", within(2000), sample_of(2));
-    assert_eq!(sample, Sample { gpu: uuid(2), ..Sample::default() });
+    assert_eq!(sample, Sample { gpu: uuid(2), memory: expected.memory, ..Sample::default() });
+    let properties = Properties { memory_mib: Some(81559), mig_capable: true };
+    assert_eq!(snapshot.properties.get(&uuid(1)), Some(&properties));
+    assert_eq!(snapshot.mig_attributes.values().map(|parts| parts.memory_mib).max(), Some(20224));
 }
 
 fn an_event_is_reported_at_once() {

@@ -15,6 +15,7 @@
 
 mod fake_host;
 mod fake_kubelet;
+mod node_extras;
 mod nri;
 
 use std::collections::BTreeSet;
@@ -55,7 +56,7 @@ const TESTS: &[(&str, fn())] = &[
 ];
 
 fn main() -> ExitCode {
-    run_tests(&[TESTS, nri::TESTS].concat())
+    run_tests(&[TESTS, node_extras::TESTS, nri::TESTS].concat())
 }
 
 /// The plugin on a host, and a kubelet.

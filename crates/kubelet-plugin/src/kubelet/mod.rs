@@ -9,6 +9,7 @@
 //! | [`server`], [`streams`] | answer the kubelet |
 //! | [`listener`], [`socket`] | our sockets |
 //! | [`connection`], [`authority`] | filter what the kubelet sends |
+//! | [`pods`] | lists which containers have which devices |
 //! | [`dial`] | connects to sockets |
 //! | [`status`] | what the tasks share and report |
 
@@ -17,6 +18,7 @@ pub mod connection;
 mod dial;
 pub mod foreign;
 mod listener;
+pub mod pods;
 mod registrar;
 pub mod registration;
 mod server;
@@ -66,7 +68,7 @@ pub async fn serve(
     socket::path(&dir, "nvidia.com/gpu")?;
     let shared = Arc::new(Shared {
         dir,
-        pod_resources: kubelet_dir.join("pod-resources/kubelet.sock"),
+        pod_resources: pods::socket(&kubelet_dir),
         resources: resources.clone(),
         allocator,
         sights: watch::Sender::new(Sight::default()),

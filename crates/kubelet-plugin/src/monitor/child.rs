@@ -19,6 +19,7 @@ use nvidia_host::nvml::monitoring::{EventData, EventSet, Monitoring};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 
+use super::measure::{self, Known};
 use super::message::{Call, End, Event, Link, Message, Sample, Snapshot};
 use super::nvml::{self, Handle, Meaning};
 
@@ -40,15 +41,15 @@ const REPETITION: Duration = Duration::from_secs(1);
 /// Why a GPU is not asked.
 const SKIPPED: &str = "the driver does not answer when it is asked about this GPU";
 
-/// Watches the GPUs until the standard input is closed, except for those with these indices. The process must have one thread, and
-/// must not have opened any file.
+/// Watches the GPUs until the standard input is closed, except for those with these indices, and measures them if metrics are served.
+/// The process must have one thread, and must not have opened any file.
 ///
 /// # Errors
 /// If the standard streams cannot be used. Errors of the driver are lines.
-pub fn run(config: &Config, skip: &[u32]) -> Result<()> {
+pub fn run(config: &Config, skip: &[u32], measures: bool) -> Result<()> {
     base::sys::child::close_inherited();
     let mut lines = Lines { out: take_stdout()?, is_closed: false };
-    match watch(config, skip, &mut lines) {
+    match watch(config, skip, measures, &mut lines) {
         Ok(Some(end)) => lines.write(&Message::End(end)),
         Ok(None) => {}
         Err(error) => lines.write(&Message::End(End::Unusable(base::report::line(&error)))),
@@ -84,17 +85,19 @@ impl Lines {
 }
 
 /// Returns `None` when the standard input is closed.
-fn watch(config: &Config, skip: &[u32], lines: &mut Lines) -> Result<Option<End>> {
+fn watch(config: &Config, skip: &[u32], measures: bool, lines: &mut Lines) -> Result<Option<End>> {
     let site = Site::find(config)?;
     let session = site.start_session(&lines.out)?;
     let mut watch = Watch {
         api: session.api(),
         site: &site,
         skip,
+        measures,
         lines,
         kernel: site.kernel_state(),
         handles: Vec::new(),
         snapshot: None,
+        known: Known::default(),
         links: None,
         events: None,
         last_event: None,
@@ -107,10 +110,12 @@ struct Watch<'a, M> {
     api: &'a M,
     site: &'a Site,
     skip: &'a [u32],
+    measures: bool,
     lines: &'a mut Lines,
     kernel: KernelState,
     handles: Vec<Handle>,
     snapshot: Option<Snapshot>,
+    known: Known,
     /// The links, and the UUIDs of all GPUs for which they are known
     links: Option<(Vec<String>, Vec<Link>)>,
     /// The event set, and the UUIDs of the GPUs in it
@@ -204,7 +209,10 @@ impl<M: Monitoring> Watch<'_, M> {
     fn sample(&mut self, handle: &Handle) -> Sample {
         self.lines.call(Some(handle.index), Some(&handle.gpu.uuid));
         let node_missing = !self.site.has_node(handle.gpu.minor);
-        let sample = Sample { node_missing, ..nvml::sample(self.api, handle) };
+        let mut sample = Sample { node_missing, ..nvml::sample(self.api, handle) };
+        if self.measures && sample.error.is_none() {
+            sample.measured = Some(measure::measure(self.api, handle));
+        }
         self.lines.write(&Message::Sample(sample.clone()));
         sample
     }
@@ -219,11 +227,15 @@ impl<M: Monitoring> Watch<'_, M> {
             let Ok(device) = self.api.device(gpu.index) else { continue };
             let handle = Handle { index: gpu.index, gpu: gpu.clone(), device };
             snapshot.mig_profiles.append(&mut nvml::mig_profiles(self.api, &handle));
+            self.known.add(self.api, &handle);
             if nvml::supported_events(self.api, device) == 0 {
                 snapshot.without_events.push(gpu.uuid.clone());
             }
             self.handles.push(handle);
         }
+        self.known.retain(&self.handles);
+        snapshot.properties.clone_from(&self.known.properties);
+        snapshot.mig_attributes.clone_from(&self.known.mig_attributes);
         self.lines.call(None, None);
         snapshot.links = self.links();
         self.site.complete(&mut inventory);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use nvidia_host::inventory::Inventory;
+use nvidia_host::nvml::monitoring::{Memory, MigAttributes};
 use serde::{Deserialize, Serialize};
 
 /// A line of the monitor.
@@ -46,12 +47,25 @@ pub enum End {
 pub struct Snapshot {
     /// The driver, its GPUs and MIG devices
     pub inventory: Inventory,
+    /// The properties of GPUs by UUID
+    pub properties: BTreeMap<String, Properties>,
     /// The profiles of MIG devices by UUID, such as `1g.10gb`
     pub mig_profiles: BTreeMap<String, String>,
+    /// The parts of the GPU that MIG devices have, by UUID
+    pub mig_attributes: BTreeMap<String, MigAttributes>,
     /// How close GPUs are to each other. A pair that is missing is unknown to the driver.
     pub links: Vec<Link>,
     /// The UUIDs of GPUs for which the driver reports no events
     pub without_events: Vec<String>,
+}
+
+/// What does not change while the GPU exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Properties {
+    /// The memory in MiB; `None` if the driver does not report it
+    pub memory_mib: Option<u64>,
+    /// Whether the GPU can be in MIG mode
+    pub mig_capable: bool,
 }
 
 /// How close two GPUs are to each other.
@@ -97,6 +111,23 @@ pub struct Sample {
     pub remap_failed: Option<bool>,
     /// The number of uncorrectable memory errors since the driver was loaded (field 4); `None` if not supported
     pub uncorrectable_ecc: Option<u64>,
+    /// Its memory; `None` if not supported, or not permitted to the monitor's user
+    pub memory: Option<Memory>,
+    /// For metrics; `None` if they are not served
+    pub measured: Option<Measured>,
+}
+
+/// Values that only metrics need. `None` is a value that the GPU or the driver does not support.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The percentage of time in which a kernel ran
+    pub utilization: Option<u32>,
+    /// Degrees Celsius
+    pub temperature: Option<u32>,
+    /// Milliwatts
+    pub power: Option<u32>,
+    /// The memory of MIG devices by UUID
+    pub mig_memory: BTreeMap<String, Memory>,
 }
 
 /// `nvmlDeviceGpuRecoveryAction_t`: what has to be done before the GPU works again.

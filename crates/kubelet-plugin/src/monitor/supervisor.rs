@@ -50,14 +50,18 @@ pub struct Options {
 }
 
 impl Options {
-    /// Runs this program as the monitor, with this configuration file, and the settings that options may have changed.
+    /// Runs this program as the monitor, with this configuration file, and the settings that options may have changed. `measures`
+    /// is for metrics.
     #[must_use]
-    pub fn new(config_path: Option<&Path>, config: &Config) -> Self {
+    pub fn new(config_path: Option<&Path>, config: &Config, measures: bool) -> Self {
         let mut arguments: Vec<OsString> = vec!["monitor".into()];
         if let Some(path) = config_path {
             // The monitor runs in another directory.
             let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
             arguments.extend(["--config".into(), path.into()]);
+        }
+        if measures {
+            arguments.push("--measure".into());
         }
         arguments.extend(["--driver-root".into(), config.driver_root.as_path().into()]);
         if let Some(root) = &config.dev_root {

@@ -21,7 +21,8 @@ use kubelet_plugin::proto;
 use kubelet_plugin::proto::device_plugin_client::DevicePluginClient;
 use kubelet_plugin::proto::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use kubelet_plugin::proto::podresources::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
+    ListPodResourcesRequest, ListPodResourcesResponse, PodResources as Pod,
 };
 use kubelet_plugin::proto::registration_server::{Registration, RegistrationServer};
 use tokio::net::{UnixListener, UnixStream};
@@ -65,6 +66,16 @@ struct Client {
     cut: Arc<Notify>,
 }
 
+/// A container that has devices.
+#[derive(Clone, Debug)]
+pub struct Container {
+    pub namespace: &'static str,
+    pub pod: &'static str,
+    pub name: &'static str,
+    pub resource: &'static str,
+    pub ids: Vec<String>,
+}
+
 /// What a test can inspect and change while the kubelet runs.
 #[derive(Debug, Default)]
 pub struct State {
@@ -80,6 +91,10 @@ pub struct State {
     pub refuses: usize,
     /// Devices that the pod resources list in addition
     pub more_devices: BTreeMap<String, Vec<String>>,
+    /// The containers that have devices
+    pub containers: Vec<Container>,
+    /// The pod resources do not return.
+    pub pods_hang: bool,
 }
 
 impl State {
@@ -388,6 +403,27 @@ struct PodResources(Shared);
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResources {
+    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+        if self.0.lock().pods_hang {
+            std::future::pending::<()>().await;
+        }
+        let pod = |container: &Container| {
+            // One entry for each NUMA node, as the kubelet has it.
+            let entry = |id: &String| ContainerDevices {
+                resource_name: container.resource.to_owned(),
+                device_ids: vec![id.clone()],
+            };
+            let devices = container.ids.iter().map(entry).collect();
+            let containers = vec![
+                ContainerResources { name: "sidecar".to_owned(), devices: Vec::new() },
+                ContainerResources { name: container.name.to_owned(), devices },
+            ];
+            Pod { name: container.pod.to_owned(), namespace: container.namespace.to_owned(), containers }
+        };
+        let pod_resources = self.0.lock().containers.iter().map(pod).collect();
+        Ok(Response::new(ListPodResourcesResponse { pod_resources }))
+    }
+
     async fn get_allocatable_resources(
         &self,
         _: Request<AllocatableResourcesRequest>,

@@ -1,6 +1,7 @@
 //! The table `[kubelet-plugin]`: what the device plugin offers to Kubernetes. The hook ignores it.
 
-use std::path::PathBuf;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::de::DeValue;
@@ -46,6 +47,12 @@ pub struct KubeletPlugin {
     pub time_slicing: Vec<TimeSlicing>,
     /// Whether a container may request several replicas of a resource. NVIDIA's plugin permits it by default.
     pub several_replicas: bool,
+    /// Where metrics are served; `None` for nowhere.
+    pub metrics_address: Option<SocketAddr>,
+    /// Whether labels for Node Feature Discovery are written; `None` if its directory exists.
+    pub labels: Option<bool>,
+    /// That directory.
+    pub labels_dir: PathBuf,
 }
 
 /// A row of `sharing.timeSlicing.resources` in the configuration file of NVIDIA's plugin.
@@ -177,6 +184,9 @@ impl Default for KubeletPlugin {
             gpu_config: PathBuf::from("/etc/nvidia/gpu_config.json"),
             time_slicing: Vec::new(),
             several_replicas: false,
+            metrics_address: None,
+            labels: None,
+            labels_dir: "/etc/kubernetes/node-feature-discovery/features.d".into(),
         }
     }
 }
@@ -257,6 +267,45 @@ impl KubeletPlugin {
         Ok(())
     }
 
+    /// Sets `metrics-address`. `:2112` is that port on all addresses; an empty string disables the metrics.
+    ///
+    /// # Errors
+    /// The allowed values.
+    pub fn set_metrics_address(&mut self, value: &str) -> Result<(), String> {
+        self.metrics_address = match value.strip_prefix(':') {
+            None if value.is_empty() => None,
+            None => Some(value.parse().map_err(|_| ADDRESS)?),
+            Some(port) => Some(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port.parse().map_err(|_| ADDRESS)?))),
+        };
+        Ok(())
+    }
+
+    /// Sets `labels` to `auto`, `true` or `false`.
+    ///
+    /// # Errors
+    /// The allowed values.
+    pub fn set_labels(&mut self, value: &str) -> Result<(), String> {
+        self.labels = match value {
+            "auto" => None,
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => return Err("auto, true or false".to_owned()),
+        };
+        Ok(())
+    }
+
+    /// Sets `labels-dir`.
+    ///
+    /// # Errors
+    /// The allowed values.
+    pub fn set_labels_dir(&mut self, value: &str) -> Result<(), String> {
+        if !Path::new(value).is_absolute() {
+            return Err("an absolute path".to_owned());
+        }
+        self.labels_dir = value.into();
+        Ok(())
+    }
+
     /// Sets `resources`.
     ///
     /// # Errors
@@ -276,6 +325,7 @@ impl KubeletPlugin {
 
 /// The values of `device-list-strategy`, for error messages.
 const STRATEGIES: &str = "a list of \"envvar\", \"volume-mounts\", \"cdi-cri\", \"cdi-annotations\" and \"host-path\"";
+const ADDRESS: &str = "an address with a port, such as \"127.0.0.1:2112\", or \":2112\" for all addresses";
 
 /// The form of `resources`, for error messages.
 const ROWS: &str = "a list of { name = \"nvidia.com/h100\", model = \"*H100*\", replicas = 1 }";
@@ -404,6 +454,24 @@ mod tests {
         let long = format!("name=a.b/{},model=*", "x".repeat(MAX_NAME + 1));
         assert!(ResourceRow::parse(&long).is_err());
         assert!(ResourceRow::parse(&long.replacen('x', "", 1)).is_ok());
+    }
+
+    #[test]
+    fn addresses_for_metrics() {
+        let mut settings = KubeletPlugin::default();
+        for (text, expected) in [
+            ("127.0.0.1:2112", Some("127.0.0.1:2112")),
+            ("[::1]:9400", Some("[::1]:9400")),
+            (":2112", Some("[::]:2112")),
+            ("", None),
+        ] {
+            settings.set_metrics_address(text).unwrap();
+            assert_eq!(settings.metrics_address.map(|address| address.to_string()).as_deref(), expected, "{text:?}");
+        }
+        for text in ["2112", "localhost:2112", ":", ":70000", "127.0.0.1", "unix:/run/x"] {
+            assert!(settings.set_metrics_address(text).is_err(), "{text:?}");
+        }
+        assert!(settings.set_labels_dir("features.d").is_err() && settings.set_labels_dir("/x").is_ok());
     }
 
     #[test]

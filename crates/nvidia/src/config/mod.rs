@@ -231,6 +231,8 @@ impl Reader<'_> {
         match (key.meaning, value) {
             (Meaning::Unused(_), _) => {}
             (Meaning::Bool(set), DeValue::Boolean(value)) => set(self.config, *value),
+            (Meaning::Switch(set), DeValue::Boolean(value)) => set(self.config, Some(*value)),
+            (Meaning::Switch(set), DeValue::String(value)) if value == "auto" => set(self.config, None),
             (Meaning::Text(set), DeValue::String(value)) => set(self.config, value)?,
             (Meaning::Texts(set), DeValue::Array(values)) => set(self.config, texts(values).ok_or_else(allowed)?)?,
             (Meaning::Seconds(set), DeValue::Integer(value)) => set(self.config, seconds(value).ok_or_else(allowed)?),

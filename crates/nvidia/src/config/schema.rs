@@ -15,6 +15,8 @@ use crate::limit_entry;
 pub enum Meaning {
     /// A boolean
     Bool(fn(&mut Config, bool)),
+    /// A boolean, or the string `auto` for `None`
+    Switch(fn(&mut Config, Option<bool>)),
     /// A string
     Text(fn(&mut Config, &str) -> Result<(), String>),
     /// A list of strings
@@ -37,6 +39,7 @@ impl Meaning {
     pub(super) const fn allowed(self) -> &'static str {
         match self {
             Bool(_) => "true or false",
+            Switch(_) => "true, false or \"auto\"",
             Text(_) => "a string in quotes",
             Texts(_) => "a list of strings in quotes",
             Seconds(_) => "a number of seconds from 1 to 600",
@@ -57,7 +60,7 @@ pub struct Key {
     pub meaning: Meaning,
 }
 
-use Meaning::{Bool, Number, Numbers, Resources, Seconds, Text, Texts, Unused};
+use Meaning::{Bool, Number, Numbers, Resources, Seconds, Switch, Text, Texts, Unused};
 
 const fn key(name: &'static str, meaning: Meaning) -> Key {
     Key { name, meaning }
@@ -118,6 +121,9 @@ pub const KEYS: &[Key] = &[
     key("kubelet-plugin.pass-device-specs", Bool(|c, v| c.kubelet_plugin.pass_device_specs = v)),
     key("kubelet-plugin.host-path", Text(|c, v| set_path(&mut c.kubelet_plugin.host_path, v))),
     key("kubelet-plugin.gpu-config", Text(|c, v| set_path(&mut c.kubelet_plugin.gpu_config, v))),
+    key("kubelet-plugin.metrics-address", Text(|c, v| c.kubelet_plugin.set_metrics_address(v))),
+    key("kubelet-plugin.labels", Switch(|c, v| c.kubelet_plugin.labels = v)),
+    key("kubelet-plugin.labels-dir", Text(|c, v| c.kubelet_plugin.set_labels_dir(v))),
 ];
 
 /// Returns the row of a key, or the row of its whole table.

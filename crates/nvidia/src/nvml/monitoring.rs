@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::api::{Api, Code, Device, Failed};
 
 /// A set of GPUs whose events are waited for, `nvmlEventSet_t`: an opaque pointer.
@@ -56,7 +58,7 @@ pub struct EventData {
 }
 
 /// The parts of a GPU that a MIG device has, from `nvmlDeviceAttributes_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigAttributes {
     /// The slices of its GPU instance
     pub gpu_slices: u32,
@@ -64,6 +66,34 @@ pub struct MigAttributes {
     pub compute_slices: u32,
     /// Its memory in MiB
     pub memory_mib: u64,
+    /// Its multiprocessors
+    pub multiprocessors: u32,
+    /// The engines that it shares with other compute instances of its GPU instance
+    pub engines: Engines,
+}
+
+/// Numbers of engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engines {
+    /// Copies memory
+    pub copy: u32,
+    /// Decodes video
+    pub decoder: u32,
+    /// Encodes video
+    pub encoder: u32,
+    /// Decodes JPEG
+    pub jpeg: u32,
+    /// Computes optical flow
+    pub ofa: u32,
+}
+
+/// The memory of a device in bytes, from `nvmlMemory_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// All of it
+    pub total: u64,
+    /// Allocated, or reserved by the driver
+    pub used: u64,
 }
 
 /// NVML, as far as a program needs it that watches GPUs.
@@ -98,11 +128,26 @@ pub trait Monitoring: Api {
     /// # Errors
     /// If the GPU is lost.
     fn fields<const N: usize>(&self, device: Device, ids: [u32; N]) -> Result<[Option<u64>; N], Failed>;
-    /// `nvmlDeviceGetMemoryInfo`: used memory in bytes. The call reaches the GPU, unlike those for its name or UUID.
+    /// `nvmlDeviceGetMemoryInfo`, also of a MIG device. The call reaches the GPU, unlike those for its name or UUID.
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn used_memory(&self, device: Device) -> Result<u64, Failed>;
+    fn memory(&self, device: Device) -> Result<Memory, Failed>;
+    /// `nvmlDeviceGetUtilizationRates`: the percentage of the last sample period, at most a second, in which a kernel ran
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] in MIG mode, and for MIG devices.
+    fn utilization(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetTemperature` of the GPU's chip, in degrees Celsius
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] without a sensor.
+    fn temperature(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetPowerUsage` of the GPU's board, in milliwatts
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] without a sensor.
+    fn power(&self, device: Device) -> Result<u32, Failed>;
     /// `nvmlDeviceGetAttributes_v2`, of a MIG device
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Library, PciInfo, RawDevice, Return};
 use crate::nvml::api::{Code, Device, Failed};
-use crate::nvml::monitoring::{EventData, EventSet, MigAttributes, Monitoring};
+use crate::nvml::monitoring::{Engines, EventData, EventSet, Memory, MigAttributes, Monitoring};
 
 type RawEventSet = *mut c_void;
 
@@ -41,11 +41,23 @@ struct RawMemory {
     used: c_ulonglong,
 }
 
+/// `nvmlUtilization_t`
+#[repr(C)]
+struct RawUtilization {
+    gpu: c_uint,
+    memory: c_uint,
+}
+
 /// `nvmlDeviceAttributes_t`
 #[repr(C)]
+#[derive(Default)]
 struct RawAttributes {
-    /// Multiprocessors, and the engines that are shared with other MIG devices
-    engines: [c_uint; 6],
+    multiprocessors: c_uint,
+    copy_engines: c_uint,
+    decoders: c_uint,
+    encoders: c_uint,
+    jpegs: c_uint,
+    ofas: c_uint,
     gpu_slices: c_uint,
     compute_slices: c_uint,
     memory_mib: c_ulonglong,
@@ -153,7 +165,7 @@ impl Monitoring for Library {
         Ok(fields.map(|field| field.number()))
     }
 
-    fn used_memory(&self, device: Device) -> Result<u64, Failed> {
+    fn memory(&self, device: Device) -> Result<Memory, Failed> {
         const NAME: &CStr = c"nvmlDeviceGetMemoryInfo";
         // SAFETY: nvml.h gives it this type, and it is called here only.
         let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut RawMemory) -> Return>(NAME) }?;
@@ -161,20 +173,56 @@ impl Monitoring for Library {
         // SAFETY: the library writes one nvmlMemory_t to `memory`, which has its layout; `device` is a handle that it gave us.
         let code = unsafe { function(device.get() as RawDevice, &raw mut memory) };
         self.check(NAME, code)?;
-        Ok(memory.used)
+        Ok(Memory { total: memory.total, used: memory.used })
+    }
+
+    fn utilization(&self, device: Device) -> Result<u32, Failed> {
+        const NAME: &CStr = c"nvmlDeviceGetUtilizationRates";
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut RawUtilization) -> Return>(NAME) }?;
+        let mut rates = RawUtilization { gpu: 0, memory: 0 };
+        // SAFETY: the library writes one nvmlUtilization_t to `rates`, which has its layout; `device` is a handle that it gave us.
+        let code = unsafe { function(device.get() as RawDevice, &raw mut rates) };
+        self.check(NAME, code)?;
+        Ok(rates.gpu)
+    }
+
+    fn temperature(&self, device: Device) -> Result<u32, Failed> {
+        const NAME: &CStr = c"nvmlDeviceGetTemperature";
+        /// NVML_TEMPERATURE_GPU
+        const SENSOR: c_uint = 0;
+        // SAFETY: nvml.h gives it this type, and it is called here only.
+        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, c_uint, *mut c_uint) -> Return>(NAME) }?;
+        let mut celsius = 0;
+        // SAFETY: the library writes one unsigned int to `celsius`; `device` is a handle that it gave us.
+        let code = unsafe { function(device.get() as RawDevice, SENSOR, &raw mut celsius) };
+        self.check(NAME, code)?;
+        Ok(celsius)
+    }
+
+    fn power(&self, device: Device) -> Result<u32, Failed> {
+        // SAFETY: it takes a device, and a pointer to what it fills.
+        unsafe { self.device_number(c"nvmlDeviceGetPowerUsage", device) }
     }
 
     fn mig_attributes(&self, device: Device) -> Result<MigAttributes, Failed> {
         const NAME: &CStr = c"nvmlDeviceGetAttributes_v2";
         // SAFETY: nvml.h gives it this type, and it is called here only.
         let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut RawAttributes) -> Return>(NAME) }?;
-        let mut found = RawAttributes { engines: [0; 6], gpu_slices: 0, compute_slices: 0, memory_mib: 0 };
+        let mut found = RawAttributes::default();
         // SAFETY: the library writes one nvmlDeviceAttributes_t to `found`, which has its layout; `device` is a handle that it
         // gave us.
         let code = unsafe { function(device.get() as RawDevice, &raw mut found) };
         self.check(NAME, code)?;
-        let RawAttributes { gpu_slices, compute_slices, memory_mib, .. } = found;
-        Ok(MigAttributes { gpu_slices, compute_slices, memory_mib })
+        let RawAttributes { multiprocessors, gpu_slices, compute_slices, memory_mib, .. } = found;
+        let engines = Engines {
+            copy: found.copy_engines,
+            decoder: found.decoders,
+            encoder: found.encoders,
+            jpeg: found.jpegs,
+            ofa: found.ofas,
+        };
+        Ok(MigAttributes { gpu_slices, compute_slices, memory_mib, multiprocessors, engines })
     }
 
     fn common_ancestor(&self, a: Device, b: Device) -> Result<u32, Failed> {
@@ -221,6 +269,7 @@ mod tests {
     /// The sizes that a C compiler computes for nvml.h.
     const _: () = assert!(size_of::<RawEvent>() == 32 && size_of::<RawField>() == 40);
     const _: () = assert!(size_of::<RawMemory>() == 24 && size_of::<RawAttributes>() == 40);
+    const _: () = assert!(size_of::<RawUtilization>() == 8);
 
     #[test]
     fn a_value_is_read_by_its_type() {

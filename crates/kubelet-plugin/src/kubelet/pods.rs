@@ -1,0 +1,64 @@
+//! Asks the kubelet which containers have which devices.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::dial::dial;
+use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use crate::proto::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
+
+/// How long the kubelet has to answer.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// The limit for an answer in bytes, which is that of the kubelet.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// A container that has devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Container {
+    /// The namespace of the pod
+    pub namespace: String,
+    /// The name of the pod
+    pub pod: String,
+    /// The name of the container
+    pub name: String,
+    /// The ids of its devices by resource, also of other plugins' resources
+    pub devices: BTreeMap<String, Vec<String>>,
+}
+
+/// Returns the kubelet's socket for pod resources.
+#[must_use]
+pub fn socket(kubelet_dir: &Path) -> PathBuf {
+    kubelet_dir.join("pod-resources/kubelet.sock")
+}
+
+/// Returns the containers that have devices, or `None` if the kubelet does not answer in time.
+pub async fn list(socket: &Path) -> Option<Vec<Container>> {
+    let ask = async {
+        let mut kubelet = PodResourcesListerClient::new(dial(socket).await?).max_decoding_message_size(MAX_ANSWER);
+        anyhow::Ok(kubelet.list(ListPodResourcesRequest {}).await?.into_inner())
+    };
+    timeout(DEADLINE, ask).await.ok()?.ok().map(containers)
+}
+
+fn containers(answer: ListPodResourcesResponse) -> Vec<Container> {
+    let mut found = Vec::new();
+    for pod in answer.pod_resources {
+        for container in pod.containers {
+            // A resource has several entries if its devices are at several NUMA nodes.
+            let mut devices: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            for entry in container.devices {
+                devices.entry(entry.resource_name).or_default().extend(entry.device_ids);
+            }
+            if devices.is_empty() {
+                continue;
+            }
+            let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
+            found.push(Container { namespace, pod, name: container.name, devices });
+        }
+    }
+    found
+}

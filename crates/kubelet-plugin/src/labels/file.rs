@@ -1,0 +1,123 @@
+//! Keeps the file with the labels of the node up to date, and removes it at the end.
+
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The name of the file. Node Feature Discovery ignores names that begin with a dot.
+const NAME: &str = "oci-nvidia-kubelet-plugin";
+const TEMPORARY: &str = ".oci-nvidia-kubelet-plugin.new";
+
+/// The file. Dropping it removes the file from the disk.
+#[derive(Debug)]
+pub struct File {
+    dir: PathBuf,
+    /// Whether the directory is created
+    creates: bool,
+    /// The last error, which is reported once
+    error: Option<String>,
+}
+
+impl File {
+    /// Describes the file in this directory. With `creates`, the directory is created; otherwise nothing is written without it.
+    #[must_use]
+    pub fn new(dir: &Path, creates: bool) -> Self {
+        Self { dir: dir.to_owned(), creates, error: None }
+    }
+
+    /// Writes these lines if the file does not contain them, or removes it if there are none.
+    ///
+    /// # Errors
+    /// An error that is not the same as the last time. The file is written at the next call.
+    pub fn update(&mut self, lines: &[String]) -> Result<(), String> {
+        let result = self.try_update(lines).map_err(|error| format!("cannot write {:?}: {error}", self.path()));
+        let before = std::mem::replace(&mut self.error, result.clone().err());
+        if self.error == before { Ok(()) } else { result }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(NAME)
+    }
+
+    fn try_update(&self, lines: &[String]) -> io::Result<()> {
+        if lines.is_empty() {
+            return remove(&self.path());
+        }
+        let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
+        if fs::read(self.path()).is_ok_and(|old| old == text.as_bytes()) {
+            return Ok(());
+        }
+        if self.creates {
+            fs::create_dir_all(&self.dir)?;
+        } else if !self.dir.is_dir() {
+            return Ok(());
+        }
+        let temporary = self.dir.join(TEMPORARY);
+        // Of a process that was killed
+        remove(&temporary)?;
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        // Node Feature Discovery does not run as root.
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        fs::rename(&temporary, self.path())
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // The directory may be read-only or gone.
+        remove(&self.path()).ok();
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_follows_the_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let features = dir.path().join("features.d");
+        let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        let mut file = File::new(&features, false);
+        file.update(&lines(&["a=1"])).unwrap();
+        assert!(fs::metadata(&features).is_err(), "nothing reads it");
+        fs::create_dir(&features).unwrap();
+        fs::write(features.join(TEMPORARY), "half").unwrap();
+        file.update(&lines(&["a=1", "b=2"])).unwrap();
+        let read = || fs::read_to_string(features.join(NAME)).unwrap();
+        assert_eq!(read(), "a=1\nb=2\n");
+        assert_eq!(fs::metadata(features.join(NAME)).unwrap().permissions().mode() & 0o777, 0o644);
+        // Another program removes it.
+        fs::remove_file(features.join(NAME)).unwrap();
+        file.update(&lines(&["a=1"])).unwrap();
+        assert_eq!(read(), "a=1\n");
+        file.update(&[]).unwrap();
+        assert_eq!(fs::read_dir(&features).unwrap().count(), 0);
+        file.update(&lines(&["a=1"])).unwrap();
+        drop(file);
+        assert_eq!(fs::read_dir(&features).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_error_is_reported_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let features = dir.path().join("features.d");
+        fs::write(&features, "not a directory").unwrap();
+        let mut file = File::new(&features, true);
+        let error = file.update(&["a=1".to_owned()]).unwrap_err();
+        assert!(error.contains("features.d/oci-nvidia-kubelet-plugin"), "{error}");
+        assert_eq!(file.update(&["a=1".to_owned()]), Ok(()));
+        fs::remove_file(&features).unwrap();
+        file.update(&["a=1".to_owned()]).unwrap();
+        assert!(fs::metadata(features.join(NAME)).is_ok());
+    }
+}

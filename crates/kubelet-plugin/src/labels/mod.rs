@@ -1,0 +1,233 @@
+//! Decides the labels of the node that describe its GPUs, with the names of NVIDIA's GPU Feature Discovery. Pure.
+//!
+//! Node Feature Discovery reads them from a file ([`file`]), so that the plugin needs no rights in the cluster.
+
+pub mod file;
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+
+use nvidia_host::config::Limits;
+use nvidia_host::config::kubelet_plugin::{KubeletPlugin, MigStrategy};
+use nvidia_host::inventory::limits::permit;
+use nvidia_host::nvml::monitoring::MigAttributes;
+
+use crate::devices;
+use crate::gpus::NodeGpu;
+use crate::monitor::message::{Properties, Snapshot};
+use crate::monitor::update::Update;
+
+/// The longest value of a label.
+const MAX_VALUE: usize = 63;
+/// The prefix of all labels, also if the resources have another one: charts and node selectors name it.
+const PREFIX: &str = "nvidia.com";
+/// The labels of whole GPUs
+const GPU: &str = "gpu";
+
+/// What the labels contain besides the GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Empty without a driver
+    driver_version: String,
+    cuda_version: String,
+    properties: BTreeMap<String, Properties>,
+    mig_attributes: BTreeMap<String, MigAttributes>,
+}
+
+impl Facts {
+    /// Takes a report of the monitor into account.
+    pub fn apply(&mut self, update: &Update) {
+        match update {
+            Update::Snapshot(snapshot) => self.take(snapshot),
+            Update::Absent(_) => *self = Self::default(),
+            // The hardware is the same while the driver is replaced.
+            Update::LetGo | Update::Sample(_) | Update::Event(_) | Update::Silent { .. } => {}
+        }
+    }
+
+    fn take(&mut self, snapshot: &Snapshot) {
+        self.driver_version.clone_from(&snapshot.inventory.driver_version);
+        self.cuda_version.clone_from(&snapshot.inventory.cuda_version);
+        let failed = |uuid: &String| snapshot.inventory.failed.iter().any(|gpu| gpu.uuid.as_ref() == Some(uuid));
+        // A GPU that is lost keeps its labels, like its ids.
+        self.properties.retain(|uuid, _| failed(uuid));
+        self.properties.extend(snapshot.properties.clone());
+        self.mig_attributes.clone_from(&snapshot.mig_attributes);
+    }
+}
+
+/// Returns the lines `name=value`, in the order of the names. There is none without a driver or a GPU. `machine` is the model of the
+/// computer.
+#[must_use]
+pub fn lines(
+    facts: &Facts,
+    gpus: &[NodeGpu],
+    settings: &KubeletPlugin,
+    limits: &Limits,
+    machine: Option<&str>,
+) -> Vec<String> {
+    let parts = gpus.iter().flat_map(|gpu| devices::parts(gpu, settings).into_iter().map(move |part| (gpu, part)));
+    let permitted = parts.filter(|(gpu, part)| permit(limits, &gpu.gpu, *part));
+    let (mut whole, mut migs) = (Vec::new(), Vec::new());
+    for (gpu, part) in permitted {
+        match part {
+            None => whole.push(gpu),
+            Some(mig) => migs.extend(gpu.profiles.get(&mig.uuid).map(|profile| Mig { gpu, uuid: &mig.uuid, profile })),
+        }
+    }
+    if facts.driver_version.is_empty() || (whole.is_empty() && migs.is_empty()) {
+        return Vec::new();
+    }
+    let is_single = devices::is_single(gpus, settings);
+    let mut labels = Labels::default();
+    labels.of_software(facts);
+    labels.add("gpu.machine", machine.unwrap_or("unknown"));
+    let is_capable = |gpu: &NodeGpu| facts.properties.get(&gpu.gpu.uuid).is_some_and(|found| found.mig_capable);
+    labels.add("mig.capable", gpus.iter().any(is_capable));
+    match settings.mig_strategy {
+        MigStrategy::None => {}
+        MigStrategy::Single => labels.add("mig.strategy", "single"),
+        MigStrategy::Mixed => labels.add("mig.strategy", "mixed"),
+    }
+    labels.of_gpus(facts, gpus, &whole, settings);
+    if settings.mig_strategy == MigStrategy::Mixed || is_single {
+        labels.of_migs(facts, &migs, settings, is_single);
+    }
+    labels.lines()
+}
+
+/// A MIG device that is offered.
+#[derive(Clone, Copy)]
+struct Mig<'a> {
+    gpu: &'a NodeGpu,
+    uuid: &'a str,
+    profile: &'a str,
+}
+
+/// Values by the name without the prefix.
+#[derive(Debug, Default)]
+struct Labels(BTreeMap<String, String>);
+
+impl Labels {
+    fn add(&mut self, name: &str, value: impl Display) {
+        let value = sanitized(&value.to_string());
+        if !value.is_empty() {
+            self.0.insert(name.to_owned(), value);
+        }
+    }
+
+    fn of_software(&mut self, facts: &Facts) {
+        let driver: Vec<&str> = facts.driver_version.split('.').collect();
+        self.add("cuda.driver-version.full", &facts.driver_version);
+        // The names of older versions are in use.
+        let names = [("major", "major"), ("minor", "minor"), ("revision", "rev")];
+        for ((name, old), value) in names.into_iter().zip(driver) {
+            self.add(&format!("cuda.driver-version.{name}"), value);
+            self.add(&format!("cuda.driver.{old}"), value);
+        }
+        self.add("cuda.runtime-version.full", &facts.cuda_version);
+        for (name, value) in ["major", "minor"].into_iter().zip(facts.cuda_version.split('.')) {
+            self.add(&format!("cuda.runtime-version.{name}"), value);
+            self.add(&format!("cuda.runtime.{name}"), value);
+        }
+    }
+
+    /// Describes the model of which there are most GPUs: a node has one set of labels.
+    fn of_gpus(&mut self, facts: &Facts, gpus: &[NodeGpu], whole: &[&NodeGpu], settings: &KubeletPlugin) {
+        let count = |model: &str| gpus.iter().filter(|gpu| gpu.gpu.model == model).count();
+        // The first one of several with the same number
+        let candidates = if whole.is_empty() { gpus.iter().collect() } else { whole.to_vec() };
+        let Some(gpu) = candidates.iter().rev().max_by_key(|gpu| count(&gpu.gpu.model)) else { return };
+        let model = &gpu.gpu.model;
+        let replicas = if whole.is_empty() { 0 } else { devices::replicas_of(model, settings) };
+        self.of_resource(GPU, model, count(model), replicas);
+        if let Some(memory) = facts.properties.get(&gpu.gpu.uuid).and_then(|found| found.memory_mib) {
+            self.add("gpu.memory", memory);
+        }
+        let Some((major, minor)) = gpu.gpu.compute_capability.split_once('.') else { return };
+        self.add("gpu.compute.major", major);
+        self.add("gpu.compute.minor", minor);
+        if let Some(family) = family(major.parse().unwrap_or_default(), minor.parse().unwrap_or_default()) {
+            self.add("gpu.family", family);
+        }
+    }
+
+    /// Describes the MIG devices, each profile by a resource of its own or, if it is a single one, as GPUs.
+    fn of_migs(&mut self, facts: &Facts, migs: &[Mig<'_>], settings: &KubeletPlugin, is_single: bool) {
+        let mut by_profile: BTreeMap<&str, Vec<Mig<'_>>> = BTreeMap::new();
+        for mig in migs {
+            by_profile.entry(mig.profile).or_default().push(*mig);
+        }
+        for (profile, migs) in by_profile {
+            let Some(first) = migs.first() else { continue };
+            let name = if is_single { GPU.to_owned() } else { format!("mig-{}", profile.replace('+', ".")) };
+            let model = &first.gpu.gpu.model;
+            self.of_resource(
+                &name,
+                &format!("{model}-MIG-{profile}"),
+                migs.len(),
+                devices::replicas_of(model, settings),
+            );
+            let Some(parts) = facts.mig_attributes.get(first.uuid) else { continue };
+            for (suffix, value) in [
+                ("multiprocessors", parts.multiprocessors),
+                ("slices.gi", parts.gpu_slices),
+                ("slices.ci", parts.compute_slices),
+                ("engines.copy", parts.engines.copy),
+                ("engines.decoder", parts.engines.decoder),
+                ("engines.encoder", parts.engines.encoder),
+                ("engines.jpeg", parts.engines.jpeg),
+                ("engines.ofa", parts.engines.ofa),
+            ] {
+                self.add(&format!("{name}.{suffix}"), value);
+            }
+            self.add(&format!("{name}.memory"), parts.memory_mib);
+        }
+    }
+
+    fn of_resource(&mut self, name: &str, product: &str, count: usize, replicas: u32) {
+        let is_shared = replicas > 1;
+        self.add(&format!("{name}.product"), format_args!("{product}{}", if is_shared { "-SHARED" } else { "" }));
+        self.add(&format!("{name}.count"), count);
+        self.add(&format!("{name}.replicas"), replicas);
+        self.add(&format!("{name}.sharing-strategy"), if is_shared { "time-slicing" } else { "none" });
+    }
+
+    fn lines(self) -> Vec<String> {
+        self.0.into_iter().map(|(name, value)| format!("{PREFIX}/{name}={value}")).collect()
+    }
+}
+
+/// Returns a valid value of a label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at each end.
+fn sanitized(text: &str) -> String {
+    let mut value = String::new();
+    for c in text.trim().chars() {
+        let is_allowed = c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        // Writing to a String does not fail.
+        value.write_char(if is_allowed { c } else { '-' }).ok();
+    }
+    let is_end = |c: char| c.is_ascii_alphanumeric();
+    let mut value = value.trim_start_matches(|c| !is_end(c));
+    value = value.get(..MAX_VALUE).unwrap_or(value);
+    value.trim_end_matches(|c| !is_end(c)).to_owned()
+}
+
+/// Returns NVIDIA's name for GPUs of this compute capability.
+const fn family(major: u32, minor: u32) -> Option<&'static str> {
+    Some(match (major, minor) {
+        (2, _) => "fermi",
+        (3, _) => "kepler",
+        (5, _) => "maxwell",
+        (6, _) => "pascal",
+        (7, 0..5) => "volta",
+        (7, _) => "turing",
+        (8, 9) => "ada-lovelace",
+        (8, _) => "ampere",
+        (9, _) => "hopper",
+        (10..=12, _) => "blackwell",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+use super::*;
+use crate::gpus::tests::gpu;
+use nvidia_host::inventory::Inventory;
+use nvidia_host::nvml::monitoring::Engines;
+
+fn facts(gpus: &[NodeGpu]) -> Facts {
+    let properties = Properties { memory_mib: Some(81559), mig_capable: true };
+    let engines = Engines { copy: 1, decoder: 2, ..Engines::default() };
+    let attributes = MigAttributes { gpu_slices: 1, compute_slices: 1, memory_mib: 9984, multiprocessors: 16, engines };
+    let mut facts = Facts::default();
+    facts.apply(&Update::Snapshot(Box::new(Snapshot {
+        inventory: Inventory {
+            driver_version: "535.183.01".into(),
+            cuda_version: "12.2".into(),
+            gpus: gpus.iter().map(|gpu| gpu.gpu.clone()).collect(),
+            ..Inventory::default()
+        },
+        properties: gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), properties)).collect(),
+        mig_attributes: gpus
+            .iter()
+            .flat_map(|gpu| gpu.profiles.keys().map(|uuid| (uuid.clone(), attributes)))
+            .collect(),
+        ..Snapshot::default()
+    })));
+    facts
+}
+
+fn labels(gpus: &[NodeGpu], settings: &KubeletPlugin) -> Vec<String> {
+    lines(&facts(gpus), gpus, settings, &Limits::default(), Some("PowerEdge XE9680"))
+}
+
+/// The labels whose names begin with one of these, without the prefix.
+fn some(gpus: &[NodeGpu], settings: &KubeletPlugin, names: &[&str]) -> Vec<String> {
+    let all = labels(gpus, settings).into_iter();
+    let bare = all.map(|line| line.strip_prefix("nvidia.com/").unwrap().to_owned());
+    bare.filter(|line| names.iter().any(|name| line.starts_with(name))).collect()
+}
+
+fn with(mig_strategy: MigStrategy, replicas: u32) -> KubeletPlugin {
+    KubeletPlugin { mig_strategy, replicas, ..KubeletPlugin::default() }
+}
+
+const MODEL: &str = "NVIDIA H100 80GB HBM3";
+
+#[test]
+fn all_labels_of_a_node_with_whole_gpus() {
+    let gpus = [gpu(0, MODEL, &[]), gpu(1, MODEL, &[])];
+    assert_eq!(
+        labels(&gpus, &KubeletPlugin::default()),
+        [
+            "nvidia.com/cuda.driver-version.full=535.183.01",
+            "nvidia.com/cuda.driver-version.major=535",
+            "nvidia.com/cuda.driver-version.minor=183",
+            "nvidia.com/cuda.driver-version.revision=01",
+            "nvidia.com/cuda.driver.major=535",
+            "nvidia.com/cuda.driver.minor=183",
+            "nvidia.com/cuda.driver.rev=01",
+            "nvidia.com/cuda.runtime-version.full=12.2",
+            "nvidia.com/cuda.runtime-version.major=12",
+            "nvidia.com/cuda.runtime-version.minor=2",
+            "nvidia.com/cuda.runtime.major=12",
+            "nvidia.com/cuda.runtime.minor=2",
+            "nvidia.com/gpu.compute.major=9",
+            "nvidia.com/gpu.compute.minor=0",
+            "nvidia.com/gpu.count=2",
+            "nvidia.com/gpu.family=hopper",
+            "nvidia.com/gpu.machine=PowerEdge-XE9680",
+            "nvidia.com/gpu.memory=81559",
+            "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3",
+            "nvidia.com/gpu.replicas=1",
+            "nvidia.com/gpu.sharing-strategy=none",
+            "nvidia.com/mig.capable=true",
+            "nvidia.com/mig.strategy=mixed",
+        ]
+    );
+}
+
+#[test]
+fn products_counts_and_strategies() {
+    const BASIC: &[&str] =
+        &["gpu.product", "gpu.count", "gpu.replicas", "gpu.sharing", "mig.strategy", "mig-1g.5gb.product"];
+    let whole = [gpu(0, MODEL, &[]), gpu(1, "NVIDIA T4", &[]), gpu(2, "NVIDIA T4", &[])];
+    let mixed = [gpu(0, "A100", &["1g.5gb", "1g.5gb", "2g.10gb+me"]), gpu(1, "A100", &[])];
+    let uniform = [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb"])];
+    let rows: &[(&[NodeGpu], KubeletPlugin, &[&str])] = &[
+        (
+            &whole,
+            with(MigStrategy::None, 1),
+            &["gpu.count=2", "gpu.product=NVIDIA-T4", "gpu.replicas=1", "gpu.sharing-strategy=none"],
+        ),
+        (
+            &whole[..1],
+            with(MigStrategy::None, 4),
+            &[
+                "gpu.count=1",
+                "gpu.product=NVIDIA-H100-80GB-HBM3-SHARED",
+                "gpu.replicas=4",
+                "gpu.sharing-strategy=time-slicing",
+            ],
+        ),
+        (
+            &mixed,
+            with(MigStrategy::Mixed, 2),
+            &[
+                "gpu.count=2",
+                "gpu.product=A100-SHARED",
+                "gpu.replicas=2",
+                "gpu.sharing-strategy=time-slicing",
+                "mig-1g.5gb.product=A100-MIG-1g.5gb-SHARED",
+                "mig.strategy=mixed",
+            ],
+        ),
+        (
+            &uniform,
+            with(MigStrategy::Mixed, 1),
+            &[
+                "gpu.count=2",
+                "gpu.product=A100",
+                "gpu.replicas=0",
+                "gpu.sharing-strategy=none",
+                "mig-1g.5gb.product=A100-MIG-1g.5gb",
+                "mig.strategy=mixed",
+            ],
+        ),
+        (
+            &uniform,
+            with(MigStrategy::Single, 1),
+            &[
+                "gpu.count=3",
+                "gpu.product=A100-MIG-1g.5gb",
+                "gpu.replicas=1",
+                "gpu.sharing-strategy=none",
+                "mig.strategy=single",
+            ],
+        ),
+        // The MIG devices are not offered.
+        (
+            &mixed,
+            with(MigStrategy::Single, 1),
+            &["gpu.count=2", "gpu.product=A100", "gpu.replicas=1", "gpu.sharing-strategy=none", "mig.strategy=single"],
+        ),
+    ];
+    for (gpus, settings, expected) in rows {
+        assert_eq!(some(gpus, settings, BASIC), *expected, "{:?}", settings.mig_strategy);
+    }
+    let gpus = [gpu(0, "A100", &["1g.5gb", "1g.5gb"])];
+    let parts = [
+        "engines.copy=1",
+        "engines.decoder=2",
+        "engines.encoder=0",
+        "engines.jpeg=0",
+        "engines.ofa=0",
+        "memory=9984",
+        "multiprocessors=16",
+    ];
+    let slices = ["slices.ci=1", "slices.gi=1"];
+    let mig = ["product=A100-MIG-1g.5gb", "replicas=1", "sharing-strategy=none"];
+    let expected = ["count=2"].iter().chain(&parts).chain(&mig).chain(&slices);
+    let expected: Vec<String> = expected.map(|line| format!("mig-1g.5gb.{line}")).collect();
+    assert_eq!(some(&gpus, &with(MigStrategy::Mixed, 1), &["mig-"]), expected);
+    let single = some(&gpus, &with(MigStrategy::Single, 1), &["gpu.memory", "gpu.slices", "gpu.family", "mig-"]);
+    assert_eq!(single, ["gpu.family=hopper", "gpu.memory=9984", "gpu.slices.ci=1", "gpu.slices.gi=1"]);
+    assert_eq!(some(&mixed, &with(MigStrategy::Mixed, 1), &["mig-2g.10gb.me.count"]), ["mig-2g.10gb.me.count=1"]);
+}
+
+#[test]
+fn without_a_driver_or_a_permitted_gpu_there_are_no_labels() {
+    let gpus = [gpu(0, MODEL, &[])];
+    let settings = KubeletPlugin::default();
+    assert!(labels(&[], &settings).is_empty());
+    assert!(lines(&Facts::default(), &gpus, &settings, &Limits::default(), None).is_empty());
+    let deny = Limits { deny: vec!["0".into()], ..Limits::default() };
+    assert!(lines(&facts(&gpus), &gpus, &settings, &deny, None).is_empty());
+    let mut facts = facts(&gpus);
+    facts.apply(&Update::LetGo);
+    let found = lines(&facts, &gpus, &settings, &Limits::default(), None);
+    assert!(found.contains(&"nvidia.com/gpu.machine=unknown".to_owned()), "{found:?}");
+    facts.apply(&Update::Absent("no driver".into()));
+    assert!(lines(&facts, &gpus, &settings, &Limits::default(), None).is_empty());
+}
+
+#[test]
+fn values_follow_the_rules_of_kubernetes() {
+    for (text, value) in [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3"),
+        (" Standard PC (Q35 + ICH9, 2009) ", "Standard-PC--Q35---ICH9--2009"),
+        ("-_.a._-", "a"),
+        ("é", ""),
+        ("\n", ""),
+        ("a=b\nnvidia.com/x=y", "a-b-nvidia.com-x-y"),
+    ] {
+        assert_eq!(sanitized(text), value, "{text:?}");
+    }
+    let long = format!("{}-{}", "a".repeat(MAX_VALUE - 1), "b".repeat(9));
+    assert_eq!(sanitized(&long), "a".repeat(MAX_VALUE - 1));
+}
+
+#[test]
+fn families() {
+    for (major, minor, expected) in [
+        (3, 5, Some("kepler")),
+        (5, 2, Some("maxwell")),
+        (7, 0, Some("volta")),
+        (7, 5, Some("turing")),
+        (8, 6, Some("ampere")),
+        (8, 9, Some("ada-lovelace")),
+        (9, 0, Some("hopper")),
+        (12, 0, Some("blackwell")),
+        (99, 0, None),
+    ] {
+        assert_eq!(family(major, minor), expected, "{major}.{minor}");
+    }
+}

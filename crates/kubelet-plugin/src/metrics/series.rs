@@ -1,0 +1,225 @@
+//! Decides which series the metrics have. Pure.
+//!
+//! The series of containers have the names and labels of GKE's device plugin. Several containers may share a GPU; each of them has the
+//! values of the whole GPU, because the driver does not report them by container. A GPU with MIG devices is reported as these, like
+//! several smaller GPUs.
+
+use std::collections::BTreeMap;
+use std::time::UNIX_EPOCH;
+
+use nvidia_host::nvml::monitoring::Memory;
+
+use super::readings::{Reading, Readings};
+use crate::devices::uuid_of;
+use crate::gpus::NodeGpu;
+use crate::kubelet::Status;
+use crate::kubelet::pods::Container;
+use crate::node::Offer;
+
+/// What the series follow from.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The GPUs and the resources
+    pub offer: Offer,
+    /// The values
+    pub readings: Readings,
+    /// The containers that have devices; none if the kubelet does not answer
+    pub containers: Vec<Container>,
+    /// The registrations
+    pub status: Status,
+}
+
+/// A metric. All are gauges but [`XID_ERRORS`], which is a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Metric {
+    /// The name
+    pub name: &'static str,
+    /// The description
+    pub help: &'static str,
+}
+
+const DUTY_CYCLE: Metric =
+    Metric { name: "duty_cycle", help: "Mean utilization of the container's GPU in percent, in the last 10 seconds" };
+const MEMORY_TOTAL: Metric = Metric { name: "memory_total", help: "Memory of the container's GPU in bytes" };
+const MEMORY_USED: Metric = Metric { name: "memory_used", help: "Allocated memory of the container's GPU in bytes" };
+const REQUEST: Metric = Metric { name: "request", help: "Number of devices that the container has" };
+const DUTY_CYCLE_NODE: Metric =
+    Metric { name: "duty_cycle_gpu_node", help: "Mean utilization of the GPU in percent, in the last 10 seconds" };
+const MEMORY_TOTAL_NODE: Metric = Metric { name: "memory_total_gpu_node", help: "Memory of the GPU in bytes" };
+const MEMORY_USED_NODE: Metric = Metric { name: "memory_used_gpu_node", help: "Allocated memory of the GPU in bytes" };
+const HEALTH: Metric =
+    Metric { name: "onh_gpu_health", help: "1 if the GPU can be used, 0 if it cannot, with the reason" };
+const TEMPERATURE: Metric = Metric { name: "onh_gpu_temperature_celsius", help: "Temperature of the GPU" };
+const POWER: Metric = Metric { name: "onh_gpu_power_watts", help: "Power that the GPU's board uses" };
+/// The counter
+pub const XID_ERRORS: Metric =
+    Metric { name: "onh_gpu_xid_errors", help: "Errors that the driver reported, by NVIDIA's number" };
+const REGISTRATION: Metric = Metric {
+    name: "onh_registration_timestamp_seconds",
+    help: "When the kubelet last accepted the resource, in seconds since 1970",
+};
+
+/// All of them, in the order of the output.
+pub const METRICS: [Metric; 12] = [
+    DUTY_CYCLE,
+    MEMORY_TOTAL,
+    MEMORY_USED,
+    REQUEST,
+    DUTY_CYCLE_NODE,
+    MEMORY_TOTAL_NODE,
+    MEMORY_USED_NODE,
+    HEALTH,
+    TEMPERATURE,
+    POWER,
+    XID_ERRORS,
+    REGISTRATION,
+];
+
+/// The labels of a series
+pub type Labels = Vec<(&'static str, String)>;
+
+/// The series of each metric that has one.
+pub type Series = BTreeMap<Metric, Vec<(Labels, f64)>>;
+
+/// Returns all series.
+#[must_use]
+pub fn series(facts: &Facts) -> Series {
+    let mut out = Series::new();
+    of_containers(facts, &mut out);
+    of_node(facts, &mut out);
+    for (uuid, why) in &facts.readings.health {
+        let reason = why.clone().unwrap_or_default();
+        let value = if why.is_none() { 1.0 } else { 0.0 };
+        add(&mut out, HEALTH, vec![("uuid", uuid.clone()), ("reason", reason)], Some(value));
+    }
+    for (uuid, reading) in &facts.readings.gpus {
+        let labels = || vec![("uuid", uuid.clone())];
+        add(&mut out, TEMPERATURE, labels(), reading.temperature.map(f64::from));
+        add(&mut out, POWER, labels(), reading.power.map(|milliwatts| f64::from(milliwatts) / 1000.0));
+    }
+    for ((uuid, number), count) in &facts.readings.xids {
+        add(&mut out, XID_ERRORS, vec![("uuid", uuid.clone()), ("xid", number.to_string())], Some(float(*count)));
+    }
+    for (resource, registration) in &facts.status {
+        let since = registration.registered.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let labels = vec![("resource_name", resource.clone())];
+        add(&mut out, REGISTRATION, labels, since.map(|since| since.as_secs_f64()));
+    }
+    out
+}
+
+fn add(out: &mut Series, metric: Metric, labels: Labels, value: Option<f64>) {
+    let Some(value) = value else { return };
+    out.entry(metric).or_default().push((labels, value));
+}
+
+fn of_containers(facts: &Facts, out: &mut Series) {
+    for container in &facts.containers {
+        let labels = || {
+            vec![
+                ("namespace", container.namespace.clone()),
+                ("pod", container.pod.clone()),
+                ("container", container.name.clone()),
+            ]
+        };
+        let mut known: Vec<Accelerator<'_>> = Vec::new();
+        for (resource, ids) in &container.devices {
+            if !facts.offer.resources.iter().any(|offered| offered.name == *resource) {
+                continue;
+            }
+            let count = u32::try_from(ids.len()).ok().map(f64::from);
+            add(out, REQUEST, [labels(), vec![("resource_name", resource.clone())]].concat(), count);
+            for id in ids {
+                let Some(accelerator) = find(&facts.offer, id) else { continue };
+                if known.iter().any(|other| other.uuid == accelerator.uuid) {
+                    continue;
+                }
+                let values = accelerator.values(&facts.readings);
+                let labels = [labels(), accelerator.labels()].concat();
+                known.push(accelerator);
+                add(out, DUTY_CYCLE, labels.clone(), values.utilization);
+                add(out, MEMORY_TOTAL, labels.clone(), values.memory.map(|memory| float(memory.total)));
+                add(out, MEMORY_USED, labels, values.memory.map(|memory| float(memory.used)));
+            }
+        }
+    }
+}
+
+fn of_node(facts: &Facts, out: &mut Series) {
+    for accelerator in facts.offer.gpus.iter().flat_map(accelerators) {
+        let values = accelerator.values(&facts.readings);
+        let labels = accelerator.labels();
+        add(out, DUTY_CYCLE_NODE, labels.clone(), values.utilization);
+        add(out, MEMORY_TOTAL_NODE, labels.clone(), values.memory.map(|memory| float(memory.total)));
+        add(out, MEMORY_USED_NODE, labels, values.memory.map(|memory| float(memory.used)));
+    }
+}
+
+/// A GPU, or a MIG device.
+#[derive(Clone, Copy, Debug)]
+struct Accelerator<'a> {
+    gpu: &'a NodeGpu,
+    uuid: &'a str,
+}
+
+struct Values {
+    utilization: Option<f64>,
+    memory: Option<Memory>,
+}
+
+impl Accelerator<'_> {
+    fn is_whole(&self) -> bool {
+        self.gpu.gpu.uuid == self.uuid
+    }
+
+    fn labels(&self) -> Labels {
+        let model = &self.gpu.gpu.model;
+        let model = match self.gpu.profiles.get(self.uuid) {
+            // The name that NVML has for the MIG device
+            Some(profile) => format!("{model} MIG {profile}"),
+            None => model.clone(),
+        };
+        vec![("make", "nvidia".to_owned()), ("accelerator_id", self.uuid.to_owned()), ("model", model)]
+    }
+
+    fn values(&self, readings: &Readings) -> Values {
+        let reading = readings.gpus.get(&self.gpu.gpu.uuid);
+        if self.is_whole() {
+            let utilization = reading.and_then(Reading::utilization);
+            return Values { utilization, memory: reading.and_then(|reading| reading.memory) };
+        }
+        // NVML does not report the utilization of MIG devices.
+        let memory = reading.and_then(|reading| reading.mig_memory.get(self.uuid).copied());
+        Values { utilization: None, memory }
+    }
+}
+
+fn accelerators(gpu: &NodeGpu) -> Vec<Accelerator<'_>> {
+    let migs = gpu.gpu.mig_devices.iter().map(|mig| Accelerator { gpu, uuid: &mig.uuid });
+    let whole = Accelerator { gpu, uuid: &gpu.gpu.uuid };
+    if gpu.gpu.mig_devices.is_empty() { vec![whole] } else { migs.collect() }
+}
+
+/// Returns the device with this id of a resource: that with the UUID in the id, or the GPU of an id that does not contain it.
+fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
+    let of_uuid = |uuid: &str| {
+        offer.gpus.iter().find_map(|gpu| {
+            let migs = gpu.gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
+            let mut uuids = std::iter::once(gpu.gpu.uuid.as_str()).chain(migs);
+            uuids.find(|known| *known == uuid).map(|uuid| Accelerator { gpu, uuid })
+        })
+    };
+    let gpu_of_id = || {
+        let device = offer.resources.iter().flat_map(|resource| &resource.devices).find(|device| device.id == id)?;
+        of_uuid(&device.gpu)
+    };
+    of_uuid(uuid_of(id)).or_else(gpu_of_id)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "numbers of bytes and errors are below 2^53")]
+const fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests;

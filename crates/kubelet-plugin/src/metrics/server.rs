@@ -1,0 +1,194 @@
+//! Answers HTTP requests for `/metrics` and `/healthz`.
+//!
+//! A client can be anything that reaches the address. Requests and connections have limits in size and time. At the limit for
+//! connections, the oldest one is closed, so that slow clients do not keep a new one out.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::metrics::histogram::Histogram;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::readings::Readings;
+use super::series::{Facts, series};
+use super::text;
+use crate::kubelet::Status;
+use crate::kubelet::pods::{self, Container};
+use crate::node::Offer;
+
+/// How many clients are served at the same time.
+const MAX_CONNECTIONS: usize = 16;
+/// The limit for a request without its body in bytes.
+const MAX_HEADER: usize = 8 << 10;
+/// How long a client may take to send its request.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a connection lasts at most.
+const MAX_TIME: Duration = Duration::from_secs(15);
+/// How long an answer of the kubelet is used.
+const CACHED: Duration = Duration::from_secs(1);
+/// The time before the next attempt if the address cannot be used.
+const RETRY: Duration = Duration::from_secs(10);
+/// The time before the next attempt if no connection can be accepted.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What the metrics are made from.
+#[derive(Debug)]
+pub struct Sources {
+    /// The GPUs and the resources
+    pub offer: watch::Receiver<Offer>,
+    /// The values
+    pub readings: watch::Receiver<Readings>,
+    /// The registrations
+    pub status: watch::Receiver<Status>,
+    /// The times of Allocate
+    pub latency: Histogram,
+    /// The kubelet's socket for pod resources
+    pub pod_resources: PathBuf,
+}
+
+/// Serves until the future is dropped. `note` logs a line.
+pub async fn serve(address: SocketAddr, sources: Sources, note: impl Fn(&str)) -> Infallible {
+    let listener = listen(address, &note).await;
+    let server = Arc::new(Server { sources, containers: Mutex::default() });
+    let mut tasks = JoinSet::new();
+    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) if is_of_peer(&error) => continue,
+            Err(error) => {
+                note(&format!("cannot accept a connection for metrics: {error}"));
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        while tasks.try_join_next().is_some() {}
+        open.retain(|task| !task.is_finished());
+        if open.len() >= MAX_CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
+        open.push_back(tasks.spawn(answer(stream, Arc::clone(&server))));
+    }
+}
+
+async fn listen(address: SocketAddr, note: &impl Fn(&str)) -> TcpListener {
+    let mut last = String::new();
+    loop {
+        let error = match bind(address).await {
+            Ok(listener) => {
+                let address = listener.local_addr().unwrap_or(address);
+                note(&format!("serving metrics at http://{address}/metrics"));
+                return listener;
+            }
+            Err(error) => format!("cannot serve metrics at {address}: {error}"),
+        };
+        if error != last {
+            note(&error);
+            last = error;
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        // All addresses, on a kernel without IPv6
+        Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        result => result,
+    }
+}
+
+/// Whether the client closed the connection before it was accepted.
+fn is_of_peer(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
+async fn answer(stream: TcpStream, server: Arc<Server>) {
+    let service = service_fn(|request: Request<Incoming>| {
+        let server = Arc::clone(&server);
+        async move { Ok::<_, Infallible>(server.respond(request.method(), request.uri().path()).await) }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_header_size(MAX_HEADER).max_buf_size(MAX_HEADER);
+    // A connection for each request: a client that keeps one open would use up the limit.
+    let connection = http.keep_alive(false).serve_connection(TokioIo::new(stream), service);
+    // The client made the error, or took too long.
+    timeout(MAX_TIME, connection).await.ok();
+}
+
+#[derive(Debug)]
+struct Server {
+    sources: Sources,
+    /// The last answer of the kubelet. The lock is held while the kubelet is asked, so that it is asked once.
+    containers: Mutex<Option<(Instant, Vec<Container>)>>,
+}
+
+impl Server {
+    async fn respond(&self, method: &Method, path: &str) -> Response<String> {
+        if !matches!(path, "/metrics" | "/healthz") {
+            return plain(StatusCode::NOT_FOUND, "not found\n");
+        }
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return response;
+        }
+        if path == "/healthz" {
+            return plain(StatusCode::OK, "ok\n");
+        }
+        let containers = self.containers().await;
+        match text::text(series(&self.facts(containers)), self.sources.latency.clone()) {
+            Ok(body) => response(StatusCode::OK, text::CONTENT_TYPE, body),
+            Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the metrics\n"),
+        }
+    }
+
+    async fn containers(&self) -> Vec<Container> {
+        let mut last = self.containers.lock().await;
+        if let Some((_, containers)) = last.as_ref().filter(|(at, _)| at.elapsed() < CACHED) {
+            return containers.clone();
+        }
+        let containers = pods::list(&self.sources.pod_resources).await.unwrap_or_default();
+        *last = Some((Instant::now(), containers.clone()));
+        containers
+    }
+
+    fn facts(&self, containers: Vec<Container>) -> Facts {
+        let Sources { offer, readings, status, .. } = &self.sources;
+        Facts {
+            offer: offer.borrow().clone(),
+            readings: readings.borrow().clone(),
+            containers,
+            status: status.borrow().clone(),
+        }
+    }
+}
+
+fn plain(status: StatusCode, body: &str) -> Response<String> {
+    response(status, "text/plain; charset=utf-8", body.to_owned())
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: String) -> Response<String> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

@@ -1,0 +1,64 @@
+//! Publishes what else follows from the state of the node: its labels and metrics.
+
+use std::time::Instant;
+
+use nvidia_host::config::Config;
+use tokio::sync::watch;
+
+use crate::host;
+use crate::labels::{self, file::File};
+use crate::log::Log;
+use crate::metrics::readings::Readings;
+use crate::monitor::update::Update;
+use crate::node::Node;
+
+/// The labels and the values for metrics.
+#[derive(Debug)]
+pub struct Observer {
+    config: Config,
+    readings: watch::Sender<Readings>,
+    facts: labels::Facts,
+    machine: Option<String>,
+    /// `None` if no labels are wanted
+    file: Option<File>,
+    log: Log,
+}
+
+impl Observer {
+    /// Creates an observer, and removes the labels of an earlier process that was killed.
+    #[must_use]
+    pub fn new(config: &Config, log: Log) -> Self {
+        let settings = &config.kubelet_plugin;
+        let mut file = File::new(&settings.labels_dir, settings.labels == Some(true));
+        file.update(&[]).unwrap_or_else(|error| log.note(&error));
+        Self {
+            config: config.clone(),
+            readings: watch::Sender::default(),
+            facts: labels::Facts::default(),
+            machine: host::machine(config),
+            file: (settings.labels != Some(false)).then_some(file),
+            log,
+        }
+    }
+
+    /// Returns the newest values.
+    #[must_use]
+    pub fn readings(&self) -> watch::Receiver<Readings> {
+        self.readings.subscribe()
+    }
+
+    /// Takes a report of the monitor into account.
+    pub fn apply(&mut self, update: &Update) {
+        self.facts.apply(update);
+        self.readings.send_modify(|readings| readings.apply(update, Instant::now()));
+    }
+
+    /// Publishes what follows from the state of the node.
+    pub fn publish(&mut self, node: &Node) {
+        self.readings.send_modify(|readings| readings.health = node.health());
+        let Some(file) = &mut self.file else { return };
+        let Config { kubelet_plugin, devices, .. } = &self.config;
+        let lines = labels::lines(&self.facts, node.gpus(), kubelet_plugin, devices, self.machine.as_deref());
+        file.update(&lines).unwrap_or_else(|error| self.log.note(&error));
+    }
+}
