@@ -314,6 +314,9 @@ impl<'a> Kubelet<'a> {
     }
 }
 
+/// The directory of Node Feature Discovery.
+const FEATURES: &str = "/etc/kubernetes/node-feature-discovery/features.d";
+
 /// The unit as packages install it, with its restrictions.
 fn the_device_plugin_as_a_service() {
     let programs = Path::new(HOOK).parent().unwrap();
@@ -329,7 +332,7 @@ fn the_device_plugin_as_a_service() {
     // The service sees neither /root nor /tmp, so everything is copied to where a host has it.
     let install = format!(
         "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{install}'/*.service /run/systemd/system\n\
-         mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d\n\
+         mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d {FEATURES}\n\
          cp -a '{root}/.' /opt/driver\n\
          printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n[kubelet-plugin]\\ndevice-list-strategy = [\"envvar\"]\\n' \\\n\
          >/etc/nvidia-container-runtime/config.toml\n\
@@ -364,6 +367,10 @@ fn the_device_plugin_as_a_service() {
     let first = list.split([' ', '=']).find(|word| word.starts_with("GPU-")).unwrap().to_owned();
     kubelet.send(&format!("allocate nvidia.com/gpu {first}"));
     assert!(kubelet.wait("allocated").contains("/dev/nvidiactl"));
+    systemd.enter(&format!("grep -q nvidia.com/gpu.count=2 {FEATURES}/oci-nvidia-kubelet-plugin")).ok();
+    let scrape = r"exec 3<>/dev/tcp/127.0.0.1/2112; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3";
+    let metrics = systemd.enter(&format!("bash -c \"{scrape}\"")).ok();
+    assert!(metrics.contains("onh_registration_timestamp_seconds{resource_name=\"nvidia.com/gpu\"}"), "{metrics}");
 
     let status = |field: &str| {
         let pid = systemd.enter(&format!("systemctl show --value -p MainPID {unit}")).ok();
@@ -394,6 +401,7 @@ fn the_device_plugin_as_a_service() {
     kubelet.wait("ended nvidia.com/gpu");
     let left = systemd.enter("ls /var/lib/kubelet/device-plugins").ok();
     assert_eq!(left, "kubelet.sock\n");
+    assert_eq!(systemd.enter(&format!("ls {FEATURES}")).ok(), "");
     let ended = systemd.enter(&format!("systemctl show --value -p Result {unit}")).ok();
     assert_eq!(ended, "success\n");
 

@@ -10,6 +10,8 @@
     reason = "a program for developers, which ends at the first surprise"
 )]
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,6 +23,8 @@ use nvidia_host::config::kubelet_plugin::Allocation;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");
 /// How long the plugin is watched.
 const IDLE: Duration = Duration::from_secs(20);
+/// Where the plugin serves metrics.
+const METRICS: &str = "127.0.0.1:21120";
 
 fn main() {
     row("program without symbols", size() as f64 / 1e6, "MB", 2.5);
@@ -71,16 +75,32 @@ fn idle() {
     let mut run = Command::new(PROGRAM);
     run.arg("run").arg("--config").arg(config).arg("--kubelet-dir").arg(dir.path().join("kubelet"));
     run.arg("--run-dir").arg(dir.path().join("run")).stderr(Stdio::null());
+    run.args(["--metrics-address", METRICS, "--labels", "true", "--labels-dir"]).arg(dir.path().join("features.d"));
     let agent = Running(run.spawn().unwrap());
     std::thread::sleep(Duration::from_secs(5));
     let pids = [agent.0.id(), child_of(agent.0.id())];
+    // The first answer needs more memory than those after it.
+    assert!(scrape() > 0);
     let before: f64 = pids.iter().map(|pid| cpu_seconds(*pid)).sum();
     std::thread::sleep(IDLE);
     let used = pids.iter().map(|pid| cpu_seconds(*pid)).sum::<f64>() - before;
-    row("agent, resident memory", status(pids[0], "VmRSS:") / 1024.0, "MiB", 4.0);
+    row("agent, resident memory", status(pids[0], "VmRSS:") / 1024.0, "MiB", 6.0);
+    row("agent, memory of its own", status(pids[0], "RssAnon:") / 1024.0, "MiB", 3.0);
+    let start = Instant::now();
+    row("metrics, size of an answer", scrape() as f64 / 1e3, "kB", 20.0);
+    row("metrics, time of an answer", start.elapsed().as_secs_f64() * 1e3, "ms", 20.0);
     row("monitor, memory of its own", status(pids[1], "RssAnon:") / 1024.0, "MiB", 3.0);
     row("both, threads", pids.iter().map(|pid| status(*pid, "Threads:")).sum(), "", 2.0);
     row("both, CPU time while idle", used / IDLE.as_secs_f64() * 100.0, "%", 0.1);
+}
+
+/// Returns the length of the metrics.
+fn scrape() -> usize {
+    let mut stream = TcpStream::connect(METRICS).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    answer.len()
 }
 
 struct Running(Child);
