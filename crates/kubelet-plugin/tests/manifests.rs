@@ -209,3 +209,40 @@ fn the_settings_of_locked_nodes() {
     assert!(findings.is_empty(), "{findings:?}");
     assert!(!config.accept_envvar_when_unprivileged && config.accept_volume_mounts);
 }
+
+/// The commands of docs/kubernetes.md name units, manifests and pods that exist, and have options of this version. The test
+/// `docs::command_lines_are_understood` checks those of the hook.
+#[test]
+fn commands_of_the_page() {
+    let page = std::fs::read_to_string(top().join("../../docs/kubernetes.md")).unwrap();
+    let blocks = page.split("\n```sh\n").skip(1).map(|rest| rest.split("\n```").next().unwrap());
+    let lines = blocks.flat_map(str::lines).map(|line| line.split(" #").next().unwrap().trim());
+    let samples = render(&top().join("samples"));
+    let is_sample =
+        |pod: &str| samples.iter().any(|object| object["kind"] == "Pod" && object["metadata"]["name"] == pod);
+    let mut seen = 0;
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        match *words {
+            ["kubectl", "apply", "-k", dir] => drop(render(&top().join("../..").join(dir))),
+            ["kubectl", "logs", pod] => assert!(is_sample(pod.strip_prefix("pod/").unwrap()), "{line}"),
+            ["kubectl", "describe", "pod", pod] => assert!(is_sample(pod), "{line}"),
+            ["kubectl", "describe", "node", "NODE", ..] => {}
+            ["oci-nvidia-kubelet-plugin", ..] => drop(Cli::try_parse_from(&words).unwrap()),
+            ["oci-nvidia-hook", ..] => {}
+            ["journalctl", "-t", "oci-nvidia-hook"] => {}
+            ["systemctl", "enable", "--now", unit] => {
+                let file = top().join(format!("../../packaging/systemd/{unit}.service"));
+                assert!(file.is_file(), "{line}");
+            }
+            ["zypper", "install", ref packages @ ..] => {
+                let spec = std::fs::read_to_string(top().join("../../packaging/rpm.spec")).unwrap();
+                let is_built = |name: &&str| spec.lines().any(|line| line.split_whitespace().last() == Some(name));
+                assert!(packages.iter().all(is_built), "{line}");
+            }
+            _ => panic!("{line}"),
+        }
+        seen += 1;
+    }
+    assert!(seen >= 10, "{seen} commands");
+}

@@ -1,6 +1,6 @@
 //! Decides the labels of the node that describe its GPUs, with the names of NVIDIA's GPU Feature Discovery. Pure.
 //!
-//! Node Feature Discovery reads them from a file ([`file`]), so that the plugin needs no rights in the cluster.
+//! Node Feature Discovery reads them from a file ([`mod@file`]), so that the plugin needs no rights in the cluster.
 
 pub mod file;
 
