@@ -1,6 +1,9 @@
 //! Generates the code of gRPC and of messages from `proto/`, and makes release builds smaller.
 #![allow(clippy::disallowed_methods, reason = "these rules are for the program, not for a build")]
 
+#[path = "../../packaging/linker.rs"]
+mod linker;
+
 /// The linker script of the hook's feature `lean`.
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/no-unwind-tables.ld");
 
@@ -10,9 +13,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let protos = ["proto/deviceplugin.proto", "proto/podresources.proto", "proto/nri.proto", "proto/ttrpc.proto"];
     let files = protox::compile(protos, ["proto"])?;
     tonic_prost_build::configure().build_transport(false).compile_fds(files)?;
-    // A sixth of the program. Debug builds keep the tables for backtraces.
+    // A fifth of the program. Debug builds keep the tables for backtraces.
     if std::env::var("PROFILE").as_deref() == Ok("release") {
-        println!("cargo::rustc-link-arg-bins=-Wl,--no-eh-frame-hdr,-T,{SCRIPT}");
+        linker::options(SCRIPT).iter().for_each(|option| println!("cargo::rustc-link-arg-bins={option}"));
     }
     Ok(())
 }

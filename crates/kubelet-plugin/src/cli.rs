@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
-use clap_complete::Shell;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use base::report::{catalog, failure};
 use nvidia_host::config::kubelet_plugin::{KubeletPlugin, ResourceRow};
@@ -161,6 +160,17 @@ fn parse_index(text: &str) -> Result<String, String> {
         true => Ok(text.to_owned()),
         false => Err("it must be two digits, such as 10".to_owned()),
     }
+}
+
+/// A shell with completion scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// Bash
+    Bash,
+    /// Z shell
+    Zsh,
+    /// fish
+    Fish,
 }
 
 /// The options that replace keys of `[kubelet-plugin]` in config.toml.

@@ -86,9 +86,10 @@ use anyhow::{Context, Result};
 use base::paths::HostPath;
 use base::report::{catalog, kind_of};
 use clap::{CommandFactory, Parser};
-use nvidia_host::config;
+use clap_complete::{generate, shells};
+use nvidia_host::config::{self, Config, schema};
 
-use cli::{Cli, Command, Engine};
+use cli::{Cli, Command, Engine, Shell};
 use log::Log;
 use run::Paths;
 use settings::Resolved;
@@ -139,7 +140,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             block_on(run::run(config, settings.config.as_deref(), paths, nri))?
         }
         Command::Nri { config: path, engine, cdi_dir, hook_path } => {
-            let (config, findings) = config::read(path.as_deref())?;
+            let (config, findings) = config::read_onto(Config::default(), schema::ALL, path.as_deref())?;
             findings.iter().for_each(|finding| Log::new().finding(finding));
             let run_dir = PathBuf::new(); // only for the kubelet
             let paths = Paths { kubelet_dir: None, cdi_dir: Some(cdi_dir), hook: hook_path, run_dir };
@@ -158,8 +159,12 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             Ok(if cleared { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), env!("CARGO_PKG_NAME"), &mut script);
+            let (mut cli, name, mut script) = (Cli::command(), env!("CARGO_PKG_NAME"), Vec::new());
+            match shell {
+                Shell::Bash => generate(shells::Bash, &mut cli, name, &mut script),
+                Shell::Zsh => generate(shells::Zsh, &mut cli, name, &mut script),
+                Shell::Fish => generate(shells::Fish, &mut cli, name, &mut script),
+            }
             print(&String::from_utf8(script)?)?;
             Ok(ExitCode::SUCCESS)
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use base::report::Finding;
 use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
-use nvidia_host::config::{self, Config};
+use nvidia_host::config::{self, Config, schema};
 
 use crate::cli::Settings;
 use crate::compat::{self, Inputs, Target};
@@ -30,7 +30,7 @@ pub struct Resolved {
 /// If a file cannot be read, or a setting has an invalid value.
 pub fn read(options: &Settings) -> Result<Resolved> {
     let inputs = Inputs::gather(&options.others)?;
-    let (config, findings) = config::read_onto(inputs.defaults(), options.config.as_deref())?;
+    let (config, findings) = config::read_onto(inputs.defaults(), schema::ALL, options.config.as_deref())?;
     let target = Target { config, kubelet_dir: None };
     let resolved = resolve(options, &inputs, target.clone(), None)?;
     let plugin = &resolved.config.kubelet_plugin;

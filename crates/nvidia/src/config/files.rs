@@ -10,6 +10,7 @@ use base::report::{Failure, Finding, catalog, errno_of, failure, kind_of};
 use base::sys::in_root::open_host_file;
 use base::sys::ns;
 
+use super::schema::{self, Keys};
 use super::{Config, parse_into};
 
 /// The default path.
@@ -27,24 +28,24 @@ const OVERFLOW_ID: u32 = 65534;
 /// # Errors
 /// If `path` is given and missing, or a file cannot be read, is invalid, or is writable by users other than root.
 pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
-    read_onto(Config::default(), path)
+    read_onto(Config::default(), schema::HOOK, path)
 }
 
-/// Reads the files as [`read`] does, with other defaults.
+/// Reads the files as [`read`] does, with other defaults, and with these keys.
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_onto(mut config: Config, path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
+pub fn read_onto(mut config: Config, keys: Keys, path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
     let (path, text) = match path {
         Some(path) => (path, Some(read_file(path)?)),
         None => (Path::new(FILE), read_if_existing(Path::new(FILE))?),
     };
     let mut findings = Vec::new();
     if let Some(text) = text {
-        findings.extend(parse_into(&mut config, &text, path)?);
+        findings.extend(parse_into(&mut config, keys, &text, path)?);
     }
     for path in drop_ins(path) {
-        findings.extend(parse_into(&mut config, &read_file(&path)?, &path)?);
+        findings.extend(parse_into(&mut config, keys, &read_file(&path)?, &path)?);
     }
     Ok((config, findings))
 }

@@ -9,34 +9,35 @@ use base::nearest::nearest_by;
 use base::report::{catalog, failure};
 
 use super::line_of;
-use super::schema::{self, KEYS, Key, Meaning};
+use super::schema::{self, Key, Keys, Meaning};
 
 /// The table that a key or a table belongs to; empty for the part above the first table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place(&'static str);
 
 /// Returns the table that the unknown key `name` of the table `prefix` belongs to, or `None` if it is unknown everywhere.
-pub(super) fn place_of(prefix: &str, name: &str, value: &DeValue<'_>) -> Option<Place> {
+pub(super) fn place_of(known: Keys, prefix: &str, name: &str, value: &DeValue<'_>) -> Option<Place> {
     match value {
         // [oci-nvidia-hook.devices] instead of [devices], and [device] with keys of [devices].
         DeValue::Table(below) => {
-            let named = tables().find(|table| *table == name && !prefix.is_empty());
-            let nearest = || nearest_by(name, tables(), |table| table).filter(|_| prefix.is_empty());
-            let has_key =
-                |table: &&str| below.keys().any(|key| schema::find(&format!("{table}.{}", key.get_ref())).is_some());
+            let named = tables(known).find(|table| *table == name && !prefix.is_empty());
+            let nearest = || nearest_by(name, tables(known), |table| table).filter(|_| prefix.is_empty());
+            let has_key = |table: &&str| {
+                below.keys().any(|key| schema::find(known, &format!("{table}.{}", key.get_ref())).is_some())
+            };
             named.or_else(nearest).filter(has_key).map(Place)
         }
-        _ => keys().find(|key| last(key.name) == name).map(|key| Place(table(key.name))),
+        _ => keys(known).find(|key| last(key.name) == name).map(|key| Place(table(key.name))),
     }
 }
 
-fn keys() -> impl Iterator<Item = &'static Key> {
-    KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_)))
+fn keys(known: Keys) -> impl Iterator<Item = &'static Key> {
+    schema::rows_of(known).filter(|key| !matches!(key.meaning, Meaning::Unused(_)))
 }
 
 /// The top-level tables that have keys.
-fn tables() -> impl Iterator<Item = &'static str> {
-    keys().map(|key| table(key.name)).filter(|table| !table.is_empty() && !table.contains('.'))
+fn tables(known: Keys) -> impl Iterator<Item = &'static str> {
+    keys(known).map(|key| table(key.name)).filter(|table| !table.is_empty() && !table.contains('.'))
 }
 
 fn table(key: &'static str) -> &'static str {

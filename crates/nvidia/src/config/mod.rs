@@ -20,7 +20,7 @@ use base::report::{Finding, catalog, failure};
 use crate::capability::{Capabilities, Capability};
 pub use files::{read, read_onto};
 pub use kubelet_plugin::KubeletPlugin;
-use schema::{KEYS, Key, Meaning};
+use schema::{Key, Keys, Meaning};
 pub use user::{UserSpec, resolve};
 
 /// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.
@@ -152,11 +152,11 @@ impl Default for Config {
 /// If the text is not TOML, or a key has an invalid value. The error names the file, the line, the key and the allowed values.
 pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
     let mut config = Config::default();
-    let findings = parse_into(&mut config, text, path)?;
+    let findings = parse_into(&mut config, schema::HOOK, text, path)?;
     Ok((config, findings))
 }
 
-fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Finding>> {
+fn parse_into(config: &mut Config, keys: Keys, text: &str, path: &Path) -> Result<Vec<Finding>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
@@ -166,7 +166,7 @@ fn parse_into(config: &mut Config, text: &str, path: &Path) -> Result<Vec<Findin
             "the file must be TOML: one key = value on each line",
         )
     })?;
-    let mut reader = Reader { text, path, config, unknown: Vec::new() };
+    let mut reader = Reader { text, path, keys, config, unknown: Vec::new() };
     reader.table("", table.get_ref())?;
     let mut findings = reader.findings();
     findings.extend(unheard_swarm_variables(config, path));
@@ -192,6 +192,7 @@ fn line_of(text: &str, at: usize) -> usize {
 struct Reader<'a> {
     text: &'a str,
     path: &'a Path,
+    keys: Keys,
     config: &'a mut Config,
     /// Each key, and the byte at which it starts
     unknown: Vec<(String, usize)>,
@@ -202,10 +203,10 @@ impl Reader<'_> {
         for (name, value) in table {
             let key =
                 if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
-            match (schema::find(&key), value.get_ref()) {
+            match (schema::find(self.keys, &key), value.get_ref()) {
                 (Some(found), value) => self.key(found, value, name.span().start)?,
-                (None, DeValue::Table(below)) if schema::is_table(&key) => self.table(&key, below)?,
-                (None, value) => match misplaced::place_of(prefix, name.get_ref(), value) {
+                (None, DeValue::Table(below)) if schema::is_table(self.keys, &key) => self.table(&key, below)?,
+                (None, value) => match misplaced::place_of(self.keys, prefix, name.get_ref(), value) {
                     Some(place) => return Err(misplaced::error(self.text, self.path, &key, place, name.span().start)),
                     None => self.unknown.push((key, name.span().start)),
                 },
@@ -238,7 +239,7 @@ impl Reader<'_> {
             (Meaning::Seconds(set), DeValue::Integer(value)) => set(self.config, seconds(value).ok_or_else(allowed)?),
             (Meaning::Number(set), DeValue::Integer(value)) => set(self.config, number(value).ok_or_else(allowed)?)?,
             (Meaning::Numbers(set), DeValue::Array(values)) => set(self.config, numbers(values).ok_or_else(allowed)?),
-            (Meaning::Resources(set), DeValue::Array(values)) => set(self.config, kubelet_plugin::rows(values)?)?,
+            (Meaning::Resources(set), DeValue::Array(values)) => set(self.config, values)?,
             _ => return Err(allowed()),
         }
         Ok(())
@@ -246,7 +247,7 @@ impl Reader<'_> {
 
     fn findings(&self) -> Vec<Finding> {
         let unknown = self.unknown.iter().take(MAX_UNKNOWN).map(|(key, at)| {
-            let fix = match nearest(key) {
+            let fix = match nearest(self.keys, key) {
                 Some(known) => format!("did you mean {known}?"),
                 None => "remove the key; oci-nvidia-hook.toml(5) lists the known keys".to_owned(),
             };
@@ -274,9 +275,9 @@ fn seconds(value: &DeInteger<'_>) -> Option<Duration> {
 }
 
 /// Returns the known key with the most similar name, if one is similar enough.
-fn nearest(key: &str) -> Option<&'static str> {
+fn nearest(keys: Keys, key: &str) -> Option<&'static str> {
     let name = key.rsplit('.').next().unwrap_or(key);
-    nearest_by(name, KEYS.iter().map(|key| key.name), |known| known.rsplit('.').next().unwrap_or(known))
+    nearest_by(name, schema::rows_of(keys).map(|key| key.name), |known| known.rsplit('.').next().unwrap_or(known))
 }
 
 #[cfg(test)]
@@ -287,8 +288,22 @@ mod tests {
 
     const SHIPPED: &str = include_str!("../../../../config/config.toml");
 
+    /// As the device plugin reads it, with all keys.
     fn parsed(text: &str) -> Result<(Config, Vec<Finding>)> {
-        parse(text, Path::new("/c.toml"))
+        let mut config = Config::default();
+        let findings = parse_into(&mut config, schema::ALL, text, Path::new("/c.toml"))?;
+        Ok((config, findings))
+    }
+
+    #[test]
+    fn the_hook_ignores_the_settings_of_the_plugin() {
+        let (config, findings) = parse("[kubelet-plugin]\nreplicas = \"many\"\n", Path::new("/c.toml")).unwrap();
+        assert_eq!((config, findings), (Config::default(), Vec::new()));
+        let (_, findings) = parse("[kubelet-plugin]\nreplica = 2\n", Path::new("/c.toml")).unwrap();
+        assert!(findings[0].what.contains("unknown key \"kubelet-plugin.replica\""), "{findings:?}");
+        // A lock that is appended to the file.
+        let locked = "[kubelet-plugin]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
+        assert!(parse(locked, Path::new("/c.toml")).unwrap_err().to_string().contains("above the first table"));
     }
 
     #[test]
@@ -311,7 +326,7 @@ mod tests {
         let text = lines.collect::<Vec<_>>().join("\n");
         let (_, findings) = parsed(&text).unwrap();
         assert_eq!(findings, Vec::new(), "{text}");
-        for key in KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
+        for key in schema::rows_of(schema::ALL).filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
             let name = key.name.rsplit('.').next().unwrap();
             assert!(text.contains(&format!("\n{name} = ")), "{name} is not in config/config.toml");
             let man = include_str!("../../../../docs/man/oci-nvidia-hook.toml.5");
