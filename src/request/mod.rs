@@ -48,7 +48,7 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     request::decide(&container(spec), config)
 }
 
-/// Returns the GPU nodes of config.json; `None` if there are none.
+/// Returns the GPU nodes of config.json; `None` if it lists no GPU node.
 pub fn granted(devices: &[Device]) -> Option<Nodes> {
     nodes::granted(&characters(devices))
 }

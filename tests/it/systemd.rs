@@ -353,7 +353,7 @@ fn the_device_plugin_as_a_service() {
     std::fs::write(shared.join("script"), install).unwrap();
     systemd.enter(&format!("sh -eu '{}'", shared.join("script").display())).ok();
 
-    // The unit starts before the kubelet, and tells systemd that it is ready.
+    // The unit is ready without a kubelet.
     systemd.enter(&format!("systemctl start {unit}")).ok();
     let mut kubelet = Kubelet::start(&systemd, &programs.join("examples/fake-kubelet"));
     kubelet.wait("registered nvidia.com/gpu oci-nvidia-gpu.sock");

@@ -209,7 +209,7 @@ fn the_cdi_spec_is_there_before_the_list() {
     assert_eq!(names(), ["0:0", "1", "all", "MIG-new", &uuid(1)].map(str::to_owned).into());
 
     std::fs::remove_file(&file).unwrap();
-    node.until("the file that somebody removed", POLLED, || file.is_file());
+    node.until("the file that another program removed", POLLED, || file.is_file());
     node.signal("USR1");
     node.until("no file without a driver", SOON, || !file.is_file());
     node.signal("USR2");
@@ -457,7 +457,7 @@ fn nvidias_manifest_with_this_program() {
     let plugin = command.spawn().unwrap();
     let node = Node { fake, kubelet, kubelet_dir, plugin };
     let name = "nvidia.com/gpu.shared";
-    // Its MIG strategy is none: both GPUs are whole.
+    // NVIDIA's default for the MIG strategy is "none": both GPUs are whole.
     node.wait("the list", SOON, name, 4, 4);
     let directory = "/var/run/nvidia-container-devices";
     let expected = format!("NVIDIA_VISIBLE_DEVICES={directory}\n/dev/null {directory}/{}", uuid(1));

@@ -29,7 +29,7 @@ pub(super) struct NvidiaOption {
     pub(super) names: &'static [&'static str],
     /// The environment variable
     pub(super) variable: &'static str,
-    /// The key below `flags` in the configuration file; empty if there is none
+    /// The key below `flags` in the configuration file; empty if the option has no key
     pub(super) key: &'static str,
     /// Whether the value can be omitted on the command line
     pub(super) is_switch: bool,

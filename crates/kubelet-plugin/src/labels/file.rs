@@ -26,7 +26,7 @@ impl File {
         Self { dir: dir.to_owned(), creates, error: None }
     }
 
-    /// Writes these lines if the file does not contain them, or removes it if there are none.
+    /// Writes these lines if the file does not contain them, or removes it if the list is empty.
     ///
     /// # Errors
     /// An error that is not the same as the last time. The file is written at the next call.

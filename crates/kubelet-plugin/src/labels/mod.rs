@@ -56,7 +56,7 @@ impl Facts {
     }
 }
 
-/// Returns the lines `name=value`, in the order of the names. There is none without a driver or a GPU. `machine` is the model of the
+/// Returns the lines `name=value`, in the order of the names; without a driver or a GPU, an empty list. `machine` is the model of the
 /// computer.
 #[must_use]
 pub fn lines(

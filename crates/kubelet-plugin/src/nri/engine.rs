@@ -44,10 +44,21 @@ pub enum Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Configured(engine) if ignores_cdi(engine) => {
+                write!(
+                    f,
+                    "{engine} ignores CDI devices from NRI plugins, so containers get no GPUs; use containerd 2.1 or newer"
+                )
+            }
             Self::Configured(engine) => write!(f, "{engine} asks about its containers with NRI"),
             Self::Ended(socket, why) => write!(f, "cannot serve NRI on {socket:?}: {why}; trying again"),
         }
     }
+}
+
+/// Reports whether the engine is containerd 1, which accepts adjustments with CDI devices and does not apply them.
+fn ignores_cdi(engine: &str) -> bool {
+    engine.strip_prefix("containerd ").is_some_and(|version| version.trim_start_matches('v').starts_with("1."))
 }
 
 /// Serves the engine until the future is dropped. Reports a failure only if it differs from the last one.
@@ -110,4 +121,22 @@ async fn connect(socket: &Path) -> Result<UnixStream> {
 
 async fn write(stream: &mut UnixStream, bytes: &[u8]) -> Result<()> {
     timeout(WRITE_TIME, stream.write_all(bytes)).await.context("the engine does not read")?.context("cannot write")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_that_ignore_cdi_devices() {
+        for (engine, ignores) in [
+            ("containerd 1.7.24~ds1", true),
+            ("containerd v1.7.27", true),
+            ("containerd v2.1.4", false),
+            ("cri-o 1.37.0", false),
+        ] {
+            let line = Event::Configured(engine.to_owned()).to_string();
+            assert_eq!(line.contains("ignores CDI devices"), ignores, "{line}");
+        }
+    }
 }

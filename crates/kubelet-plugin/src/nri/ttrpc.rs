@@ -26,7 +26,7 @@ pub enum Code {
     InvalidArgument = 3,
     /// The call is refused.
     FailedPrecondition = 9,
-    /// There is no such method.
+    /// The method does not exist.
     Unimplemented = 12,
 }
 
@@ -58,7 +58,7 @@ pub fn request(id: u32, request: &Request) -> Vec<u8> {
     frame(id, REQUEST, &request.encode_to_vec())
 }
 
-/// Returns the response to a call: a message, or why there is none.
+/// Returns the response to a call: a message, or an error.
 #[must_use]
 pub fn response(id: u32, result: Result<Vec<u8>, (Code, String)>) -> Vec<u8> {
     let response = match result {

@@ -151,7 +151,7 @@ fn gpus_are_granted() {
     );
 }
 
-/// The CDI spec has the devices when the engine learns their names, and tells the hook that nothing remains to be done.
+/// The CDI spec has the devices when the engine learns their names. With its variable, the hook leaves the container unchanged.
 fn the_engine_finds_what_is_granted() {
     let fake = Fake::new(&["--gpus", "2", "--mig"]);
     let engine = FakeEngine::start(&socket(&fake));

@@ -232,7 +232,7 @@ fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
     is_set(CUDA_VERSION) && !is_set("NVIDIA_REQUIRE_CUDA")
 }
 
-/// Returns the variable with the request and its value; or the reason why there is none.
+/// Returns the variable with the request and its value; or the reason why no variable requests GPUs.
 fn visible_by_env(container: &Container<'_>, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
     // A swarm variable has precedence over NVIDIA_VISIBLE_DEVICES, even if it is empty.
     let swarm: Vec<_> = config.swarm_resource.iter().filter(|name| container.env.contains_key(*name)).collect();

@@ -25,7 +25,7 @@ pub struct Node<'a> {
     pub minor: Option<u32>,
 }
 
-/// Returns the GPU nodes among the nodes of a container; `None` if there are none.
+/// Returns the GPU nodes among the nodes of a container; `None` if it has no GPU node.
 #[must_use]
 pub fn granted(nodes: &[Node<'_>]) -> Option<Nodes> {
     let gpus = nodes.iter().filter(|node| node.major == Some(NVIDIA_MAJOR));
