@@ -7,7 +7,7 @@
 //! cri SOCKET remove POD                           remove a pod
 //! ```
 //!
-//! Options: `--env K=V`, `--cdi NAME`, `--device PATH`, `--mount HOST:CONTAINER`, `--annotation K=V`, `--user UID`, `--userns`,
+//! Options: `--allocate SOCKET=DEVICE` (the container gets what the device plugin behind the socket answers), `--env K=V`, `--cdi NAME`, `--device PATH`, `--mount HOST:CONTAINER`, `--annotation K=V`, `--user UID`, `--userns`,
 //! `--runtime NAME`, `--name NAME`. The exit status is that of the container, or 125 if the engine reports an error.
 #![allow(
     clippy::unwrap_used,
@@ -31,6 +31,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use hyper_util::rt::TokioIo;
+use kubelet_plugin::proto::device_plugin_client::DevicePluginClient;
+use kubelet_plugin::proto::{AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse};
 use messages::*;
 use prost::Message;
 use tokio::net::UnixStream;
@@ -76,6 +78,8 @@ enum Command {
 #[derive(Args)]
 struct Container {
     #[arg(long)]
+    allocate: Option<String>,
+    #[arg(long)]
     env: Vec<String>,
     #[arg(long)]
     cdi: Vec<String>,
@@ -120,17 +124,20 @@ async fn main() -> ExitCode {
     }
 }
 
+async fn channel(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap()
+}
+
 struct Engine(Grpc<Channel>);
 
 impl Engine {
     async fn connect(socket: &Path) -> Self {
-        let socket = socket.to_owned();
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap();
-        Self(Grpc::new(channel))
+        Self(Grpc::new(channel(socket).await))
     }
 
     async fn call<Q, A>(&mut self, method: &str, request: Q) -> Result<A, Status>
@@ -146,15 +153,17 @@ impl Engine {
 
     /// Starts a pod with one container, and returns both ids and the path of the log.
     async fn start(&mut self, options: &Container) -> Result<(String, String, PathBuf), Status> {
+        let mut container = container(options);
+        if let Some(text) = &options.allocate {
+            let (socket, device) = pair(text);
+            add_answer(&mut container, allocate(Path::new(&socket), device).await?);
+        }
         let pod = pod(options);
         let log = Path::new(&pod.log_directory).join("0.log");
         let request = RunPodSandboxRequest { config: Some(pod.clone()), runtime_handler: options.runtime.clone() };
         let RunPodSandboxResponse { pod_sandbox_id: id } = self.call("RunPodSandbox", request).await?;
-        let request = CreateContainerRequest {
-            pod_sandbox_id: id.clone(),
-            config: Some(container(options)),
-            sandbox_config: Some(pod),
-        };
+        let request =
+            CreateContainerRequest { pod_sandbox_id: id.clone(), config: Some(container), sandbox_config: Some(pod) };
         match self.create_and_start(request).await {
             Ok(container) => Ok((id, container, log)),
             Err(error) => {
@@ -257,6 +266,31 @@ fn container(options: &Container) -> ContainerConfig {
         linux: Some(LinuxContainerConfig { security_context: Some(security) }),
         cdi_devices: options.cdi.iter().map(|name| CdiDevice { name: name.clone() }).collect(),
     }
+}
+
+/// Asks a device plugin for a device.
+async fn allocate(socket: &Path, device: String) -> Result<ContainerAllocateResponse, Status> {
+    let request = ContainerAllocateRequest { devices_ids: vec![device] };
+    let request = AllocateRequest { container_requests: vec![request] };
+    let answer = DevicePluginClient::new(channel(socket).await).allocate(request).await?;
+    Ok(answer.into_inner().container_responses.remove(0))
+}
+
+/// Adds what a device plugin answers, as the kubelet does.
+fn add_answer(container: &mut ContainerConfig, answer: ContainerAllocateResponse) {
+    container.envs.extend(answer.envs.into_iter().map(|(key, value)| KeyValue { key, value }));
+    container.mounts.extend(answer.mounts.into_iter().map(|mount| Mount {
+        container_path: mount.container_path,
+        host_path: mount.host_path,
+        readonly: mount.read_only,
+    }));
+    container.devices.extend(answer.devices.into_iter().map(|device| Device {
+        container_path: device.container_path,
+        host_path: device.host_path,
+        permissions: device.permissions,
+    }));
+    container.annotations.extend(answer.annotations);
+    container.cdi_devices.extend(answer.cdi_devices.into_iter().map(|device| CdiDevice { name: device.name }));
 }
 
 fn pair(text: &str) -> (String, String) {
