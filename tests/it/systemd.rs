@@ -332,7 +332,7 @@ fn the_device_plugin_as_a_service() {
     // The service sees neither /root nor /tmp, so everything is copied to where a host has it.
     let install = format!(
         "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{install}'/*.service /run/systemd/system\n\
-         mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d {FEATURES}\n\
+         mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d\n\
          cp -a '{root}/.' /opt/driver\n\
          printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n[kubelet-plugin]\\ndevice-list-strategy = [\"envvar\"]\\n' \\\n\
          >/etc/nvidia-container-runtime/config.toml\n\
@@ -353,7 +353,7 @@ fn the_device_plugin_as_a_service() {
     std::fs::write(shared.join("script"), install).unwrap();
     systemd.enter(&format!("sh -eu '{}'", shared.join("script").display())).ok();
 
-    // The unit is ready without a kubelet.
+    // The unit is ready without a kubelet. It creates the directory for the labels.
     systemd.enter(&format!("systemctl start {unit}")).ok();
     let mut kubelet = Kubelet::start(&systemd, &programs.join("examples/fake-kubelet"));
     kubelet.wait("registered nvidia.com/gpu oci-nvidia-gpu.sock");

@@ -44,18 +44,16 @@ pub fn resources(
             if !permit(limits, gpu, part) {
                 continue;
             }
-            let name = match part {
-                None => gpu_name(&gpu.model, settings),
+            let profile = match part {
+                None => None,
                 Some(_) if settings.mig_strategy == MigStrategy::Single && !single => continue,
-                Some(_) if single => gpu_name(&gpu.model, settings),
+                Some(_) if single => None,
                 Some(mig) => match node_gpu.profiles.get(&mig.uuid) {
-                    Some(profile) => format!("{}/mig-{}", settings.resource_prefix, profile.replace('+', ".")),
+                    Some(profile) => Some(profile.as_str()),
                     None => continue,
                 },
             };
-            let shared = settings.time_slicing.iter().find(|row| row.name == name);
-            let count = shared.map_or_else(|| replicas_of(&gpu.model, settings), |row| row.replicas);
-            let name = shared.and_then(|row| row.rename.clone()).unwrap_or(name);
+            let Sharing { name, replicas: count, .. } = sharing(&gpu.model, profile, settings);
             resources.entry(name).or_default().extend(replicas(&device(part), count, separator));
         }
     }
@@ -122,17 +120,37 @@ fn single_profile(gpus: &[NodeGpu], settings: &KubeletPlugin) -> (bool, Vec<Find
     (false, vec![finding])
 }
 
-/// Returns the name of the resource for a whole GPU of this model.
-fn gpu_name(model: &str, settings: &KubeletPlugin) -> String {
-    let row = settings.resources.iter().find(|row| is_like(&row.model, model));
-    row.map_or_else(|| format!("{}/{GPU}", settings.resource_prefix), |row| row.name.clone())
+/// How devices of one kind are offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// The name of the resource
+    pub name: String,
+    /// 1 if the devices are not shared
+    pub replicas: u32,
+    /// Whether shared devices have a name of their own
+    pub is_renamed: bool,
 }
 
-/// Returns the number of replicas of a device of this model.
+/// Decides how the GPUs of this model are offered, or their MIG devices with this profile.
 #[must_use]
-pub fn replicas_of(model: &str, settings: &KubeletPlugin) -> u32 {
+pub fn sharing(model: &str, profile: Option<&str>, settings: &KubeletPlugin) -> Sharing {
     let row = settings.resources.iter().find(|row| is_like(&row.model, model));
-    row.and_then(|row| row.replicas).unwrap_or(settings.replicas)
+    let name = match (profile, row) {
+        (Some(profile), _) => format!("{}/mig-{}", settings.resource_prefix, profile.replace('+', ".")),
+        (None, Some(row)) => row.name.clone(),
+        (None, None) => format!("{}/{GPU}", settings.resource_prefix),
+    };
+    match settings.time_slicing.iter().find(|row| row.name == name) {
+        Some(shared) => Sharing {
+            replicas: shared.replicas,
+            is_renamed: shared.rename.is_some(),
+            name: shared.rename.clone().unwrap_or(name),
+        },
+        None => {
+            let replicas = row.and_then(|row| row.replicas).unwrap_or(settings.replicas);
+            Sharing { name, replicas, is_renamed: false }
+        }
+    }
 }
 
 fn replicas(device: &Device, count: u32, separator: &str) -> Vec<Device> {

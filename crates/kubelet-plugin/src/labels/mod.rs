@@ -12,7 +12,7 @@ use nvidia_host::config::kubelet_plugin::{KubeletPlugin, MigStrategy};
 use nvidia_host::inventory::limits::permit;
 use nvidia_host::nvml::monitoring::MigAttributes;
 
-use crate::devices;
+use crate::devices::{self, Sharing};
 use crate::gpus::NodeGpu;
 use crate::monitor::message::{Properties, Snapshot};
 use crate::monitor::update::Update;
@@ -139,8 +139,11 @@ impl Labels {
         let candidates = if whole.is_empty() { gpus.iter().collect() } else { whole.to_vec() };
         let Some(gpu) = candidates.iter().rev().max_by_key(|gpu| count(&gpu.gpu.model)) else { return };
         let model = &gpu.gpu.model;
-        let replicas = if whole.is_empty() { 0 } else { devices::replicas_of(model, settings) };
-        self.of_resource(GPU, model, count(model), replicas);
+        let mut sharing = devices::sharing(model, None, settings);
+        if whole.is_empty() {
+            sharing.replicas = 0;
+        }
+        self.of_resource(GPU, model, count(model), &sharing);
         if let Some(memory) = facts.properties.get(&gpu.gpu.uuid).and_then(|found| found.memory_mib) {
             self.add("gpu.memory", memory);
         }
@@ -162,12 +165,8 @@ impl Labels {
             let Some(first) = migs.first() else { continue };
             let name = if is_single { GPU.to_owned() } else { format!("mig-{}", profile.replace('+', ".")) };
             let model = &first.gpu.gpu.model;
-            self.of_resource(
-                &name,
-                &format!("{model}-MIG-{profile}"),
-                migs.len(),
-                devices::replicas_of(model, settings),
-            );
+            let sharing = devices::sharing(model, (!is_single).then_some(profile), settings);
+            self.of_resource(&name, &format!("{model}-MIG-{profile}"), migs.len(), &sharing);
             let Some(parts) = facts.mig_attributes.get(first.uuid) else { continue };
             for (suffix, value) in [
                 ("multiprocessors", parts.multiprocessors),
@@ -185,11 +184,13 @@ impl Labels {
         }
     }
 
-    fn of_resource(&mut self, name: &str, product: &str, count: usize, replicas: u32) {
-        let is_shared = replicas > 1;
-        self.add(&format!("{name}.product"), format_args!("{product}{}", if is_shared { "-SHARED" } else { "" }));
+    fn of_resource(&mut self, name: &str, product: &str, count: usize, sharing: &Sharing) {
+        let is_shared = sharing.replicas > 1;
+        // With a resource of another name, pods can tell shared devices from others without the suffix.
+        let suffix = if is_shared && !sharing.is_renamed { "-SHARED" } else { "" };
+        self.add(&format!("{name}.product"), format_args!("{product}{suffix}"));
         self.add(&format!("{name}.count"), count);
-        self.add(&format!("{name}.replicas"), replicas);
+        self.add(&format!("{name}.replicas"), sharing.replicas);
         self.add(&format!("{name}.sharing-strategy"), if is_shared { "time-slicing" } else { "none" });
     }
 

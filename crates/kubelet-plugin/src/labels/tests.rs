@@ -1,5 +1,6 @@
 use super::*;
 use crate::gpus::tests::gpu;
+use nvidia_host::config::kubelet_plugin::TimeSlicing;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::nvml::monitoring::Engines;
 
@@ -75,6 +76,11 @@ fn all_labels_of_a_node_with_whole_gpus() {
     );
 }
 
+fn sliced(name: &str, rename: Option<&str>) -> KubeletPlugin {
+    let row = TimeSlicing { name: name.to_owned(), rename: rename.map(str::to_owned), replicas: 4 };
+    KubeletPlugin { time_slicing: vec![row], ..with(MigStrategy::Mixed, 1) }
+}
+
 #[test]
 fn products_counts_and_strategies() {
     const BASIC: &[&str] =
@@ -133,6 +139,30 @@ fn products_counts_and_strategies() {
                 "mig.strategy=single",
             ],
         ),
+        (
+            &mixed,
+            sliced("nvidia.com/gpu", None),
+            &[
+                "gpu.count=2",
+                "gpu.product=A100-SHARED",
+                "gpu.replicas=4",
+                "gpu.sharing-strategy=time-slicing",
+                "mig-1g.5gb.product=A100-MIG-1g.5gb",
+                "mig.strategy=mixed",
+            ],
+        ),
+        (
+            &mixed,
+            sliced("nvidia.com/mig-1g.5gb", Some("nvidia.com/mig-1g.5gb.shared")),
+            &[
+                "gpu.count=2",
+                "gpu.product=A100",
+                "gpu.replicas=1",
+                "gpu.sharing-strategy=none",
+                "mig-1g.5gb.product=A100-MIG-1g.5gb",
+                "mig.strategy=mixed",
+            ],
+        ),
         // The MIG devices are not offered.
         (
             &mixed,
@@ -144,6 +174,11 @@ fn products_counts_and_strategies() {
         assert_eq!(some(gpus, settings, BASIC), *expected, "{:?}", settings.mig_strategy);
     }
     let gpus = [gpu(0, "A100", &["1g.5gb", "1g.5gb"])];
+    let renamed = sliced("nvidia.com/mig-1g.5gb", Some("nvidia.com/mig-1g.5gb.shared"));
+    assert_eq!(
+        some(&gpus, &renamed, &["mig-1g.5gb.replicas", "mig-1g.5gb.sharing", "mig-1g.5gb.product"]),
+        ["mig-1g.5gb.product=A100-MIG-1g.5gb", "mig-1g.5gb.replicas=4", "mig-1g.5gb.sharing-strategy=time-slicing"]
+    );
     let parts = [
         "engines.copy=1",
         "engines.decoder=2",
