@@ -9,6 +9,83 @@ use super::measure::{self, Took};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, run, sh};
 
+/// An ext4 file system with a journal, in a file on the disk of the build directory.
+pub struct Disk {
+    dir: PathBuf,
+    _file: tempfile::TempDir,
+}
+
+impl Disk {
+    /// Creates the file system, and mounts it in the namespace of this process.
+    pub fn new() -> Self {
+        let dir = crate::support::scratch();
+        let path = dir.path().display();
+        sh(&format!(
+            "truncate -s 2G '{path}/image'; mkfs.ext4 -q -F -N 600000 '{path}/image'; mkdir '{path}/disk'; \
+             mount -o loop '{path}/image' '{path}/disk'"
+        ))
+        .ok();
+        Self { dir: dir.path().join("disk"), _file: dir }
+    }
+
+    /// Returns how many transactions the journal has committed.
+    pub fn commits(&self) -> u64 {
+        let device = sh(&format!("findmnt -no SOURCE '{}'", self.dir.display())).ok();
+        let name = device.trim().trim_start_matches("/dev/").to_owned();
+        let info = std::fs::read_to_string(format!("/proc/fs/jbd2/{name}-8/info")).unwrap();
+        info.split_whitespace().next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        sh(&format!("umount '{}'", self.dir.display())).ok();
+    }
+}
+
+/// What a start leaves in the writable layer of a container.
+pub struct Names {
+    /// Files and links
+    pub files: usize,
+    /// Directories that the image lacks
+    pub directories: usize,
+    /// Directories of the image
+    pub copied: usize,
+    /// A file with a line for each: type, path and, of a link, the text
+    pub list: PathBuf,
+}
+
+/// Creates the names of the file `list` in the root file system of a process. A program of its own runs this, because it changes the
+/// namespace.
+pub fn create(pid: &str, rootfs: &Path, list: &Path) {
+    let list = std::fs::read_to_string(list).unwrap();
+    let namespace = File::open(format!("/proc/{pid}/ns/mnt")).unwrap();
+    nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+    for line in list.lines() {
+        let mut fields = line.split(' ');
+        let (kind, path, text) = (fields.next().unwrap(), rootfs.join(fields.next().unwrap()), fields.next());
+        match kind {
+            "d" => std::fs::create_dir(path).unwrap(),
+            "l" => std::os::unix::fs::symlink(text.unwrap(), path).unwrap(),
+            _ if path.exists() => std::fs::write(path, [0; 16384]).unwrap(),
+            _ => nix::sys::stat::mknod(
+                &path,
+                nix::sys::stat::SFlag::S_IFREG,
+                nix::sys::stat::Mode::from_bits_truncate(0o644),
+                0,
+            )
+            .unwrap(),
+        }
+    }
+}
+
+/// Where the writable layer of a container is.
+#[derive(Clone, Copy)]
+pub enum Layer<'a> {
+    Tmpfs,
+    Disk(&'a Disk),
+}
+
 /// The directory of the measurements.
 pub struct Scene {
     pub dir: tempfile::TempDir,
@@ -42,14 +119,30 @@ impl Scene {
         image.rootfs
     }
 
+    /// Creates a small image on the disk, with the names of all files of this host's distribution in addition, because the cost of a
+    /// new name depends on the directory.
+    pub fn distribution(&self, disk: &Disk) -> PathBuf {
+        let image = Image::new(&disk.dir, &["--layout", "debian"]).rootfs;
+        let script = "cd /; for kind in d f; do \
+                          find usr etc -xdev -name .git -prune -o -type $kind -print0 | \
+                              (cd \"$image\"; case $kind in d) xargs -0 mkdir -p;; f) xargs -0 touch;; esac); \
+                      done";
+        sh(&format!("image='{}'; {script}", image.display())).ok();
+        image
+    }
+
     /// Creates a container like an engine: an overlay with a writable layer on the image.
-    pub fn container(&self, image: &Path) -> Waiting {
+    pub fn container(&self, image: &Path, at: Layer<'_>) -> Waiting {
         self.made.set(self.made.get() + 1);
-        let dir = self.dir.path().join(format!("container-{}", self.made.get()));
+        let (parent, mount) = match at {
+            Layer::Tmpfs => (self.dir.path(), "mount -t tmpfs layer $layer"),
+            Layer::Disk(disk) => (disk.dir.as_path(), "true"),
+        };
+        let dir = parent.join(format!("container-{}", self.made.get()));
         let rootfs = dir.join("merged");
         std::fs::create_dir_all(rootfs.join("dev")).unwrap();
         let layer = format!(
-            "layer='{dir}/layer'; mkdir $layer; mount -t tmpfs layer $layer; mkdir $layer/upper $layer/work; \
+            "layer='{dir}/layer'; mkdir $layer; {mount}; mkdir $layer/upper $layer/work; \
              mount -t overlay -o lowerdir='{image}',upperdir=$layer/upper,workdir=$layer/work overlay \"$rootfs\"; \
              mount -t tmpfs -o nosuid dev \"$rootfs/dev\"; {proc}",
             dir = dir.display(),
@@ -80,19 +173,57 @@ impl Scene {
 
     /// Measures the start of a container.
     pub fn start(&self, image: &Path, fake: &FakeDriver) -> Took {
-        self.start_with(HOOK, image, fake)
+        self.start_with(HOOK, image, Layer::Tmpfs, fake)
     }
 
-    /// Measures the start of a container with another build of the hook.
-    pub fn start_with(&self, program: &str, image: &Path, fake: &FakeDriver) -> Took {
-        let container = self.container(image);
+    /// Measures the start of a container, with another build of the hook or on a disk.
+    pub fn start_with(&self, program: &str, image: &Path, at: Layer<'_>, fake: &FakeDriver) -> Took {
+        let container = self.container(image, at);
         measure::time(&mut self.hook_of(program, &container, fake))
     }
 
     /// Measures the start of several containers at the same time.
-    pub fn start_all(&self, count: usize, image: &Path, fake: &FakeDriver) -> Took {
-        let containers: Vec<_> = (0..count).map(|_| self.container(image)).collect();
-        measure::time_all(containers.iter().map(|container| self.hook(container, fake)).collect())
+    pub fn start_all(&self, count: usize, image: &Path, at: Layer<'_>, fake: &FakeDriver) -> Took {
+        self.all(count, image, at, |container| self.hook(container, fake))
+    }
+
+    /// Measures a program that only creates these names, in several containers at the same time.
+    pub fn create_all(&self, count: usize, image: &Path, at: Layer<'_>, names: &Path) -> Took {
+        self.all(count, image, at, |container| {
+            let mut stand_in = Command::new(std::env::current_exe().unwrap());
+            stand_in.arg("--create").arg(container.pid().to_string()).arg(&container.rootfs).arg(names);
+            stand_in
+        })
+    }
+
+    fn all(&self, count: usize, image: &Path, at: Layer<'_>, command: impl Fn(&Waiting) -> Command) -> Took {
+        let containers: Vec<_> = (0..count).map(|_| self.container(image, at)).collect();
+        let took = measure::time_all(containers.iter().map(command).collect());
+        for container in containers {
+            let dir = container.rootfs.parent().unwrap().to_owned();
+            drop(container);
+            std::fs::remove_dir_all(dir).unwrap();
+        }
+        took
+    }
+
+    /// Lists what a start with the hook leaves in the container's layer.
+    pub fn names(&self, image: &Path, disk: &Disk, fake: &FakeDriver) -> Names {
+        let container = self.container(image, Layer::Disk(disk));
+        measure::time(&mut self.hook(&container, fake));
+        let upper = container.rootfs.with_file_name("layer").join("upper");
+        let listed = sh(&format!("cd '{}'; find . -mindepth 1 -printf '%y %P %l\\n'", upper.display())).ok();
+        let is_new = |line: &&str| !image.join(line.split(' ').nth(1).unwrap()).exists();
+        let is_dir = |line: &&str| line.starts_with("d ");
+        let dev = |line: &&str| line.starts_with("d dev");
+        let lines: Vec<&str> = listed.lines().filter(|line| !dev(line)).collect();
+        let (dirs, files): (Vec<_>, Vec<_>) = lines.iter().copied().partition(is_dir);
+        let (new, copied): (Vec<_>, Vec<_>) = dirs.into_iter().partition(is_new);
+        let list = self.dir.path().join("names");
+        let mut made: Vec<&str> = new.iter().chain(&files).copied().collect();
+        made.sort_by_key(|line| !is_dir(line));
+        std::fs::write(&list, made.join("\n")).unwrap();
+        Names { files: files.len(), directories: new.len(), copied: copied.len(), list }
     }
 
     /// Returns the command of the hook for a container without a request, with about `bytes` bytes of mounts in config.json.

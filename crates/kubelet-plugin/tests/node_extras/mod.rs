@@ -320,7 +320,7 @@ fn labels_are_written_where_they_are_read() {
     assert!(file.exists());
     node.plugin = super::start(&node.fake, &node.kubelet_dir, &[&option[..], &["--labels", "false"]].concat());
     node.wait("the list again", SOON, GPU, 1, 1);
-    assert!(!file.exists());
+    node.until("labels that are removed", SOON, || !file.exists());
     node.plugin.kill().unwrap();
     node.plugin.wait().unwrap();
     std::fs::remove_dir_all(node.fake.dir.path().join("nfd")).unwrap();
