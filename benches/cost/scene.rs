@@ -11,7 +11,7 @@ use crate::support::{HOOK, run, sh};
 
 /// An ext4 file system with a journal, in a file on the disk of the build directory.
 pub struct Disk {
-    dir: PathBuf,
+    pub dir: PathBuf,
     _file: tempfile::TempDir,
 }
 

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
+use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
 use base::report::one_line;
@@ -87,14 +88,25 @@ fn gpu_node(device: &Device) -> Option<String> {
     is_gpu.then(|| one_line(&device.path.display().to_string()))
 }
 
-/// Merges the edits of all hook entries. Each device of a spec has an entry, but the mask of /proc/driver/nvidia must contain
-/// all GPUs and cannot be changed later. So the first entry does the work of all, and the others find it done.
+/// Merges the edits of all hook entries for the nodes of the container. Specs of earlier versions have an entry for each device, but the
+/// mask of /proc/driver/nvidia must contain all GPUs and cannot be changed later. So the first entry does the work of all, and the
+/// others find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     // All entries are of the same stage.
     let outside = edits.outside;
     // An entry that cannot be parsed fails when it is called.
     let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args)).fold(edits, RootfsEdits::merge);
-    RootfsEdits { outside, ..all }
+    RootfsEdits { outside, ..all.resolve(|node| has_node(spec, &node.absolute())) }
+}
+
+/// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. A volume
+/// of something else at this path is no GPU.
+fn has_node(spec: &SpecView, path: &Path) -> bool {
+    let is_node = |source: &Path| {
+        rustix::fs::stat(source).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+    };
+    spec.devices.iter().any(|device| device.path == path)
+        || spec.mounts.iter().any(|mount| mount.destination == path && mount.is_bind() && is_node(&mount.source))
 }
 
 /// Returns the files of the mask; empty if the driver is not loaded, because the container's /proc then lacks them too.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use base::paths::ContainerPath;
 use cdi_spec::file;
 use cdi_spec::spec::Spec;
 use nvidia_host::cdi::entry::RootfsEdits;
@@ -164,7 +165,9 @@ fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
         words.insert(format!("device {source} {} {major} {minor} {}", node.path, node.permissions.as_ref().unwrap()));
     }
     for hook in &edits.hooks {
-        let rest = RootfsEdits::from_entry(&hook.args).unwrap();
+        let has =
+            |node: &ContainerPath| edits.device_nodes.iter().any(|given| node.absolute() == Path::new(&given.path));
+        let rest = RootfsEdits::from_entry(&hook.args).unwrap().resolve(has);
         words.extend(rest.links.iter().map(|(link, text)| format!("link {link} {text:?}")));
         words.extend(rest.libraries.iter().map(|(_, path)| format!("cache {:?}", path.file_name())));
         words.extend(rest.shown.keys().map(|path| format!("show {path:?}")));

@@ -7,8 +7,10 @@ use std::sync::Barrier;
 use nix::sched::CloneFlags;
 use serde_json::{Value, json};
 
+use base::paths::ContainerPath;
 use base::sys::ns;
-use cdi_spec::spec::{ContainerEdits, Spec};
+use cdi_spec::spec::{ContainerEdits, Hook, Spec};
+use nvidia_host::cdi::entry::RootfsEdits;
 use oci_nvidia_hook::testing::engine::Version;
 
 use crate::Test;
@@ -20,7 +22,8 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 use crate::why::{isolated, why};
 
 pub const TESTS: &[Test] = &[
-    ("cdi_containers::hook_entries", crate::driver::NEEDS, hook_entries),
+    ("cdi_containers::hook_entry", crate::driver::NEEDS, hook_entry),
+    ("cdi_containers::volumes_at_the_paths_of_nodes", crate::driver::NEEDS, volumes_at_the_paths_of_nodes),
     ("cdi_containers::hook_entries_at_the_wrong_stage", crate::driver::NEEDS, hook_entries_at_the_wrong_stage),
     ("cdi_containers::hook_entries_of_older_specs", crate::driver::NEEDS, hook_entries_of_older_specs),
     ("cdi_containers::libraries_that_are_opened_by_path", crate::driver::NEEDS, libraries_that_are_opened_by_path),
@@ -53,6 +56,10 @@ pub fn with_mounts_after(dir: &Path, rootfs: &Path, edits: &ContainerEdits, volu
     }
     let container = Waiting::start(dir, rootfs, &[], &before);
     container.set_hooks(&edits.hooks[0].hook_name, &json!(edits.hooks));
+    let nodes = edits.device_nodes.iter();
+    let devices: Vec<_> =
+        nodes.map(|node| json!({"path": node.path, "type": "c", "major": node.major, "minor": node.minor})).collect();
+    container.set_spec_field("linux", json!({ "devices": devices }));
     container
 }
 
@@ -105,30 +112,58 @@ fn cuda_compat() {
     }
 }
 
-/// The hook entries of two devices and the common one, each called as by the runtime: the first call does everything.
-fn hook_entries() {
+/// The hook entry, which does the work of two devices of three.
+fn hook_entry() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
-    let devices = spec.devices.iter().map(|device| &device.container_edits);
-    for hook in devices.chain([&spec.container_edits]).flat_map(|edits| &edits.hooks) {
+    assert!(spec.devices.iter().all(|device| device.container_edits.hooks.is_empty()), "{spec:?}");
+    for hook in &spec.container_edits.hooks {
         assert!(hook.hook_name == "createRuntime" && hook.args.iter().any(|arg| arg == "--outside"), "{hook:?}");
     }
     let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap().matches("/image/usr/lib/").count();
     let before = mounts();
-    do_their_work(&spec, Waiting::create_runtime_hook);
+    do_their_work(&spec, 1, Waiting::create_runtime_hook);
     assert_eq!(mounts(), before, "they are in the container, not on the host");
 }
 
-/// The entries still work after an update.
+/// The entries of specs of earlier versions still work after an update: one for each device, and the common one.
 fn hook_entries_of_older_specs() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
-    let mut spec = generate(&fake, &["--hook-path", HOOK]);
-    let devices = spec.devices.iter_mut().map(|device| &mut device.container_edits);
-    for hook in devices.chain([&mut spec.container_edits]).flat_map(|edits| &mut edits.hooks) {
-        hook.hook_name = "createContainer".to_owned();
-        hook.args.retain(|arg| arg != "--outside");
+    for stage in ["createRuntime", "createContainer"] {
+        let mut spec = generate(&fake, &["--hook-path", HOOK]);
+        let mut common = spec.container_edits.hooks.remove(0);
+        common.hook_name = stage.to_owned();
+        let mut all = RootfsEdits::from_entry(&common.args).unwrap();
+        all.outside = stage == "createRuntime";
+        let with_node = std::mem::take(&mut all.with_node);
+        for edits in spec.devices.iter_mut().map(|device| &mut device.container_edits) {
+            let node = ContainerPath::new(&edits.device_nodes[0].path).unwrap();
+            let more = RootfsEdits { outside: all.outside, mask: all.mask.clone(), ..with_node[&node].clone() };
+            edits.hooks.push(Hook { args: more.to_args().unwrap(), ..common.clone() });
+        }
+        spec.container_edits.hooks.push(Hook { args: all.to_args().unwrap(), ..common });
+        match stage {
+            "createRuntime" => do_their_work(&spec, 3, Waiting::create_runtime_hook),
+            _ => do_their_work(&spec, 3, Waiting::create_container_hook),
+        }
     }
-    do_their_work(&spec, Waiting::create_container_hook);
+}
+
+/// A volume at the path of a node does not show the container more of /proc/driver/nvidia.
+fn volumes_at_the_paths_of_nodes() {
+    let fake = FakeDriver::new(&["--gpus", "3"]);
+    let spec = generate(&fake, &["--hook-path", HOOK]);
+    let edits = spec.devices.iter().find(|device| device.name == "0").unwrap().container_edits.clone();
+    let edits = spec.container_edits.clone().merge(edits);
+    for (source, shown) in [("/etc/hostname", "0000:01:00.0\n"), ("/dev/null", "0000:01:00.0\n0000:02:00.0\n")] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let container = with_mounts(dir.path(), &image.rootfs, &edits);
+        let volume = json!({"type": "bind", "source": source, "destination": "/dev/nvidia1", "options": ["bind"]});
+        container.set_spec_field("mounts", json!([volume]));
+        container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
+        assert_eq!(container.exec("ls /proc/driver/nvidia/gpus").ok(), shown, "{source}");
+    }
 }
 
 /// An entry without a stage, called before the runtime has entered the container.
@@ -149,11 +184,11 @@ fn hook_entries_at_the_wrong_stage() {
     assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").unwrap(), host_mounts);
 }
 
-fn do_their_work(spec: &Spec, call: impl Fn(&Waiting, &[String]) -> Ran) {
+fn do_their_work(spec: &Spec, entries: usize, call: impl Fn(&Waiting, &[String]) -> Ran) {
     let dir = scratch();
     let edits = spec.devices.iter().filter(|device| ["0", "2"].contains(&device.name.as_str()));
     let edits = edits.fold(spec.container_edits.clone(), |all, device| all.merge(device.container_edits.clone()));
-    assert_eq!(edits.hooks.len(), 3);
+    assert_eq!(edits.hooks.len(), entries);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let rootfs = &image.rootfs;
     // The image has a libcuda with the name that programs open.

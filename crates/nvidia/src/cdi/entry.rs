@@ -15,6 +15,7 @@ use crate::driver::ldcache::Arch;
 /// The command of the hook entry.
 pub const VERB: &str = "rootfs";
 const OUTSIDE: &str = "--outside";
+const WITH_NODE: &str = "--with-node";
 /// The program name, `argv[0]` of the hook entry.
 pub const PROGRAM: &str = "oci-nvidia-hook";
 
@@ -42,6 +43,9 @@ pub struct RootfsEdits {
     pub cuda_compat: Option<(String, String)>,
     /// The stamp of the spec, which has no effect in a container
     pub stamp: Option<String>,
+    /// Further changes for containers that have this device node. A spec thus has one entry for any number of devices, and the runtime
+    /// starts one process.
+    pub with_node: BTreeMap<ContainerPath, Self>,
 }
 
 impl RootfsEdits {
@@ -53,6 +57,10 @@ impl RootfsEdits {
         self.libraries.extend(other.libraries);
         self.shown.extend(other.shown);
         self.channels.extend(other.channels);
+        for (node, more) in other.with_node {
+            let known = self.with_node.remove(&node).unwrap_or_default();
+            self.with_node.insert(node, known.merge(more));
+        }
         Self {
             outside: self.outside || other.outside,
             mask: self.mask.or(other.mask),
@@ -63,6 +71,13 @@ impl RootfsEdits {
         }
     }
 
+    /// Returns the changes for a container with the nodes for which `has` returns true.
+    #[must_use]
+    pub fn resolve(mut self, has: impl Fn(&ContainerPath) -> bool) -> Self {
+        let with_node = std::mem::take(&mut self.with_node);
+        with_node.into_iter().filter(|(node, _)| has(node)).fold(self, |all, (_, more)| all.merge(more))
+    }
+
     /// Returns the arguments, starting with `argv[0]`, or `None` if there is nothing to do. Paths that are not UTF-8 cannot be
     /// represented in a spec and are left out.
     #[must_use]
@@ -71,6 +86,17 @@ impl RootfsEdits {
             return None;
         }
         let mut args = vec![PROGRAM.to_owned(), VERB.to_owned()];
+        self.add_options(&mut args);
+        args.extend(self.outside.then(|| OUTSIDE.to_owned()));
+        for (node, more) in &self.with_node {
+            let Some(node) = node.absolute().to_str().map(str::to_owned) else { continue };
+            args.extend([WITH_NODE.to_owned(), node]);
+            more.add_options(&mut args);
+        }
+        Some(args)
+    }
+
+    fn add_options(&self, args: &mut Vec<String>) {
         let mut option = |name: &str, value: Option<String>| {
             if let Some(value) = value {
                 args.extend([name.to_owned(), value]);
@@ -102,8 +128,6 @@ impl RootfsEdits {
         if self.egl_devices != 0 {
             option("--egl-devices", Some(format!("{:#x}", self.egl_devices)));
         }
-        args.extend(self.outside.then(|| OUTSIDE.to_owned()));
-        Some(args)
     }
 
     /// Parses arguments, without `argv[0]` and the command.
@@ -113,10 +137,12 @@ impl RootfsEdits {
     pub fn parse(args: Vec<OsString>) -> Result<Self> {
         use lexopt::Arg::Long;
         let mut parser = lexopt::Parser::from_args(args);
-        let mut edits = Self::default();
+        let mut all = Self::default();
+        let mut edits = &mut all;
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("outside") => edits.outside = true,
+                Long("with-node") => edits = all.with_node.entry(container_path(&text(parser.value()?)?)?).or_default(),
                 Long("stamp") => edits.stamp = Some(text(parser.value()?)?),
                 Long("cuda-compat") => {
                     let value = text(parser.value()?)?;
@@ -159,7 +185,7 @@ impl RootfsEdits {
                 other => return Err(other.unexpected().into()),
             }
         }
-        Ok(edits)
+        Ok(all)
     }
 
     fn channel(&mut self, value: OsString, expected: Expected) -> Result<()> {
@@ -217,6 +243,7 @@ mod tests {
             &["--library", "/"],
             &["--show-proc", "/x::../y"],
             &["--egl-devices", "5"],
+            &["--with-node", "/"],
             &["--bogus"],
             &["word"],
         ] {
@@ -229,7 +256,7 @@ mod tests {
     }
 
     prop_compose! {
-        fn any_edits()(
+        fn flat_edits()(
             links in prop::collection::btree_map(name(), name(), 0..4),
             libraries in prop::collection::btree_set(name(), 0..4),
             shown in prop::collection::btree_map(name(), name(), 0..4),
@@ -254,7 +281,19 @@ mod tests {
                     expected: if *is_socket { Expected::Socket } else { Expected::NamedDirectory },
                 }).collect(),
                 stamp,
+                with_node: BTreeMap::new(),
             }
+        }
+    }
+
+    prop_compose! {
+        fn any_edits()(
+            edits in flat_edits(), with_node in prop::collection::btree_map(name(), flat_edits(), 0..3),
+        ) -> RootfsEdits {
+            let nodes = with_node.into_iter().map(|(node, more)| {
+                (ContainerPath::new(node).unwrap(), RootfsEdits { outside: false, ..more })
+            });
+            RootfsEdits { with_node: nodes.collect(), ..edits }
         }
     }
 

@@ -1,14 +1,17 @@
 //! Creates a CDI spec from the edits of all devices.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
+use base::paths::ContainerPath;
 use cdi_spec::name;
 use cdi_spec::spec::{ContainerEdits, Device, Spec};
 
-use super::lower::{SpecContext, lower};
+use super::lower::{SpecContext, lower, lower_for_engine, rootfs_edits};
 use crate::cdi::entry::RootfsEdits;
 use crate::device_id::VISIBLE_DEVICES;
-use crate::edits::Edits;
+use crate::driver::nodes::CAPS;
+use crate::edits::{DeviceNode, Edits};
 use crate::inventory::select;
 
 /// The name of the device that stands for all devices.
@@ -60,10 +63,12 @@ pub struct Named {
 /// entry for all containers.
 #[must_use]
 pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, more: RootfsEdits) -> Spec {
+    let mut more = more;
+    let lowered: Vec<_> =
+        devices.iter().map(|device| lower_device(&device.edits, (common, devices), host, &mut more)).collect();
     let mut container_edits = lower(common, host, more);
     // With "void", the hook ignores the container, if it is installed too.
     container_edits.env.push(format!("{VISIBLE_DEVICES}=void"));
-    let lowered: Vec<_> = devices.iter().map(|device| lower(&device.edits, host, RootfsEdits::default())).collect();
     let device = |(name, edits): (&String, &ContainerEdits)| Device {
         name: name.clone(),
         container_edits: edits.clone(),
@@ -80,27 +85,39 @@ pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, m
     let mut spec = Spec { kind: kind.to_owned(), devices: listed, container_edits, ..Spec::default() }.simplify();
     spec.container_edits = spec.container_edits.sort();
     for device in &mut spec.devices {
-        device.container_edits = fold_hooks(std::mem::take(&mut device.container_edits).sort());
+        device.container_edits = std::mem::take(&mut device.container_edits).sort();
     }
     spec.with_minimum_version()
 }
 
-/// Merges our hook entries into one, because the runtime starts a process for each of them.
-#[must_use]
-fn fold_hooks(mut edits: ContainerEdits) -> ContainerEdits {
-    let mut folded = RootfsEdits::default();
-    let mut first = None;
-    edits.hooks.retain(|hook| {
-        let Some(parsed) = RootfsEdits::from_entry(&hook.args) else { return true };
-        folded = std::mem::take(&mut folded).merge(parsed);
-        first.get_or_insert_with(|| hook.clone());
-        false
-    });
-    if let Some((mut hook, args)) = first.zip(folded.to_args()) {
-        hook.args = args;
-        edits.hooks.push(hook);
+/// Converts the edits of a device. What its hook entry would do is added to `more`, for containers that have a node of the device.
+fn lower_device(
+    edits: &Edits,
+    (common, devices): (&Edits, &[Named]),
+    host: &SpecContext,
+    more: &mut RootfsEdits,
+) -> ContainerEdits {
+    let Some(node) = own_node(edits, devices) else { return lower(edits, host, RootfsEdits::default()) };
+    let mut rest = rootfs_edits(edits, host);
+    if common.proc_mask.is_some() {
+        rest.mask = None;
     }
-    edits
+    let with_node = [(node.clone(), rest)].into();
+    *more = std::mem::take(more).merge(RootfsEdits { with_node, ..RootfsEdits::default() });
+    lower_for_engine(edits, host)
+}
+
+/// Returns a node that no other device has: of a GPU its own, and of a MIG device that of its compute instance. With a driver that has no
+/// nodes for capabilities, there is none: containers must not see the capability files of another MIG device.
+fn own_node<'a>(edits: &'a Edits, devices: &[Named]) -> Option<&'a ContainerPath> {
+    let is_own = |node: &&DeviceNode| {
+        devices.iter().filter(|device| device.edits.nodes.iter().any(|other| other.path == node.path)).count() == 1
+    };
+    let is_capability = |path: &Path| path.starts_with("capabilities");
+    let is_mig = edits.proc_mask.iter().any(|mask| mask.mounts.iter().any(|(path, _)| is_capability(path)));
+    let mut own = edits.nodes.iter().filter(is_own);
+    let node = if is_mig { own.find(|node| node.path.absolute().starts_with(CAPS)) } else { own.next() };
+    node.map(|node| &node.path)
 }
 
 /// Returns the sorted paths on the host that must exist for containers with a device of the spec to start.

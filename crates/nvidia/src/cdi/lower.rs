@@ -93,6 +93,14 @@ const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate",
 /// Converts edits. `more` is added to the arguments of the hook entry.
 #[must_use]
 pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerEdits {
+    let mut lowered = lower_for_engine(edits, host);
+    lowered.hooks.extend(hook(&more.merge(rootfs_edits(edits, host)), host));
+    lowered
+}
+
+/// Converts what an engine does itself.
+#[must_use]
+pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
     let mut lowered = ContainerEdits::default();
     let files = edits.files.iter().filter_map(|file| {
         let dir = directory(file, host)?;
@@ -110,7 +118,6 @@ pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerE
         lowered.device_nodes.extend(device_node(node, facts));
         lowered.additional_gids.extend(facts.additional_gid().filter(|_| host.additional_gids));
     }
-    lowered.hooks.extend(hook(&more.merge(rootfs_edits(edits, host)), host));
     lowered
 }
 
