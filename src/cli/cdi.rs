@@ -16,7 +16,7 @@ use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
 use super::terminal::Environment;
 use super::{cdi_check, info, output};
-use crate::engine::inspect;
+use crate::engine::inspect::{self, Versions};
 use crate::log::Log;
 use crate::plan::hook_program;
 
@@ -132,5 +132,6 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
 
 /// Returns whether all engines of this host read the field `additionalGids`. Others reject the whole file because of it.
 fn engines_read_gids() -> bool {
-    Tree::open(&HostPath::new("/")).is_ok_and(|host| inspect::all_read_cdi(&host, this_user(), "0.7.0"))
+    Tree::open(&HostPath::new("/"))
+        .is_ok_and(|host| inspect::all_read_cdi(&host, this_user(), "0.7.0", &mut Versions::stored()))
 }

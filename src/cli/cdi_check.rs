@@ -22,7 +22,7 @@ use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
 use crate::cdi_check::{self, CdiVerdict, Now};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
-use crate::engine::inspect;
+use crate::engine::inspect::{self, Versions};
 use crate::log::Log;
 
 /// Returns the spec directories of each engine, or those of the command line for all of them.
@@ -36,9 +36,9 @@ fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
     vec![View { readers: views.into_iter().flat_map(|view| view.readers).collect(), dirs }]
 }
 
-/// Returns the views without asking each engine for its version, which would take longer than everything else.
+/// Returns the views without running each engine for its version, which would take longer than everything else.
 fn quick_views(dirs: &SpecDirs) -> Vec<View> {
-    views(dirs, |host| inspect::cdi_views(host, this_user()))
+    views(dirs, |host| inspect::cdi_views(host, this_user(), &mut Versions::stored()))
 }
 
 /// Prints the qualified names of the devices that engines find.

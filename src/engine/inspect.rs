@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base::paths::HostPath;
 use base::sys::process;
+use base::sys::run_dir::RunDir;
 use base::tree::Tree;
 
 use super::cdi::{self, Reader, View};
@@ -15,6 +16,8 @@ use super::{EngineKind, User, Version, files};
 
 /// The program for which dockerd searches when it starts.
 const DOCKERS_HOOK: &str = "nvidia-container-runtime-hook";
+/// The longest file with a version, which has about 60 bytes.
+const MAX_STORED: u64 = 1024;
 /// The time limit for printing a version. Podman takes 0.1 s on a busy host.
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -58,24 +61,19 @@ fn kinds(user: Option<User>) -> impl Iterator<Item = EngineKind> {
 }
 
 /// Returns the directories in which the installed engines search for CDI specs. They depend on the configuration files, and these
-/// on the version. Running a program for its version costs more than everything else, so it is done only if the result depends on it.
-pub(crate) fn cdi_views(host: &Tree, user: Option<User>) -> Vec<View> {
-    let mut versions = Versions::default();
+/// on the version.
+pub(crate) fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Vec<View> {
     let readers = kinds(user).filter(|kind| *kind != EngineKind::Docker).filter_map(|kind| {
         let program = runtime::program(host, kind.program())?;
-        let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
-        let oldest = dirs(None);
-        let differ = kind != EngineKind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != oldest);
-        let version = if differ { versions.ask(host, &program).ok() } else { None };
-        let dirs = if differ { dirs(version) } else { oldest };
+        let version = versions.ask(host, &program).ok();
+        let dirs = configuration(host, &kind, version).settings.cdi_dirs;
         Some((Reader { kind, version }, dirs))
     });
     cdi::group(readers)
 }
 
 /// Returns whether at least one engine is installed, and all are known to read CDI specs of this version.
-pub(crate) fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str) -> bool {
-    let mut versions = Versions::default();
+pub(crate) fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str, versions: &mut Versions) -> bool {
     let mut any = false;
     kinds(user).filter(|kind| *kind != EngineKind::Docker).all(|kind| {
         let Some(program) = runtime::program(host, kind.program()) else { return true };
@@ -194,17 +192,49 @@ enum NoVersion {
 
 /// The versions of programs. Each program is run only once.
 #[derive(Debug, Default)]
-struct Versions(Vec<(PathBuf, Result<Version, NoVersion>)>);
+pub(crate) struct Versions {
+    known: Vec<(PathBuf, Result<Version, NoVersion>)>,
+    /// The directory with versions that earlier processes stored
+    stored: Option<RunDir>,
+}
 
 impl Versions {
+    /// For commands that run at each boot and change of the driver: running Podman for its version takes ten times as long as the rest.
+    pub(crate) fn stored() -> Self {
+        Self { stored: RunDir::open().ok(), ..Self::default() }
+    }
+
     fn ask(&mut self, host: &Tree, program: &Path) -> Result<Version, NoVersion> {
-        if let Some((_, known)) = self.0.iter().find(|(known, _)| known == program) {
+        if let Some((_, known)) = self.known.iter().find(|(known, _)| known == program) {
             return *known;
         }
-        let version = ask_version(host, program);
-        self.0.push((program.to_owned(), version));
+        let version = match &self.stored {
+            Some(dir) => stored_version(host, program, dir),
+            None => ask_version(host, program),
+        };
+        self.known.push((program.to_owned(), version));
         version
     }
+}
+
+/// Returns the version that is stored for this file, or runs the program and stores its answer.
+fn stored_version(host: &Tree, program: &Path, dir: &RunDir) -> Result<Version, NoVersion> {
+    let path = trusted(host, program).ok_or(NoVersion::Unknown)?;
+    let stat = rustix::fs::stat(path.as_path()).map_err(|_| NoVersion::Unknown)?;
+    // An update of the program is another file, or at least has another time of change.
+    let file = format!("{}:{}:{}:{}:{}", stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime, stat.st_ctime_nsec);
+    let name = format!("version-{}", program.file_name().unwrap_or_default().display());
+    let text = dir.read(&name, MAX_STORED).ok().flatten().unwrap_or_default();
+    let text = String::from_utf8(text).unwrap_or_default();
+    if let Some(version) =
+        text.split_once('\n').filter(|(of, _)| *of == file).and_then(|(_, said)| Version::parse(said))
+    {
+        return Ok(version);
+    }
+    let version = ask_version(host, program)?;
+    // Without the file, the program runs again the next time.
+    dir.replace(&name, format!("{file}\nversion {version}").as_bytes()).ok();
+    Ok(version)
 }
 
 /// Runs a program for its version, if it is trusted.
@@ -243,7 +273,7 @@ mod tests {
         assert_eq!(ask_version(&host, Path::new("/podman")), Err(NoVersion::Failed));
     }
 
-    /// Podman is found in all program directories, and run only if the result depends on its version.
+    /// Podman is found in all program directories. It runs only if no version is stored for the file.
     #[test]
     fn directories_of_cdi_specs() {
         let dir = tempfile::tempdir().unwrap();
@@ -255,25 +285,35 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         };
-        let views = || cdi_views(&host, None);
-        assert_eq!((views(), all_read_cdi(&host, None, "0.7.0")), (Vec::new(), false));
-        write("usr/local/bin/podman", &format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display()));
+        let versions = || Versions { stored: RunDir::open_in(dir.path()).ok(), ..Versions::default() };
+        let views = || cdi_views(&host, None, &mut versions());
+        let reads = |cdi_version| all_read_cdi(&host, None, cdi_version, &mut versions());
+        assert_eq!((views(), reads("0.7.0")), (Vec::new(), false));
+        let podman = |version: &str| {
+            write(
+                "usr/local/bin/podman",
+                &format!("#!/bin/sh\ntouch '{}'\necho podman version {version}", trace.display()),
+            );
+        };
+        podman("5.4.1");
         write("etc/containers/containers.conf", "[engine]\ncdi_spec_dirs = [\"/a\"]");
         write("etc/crio/crio.conf.d/20-x.conf", "[crio.runtime]\ncdi_spec_dirs = [\"/b\"]");
         let places = |views: Vec<View>| -> Vec<_> {
             views.into_iter().map(|view| (view.readers[0].kind.to_string(), view.dirs)).collect()
         };
-        let podman = |dir: &str| ("Podman as root".to_owned(), vec![PathBuf::from(dir)]);
-        assert_eq!(places(views()), [podman("/a")]);
-        assert!(!trace.try_exists().unwrap(), "all versions search this directory");
-        assert!(all_read_cdi(&host, None, "0.7.0") && !all_read_cdi(&host, None, "1.1.0"));
+        let in_podman = |dir: &str| ("Podman as root".to_owned(), vec![PathBuf::from(dir)]);
+        assert_eq!(places(views()), [in_podman("/a")]);
         std::fs::remove_file(&trace).unwrap();
+        assert!(reads("0.7.0") && !reads("1.1.0"));
         // Only Podman 5 reads this file.
         write("root/.config/containers/containers.conf", "[engine]\ncdi_spec_dirs = [\"/c\"]");
-        assert_eq!(places(views()), [podman("/c")]);
-        assert!(trace.try_exists().unwrap());
+        assert_eq!(places(views()), [in_podman("/c")]);
+        assert!(!trace.try_exists().unwrap());
+        podman("4.9.5");
+        assert!(!reads("0.7.0") && trace.try_exists().unwrap(), "an update is another file");
+        assert_eq!(places(views()), [in_podman("/a")]);
         write("usr/bin/crio", "#!/bin/sh\necho crio version 1.29.0");
         assert_eq!(places(views())[1], ("CRI-O".to_owned(), vec![PathBuf::from("/b")]));
-        assert!(!all_read_cdi(&host, None, "0.7.0"), "CRI-O 1.29 does not");
+        assert!(!reads("0.7.0"), "CRI-O 1.29 does not");
     }
 }

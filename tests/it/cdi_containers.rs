@@ -138,7 +138,11 @@ fn hook_entries_of_older_specs() {
         let with_node = std::mem::take(&mut all.with_node);
         for edits in spec.devices.iter_mut().map(|device| &mut device.container_edits) {
             let node = ContainerPath::new(&edits.device_nodes[0].path).unwrap();
-            let more = RootfsEdits { outside: all.outside, mask: all.mask.clone(), ..with_node[&node].clone() };
+            let more = RootfsEdits {
+                outside: all.outside,
+                mask: all.mask.clone(),
+                ..with_node.iter().find(|(known, _)| *known == node).unwrap().1.clone()
+            };
             edits.hooks.push(Hook { args: more.to_args().unwrap(), ..common.clone() });
         }
         spec.container_edits.hooks.push(Hook { args: all.to_args().unwrap(), ..common });

@@ -45,7 +45,7 @@ pub struct RootfsEdits {
     pub stamp: Option<String>,
     /// Further changes for containers that have this device node. A spec thus has one entry for any number of devices, and the runtime
     /// starts one process.
-    pub with_node: BTreeMap<ContainerPath, Self>,
+    pub with_node: Vec<(ContainerPath, Self)>,
 }
 
 impl RootfsEdits {
@@ -58,8 +58,10 @@ impl RootfsEdits {
         self.shown.extend(other.shown);
         self.channels.extend(other.channels);
         for (node, more) in other.with_node {
-            let known = self.with_node.remove(&node).unwrap_or_default();
-            self.with_node.insert(node, known.merge(more));
+            match self.with_node.iter_mut().find(|(known, _)| *known == node) {
+                Some((_, known)) => *known = std::mem::take(known).merge(more),
+                None => self.with_node.push((node, more)),
+            }
         }
         Self {
             outside: self.outside || other.outside,
@@ -74,8 +76,12 @@ impl RootfsEdits {
     /// Returns the changes for a container with the nodes for which `has` returns true.
     #[must_use]
     pub fn resolve(mut self, has: impl Fn(&ContainerPath) -> bool) -> Self {
-        let with_node = std::mem::take(&mut self.with_node);
-        with_node.into_iter().filter(|(node, _)| has(node)).fold(self, |all, (_, more)| all.merge(more))
+        for (node, more) in std::mem::take(&mut self.with_node) {
+            if has(&node) {
+                self = self.merge(more);
+            }
+        }
+        self
     }
 
     /// Returns the arguments, starting with `argv[0]`, or `None` if there is nothing to do. Paths that are not UTF-8 cannot be
@@ -137,12 +143,14 @@ impl RootfsEdits {
     pub fn parse(args: Vec<OsString>) -> Result<Self> {
         use lexopt::Arg::Long;
         let mut parser = lexopt::Parser::from_args(args);
-        let mut all = Self::default();
-        let mut edits = &mut all;
+        let (mut edits, mut all, mut node) = (Self::default(), Self::default(), None);
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("outside") => edits.outside = true,
-                Long("with-node") => edits = all.with_node.entry(container_path(&text(parser.value()?)?)?).or_default(),
+                Long("with-node") => {
+                    let next = container_path(&text(parser.value()?)?)?;
+                    all.add(node.replace(next), std::mem::take(&mut edits));
+                }
                 Long("stamp") => edits.stamp = Some(text(parser.value()?)?),
                 Long("cuda-compat") => {
                     let value = text(parser.value()?)?;
@@ -185,7 +193,16 @@ impl RootfsEdits {
                 other => return Err(other.unexpected().into()),
             }
         }
+        all.add(node, edits);
         Ok(all)
+    }
+
+    /// Adds the changes for a node, or without one those for all containers.
+    fn add(&mut self, node: Option<ContainerPath>, edits: Self) {
+        match node {
+            Some(node) => self.with_node.push((node, edits)),
+            None => *self = edits,
+        }
     }
 
     fn channel(&mut self, value: OsString, expected: Expected) -> Result<()> {
@@ -281,7 +298,7 @@ mod tests {
                     expected: if *is_socket { Expected::Socket } else { Expected::NamedDirectory },
                 }).collect(),
                 stamp,
-                with_node: BTreeMap::new(),
+                with_node: Vec::new(),
             }
         }
     }

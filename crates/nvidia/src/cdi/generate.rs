@@ -102,7 +102,7 @@ fn lower_device(
     if common.proc_mask.is_some() {
         rest.mask = None;
     }
-    let with_node = [(node.clone(), rest)].into();
+    let with_node = vec![(node.clone(), rest)];
     *more = std::mem::take(more).merge(RootfsEdits { with_node, ..RootfsEdits::default() });
     lower_for_engine(edits, host)
 }
