@@ -48,7 +48,7 @@ SECONDS ?= 60
 fuzz:
 	@tests/fuzz/run $(SECONDS) $(TARGETS)
 
-## Measures container starts. The results are compared with docs/architecture.md. As root, on a quiet machine.
+## Measures container starts. The results are compared with docs/performance.md. As root, on a quiet machine.
 bench:
 	@tests/install-tools bench
 	$(CARGO) bench --locked --profile dist --features lean --bench pure --bench cost

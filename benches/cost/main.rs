@@ -39,6 +39,8 @@ const ROUNDS: [usize; 3] = [400, 60, 25];
 /// A row of the table: subject, target, result, and whether the result meets the target.
 struct Row(&'static str, &'static str, String, bool);
 
+/// Measures all cases, or with `--at-once`, `--commands` or `--podman` only these, or with `--warm` the most frequent case, beside other
+/// builds of the hook (`--compare PROGRAM`...). `--quick` takes fewer rounds.
 fn main() {
     let asked = |word: &str| std::env::args().any(|argument| argument == word);
     if let [_, create, pid, rootfs, list] = &*std::env::args().collect::<Vec<_>>()

@@ -36,7 +36,7 @@ fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
     vec![View { readers: views.into_iter().flat_map(|view| view.readers).collect(), dirs }]
 }
 
-/// Returns the views without running each engine for its version, which would take longer than everything else.
+/// Returns the views without asking each engine for its version, which would take longer than everything else.
 fn quick_views(dirs: &SpecDirs) -> Vec<View> {
     views(dirs, |host| inspect::cdi_views(host, this_user(), &mut Versions::stored()))
 }

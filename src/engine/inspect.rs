@@ -61,12 +61,15 @@ fn kinds(user: Option<User>) -> impl Iterator<Item = EngineKind> {
 }
 
 /// Returns the directories in which the installed engines search for CDI specs. They depend on the configuration files, and these
-/// on the version.
+/// on the version. Running a program for its version costs more than everything else, so it is done only if the result depends on it.
 pub(crate) fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Vec<View> {
     let readers = kinds(user).filter(|kind| *kind != EngineKind::Docker).filter_map(|kind| {
         let program = runtime::program(host, kind.program())?;
-        let version = versions.ask(host, &program).ok();
-        let dirs = configuration(host, &kind, version).settings.cdi_dirs;
+        let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
+        let oldest = dirs(None);
+        let differ = kind != EngineKind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != oldest);
+        let version = if differ { versions.ask(host, &program).ok() } else { None };
+        let dirs = if differ { dirs(version) } else { oldest };
         Some((Reader { kind, version }, dirs))
     });
     cdi::group(readers)
@@ -273,7 +276,8 @@ mod tests {
         assert_eq!(ask_version(&host, Path::new("/podman")), Err(NoVersion::Failed));
     }
 
-    /// Podman is found in all program directories. It runs only if no version is stored for the file.
+    /// Podman is found in all program directories. It runs only if the result depends on its version and no version is stored for the
+    /// file.
     #[test]
     fn directories_of_cdi_specs() {
         let dir = tempfile::tempdir().unwrap();
@@ -303,6 +307,8 @@ mod tests {
         };
         let in_podman = |dir: &str| ("Podman as root".to_owned(), vec![PathBuf::from(dir)]);
         assert_eq!(places(views()), [in_podman("/a")]);
+        assert!(!trace.try_exists().unwrap(), "all versions search this directory");
+        assert!(reads("0.7.0"));
         std::fs::remove_file(&trace).unwrap();
         assert!(reads("0.7.0") && !reads("1.1.0"));
         // Only Podman 5 reads this file.

@@ -148,45 +148,37 @@ impl RootfsEdits {
             match arg {
                 Long("outside") => edits.outside = true,
                 Long("with-node") => {
-                    let next = container_path(&text(parser.value()?)?)?;
+                    let next = container_path(&text(&mut parser)?)?;
                     all.add(node.replace(next), std::mem::take(&mut edits));
                 }
-                Long("stamp") => edits.stamp = Some(text(parser.value()?)?),
-                Long("cuda-compat") => {
-                    let value = text(parser.value()?)?;
-                    let (driver, cuda) = split(&value)?;
-                    edits.cuda_compat = Some((driver.to_owned(), cuda.to_owned()));
-                }
+                Long("stamp") => edits.stamp = Some(text(&mut parser)?),
+                Long("cuda-compat") => edits.cuda_compat = Some(two(&mut parser)?),
                 Long("link") => {
-                    let value = text(parser.value()?)?;
-                    let (text, link) = split(&value)?;
-                    edits.links.insert(container_path(link)?, text.into());
+                    let (text, link) = two(&mut parser)?;
+                    edits.links.insert(container_path(&link)?, text.into());
                 }
                 Long("below") => {
-                    let value = text(parser.value()?)?;
-                    let (name, path) = split(&value)?;
-                    edits.below.insert(container_path(name)?.relative().to_owned(), container_path(path)?);
+                    let (name, path) = two(&mut parser)?;
+                    edits.below.insert(container_path(&name)?.relative().to_owned(), container_path(&path)?);
                 }
                 Long("library") => {
-                    edits.libraries.insert((Arch::native(), container_path(&text(parser.value()?)?)?));
+                    edits.libraries.insert((Arch::native(), container_path(&text(&mut parser)?)?));
                 }
                 Long("library32") => {
                     let arch = Arch::native().compat32().context("this machine has no 32-bit programs")?;
-                    edits.libraries.insert((arch, container_path(&text(parser.value()?)?)?));
+                    edits.libraries.insert((arch, container_path(&text(&mut parser)?)?));
                 }
                 Long("mask-proc") => edits.mask = Some(HostPath::new(parser.value()?)),
                 Long("show-proc") => {
-                    let value = text(parser.value()?)?;
-                    let (source, path) = split(&value)?;
-                    let path = container_path(path)?.relative().to_owned();
-                    edits.shown.insert(path, HostPath::new(source));
+                    let (source, path) = two(&mut parser)?;
+                    edits.shown.insert(container_path(&path)?.relative().to_owned(), HostPath::new(source));
                 }
-                Long("socket") => edits.channel(parser.value()?, Expected::Socket)?,
+                Long("socket") => edits.channel(two(&mut parser)?, Expected::Socket)?,
                 // Only a directory that config.toml names is passed in this way. Other directories that users other than root can
                 // replace are not given to containers.
-                Long("directory") => edits.channel(parser.value()?, Expected::NamedDirectory)?,
+                Long("directory") => edits.channel(two(&mut parser)?, Expected::NamedDirectory)?,
                 Long("egl-devices") => {
-                    let value = text(parser.value()?)?;
+                    let value = text(&mut parser)?;
                     let bits = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
                     edits.egl_devices = bits.with_context(|| format!("{value:?} is not a hexadecimal number"))?;
                 }
@@ -205,10 +197,8 @@ impl RootfsEdits {
         }
     }
 
-    fn channel(&mut self, value: OsString, expected: Expected) -> Result<()> {
-        let value = text(value)?;
-        let (root, path) = split(&value)?;
-        let path = container_path(path)?.absolute();
+    fn channel(&mut self, (root, path): (String, String), expected: Expected) -> Result<()> {
+        let path = container_path(&path)?.absolute();
         self.channels.insert(Channel { root: HostPath::new(root), path, expected });
         Ok(())
     }
@@ -227,12 +217,17 @@ fn pair(a: &Path, b: &Path) -> Option<String> {
     (!a.contains("::")).then(|| format!("{a}::{b}"))
 }
 
-fn split(value: &str) -> Result<(&str, &str)> {
-    value.split_once("::").filter(|(a, _)| !a.is_empty()).with_context(|| format!("{value:?} is not A::B"))
+/// Returns the value of an option.
+fn text(parser: &mut lexopt::Parser) -> Result<String> {
+    parser.value()?.into_string().map_err(|value| anyhow::anyhow!("{value:?} is not UTF-8"))
 }
 
-fn text(value: OsString) -> Result<String> {
-    value.into_string().map_err(|value| anyhow::anyhow!("{value:?} is not UTF-8"))
+/// Returns both parts of a value `A::B`.
+fn two(parser: &mut lexopt::Parser) -> Result<(String, String)> {
+    let value = text(parser)?;
+    let parts = value.split_once("::").filter(|(a, _)| !a.is_empty());
+    let (a, b) = parts.with_context(|| format!("{value:?} is not A::B"))?;
+    Ok((a.to_owned(), b.to_owned()))
 }
 
 fn container_path(path: &str) -> Result<ContainerPath> {

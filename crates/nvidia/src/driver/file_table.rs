@@ -136,6 +136,9 @@ pub const LIBRARY_DIRS: &[&str] = &[
     "/home/kubernetes/bin/nvidia/lib64", // GKE from /
 ];
 
+/// The directory of libgbm's backends, below the library directory.
+pub(crate) const GBM_DIR: &str = "gbm";
+
 /// Links that applications open although they are not SONAMEs: (library, link, SONAME that it leads to).
 pub const DEV_LINKS: &[(&str, &str, &str)] = &[
     // Many programs call dlopen("libcuda.so").

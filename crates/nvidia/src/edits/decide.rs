@@ -11,6 +11,7 @@ use super::facts::{DeviceFacts, HostFacts};
 use super::{DeviceNode, Edits, Wanted, build};
 use crate::capability::Capability::{self, Compute, Display, Graphics, Video};
 use crate::config::Limits;
+use crate::driver::file_table::GBM_DIR;
 use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, PREPARE};
 use crate::inventory::caps::{MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
@@ -70,7 +71,11 @@ pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Resu
 pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>)> {
     let mut findings = facts.findings.clone();
     let nodes = common_nodes(&facts.devices, wanted, &mut findings)?;
-    let edits = build::common(&facts.files, facts.ipc.clone(), nodes, facts.proc_files.clone());
+    let mut edits = build::common(&facts.files, facts.ipc.clone(), nodes, facts.proc_files.clone());
+    if !wants_drm(wanted) {
+        // libgbm opens its backend for a node in /dev/dri.
+        edits.links.retain(|link| Path::new(&link.name).parent() != Some(Path::new(GBM_DIR)));
+    }
     Ok((without_proc(edits, &facts.devices), findings))
 }
 
