@@ -12,6 +12,8 @@ use crate::support::{HOOK, run, sh};
 /// An ext4 file system with a journal, in a file on the disk of the build directory.
 pub struct Disk {
     pub dir: PathBuf,
+    /// Commits of the journal while programs ran that are measured
+    pub commits_during_starts: Cell<u64>,
     _file: tempfile::TempDir,
 }
 
@@ -25,7 +27,7 @@ impl Disk {
              mount -o loop '{path}/image' '{path}/disk'"
         ))
         .ok();
-        Self { dir: dir.path().join("disk"), _file: dir }
+        Self { dir: dir.path().join("disk"), commits_during_starts: Cell::default(), _file: dir }
     }
 
     /// Returns how many transactions the journal has committed.
@@ -198,12 +200,36 @@ impl Scene {
 
     fn all(&self, count: usize, image: &Path, at: Layer<'_>, command: impl Fn(&Waiting) -> Command) -> Took {
         let containers: Vec<_> = (0..count).map(|_| self.container(image, at)).collect();
-        let took = measure::time_all(containers.iter().map(command).collect());
+        let commands = containers.iter().map(command).collect();
+        let commits = || if let Layer::Disk(disk) = at { disk.commits() } else { 0 };
+        let before = commits();
+        let took = measure::time_all(commands);
+        if let Layer::Disk(disk) = at {
+            disk.commits_during_starts.update(|known| known + commits() - before);
+        }
         for container in containers {
             let dir = container.rootfs.parent().unwrap().to_owned();
             drop(container);
             std::fs::remove_dir_all(dir).unwrap();
         }
+        took
+    }
+
+    /// Measures starts while as many other containers end, whose layers overlayfs then syncs.
+    pub fn start_while_others_end(&self, count: usize, image: &Path, disk: &Disk, fake: &FakeDriver) -> Took {
+        let create = || (0..count).map(|_| self.container(image, Layer::Disk(disk))).collect::<Vec<_>>();
+        let (others, containers) = (create(), create());
+        measure::time_all(others.iter().map(|container| self.hook(container, fake)).collect());
+        let dirs: Vec<_> =
+            others.iter().chain(&containers).map(|container| container.rootfs.parent().unwrap().to_owned()).collect();
+        let commands = containers.iter().map(|container| self.hook(container, fake)).collect();
+        for container in &others {
+            let pid = nix::unistd::Pid::from_raw(container.pid().try_into().unwrap());
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        }
+        let took = measure::time_all(commands);
+        drop((others, containers));
+        dirs.iter().for_each(|dir| std::fs::remove_dir_all(dir).unwrap());
         took
     }
 
