@@ -137,6 +137,7 @@ fn the_hook_and_the_spec_agree() {
     // In an image that is not like Debian, libraries are placed where this host has them.
     let fake = FakeDriver::new(&["--gpus", "3", "--mig", "--drm", "--layout", "lib64"]);
     let spec = generate(&fake, &[]);
+    assert!(spec.devices.iter().all(|device| device.container_edits.hooks.is_empty()), "one entry for all: {spec:?}");
     let chosen = ["0:0", "0:1", "1", GPU_2];
     let mut seen = 0;
     for bits in 1..1_u32 << chosen.len() {

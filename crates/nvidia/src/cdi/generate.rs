@@ -65,7 +65,7 @@ pub struct Named {
 pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, more: RootfsEdits) -> Spec {
     let mut more = more;
     let lowered: Vec<_> =
-        devices.iter().map(|device| lower_device(&device.edits, (common, devices), host, &mut more)).collect();
+        devices.iter().map(|device| lower_device(device, (common, devices), host, &mut more)).collect();
     let mut container_edits = lower(common, host, more);
     // With "void", the hook ignores the container, if it is installed too.
     container_edits.env.push(format!("{VISIBLE_DEVICES}=void"));
@@ -92,12 +92,17 @@ pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, m
 
 /// Converts the edits of a device. What its hook entry would do is added to `more`, for containers that have a node of the device.
 fn lower_device(
-    edits: &Edits,
+    Named { names, edits }: &Named,
     (common, devices): (&Edits, &[Named]),
     host: &SpecContext,
     more: &mut RootfsEdits,
 ) -> ContainerEdits {
-    let Some(node) = own_node(edits, devices) else { return lower(edits, host, RootfsEdits::default()) };
+    let node = match own_node(edits, devices) {
+        Some(node) => node,
+        // A GPU in MIG mode. Its MIG devices have its nodes too, and their entries do the same.
+        None if names.is_empty() => return lower_for_engine(edits, host),
+        None => return lower(edits, host, RootfsEdits::default()),
+    };
     let mut rest = rootfs_edits(edits, host);
     if common.proc_mask.is_some() {
         rest.mask = None;
@@ -133,4 +138,51 @@ pub fn sources(spec: &Spec) -> BTreeSet<&str> {
         });
     }
     sources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::edits::ProcMask;
+    use base::paths::HostPath;
+
+    fn device(nodes: &[&str], shown: &str) -> Named {
+        let node = |path: &&str| DeviceNode {
+            source: HostPath::new(path),
+            path: ContainerPath::new(path).unwrap(),
+            major: 195,
+            minor: 0,
+        };
+        let mounts = vec![(shown.into(), HostPath::new(format!("/proc/driver/nvidia/{shown}")))];
+        let proc_mask = Some(ProcMask { files: vec![], mounts });
+        Named {
+            names: vec!["x".into()],
+            edits: Edits { nodes: nodes.iter().map(node).collect(), proc_mask, ..Edits::default() },
+        }
+    }
+
+    #[test]
+    fn a_node_that_no_other_device_has() {
+        let (gi, ci_0, ci_1) =
+            ("/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-caps/nvidia-cap14");
+        let capability = "capabilities/gpu0/mig/gi1/access";
+        for (devices, expected) in [
+            (
+                vec![device(&["/dev/nvidia0", "/dev/dri/card1"], "gpus/0"), device(&["/dev/nvidia1"], "gpus/1")],
+                [Some("/dev/nvidia0"), Some("/dev/nvidia1")],
+            ),
+            (
+                vec![device(&["/dev/nvidia0", gi, ci_0], capability), device(&["/dev/nvidia0", gi, ci_1], capability)],
+                [Some(ci_0), Some(ci_1)],
+            ),
+            // Drivers before 460 have no nodes for capabilities.
+            (vec![device(&["/dev/nvidia0"], capability), device(&["/dev/nvidia1"], capability)], [None, None]),
+        ] {
+            let found: Vec<_> = devices.iter().map(|device| own_node(&device.edits, &devices)).collect();
+            assert_eq!(
+                found,
+                expected.map(|path| path.map(|path| ContainerPath::new(path).unwrap())).each_ref().map(Option::as_ref)
+            );
+        }
+    }
 }
