@@ -294,7 +294,7 @@ fn install_cat(podman: &Podman) {
     std::fs::write(podman.hooks.join("cat.json"), json.to_string()).unwrap();
 }
 
-/// Writes CDI specs of this host: ours, and one that names `cat` instead of the hook. Both are in a tmpfs at /etc/cdi.
+/// Writes two CDI specs of the fake driver: ours, and one that names `cat` instead of the hook. Returns their directories.
 fn cdi_specs(fake: &FakeDriver) -> [PathBuf; 2] {
     let dir = fake.root.with_file_name("cdi");
     ["ours", "cat"].map(|name| {
@@ -329,16 +329,7 @@ fn podman(rounds: usize, rows: &mut Vec<Row>) {
     let command = |words: &[&str]| {
         let mut command = Command::new("podman");
         command.env("CONTAINERS_CONF", podman.dir.path().join("containers.conf"));
-        command.args([
-            "--storage-driver",
-            "overlay",
-            "--cgroup-manager",
-            "cgroupfs",
-            "--runtime",
-            "runc",
-            "--events-backend",
-            "none",
-        ]);
+        command.args(["--storage-driver", "overlay"]).args(engine::OPTIONS);
         for (option, path) in [
             ("--root", disk.dir.join("storage")),
             ("--runroot", podman.dir.path().join("run")),

@@ -1,7 +1,7 @@
 //! `rootfs`, the hook entry in generated CDI specs: does what an engine cannot do. Its arguments contain all steps; the host is
 //! not inspected.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use base::tree::Tree;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::driver::compat;
-use nvidia_host::driver::nodes::{MODESET_MINOR, NVIDIA_MAJOR};
+use nvidia_host::driver::nodes::{CAPS, MODESET_MINOR, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
@@ -99,14 +99,27 @@ fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     RootfsEdits { outside, ..all.resolve(|node| has_node(spec, &node.absolute())) }
 }
 
-/// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. A volume
-/// of something else at this path is no GPU.
+/// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another
+/// file or device at this path does not count.
 fn has_node(spec: &SpecView, path: &Path) -> bool {
-    let is_node = |source: &Path| {
-        rustix::fs::stat(source).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+    let is_mounted = |source: &Path| {
+        rustix::fs::stat(source).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && has_number(path, rustix::fs::major(stat.st_rdev).into(), rustix::fs::minor(stat.st_rdev).into())
+        })
     };
-    spec.devices.iter().any(|device| device.path == path)
-        || spec.mounts.iter().any(|mount| mount.destination == path && mount.is_bind() && is_node(&mount.source))
+    let is_created =
+        |device: &Device| device.major.zip(device.minor).is_some_and(|(major, minor)| has_number(path, major, minor));
+    spec.devices.iter().any(|device| device.path == path && is_created(device))
+        || spec.mounts.iter().any(|mount| mount.destination == path && mount.is_bind() && is_mounted(&mount.source))
+}
+
+/// Reports whether a node of the driver at this path has this number: its name ends in the minor number. The major number of
+/// capabilities is not fixed.
+fn has_number(path: &Path, major: i64, minor: i64) -> bool {
+    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+    digits.parse() == Ok(minor) && (major == i64::from(NVIDIA_MAJOR) || path.starts_with(CAPS))
 }
 
 /// Returns the files of the mask; empty if the driver is not loaded, because the container's /proc then lacks them too.

@@ -153,18 +153,24 @@ fn hook_entries_of_older_specs() {
     }
 }
 
-/// A volume at the path of a node does not show the container more of /proc/driver/nvidia.
+/// Another file or device at the path of a node does not show the container more of /proc/driver/nvidia.
 fn volumes_at_the_paths_of_nodes() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
     let edits = spec.devices.iter().find(|device| device.name == "0").unwrap().container_edits.clone();
     let edits = spec.container_edits.clone().merge(edits);
-    for (source, shown) in [("/etc/hostname", "0000:01:00.0\n"), ("/dev/null", "0000:01:00.0\n0000:02:00.0\n")] {
+    let node = fake.root.join("dev/nvidia1").display().to_string();
+    let (one, two) = ("0000:01:00.0\n", "0000:01:00.0\n0000:02:00.0\n");
+    for (source, shown) in [("/etc/hostname", one), ("/dev/null", one), (&*node, two)] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
         let volume = json!({"type": "bind", "source": source, "destination": "/dev/nvidia1", "options": ["bind"]});
         container.set_spec_field("mounts", json!([volume]));
+        let device =
+            |path: &str, major: u32, minor: u32| json!({"path": path, "type": "c", "major": major, "minor": minor});
+        let devices = [device("/dev/nvidia0", 195, 0), device("/dev/nvidia2", 1, 3)];
+        container.set_spec_field("linux", json!({ "devices": devices }));
         container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
         assert_eq!(container.exec("ls /proc/driver/nvidia/gpus").ok(), shown, "{source}");
     }

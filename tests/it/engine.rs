@@ -60,6 +60,9 @@ const RUN_DIR: &str = "/run/oci-nvidia-hook";
 pub const CONTAINERS_CONF: &str =
     "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\npids_limit = 0\n";
 
+/// Options of Podman for hosts without systemd.
+pub const OPTIONS: [&str; 6] = ["--cgroup-manager", "cgroupfs", "--runtime", "runc", "--events-backend", "none"];
+
 pub const IMAGE: &str = "localhost/small";
 
 impl Podman {
@@ -167,15 +170,11 @@ impl Podman {
             &path("tmp"),
             "--storage-driver",
             "vfs",
-            "--cgroup-manager",
-            "cgroupfs",
-            "--runtime",
-            "runc",
-            "--events-backend",
-            "none",
         ]
+        .into_iter()
+        .chain(OPTIONS)
         .map(str::to_owned)
-        .to_vec()
+        .collect()
     }
 
     pub fn import(&self, rootfs: &Path, name: &str) {

@@ -7,8 +7,9 @@
 //! cri SOCKET remove POD                           remove a pod
 //! ```
 //!
-//! Options: `--allocate SOCKET=DEVICE` (the container gets what the device plugin behind the socket answers), `--env K=V`, `--cdi NAME`, `--device PATH`, `--mount HOST:CONTAINER`, `--annotation K=V`, `--user UID`, `--userns`,
-//! `--runtime NAME`, `--name NAME`. The exit status is that of the container, or 125 if the engine reports an error.
+//! Options: `--allocate SOCKET=DEVICE` (the container gets what the device plugin behind the socket answers), `--env K=V`,
+//! `--cdi NAME`, `--device PATH`, `--mount HOST:CONTAINER`, `--annotation K=V`, `--user UID`, `--userns`, `--runtime NAME`,
+//! `--name NAME`. The exit status is that of the container, or 125 if the engine reports an error.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -186,7 +186,7 @@ impl Labels {
 
     fn of_resource(&mut self, name: &str, product: &str, count: usize, sharing: &Sharing) {
         let is_shared = sharing.replicas > 1;
-        // With a resource of another name, pods can tell shared devices from others without the suffix.
+        // The name of a renamed resource already marks its devices as shared.
         let suffix = if is_shared && !sharing.is_renamed { "-SHARED" } else { "" };
         self.add(&format!("{name}.product"), format_args!("{product}{suffix}"));
         self.add(&format!("{name}.count"), count);

@@ -99,7 +99,7 @@ fn lower_device(
 ) -> ContainerEdits {
     let node = match own_node(edits, devices) {
         Some(node) => node,
-        // A GPU in MIG mode. Its MIG devices have its nodes too, and their entries do the same.
+        // A GPU in MIG mode. Its MIG devices have its nodes too, and make the same changes.
         None if names.is_empty() => return lower_for_engine(edits, host),
         None => return lower(edits, host, RootfsEdits::default()),
     };
@@ -112,8 +112,8 @@ fn lower_device(
     lower_for_engine(edits, host)
 }
 
-/// Returns a node that no other device has: of a GPU its own, and of a MIG device that of its compute instance. With a driver that has no
-/// nodes for capabilities, there is none: containers must not see the capability files of another MIG device.
+/// Returns a node that no other device has: that of a GPU, or of the compute instance of a MIG device. Returns `None` for MIG devices if
+/// the driver has no nodes for capabilities, because containers must not see the capability files of other MIG devices.
 fn own_node<'a>(edits: &'a Edits, devices: &[Named]) -> Option<&'a ContainerPath> {
     let is_own = |node: &&DeviceNode| {
         devices.iter().filter(|device| device.edits.nodes.iter().any(|other| other.path == node.path)).count() == 1
@@ -175,7 +175,7 @@ mod tests {
                 vec![device(&["/dev/nvidia0", gi, ci_0], capability), device(&["/dev/nvidia0", gi, ci_1], capability)],
                 [Some(ci_0), Some(ci_1)],
             ),
-            // Drivers before 460 have no nodes for capabilities.
+            // The driver has no nodes for capabilities.
             (vec![device(&["/dev/nvidia0"], capability), device(&["/dev/nvidia1"], capability)], [None, None]),
         ] {
             let found: Vec<_> = devices.iter().map(|device| own_node(&device.edits, &devices)).collect();
