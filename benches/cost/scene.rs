@@ -88,6 +88,9 @@ pub enum Layer<'a> {
     Disk(&'a Disk),
 }
 
+/// A config.json that CRI-O wrote, for the size and the mounts of a real one.
+const CONFIG_JSON: &str = include_str!("../../tests/fixtures/captures/crio-prestart/config.json");
+
 /// The directory of the measurements.
 pub struct Scene {
     pub dir: tempfile::TempDir,
@@ -130,6 +133,9 @@ impl Scene {
                               (cd \"$image\"; case $kind in d) xargs -0 mkdir -p;; f) xargs -0 touch;; esac); \
                       done";
         sh(&format!("image='{}'; {script}", image.display())).ok();
+        // The copy has filled the kernel's caches of names and inodes. Their hash tables are small on some virtual machines, so each
+        // lookup would search a long chain.
+        sh("sync; echo 2 >/proc/sys/vm/drop_caches").ok();
         image
     }
 
@@ -151,13 +157,22 @@ impl Scene {
             image = image.display(),
             proc = crate::driver::MASKABLE_PROC
         );
-        Waiting::start(&dir, &rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], &layer)
+        let container = Waiting::start(&dir, &rootfs, &[], &layer);
+        let mut spec: serde_json::Value = serde_json::from_str(CONFIG_JSON).unwrap();
+        spec["root"]["path"] = serde_json::json!(rootfs);
+        spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
+        std::fs::write(container.bundle.join("config.json"), spec.to_string()).unwrap();
+        // The records of earlier containers, which no poststop hook removes here.
+        sh("rm -f /run/oci-nvidia-hook/containers/*").ok();
+        container
     }
 
     /// Writes the container's state for the hook's stdin to a file.
     pub fn state(&self, container: &Waiting) -> PathBuf {
         let file = self.dir.path().join(format!("state-{}", container.pid()));
-        std::fs::write(&file, container.state()).unwrap();
+        let id = format!("container-{}", container.pid());
+        let state = serde_json::json!({"id": id, "pid": container.pid(), "bundle": container.bundle});
+        std::fs::write(&file, state.to_string()).unwrap();
         file
     }
 

@@ -121,7 +121,7 @@ impl Image {
 pub struct Waiting {
     init: Child,
     pub rootfs: PathBuf,
-    bundle: PathBuf,
+    pub bundle: PathBuf,
 }
 
 impl Waiting {
