@@ -41,8 +41,8 @@ pub(super) fn surplus(records: Vec<Candidate>) -> Vec<String> {
 /// Returns all but `count` records, of which each namespace keeps an equal share. Within a namespace, failures have precedence
 /// over ended containers, and newer records over older ones.
 fn beyond(mut records: Vec<Candidate>, count: usize) -> Vec<String> {
-    records.sort_by_cached_key(|candidate| {
-        (candidate.record.outcome != Outcome::Failed, Reverse(candidate.record.started.clone()))
+    newest_first(&mut records, |candidate| {
+        (usize::from(candidate.record.outcome != Outcome::Failed), &candidate.record)
     });
     let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
     let ranked = records.into_iter().map(|candidate| {
@@ -51,8 +51,16 @@ fn beyond(mut records: Vec<Candidate>, count: usize) -> Vec<String> {
         (*rank, candidate)
     });
     let mut ranked: Vec<(usize, Candidate)> = ranked.collect();
-    ranked.sort_by_cached_key(|(rank, candidate)| (*rank, Reverse(candidate.record.started.clone())));
+    newest_first(&mut ranked, |(rank, candidate)| (*rank, &candidate.record));
     ranked.into_iter().skip(count).map(|(_, candidate)| candidate.name).collect()
+}
+
+/// Sorts items by a rank, then by the time at which their container started, with the newest one first.
+pub(super) fn newest_first<T>(items: &mut [T], key: impl Fn(&T) -> (usize, &Record)) {
+    items.sort_by_cached_key(|item| {
+        let (rank, record) = key(item);
+        (rank, Reverse(record.started.clone()))
+    });
 }
 
 /// Returns the earlier failures of the same container that the record `by` replaces: those with the same reason, and the oldest
@@ -63,12 +71,12 @@ pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<Strin
     if by.outcome != Outcome::Failed || name.is_empty() && *pod == Pod::default() {
         return Vec::new();
     }
-    let mut newest_first: Vec<_> = records.iter().filter(|(_, record)| record.outcome == Outcome::Failed).collect();
-    newest_first.retain(|(_, Record { container, .. })| {
+    let mut failed: Vec<_> = records.iter().filter(|(_, record)| record.outcome == Outcome::Failed).collect();
+    failed.retain(|(_, Record { container, .. })| {
         container.id != *id && container.name == *name && container.pod == *pod
     });
-    newest_first.sort_by_cached_key(|(_, record)| Reverse(record.started.clone()));
-    let (same, others): (Vec<_>, Vec<_>) = newest_first.into_iter().partition(|(_, record)| record.reason == by.reason);
+    newest_first(&mut failed, |(_, record)| (0, record));
+    let (same, others): (Vec<_>, Vec<_>) = failed.into_iter().partition(|(_, record)| record.reason == by.reason);
     same.into_iter().chain(others.into_iter().skip(MAX_REASONS - 1)).map(|(name, _)| name.clone()).collect()
 }
 

@@ -1,13 +1,12 @@
 //! Stores records as `containers/<id>.json` in the run directory, limited in number and size.
 
-use std::cmp::Reverse;
 use std::io;
 use std::time::Duration;
 
 use base::sys::run_dir::RunDir;
 
 use super::bound::MAX_SIZE;
-use super::prune::{Candidate, MAX_RECORDS, superseded, surplus};
+use super::prune::{Candidate, MAX_RECORDS, newest_first, superseded, surplus};
 use super::{Outcome, Record};
 
 /// Directory of the records below the run directory.
@@ -70,7 +69,7 @@ impl Store {
                 Err(why) => found.broken.push((name, base::report::line(&why))),
             }
         }
-        found.records.sort_by_cached_key(|record| Reverse(record.started.clone()));
+        newest_first(&mut found.records, |record| (0, record));
         Ok(found)
     }
 

@@ -47,18 +47,16 @@ impl KernelState {
         Self {
             module: procfs::read_version(proc),
             load: 0,
-            gpus: sorted(proc, &Path::new(DRIVER_PROC).join("gpus")),
-            nodes: sorted(dev, Path::new("/dev")).into_iter().filter(|name| is_node(name)).collect(),
+            gpus: names(proc, &Path::new(DRIVER_PROC).join("gpus")),
+            nodes: names(dev, Path::new("/dev")).into_iter().filter(|name| is_node(name)).collect(),
             mig: mig(proc),
             libraries: linker_cache(driver),
         }
     }
 }
 
-fn sorted(tree: &Tree, dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = tree.names(dir).into_iter().filter_map(|name| name.into_string().ok()).collect();
-    names.sort_unstable();
-    names
+fn names(tree: &Tree, dir: &Path) -> Vec<String> {
+    tree.names(dir).into_iter().filter_map(|name| name.into_string().ok()).collect()
 }
 
 fn is_node(name: &str) -> bool {
@@ -69,11 +67,11 @@ fn is_node(name: &str) -> bool {
 fn mig(proc: &Tree) -> Vec<String> {
     let top = Path::new(DRIVER_PROC).join("capabilities");
     let mut found = Vec::new();
-    for gpu in sorted(proc, &top).into_iter().filter(|name| name.starts_with("gpu")) {
+    for gpu in names(proc, &top).into_iter().filter(|name| name.starts_with("gpu")) {
         let mig = format!("{gpu}/mig");
-        for instance in sorted(proc, &top.join(&mig)).into_iter().filter(|name| name.starts_with("gi")) {
+        for instance in names(proc, &top.join(&mig)).into_iter().filter(|name| name.starts_with("gi")) {
             let instance = format!("{mig}/{instance}");
-            let parts = sorted(proc, &top.join(&instance)).into_iter().filter(|name| name.starts_with("ci"));
+            let parts = names(proc, &top.join(&instance)).into_iter().filter(|name| name.starts_with("ci"));
             found.extend(parts.map(|part| format!("{instance}/{part}")));
         }
     }

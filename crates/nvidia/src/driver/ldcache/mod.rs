@@ -252,18 +252,16 @@ impl<'a> Cache<'a> {
         let ours = sorted(ours);
         let theirs = mem::take(&mut self.entries);
         self.entries.reserve_exact(theirs.len().saturating_add(ours.len()));
-        let mut ours = ours.into_iter().peekable();
-        let mut last = None;
-        for entry in theirs {
-            while let Some(new) = ours.next_if(|new| compare_slots(new, &entry).is_le()) {
-                self.entries.push(new);
-                last = Some(new);
-            }
-            if last.is_none_or(|new| compare_slots(&new, &entry).is_ne()) {
-                self.entries.push(entry);
-            }
+        let mut rest = theirs.as_slice();
+        // There are few new entries, so the position of each one is searched for.
+        for new in ours {
+            let (before, from) = rest.split_at(rest.partition_point(|entry| compare_slots(entry, &new).is_lt()));
+            let replaced = from.partition_point(|entry| compare_slots(entry, &new).is_eq());
+            self.entries.extend_from_slice(before);
+            self.entries.push(new);
+            rest = from.get(replaced..).unwrap_or_default();
         }
-        self.entries.extend(ours);
+        self.entries.extend_from_slice(rest);
     }
 }
 

@@ -59,11 +59,12 @@ impl Cache<'_> {
         put(out, extension)?;
         out.extend_from_slice(&[0; 12]);
         for (entry, string) in self.entries.iter().zip(&strings.entries) {
-            out.extend_from_slice(&entry.flags.to_ne_bytes());
-            put(out, table.saturating_add(string.name))?;
-            put(out, table.saturating_add(string.path))?;
-            out.extend_from_slice(&entry.os_version.to_ne_bytes());
-            out.extend_from_slice(&entry.hwcap.to_ne_bytes());
+            let name = number(table.saturating_add(string.name))?;
+            let path = number(table.saturating_add(string.path))?;
+            let [a, b, c, d, e, f, g, h] = entry.hwcap.to_ne_bytes();
+            let row: [_; NEW_ENTRY / 4] =
+                [entry.flags.to_ne_bytes(), name, path, entry.os_version.to_ne_bytes(), [a, b, c, d], [e, f, g, h]];
+            out.extend_from_slice(row.as_flattened());
         }
         out.extend_from_slice(&strings.bytes);
         out.extend_from_slice(&bytes);
@@ -126,19 +127,25 @@ fn put_old(out: &mut Vec<u8>, entries: &[(&Entry<'_>, &Offsets)], distance: usiz
     out.extend_from_slice(OLD_MAGIC);
     out.resize(OLD_COUNT_AT, 0);
     put(out, entries.len())?;
-    const { assert!(OLD_COUNT_AT + 4 == OLD_HEADER && OLD_ENTRY == 12) };
+    const { assert!(OLD_COUNT_AT + 4 == OLD_HEADER) };
     for (entry, string) in entries {
-        out.extend_from_slice(&entry.flags.to_ne_bytes());
-        put(out, distance.saturating_add(string.name))?;
-        put(out, distance.saturating_add(string.path))?;
+        let name = number(distance.saturating_add(string.name))?;
+        let path = number(distance.saturating_add(string.path))?;
+        let row: [_; OLD_ENTRY / 4] = [entry.flags.to_ne_bytes(), name, path];
+        out.extend_from_slice(row.as_flattened());
     }
     Ok(())
 }
 
 /// Writes a number with 32 bits.
-fn put(out: &mut Vec<u8>, number: usize) -> Result<()> {
-    out.extend_from_slice(&u32::try_from(number).context("too large for a linker cache")?.to_ne_bytes());
+fn put(out: &mut Vec<u8>, value: usize) -> Result<()> {
+    out.extend_from_slice(&number(value)?);
     Ok(())
+}
+
+/// Returns the 32 bits of a number.
+fn number(value: usize) -> Result<[u8; 4]> {
+    Ok(u32::try_from(value).context("too large for a linker cache")?.to_ne_bytes())
 }
 
 /// The offsets of the strings of an entry, relative to the first string.
