@@ -1,6 +1,8 @@
 //! Parses the container state that the runtime writes to a hook's stdin.
 //! <https://github.com/opencontainers/runtime-spec/blob/main/runtime.md#state>
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -49,6 +51,18 @@ pub fn parse(bytes: &[u8]) -> Result<State> {
         return Err(failure(&catalog::STATE, "the container state on stdin has no \"bundle\"", HINT));
     }
     Ok(State { id: raw.id, pid: raw.pid.max(0), bundle })
+}
+
+/// Returns the bundle in the arguments of a runtime, which proc_pid_cmdline(5) separates with NUL, such as
+/// `crun create --bundle DIR ID`. Returns `None` if it is relative to the runtime's working directory.
+pub(crate) fn bundle_argument(arguments: &[u8]) -> Option<PathBuf> {
+    let mut arguments = arguments.split(|byte| *byte == 0);
+    let bundle = arguments.find_map(|argument| match argument {
+        b"--bundle" | b"-b" => Some(None),
+        _ => argument.strip_prefix(b"--bundle=").map(Some),
+    })?;
+    let bundle = bundle.or_else(|| arguments.next())?;
+    bundle.starts_with(b"/").then(|| OsStr::from_bytes(bundle).into())
 }
 
 /// Returns the Kubernetes names in the annotations of a state, for a container whose config.json cannot be read.
@@ -121,6 +135,25 @@ mod tests {
         for text in [r#"{"id":"c","bundle":"/b"}"#, r#"{"id":"c","bundle":"/b","pid":-1}"#] {
             let error = parse(text.as_bytes()).unwrap().init().unwrap_err();
             assert!(base::report::render(&error).contains("has no \"pid\""));
+        }
+    }
+
+    #[test]
+    fn the_bundle_in_the_arguments_of_runtimes() {
+        for (arguments, bundle) in [
+            // containerd-shim-runc-v2
+            ("/usr/bin/crun --root /r --log /l create --bundle /b --pid-file /p c", Some("/b")),
+            // conmon
+            ("/usr/bin/crun --root=/r create --bundle /b --pid-file /p c", Some("/b")),
+            ("crun create -b /b c", Some("/b")),
+            ("crun create --bundle=/b c", Some("/b")),
+            ("crun create --bundle b c", None),
+            ("crun create --bundle", None),
+            ("crun create c", None),
+            ("", None),
+        ] {
+            let found = bundle_argument(arguments.replace(' ', "\0").as_bytes());
+            assert_eq!(found, bundle.map(PathBuf::from), "{arguments}");
         }
     }
 

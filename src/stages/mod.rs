@@ -10,17 +10,19 @@ pub(crate) mod precreate;
 pub(crate) mod prestart;
 pub(crate) mod rootfs;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
 use base::read::read_limited;
 use base::report::{Finding, catalog, line};
+use base::sys::proc_file;
 use nvidia_host::config::Config;
 
 use crate::inject::container::OpenContainer;
 use crate::log::Log;
-use crate::oci;
+use crate::oci::{self, State};
 use crate::plan::{Gpus, Image};
 
 /// Opens the configured log file. A failure is a finding and does not stop the container.
@@ -47,6 +49,26 @@ fn run_stage(name: &'static str, stage: impl FnOnce(&mut Log) -> Result<()>) -> 
 
 fn read_stdin() -> Result<Vec<u8>> {
     read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")
+}
+
+/// Reads the container state on stdin. Returns the text too.
+fn read_state() -> Result<(Vec<u8>, State)> {
+    let bytes = read_stdin()?;
+    let mut state = oci::state::parse(&bytes)?;
+    // crun up to 1.28 reports its working directory as the bundle. For a container with a user namespace and device nodes, that is "/",
+    // because setns(2) to a mount namespace changes the working directory (`prepare_and_send_dev_mounts`).
+    if state.bundle == Path::new("/")
+        && let Some(bundle) = bundle_of_runtime()
+    {
+        state.bundle = bundle;
+    }
+    Ok((bytes, state))
+}
+
+/// Returns the bundle in the arguments of the runtime, which starts the hook.
+fn bundle_of_runtime() -> Option<PathBuf> {
+    let runtime = rustix::process::getppid()?;
+    oci::state::bundle_argument(&proc_file::read(format!("/proc/{runtime}/cmdline")).ok()?)
 }
 
 /// Returns the facts about the container's image that the plan needs.

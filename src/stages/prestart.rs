@@ -11,7 +11,7 @@ use base::paths::HostPath;
 use base::report::{Failure, catalog, classify, line};
 use base::sys::{ns, proc_file};
 
-use super::{image, read_stdin, run_stage};
+use super::{image, read_state, run_stage};
 use crate::inject::container::{self, OpenContainer};
 use crate::inject::{self, cgroup};
 use crate::log::Log;
@@ -49,11 +49,9 @@ pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode 
 }
 
 fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
-    let bytes = read_stdin()?;
-    let state = oci::state::parse(&bytes)?;
+    let (bytes, state) = read_state()?;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
-        // crun up to 1.28 reports "/" as the bundle of a container with a user namespace and devices. The container is then
-        // named by the state, so that the record of the failure can be found.
+        // The state names the container, so that the record of the failure can be found.
         log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
         match place {
             Place::Inside if ns::in_user_namespace().unwrap_or_default() => {

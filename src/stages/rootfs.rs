@@ -19,7 +19,7 @@ use nvidia_host::driver::nodes::{CAPS, MODESET_MINOR, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
-use super::{read_stdin, run_stage};
+use super::{read_state, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
 use crate::log::Log;
@@ -35,8 +35,7 @@ pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
 }
 
 fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
-    let bytes = read_stdin()?;
-    let state = oci::state::parse(&bytes)?;
+    let (bytes, state) = read_state()?;
     log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
     let edits = with_entries(edits, &spec);

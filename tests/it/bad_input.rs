@@ -12,6 +12,7 @@ pub const TESTS: &[Test] = &[
     ("bad_input::fifty_megabytes_of_stdin", &[], fifty_megabytes_of_stdin),
     ("bad_input::no_process", &[Need::Root, Need::Program("cc")], no_process),
     ("bad_input::broken_spec", &[], broken_spec),
+    ("bad_input::crun_reports_its_working_directory", &[], crun_reports_its_working_directory),
     ("bad_input::no_request_no_config", &[], no_request_no_config),
     ("bad_input::bad_config", &[], bad_config),
     ("bad_input::unknown_user", &[Need::Root, Need::Program("cc")], unknown_user),
@@ -94,6 +95,25 @@ fn broken_spec() {
     one_error(hook(&["prestart"], &state), &["config.json", "it does not exist"]);
     std::fs::create_dir(&config).unwrap();
     one_error(hook(&["prestart"], &state), &["config.json", "not a regular file"]);
+}
+
+/// crun reports the bundle "/" if the container has a user namespace and device nodes. Its arguments contain the bundle.
+fn crun_reports_its_working_directory() {
+    let dir = scratch();
+    state(dir.path(), "void");
+    let text = serde_json::json!({"id": "x", "pid": 1, "bundle": "/"}).to_string();
+    let create = |bundle: &str| {
+        let mut crun = Command::new("sh");
+        crun.args(["-c", &format!("'{HOOK}' prestart; exit $?"), "crun", "create"]).args(bundle.split(' ')).arg("x");
+        run_with(crun.env_clear(), text.as_bytes())
+    };
+    let bundle = dir.path().to_str().unwrap();
+    for option in [format!("--bundle {bundle}"), format!("--bundle={bundle}"), format!("-b {bundle}")] {
+        assert_eq!(create(&option).ok(), "", "{option}");
+    }
+    for option in ["--bundle .", "--no-pivot", "--bundle /nowhere"] {
+        one_error(create(option), &["config.json", "it does not exist"]);
+    }
 }
 
 /// An error in config.toml stops containers that request GPUs, and no others.

@@ -201,7 +201,8 @@ fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<
         host_path: source.as_path().to_str()?.to_owned(),
         container_path: target.absolute().to_str()?.to_owned(),
         options: options.iter().map(|option| (*option).to_owned()).collect(),
-        kind: None,
+        // Without a type, crun up to 1.28 crashes in pods with a user namespace (`init_container` compares the types of all mounts).
+        kind: Some("bind".to_owned()),
     })
 }
 
