@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
 use super::source::open_in;
@@ -42,6 +42,25 @@ pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::mknodat(dir, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
 }
 
+/// The modification time of copies, in seconds since 1970, by which they are recognized until somebody writes to them.
+pub(super) const TIME_OF_COPIES: i64 = 0;
+
+/// Creates a file with this content. O_EXCL fails if the name exists, and never follows a link.
+pub(super) fn make_copy(dir: &OwnedFd, name: &OsStr, content: &[u8]) -> rustix::io::Result<()> {
+    let file = File::from(create(dir, name)?);
+    let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps { last_access: time(0, UTIME_OMIT), last_modification: time(TIME_OF_COPIES, 0) };
+    let written = (&file).write_all(content).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    written.and_then(|()| rustix::fs::futimens(&file, &times)).inspect_err(|_| {
+        rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
+    })
+}
+
+fn create(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(0o644))
+}
+
 /// `ln -sfn`, atomically: processes in the container never see the name missing.
 pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()> {
     let temporary = temporary_name(name);
@@ -52,9 +71,7 @@ pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()
 /// Replaces a file atomically. Never writes through a symlink (CVE-2025-23267).
 pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
     let temporary = temporary_name(name);
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, &temporary, flags, Mode::from_raw_mode(0o644))?;
-    let mut file = File::from(file);
+    let mut file = File::from(create(dir, temporary.as_os_str())?);
     if let Err(error) = file.write_all(content) {
         rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
         return Err(error.into());

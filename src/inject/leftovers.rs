@@ -2,7 +2,7 @@
 //! Otherwise `podman commit` would store them in an image. The hook records the names it creates, and removes them at poststop.
 //!
 //! The container has run since then and may have replaced any of them. A name is removed only if it is in the container's own
-//! file system and still the same inode, and if it is a link, an empty file or an empty directory. Nothing is removed from a
+//! file system and still the same inode, and if it is a link, an empty file, an unchanged copy or an empty directory. Nothing is removed from a
 //! root file system that several containers may share: the removal of a name detaches every mount on it, in all mount
 //! namespaces (`detach_mounts` in the kernel).
 
@@ -16,7 +16,7 @@ use base::paths::ContainerPath;
 use base::sys::in_root::Root;
 use nvidia_host::driver::{ldcache, ldconf};
 
-use super::directory::replace_file;
+use super::directory::{TIME_OF_COPIES, replace_file};
 use super::linker_cache;
 use super::source::open_in;
 use super::target::is_library_of_a_driver;
@@ -80,10 +80,15 @@ fn remove_one(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<()> {
     let flags = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => AtFlags::REMOVEDIR,
         FileType::Symlink => AtFlags::empty(),
-        FileType::RegularFile if stat.st_nlink == 1 && (stat.st_size == 0 || is_list(&path)) => AtFlags::empty(),
+        FileType::RegularFile if stat.st_nlink == 1 && (is_unchanged(&stat) || is_list(&path)) => AtFlags::empty(),
         _ => return None,
     };
     rustix::fs::unlinkat(&dir, path.file_name(), flags).ok()
+}
+
+/// Reports whether a file is still an empty mount point or a copy of a driver file.
+const fn is_unchanged(stat: &Stat) -> bool {
+    stat.st_size == 0 || stat.st_mtime == TIME_OF_COPIES
 }
 
 /// Reports whether this is the hook's drop-in file in `/etc/ld.so.conf.d`, which is not empty.

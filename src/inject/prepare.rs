@@ -1,9 +1,11 @@
 //! Opens and checks the source of each step on the host, and clones it into a detached mount if the kernel supports that.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
+use base::read::read_file_limited;
+use base::sys::in_root::open_host_file;
 use base::sys::mount::{Api, Label, MountAttrs};
 use nvidia_host::driver::ipc::Expected;
 use nvidia_host::edits::placement::Link;
@@ -20,6 +22,11 @@ pub(crate) enum Prepared<'a> {
     /// Mount a regular file or a socket.
     Mount {
         source: Source,
+        target: &'a ContainerPath,
+    },
+    /// Create a file, unless the image has one.
+    Copy {
+        content: Vec<u8>,
         target: &'a ContainerPath,
     },
     MountNode {
@@ -68,6 +75,7 @@ pub(crate) enum Prepared<'a> {
 pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
     Ok(match step {
         Step::MountFile { source, target, .. } => Prepared::Mount { source: open_file(source, api)?, target },
+        Step::CopyFile { source, target, .. } => Prepared::Copy { content: read_file(source)?, target },
         Step::MountIpc { channel, target, .. } => prepare_ipc(channel, target, api)?,
         Step::MountNode { source, target, device, own } => {
             let source = open_node(source, *device, api)?;
@@ -91,6 +99,14 @@ fn open_file(source: &HostPath, api: Api) -> Result<Source> {
         ensure!(kind == FileType::RegularFile, "{source} was replaced and is not a regular file");
         Ok(())
     })
+}
+
+/// The limit for files that are copied. The largest description of a driver has 4 KiB.
+const MAX_COPY: usize = 1 << 20;
+
+fn read_file(source: &HostPath) -> Result<Vec<u8>> {
+    let (file, _) = open_host_file(source.as_path()).with_context(|| format!("open {source}"))?;
+    read_file_limited(&file, MAX_COPY)
 }
 
 fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> {

@@ -27,7 +27,7 @@ use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
 use super::container::Inside;
-use super::directory::{Present, find_present, make_file, replace_file, replace_link};
+use super::directory::{Present, find_present, make_copy, make_file, replace_file, replace_link};
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
 use super::prepare::Prepared;
@@ -119,6 +119,7 @@ impl Runner for Target {
         let findings = self.findings.len();
         let result = match step {
             Prepared::Mount { source, target } => self.mount(source, target),
+            Prepared::Copy { content, target } => self.copy(&content, target),
             Prepared::MountNode { source, target, device, own } => self.mount_node(source, target, device, own),
             Prepared::MountDirectory { source, target } => self.mount_directory(source, target),
             Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
@@ -195,6 +196,25 @@ impl Target {
     fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
         let at = self.mount_point(&source, target, None)?;
         self.mount_on(source, target, at)
+    }
+
+    /// Creates a file that processes in the container may change. Files and links of the image stay, except for an empty file: that
+    /// is a mount point, left from a container from which the image was made.
+    fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
+        if self.make(target, false, |dir, name| make_copy(dir, name, content))?.is_some() {
+            return Ok(());
+        }
+        let dir = self.parent(target)?;
+        let name = target.file_name();
+        if let Present::Other(_, stat) = find_present(&dir, name)?
+            && is_empty_file(&stat)
+        {
+            let dir = self.writable(dir, target)?;
+            let name = Path::new(name);
+            replace_file(&dir, name, content)?;
+            self.changes.push(Change::Rewritten { dir, name: name.into(), old: Vec::new() });
+        }
+        Ok(())
     }
 
     /// Returns where to mount `source`: on a new empty file, or on an existing file.
@@ -398,6 +418,10 @@ fn undo_all(changes: Vec<Change>) {
             Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &old).ok(),
         };
     }
+}
+
+fn is_empty_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0
 }
 
 fn is_directory(stat: &Stat) -> bool {

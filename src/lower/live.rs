@@ -2,12 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::path::Path;
 
 use base::paths::{ContainerPath, HostPath};
 use nvidia_host::driver::file_table::DEV_LINKS;
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::{Link, Loader, RootfsFacts, directory, is_builtin, links};
-use nvidia_host::edits::{Channel, Edits, Need, ProcMask};
+use nvidia_host::edits::{Channel, Edits, Need, Placement, ProcMask};
 
 use super::access::Process;
 
@@ -16,6 +17,8 @@ use super::access::Process;
 pub(crate) enum Step {
     /// Mount a file of the host, read-only.
     MountFile { source: HostPath, target: ContainerPath, need: Need },
+    /// Copy a file of the host, unless the image has its own.
+    CopyFile { source: HostPath, target: ContainerPath, need: Need },
     /// Mount a socket, or a directory of sockets. `source` is where it is on the host, for messages.
     MountIpc { channel: Channel, source: HostPath, target: ContainerPath },
     /// Mount a device node of the host, whose number is checked again on the open file. For a process that cannot open that
@@ -51,7 +54,7 @@ impl Step {
     /// Returns whether the container requires the step.
     pub(crate) const fn need(&self) -> Need {
         match self {
-            Self::MountFile { need, .. } | Self::Link(Link { need, .. }) => *need,
+            Self::MountFile { need, .. } | Self::CopyFile { need, .. } | Self::Link(Link { need, .. }) => *need,
             Self::MountIpc { .. } | Self::MountFiles { .. } | Self::SetMode { .. } | Self::ListDirectories { .. } => {
                 Need::Optional
             }
@@ -69,6 +72,7 @@ impl fmt::Display for Step {
             | Self::MountIpc { source, target, .. } => {
                 write!(f, "mount {source} at {target} in the container")
             }
+            Self::CopyFile { source, target, .. } => write!(f, "copy {source} to {target} in the container"),
             Self::MountFiles { target, .. } => write!(f, "mount a directory of the hook at {target} in the container"),
             Self::Link(Link { link, text, .. }) => write!(f, "link {link} to {text:?} in the container"),
             Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
@@ -94,7 +98,11 @@ pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
             let entry = |soname: &OsString| Some(CacheEntry { soname: soname.clone(), path: dir.join(soname)?, arch });
             cache.extend(file.sonames.iter().filter_map(entry));
         }
-        steps.push(Step::MountFile { source: file.source.clone(), target, need: file.need });
+        let (source, need) = (file.source.clone(), file.need);
+        steps.push(match images_write(&file.name) && matches!(file.placement, Placement::At(_)) {
+            true => Step::CopyFile { source, target, need },
+            false => Step::MountFile { source, target, need },
+        });
     }
     steps.extend(edits.nodes.iter().map(|node| Step::MountNode {
         source: node.source.clone(),
@@ -112,6 +120,12 @@ pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
     steps.extend(egl_profile(edits.egl_devices));
     steps.extend(linker_steps(cache, facts));
     steps
+}
+
+/// Reports whether a file is a description of the driver for OpenCL, Vulkan or EGL. Many images are built with a command that writes
+/// such a file, because NVIDIA's hook does not provide it. On a read-only mount, that command would fail (EROFS).
+fn images_write(name: &OsStr) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "icd" || extension == "json")
 }
 
 /// Returns the steps that make the image's loader find these libraries, also after the image's ldconfig has run.
@@ -174,11 +188,9 @@ pub(crate) fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&O
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use nvidia_host::edits::placement::library_dir;
-    use nvidia_host::edits::{DevLink, DeviceNode, HostFile, Placement};
+    use nvidia_host::edits::{DevLink, DeviceNode, HostFile};
 
     fn edits(sonames: &[&str]) -> Edits {
         Edits {
@@ -220,6 +232,18 @@ mod tests {
                 "update \"/etc/ld.so.cache\" in the container",
             ]
         );
+    }
+
+    #[test]
+    fn descriptions_that_images_write_are_copied() {
+        for (name, is_copied) in
+            [("nvidia.icd", true), ("nvidia_icd.json", true), ("nvoptix.bin", false), ("libcuda.so.1", false)]
+        {
+            let mut edits = edits(&[]);
+            edits.files[0].name = name.into();
+            edits.files[0].placement = Placement::At(ContainerPath::new("/etc/x").unwrap());
+            assert_eq!(texts(&edits, false)[0].starts_with("copy "), is_copied, "{name}");
+        }
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub(crate) fn describe(step: &Step) -> Value {
         Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
             json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
         }
+        Step::CopyFile { source, target, .. } => {
+            json!({"action": "copy", "source": source.as_path(), "path": target.absolute()})
+        }
         Step::MountNode { target, device: (major, minor), own: Some(_), .. } => json!({
             "action": "create", "path": target.absolute(), "major": major, "minor": minor, "access": "rw",
         }),
@@ -81,6 +84,7 @@ pub(crate) fn line(step: &Value) -> String {
     match field("action") {
         "add" => addition(&step["array"], &step["item"]),
         "mount" | "device" => format!("mount {} at {path}", field("source")),
+        "copy" => format!("copy {} to {path}", field("source")),
         "create" => format!("create {path}"),
         "link" => format!("link {path} to {}", field("target")),
         "mask" => format!("mask {path}"),

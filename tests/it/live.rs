@@ -19,6 +19,7 @@ pub const TESTS: &[Test] = &[
     ("live::images_that_are_not_debian", NEEDS, images_that_are_not_debian),
     ("live::proc_is_masked", NEEDS, proc_is_masked),
     ("live::the_image_has_files_of_its_own", NEEDS, the_image_has_files_of_its_own),
+    ("live::descriptions_that_images_write", NEEDS, descriptions_that_images_write),
     ("live::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
     ("live::a_failing_step_leaves_nothing", NEEDS, a_failing_step_leaves_nothing),
     ("live::a_second_run_changes_nothing", NEEDS, a_second_run_changes_nothing),
@@ -199,6 +200,44 @@ fn the_image_has_files_of_its_own() {
     container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
     // The file is hidden, not lost: another container of the same image still has it.
     assert_eq!(std::fs::read(libdir.join("libcuda.so.1")).unwrap(), b"the image's own");
+}
+
+/// Builds of images write these files, so they are copies that the container can change, and the image's own ones stay.
+fn descriptions_that_images_write() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--all-files"]));
+    let canary = dir.path().join("canary");
+    std::fs::write(&canary, "").unwrap();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let path = image.rootfs.join("etc/OpenCL/vendors/nvidia.icd");
+    let write = |text: &'static str| {
+        let path = &path;
+        move || std::fs::write(path, text).unwrap()
+    };
+    let link = || symlink(&canary, &path).unwrap();
+    let cases: [(&str, &dyn Fn(), &str); 4] = [
+        ("none", &|| (), "libnvidia-opencl.so.1\n"),
+        ("the image's own", &write("own\n"), "own\n"),
+        ("a mount point of an earlier container", &write(""), "libnvidia-opencl.so.1\n"),
+        ("a link", &link, "cat: /etc/OpenCL/vendors/nvidia.icd: No such file or directory\n"),
+    ];
+    for (what, create, expected) in cases {
+        std::fs::remove_file(&path).ok();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        create();
+        let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute"];
+        let container = Waiting::start(&dir.path().join(what), &image.rootfs, &env, "");
+        for _ in 0..2 {
+            assert_eq!(container.hook(&fake.config).ok(), "", "{what}");
+            let icd = container.exec("cat /etc/OpenCL/vendors/nvidia.icd 2>&1 || true").ok();
+            assert_eq!(icd, expected, "{what}");
+        }
+        if what != "a link" {
+            container.exec("echo changed >/etc/OpenCL/vendors/nvidia.icd").ok();
+            container.hook(&fake.config).ok();
+            assert_eq!(std::fs::read(&path).unwrap(), b"changed\n", "{what}");
+        }
+    }
+    assert_eq!(std::fs::read(&canary).unwrap(), b"");
 }
 
 fn links_of_the_image_are_not_followed() {

@@ -17,6 +17,7 @@ pub const TESTS: &[Test] = &[
     ("podman::old_linker_cache", NEEDS, old_linker_cache),
     ("podman::containers_with_a_user_namespace", NEEDS, containers_with_a_user_namespace),
     ("podman::crun", NEEDS_CRUN, crun),
+    ("podman::a_build_that_writes_its_own_icd", NEEDS, a_build_that_writes_its_own_icd),
     ("podman::what_happened_is_in_the_log", NEEDS, what_happened_is_in_the_log),
     ("podman::errors_reach_the_user", NEEDS, errors_reach_the_user),
     ("podman::the_shipped_hook_file_is_the_one_tested", &[], the_shipped_hook_file_is_the_one_tested),
@@ -105,6 +106,24 @@ fn privileged() {
         let text = Podman::shared().run(cgroup, &arguments).ok();
         assert!(text.contains("GPU 0: ") && text.contains("/tmp/other: ENXIO"), "{text}");
     }
+}
+
+/// Many images are built like this, because NVIDIA's hook does not provide the file.
+fn a_build_that_writes_its_own_icd() {
+    let (podman, fake) = (Podman::with_image(), FakeDriver::new(&["--all-files"]));
+    podman.install_hook(&fake.config);
+    let icd = "/etc/OpenCL/vendors/nvidia.icd";
+    let containerfile = format!(
+        "FROM {IMAGE}\nENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility\n\
+         RUN nvidia-smi -L && mkdir -p /etc/OpenCL/vendors && echo libnvidia-opencl.so.1 >{icd}\n\
+         RUN cat {icd} && echo a-later-step >>{icd}\nRUN cat {icd}\n"
+    );
+    let script = format!(
+        "printf '%s' '{containerfile}' | \"$@\" build --hooks-dir {} --network=none --isolation=oci --no-cache - 2>&1",
+        podman.hooks.display()
+    );
+    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+    assert!(text.contains("GPU 0: ") && text.contains("\nlibnvidia-opencl.so.1\na-later-step\n"), "{text}");
 }
 
 /// A device that the engine added is not changed: `rwm`, and no second mount.

@@ -12,6 +12,7 @@ pub const TESTS: &[Test] = &[
     ("poststop::podman_commits_a_clean_image_with_crun", engine::NEEDS_CRUN, || {
         podman_commits_a_clean_image(Cgroup::WithCrun);
     }),
+    ("poststop::copies", engine::NEEDS, copies),
     ("poststop::mount_points_of_the_runtime", engine::NEEDS, mount_points_of_the_runtime),
     ("poststop::podman_start_after_a_driver_update", engine::NEEDS, podman_start_after_a_driver_update),
     ("poststop::a_shared_root_is_left_alone", engine::NEEDS, a_shared_root_is_left_alone),
@@ -60,6 +61,27 @@ fn podman_commits_a_clean_image(cgroup: Cgroup) {
     let changed = left(&podman, cgroup, "changed", of_its_own);
     assert!(changed.contains("/libnvidia-mine.so.1\n") && changed.contains("/libcuda.so\n"), "{changed}");
     assert!(!changed.contains("libcuda.so.1"), "{changed}");
+}
+
+/// A copy of a driver file is removed, unless the container has changed it.
+fn copies() {
+    let (podman, fake) = (Podman::with_image(), FakeDriver::new(&["--all-files"]));
+    podman.install_hook(&fake.config);
+    install(&podman);
+    let icd = "/etc/OpenCL/vendors/nvidia.icd";
+    let after = |name: &str, command: &str| {
+        let script = format!(
+            "\"$@\" run --name {name} --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=all \
+               -e NVIDIA_DRIVER_CAPABILITIES=compute {IMAGE} sh -euc '{command}' >&2\n\
+             \"$@\" container cleanup {name} >&2\n\
+             \"$@\" diff {name}"
+        );
+        let text = podman.shell(Cgroup::AsMounted, &script).ok();
+        assert!(!text.contains("libcuda"), "{text}");
+        text.lines().any(|line| line == format!("A {icd}"))
+    };
+    assert!(!after("unchanged", &format!("grep libnvidia-opencl.so.1 {icd}")));
+    assert!(after("changed", &format!("grep libnvidia-opencl.so.1 {icd}; echo libnvidia-opencl.so.1 >{icd}")));
 }
 
 /// With precreate, the runtime creates the mount points.
