@@ -143,7 +143,10 @@ fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
     };
     for step in live::lower(edits, image.unwrap_or_default()) {
         match step {
-            Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
+            // An engine can only mount what the hook copies.
+            Step::MountFile { source, target, .. }
+            | Step::CopyFile { source, target, .. }
+            | Step::MountIpc { source, target, .. } => {
                 let target = at_host(&target).absolute();
                 words.insert(format!("mount {} {}", source.as_path().display(), target.display()));
             }
