@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::support::{run, source};
+use crate::support::{HOOK, run, source};
 
 /// Returns the program that `make build` builds.
 pub fn release() -> &'static Path {
@@ -18,6 +18,18 @@ pub fn release() -> &'static Path {
 pub fn plugin() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build("oci-nvidia-kubelet-plugin", &["--package", "oci-nvidia-kubelet-plugin"]))
+}
+
+/// Returns the directory with this build of the hook, the device plugin and its tools for tests.
+pub fn programs() -> &'static Path {
+    static BUILT: OnceLock<&Path> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let programs = Path::new(HOOK).parent().unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--locked", "--package", "oci-nvidia-kubelet-plugin", "--bins", "--examples"]);
+        run(build.arg("--target-dir").arg(programs.parent().unwrap()).current_dir(source(""))).ok();
+        programs
+    })
 }
 
 fn build(program: &str, arguments: &[&str]) -> PathBuf {

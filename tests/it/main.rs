@@ -25,6 +25,7 @@ mod cdi_containers;
 mod cdi_schema;
 mod cgroup;
 mod conformance;
+mod daemon_set;
 mod deb;
 mod debian;
 mod docker;
@@ -99,6 +100,7 @@ const ALL: &[&[Test]] = &[
     cdi_containers::TESTS,
     cgroup::TESTS,
     conformance::TESTS,
+    daemon_set::TESTS,
     deb::TESTS,
     debian::TESTS,
     docker::TESTS,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
-use crate::{Test, cgroup};
+use crate::{Test, built, cgroup};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -319,10 +319,7 @@ const FEATURES: &str = "/etc/kubernetes/node-feature-discovery/features.d";
 
 /// The unit as packages install it, with its restrictions.
 fn the_device_plugin_as_a_service() {
-    let programs = Path::new(HOOK).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--package", "oci-nvidia-kubelet-plugin", "--bins", "--examples"]);
-    run(build.arg("--target-dir").arg(programs.parent().unwrap()).current_dir(source(""))).ok();
+    let programs = built::programs();
     let systemd = Systemd::start();
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let (unit, nri) = ("oci-nvidia-kubelet-plugin.service", "oci-nvidia-nri.service");

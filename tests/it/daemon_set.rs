@@ -1,0 +1,142 @@
+//! The device plugin in a real container, with the restrictions and the volumes of the DaemonSet in deploy/kubernetes.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::driver::{FakeDriver, Image};
+use crate::engine::{Cgroup, Podman};
+use crate::support::{Need, sh, source};
+use crate::{Test, built};
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Cargo,
+    Need::Program("cc"),
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("ldd"),
+    Need::Program("mkfifo"),
+];
+
+pub const TESTS: &[Test] =
+    &[("daemon_set::the_plugin_works_in_its_container", NEEDS, the_plugin_works_in_its_container)];
+
+const GPU_0: &str = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
+
+/// Returns the pod of the DaemonSet.
+fn pod() -> Value {
+    let text = fs::read_to_string(source("deploy/kubernetes/base/daemon-set.yaml")).unwrap();
+    cdi_spec::yaml::parse(&text).unwrap()["spec"]["template"]["spec"].clone()
+}
+
+/// Returns Podman's options for a volume: a directory below `node` takes the place of one of the node.
+fn volume(pod: &Value, mount: &Value, node: &Path) -> String {
+    let volumes = pod["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+    let path = mount["mountPath"].as_str().unwrap();
+    let Some(host) = volume["hostPath"]["path"].as_str() else {
+        assert_eq!(volume["emptyDir"]["medium"], "Memory", "{volume}");
+        return format!("--tmpfs {path}");
+    };
+    let host = node.join(&host[1..]);
+    fs::create_dir_all(&host).unwrap();
+    format!("-v '{}:{path}:{}'", host.display(), if mount["readOnly"] == true { "ro" } else { "rw" })
+}
+
+/// Returns Podman's options for the container of the pod.
+fn options(pod: &Value, node: &Path) -> Vec<String> {
+    let container = &pod["containers"][0];
+    let security = container["securityContext"].as_object().unwrap();
+    let mut options = Vec::new();
+    for (name, value) in security {
+        options.push(match (name.as_str(), value.to_string().as_str()) {
+            ("allowPrivilegeEscalation", "false") => "--security-opt=no-new-privileges".to_owned(),
+            ("readOnlyRootFilesystem", "true") => "--read-only --read-only-tmpfs=false".to_owned(),
+            ("capabilities", r#"{"drop":["ALL"]}"#) => "--cap-drop=all".to_owned(),
+            // Podman's default
+            ("seccompProfile", r#"{"type":"RuntimeDefault"}"#) => String::new(),
+            (name, value) => panic!("{name}: {value}"),
+        });
+    }
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    options.extend(mounts.iter().map(|mount| volume(pod, mount, node)));
+    options
+}
+
+/// Copies a program and the libraries that it needs to an image.
+fn install(program: &Path, rootfs: &Path) {
+    let script = format!(
+        "cd '{rootfs}'; cp '{program}' usr/bin; \
+         for library in $(ldd '{program}' | grep -o ' /[^ ]*'); do \
+             [ -e .$library ] || {{ mkdir -p .$(dirname $library); cp -L $library .$library; }}; \
+         done",
+        rootfs = rootfs.display(),
+        program = program.display()
+    );
+    sh(&script).ok();
+}
+
+fn the_plugin_works_in_its_container() {
+    let (programs, podman, fake) = (built::programs(), Podman::new(), FakeDriver::new(&["--gpus", "2"]));
+    let dir = podman.dir.path();
+    let image = Image::new(&dir.join("plugin"), &["--layout", "debian"]);
+    install(&programs.join("oci-nvidia-kubelet-plugin"), &image.rootfs);
+    // On a node, the hook adds the driver to the container. The fake one has its own /proc/driver/nvidia, below another root
+    // directory, and to change to that takes CAP_SYS_CHROOT.
+    let config = image.rootfs.join("etc/nvidia-container-runtime");
+    fs::create_dir_all(&config).unwrap();
+    fs::write(config.join("config.toml"), "[nvidia-container-cli]\nroot = \"/driver\"\n").unwrap();
+    fs::create_dir(image.rootfs.join("driver")).unwrap();
+    let driver = format!(
+        "--cap-add=SYS_CHROOT -v '{}:/driver:ro,dev' --device-cgroup-rule='c 195:* rw' --device-cgroup-rule='c 511:* rw'",
+        fake.root.display()
+    );
+    let (pod, node) = (pod(), dir.join("node"));
+    let options = options(&pod, &node).join(" ");
+    let words = |value: &Value| -> String {
+        let words = value["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+        words.collect::<Vec<_>>().join(" ")
+    };
+    for mount in pod["containers"][0]["volumeMounts"].as_array().unwrap() {
+        fs::create_dir_all(image.rootfs.join(&mount["mountPath"].as_str().unwrap()[1..])).unwrap();
+    }
+    podman.import(&image.rootfs, "localhost/plugin");
+    let until = |pattern: &str, what: &str| {
+        format!(
+            "for i in $(seq 300); do ! grep -q '{pattern}' {what} || break; sleep 0.1; done\n\
+             grep '{pattern}' {what} || {{ cat kubelet log; exit 1; }}\n"
+        )
+    };
+    let script = format!(
+        "cd '{node}'; mkfifo in; '{programs}/examples/fake-kubelet' '{node}/var/lib/kubelet' <>in >kubelet 2>&1 & kubelet=$!\n\
+         {started}\
+         \"$@\" run --rm --name plugin --network=none {options} {driver} localhost/plugin \
+             oci-nvidia-kubelet-plugin {args} >log 2>&1 & podman=$!\n\
+         {healthy}\
+         echo allocate nvidia.com/gpu {GPU_0} >in\n\
+         {allocated}\
+         cat etc/kubernetes/node-feature-discovery/features.d/*\n\
+         \"$@\" stop -t 10 plugin >/dev/null\n\
+         wait $podman; echo \"exit status $?\"; cat log; kill $kubelet",
+        node = node.display(),
+        programs = programs.display(),
+        started =
+            "for i in $(seq 300); do [ ! -S var/lib/kubelet/device-plugins/kubelet.sock ] || break; sleep 0.1; done\n",
+        healthy = until("list nvidia.com/gpu .*=Healthy .*=Healthy", "kubelet"),
+        allocated = until("allocated .*NVIDIA_VISIBLE_DEVICES", "kubelet"),
+        args = words(&pod["containers"][0]),
+    );
+    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+    for says in [
+        &format!("\"NVIDIA_VISIBLE_DEVICES\": \"{GPU_0}\""),
+        "\nnvidia.com/gpu.count=2\n",
+        "\nexit status 0\n",
+        "the node has 2 GPUs and driver 535.183.01",
+        "serving metrics at http://",
+        "registered \"nvidia.com/gpu\" with the kubelet",
+    ] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+}
