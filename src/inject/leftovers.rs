@@ -2,9 +2,9 @@
 //! Otherwise `podman commit` would store them in an image. The hook records the names it creates, and removes them at poststop.
 //!
 //! The container has run since then and may have replaced any of them. A name is removed only if it is in the container's own
-//! file system and still the same inode, and if it is a link, an empty file, an unchanged copy or an empty directory. Nothing is removed from a
-//! root file system that several containers may share: the removal of a name detaches every mount on it, in all mount
-//! namespaces (`detach_mounts` in the kernel).
+//! file system and still the same inode, and if it is a link, an empty file, an unchanged copy or an empty directory. Nothing is
+//! removed from a root file system that several containers may share: the removal of a name detaches every mount on it, in all
+//! mount namespaces (`detach_mounts` in the kernel).
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
