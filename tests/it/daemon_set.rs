@@ -139,4 +139,5 @@ fn the_plugin_works_in_its_container() {
     ] {
         assert!(text.contains(says), "{says}: {text}");
     }
+    assert!(!text.contains("is unhealthy"), "{text}");
 }

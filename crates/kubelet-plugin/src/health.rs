@@ -56,6 +56,9 @@ pub struct Health {
     started: Instant,
 }
 
+/// Why a GPU is unhealthy before the first report.
+pub const UNKNOWN: &str = "the driver has not reported the state of the GPU yet";
+
 /// What is known about a GPU.
 #[derive(Clone, Debug, Default)]
 struct Gpu {
@@ -124,7 +127,7 @@ impl Health {
     /// Returns the state of the GPU with this UUID.
     #[must_use]
     pub fn state(&self, uuid: &str) -> State {
-        let unknown = |since| ("the driver has not reported the state of the GPU yet".to_owned(), since);
+        let unknown = |since| (UNKNOWN.to_owned(), since);
         let found = match (&self.driver, self.gpus.get(uuid)) {
             (Some(driver), _) => Some(driver.clone()),
             (None, Some(gpu)) => gpu.problem().or_else(|| gpu.unknown_since.map(unknown)),

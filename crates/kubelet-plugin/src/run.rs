@@ -23,6 +23,7 @@ use crate::allocator::NodeAllocator;
 use crate::cdi_keeper::{self, HOOK, Keeper};
 use crate::control::{self, Clear};
 use crate::gpus::mig_uuids;
+use crate::health;
 use crate::host;
 use crate::kubelet;
 use crate::log::Log;
@@ -324,6 +325,8 @@ impl Agent {
             logged.push(&device.gpu);
             match &device.unhealthy {
                 None => self.log.note(&format!("{} is healthy", device.gpu)),
+                // Each start would otherwise log that all GPUs are unhealthy, for a fraction of a second.
+                Some(why) if why == health::UNKNOWN && before.is_none_or(|before| before.unhealthy.is_some()) => {}
                 Some(why) => self.log.note(&format!("{} is unhealthy: {why}", device.gpu)),
             }
         }
