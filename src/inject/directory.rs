@@ -42,18 +42,33 @@ pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::mknodat(dir, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
 }
 
-/// The modification time of copies, in seconds since 1970, by which they are recognized until somebody writes to them.
-pub(super) const TIME_OF_COPIES: i64 = 0;
+/// The modification time of copies. A write to the file changes it. Images of some build tools have files of time 0, but without
+/// nanoseconds.
+const TIME_OF_COPIES: Timespec = Timespec { tv_sec: 0, tv_nsec: 1 };
+
+/// Reports whether a file is as the hook creates files: an empty mount point, or a copy to which nobody has written.
+pub(super) fn is_unchanged(stat: &Stat) -> bool {
+    let Timespec { tv_sec, tv_nsec } = TIME_OF_COPIES;
+    let is_copy = stat.st_mtime == tv_sec && i64::try_from(stat.st_mtime_nsec) == Ok(tv_nsec);
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && (stat.st_size == 0 || is_copy)
+}
 
 /// Creates a file with this content. O_EXCL fails if the name exists, and never follows a link.
 pub(super) fn make_copy(dir: &OwnedFd, name: &OsStr, content: &[u8]) -> rustix::io::Result<()> {
     let file = File::from(create(dir, name)?);
-    let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
-    let times = Timestamps { last_access: time(0, UTIME_OMIT), last_modification: time(TIME_OF_COPIES, 0) };
+    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    let times = Timestamps { last_access, last_modification: TIME_OF_COPIES };
     let written = (&file).write_all(content).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
     written.and_then(|()| rustix::fs::futimens(&file, &times)).inspect_err(|_| {
         rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
     })
+}
+
+/// Replaces a file with a copy, atomically.
+pub(super) fn replace_with_copy(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+    let temporary = temporary_name(name);
+    make_copy(dir, temporary.as_os_str(), content)?;
+    rename_or_remove(dir, &temporary, name)
 }
 
 fn create(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {

@@ -16,7 +16,7 @@ use base::paths::ContainerPath;
 use base::sys::in_root::Root;
 use nvidia_host::driver::{ldcache, ldconf};
 
-use super::directory::{TIME_OF_COPIES, replace_file};
+use super::directory::{is_unchanged, replace_file};
 use super::linker_cache;
 use super::source::open_in;
 use super::target::is_library_of_a_driver;
@@ -84,11 +84,6 @@ fn remove_one(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<()> {
         _ => return None,
     };
     rustix::fs::unlinkat(&dir, path.file_name(), flags).ok()
-}
-
-/// Reports whether a file is still an empty mount point or a copy of a driver file.
-const fn is_unchanged(stat: &Stat) -> bool {
-    stat.st_size == 0 || stat.st_mtime == TIME_OF_COPIES
 }
 
 /// Reports whether this is the hook's drop-in file in `/etc/ld.so.conf.d`, which is not empty.

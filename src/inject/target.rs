@@ -27,7 +27,9 @@ use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
 use super::container::Inside;
-use super::directory::{Present, find_present, make_copy, make_file, replace_file, replace_link};
+use super::directory::{
+    Present, find_present, is_unchanged, make_copy, make_file, replace_file, replace_link, replace_with_copy,
+};
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
 use super::prepare::Prepared;
@@ -198,8 +200,8 @@ impl Target {
         self.mount_on(source, target, at)
     }
 
-    /// Creates a file that processes in the container may change. Files and links of the image stay, except for an empty file: that
-    /// is a mount point, left from a container from which the image was made.
+    /// Creates a file that processes in the container may change. What the image has at this path stays, unless it is what a start of
+    /// a container left: the copy of another driver, or the mount point of a container from which the image was made.
     fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
         if self.make(target, false, |dir, name| make_copy(dir, name, content))?.is_some() {
             return Ok(());
@@ -207,11 +209,12 @@ impl Target {
         let dir = self.parent(target)?;
         let name = target.file_name();
         if let Present::Other(_, stat) = find_present(&dir, name)?
-            && is_empty_file(&stat)
+            && is_unchanged(&stat)
         {
             let dir = self.writable(dir, target)?;
             let name = Path::new(name);
-            replace_file(&dir, name, content)?;
+            replace_with_copy(&dir, name, content)?;
+            self.note_created(target.relative(), &dir);
             self.changes.push(Change::Rewritten { dir, name: name.into(), old: Vec::new() });
         }
         Ok(())
@@ -418,10 +421,6 @@ fn undo_all(changes: Vec<Change>) {
             Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &old).ok(),
         };
     }
-}
-
-fn is_empty_file(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0
 }
 
 fn is_directory(stat: &Stat) -> bool {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::cdi::GPU_0;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{Cgroup, Podman};
 use crate::support::{Need, sh, source};
@@ -22,8 +23,6 @@ const NEEDS: &[Need] = &[
 
 pub const TESTS: &[Test] =
     &[("daemon_set::the_plugin_works_in_its_container", NEEDS, the_plugin_works_in_its_container)];
-
-const GPU_0: &str = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
 
 /// Returns the pod of the DaemonSet.
 fn pod() -> Value {
@@ -110,7 +109,8 @@ fn the_plugin_works_in_its_container() {
         )
     };
     let script = format!(
-        "cd '{node}'; mkfifo in; '{programs}/examples/fake-kubelet' '{node}/var/lib/kubelet' <>in >kubelet 2>&1 & kubelet=$!\n\
+        "cd '{node}'; mkfifo in; trap '\"$@\" rm -f -t 0 plugin >/dev/null 2>&1; kill $kubelet' EXIT\n\
+         '{programs}/examples/fake-kubelet' '{node}/var/lib/kubelet' <>in >kubelet 2>&1 & kubelet=$!\n\
          {started}\
          \"$@\" run --rm --name plugin --network=none {options} {driver} localhost/plugin \
              oci-nvidia-kubelet-plugin {args} >log 2>&1 & podman=$!\n\
@@ -119,7 +119,7 @@ fn the_plugin_works_in_its_container() {
          {allocated}\
          cat etc/kubernetes/node-feature-discovery/features.d/*\n\
          \"$@\" stop -t 10 plugin >/dev/null\n\
-         wait $podman; echo \"exit status $?\"; cat log; kill $kubelet",
+         wait $podman; echo \"exit status $?\"; cat log",
         node = node.display(),
         programs = programs.display(),
         started =

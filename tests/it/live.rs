@@ -214,7 +214,14 @@ fn descriptions_that_images_write() {
         move || std::fs::write(path, text).unwrap()
     };
     let link = || symlink(&canary, &path).unwrap();
-    let cases: [(&str, &dyn Fn(), &str); 4] = [
+    // As in images that Bazel or Nix build.
+    let of_1970 = || {
+        write("own\n")();
+        let start = std::time::SystemTime::UNIX_EPOCH;
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(start).unwrap();
+    };
+    let cases: [(&str, &dyn Fn(), &str); 5] = [
+        ("the image's own, of 1970", &of_1970, "own\n"),
         ("none", &|| (), "libnvidia-opencl.so.1\n"),
         ("the image's own", &write("own\n"), "own\n"),
         ("a mount point of an earlier container", &write(""), "libnvidia-opencl.so.1\n"),
@@ -231,6 +238,14 @@ fn descriptions_that_images_write() {
             let icd = container.exec("cat /etc/OpenCL/vendors/nvidia.icd 2>&1 || true").ok();
             assert_eq!(icd, expected, "{what}");
         }
+        if what == "none" {
+            // A container that is started again after a driver update gets the new description.
+            let host = fake.root.join("etc/OpenCL/vendors/nvidia.icd");
+            std::fs::write(&host, "libnvidia-opencl.so.2\n").unwrap();
+            container.hook(&fake.config).ok();
+            assert_eq!(std::fs::read(&path).unwrap(), b"libnvidia-opencl.so.2\n");
+            std::fs::write(&host, expected).unwrap();
+        }
         if what != "a link" {
             container.exec("echo changed >/etc/OpenCL/vendors/nvidia.icd").ok();
             container.hook(&fake.config).ok();
@@ -238,6 +253,13 @@ fn descriptions_that_images_write() {
         }
     }
     assert_eq!(std::fs::read(&canary).unwrap(), b"");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(fake.root.join("etc/OpenCL/vendors/nvidia.icd"), vec![b'x'; 2 << 20]).unwrap();
+    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute"];
+    let container = Waiting::start(&dir.path().join("large"), &image.rootfs, &env, "");
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("warning: cannot copy ") && ran.stderr.contains(": larger than 1 MiB ("), "{ran:?}");
+    ran.ok();
 }
 
 fn links_of_the_image_are_not_followed() {

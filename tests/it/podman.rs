@@ -18,6 +18,7 @@ pub const TESTS: &[Test] = &[
     ("podman::containers_with_a_user_namespace", NEEDS, containers_with_a_user_namespace),
     ("podman::crun", NEEDS_CRUN, crun),
     ("podman::a_build_that_writes_its_own_icd", NEEDS, a_build_that_writes_its_own_icd),
+    ("podman::copies_in_other_containers", NEEDS, copies_in_other_containers),
     ("podman::what_happened_is_in_the_log", NEEDS, what_happened_is_in_the_log),
     ("podman::errors_reach_the_user", NEEDS, errors_reach_the_user),
     ("podman::the_shipped_hook_file_is_the_one_tested", &[], the_shipped_hook_file_is_the_one_tested),
@@ -124,6 +125,24 @@ fn a_build_that_writes_its_own_icd() {
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
     assert!(text.contains("GPU 0: ") && text.contains("\nlibnvidia-opencl.so.1\na-later-step\n"), "{text}");
+}
+
+/// The copy belongs to the container's root, and a read-only container has it in a layer.
+fn copies_in_other_containers() {
+    let (podman, fake) = (Podman::with_image(), FakeDriver::new(&["--all-files"]));
+    podman.install_hook(&fake.config);
+    let icd = "/etc/OpenCL/vendors/nvidia.icd";
+    let look = format!("stat -c %u:%g:%a {icd}; cat {icd}; echo own >{icd} || true; cat {icd}");
+    for (options, expected) in [
+        (&[][..], "0:0:644\nlibnvidia-opencl.so.1\nown\n"),
+        (&["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"][..], "0:0:644\nlibnvidia-opencl.so.1\nown\n"),
+        (&["--read-only"][..], "0:0:644\nlibnvidia-opencl.so.1\nlibnvidia-opencl.so.1\n"),
+    ] {
+        let env = ["-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "NVIDIA_DRIVER_CAPABILITIES=compute"];
+        let arguments: Vec<_> = options.iter().copied().chain(env).chain([IMAGE, "sh", "-uc", &look]).collect();
+        let ran = podman.run(Cgroup::AsMounted, &arguments);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), expected), "{options:?}: {}", ran.stderr);
+    }
 }
 
 /// A device that the engine added is not changed: `rwm`, and no second mount.
