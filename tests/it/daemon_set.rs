@@ -109,7 +109,7 @@ fn the_plugin_works_in_its_container() {
         )
     };
     let script = format!(
-        "cd '{node}'; mkfifo in; trap '\"$@\" rm -f -t 0 plugin >/dev/null 2>&1; kill $kubelet' EXIT\n\
+        "cd '{node}'; mkfifo in; trap '\"$@\" rm -f -t 0 plugin >/dev/null 2>&1 || true; kill $kubelet' EXIT\n\
          '{programs}/examples/fake-kubelet' '{node}/var/lib/kubelet' <>in >kubelet 2>&1 & kubelet=$!\n\
          {started}\
          \"$@\" run --rm --name plugin --network=none {options} {driver} localhost/plugin \
