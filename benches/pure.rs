@@ -23,7 +23,7 @@ use nvidia_host::driver::locate;
 use nvidia_host::inventory::select::select;
 use nvidia_host::inventory::{BusId, Gpu, Inventory};
 use oci_nvidia_hook::testing::oci::{insertion, spec_view};
-use oci_nvidia_hook::testing::request::{Decision, from_spec};
+use oci_nvidia_hook::testing::plan::request::{Decision, from_spec};
 
 /// The duration of a batch of calls, long enough for the clock, and the number of batches.
 const BATCH: Duration = Duration::from_millis(5);
@@ -36,7 +36,10 @@ fn main() {
         let name = |what: &str| format!("config.json {name} ({} KB), {what}", text.len() / 1000);
         let here = Path::new("/bundle");
         measure(&name("no request"), || {
-            spec_view::parse_if(text.as_bytes(), here, oci_nvidia_hook::testing::request::may_ask).unwrap().env.len()
+            spec_view::parse_if(text.as_bytes(), here, oci_nvidia_hook::testing::plan::request::may_ask)
+                .unwrap()
+                .env
+                .len()
         });
         measure(&name("parsed completely"), || spec_view::parse(text.as_bytes(), here).unwrap().mounts.len());
         let items = [serde_json::json!({"destination": "/x"})];

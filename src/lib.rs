@@ -13,13 +13,13 @@
 //!                  container          on stdout
 //! ```
 //!
-//! | module | what it is about |
+//! | module | purpose |
 //! |---|---|
-//! | [`oci`], [`request`] | what engine and container say |
-//! | [`plan`], [`lower`] | what is done for a container, decided |
-//! | [`inject`] | doing it |
-//! | [`stages`] | what engines and runtimes call: input, plan, effects, log |
-//! | [`log`], [`record`] | what is kept of a call |
+//! | [`oci`] | what engine and container state |
+//! | [`plan`] | the decision: what is done for a container |
+//! | [`inject`], [`cgroup`] | carry the decision out |
+//! | [`record`] | what is printed, logged and stored of a call |
+//! | [`stages`] | what engines and runtimes call: input, plan, effects, record |
 //! | [`engine`], [`cdi_check`], [`doctor`] | this host and its engines, inspected |
 //! | [`cli`] | command lines parsed, results printed |
 //!
@@ -28,16 +28,14 @@
 #![allow(missing_docs, reason = "a private library: many items need no documentation besides their names")]
 
 mod cdi_check;
+mod cgroup;
 mod cli;
 mod doctor;
 mod engine;
 mod inject;
-mod log;
-mod lower;
 mod oci;
 mod plan;
 mod record;
-mod request;
 mod stages;
 
 #[doc(hidden)]

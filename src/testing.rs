@@ -1,6 +1,9 @@
 //! Re-exports internals for the integration tests, the benchmarks and the fuzz targets. This is not a stable API, and the
 //! program does not use it. Each module has the name of the module that it re-exports from.
 
+pub mod cgroup {
+    pub use crate::cgroup::{Access, DeviceCgroup, Grant, Member, allow, extend, locate};
+}
 pub mod cli {
     pub use crate::cli::{args, doctor, parse, stage, status};
     pub mod terminal {
@@ -28,21 +31,6 @@ pub mod engine {
         pub use crate::engine::status::report;
     }
 }
-pub mod inject {
-    pub mod cgroup {
-        pub use crate::inject::cgroup::{Access, DeviceCgroup, Grant, Member, allow, extend, locate};
-    }
-}
-pub mod log {
-    pub mod journal {
-        pub use crate::log::journal::encode;
-    }
-}
-pub mod lower {
-    pub mod oci {
-        pub use crate::lower::oci::{Additions, OciFacts};
-    }
-}
 pub mod oci {
     pub use crate::oci::{Pod, SpecView};
     pub mod device_rules {
@@ -58,9 +46,17 @@ pub mod oci {
         pub use crate::oci::state::parse;
     }
 }
+pub mod plan {
+    pub mod additions {
+        pub use crate::plan::additions::{Additions, OciFacts};
+    }
+    pub mod request {
+        pub use crate::plan::request::{Decision, GpuRequest, Hint, from_spec, granted, hint, may_ask};
+    }
+}
 pub mod record {
     pub use crate::record::{Outcome, Record};
-}
-pub mod request {
-    pub use crate::request::{Decision, GpuRequest, Hint, from_spec, granted, hint, may_ask};
+    pub mod journal {
+        pub use crate::record::journal::encode;
+    }
 }

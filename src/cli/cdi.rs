@@ -17,8 +17,8 @@ use super::status::this_user;
 use super::terminal::Environment;
 use super::{cdi_check, info, output};
 use crate::engine::inspect::{self, Versions};
-use crate::log::Log;
 use crate::plan::hook_program;
+use crate::record::call::Call;
 
 impl SpecOptions {
     /// Returns the settings of the spec.
@@ -73,8 +73,8 @@ fn generate(
     let settings = options.settings(format)?;
     let mut findings = Vec::new();
     let spec = of_host::make(&config, &settings, &engines_read_gids, &mut findings);
-    let mut log = Log::default();
-    findings.iter().for_each(|finding| log.finding(finding));
+    let mut call = Call::default();
+    findings.iter().for_each(|finding| call.finding(finding));
     let spec = spec?;
     if spec.devices.is_empty() {
         return Err(failure(
@@ -86,8 +86,8 @@ fn generate(
     let text = format.print(&spec)?;
     let Some(path) = path else { return Ok(output::print(&text)) };
     nvidia_host::cdi::write(&path, &text)?;
-    log.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
-    cdi_check::problems(&path, dirs).iter().for_each(|problem| log.finding(problem));
+    call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
+    cdi_check::problems(&path, dirs).iter().for_each(|problem| call.finding(problem));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -125,8 +125,8 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
     let settings = options.settings(format)?;
     let mut findings = Vec::new();
     let refreshed = of_host::refresh(&path, &config, &settings, &engines_read_gids, &mut findings);
-    let mut log = Log::default();
-    findings.iter().for_each(|finding| log.finding(finding));
+    let mut call = Call::default();
+    findings.iter().for_each(|finding| call.finding(finding));
     refreshed.map(|()| ExitCode::SUCCESS)
 }
 

@@ -23,7 +23,7 @@ use super::{info, output};
 use crate::cdi_check::{self, CdiVerdict, Now};
 use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
 use crate::engine::inspect::{self, Versions};
-use crate::log::Log;
+use crate::record::call::Call;
 
 /// Returns the spec directories of each engine, or those of the command line for all of them.
 fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
@@ -52,7 +52,7 @@ pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     }
     if names.is_empty() {
         // On stderr: stdout contains only names, for scripts.
-        Log::default().report("no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs");
+        Call::default().report("no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs");
     }
     Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
 }
@@ -103,7 +103,7 @@ fn stamp(config: &Config) -> Option<Stamp> {
     if stamp.mig.is_some() {
         match Host::inspect_afresh(config) {
             Ok(host) => stamp.complete(&host.inventory),
-            Err(error) => Log::default().finding(&Finding::error(&error)),
+            Err(error) => Call::default().finding(&Finding::error(&error)),
         }
     }
     Some(stamp)

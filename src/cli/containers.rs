@@ -9,9 +9,9 @@ use nix::unistd::{Uid, User};
 use base::report::{Finding, catalog, failure};
 use base::sys::{ns, run_dir};
 
-use crate::log::Log;
 use crate::oci::Pod;
 use crate::record::Record;
+use crate::record::call::Call;
 use crate::record::storage::{self, Listed};
 use crate::record::store::{self, Store};
 
@@ -40,7 +40,7 @@ fn records() -> Result<Vec<Record>> {
     let dir = run_dir::path()?.join(store::DIR);
     for (name, why) in &found.broken {
         let path = dir.join(name);
-        Log::default().finding(&Finding::new(
+        Call::default().finding(&Finding::new(
             &catalog::BROKEN_RECORD,
             format!("cannot read the record {path:?}: {why}"),
             format!("rm {}", path.display()),

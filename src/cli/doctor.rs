@@ -15,7 +15,7 @@ use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
 use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container, count};
 use crate::engine::status::Report;
-use crate::log::Log;
+use crate::record::call::Call;
 
 /// Returns the exit status for the worst check. 2 is an invalid command line, as for all commands.
 const fn code(worst: Status) -> u8 {
@@ -31,7 +31,7 @@ pub fn run(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
     match examine(options, config, terminal) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            Log::default().error(&error);
+            Call::default().error(&error);
             ExitCode::from(code(Status::Error))
         }
     }
@@ -52,7 +52,7 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
         let status = Report::new(&facts.engines, &facts.installed, facts.kubelet_plugin.as_ref());
         let files = bundle::collect(&host, &facts, &checks, &status, config)?;
         bundle::write(path, &files)?;
-        Log::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));
+        Call::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));
     }
     Ok(if printed { code(doctor::worst(&checks)) } else { code(Status::Error) })
 }

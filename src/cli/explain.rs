@@ -22,11 +22,11 @@ use nvidia_host::request::select;
 use super::args::{Explain, ExplainStage};
 use super::{containers, explain_finding, output, usage_error};
 use crate::inject::container::OpenContainer;
-use crate::lower::text;
 use crate::oci::{self, SpecView};
+use crate::plan::asked::Asked;
+use crate::plan::request::{self, Decision, GpuRequest};
 use crate::plan::{self, Container, Gpus, Image, Live, Observer};
-use crate::request::asked::Asked;
-use crate::request::{self, Decision, GpuRequest};
+use crate::plan::{step, text};
 use crate::stages::{self, precreate};
 
 /// The document of `--json`, whose schema is `docs/schemas/explain.json`.
@@ -174,7 +174,7 @@ impl Explanation {
         let image = waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus));
         let Live { steps, findings, .. } = gpus.steps(&Container::from_spec(spec)?, &image);
         self.findings.extend(findings);
-        self.edits = steps.iter().map(text::describe).collect();
+        self.edits = steps.iter().map(step::describe).collect();
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use nvidia_host::inventory::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use super::args::Info;
 use super::output;
 use super::terminal::{Cell, Line, Terminal, Tone, cell, table};
-use crate::log::Log;
+use crate::record::call::Call;
 
 /// The format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +39,21 @@ pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> 
         _ => Form::Table(terminal),
     };
     let config = configuration(config, options.root.as_deref())?;
-    Ok(output::print(&text(&config, form, &mut Log::default())?))
+    Ok(output::print(&text(&config, form, &mut Call::default())?))
 }
 
 /// Asks NVML, and returns the output of `info`.
 ///
 /// # Errors
 /// If the driver is missing or does not answer.
-pub(crate) fn text(config: &Config, form: Form, log: &mut Log) -> Result<String> {
+pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<String> {
     let inventory = Host::inspect_afresh(config)?.inventory;
     Ok(match form {
         Form::Table(terminal) => terminal.render(&overview(&inventory)),
         Form::Labels => labelled(&inventory),
         Form::Csv => {
             // The table has no columns for them.
-            inventory.failed.iter().for_each(|failed| log.finding(&not_usable(failed)));
+            inventory.failed.iter().for_each(|failed| call.finding(&not_usable(failed)));
             comma_separated(&inventory)
         }
         Form::Json => base::json::pretty(&Report::from(&inventory))? + "\n",
@@ -71,8 +71,8 @@ fn not_usable(failed: &FailedGpu) -> Finding {
 /// If the file is invalid.
 pub(crate) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<Config> {
     let (mut config, findings) = config::read(file)?;
-    let mut log = Log::default();
-    findings.iter().for_each(|finding| log.finding(finding));
+    let mut call = Call::default();
+    findings.iter().for_each(|finding| call.finding(finding));
     if let Some(root) = root {
         config.driver_root = HostPath::new(root);
     }

@@ -28,7 +28,7 @@ use nvidia_host::request::select;
 use super::selection::{Parts, Selection};
 use super::terminal::{Line, Terminal, cell, table};
 use super::{args, info, output};
-use crate::log::Log;
+use crate::record::call::Call;
 
 /// A file or device that containers can get. The field names are part of the JSON interface.
 #[derive(Debug, Serialize)]
@@ -66,11 +66,11 @@ impl fmt::Display for ItemKind {
 
 /// Prints the files and devices that the options select.
 pub(crate) fn run(options: &args::List, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
-    let mut log = Log::default();
+    let mut call = Call::default();
     let config = info::configuration(config, options.root.as_deref())?;
-    let (items, unknown) = items(&options.parts, &config, &mut log)?;
+    let (items, unknown) = items(&options.parts, &config, &mut call)?;
     // On stderr, because stdout contains only paths, for scripts.
-    unknown.iter().for_each(|finding| log.remark(finding));
+    unknown.iter().for_each(|finding| call.remark(finding));
     Ok(output::print(&match options.output.json {
         true => base::json::document("files", &items)?,
         false if terminal.is_screen() => terminal.render(&columns(&items)),
@@ -82,8 +82,8 @@ pub(crate) fn run(options: &args::List, config: Option<&Path>, terminal: Termina
 ///
 /// # Errors
 /// If the driver is missing, or a selected device does not exist.
-pub(crate) fn text(parts: &Parts, config: &Config, log: &mut Log) -> Result<String> {
-    Ok(text_of(&items(parts, config, log)?.0))
+pub(crate) fn text(parts: &Parts, config: &Config, call: &mut Call) -> Result<String> {
+    Ok(text_of(&items(parts, config, call)?.0))
 }
 
 fn text_of(items: &[Item]) -> String {
@@ -103,7 +103,7 @@ fn paths_only(items: &[Item]) -> impl Iterator<Item = &Item> {
 }
 
 /// Returns the selected files and devices, and a finding about driver libraries that are not in the catalog.
-fn items(parts: &Parts, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Option<Finding>)> {
+fn items(parts: &Parts, config: &Config, call: &mut Call) -> Result<(Vec<Item>, Option<Finding>)> {
     let everything = parts.is_everything();
     let chosen = parts.clone().completed();
     let Selection { devices: chosen_devices, compat32, mig_config, mig_monitor, .. } = &chosen.selection;
@@ -113,13 +113,13 @@ fn items(parts: &Parts, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Op
         || mig_monitor.is_some()
         || chosen.selection.imex_channels().next().is_some()
     {
-        items = devices(&chosen.selection, config, log)?;
+        items = devices(&chosen.selection, config, call)?;
     }
     let Parts { libraries, binaries, ipcs, firmwares, .. } = chosen;
     if [libraries, *compat32, binaries, ipcs, firmwares].contains(&true) {
-        let (root, mut files, unknown) = find(config, log)?;
+        let (root, mut files, unknown) = find(config, call)?;
         files.leave_out(chosen.selection.omit());
-        let ipc = if ipcs { daemons(&root, chosen.selection.omit(), config, log) } else { Vec::new() };
+        let ipc = if ipcs { daemons(&root, chosen.selection.omit(), config, call) } else { Vec::new() };
         items.extend(paths(&files, &ipc, &chosen, everything).into_iter().filter_map(|(kind, source)| {
             let catalogued = !unknown.iter().any(|library| library.source == *source);
             Some(Item { catalogued, ..item(root.inside(source).ok()?, source.as_path(), kind) })
@@ -129,7 +129,7 @@ fn items(parts: &Parts, config: &Config, log: &mut Log) -> Result<(Vec<Item>, Op
     Ok((items, finding))
 }
 
-fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Item>> {
+fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<Item>> {
     let host = Host::inspect_afresh(config)?;
     let request = chosen.request(config.supported_driver_capabilities, &[], config)?;
     let (devices, mut findings) = select::decide(&request, &host.inventory, config)?;
@@ -160,7 +160,7 @@ fn devices(chosen: &Selection, config: &Config, log: &mut Log) -> Result<Vec<Ite
         let common = common.iter().map(|node| item(node.path.absolute(), node.source.as_path(), ItemKind::Device));
         items.extend(common.chain(gpus).chain(parts).chain(drm));
     }
-    findings.iter().for_each(|finding| log.finding(finding));
+    findings.iter().for_each(|finding| call.finding(finding));
     for channel in &wanted.imex_channels {
         let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
         items.push(item(path.clone(), &path, ItemKind::ImexChannel));
@@ -205,7 +205,7 @@ fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
 
 /// Returns the driver files, and the driver libraries that are not in the catalog. The version is that of the loaded kernel module
 /// or, if none is loaded, of the installed libraries. This function does not ask NVML.
-fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Library>)> {
+fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Library>)> {
     let root = Tree::open(&config.driver_root)?;
     let cache = LinkerCache::read(&root, config.ldcache.as_ref());
     let module = procfs::read_version(&root.owner_of(DRIVER_PROC)?);
@@ -219,16 +219,16 @@ fn find(config: &Config, log: &mut Log) -> Result<(Tree, DriverFiles, Vec<Librar
     })?;
     let search = Search { version: &version, ..any };
     let (files, findings) = locate(&search, Capabilities::new(&Capability::ALL), &config.driver_files)?;
-    findings.iter().for_each(|finding| log.finding(finding));
+    findings.iter().for_each(|finding| call.finding(finding));
     let unknown = unknown(&search);
     Ok((root, files, unknown))
 }
 
 /// Returns the sockets and directories of daemons that containers get.
-fn daemons(root: &Tree, omit: Omit, config: &Config, log: &mut Log) -> Vec<Ipc> {
+fn daemons(root: &Tree, omit: Omit, config: &Config, call: &mut Call) -> Vec<Ipc> {
     let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
-    refused.iter().for_each(|finding| log.finding(finding));
+    refused.iter().for_each(|finding| call.finding(finding));
     found
 }
 

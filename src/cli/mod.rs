@@ -35,7 +35,7 @@ use base::sys::child;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::inventory::probe;
 
-use crate::log::Log;
+use crate::record::call::Call;
 use crate::stages;
 use args::{Cli, Command};
 use parse::Parsed;
@@ -93,12 +93,12 @@ fn answer_probe() -> ExitCode {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    Log::default().error(error);
+    Call::default().error(error);
     ExitCode::FAILURE
 }
 
 fn usage_error(error: &anyhow::Error) -> ExitCode {
-    Log::default().error(error);
+    Call::default().error(error);
     ExitCode::from(USAGE)
 }
 

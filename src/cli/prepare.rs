@@ -13,13 +13,13 @@ use nvidia_host::host::Host;
 use nvidia_host::prepare::host::{AT_BOOT, Prepared, may_prepare, prepare_host};
 
 use super::{args, output, selection};
-use crate::log::Log;
+use crate::record::call::Call;
 
 /// Prepares the host, and prints each action.
 pub(crate) fn run(options: &args::Prepare, config: Option<&Path>) -> Result<ExitCode> {
     let prepared = run_as_root(options, config)?;
     let printed = output::print(&prepared.done.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>());
-    prepared.failed.iter().for_each(|error| Log::default().error(error));
+    prepared.failed.iter().for_each(|error| Call::default().error(error));
     Ok(if prepared.failed.is_empty() { printed } else { ExitCode::FAILURE })
 }
 

@@ -14,11 +14,11 @@ use nvidia_host::config;
 use super::containers::{self, Known};
 use super::terminal::{Line, Terminal, Tone};
 use super::{args, output, why_list};
-use crate::log::Log;
 use crate::oci;
+use crate::plan::given;
 use crate::plan::{self, Verdict};
+use crate::record::call::Call;
 use crate::record::{Outcome, Record};
-use crate::request::given;
 
 /// The document of `--json`, whose schema is `docs/schemas/why.json`.
 #[derive(Debug, Serialize)]
@@ -45,7 +45,7 @@ fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
     let roots = containers::roots_records();
     if options.output.json {
         // On stderr, because stdout contains only the document.
-        roots.iter().for_each(|hint| Log::default().report(hint));
+        roots.iter().for_each(|hint| Call::default().report(hint));
         return document(records, None);
     }
     let text = match records.is_empty() {

@@ -38,7 +38,7 @@ pub(crate) fn set_deadline(start: Instant) -> Result<()> {
         "run \"findmnt\" on the host, and check that the servers of its FUSE and network file systems respond: the image \
          or a volume may be on one of them",
     );
-    let text = format!("{}: {}", crate::log::NAME, render(&error));
+    let text = format!("{}: {}", crate::record::call::NAME, render(&error));
     deadline::set(patience, text).context("cannot set a timer")
 }
 

@@ -16,10 +16,10 @@ use base::paths::ContainerPath;
 use base::sys::in_root::Root;
 use nvidia_host::driver::{ldcache, ldconf};
 
+use super::changes::is_library_of_a_driver;
 use super::directory::{is_unchanged, replace_file};
 use super::linker_cache;
 use super::source::open_in;
-use super::target::is_library_of_a_driver;
 use crate::oci::spec_view::SpecView;
 use crate::record::created::Entry;
 use crate::record::storage;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use base::report::{Finding, catalog};
 use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry};
 
-use crate::lower::live::CacheEntry;
+use crate::plan::step::CacheEntry;
 
 /// Upper limit for the cache in bytes. A cache of 100 000 libraries has half of it.
 pub(crate) const MAX_SIZE: usize = 16 << 20;

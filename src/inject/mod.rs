@@ -4,7 +4,7 @@
 //! which the process cannot leave, and runs the steps. If a step fails, the runtime ends the container, and the kernel removes
 //! its mounts with the namespace; [`Runner::undo`] removes the names that the hook created in its file system.
 
-pub(crate) mod cgroup;
+pub(crate) mod changes;
 pub(crate) mod container;
 mod directory;
 pub(crate) mod hosts_dev;
@@ -15,23 +15,22 @@ mod mounts;
 pub(crate) mod prepare;
 mod read_only;
 mod source;
-pub(crate) mod target;
 mod tmpfs;
 
 use std::fmt;
 
 use anyhow::{Context, Result};
+use changes::{Target, TargetFacts};
 use container::OpenContainer;
 use hosts_dev::HostsDev;
 use prepare::Prepared;
-use target::{Target, TargetFacts};
 
 use base::report::{Finding, catalog, classify};
 use base::sys::mount::{self, Label};
 use nvidia_host::edits::Need;
 
-use crate::lower::live::Step;
 use crate::plan::Container;
+use crate::plan::step::Step;
 use crate::record::created::Entry;
 
 /// Steps with their opened sources. The container is still unchanged.
@@ -158,7 +157,7 @@ mod tests {
     use anyhow::bail;
 
     use super::*;
-    use crate::lower::live::CacheEntry;
+    use crate::plan::step::CacheEntry;
     use base::paths::ContainerPath;
     use nvidia_host::edits::placement::Link;
 

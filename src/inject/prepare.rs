@@ -13,8 +13,8 @@ use nvidia_host::edits::{Channel, ProcMask};
 
 use super::source::Source;
 use super::tmpfs::Directory;
-use crate::lower::access::Process;
-use crate::lower::live::{CacheEntry, Step};
+use crate::plan::process::Process;
+use crate::plan::step::{CacheEntry, Step};
 
 /// A step with its opened sources.
 #[derive(Debug)]

@@ -332,7 +332,7 @@ fn has_sys_admin(capabilities: Option<&RawValue>) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request;
+    use crate::plan::request;
 
     fn view(text: &str) -> Result<SpecView> {
         parse(text.as_bytes(), Path::new("/bundle"))

@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use base::sys::ns;
 
-use crate::lower::access::Process;
 use crate::oci::{SpecView, State};
+use crate::plan::process::Process;
 
 /// The properties of a container on which its set-up depends.
 #[derive(Clone, Debug)]

@@ -18,12 +18,12 @@ use nvidia_host::edits::placement::RootfsFacts;
 use nvidia_host::host::Host;
 
 use super::Container;
-use crate::lower::access::{self, Process};
-use crate::lower::live::{self, Step};
-use crate::lower::oci::{Additions, OciFacts, gid_inside};
 use crate::oci::SpecView;
 use crate::oci::device_rules::{DeviceRule, already_allowed};
-use crate::request::GpuRequest;
+use crate::plan::additions::{Additions, OciFacts, gid_inside};
+use crate::plan::request::GpuRequest;
+use crate::plan::{access, process::Process};
+use crate::plan::{step::Step, steps};
 
 /// What a container gets from this host, with the request and configuration from which it follows.
 #[derive(Debug)]
@@ -76,11 +76,11 @@ impl Gpus {
     /// Returns the changes of the hook in the container.
     pub(crate) fn steps(&self, container: &Container<'_>, image: &Image) -> Live {
         let mut steps = match self.request.omit.node_mounts {
-            true => live::lower(&Edits { nodes: Vec::new(), ..self.edits.clone() }, image.facts),
-            false => live::lower(&self.edits, image.facts),
+            true => steps::lower(&Edits { nodes: Vec::new(), ..self.edits.clone() }, image.facts),
+            false => steps::lower(&self.edits, image.facts),
         };
         if let Some((dir, ..)) = self.compat_libraries() {
-            live::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
+            steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
         }
         let findings = [image.facts.finding(), newer_libcuda(image), self.give_access(&mut steps, container)];
         let rules = self.edits.nodes.iter().map(|node| DeviceRule { major: node.major, minor: node.minor });

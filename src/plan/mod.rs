@@ -7,9 +7,23 @@
 //! Stages apply the decision and `explain` prints it. They differ only in their [`Observer`]. `nvidia-container-cli configure` has
 //! its request from a command line, and begins with the second step.
 
+pub(crate) mod access;
+pub(crate) mod additions;
+pub(crate) mod asked;
 mod container;
+pub(crate) mod given;
 mod gpus;
+pub(crate) mod others;
+pub(crate) mod process;
+pub(crate) mod request;
+pub(crate) mod rootfs;
+pub(crate) mod step;
+pub(crate) mod steps;
+pub(crate) mod text;
 mod verdict;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 
@@ -25,7 +39,7 @@ use nvidia_host::inventory::select::Device;
 use nvidia_host::request::select;
 
 use crate::oci::{SpecView, spec_view};
-use crate::request::GpuRequest;
+use crate::plan::request::GpuRequest;
 pub(crate) use container::Container;
 pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda};
 pub(crate) use verdict::{Verdict, nothing, verdict};

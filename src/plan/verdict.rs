@@ -11,8 +11,9 @@ use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::request::excuse as excuse_of_host;
 
 use crate::oci::{Pod, SpecView};
-use crate::request::others::{self, Other};
-use crate::request::{self, Decision, GpuRequest, Hint, given};
+use crate::plan::given;
+use crate::plan::others::{self, Other};
+use crate::plan::request::{self, Decision, GpuRequest, Hint};
 
 /// The request of a container, checked against config.toml.
 #[derive(Debug)]

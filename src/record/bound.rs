@@ -5,7 +5,7 @@ use base::json;
 
 use super::{Container, Record, StoredFinding, TimedStep};
 use crate::oci::Pod;
-use crate::request::asked::Asked;
+use crate::plan::asked::Asked;
 
 /// Upper limit for the file of a record, in bytes.
 pub(super) const MAX_SIZE: usize = 32 << 10;

@@ -2,9 +2,12 @@
 //! the engine has discarded the hook's stderr.
 
 mod bound;
+pub(crate) mod call;
 pub(crate) mod created;
+pub(crate) mod journal;
 mod prune;
 mod shortfall;
+mod stderr;
 pub(crate) mod storage;
 pub(crate) mod store;
 
@@ -16,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use base::report::{Finding, one_line};
 
 use crate::oci::Pod;
-use crate::request::asked::Asked;
+use crate::plan::asked::Asked;
 
 /// The version of the format. Records of other versions are not read.
 const VERSION: u32 = 1;

@@ -8,10 +8,10 @@ use anyhow::Result;
 use nvidia_host::config::Config;
 
 use super::prestart::{Place, begin, give};
-use crate::log::Log;
 use crate::oci::{Pod, SpecView};
+use crate::plan::request::GpuRequest;
 use crate::plan::{self, Container};
-use crate::request::GpuRequest;
+use crate::record::call::Call;
 
 /// Sets up the container whose root file system is `rootfs`, in the mount namespace of the process `pid` or, without one, of
 /// this process.
@@ -23,7 +23,7 @@ pub(crate) fn configure(
     pid: Option<i32>,
     request: GpuRequest,
     config: Config,
-    log: &mut Log,
+    call: &mut Call,
 ) -> Result<()> {
     let start = begin();
     let (place, pid) = match pid {
@@ -33,11 +33,11 @@ pub(crate) fn configure(
     };
     // The container's cgroup is identified by its id, which is unknown here. No cgroup has this name.
     let id = format!("process {pid}");
-    log.name_container(&id, Pod::default(), Path::new(""));
-    log.connect();
-    let Some(gpus) = plan::gpus(request, config, &[], log)? else { return Ok(()) };
+    call.name_container(&id, Pod::default(), Path::new(""));
+    call.connect();
+    let Some(gpus) = plan::gpus(request, config, &[], call)? else { return Ok(()) };
     // There is no config.json: the process counts as root, and no device is allowed yet.
     let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
     let container = Container { id: &id, cgroups_path: None, ..Container::from_spec(&spec)? };
-    give(place, pid, &container, &gpus, start, log)
+    give(place, pid, &container, &gpus, start, call)
 }

@@ -21,27 +21,27 @@ use base::sys::proc_file;
 use nvidia_host::config::Config;
 
 use crate::inject::container::OpenContainer;
-use crate::log::Log;
 use crate::oci::{self, State};
 use crate::plan::{Gpus, Image};
+use crate::record::call::Call;
 
 /// Opens the configured log file. A failure is a finding and does not stop the container.
-pub(crate) fn open_log(config: &Config, log: &mut Log) {
+pub(crate) fn open_log(config: &Config, call: &mut Call) {
     if let Some(path) = &config.debug
-        && !log.is_open()
-        && let Err(error) = log.open(path)
+        && !call.is_open()
+        && let Err(error) = call.open(path)
     {
-        log.finding(&Finding::new(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+        call.finding(&Finding::new(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
     }
 }
 
 /// Runs a stage. Exit status 0 if the container may start, 1 if not.
-fn run_stage(name: &'static str, stage: impl FnOnce(&mut Log) -> Result<()>) -> ExitCode {
-    let mut log = Log::for_stage(name);
-    match stage(&mut log) {
+fn run_stage(name: &'static str, stage: impl FnOnce(&mut Call) -> Result<()>) -> ExitCode {
+    let mut call = Call::for_stage(name);
+    match stage(&mut call) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log.fail(&error);
+            call.fail(&error);
             ExitCode::FAILURE
         }
     }

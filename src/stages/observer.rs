@@ -9,14 +9,14 @@ use nvidia_host::inventory::select::Device;
 
 use super::host::inspect_prepared;
 use super::open_log;
-use crate::log::Log;
 use crate::oci::SpecView;
 use crate::plan::Observer;
+use crate::plan::asked::Asked;
+use crate::plan::request::GpuRequest;
 use crate::record::Outcome;
-use crate::request::GpuRequest;
-use crate::request::asked::Asked;
+use crate::record::call::Call;
 
-impl Observer for Log {
+impl Observer for Call {
     fn not_asked(&mut self, _: &SpecView) {}
 
     fn config_read(&mut self, config: &Config) {

@@ -13,27 +13,27 @@ use base::sys::ns;
 
 use crate::inject::container::{self, OpenContainer};
 use crate::inject::hosts_dev::HostsDev;
-use crate::log::Log;
-use crate::lower::oci::{Additions, OciFacts};
 use crate::oci::{self, SpecView};
+use crate::plan::additions::{Additions, OciFacts};
+use crate::plan::request;
 use crate::plan::{self, Gpus, hook_program};
+use crate::record::call::Call;
 use crate::record::{Outcome, storage};
-use crate::request;
 
 /// Returns the edited config.json; `None` if the container must not start. Podman does not show the stderr of this stage.
 pub(crate) fn run(config: Option<&Path>) -> Option<Vec<u8>> {
-    let mut log = Log::for_stage("precreate");
-    match edit(config, &mut log) {
+    let mut call = Call::for_stage("precreate");
+    match edit(config, &mut call) {
         Ok(config_json) => Some(config_json),
         Err(error) => {
-            log.fail(&error);
+            call.fail(&error);
             None
         }
     }
 }
 
 /// Returns the edited config.json, or the bytes from stdin if the container needs no change.
-fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
+fn edit(config: Option<&Path>, call: &mut Call) -> Result<Vec<u8>> {
     let start = Instant::now();
     let bytes = read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
@@ -41,20 +41,20 @@ fn edit(config: Option<&Path>, log: &mut Log) -> Result<Vec<u8>> {
         .and_then(|here| oci::spec_view::parse_if(&bytes, &here, request::may_ask))
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
-    log.name_container(&id, spec.pod.clone(), &bundle);
-    let Some((request, config)) = plan::asked(&spec, config, log)? else { return Ok(bytes) };
-    let Some(gpus) = plan::gpus(request, config, &spec.devices, log)? else { return Ok(bytes) };
+    call.name_container(&id, spec.pod.clone(), &bundle);
+    let Some((request, config)) = plan::asked(&spec, config, call)? else { return Ok(bytes) };
+    let Some(gpus) = plan::gpus(request, config, &spec.devices, call)? else { return Ok(bytes) };
     container::set_deadline(start)?;
     let mut findings = Vec::new();
     let additions = additions(&gpus, &spec, &mut findings);
-    findings.iter().for_each(|finding| log.finding(finding));
+    findings.iter().for_each(|finding| call.finding(finding));
     let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let edited = additions.apply(text)?;
     let given = format!("added to config.json: {gpus}");
-    log.step_done("config.json");
-    log.note(&given);
-    log.end(Outcome::Given, &given);
+    call.step_done("config.json");
+    call.note(&given);
+    call.end(Outcome::Given, &given);
     Ok(edited.into_bytes())
 }
 

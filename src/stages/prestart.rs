@@ -13,13 +13,13 @@ use base::sys::{ns, proc_file};
 
 use super::{image, read_state, run_stage};
 use crate::inject::container::{self, OpenContainer};
-use crate::inject::{self, cgroup};
-use crate::log::Log;
 use crate::oci;
 use crate::oci::device_rules::DeviceRule;
+use crate::plan::request;
 use crate::plan::{self, Container, Gpus};
 use crate::record::Outcome;
-use crate::request;
+use crate::record::call::Call;
+use crate::{cgroup, inject};
 
 /// The namespaces in which the hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,14 +45,14 @@ impl Place {
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not. `debug` logs to stderr regardless of
 /// config.toml.
 pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
-    run_stage(place.stage(), |log| set_up(place, config, debug, log))
+    run_stage(place.stage(), |call| set_up(place, config, debug, call))
 }
 
-fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Result<()> {
+fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> Result<()> {
     let (bytes, state) = read_state()?;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
         // The state names the container, so that the record of the failure can be found.
-        log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
+        call.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
         match place {
             Place::Inside if ns::in_user_namespace().unwrap_or_default() => {
                 error.context(unreadable_in_user_namespace())
@@ -60,12 +60,12 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Re
             _ => error,
         }
     })?;
-    log.name_container(&state.id, spec.pod.clone(), &state.bundle);
+    call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     if debug {
-        log.open(&HostPath::new("/dev/stderr"))?;
+        call.open(&HostPath::new("/dev/stderr"))?;
     }
     // Most containers request no GPU: nothing else has been read for them, not even config.toml.
-    let Some((request, config)) = plan::asked(&spec, config, log)? else { return Ok(()) };
+    let Some((request, config)) = plan::asked(&spec, config, call)? else { return Ok(()) };
     let start = begin();
     let (pid, cgroup_error) = match place {
         Place::Outside | Place::Here => (state.init()?, None),
@@ -74,12 +74,12 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, log: &mut Log) -> Re
             (init, leave_device_cgroup(runtime).err())
         }
     };
-    let gpus = plan::gpus(request, config, &spec.devices, log).map_err(|error| match cgroup_error {
+    let gpus = plan::gpus(request, config, &spec.devices, call).map_err(|error| match cgroup_error {
         Some(why) => error.context(cannot_leave_cgroup(&why)),
         None => error,
     })?;
     let Some(gpus) = gpus else { return Ok(()) };
-    give(place, pid, &Container::new(&state, &spec)?, &gpus, start, log)
+    give(place, pid, &Container::new(&state, &spec)?, &gpus, start, call)
 }
 
 /// Prepares the process and returns the start time, for the deadline of the container's files.
@@ -99,7 +99,7 @@ pub(super) fn give(
     container: &Container<'_>,
     gpus: &Gpus,
     start: Instant,
-    log: &mut Log,
+    call: &mut Call,
 ) -> Result<()> {
     container::set_deadline(start)?;
     let open = match place {
@@ -108,35 +108,35 @@ pub(super) fn give(
         Place::Here => OpenContainer::here(&container.spec.rootfs)?,
     };
     let plan::Live { steps, rules, findings } = gpus.steps(container, &image(&open, gpus));
-    findings.iter().for_each(|finding| log.finding(finding));
+    findings.iter().for_each(|finding| call.finding(finding));
     // Everything on the host that can fail comes before the first visible change.
     let prepared = inject::prepare(&steps, &container.spec.mount_label)?;
-    log.step_done("container");
+    call.step_done("container");
     // A rootless runtime cannot attach a device filter: both the "devices" controller and BPF_PROG_TYPE_CGROUP_DEVICE require
     // capabilities in the host's user namespace. So there is no filter to extend.
     if !container.process.is_rootless() {
-        allow_devices(Pid::from_raw(pid), container, &rules, gpus.config().edit_cgroups, log)?;
-        log.step_done("cgroup");
+        allow_devices(Pid::from_raw(pid), container, &rules, gpus.config().edit_cgroups, call)?;
+        call.step_done("cgroup");
     }
     let finished = inject::carry_out(prepared, open, container)?;
-    finished.findings.iter().for_each(|finding| log.finding(finding));
-    log.created(finished.created);
-    log.step_done("mounts");
+    finished.findings.iter().for_each(|finding| call.finding(finding));
+    call.created(finished.created);
+    call.step_done("mounts");
     let given = format!("injected {gpus}");
-    log.note(&given);
-    log.end(Outcome::Given, &given);
+    call.note(&given);
+    call.end(Outcome::Given, &given);
     Ok(())
 }
 
-fn allow_devices(pid: Pid, container: &Container<'_>, rules: &[DeviceRule], edit: bool, log: &mut Log) -> Result<()> {
+fn allow_devices(pid: Pid, container: &Container<'_>, rules: &[DeviceRule], edit: bool, call: &mut Call) -> Result<()> {
     if !edit {
-        cgroup::forbidden(pid, rules).iter().for_each(|finding| log.finding(finding));
+        cgroup::forbidden(pid, rules).iter().for_each(|finding| call.finding(finding));
         return Ok(());
     }
     let member = cgroup::Member { pid, id: container.id, cgroups_path: container.cgroups_path };
     let outcome =
         cgroup::allow(member, rules).map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?;
-    outcome.findings.iter().for_each(|finding| log.finding(finding));
+    outcome.findings.iter().for_each(|finding| call.finding(finding));
     Ok(())
 }
 

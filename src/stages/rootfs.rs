@@ -22,47 +22,47 @@ use nvidia_host::inventory::procfs;
 use super::{read_state, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
-use crate::log::Log;
-use crate::lower::{live, rootfs};
 use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
 use crate::plan::{self, Container, Image};
+use crate::plan::{rootfs, steps};
+use crate::record::call::Call;
 
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not.
 pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    run_stage("rootfs", |log| finish(edits, log))
+    run_stage("rootfs", |call| finish(edits, call))
 }
 
-fn finish(edits: RootfsEdits, log: &mut Log) -> Result<()> {
+fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let (bytes, state) = read_state()?;
-    log.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
+    call.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
     let edits = with_entries(edits, &spec);
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
-    log.name_container(&state.id, spec.pod.clone(), &state.bundle);
-    log.keep();
-    log.record().request = engine_setup(&spec);
-    log.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
+    call.name_container(&state.id, spec.pod.clone(), &state.bundle);
+    call.keep();
+    call.record().request = engine_setup(&spec);
+    call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     container::set_deadline(Instant::now())?;
     let open = match edits.outside {
         true => OpenContainer::open(state.init()?, &spec.rootfs)?,
         false => OpenContainer::inside(&spec.rootfs)?,
     };
     let facts = open.facts();
-    facts.finding().iter().for_each(|finding| log.finding(finding));
+    facts.finding().iter().for_each(|finding| call.finding(finding));
     let mut steps = rootfs::steps(&edits, facts, files);
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
         let image = Image { facts, compat: open.compat_libraries(&dir, driver, cuda).unwrap_or_default() };
-        live::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
-        plan::newer_libcuda(&image).iter().for_each(|finding| log.finding(finding));
+        steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
+        plan::newer_libcuda(&image).iter().for_each(|finding| call.finding(finding));
     }
     let finished =
         inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::new(&state, &spec)?)?;
-    finished.findings.iter().for_each(|finding| log.finding(finding));
-    log.created(finished.created);
-    log.step_done("rootfs");
-    log.end_of_rootfs(&format!("completed the setup that the engine began, in {} steps", steps.len()));
+    finished.findings.iter().for_each(|finding| call.finding(finding));
+    call.created(finished.created);
+    call.step_done("rootfs");
+    call.end_of_rootfs(&format!("completed the setup that the engine began, in {} steps", steps.len()));
     Ok(())
 }
 

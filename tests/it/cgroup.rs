@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use base::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
-use oci_nvidia_hook::testing::inject::cgroup::{self, Access, Grant, Member};
+use oci_nvidia_hook::testing::cgroup::{self, Access, Grant, Member};
 use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::Test;

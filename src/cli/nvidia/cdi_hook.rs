@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use base::report::{Finding, catalog, failure};
 
 use crate::cli::{output, usage_error};
-use crate::log::Log;
+use crate::record::call::Call;
 use crate::stages;
-use crate::stages::cdi_hook::entry::{self, Call, HOOKS};
+use crate::stages::cdi_hook::entry::{self, HOOKS, Verb};
 
 const HELP: &str = "\
 usage: nvidia-ctk hook HOOK [OPTIONS] < state.json
@@ -33,15 +33,15 @@ With --container-spec FILE, the container state is read from FILE instead of std
 /// Runs the hook with the arguments after argv\[0\]. `name` is the name with which the program was called.
 pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
     match entry::parse(name, args) {
-        Ok(Call::Hook(hook)) => stages::cdi_hook::run(&hook),
-        Ok(Call::Help) => output::print(HELP),
-        Ok(Call::Version) => {
+        Ok(Verb::Hook(hook)) => stages::cdi_hook::run(&hook),
+        Ok(Verb::Help) => output::print(HELP),
+        Ok(Verb::Version) => {
             output::print(&format!("{name} version {} (oci-nvidia-hook)\n", env!("CARGO_PKG_VERSION")))
         }
-        Ok(Call::Unknown(what)) => {
-            let mut log = Log::for_stage(name);
-            log.connect();
-            log.finding(&Finding::new(&catalog::UNKNOWN_CDI_HOOK, what, supported()));
+        Ok(Verb::Unknown(what)) => {
+            let mut call = Call::for_stage(name);
+            call.connect();
+            call.finding(&Finding::new(&catalog::UNKNOWN_CDI_HOOK, what, supported()));
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -21,7 +21,7 @@ use nvidia_host::prepare::host::{AT_BOOT, may_prepare, prepare_host};
 use crate::cli::parse::{self, Parsed};
 use crate::cli::selection::{Parts, Selection};
 use crate::cli::{info, list, output};
-use crate::log::Log;
+use crate::record::call::Call;
 use crate::stages;
 
 /// oci-nvidia-hook, called with the name of NVIDIA's program
@@ -160,17 +160,17 @@ impl User {
 
 /// Runs the command with the arguments after argv\[0\].
 pub fn run(args: Vec<OsString>) -> ExitCode {
-    let mut log = Log::for_stage(super::CLI);
+    let mut call = Call::for_stage(super::CLI);
     let text = match parse(args) {
         Ok(Parsed::Help(text)) => Ok(text),
         Ok(Parsed::Version) => Ok(version()),
-        Ok(Parsed::Run(cli)) => carry_out(&cli, &mut log),
+        Ok(Parsed::Run(cli)) => carry_out(&cli, &mut call),
         Err(error) => Err(error),
     };
     match text {
         Ok(text) => output::print(&text),
         Err(error) => {
-            log.error(&error);
+            call.error(&error);
             ExitCode::FAILURE
         }
     }
@@ -201,24 +201,24 @@ fn version() -> String {
 }
 
 /// Runs the command and returns its output.
-fn carry_out(cli: &Cli, log: &mut Log) -> Result<String> {
-    let config = cli.configuration(log)?;
+fn carry_out(cli: &Cli, call: &mut Call) -> Result<String> {
+    let config = cli.configuration(call)?;
     match &cli.command {
         Command::Info { csv } => {
-            cli.prepare(&[], &config, log)?;
-            info::text(&config, if *csv { info::Form::Csv } else { info::Form::Labels }, log)
+            cli.prepare(&[], &config, call)?;
+            info::text(&config, if *csv { info::Form::Csv } else { info::Form::Labels }, call)
         }
         Command::List(parts) => {
             let channels: Vec<_> = parts.selection.imex_channels().collect();
-            cli.prepare(&channels, &config, log)?;
-            list::text(parts, &config, log)
+            cli.prepare(&channels, &config, call)?;
+            list::text(parts, &config, call)
         }
-        Command::Configure(options) => configure(options, config, log).map(|()| String::new()),
+        Command::Configure(options) => configure(options, config, call).map(|()| String::new()),
     }
 }
 
 /// Sets up the container with this root file system, in the mount namespace of `--pid` or else of this process.
-fn configure(options: &Configure, config: Config, log: &mut Log) -> Result<()> {
+fn configure(options: &Configure, config: Config, call: &mut Call) -> Result<()> {
     let rootfs = &options.rootfs;
     if !rootfs.is_absolute() || rootfs == Path::new("/") {
         return Err(failure(
@@ -229,7 +229,7 @@ fn configure(options: &Configure, config: Config, log: &mut Log) -> Result<()> {
     }
     let mut request = options.selection.request(options.capabilities(), &options.requirements, &config)?;
     request.omit.node_mounts = options.no_devbind;
-    stages::configure::configure(rootfs, options.pid, request, config, log)
+    stages::configure::configure(rootfs, options.pid, request, config, call)
 }
 
 impl Configure {
@@ -255,7 +255,7 @@ impl Configure {
 
 impl Cli {
     /// Opens the log, and returns the configuration: config.toml, overridden by the command line.
-    fn configuration(&self, log: &mut Log) -> Result<Config> {
+    fn configuration(&self, call: &mut Call) -> Result<Config> {
         let (mut config, findings) = config::read(None)?;
         if let Some(root) = &self.root {
             config.driver_root = absolute("--root", root)?;
@@ -279,19 +279,19 @@ impl Cli {
         if let Command::Configure(options) = &self.command {
             options.override_config(&mut config);
         }
-        stages::open_log(&config, log);
-        findings.iter().for_each(|finding| log.finding(finding));
+        stages::open_log(&config, call);
+        findings.iter().for_each(|finding| call.finding(finding));
         Ok(config)
     }
 
-    fn prepare(&self, channels: &[&str], config: &Config, log: &mut Log) -> Result<()> {
+    fn prepare(&self, channels: &[&str], config: &Config, call: &mut Call) -> Result<()> {
         if self.load_kmods && may_prepare()? {
             let channels = channels.iter().filter(|_| config.make_imex_channels);
             let channels = channels.map(|channel| imex_channel(channel)).collect::<Result<Vec<_>>>()?;
             let prepared = prepare_host(config, &channels, AT_BOOT)?;
-            prepared.done.iter().for_each(|line| log.note(line));
+            prepared.done.iter().for_each(|line| call.note(line));
             // Like NVIDIA's program: the command that needs a missing part reports it.
-            prepared.failed.iter().for_each(|error| log.note(&line(error)));
+            prepared.failed.iter().for_each(|error| call.note(&line(error)));
         }
         Ok(())
     }

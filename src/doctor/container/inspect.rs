@@ -25,7 +25,7 @@ use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::prepare;
 
 use super::{ContainerFacts, ContainerNode, ContainerProcess, FoundLibrary, FoundNode, Library, gpu_number};
-use crate::inject::cgroup::ask;
+use crate::cgroup::ask;
 
 /// The libraries that CUDA programs and nvidia-smi open.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];

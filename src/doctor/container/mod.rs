@@ -16,7 +16,7 @@ use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use super::Checker::{self, One, Several};
 use super::driver::{allows, group};
 use super::{Check, or, run};
-use crate::inject::cgroup::ask::Filter;
+use crate::cgroup::ask::Filter;
 use crate::oci::device_rules::DeviceRule;
 
 /// The properties of a running container that affect GPUs.

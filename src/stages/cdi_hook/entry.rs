@@ -24,7 +24,7 @@ pub(crate) const HOOKS: [&str; 6] = [
 ];
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum Verb {
     Help,
     Version,
     Hook(Hook),
@@ -56,24 +56,24 @@ fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
 ///
 /// # Errors
 /// If an option is unknown, or its value is wrong.
-pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
+pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Verb> {
     let mut args = args.into_iter();
     let mut in_group = program == CDI_HOOK;
     let name = loop {
         let Some(word) = args.next() else {
-            return Ok(Call::Unknown("the name of the CDI hook is missing".to_owned()));
+            return Ok(Verb::Unknown("the name of the CDI hook is missing".to_owned()));
         };
         match flag(&word) {
-            Some(("help" | "h", _)) => return Ok(Call::Help),
-            Some(("version" | "v", _)) => return Ok(Call::Version),
+            Some(("help" | "h", _)) => return Ok(Verb::Help),
+            Some(("version" | "v", _)) => return Ok(Verb::Version),
             // These set the log level.
             Some(("debug" | "d" | "quiet" | "q", _)) => {}
-            Some(_) if in_group => return Ok(Call::Unknown(format!("unknown option {word:?} before the CDI hook"))),
+            Some(_) if in_group => return Ok(Verb::Unknown(format!("unknown option {word:?} before the CDI hook"))),
             Some(_) => bail!("unknown option {word:?}"),
             None if word == "hook" && !in_group => in_group = true,
             None if in_group => match HOOKS.iter().find(|name| word == **name) {
                 Some(name) => break *name,
-                None => return Ok(Call::Unknown(format!("unknown CDI hook {word:?}"))),
+                None => return Ok(Verb::Unknown(format!("unknown CDI hook {word:?}"))),
             },
             None => bail!("{word:?} is not supported; generate CDI specs with \"oci-nvidia-hook cdi generate\""),
         }
@@ -82,7 +82,7 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
     while let Some(word) = args.next() {
         let (option, value) = flag(&word).with_context(|| format!("unexpected argument {word:?} of {name}"))?;
         if matches!(option, "help" | "h") {
-            return Ok(Call::Help);
+            return Ok(Verb::Help);
         }
         if !takes(name, option) {
             bail!("unknown option {word:?} of {name}");
@@ -96,7 +96,7 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Call> {
         };
         hook.set(option, value)?;
     }
-    Ok(Call::Hook(hook))
+    Ok(Verb::Hook(hook))
 }
 
 fn takes(hook: &str, option: &str) -> bool {
@@ -151,13 +151,13 @@ fn container_path(path: &str) -> Result<ContainerPath> {
 mod tests {
     use super::*;
 
-    fn parsed(program: &str, line: &str) -> Result<Call> {
+    fn parsed(program: &str, line: &str) -> Result<Verb> {
         parse(program, line.split_whitespace().map(OsString::from).collect())
     }
 
     fn hook(line: &str) -> Hook {
         match parsed(CDI_HOOK, line) {
-            Ok(Call::Hook(hook)) => hook,
+            Ok(Verb::Hook(hook)) => hook,
             other => panic!("{line}: {other:?}"),
         }
     }
@@ -184,7 +184,7 @@ mod tests {
             "--quiet hook create-symlinks -link a::/b",
             "-d hook create-symlinks --link a::/b",
         ] {
-            let Call::Hook(of_ctk) = parsed(CTK, line).unwrap() else { panic!("{line}") };
+            let Verb::Hook(of_ctk) = parsed(CTK, line).unwrap() else { panic!("{line}") };
             assert_eq!(of_ctk, hook("create-symlinks --link a::/b"), "{line}");
         }
     }
@@ -194,7 +194,7 @@ mod tests {
         for (program, line) in
             [(CTK, "hook"), (CTK, "hook new-hook --x y"), (CDI_HOOK, ""), (CDI_HOOK, "--new update-ldcache")]
         {
-            assert!(matches!(parsed(program, line), Ok(Call::Unknown(_))), "{program} {line}");
+            assert!(matches!(parsed(program, line), Ok(Verb::Unknown(_))), "{program} {line}");
         }
         for (program, line, says) in [
             (CTK, "cdi generate", "\"cdi\" is not supported"),

@@ -18,21 +18,21 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use super::{read_stdin, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
-use crate::log::Log;
-use crate::lower::live::{self, Step};
-use crate::lower::rootfs;
 use crate::oci::{self, SpecView};
 use crate::plan::Container;
-use entry::{CDI_HOOK, CTK, Call, Hook};
+use crate::plan::rootfs;
+use crate::plan::{step::Step, steps};
+use crate::record::call::Call;
+use entry::{CDI_HOOK, CTK, Hook, Verb};
 
 /// Carries out an entry for the container whose state is on stdin or in the file of `--container-spec`. Exit status 0 if the
 /// container may start, 1 if not.
 pub(crate) fn run(hook: &Hook) -> ExitCode {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    run_stage(hook.name, |log| carry_out(hook, log))
+    run_stage(hook.name, |call| carry_out(hook, call))
 }
 
-fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
+fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
     let bytes = match &hook.state {
         Some(file) => open_host_file(file)
             .map_err(anyhow::Error::from)
@@ -42,14 +42,14 @@ fn carry_out(hook: &Hook, log: &mut Log) -> Result<()> {
     };
     let state = oci::state::parse(&bytes)?;
     let spec = oci::spec_view::read(&state.bundle)?;
-    log.name_container(&state.id, spec.pod.clone(), &state.bundle);
-    log.connect();
+    call.name_container(&state.id, spec.pod.clone(), &state.bundle);
+    call.connect();
     container::set_deadline(Instant::now())?;
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
     let finished =
         inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::new(&state, &spec)?)?;
-    finished.findings.iter().for_each(|finding| log.finding(finding));
+    finished.findings.iter().for_each(|finding| call.finding(finding));
     Ok(())
 }
 
@@ -61,7 +61,7 @@ fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
             add_libraries(&mut edits, &hook.folders, container, spec);
             let mut steps = rootfs::steps(&edits, container.facts(), Vec::new());
             for (dir, names) in compat_hooks(spec).filter_map(|hook| compat_of(&hook, container)) {
-                live::prefer(&mut steps, &dir, |soname| names.contains(soname));
+                steps::prefer(&mut steps, &dir, |soname| names.contains(soname));
             }
             return steps;
         }
@@ -106,7 +106,7 @@ fn compat_hook(args: &[String]) -> Option<Hook> {
     let (called, args) = args.split_first()?;
     let name = Path::new(called).file_name()?.to_str().filter(|name| [CTK, CDI_HOOK].contains(name))?;
     match entry::parse(name, args.iter().map(OsString::from).collect()) {
-        Ok(Call::Hook(hook)) if hook.name == "enable-cuda-compat" => Some(hook),
+        Ok(Verb::Hook(hook)) if hook.name == "enable-cuda-compat" => Some(hook),
         _ => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use oci_nvidia_hook::testing::inject::cgroup::{DeviceCgroup, locate};
+use oci_nvidia_hook::testing::cgroup::{DeviceCgroup, locate};
 
 use super::{check_error, text};
 

@@ -2,7 +2,7 @@
 //! rules, followed by eight bytes for each rule, then eight for each instruction.
 
 use base::sys::bpf::Insn;
-use oci_nvidia_hook::testing::inject::cgroup::extend;
+use oci_nvidia_hook::testing::cgroup::extend;
 use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use super::check_error;

@@ -1,6 +1,6 @@
 //! Entries for the journal, parsed like the journal does: a value cannot begin a field.
 
-use oci_nvidia_hook::testing::log::journal::encode;
+use oci_nvidia_hook::testing::record::journal::encode;
 
 use super::text;
 

@@ -8,11 +8,11 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::request::select::decide;
-use oci_nvidia_hook::testing::lower::oci::{Additions, OciFacts};
 use oci_nvidia_hook::testing::oci::SpecView;
 use oci_nvidia_hook::testing::oci::device_rules::{DeviceRule, already_allowed};
 use oci_nvidia_hook::testing::oci::spec_view::parse;
-use oci_nvidia_hook::testing::request::{Decision, GpuRequest, Hint, from_spec, granted, hint};
+use oci_nvidia_hook::testing::plan::additions::{Additions, OciFacts};
+use oci_nvidia_hook::testing::plan::request::{Decision, GpuRequest, Hint, from_spec, granted, hint};
 
 use super::{check_error, check_findings, sample_inventory};
 

@@ -1,107 +1,12 @@
-//! Determines from mode and owner whether a container's process can open the host's device nodes.
-//!
-//! On SUSE the nodes are root:video 0660, and most published images run as a user other than root. The device cgroup allows the
-//! access, but the mode does not, and NVML reports "Insufficient Permissions". A runtime that creates nodes creates them for
-//! the container's user; the hook does the same if it can.
+//! Chooses which device nodes the hook creates for a container, because its process cannot open those of the host.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog};
 use nvidia_host::cdi::lower::NodeFacts;
 
-use super::live::Step;
-use crate::oci::SpecView;
-use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
-
-/// The user and groups of the container's process, as ids of the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
-    /// The user id in the container, for messages
-    named: u32,
-    /// `None` for an id that is not mapped on the host
-    uid: Option<u32>,
-    groups: Vec<u32>,
-    /// Whether it is root with the capabilities of the host's root
-    is_root: bool,
-    /// Whether crun keeps it in the groups of the user who started the engine
-    keeps_groups: bool,
-    /// Whether the ids are those of the hook's own user namespace (rootless engines)
-    is_rootless: bool,
-}
-
-impl Process {
-    /// Reads the user and groups of the process from config.json.
-    pub(crate) fn from_spec(spec: &SpecView, is_rootless: bool) -> Self {
-        let (uid, gid) = spec.user;
-        let outside =
-            |mappings: &[_], id| if spec.user_namespace { IdMapping::outside(mappings, id) } else { Some(id) };
-        let groups = std::iter::once(gid).chain(spec.additional_gids.iter().copied());
-        Self {
-            named: uid,
-            uid: outside(&spec.uid_mappings, uid),
-            groups: groups.filter_map(|gid| outside(&spec.gid_mappings, gid)).collect(),
-            is_root: uid == 0 && !spec.user_namespace && !is_rootless,
-            keeps_groups: spec.keeps_groups,
-            is_rootless,
-        }
-    }
-
-    /// Reports whether the engine and the hook are in a user namespace.
-    pub(crate) const fn is_rootless(&self) -> bool {
-        self.is_rootless
-    }
-
-    /// Adds groups of the host.
-    pub(crate) fn with_groups(mut self, more: impl IntoIterator<Item = u32>) -> Self {
-        self.groups.extend(more);
-        self
-    }
-
-    /// Reports whether the process can open a node, by the rules of the kernel.
-    pub(crate) fn may_open(&self, node: NodeFacts) -> bool {
-        // Nodes of MIG capabilities have mode 0444 and are opened for reading.
-        let wanted = if node.mode & 0o222 == 0 { 0o4 } else { 0o6 };
-        let allows = |shift: u32| node.mode >> shift & wanted == wanted;
-        let is_known = |id: u32| !(self.is_rootless && id == OVERFLOW_ID);
-        if self.is_root {
-            return true;
-        }
-        if self.uid == Some(node.uid) && is_known(node.uid) {
-            return allows(6);
-        }
-        if self.groups.contains(&node.gid) && is_known(node.gid) {
-            return allows(3);
-        }
-        allows(0) || self.keeps_groups && allows(3)
-    }
-
-    /// Returns the finding for nodes that the process cannot open; `None` without such nodes.
-    pub(crate) fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, NodeFacts)>) -> Option<Finding> {
-        let (first, facts) = nodes.next()?;
-        let more = match nodes.count() {
-            0 => String::new(),
-            count => format!(" and {count} other device nodes"),
-        };
-        // user_namespaces(7): stat(2) shows the overflow id for an owner that the namespace does not map.
-        let owner = match self.is_rootless && facts.uid == OVERFLOW_ID {
-            true => "owner outside the user namespace".to_owned(),
-            false => format!("owner {}:{}", facts.uid, facts.gid),
-        };
-        let what =
-            format!("user {} of the container cannot open {first}{more}: {owner}, mode {:04o}", self.named, facts.mode);
-        let groups = match (self.is_rootless, facts.gid) {
-            (true, _) => "use crun and \"--group-add keep-groups\"".to_owned(),
-            (false, gid) => format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])"),
-        };
-        let fix = format!(
-            "{groups}, have the engine create the nodes (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give \
-             the host's nodes mode 0666"
-        );
-        Some(Finding::new(&catalog::NO_ACCESS, what, fix))
-    }
-}
+use super::process::Process;
+use super::step::Step;
 
 /// Changes the steps so that the hook creates the nodes that only a group can open that the process is not in. Nodes that only
 /// root can open are not changed: the driver creates the node that configures MIG devices in this way.
@@ -134,6 +39,8 @@ pub(crate) fn inaccessible<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::oci::SpecView;
+    use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
 
     fn spec(uid: u32, gid: u32, groups: &[u32]) -> SpecView {
         SpecView { user: (uid, gid), additional_gids: groups.to_vec(), ..SpecView::default() }

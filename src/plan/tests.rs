@@ -15,7 +15,8 @@ use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::{Link, Loader, RootfsFacts};
 use nvidia_host::edits::{self, Channel, DevLink, Edits, HostFile, Need, Placement, ProcMask};
 
-use super::live::{self, Step};
+use super::step::Step;
+use super::steps;
 
 fn host() -> SpecContext {
     SpecContext {
@@ -141,7 +142,7 @@ fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
         let at_host = path.strip_prefix("/usr/lib64").map(|below| Path::new("/lib").join(below));
         ContainerPath::new(at_host.unwrap_or(path)).unwrap()
     };
-    for step in live::lower(edits, image.unwrap_or_default()) {
+    for step in steps::lower(edits, image.unwrap_or_default()) {
         match step {
             // An engine can only mount what the hook copies.
             Step::MountFile { source, target, .. }

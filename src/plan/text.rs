@@ -2,53 +2,7 @@
 
 use serde_json::{Value, json};
 
-use base::paths::ContainerPath;
-use nvidia_host::edits::placement::Link;
-
-use super::live::Step;
-use super::oci::Additions;
-
-/// Returns a step as JSON; the names of the fields are an interface.
-pub(crate) fn describe(step: &Step) -> Value {
-    match step {
-        Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
-            json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
-        }
-        Step::CopyFile { source, target, .. } => {
-            json!({"action": "copy", "source": source.as_path(), "path": target.absolute()})
-        }
-        Step::MountNode { target, device: (major, minor), own: Some(_), .. } => json!({
-            "action": "create", "path": target.absolute(), "major": major, "minor": minor, "access": "rw",
-        }),
-        Step::MountNode { source, target, device: (major, minor), own: None } => json!({
-            "action": "device", "source": source.as_path(), "path": target.absolute(), "major": major, "minor": minor,
-            "access": "rw",
-        }),
-        Step::MountFiles { target, files } => {
-            let names: Vec<_> = files.iter().map(|(name, _)| name).collect();
-            json!({"action": "mount", "source": "", "path": target.absolute(), "names": names})
-        }
-        Step::Link(Link { link, text, .. }) => {
-            json!({"action": "link", "path": link.absolute(), "target": text.to_string_lossy()})
-        }
-        Step::MaskProc(mask) => {
-            let shown: Vec<_> = mask.mounts.iter().map(|(path, _)| path).collect();
-            json!({"action": "mask", "path": "/proc/driver/nvidia", "shown": shown})
-        }
-        Step::MaskParams => json!({"action": "mask", "path": "/proc/driver/nvidia/params"}),
-        Step::SetMode { target, mode } => {
-            json!({"action": "mode", "path": target.absolute(), "mode": format!("{mode:03o}")})
-        }
-        Step::ListDirectories { first, others } => {
-            let dirs: Vec<_> = first.iter().chain(others).map(ContainerPath::absolute).collect();
-            json!({"action": "ldconfig-directories", "path": "/etc/ld.so.conf.d", "directories": dirs})
-        }
-        Step::UpdateLinkerCache(entries) => {
-            let names: Vec<_> = entries.iter().map(|entry| entry.soname.to_string_lossy()).collect();
-            json!({"action": "linker-cache", "path": "/etc/ld.so.cache", "names": names})
-        }
-    }
-}
+use super::additions::Additions;
 
 /// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
 pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
@@ -96,9 +50,12 @@ pub(crate) fn line(step: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::step::{Step, describe};
     use super::*;
+    use base::paths::ContainerPath;
     use base::paths::HostPath;
     use nvidia_host::edits::Need;
+    use nvidia_host::edits::placement::Link;
 
     #[test]
     fn steps_as_json_and_as_lines() {

@@ -10,7 +10,8 @@ use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::{Link, RootfsFacts, library_dir};
 use nvidia_host::edits::{Need, ProcMask};
 
-use super::live::{self, CacheEntry, Step};
+use super::step::{CacheEntry, Step};
+use super::steps;
 
 /// Returns the steps in the order in which they must run. `proc_files` are the files of the mask with their content.
 pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
@@ -38,13 +39,13 @@ pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(Os
         let mounts = edits.shown.iter().map(|(path, source)| (path.clone(), source.clone())).collect();
         steps.push(Step::MaskProc(ProcMask { files: proc_files, mounts }));
     }
-    steps.extend(live::egl_profile(edits.egl_devices));
+    steps.extend(steps::egl_profile(edits.egl_devices));
     let entries = edits.libraries.iter().map(|(arch, path)| CacheEntry {
         soname: path.file_name().to_owned(),
         path: path.clone(),
         arch: *arch,
     });
-    steps.extend(live::linker_steps(entries.collect(), facts));
+    steps.extend(steps::linker_steps(entries.collect(), facts));
     steps
 }
 

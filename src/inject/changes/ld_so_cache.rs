@@ -12,7 +12,7 @@ use super::{Change, Target};
 use crate::inject::directory::{Present, find_present, replace_file};
 use crate::inject::tmpfs::is_read_only;
 use crate::inject::{linker_cache, read_only};
-use crate::lower::live::CacheEntry;
+use crate::plan::step::CacheEntry;
 
 impl Target {
     pub(super) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {

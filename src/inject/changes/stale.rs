@@ -20,7 +20,7 @@ use nvidia_host::driver::{file_table, is_version};
 
 use super::Target;
 use crate::inject::tmpfs::is_read_only;
-use crate::lower::live::CacheEntry;
+use crate::plan::step::CacheEntry;
 
 /// Upper limit for the directories to search; driver libraries are in one or two.
 const MAX_DIRECTORIES: usize = 8;

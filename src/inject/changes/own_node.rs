@@ -20,7 +20,7 @@ use super::super::directory::{Present, find_present};
 use super::super::read_only::Scratch;
 use super::super::source::Source;
 use super::{MountPoint, Target};
-use crate::lower::access::Process;
+use crate::plan::process::Process;
 
 impl Target {
     /// Mounts the host's node `source`, or one that is created for `own`.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use nvidia_host::capability::Capability;
 
-use super::GpuRequest;
+use super::request::GpuRequest;
 
 /// The parts of a request. The field names are an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use base::report::one_line;
 
-use super::others;
+use super::{others, request};
 use crate::oci::SpecView;
 
 /// The GPUs of such a container.
@@ -34,7 +34,7 @@ pub(crate) fn find(spec: &SpecView) -> Option<Given> {
 
 /// Returns the paths of GPU nodes. Rootless engines bind-mount nodes; with other engines, the runtime creates them.
 fn gpu_nodes(spec: &SpecView) -> impl Iterator<Item = PathBuf> {
-    let created = spec.devices.iter().filter(|device| super::granted(std::slice::from_ref(*device)).is_some());
+    let created = spec.devices.iter().filter(|device| request::granted(std::slice::from_ref(*device)).is_some());
     let mounted = spec.mounts.iter().filter(|mount| mount.is_bind() && is_gpu(&mount.destination));
     created.map(|device| &device.path).chain(mounted.map(|mount| &mount.destination)).cloned()
 }

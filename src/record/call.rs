@@ -1,9 +1,6 @@
 //! Writes the hook's messages. runc shows stderr of a failed hook to the user; other runtimes and stages discard it. So
 //! messages also go to the journal, to the configured file, and into the container's record.
 
-pub(crate) mod journal;
-mod stderr;
-
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -11,22 +8,22 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
-use journal::{Journal, priority};
-
 use base::paths::HostPath;
 use base::report::{ErrorReport, Finding, Severity, one_line, render};
 
+use super::created::{self, Entry};
+use super::journal::{Journal, priority};
+use super::store::Store;
+use super::{Outcome, Record, stderr};
 use crate::oci::Pod;
-use crate::record::created::{self, Entry};
-use crate::record::store::Store;
-use crate::record::{Outcome, Record};
 
 /// The name of this program in logs.
 pub(crate) const NAME: &str = "oci-nvidia-hook";
 
-/// The destinations of messages. All of them must be open before the container's mount namespace is entered.
+/// One call of the program: the destinations of its messages, and its record. All destinations must be open before the container's
+/// mount namespace is entered.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub(crate) struct Call {
     file: Option<File>,
     /// Whether `file` is stderr
     is_stderr: bool,
@@ -36,8 +33,8 @@ pub(crate) struct Log {
     step: Option<Instant>,
 }
 
-impl Log {
-    /// Creates a log for a call at this stage. It writes only to stderr until [`Log::keep`] or [`Log::open`] is called.
+impl Call {
+    /// Begins a call at this stage. It writes only to stderr until [`Call::keep`] or [`Call::open`] is called.
     pub(crate) fn for_stage(stage: &str) -> Self {
         Self { record: Record::begin(stage, SystemTime::now()), step: Some(Instant::now()), ..Self::default() }
     }
@@ -73,7 +70,7 @@ impl Log {
         // Duplicates the descriptor. The path leads to a file that may not be openable again, such as a socket.
         if path.as_path() == std::path::Path::new("/dev/stderr") {
             let stderr = std::io::stderr().as_fd().try_clone_to_owned();
-            self.file = Some(stderr.with_context(|| format!("cannot open the log file {path}"))?.into());
+            self.file = Some(stderr.with_context(|| format!("cannot open the call file {path}"))?.into());
             self.is_stderr = true;
             return Ok(());
         }
@@ -84,7 +81,7 @@ impl Log {
             .mode(0o640)
             .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
             .open(path.as_path());
-        self.file = Some(open.with_context(|| format!("cannot open the log file {path}"))?);
+        self.file = Some(open.with_context(|| format!("cannot open the call file {path}"))?);
         Ok(())
     }
 
@@ -250,12 +247,12 @@ mod tests {
     fn lines_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let mut log = Log::for_stage("prestart");
-        log.name_container("c1\nx", Pod::default(), dir.path());
-        log.open(&HostPath::new(&path)).unwrap();
-        log.error(&base::report::failure(&base::report::catalog::CONFIG, "a", "b"));
-        log.note("c\nd");
-        log.error(&anyhow::Error::new(nix::errno::Errno::ENOENT));
+        let mut call = Call::for_stage("prestart");
+        call.name_container("c1\nx", Pod::default(), dir.path());
+        call.open(&HostPath::new(&path)).unwrap();
+        call.error(&base::report::failure(&base::report::catalog::CONFIG, "a", "b"));
+        call.note("c\nd");
+        call.error(&anyhow::Error::new(nix::errno::Errno::ENOENT));
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<_> = text.lines().map(|line| line.split_once("]: ").unwrap().1).collect();
         assert_eq!(
@@ -273,7 +270,7 @@ mod tests {
     fn not_through_a_link() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("target", dir.path().join("log")).unwrap();
-        assert!(Log::for_stage("prestart").open(&HostPath::new(dir.path().join("log"))).is_err());
+        assert!(Call::for_stage("prestart").open(&HostPath::new(dir.path().join("log"))).is_err());
         assert!(!dir.path().join("target").try_exists().unwrap());
     }
 }

@@ -1,9 +1,5 @@
 //! Reads a container's request for GPUs from config.json. The rules are in `nvidia_host::request`.
 
-pub(crate) mod asked;
-pub(crate) mod given;
-pub(crate) mod others;
-
 use anyhow::Result;
 
 use nvidia_host::config::Config;

@@ -1,90 +1,15 @@
 //! Lowers edits to the ordered steps that set up a live container, using facts about its root file system.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::path::Path;
 
-use base::paths::{ContainerPath, HostPath};
+use base::paths::ContainerPath;
 use nvidia_host::driver::file_table::DEV_LINKS;
 use nvidia_host::driver::ldcache::Arch;
-use nvidia_host::edits::placement::{Link, Loader, RootfsFacts, directory, is_builtin, links};
-use nvidia_host::edits::{Channel, Edits, Need, Placement, ProcMask};
+use nvidia_host::edits::placement::{Loader, RootfsFacts, directory, is_builtin, links};
+use nvidia_host::edits::{Edits, Placement};
 
-use super::access::Process;
-
-/// One change to a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Mount a file of the host, read-only.
-    MountFile { source: HostPath, target: ContainerPath, need: Need },
-    /// Copy a file of the host, unless the image has its own.
-    CopyFile { source: HostPath, target: ContainerPath, need: Need },
-    /// Mount a socket, or a directory of sockets. `source` is where it is on the host, for messages.
-    MountIpc { channel: Channel, source: HostPath, target: ContainerPath },
-    /// Mount a device node of the host, whose number is checked again on the open file. For a process that cannot open that
-    /// node (`own`), create one in the container.
-    MountNode { source: HostPath, target: ContainerPath, device: (u32, u32), own: Option<Process> },
-    /// `ln -sfn TEXT LINK`. The hook never resolves the text. If the image has a file of its own in place of the link, the
-    /// mounted `file`, to which the link leads, is mounted over that.
-    Link(Link),
-    /// Mount a read-only directory with these files, which hides a directory of the image.
-    MountFiles { target: ContainerPath, files: Vec<(&'static str, String)> },
-    /// Hide the GPUs in `/proc/driver/nvidia` that the container does not have.
-    MaskProc(ProcMask),
-    /// Keep the driver's libraries from creating device nodes: hide only `/proc/driver/nvidia/params`.
-    MaskParams,
-    /// `chmod MODE TARGET`, unless the file can belong to the host.
-    SetMode { target: ContainerPath, mode: u32 },
-    /// Make the image's ldconfig search these directories, because it rebuilds the linker cache when a package is installed:
-    /// `first` before all others, even if they are configured already, and `others` unless they are.
-    ListDirectories { first: Vec<ContainerPath>, others: Vec<ContainerPath> },
-    /// Add libraries to the linker cache.
-    UpdateLinkerCache(Vec<CacheEntry>),
-}
-
-/// A library for the linker cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CacheEntry {
-    pub soname: OsString,
-    pub path: ContainerPath,
-    pub arch: Arch,
-}
-
-impl Step {
-    /// Returns whether the container requires the step.
-    pub(crate) const fn need(&self) -> Need {
-        match self {
-            Self::MountFile { need, .. } | Self::CopyFile { need, .. } | Self::Link(Link { need, .. }) => *need,
-            Self::MountIpc { .. } | Self::MountFiles { .. } | Self::SetMode { .. } | Self::ListDirectories { .. } => {
-                Need::Optional
-            }
-            _ => Need::Required,
-        }
-    }
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MountNode { target, own: Some(_), .. } => write!(f, "create {target} in the container"),
-            Self::MountFile { source, target, .. }
-            | Self::MountNode { source, target, .. }
-            | Self::MountIpc { source, target, .. } => {
-                write!(f, "mount {source} at {target} in the container")
-            }
-            Self::CopyFile { source, target, .. } => write!(f, "copy {source} to {target} in the container"),
-            Self::MountFiles { target, .. } => write!(f, "mount a directory of the hook at {target} in the container"),
-            Self::Link(Link { link, text, .. }) => write!(f, "link {link} to {text:?} in the container"),
-            Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
-            Self::MaskParams => f.write_str("mask \"/proc/driver/nvidia/params\" in the container"),
-            Self::SetMode { target, mode } => write!(f, "set the mode of {target} to {mode:03o} in the container"),
-            Self::ListDirectories { .. } => {
-                f.write_str("list the driver's directories in \"/etc/ld.so.conf.d\" in the container")
-            }
-            Self::UpdateLinkerCache(_) => f.write_str("update \"/etc/ld.so.cache\" in the container"),
-        }
-    }
-}
+use super::step::{CacheEntry, Step};
 
 /// Returns the steps in the order in which they must run: a link after its target, and the linker cache last, because its
 /// update cannot be undone.
@@ -189,8 +114,9 @@ pub(crate) fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::paths::HostPath;
     use nvidia_host::edits::placement::library_dir;
-    use nvidia_host::edits::{DevLink, DeviceNode, HostFile};
+    use nvidia_host::edits::{DevLink, DeviceNode, HostFile, Need, ProcMask};
 
     fn edits(sonames: &[&str]) -> Edits {
         Edits {
