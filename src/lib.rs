@@ -20,18 +20,16 @@
 //! | [`inject`], [`cgroup`] | carry the decision out |
 //! | [`record`] | what is printed, logged and stored of a call |
 //! | [`stages`] | what engines and runtimes call: input, plan, effects, record |
-//! | [`engine`], [`cdi_check`], [`doctor`] | this host and its engines, inspected |
+//! | [`doctor`] | problems of this host |
 //! | [`cli`] | command lines parsed, results printed |
 //!
 //! `docs/architecture.md` has the whole picture. Nothing but [`run`] is public: other programs use the libraries in `crates`.
 
 #![allow(missing_docs, reason = "a private library: many items need no documentation besides their names")]
 
-mod cdi_check;
 mod cgroup;
 mod cli;
 mod doctor;
-mod engine;
 mod inject;
 mod oci;
 mod plan;

@@ -19,18 +19,6 @@ pub mod cli {
 pub mod doctor {
     pub use crate::doctor::{Caller, Check, Status, examine, inspect};
 }
-pub mod engine {
-    pub use crate::engine::{EngineKind, User, Version};
-    pub mod hook_file {
-        pub use crate::engine::hook_file::{Applies, PRECREATE, parse};
-    }
-    pub mod settings {
-        pub use crate::engine::settings::Settings;
-    }
-    pub mod status {
-        pub use crate::engine::status::report;
-    }
-}
 pub mod oci {
     pub use crate::oci::{Pod, SpecView};
     pub mod device_rules {

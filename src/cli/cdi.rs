@@ -16,9 +16,9 @@ use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
 use super::terminal::Environment;
 use super::{cdi_check, info, output};
-use crate::engine::inspect::{self, Versions};
 use crate::plan::hook_program;
 use crate::record::call::Call;
+use engines::inspect::{self, Versions};
 
 impl SpecOptions {
     /// Returns the settings of the spec.

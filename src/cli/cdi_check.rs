@@ -20,10 +20,10 @@ use super::args::{CdiCheck, SpecDirs};
 use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
-use crate::cdi_check::{self, CdiVerdict, Now};
-use crate::engine::cdi::{self, DEFAULT_DIRS, Reader, View};
-use crate::engine::inspect::{self, Versions};
 use crate::record::call::Call;
+use engines::cdi::{self, DEFAULT_DIRS, Reader, View};
+use engines::cdi_check::{self, CdiVerdict, Now};
+use engines::inspect::{self, Versions};
 
 /// Returns the spec directories of each engine, or those of the command line for all of them.
 fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {

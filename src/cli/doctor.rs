@@ -14,8 +14,8 @@ use super::status::this_user;
 use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
 use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container, count};
-use crate::engine::status::Report;
 use crate::record::call::Call;
+use engines::status::Report;
 
 /// Returns the exit status for the worst check. 2 is an invalid command line, as for all commands.
 const fn code(worst: Status) -> u8 {

@@ -11,9 +11,9 @@ use base::tree::Tree;
 
 use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
-use crate::engine::User;
-use crate::engine::kubelet_plugin::PluginStatus;
-use crate::engine::status::{self, EngineStatus, Report};
+use engines::User;
+use engines::kubelet_plugin::PluginStatus;
+use engines::status::{self, EngineStatus, Report};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
 pub(super) fn run(options: args::Output, terminal: Terminal) -> Result<ExitCode> {

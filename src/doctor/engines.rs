@@ -6,11 +6,11 @@ use base::report::catalog;
 use nvidia_host::timeouts;
 
 use super::{Check, Facts, count, or};
-use crate::cdi_check::CdiVerdict;
-use crate::engine::cdi::list_paths;
-use crate::engine::hook_file::PRECREATE;
-use crate::engine::runtime::Runtime;
-use crate::engine::{Engine, EngineKind, Version, status};
+use engines::cdi::list_paths;
+use engines::cdi_check::CdiVerdict;
+use engines::hook_file::PRECREATE;
+use engines::runtime::Runtime;
+use engines::{Engine, EngineKind, Version, status};
 
 /// The first crun that lets systemd apply device rules.
 const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);

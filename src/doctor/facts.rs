@@ -15,9 +15,9 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files::CapFile;
 
-use crate::cdi_check::CdiVerdict;
-use crate::engine::kubelet_plugin::KubeletPlugin;
-use crate::engine::{Engine, User};
+use engines::cdi_check::CdiVerdict;
+use engines::kubelet_plugin::KubeletPlugin;
+use engines::{Engine, User};
 
 #[derive(Debug)]
 pub struct Facts {

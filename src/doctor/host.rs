@@ -5,7 +5,7 @@ use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
 use super::driver::{group, may_open, owned};
 use super::{Check, Facts};
-use crate::engine::EngineKind;
+use engines::EngineKind;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
     match &facts.config {

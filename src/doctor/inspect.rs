@@ -13,10 +13,10 @@ use nvidia_host::driver::packages;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::inspect_driver::inspect_driver;
-use crate::cdi_check::{self, Now};
-use crate::engine::cdi::{self, View};
-use crate::engine::kubelet_plugin::KubeletPlugin;
-use crate::engine::{Engine, User, hooks, runtime};
+use engines::cdi::{self, View};
+use engines::cdi_check::{self, Now};
+use engines::kubelet_plugin::KubeletPlugin;
+use engines::{Engine, User, hooks, runtime};
 
 /// The calling user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let config = read_config(host, config);
     let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
-    let engines = crate::engine::inspect_engines(host, caller.user.clone());
+    let engines = engines::inspect_engines(host, caller.user.clone());
     let driver = inspect_driver(host, &settings);
     let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
     let nvidias = NVIDIAS.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();

@@ -3,7 +3,7 @@
 use base::report::catalog;
 
 use super::{Check, Facts};
-use crate::engine::kubelet_plugin::Idle;
+use engines::kubelet_plugin::Idle;
 
 pub(super) fn check(facts: &Facts) -> Check {
     let Some(plugin) = &facts.kubelet_plugin else {

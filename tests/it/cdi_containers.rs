@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use base::paths::ContainerPath;
 use base::sys::ns;
 use cdi_spec::spec::{ContainerEdits, Hook, Spec};
+use engines::Version;
 use nvidia_host::cdi::entry::RootfsEdits;
-use oci_nvidia_hook::testing::engine::Version;
 
 use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};

@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 use base::paths::HostPath;
 use base::report::{Finding, catalog};
 use base::tree::Tree;
+use engines::{User, status};
 use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
 use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
-use oci_nvidia_hook::testing::engine::{User, status};
 
 use crate::Test;
 use crate::driver::FakeDriver;

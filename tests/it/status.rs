@@ -6,7 +6,7 @@ use std::process::Command;
 
 use base::paths::HostPath;
 use base::tree::Tree;
-use oci_nvidia_hook::testing::engine::{self, Version, status as engine_status};
+use engines::{Version, status as engine_status};
 use serde_json::{Value, json};
 
 use crate::Test;
@@ -389,7 +389,7 @@ fn of_the_device_plugin_for_a_user() {
     let dir = scratch();
     sh(&format!("cd '{}'; install -D -m 755 /dev/null usr/bin/oci-nvidia-kubelet-plugin", dir.path().display())).ok();
     let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-    let user = engine::User { name: "tux".to_owned(), uid: 1000, home: None };
+    let user = engines::User { name: "tux".to_owned(), uid: 1000, home: None };
     let plugin = engine_status::report(&host, Some(user)).kubelet_plugin.unwrap();
     assert_eq!((plugin.active, plugin.why.as_str()), (None, "only root can see the sockets of the kubelet"));
 }

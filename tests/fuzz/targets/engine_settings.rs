@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use base::report::one_line;
-use oci_nvidia_hook::testing::engine::settings::Settings;
-use oci_nvidia_hook::testing::engine::{EngineKind, Version};
+use engines::settings::Settings;
+use engines::{EngineKind, Version};
 
 use super::{check_line, text};
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use base::report::one_line;
-use oci_nvidia_hook::testing::engine::hook_file::{Applies, PRECREATE, parse};
+use engines::hook_file::{Applies, PRECREATE, parse};
 
 use super::check_line;
 

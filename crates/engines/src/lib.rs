@@ -6,38 +6,44 @@
 //! an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are ignored: the program clears its environment, and an engine may run with
 //! another one.
 
-pub(crate) mod cdi;
-pub(crate) mod files;
-pub(crate) mod hook_file;
-pub(crate) mod hooks;
-pub(crate) mod inspect;
-pub(crate) mod kubelet_plugin;
-pub(crate) mod runtime;
-pub(crate) mod settings;
-pub(crate) mod status;
-pub(crate) mod version;
+pub mod cdi;
+pub mod cdi_check;
+pub mod files;
+pub mod hook_file;
+pub mod hooks;
+pub mod inspect;
+pub mod kubelet_plugin;
+pub mod runtime;
+pub mod settings;
+pub mod status;
+pub mod version;
 
 use std::fmt;
 use std::path::PathBuf;
 
-pub(crate) use inspect::{Engine, inspect_engines};
+pub use inspect::{Engine, inspect_engines};
 pub use version::Version;
 
+/// A user of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// `tux`; the number if the user has no name
     pub name: String,
+    /// The user id
     pub uid: u32,
     /// The home directory, if it is known
     pub home: Option<PathBuf>,
 }
 
+/// A container engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EngineKind {
+    /// Podman as root
     #[default]
     Podman,
     /// Rootless Podman of a user
     PodmanOf(User),
+    /// CRI-O
     Crio,
     /// Docker, which starts only one hook, for `--gpus`
     Docker,

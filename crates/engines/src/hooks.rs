@@ -12,7 +12,9 @@ use super::settings;
 /// A hook that the engine accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookEntry {
+    /// The JSON file
     pub file: PathBuf,
+    /// Its content
     pub hook: HookFile,
     /// The program, with all links resolved
     pub program: PathBuf,
@@ -23,6 +25,7 @@ pub struct HookEntry {
 /// The hooks of an engine, and the files that it does not use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hooks {
+    /// The accepted hooks, sorted by the name of their file
     pub entries: Vec<HookEntry>,
     /// Files that the engine rejects, and why. Podman then starts no container, and CRI-O does not start
     pub refused: Vec<(PathBuf, Refusal)>,
@@ -68,7 +71,7 @@ impl Hooks {
 }
 
 /// Reads these directories, which are sorted by ascending priority. `precreate` is whether the engine supports this stage.
-pub(crate) fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
+pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
         let names =
@@ -94,7 +97,7 @@ const PLACES: [&str; 4] = [
 ];
 
 /// Returns the hook files of this program.
-pub(crate) fn installed(host: &Tree) -> Vec<PathBuf> {
+pub fn installed(host: &Tree) -> Vec<PathBuf> {
     let files =
         PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));
     files.filter(|file| file.extension().is_some_and(|extension| extension == "json") && names_us(host, file)).collect()

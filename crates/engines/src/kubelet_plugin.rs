@@ -29,21 +29,26 @@ pub struct KubeletPlugin {
 
 /// Why the plugin does not serve the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Idle {
+pub enum Idle {
+    /// The caller cannot see the sockets.
     Hidden,
+    /// No kubelet has its socket in the known directories.
     NoKubelet,
     /// Another plugin has this socket.
     Other(PathBuf),
+    /// The plugin has no socket, and no other plugin has one.
     NotRunning,
 }
 
 /// The status of the plugin. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Serialize)]
 pub struct PluginStatus {
+    /// The systemd unit of the plugin
     pub unit: &'static str,
     /// Whether the plugin serves the kubelet, if it is known
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active: Option<bool>,
+    /// The sockets through which it serves the kubelet
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sockets: Vec<PathBuf>,
     /// Why the plugin does not serve the kubelet
@@ -56,7 +61,7 @@ pub struct PluginStatus {
 
 impl KubeletPlugin {
     /// Returns `None` if the plugin is not installed. Only root can see the sockets.
-    pub(crate) fn inspect(host: &Tree, is_root: bool) -> Option<Self> {
+    pub fn inspect(host: &Tree, is_root: bool) -> Option<Self> {
         runtime::program(host, PROGRAM)?;
         let mut plugin = Self { is_visible: is_root, ..Self::default() };
         let dirs = KUBELETS.map(|dir| Path::new(dir).join("device-plugins"));
@@ -73,7 +78,7 @@ impl KubeletPlugin {
     }
 
     /// Returns why the plugin does not serve the kubelet; `None` if it does.
-    pub(crate) fn idle(&self) -> Option<Idle> {
+    pub fn idle(&self) -> Option<Idle> {
         match (self.sockets.as_slice(), self.others.first()) {
             _ if !self.is_visible => Some(Idle::Hidden),
             // The plugin creates its sockets before a kubelet starts.
@@ -85,7 +90,7 @@ impl KubeletPlugin {
     }
 
     /// Returns what `status` shows.
-    pub(crate) fn status(&self) -> PluginStatus {
+    pub fn status(&self) -> PluginStatus {
         let idle = self.idle();
         PluginStatus {
             unit: UNIT,
@@ -99,7 +104,7 @@ impl KubeletPlugin {
 
 impl Idle {
     /// Returns the command that makes the plugin serve the kubelet; an empty text if there is nothing to fix.
-    pub(crate) fn fix(&self) -> String {
+    pub fn fix(&self) -> String {
         match self {
             Self::Hidden | Self::NoKubelet => String::new(),
             Self::Other(_) => "remove one of the two plugins".to_owned(),

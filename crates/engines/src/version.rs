@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+/// A version with three numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32, pub u32);
 

@@ -10,9 +10,10 @@ use super::{EngineKind, Version};
 /// The first CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
 /// The directories in which engines and shells search for programs.
-pub(crate) const PROGRAM_DIRS: [&str; 7] =
+pub const PROGRAM_DIRS: [&str; 7] =
     ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin", "/usr/lib/cri-o-runc/sbin"];
 
+/// An OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
     /// `runc`, `crun`
@@ -24,12 +25,12 @@ pub struct Runtime {
 }
 
 /// Returns the path of the first program with this name.
-pub(crate) fn program(host: &Tree, name: &str) -> Option<PathBuf> {
+pub fn program(host: &Tree, name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| host.locate(path).is_ok())
 }
 
 /// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
-pub(crate) fn find_default(
+pub fn find_default(
     kind: &EngineKind,
     settings: &Settings,
     version: Option<Version>,

@@ -24,6 +24,7 @@ const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// An engine and its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Engine {
+    /// Which engine it is
     pub kind: EngineKind,
     /// Its program; `None` if the engine is not installed, and then nothing else is known
     pub program: Option<PathBuf>,
@@ -39,6 +40,7 @@ pub struct Engine {
     pub on_disk: Option<Settings>,
     /// Configuration files that this user cannot read
     pub unseen: Vec<PathBuf>,
+    /// The hooks of its hooks directories
     pub hooks: Hooks,
     /// Default OCI runtime
     pub runtime: Option<Runtime>,
@@ -49,7 +51,7 @@ pub struct Engine {
 }
 
 /// Inspects all engines; with a user, also Podman of that user.
-pub(crate) fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
+pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
     kinds(user).map(|kind| inspect_engine(host, kind, &mut versions)).collect()
 }
@@ -62,7 +64,7 @@ fn kinds(user: Option<User>) -> impl Iterator<Item = EngineKind> {
 
 /// Returns the directories in which the installed engines search for CDI specs. They depend on the configuration files, and these
 /// on the version. Running a program for its version costs more than everything else, so it is done only if the result depends on it.
-pub(crate) fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Vec<View> {
+pub fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Vec<View> {
     let readers = kinds(user).filter(|kind| *kind != EngineKind::Docker).filter_map(|kind| {
         let program = runtime::program(host, kind.program())?;
         let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
@@ -76,7 +78,7 @@ pub(crate) fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions
 }
 
 /// Returns whether at least one engine is installed, and all are known to read CDI specs of this version.
-pub(crate) fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str, versions: &mut Versions) -> bool {
+pub fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str, versions: &mut Versions) -> bool {
     let mut any = false;
     kinds(user).filter(|kind| *kind != EngineKind::Docker).all(|kind| {
         let Some(program) = runtime::program(host, kind.program()) else { return true };
@@ -195,7 +197,7 @@ enum NoVersion {
 
 /// The versions of programs. Each program is run only once.
 #[derive(Debug, Default)]
-pub(crate) struct Versions {
+pub struct Versions {
     known: Vec<(PathBuf, Result<Version, NoVersion>)>,
     /// The directory with versions that earlier processes stored
     stored: Option<RunDir>,
@@ -203,7 +205,7 @@ pub(crate) struct Versions {
 
 impl Versions {
     /// For commands that run at each boot and change of the driver: running Podman for its version takes ten times as long as the rest.
-    pub(crate) fn stored() -> Self {
+    pub fn stored() -> Self {
         Self { stored: RunDir::open().ok(), ..Self::default() }
     }
 

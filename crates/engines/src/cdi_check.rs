@@ -11,13 +11,14 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
 
-use crate::engine::cdi::Reader;
+use crate::cdi::Reader;
 
 /// The result for a device or a file. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CdiVerdict {
     /// The qualified name of the device, or the path of the file
     pub subject: String,
+    /// Whether engines can use it
     pub ok: bool,
     /// Why engines cannot use it; if they can, a remark or nothing
     pub reason: String,
@@ -36,7 +37,8 @@ pub struct CdiVerdict {
 
 /// The current state of the host.
 #[derive(Debug)]
-pub(crate) struct Now<'a> {
+pub struct Now<'a> {
+    /// The engines that search the same directories
     pub readers: &'a [Reader],
     /// `None` if no driver is loaded
     pub stamp: Option<&'a Stamp>,
@@ -64,12 +66,12 @@ fn rewrite(file: &str) -> String {
 }
 
 /// Returns whether this program wrote the spec: all its specs contain an entry for this hook.
-pub(crate) fn is_ours(spec: &Spec) -> bool {
+pub fn is_ours(spec: &Spec) -> bool {
     spec.container_edits.hooks.iter().any(|hook| RootfsEdits::from_entry(&hook.args).is_some())
 }
 
 /// Returns a verdict for each file that engines cannot read.
-pub(crate) fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
+pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
     let mut verdicts = Vec::new();
     for file in files {
         let Err(why) = &file.spec else { continue };
@@ -85,7 +87,7 @@ pub(crate) fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
 }
 
 /// Returns a verdict for each device, sorted by name. `exists` returns whether the host has a path.
-pub(crate) fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -> bool) -> Vec<CdiVerdict> {
+pub fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -> bool) -> Vec<CdiVerdict> {
     let path = |number: usize| files.get(number).map(|file| file.path.display().to_string()).unwrap_or_default();
     let mut verdicts = Vec::new();
     for (name, found) in registry::resolve(files) {
@@ -182,7 +184,7 @@ fn remark(file: &SpecFile, spec: &Spec, now: &Now<'_>) -> Option<(String, String
 }
 
 /// Returns a file with the same devices as `ours` and the same or a higher priority, because of which engines do not use `ours`.
-pub(crate) fn conflicting(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
+pub fn conflicting(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
     let spec = files.get(ours)?.spec.as_ref().ok()?;
     let found = registry::resolve(files);
     let names = spec.devices.iter().map(|device| format!("{}={}", spec.kind, device.name));
@@ -196,7 +198,7 @@ pub(crate) fn conflicting(files: &[SpecFile], ours: usize) -> Option<&SpecFile> 
 }
 
 /// Returns the verdict for an unknown name, with the known names as a hint.
-pub(crate) fn unknown(name: &str, known: &[CdiVerdict]) -> CdiVerdict {
+pub fn unknown(name: &str, known: &[CdiVerdict]) -> CdiVerdict {
     let names = known.iter().map(|known| known.subject.as_str());
     let similar = names.clone().find(|known| is_similar(known, name));
     let names: Vec<_> = names.filter(|known| known.split('=').next() == name.split('=').next()).collect();
@@ -221,7 +223,7 @@ fn is_similar(known: &str, asked: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{EngineKind, Version};
+    use crate::{EngineKind, Version};
     use cdi_spec::spec::{ContainerEdits, Device, Hook, Mount};
     use std::path::PathBuf;
 

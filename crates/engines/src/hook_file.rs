@@ -13,9 +13,11 @@ pub const PRECREATE: &str = "precreate";
 /// A hook file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookFile {
+    /// The program
     pub path: PathBuf,
     /// The arguments, including `argv[0]`
     pub args: Vec<String>,
+    /// The stages at which the runtime starts the program
     pub stages: Vec<String>,
     /// The containers for which the engine starts the hook
     pub applies: Applies,
@@ -26,6 +28,7 @@ pub struct HookFile {
 /// The containers for which a hook runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applies {
+    /// All containers
     Always,
     /// No container: the conditions exclude each other, or the file has none
     Never,

@@ -17,6 +17,7 @@ use super::{Engine, EngineKind, User, cdi, hooks, inspect_engines};
 pub struct EngineStatus {
     /// `Podman as root`, `Podman of tux`, `CRI-O`, `Docker`
     pub engine: String,
+    /// Whether the program of the engine exists
     pub installed: bool,
     /// The version of the engine, if it is known
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,6 +38,7 @@ pub struct EngineStatus {
 /// A JSON file of a hooks directory that makes the engine start our hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Started {
+    /// The file, or the program for Docker
     pub file: PathBuf,
     /// Stages at which the file starts the hook
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -61,6 +63,7 @@ const OUR_STAGES: [&str; 4] = ["prestart", "createRuntime", "createContainer", P
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     version: u32,
+    /// The engines, installed or not
     pub engines: Vec<EngineStatus>,
     /// `None` if the device plugin for Kubernetes is not installed
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +72,7 @@ pub struct Report {
 
 impl Report {
     /// Judges each engine, and the device plugin. `installed` are the hook files on this host, including those that no engine reads.
-    pub(crate) fn new(engines: &[Engine], installed: &[PathBuf], plugin: Option<&KubeletPlugin>) -> Self {
+    pub fn new(engines: &[Engine], installed: &[PathBuf], plugin: Option<&KubeletPlugin>) -> Self {
         let engines = engines.iter().map(|engine| judge(engine, installed)).collect();
         Self { version: base::json::VERSION, engines, kubelet_plugin: plugin.map(KubeletPlugin::status) }
     }
@@ -78,13 +81,13 @@ impl Report {
     ///
     /// # Errors
     /// If a path is not UTF-8.
-    pub(crate) fn document(&self) -> serde_json::Result<String> {
+    pub fn document(&self) -> serde_json::Result<String> {
         Ok(base::json::pretty(self)? + "\n")
     }
 }
 
 /// Returns the entries that make an engine start our hook at one of [`OUR_STAGES`].
-pub(crate) fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
+pub fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
     let entries = engine.hooks.entries.iter().filter(|entry| entry.is_ours());
     entries.filter(|entry| OUR_STAGES.iter().any(|stage| entry.hook.is_at(stage)))
 }
@@ -96,7 +99,7 @@ pub fn report(host: &Tree, user: Option<User>) -> Report {
 }
 
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
-pub(crate) fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
+pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
     let mut status = EngineStatus {
         engine: engine.kind.to_string(),
         installed: engine.program.is_some(),

@@ -10,11 +10,12 @@ use cdi_spec::rules::VERSIONS;
 use super::{Engine, EngineKind, Version};
 
 /// The default directories of engines, sorted by ascending priority.
-pub(crate) const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+pub const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 /// An engine that reads CDI specs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reader {
+pub struct Reader {
+    /// The engine
     pub kind: EngineKind,
     /// The version that `--version` prints; `None` if it is unknown
     pub version: Option<Version>,
@@ -22,7 +23,8 @@ pub(crate) struct Reader {
 
 /// Engines that search the same directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct View {
+pub struct View {
+    /// The engines
     pub readers: Vec<Reader>,
     /// The directories, sorted by ascending priority
     pub dirs: Vec<PathBuf>,
@@ -42,7 +44,7 @@ const CRIO: [(&str, Version); 3] =
 
 impl Reader {
     /// Returns whether the engine reads specs of this version; `None` if that is unknown.
-    pub(crate) fn reads(&self, cdi_version: &str) -> Option<bool> {
+    pub fn reads(&self, cdi_version: &str) -> Option<bool> {
         let since: &[(&str, Version)] = match self.kind {
             EngineKind::Podman | EngineKind::PodmanOf(_) => &PODMAN,
             EngineKind::Crio => &CRIO,
@@ -73,20 +75,20 @@ impl fmt::Display for Reader {
 }
 
 /// Returns the paths as text.
-pub(crate) fn list_paths(paths: &[PathBuf]) -> String {
+pub fn list_paths(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Groups the installed engines by the directories that they search. Docker is left out, because it is unknown which versions it
 /// reads.
-pub(crate) fn views(engines: &[Engine]) -> Vec<View> {
+pub fn views(engines: &[Engine]) -> Vec<View> {
     let installed = engines.iter().filter(|engine| engine.program.is_some() && engine.kind != EngineKind::Docker);
     let reader = |engine: &Engine| Reader { kind: engine.kind.clone(), version: engine.version };
     group(installed.map(|engine| (reader(engine), engine.settings.cdi_dirs.clone())))
 }
 
 /// Returns one view for all engines that search the same directories.
-pub(super) fn group(readers: impl Iterator<Item = (Reader, Vec<PathBuf>)>) -> Vec<View> {
+pub(crate) fn group(readers: impl Iterator<Item = (Reader, Vec<PathBuf>)>) -> Vec<View> {
     let mut views: Vec<View> = Vec::new();
     for (reader, dirs) in readers {
         match views.iter_mut().find(|view| view.dirs == dirs) {

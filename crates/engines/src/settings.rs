@@ -8,12 +8,13 @@ use super::cdi::DEFAULT_DIRS;
 use super::{EngineKind, Version};
 
 /// The default hooks directory of Podman and CRI-O.
-pub(crate) const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
+pub const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
 /// The second default directory of Podman as root, since version 5.0.
-pub(crate) const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
+pub const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
 /// The first Podman that supports `{append = true}`.
 const APPEND: Version = Version(5, 0, 0);
 
+/// The settings of an engine that affect hooks and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Hooks directories, sorted by ascending priority

@@ -14,10 +14,10 @@ const ROOTS_HOME: Version = Version(5, 0, 0);
 /// The first Podman that reads only one main file, and the drop-ins of all directories in the order of their names.
 const ONE_MAIN_FILE: Version = Version(6, 0, 0);
 /// The versions since which Podman reads other files, or in another order.
-pub(super) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN_FILE];
+pub(crate) const MILESTONES: [Version; 3] = [ROOTS_HOME, ROOTLESS_CONF, ONE_MAIN_FILE];
 
 /// Returns the configuration files of an engine of this version, including missing ones. An unknown version counts as an old one.
-pub(crate) fn list(kind: &EngineKind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
+pub fn list(kind: &EngineKind, version: Option<Version>, host: &Tree) -> Vec<PathBuf> {
     let version = version.unwrap_or_default();
     match kind {
         EngineKind::Crio => crio(host),
@@ -126,7 +126,7 @@ fn walk(host: &Tree, dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::User;
+    use crate::User;
     use base::paths::HostPath;
 
     #[test]
