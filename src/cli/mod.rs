@@ -34,6 +34,7 @@ use base::report::{catalog, failure};
 use base::sys::child;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::inventory::probe;
+use nvidia_host::programs;
 
 use crate::record::call::Call;
 use crate::stages;
@@ -52,9 +53,9 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
     let args: Vec<OsString> = args.collect();
     let name = Path::new(&called).file_name().and_then(OsStr::to_str);
     match name {
-        Some(nvidia::HOOK | nvidia::OLD_HOOK) => return nvidia::hook::run(args),
-        Some(nvidia::CLI) => return nvidia::cli::run(args),
-        Some(name @ (nvidia::CDI_HOOK | nvidia::CTK)) => return nvidia::cdi_hook::run(name, args),
+        Some(programs::RUNTIME_HOOK | programs::TOOLKIT) => return nvidia::hook::run(args),
+        Some(programs::CLI) => return nvidia::cli::run(args),
+        Some(name @ (programs::CDI_HOOK | programs::CTK)) => return nvidia::cdi_hook::run(name, args),
         _ => {}
     }
     if let Some((stage, config)) = stage::parse(&args) {

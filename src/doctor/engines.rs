@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::report::catalog;
+use cdi_spec::name::is_nvidia;
 use nvidia_host::timeouts;
 
 use super::{Check, Facts, count, or};
@@ -101,7 +102,7 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Check> {
 /// Returns the number of usable CDI devices for GPUs, with which an engine needs no hook.
 fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
     let view = facts.cdi.iter().find(|view| view.dirs == engine.settings.cdi_dirs);
-    let of_nvidia = |verdict: &&CdiVerdict| verdict.ok && verdict.subject.starts_with("nvidia.com/");
+    let of_nvidia = |verdict: &&CdiVerdict| verdict.ok && is_nvidia(&verdict.subject);
     view.map_or(0, |view| view.verdicts.iter().filter(of_nvidia).count())
 }
 

@@ -10,6 +10,7 @@ use cdi_spec::registry::{self, Found};
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{self, Config};
 use nvidia_host::driver::packages;
+use nvidia_host::programs;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::inspect_driver::inspect_driver;
@@ -26,15 +27,6 @@ pub struct Caller {
     pub groups: BTreeSet<u32>,
 }
 
-const NVIDIAS: [&str; 6] = [
-    "nvidia-container-runtime-hook",
-    "nvidia-container-toolkit",
-    "nvidia-container-runtime",
-    "nvidia-container-cli",
-    "nvidia-cdi-hook",
-    "nvidia-ctk",
-];
-
 pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// Inspects the host with this root directory. `config` is the file of `--config`.
@@ -45,7 +37,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let engines = engines::inspect_engines(host, caller.user.clone());
     let driver = inspect_driver(host, &settings);
     let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
-    let nvidias = NVIDIAS.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
+    let nvidias = programs::ALL.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
     Facts {
         distribution: packages::distribution_of(host),
         log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log))),

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use base::report::one_line;
+use cdi_spec::name::is_nvidia;
 
 use super::{others, request};
 use crate::oci::SpecView;
@@ -28,7 +29,7 @@ pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     let nodes: BTreeSet<_> = gpu_nodes(spec).filter(|_| counts).collect();
     let names = &spec.cdi_devices;
     // Devices of another vendor say nothing about GPUs.
-    let is_named = names.iter().any(|name| name.starts_with("nvidia.com/"));
+    let is_named = names.iter().any(|name| is_nvidia(name));
     (!nodes.is_empty() || is_named).then(|| Given { nodes, names: names.clone(), trace })
 }
 

@@ -5,11 +5,8 @@ use std::path::Path;
 
 use crate::oci::SpecView;
 use nvidia_host::cdi::entry::{PROGRAM, VERB};
+use nvidia_host::programs::{is_cdi_hook, is_hook};
 
-/// NVIDIA's programs that an engine or its runtime wrapper names as hooks.
-const HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
-/// NVIDIA's programs that CDI specs name as hooks.
-const CDI_HOOKS: [&str; 2] = ["nvidia-cdi-hook", "nvidia-ctk"];
 /// Every CDI spec for GPUs mounts one of these libraries and contains the control node.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
 const CONTROL_NODE: &str = "/dev/nvidiactl";
@@ -28,10 +25,9 @@ pub(crate) enum Other {
 pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
     let hook = spec.hooks.iter().find(|hook| {
         let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
-        let name = file_name(&hook.path);
         // An entry of NVIDIA's CDI specs counts even if this program is installed with that name.
-        let of_spec = CDI_HOOKS.contains(&name);
-        if own_edits { is_us(&hook.path) } else { of_spec || HOOKS.contains(&name) && !is_us(&hook.path) }
+        let of_spec = is_cdi_hook(&hook.path);
+        if own_edits { is_us(&hook.path) } else { of_spec || is_hook(&hook.path) && !is_us(&hook.path) }
     });
     let hook = hook.map(|hook| Other::Hook(format!("the hook {:?}", hook.path)));
     hook.or_else(|| mounted_files(spec).map(Other::Files))
@@ -40,9 +36,8 @@ pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Optio
 /// Describes the hook entry or the mounts of a CDI spec for GPUs in config.json.
 pub(super) fn trace_of_cdi_spec(spec: &SpecView) -> Option<String> {
     let hook = spec.hooks.iter().find(|hook| {
-        let name = file_name(&hook.path);
         let own = hook.args.iter().take(2).map(String::as_str).eq([PROGRAM, VERB]);
-        own || CDI_HOOKS.contains(&name)
+        own || is_cdi_hook(&hook.path)
     });
     hook.map(|hook| format!("the hook {:?}", hook.path)).or_else(|| mounted_files(spec))
 }

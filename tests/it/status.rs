@@ -10,6 +10,7 @@ use engines::{Version, status as engine_status};
 use serde_json::{Value, json};
 
 use crate::Test;
+use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
 use crate::support::{HOOK, Need, run, scratch, sh, source};
@@ -20,6 +21,7 @@ pub const TESTS: &[Test] = &[
     ("status::agrees_with_podman_of_root", NEEDS, agrees_with_podman_of_root),
     ("status::agrees_with_podman_of_a_user", NEEDS_USER, agrees_with_podman_of_a_user),
     ("status::of_a_cri_o_that_runs", &[Need::Root], of_a_cri_o_that_runs),
+    ("status::all_programs_agree_about_cri_o", &[Need::Root, Need::Cargo], all_programs_agree_about_cri_o),
     ("status::knows_the_device_plugin", &[Need::Root], knows_the_device_plugin),
     ("status::of_the_device_plugin_for_a_user", &[], of_the_device_plugin_for_a_user),
     ("status::colours_are_for_terminals", &[Need::Program("script")], colours_are_for_terminals),
@@ -464,4 +466,64 @@ fn lines_fit_the_terminal() {
     let screen = sh(&format!("TERM=xterm script -qec '{list}' /dev/null </dev/null")).ok();
     assert!(screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(), "{screen}");
     assert!(sh(&list).ok().lines().all(|line| line.starts_with('/')));
+}
+
+/// The states of a node whose engine is CRI-O: commands that change the node with an active hook, and whether CRI-O still starts the
+/// hook.
+const STATES: &[(&str, bool)] = &[
+    ("true", true),
+    ("rm /usr/local/bin/oci-nvidia-hook", false),
+    ("sed -i 's/\"always\": true/\"always\": false/' $hooks/oci-nvidia-hook.json", false),
+    ("echo '{' >$hooks/oci-nvidia-hook.json", false),
+    (
+        "mkdir -p /etc/crio/crio.conf.d/more /run/hooks; mv $hooks/*.json /run/hooks; \
+         printf '[crio.runtime]\\nhooks_dir = [\"/run/hooks\"]\\n' >/etc/crio/crio.conf.d/more/10-hooks",
+        true,
+    ),
+    ("mv $hooks/oci-nvidia-hook.json $hooks/gpus.json", true),
+    ("rm $hooks/oci-nvidia-hook.json", false),
+    ("chmod 644 /usr/local/bin/oci-nvidia-hook", false),
+];
+
+/// `status`, `doctor` and the device plugin's `check` agree whether CRI-O starts the hook. The plugin's answer matters most: with a
+/// variable, a pod whose engine does not start the hook would get device nodes without driver libraries.
+fn all_programs_agree_about_cri_o() {
+    let dir = scratch();
+    let (programs, hook_file) = (built::programs(), source("hooks.d/oci-nvidia-hook.json"));
+    for (change, active) in STATES {
+        let script = format!(
+            r#"hooks=/usr/share/containers/oci/hooks.d out='{out}'
+            for dir in /run /etc /usr/share/containers /usr/local/bin; do
+                mount -t tmpfs -o mode=755 x $dir
+            done
+            mkdir -p $hooks /run/crio /run/oci-nvidia-hook /etc/crio; chmod 700 /run/oci-nvidia-hook; touch /run/crio/crio.sock
+            echo 'root:x:0:0:root:/root:/bin/sh' >/etc/passwd
+            printf '#!/bin/sh\ncase "$*" in --version) echo crio version 1.37.0 ;; *) exit 1 ;; esac\n' >/usr/local/bin/crio
+            cp '{programs}/oci-nvidia-hook' /usr/local/bin; chmod 755 /usr/local/bin/*
+            sed s,/usr/bin/,/usr/local/bin/, '{hook_file}' >$hooks/oci-nvidia-hook.json
+            {change}
+            '{programs}/oci-nvidia-hook' status --json >$out/status.json || true
+            '{programs}/oci-nvidia-hook' doctor --json >$out/doctor.json || true
+            '{programs}/oci-nvidia-kubelet-plugin' check --json >$out/check.json || true"#,
+            out = dir.path().display(),
+            programs = programs.display(),
+            hook_file = hook_file.display(),
+        );
+        run(Command::new("unshare").args(["--mount", "--propagation", "private", "sh", "-euc", &script])).ok();
+        let json = |name: &str| -> Value {
+            serde_json::from_slice(&std::fs::read(dir.path().join(name)).unwrap()).expect(name)
+        };
+        let (status, doctor, check) = (json("status.json"), json("doctor.json"), json("check.json"));
+        let engines = status["engines"].as_array().unwrap();
+        let crio = engines.iter().find(|engine| engine["engine"] == "CRI-O").unwrap();
+        assert_eq!(crio["active"], *active, "{change}: {crio}");
+        let checks = doctor["checks"].as_array().unwrap().iter().filter(|check| check["check"] == "hook");
+        let says: Vec<_> = checks.filter(|check| check["what"].as_str().unwrap().starts_with("CRI-O")).collect();
+        assert_eq!(says.len(), 1, "{change}: {doctor}");
+        assert_eq!(says[0]["status"] == "ok", *active, "{change}: {}", says[0]);
+        let strategy = &check["strategy"];
+        assert_eq!(strategy["names"][0], if *active { "envvar" } else { "cdi-cri" }, "{change}: {strategy}");
+        let why = crio["why"].as_str().unwrap_or_default();
+        assert!(strategy["why"].as_str().unwrap().contains(why), "{change}: {strategy} {why}");
+    }
 }

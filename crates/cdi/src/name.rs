@@ -44,9 +44,37 @@ pub fn parse_kind(kind: &str) -> Result<(&str, &str), String> {
     Ok((vendor, class))
 }
 
+/// NVIDIA's vendor. Those of its device plugin and DRA driver end in it, as in `k8s.device-plugin.nvidia.com/gpu=GPU-…`.
+const NVIDIA: &str = "nvidia.com";
+
+/// Returns whether a qualified device name, or a kind, is NVIDIA's: that of any program which offers NVIDIA GPUs with CDI.
+#[must_use]
+pub fn is_nvidia(name: &str) -> bool {
+    let Some((vendor, _)) = name.split_once('/') else { return false };
+    vendor.strip_suffix(NVIDIA).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn vendors_of_nvidia() {
+        for (name, expected) in [
+            ("nvidia.com/gpu=0", true),
+            ("nvidia.com/gpu", true),
+            ("k8s.device-plugin.nvidia.com/gpu=GPU-0", true),
+            ("k8s.gpu.nvidia.com/claim=x", true),
+            ("runtime.nvidia.com/gpu=all", true),
+            ("notnvidia.com/gpu=0", false),
+            ("nvidia.com.example/gpu=0", false),
+            ("example.org/nvidia.com=0", false),
+            ("nvidia.com", false),
+            ("", false),
+        ] {
+            assert_eq!(is_nvidia(name), expected, "{name}");
+        }
+    }
 
     #[test]
     fn names() {

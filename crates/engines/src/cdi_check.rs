@@ -5,11 +5,13 @@ use std::path::Path;
 use serde::Serialize;
 
 use cdi_spec::file::Format;
+use cdi_spec::name::is_nvidia;
 use cdi_spec::registry::{self, Found, SpecFile};
 use cdi_spec::spec::Spec;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
+use nvidia_host::programs;
 
 use crate::cdi::Reader;
 
@@ -163,13 +165,12 @@ fn stale(spec: &Spec, verdict: &CdiVerdict, now: &Now<'_>, exists: &impl Fn(&str
 
 /// Returns the hint for a missing file in the spec of another program, which this program cannot regenerate.
 fn hint_for_others(missing: &str, file: &str) -> String {
-    let program = Path::new(missing).file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    match program {
-        "nvidia-ctk" | "nvidia-cdi-hook" => {
-            format!("install oci-nvidia-hook-compat, which contains {program}, or remove {file}")
-        }
-        _ => format!("run the program that wrote {file} again, or remove the file"),
+    let missing = Path::new(missing);
+    if !programs::is_cdi_hook(missing) {
+        return format!("run the program that wrote {file} again, or remove the file");
     }
+    let program = missing.file_name().unwrap_or_default().display();
+    format!("install oci-nvidia-hook-compat, which contains {program}, or remove {file}")
 }
 
 /// Returns a remark about a usable device, and a hint.
@@ -202,7 +203,7 @@ pub fn unknown(name: &str, known: &[CdiVerdict]) -> CdiVerdict {
     let names = known.iter().map(|known| known.subject.as_str());
     let similar = names.clone().find(|known| is_similar(known, name));
     let names: Vec<_> = names.filter(|known| known.split('=').next() == name.split('=').next()).collect();
-    let is_nvidias = name.starts_with("nvidia.com/") || !name.contains('/');
+    let is_nvidias = is_nvidia(name) || !name.contains('/');
     let hint = match similar {
         Some(similar) => format!("did you mean {similar}?"),
         None if names.is_empty() && is_nvidias => REFRESH.to_owned(),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 
 use base::tree::Tree;
+use nvidia_host::programs;
 
 use super::hook_file::{self, HookFile, Refusal};
 use super::settings;
@@ -37,15 +38,6 @@ pub struct Hooks {
 
 const OURS: &str = "oci-nvidia-hook";
 
-/// NVIDIA's programs with the same purpose as this one.
-const NVIDIAS: [&str; 5] = [
-    "nvidia-container-runtime-hook",
-    "nvidia-container-runtime-hook.real",
-    "nvidia-container-toolkit",
-    "nvidia-cdi-hook",
-    "nvidia-ctk",
-];
-
 impl HookEntry {
     /// Returns whether the program is oci-nvidia-hook. The file may name a link with one of NVIDIA's names.
     pub fn is_ours(&self) -> bool {
@@ -54,8 +46,7 @@ impl HookEntry {
 
     /// Returns whether the program is one of NVIDIA's.
     pub fn is_nvidias(&self) -> bool {
-        is_old_wrapper(&self.hook)
-            || self.program.file_name().is_some_and(|name| NVIDIAS.iter().any(|known| name == *known))
+        is_old_wrapper(&self.hook) || programs::is_hook(&self.program) || programs::is_cdi_hook(&self.program)
     }
 }
 
@@ -70,15 +61,25 @@ impl Hooks {
     }
 }
 
+/// Whether this process sees the programs of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Programs {
+    /// It sees them
+    Visible,
+    /// It runs in a container that has only the configuration of the host
+    Hidden,
+}
+
 /// Reads these directories, which are sorted by ascending priority. `precreate` is whether the engine supports this stage.
-pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool) -> Hooks {
+#[must_use]
+pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool, programs: Programs) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
         let names =
             host.names(dir).into_iter().filter(|name| name.to_str().is_some_and(|name| name.ends_with(".json")));
         for name in names {
             let file = dir.join(name);
-            match read_file(host, &file, precreate) {
+            match read_file(host, &file, precreate, programs) {
                 Ok(entry) => hooks.take(entry),
                 Err(Passed::Refused(why)) => hooks.refused.push((file, why)),
                 Err(Passed::WithoutProgram(program)) => hooks.without_program.push((file, program)),
@@ -119,13 +120,18 @@ enum Passed {
     WithoutProgram(PathBuf),
 }
 
-fn read_file(host: &Tree, file: &Path, precreate: bool) -> Result<HookEntry, Passed> {
+fn read_file(host: &Tree, file: &Path, precreate: bool, programs: Programs) -> Result<HookEntry, Passed> {
     let bytes = host.read(file).map_err(|error| Passed::Refused(Refusal::Invalid(base::report::line(&error))))?;
     let hook = hook_file::parse(&bytes).map_err(|why| Passed::Refused(Refusal::Invalid(why)))?;
-    let located = host.locate(&hook.path).map_err(|_| Passed::WithoutProgram(hook.path.clone()))?;
+    let located = match (host.locate(&hook.path), programs) {
+        (Ok(located), _) => Some(located),
+        (Err(_), Programs::Hidden) => None,
+        (Err(_), Programs::Visible) => return Err(Passed::WithoutProgram(hook.path)),
+    };
     hook.check_stages(precreate).map_err(Passed::Refused)?;
-    let runs = located.kind == FileType::RegularFile && located.mode & 0o111 != 0;
-    Ok(HookEntry { file: file.to_owned(), hook, program: located.path, runs })
+    let runs = located.as_ref().is_none_or(|found| found.kind == FileType::RegularFile && found.mode & 0o111 != 0);
+    let program = located.map_or_else(|| hook.path.clone(), |found| found.path);
+    Ok(HookEntry { file: file.to_owned(), hook, program, runs })
 }
 
 #[cfg(test)]
@@ -164,7 +170,7 @@ mod tests {
         write("b/5.json", &json("/usr/bin/nvidia-cdi-hook"));
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let dirs = ["/a", "/gone", "/b"].map(PathBuf::from);
-        let hooks = read(&host, &dirs, true);
+        let hooks = read(&host, &dirs, true, Programs::Visible);
         let seen: Vec<_> = hooks
             .entries
             .iter()
@@ -176,6 +182,6 @@ mod tests {
         assert_eq!(hooks.masked, [("/a/1.json".into(), "/b/1.json".into())]);
         assert_eq!(hooks.without_program, [("/a/2.json".into(), "/usr/bin/nowhere".into())]);
         assert_eq!(hooks.refused.len(), 1);
-        assert_eq!(read(&host, &dirs, false).refused.len(), 5, "CRI-O does not support precreate");
+        assert_eq!(read(&host, &dirs, false, Programs::Visible).refused.len(), 5, "CRI-O does not support precreate");
     }
 }

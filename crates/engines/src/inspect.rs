@@ -7,15 +7,14 @@ use base::paths::HostPath;
 use base::sys::process;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
+use nvidia_host::programs;
 
 use super::cdi::{self, Reader, View};
-use super::hooks::{self, Hooks};
+use super::hooks::{self, Hooks, Programs};
 use super::runtime::{self, Runtime};
 use super::settings::Settings;
 use super::{EngineKind, User, Version, files};
 
-/// The program for which dockerd searches when it starts.
-const DOCKERS_HOOK: &str = "nvidia-container-runtime-hook";
 /// The longest file with a version, which has about 60 bytes.
 const MAX_STORED: u64 = 1024;
 /// The time limit for printing a version. Podman takes 0.1 s on a busy host.
@@ -46,7 +45,7 @@ pub struct Engine {
     pub runtime: Option<Runtime>,
     /// Whether `--version` fails. This is checked only for the engine of the calling user
     pub fails: bool,
-    /// For Docker, the program that [`DOCKERS_HOOK`] leads to
+    /// For Docker, the program that `nvidia-container-runtime-hook` leads to
     pub dockers_hook: Option<PathBuf>,
 }
 
@@ -131,14 +130,14 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     let is_root = rustix::process::geteuid().is_root();
     engine.fails = asked == Some(Err(NoVersion::Failed)) && is_root != matches!(engine.kind, EngineKind::PodmanOf(_));
     if let EngineKind::Docker = engine.kind {
-        let linked = runtime::program(host, DOCKERS_HOOK);
+        let linked = runtime::program(host, programs::RUNTIME_HOOK);
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
         return engine;
     }
     if let Some(running) = engine.program.as_ref().and_then(|program| running(host, &engine.kind, program)) {
         take_running(&mut engine, running);
     }
-    engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman());
+    engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman(), Programs::Visible);
     let runtime = runtime::find_default(&engine.kind, &engine.settings, engine.version, host);
     engine.runtime = runtime.map(|(name, program)| {
         let version = program.as_ref().and_then(|program| versions.ask(host, program).ok());
@@ -147,8 +146,21 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     engine
 }
 
+/// Inspects CRI-O on a node whose kubelet uses it. A process in a container sees none of the host's programs, and therefore cannot
+/// know whether those of hook files exist: they count as present.
+pub(crate) fn crio_of_node(host: &Tree) -> Engine {
+    let engine = inspect_engine(host, EngineKind::Crio, &mut Versions::stored());
+    if engine.program.is_some() {
+        return engine;
+    }
+    let Configuration { files, unseen, settings } = configuration(host, &engine.kind, None);
+    let hooks = hooks::read(host, &settings.hooks_dirs, false, Programs::Hidden);
+    let program = Some(Path::new("/usr/bin").join(engine.kind.program()));
+    Engine { program, files, unseen, settings, hooks, ..engine }
+}
+
 /// CRI-O's socket, which only root can use.
-const CRIO_SOCKET: &str = "/run/crio/crio.sock";
+pub(crate) const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 /// The time limit for the configuration of a running CRI-O.
 const STATUS_DEADLINE: Duration = Duration::from_secs(2);
 

@@ -2,7 +2,8 @@
 //!
 //! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses one JSON file of a hooks
 //! directory, [`hooks`] reads all of them like the engine, and [`status`] decides whether the engine starts our hook. [`cdi`] knows
-//! which CDI specs an engine reads, and [`kubelet_plugin`] whether our device plugin runs. Environment variables that change
+//! which CDI specs an engine reads, [`cdi_check`] whether it can use them, [`node`] which engine a Kubernetes node has, and
+//! [`kubelet_plugin`] whether our device plugin runs. Environment variables that change
 //! an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are ignored: the program clears its environment, and an engine may run with
 //! another one.
 
@@ -13,6 +14,7 @@ pub mod hook_file;
 pub mod hooks;
 pub mod inspect;
 pub mod kubelet_plugin;
+pub mod node;
 pub mod runtime;
 pub mod settings;
 pub mod status;

@@ -52,6 +52,7 @@
 //! | [`config`] | config.toml |
 //! | [`driver`] | the driver's files, sockets and device nodes below the driver root |
 //! | [`nvml`], [`inventory`] | the GPUs that NVML and the kernel module report |
+//! | [`programs`] | the names of NVIDIA's programs |
 //! | [`prepare`] | loads the modules and creates the device nodes |
 //! | [`host`] | finds the driver and gathers facts |
 //! | [`edits`] | what a container gets |
@@ -71,6 +72,7 @@ pub mod inventory;
 pub mod limit_entry;
 pub mod nvml;
 pub mod prepare;
+pub mod programs;
 pub mod request;
 pub mod require;
 pub mod timeouts;

@@ -17,6 +17,7 @@ use nvidia_host::capability::{Capabilities, Capability};
 use nvidia_host::config::{self, Config, UserSpec};
 use nvidia_host::device_id::imex_channel;
 use nvidia_host::prepare::host::{AT_BOOT, may_prepare, prepare_host};
+use nvidia_host::programs;
 
 use crate::cli::parse::{self, Parsed};
 use crate::cli::selection::{Parts, Selection};
@@ -30,7 +31,7 @@ use crate::stages;
 /// success and 1 on failure.
 #[derive(Debug, Parser)]
 #[command(
-    name = super::CLI,
+    name = programs::CLI,
     version,
     disable_help_flag = true,
     disable_help_subcommand = true,
@@ -160,7 +161,7 @@ impl User {
 
 /// Runs the command with the arguments after argv\[0\].
 pub fn run(args: Vec<OsString>) -> ExitCode {
-    let mut call = Call::for_stage(super::CLI);
+    let mut call = Call::for_stage(programs::CLI);
     let text = match parse(args) {
         Ok(Parsed::Help(text)) => Ok(text),
         Ok(Parsed::Version) => Ok(version()),

@@ -7,11 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use base::paths::ContainerPath;
 use nvidia_host::driver::compat;
-
-/// The program name in CDI specs of NVIDIA's toolkit and device plugin.
-pub(crate) const CDI_HOOK: &str = "nvidia-cdi-hook";
-/// The program that has the same hooks below its command `hook`.
-pub(crate) const CTK: &str = "nvidia-ctk";
+use nvidia_host::programs::CDI_HOOK;
 
 /// NVIDIA's names of the hooks.
 pub(crate) const HOOKS: [&str; 6] = [
@@ -150,6 +146,7 @@ fn container_path(path: &str) -> Result<ContainerPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nvidia_host::programs::CTK;
 
     fn parsed(program: &str, line: &str) -> Result<Verb> {
         parse(program, line.split_whitespace().map(OsString::from).collect())

@@ -23,7 +23,8 @@ use crate::plan::Container;
 use crate::plan::rootfs;
 use crate::plan::{step::Step, steps};
 use crate::record::call::Call;
-use entry::{CDI_HOOK, CTK, Hook, Verb};
+use entry::{Hook, Verb};
+use nvidia_host::programs::{CDI_HOOK, CTK};
 
 /// Carries out an entry for the container whose state is on stdin or in the file of `--container-spec`. Exit status 0 if the
 /// container may start, 1 if not.

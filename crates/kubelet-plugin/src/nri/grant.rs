@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use base::report::{Finding, catalog, failure};
+use cdi_spec::name::is_nvidia;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
@@ -19,9 +20,6 @@ use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, nodes,
 
 use crate::cdi_keeper::device_name;
 use crate::proto::nri::{Container, LinuxDevice};
-
-/// The domain of all vendors of NVIDIA's CDI devices.
-const NVIDIA: &str = "nvidia.com";
 
 /// What a container gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,11 +96,7 @@ fn only_by_hook(device: Device<'_>) -> Finding {
 
 /// Reports whether a device plugin or CDI gives GPUs to the container.
 fn has_gpus(container: &Container) -> bool {
-    let is_ours = |name: &str| {
-        let vendor = name.split('/').next().unwrap_or_default();
-        vendor.strip_suffix(NVIDIA).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-    };
-    container.cdi_devices.iter().any(|device| is_ours(&device.name))
+    container.cdi_devices.iter().any(|device| is_nvidia(&device.name))
         || nodes::granted(&character_nodes(container)).is_some()
 }
 

@@ -1,0 +1,145 @@
+//! Chooses how containers get their devices, if the settings do not: the hook's files are useful only if the engine starts the hook.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::paths::HostPath;
+use base::tree::Tree;
+use engines::node::{Node, NodeEngine};
+use nvidia_host::config::kubelet_plugin::{DeviceListStrategy, KubeletPlugin};
+
+use crate::log::Log;
+
+/// The time for which a choice is used. A running CRI-O prints its configuration in 50 ms, too long for every allocation.
+const VALID: Duration = Duration::from_secs(10);
+
+/// How containers get their devices, and why in this way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The strategies, at least one
+    pub strategies: Vec<DeviceListStrategy>,
+    /// Why these
+    pub why: String,
+    /// Whether no engine was found, so that the choice may change
+    pub is_provisional: bool,
+}
+
+impl Choice {
+    /// Whether containers get CDI devices, now or when an engine has been found.
+    #[must_use]
+    pub fn may_use_cdi(&self) -> bool {
+        use DeviceListStrategy::{CdiAnnotations, CdiCri};
+        self.is_provisional || self.strategies.iter().any(|strategy| matches!(strategy, CdiCri | CdiAnnotations))
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.strategies.iter().map(|strategy| strategy.name()).collect();
+        write!(f, "{} ({})", names.join(", "), self.why)
+    }
+}
+
+/// Makes the choice for this node. An engine that starts later changes it.
+#[derive(Debug)]
+pub struct Chooser {
+    configured: Vec<DeviceListStrategy>,
+    kubelet_dir: PathBuf,
+    log: Log,
+    last: Mutex<Option<(Instant, Choice)>>,
+}
+
+impl Chooser {
+    /// Creates a chooser. `kubelet_dir` is the directory of the kubelet, whose configuration names the engine.
+    #[must_use]
+    pub fn new(settings: &KubeletPlugin, kubelet_dir: &Path, log: Log) -> Self {
+        let configured = settings.device_list_strategy.clone();
+        Self { configured, kubelet_dir: kubelet_dir.to_owned(), log, last: Mutex::new(None) }
+    }
+
+    /// Returns the choice as the node is now.
+    #[must_use]
+    pub fn choose(&self) -> Choice {
+        if !self.configured.is_empty() {
+            let strategies = self.configured.clone();
+            return Choice { strategies, why: "configured".to_owned(), is_provisional: false };
+        }
+        let host = Tree::open(&HostPath::new("/"));
+        choose(&host.map(|host| Node::inspect(&host, &self.kubelet_dir)).unwrap_or_default())
+    }
+
+    /// Returns the choice as the node is now, or was a few seconds ago, and logs it if it is new.
+    #[must_use]
+    pub fn current(&self) -> Choice {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, choice)) = last.as_ref().filter(|(made, _)| made.elapsed() < VALID) {
+            return choice.clone();
+        }
+        let choice = self.choose();
+        if last.as_ref().is_none_or(|(_, before)| *before != choice) {
+            self.log.note(&format!("containers get their devices with {choice}"));
+        }
+        *last = Some((Instant::now(), choice.clone()));
+        choice
+    }
+}
+
+/// Chooses from what the node has.
+fn choose(node: &Node) -> Choice {
+    use DeviceListStrategy::{CdiCri, Envvar};
+    let (strategy, why) = match (&node.engine, node.installed.first()) {
+        (Some(engine @ NodeEngine::Crio(status)), _) if status.active => {
+            (Envvar, format!("{engine} starts the hook of {}", status.files()))
+        }
+        (Some(engine @ NodeEngine::Crio(status)), _) => {
+            (CdiCri, format!("{engine} does not start the hook: {}", status.why))
+        }
+        (Some(engine), _) => (CdiCri, format!("{engine} does not read hook files")),
+        (None, Some(file)) => (Envvar, format!("no engine was found, and {file:?} is installed")),
+        (None, None) => (CdiCri, "no engine and no hook file of oci-nvidia-hook was found".to_owned()),
+    };
+    Choice { strategies: vec![strategy], why, is_provisional: node.engine.is_none() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engines::status::{EngineStatus, Started};
+
+    #[test]
+    fn the_choice() {
+        let file = PathBuf::from("/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json");
+        let crio = |active| {
+            let hooks = vec![Started { file: file.clone(), stages: vec!["prestart".to_owned()] }];
+            let why = if active { String::new() } else { "no JSON file".to_owned() };
+            NodeEngine::Crio(Box::new(EngineStatus { installed: true, active, hooks, why, ..EngineStatus::default() }))
+        };
+        for (engine, has_hook, strategy, why) in [
+            (Some(crio(true)), true, "envvar", "CRI-O starts the hook of /usr/"),
+            (Some(crio(false)), true, "cdi-cri", "CRI-O does not start the hook: no JSON file"),
+            (Some(NodeEngine::Containerd), true, "cdi-cri", "containerd does not read hook files"),
+            (Some(NodeEngine::Other("/x".to_owned())), true, "cdi-cri", "the engine at \"/x\" does not read"),
+            (None, true, "envvar", "no engine was found, and "),
+            (None, false, "cdi-cri", "no engine and no hook file"),
+        ] {
+            let is_known = engine.is_some();
+            let choice = choose(&Node { engine, installed: if has_hook { vec![file.clone()] } else { vec![] } });
+            assert_eq!(choice.strategies[0].name(), strategy, "{choice}");
+            assert!(choice.why.starts_with(why), "{choice}");
+            assert_eq!(choice.may_use_cdi(), strategy == "cdi-cri" || !is_known);
+        }
+    }
+
+    #[test]
+    fn settings_come_first() {
+        let settings = KubeletPlugin {
+            device_list_strategy: vec![DeviceListStrategy::VolumeMounts, DeviceListStrategy::CdiCri],
+            ..KubeletPlugin::default()
+        };
+        let choice = Chooser::new(&settings, Path::new("/missing"), Log::new()).current();
+        assert_eq!(choice.to_string(), "volume-mounts, cdi-cri (configured)");
+        assert!(choice.may_use_cdi());
+    }
+}
