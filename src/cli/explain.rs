@@ -16,7 +16,6 @@ use base::report::{Finding, catalog, failure, one_line};
 use nvidia_host::config::Config;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report;
-use nvidia_host::inventory::select::Device;
 use nvidia_host::request::select;
 
 use super::args::{Explain, ExplainStage};
@@ -25,7 +24,7 @@ use crate::inject::container::OpenContainer;
 use crate::oci::{self, SpecView};
 use crate::plan::asked::Asked;
 use crate::plan::request::{self, Decision, GpuRequest};
-use crate::plan::{self, Container, Gpus, Image, Live, Observer};
+use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
 use crate::plan::{step, text};
 use crate::stages::{self, precreate};
 
@@ -105,69 +104,65 @@ fn follow(input: Input, options: &Explain, config: Option<&Path>, explanation: &
     let (spec, called) = read_container(input, options)?;
     let pid = if let Called::WithState(pid) = called { pid } else { 0 };
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
-    let Some((request, mut config)) = plan::asked(&spec, config, explanation)? else {
+    let Some((config, findings)) = plan::read_config(&spec, config)? else {
+        // Without a request, the reason does not depend on config.toml.
+        if let Ok(Decision::Nothing(reason)) = request::from_spec(&spec, &Config::default()) {
+            explanation.reason = plan::nothing(reason, &spec);
+        }
         return Ok(());
     };
-    if let Some(root) = &options.root {
-        config.driver_root = HostPath::new(root);
+    explanation.findings.extend(findings);
+    match plan::verdict(&spec, &config)? {
+        Verdict::Nothing(reason) => explanation.reason = plan::nothing(reason, &spec),
+        Verdict::LeftAlone(finding) => explanation.decide(Effect::None, finding),
+        Verdict::Gpus(request) => return explanation.request(*request, config, options, &spec, called),
     }
-    if let Some(file) = &options.inventory {
-        let inventory = report::read(file)?;
-        let (devices, findings) = select::decide(&request, &inventory, &config)?;
-        explanation.findings.extend(findings);
-        explanation.devices(&devices);
-        return Ok(());
-    }
-    if options.request_only {
-        return Ok(());
-    }
-    let Some(gpus) = plan::gpus(request, config, &spec.devices, explanation)? else { return Ok(()) };
-    match called {
-        Called::WithState(pid) => explanation.steps(&gpus, &spec, pid),
-        Called::Precreate(text) => explanation.additions(&gpus, &spec, text),
-    }
-}
-
-impl Observer for Explanation {
-    fn not_asked(&mut self, spec: &SpecView) {
-        // Without a request, the reason does not depend on config.toml.
-        if let Ok(Decision::Nothing(reason)) = request::from_spec(spec, &Config::default()) {
-            self.nothing(reason, spec);
-        }
-    }
-
-    fn config_read(&mut self, _: &Config) {}
-
-    fn decided(&mut self, _: bool) {}
-
-    fn finding(&mut self, finding: &Finding) {
-        self.findings.push(finding.clone());
-    }
-
-    fn nothing(&mut self, reason: String, spec: &SpecView) {
-        self.reason = plan::nothing(reason, spec);
-    }
-
-    fn left_alone(&mut self, finding: Finding) {
-        self.decide(Effect::None, finding);
-    }
-
-    fn requested(&mut self, request: &GpuRequest) {
-        self.outcome = Effect::Inject;
-        self.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
-        self.request = Some(Asked::from(request));
-    }
-
-    fn host(&mut self, _: &GpuRequest, config: &Config) -> Result<Host> {
-        Host::inspect(config, &|| ())
-    }
-
-    fn devices(&mut self, devices: &[Device<'_>]) {
-        self.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
-    }
+    Ok(())
 }
 
 impl Explanation {
+    /// Follows a request.
+    fn request(
+        &mut self,
+        request: GpuRequest,
+        mut config: Config,
+        options: &Explain,
+        spec: &SpecView,
+        called: Called,
+    ) -> Result<()> {
+        self.outcome = Effect::Inject;
+        self.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+        self.request = Some(Asked::from(&request));
+        if let Some(root) = &options.root {
+            config.driver_root = HostPath::new(root);
+        }
+        if let Some(file) = &options.inventory {
+            let inventory = report::read(file)?;
+            let (devices, findings) = select::decide(&request, &inventory, &config)?;
+            self.findings.extend(findings);
+            self.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+            return Ok(());
+        }
+        if options.request_only {
+            return Ok(());
+        }
+        let found = Host::inspect(&config, &|| ())
+            .and_then(|host| Ok((plan::decide(&request, &config, &host, &spec.devices, &mut self.findings)?, host)));
+        let (provided, host) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                self.decide(Effect::None, plan::excuse(&request, &config, error)?);
+                return Ok(());
+            }
+        };
+        self.devices = provided.devices.into_iter().map(|device| device.uuid).collect();
+        let gpus = Gpus::new(request, config, host, provided.edits);
+        match called {
+            Called::WithState(pid) => self.steps(&gpus, spec, pid),
+            Called::Precreate(text) => self.additions(&gpus, spec, text),
+        }
+    }
+
     /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
         let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };

@@ -4,6 +4,7 @@ use rustix::fs::FileType;
 
 use base::report::catalog;
 use base::tree::Located;
+use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::group::GIVE_A_GROUP;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::packages::Distribution;
@@ -170,21 +171,10 @@ pub(super) fn uvm(facts: &Facts) -> Check {
     Check::of(&catalog::NO_UVM, what, fix)
 }
 
-/// Returns whether a process without capabilities can read and write a node.
-pub(super) fn may_open(node: &Located, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
-    allows(node.mode, node.uid, node.gid, uid, is_in)
-}
-
-/// Returns whether a user can read and write a file with this mode, owner and group. `is_in` is whether the user is in a group.
-pub(super) fn allows(mode: u32, owner: u32, group: u32, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
-    let bits = if owner == uid {
-        mode >> 6
-    } else if is_in(group) {
-        mode >> 3
-    } else {
-        mode
-    };
-    bits & 0o6 == 0o6
+/// Returns whether a user without capabilities can open a node. `is_in` is whether the user is in a group.
+pub(super) fn may_open(node: impl Into<Permissions>, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
+    let node = node.into();
+    node.allow(node.wanted(), node.uid == uid, is_in(node.gid))
 }
 
 pub(super) fn hooks_user(facts: &Facts) -> Check {
@@ -194,7 +184,7 @@ pub(super) fn hooks_user(facts: &Facts) -> Check {
         Some(Err(finding)) => Check::found(finding.clone()),
         Some(Ok(who)) => {
             let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
-            let shut = nodes.clone().find(|node| !may_open(node, who.uid, |gid| gid == who.gid));
+            let shut = nodes.clone().find(|node| !may_open(*node, who.uid, |gid| gid == who.gid));
             let Some(node) = shut else {
                 if facts.driver.only_root_may_ask {
                     return only_root(nodes);

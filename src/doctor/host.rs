@@ -93,7 +93,7 @@ pub(super) fn groups(facts: &Facts) -> Check {
         let fix = format!("{join}; for containers --group-add {gid}; in a pod supplementalGroups: [{gid}]");
         return Check::of(&catalog::GROUP_NODES, what, fix);
     };
-    if let Some(node) = nodes().find(|node| !may_open(node, user.uid, |gid| facts.groups.contains(&gid))) {
+    if let Some(node) = nodes().find(|node| !may_open(*node, user.uid, |gid| facts.groups.contains(&gid))) {
         let what = format!("user {} cannot open {}", user.name, owned(node));
         let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
         return Check::of(&catalog::NODE_ACCESS, what, fix);

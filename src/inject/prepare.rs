@@ -77,9 +77,10 @@ pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
         Step::MountFile { source, target, .. } => Prepared::Mount { source: open_file(source, api)?, target },
         Step::CopyFile { source, target, .. } => Prepared::Copy { content: read_file(source)?, target },
         Step::MountIpc { channel, target, .. } => prepare_ipc(channel, target, api)?,
-        Step::MountNode { source, target, device, own } => {
-            let source = open_node(source, *device, api)?;
-            Prepared::MountNode { source, target, device: *device, own: own.as_ref() }
+        Step::MountNode { node, own } => {
+            let device = (node.major, node.minor);
+            let source = open_node(&node.source, device, api)?;
+            Prepared::MountNode { source, target: &node.path, device, own: own.as_ref() }
         }
         Step::Link(link) => Prepared::Link(link),
         Step::MountFiles { target, files } => {

@@ -1,21 +1,20 @@
 //! Chooses which device nodes the hook creates for a container, because its process cannot open those of the host.
 
-use std::collections::BTreeMap;
-
 use base::paths::HostPath;
-use nvidia_host::cdi::lower::NodeFacts;
+use nvidia_host::driver::access::Permissions;
+use nvidia_host::edits::DeviceNode;
 
 use super::process::Process;
 use super::step::Step;
+use crate::oci::spec_view::Device;
 
 /// Changes the steps so that the hook creates the nodes that only a group can open that the process is not in. Nodes that only
 /// root can open are not changed: the driver creates the node that configures MIG devices in this way.
-pub(crate) fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap<HostPath, NodeFacts>) {
+pub(crate) fn create_own(steps: &mut [Step], process: &Process, listed: &[Device]) {
     for step in steps {
-        if let Step::MountNode { source, own, .. } = step
-            && let Some(facts) = nodes.get(source)
-            && facts.additional_gid().is_some()
-            && !process.may_open(*facts)
+        if let Step::MountNode { node, own } = step
+            && node.permissions.additional_gid().is_some()
+            && is_shut(node, process, listed)
         {
             *own = Some(process.clone());
         }
@@ -26,14 +25,18 @@ pub(crate) fn create_own(steps: &mut [Step], process: &Process, nodes: &BTreeMap
 pub(crate) fn inaccessible<'a>(
     steps: &'a [Step],
     process: &'a Process,
-    nodes: &'a BTreeMap<HostPath, NodeFacts>,
-) -> impl Iterator<Item = (&'a HostPath, NodeFacts)> {
+    listed: &'a [Device],
+) -> impl Iterator<Item = (&'a HostPath, Permissions)> {
     steps.iter().filter_map(|step| match step {
-        Step::MountNode { source, own: None, .. } => {
-            nodes.get(source).filter(|facts| !process.may_open(**facts)).map(|facts| (source, *facts))
-        }
+        Step::MountNode { node, own: None } if is_shut(node, process, listed) => Some((&node.source, node.permissions)),
         _ => None,
     })
+}
+
+/// Returns whether the process cannot open the host's node. The runtime creates the nodes that config.json lists, with an owner that
+/// fits the container.
+fn is_shut(node: &DeviceNode, process: &Process, listed: &[Device]) -> bool {
+    !listed.iter().any(|device| device.path == node.path.absolute()) && !process.may_open(node.permissions)
 }
 
 #[cfg(test)]
@@ -48,7 +51,7 @@ mod tests {
 
     #[test]
     fn as_the_kernel_decides_it() {
-        let node = |mode, uid, gid| NodeFacts { is_char: true, mode, uid, gid };
+        let node = |mode, uid, gid| Permissions { mode, uid, gid };
         let (suse, open) = (node(0o660, 0, 44), node(0o666, 0, 0));
         let (cap, root_only) = (node(0o444, 0, 0), node(0o400, 0, 0));
         for (uid, gid, groups, node, may) in [
@@ -59,7 +62,7 @@ mod tests {
             (1000, 1000, &[], open, true),
             (1000, 1000, &[], cap, true),
             (1000, 1000, &[], root_only, false),
-            (1000, 44, &[], self::NodeFacts { mode: 0o606, ..suse }, false),
+            (1000, 44, &[], Permissions { mode: 0o606, ..suse }, false),
         ] {
             assert_eq!(
                 Process::from_spec(&spec(uid, gid, groups), false).may_open(node),
@@ -86,24 +89,30 @@ mod tests {
 
     #[test]
     fn nodes_of_a_group_are_created_and_others_are_named() {
-        let step = |name: &str| Step::MountNode {
-            source: HostPath::new(format!("/dev/{name}")),
-            target: base::paths::ContainerPath::new(format!("/dev/{name}")).unwrap(),
-            device: (195, 0),
+        let step = |(name, mode, gid): (&str, u32, u32)| Step::MountNode {
+            node: DeviceNode {
+                source: HostPath::new(format!("/dev/{name}")),
+                path: base::paths::ContainerPath::new(format!("/dev/{name}")).unwrap(),
+                major: 195,
+                minor: 0,
+                permissions: Permissions { mode, uid: 0, gid },
+            },
             own: None,
         };
-        let facts = |mode, gid| NodeFacts { is_char: true, mode, uid: 0, gid };
-        let nodes = [("nvidia0", facts(0o660, 44)), ("cap1", facts(0o400, 0)), ("cap2", facts(0o444, 0))];
-        let nodes = nodes.map(|(name, facts)| (HostPath::new(format!("/dev/{name}")), facts)).into();
-        let mut steps = ["nvidia0", "cap1", "cap2"].map(step);
+        let nodes = [("nvidia0", 0o660, 44), ("cap1", 0o400, 0), ("cap2", 0o444, 0)];
+        let mut steps = nodes.map(step);
         let process = Process::from_spec(&spec(1000, 1000, &[]), false);
-        assert_eq!(inaccessible(&steps, &process, &nodes).count(), 2);
-        create_own(&mut steps, &process, &nodes);
+        assert_eq!(inaccessible(&steps, &process, &[]).count(), 2);
+        let listed = [Device { path: "/dev/nvidia0".into(), kind: None, major: None, minor: None }];
+        assert_eq!(inaccessible(&steps, &process, &listed).count(), 1, "the runtime creates the node");
+        create_own(&mut steps, &process, &listed);
+        assert_eq!(steps, nodes.map(step));
+        create_own(&mut steps, &process, &[]);
         let own = |step: &Step| matches!(step, Step::MountNode { own: Some(_), .. });
         assert_eq!(steps.each_ref().map(own), [true, false, false]);
-        let finding = process.finding(inaccessible(&steps, &process, &nodes)).unwrap();
+        let finding = process.finding(inaccessible(&steps, &process, &[])).unwrap();
         assert_eq!(finding.what, "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400");
-        let unmapped = NodeFacts { is_char: true, mode: 0o660, uid: OVERFLOW_ID, gid: OVERFLOW_ID };
+        let unmapped = Permissions { mode: 0o660, uid: OVERFLOW_ID, gid: OVERFLOW_ID };
         let finding = Process::from_spec(&SpecView::default(), true)
             .finding([("\"/dev/nvidia0\"", unmapped)].into_iter())
             .unwrap();

@@ -10,7 +10,7 @@ use base::report::{Finding, catalog};
 use cdi_spec::spec::ContainerEdits;
 use nvidia_host::capability::{Capability, DRIVER_CAPABILITIES};
 use nvidia_host::cdi::entry::RootfsEdits;
-use nvidia_host::cdi::lower::{NodeFacts, SpecContext, lower};
+use nvidia_host::cdi::lower::{SpecContext, lower};
 use nvidia_host::config::Config;
 use nvidia_host::driver::compat;
 use nvidia_host::edits::Edits;
@@ -28,10 +28,10 @@ use crate::plan::{step::Step, steps};
 /// What a container gets from this host, with the request and configuration from which it follows.
 #[derive(Debug)]
 pub(crate) struct Gpus {
-    pub(super) request: GpuRequest,
-    pub(super) config: Config,
-    pub(super) host: Host,
-    pub(super) edits: Edits,
+    request: GpuRequest,
+    config: Config,
+    host: Host,
+    edits: Edits,
 }
 
 /// The properties of an image on which the steps depend.
@@ -54,6 +54,11 @@ pub(crate) struct Live {
 }
 
 impl Gpus {
+    /// Combines the request with what [`super::decide`] returned for it.
+    pub(crate) const fn new(request: GpuRequest, config: Config, host: Host, edits: Edits) -> Self {
+        Self { request, config, host, edits }
+    }
+
     /// Returns the configuration.
     pub(crate) const fn config(&self) -> &Config {
         &self.config
@@ -92,18 +97,11 @@ impl Gpus {
     /// Returns a finding if nodes remain that it cannot open: a process in a user namespace may not create device nodes, and without
     /// a device cgroup nothing would limit the use of such nodes.
     fn give_access(&self, steps: &mut [Step], container: &Container<'_>) -> Option<Finding> {
-        let mut nodes = NodeFacts::of_nodes(std::iter::once(&self.edits));
-        // The runtime creates these nodes, with an owner that fits the container.
-        for node in &self.edits.nodes {
-            if container.spec.devices.iter().any(|device| device.path == node.path.absolute()) {
-                nodes.remove(&node.source);
-            }
-        }
-        let process = &container.process;
+        let (process, listed) = (&container.process, &container.spec.devices);
         if self.config.edit_cgroups && !process.is_rootless() {
-            access::create_own(steps, process, &nodes);
+            access::create_own(steps, process, listed);
         }
-        process.finding(access::inaccessible(steps, process, &nodes))
+        process.finding(access::inaccessible(steps, process, listed))
     }
 
     /// Returns the additions of precreate to config.json. Files are placed in the library directory of the image or, if it is
@@ -119,7 +117,6 @@ impl Gpus {
             driver_root: self.host.driver().path(),
             proc_dir: self.host.proc_dir(),
             program,
-            nodes: NodeFacts::of_nodes(std::iter::once(&self.edits)),
             additional_gids: true,
             image,
         };
@@ -128,7 +125,7 @@ impl Gpus {
         let entry = RootfsEdits { cuda_compat: self.uses_compat_libraries().then(versions), ..RootfsEdits::default() };
         let lowered = lower(&self.edits, &context, entry).sort();
         let additions = Additions::new(&lowered, spec, facts);
-        let findings = [image.and_then(RootfsFacts::finding), no_access(&context, &lowered, spec, facts)];
+        let findings = [image.and_then(RootfsFacts::finding), no_access(&self.edits, &lowered, spec, facts)];
         (additions, findings.into_iter().flatten().collect())
     }
 }
@@ -160,12 +157,12 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
 
 /// Returns a finding if the process cannot open the device nodes. In a user namespace, the runtime cannot create nodes and mounts
 /// those of the host.
-fn no_access(context: &SpecContext, lowered: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Option<Finding> {
+fn no_access(edits: &Edits, lowered: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Option<Finding> {
     if !facts.in_user_namespace && !spec.user_namespace {
         return None;
     }
     let groups = lowered.additional_gids.iter().copied().filter(|gid| gid_inside(*gid, spec, facts).is_some());
     let process = Process::from_spec(spec, facts.in_user_namespace).with_groups(groups);
-    let shut = context.nodes.iter().filter(|(_, node)| !process.may_open(**node));
-    process.finding(shut.map(|(path, node)| (path, *node)))
+    let shut = edits.nodes.iter().filter(|node| !process.may_open(node.permissions));
+    process.finding(shut.map(|node| (&node.source, node.permissions)))
 }

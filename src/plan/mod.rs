@@ -1,11 +1,11 @@
 //! Decides, as data, what a container gets. Nothing is changed here. The decision has three steps:
 //!
-//! 1. [`asked()`]: config.json and config.toml decide whether the container requests GPUs, and whether it may;
-//! 2. [`gpus()`]: the host decides which devices these are, and which driver files belong to them;
+//! 1. [`read_config`] and [`verdict()`]: config.json and config.toml decide whether the container requests GPUs, and whether it may;
+//! 2. [`decide`]: the host, which the caller has inspected, decides which devices these are, and which driver files belong to them;
 //! 3. [`Gpus::steps`] or [`Gpus::additions`]: the image decides where the files go.
 //!
-//! Stages apply the decision and `explain` prints it. They differ only in their [`Observer`]. `nvidia-container-cli configure` has
-//! its request from a command line, and begins with the second step.
+//! Stages apply the decision and `explain` prints it. `nvidia-container-cli configure` has its request from a command line, and begins
+//! with the second step.
 
 pub(crate) mod access;
 pub(crate) mod additions;
@@ -38,99 +38,52 @@ use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device;
 use nvidia_host::request::select;
 
-use crate::oci::{SpecView, spec_view};
+use crate::oci::spec_view;
 use crate::plan::request::GpuRequest;
 pub(crate) use container::Container;
 pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda};
-pub(crate) use verdict::{Verdict, nothing, verdict};
+pub(crate) use verdict::{Verdict, excuse, nothing, read_config, verdict};
 
-/// Receives the progress and the results of the decision about a container.
-pub(crate) trait Observer {
-    /// config.json contains no request. This is the case for most containers, so this function must be cheap.
-    fn not_asked(&mut self, spec: &SpecView);
-    /// config.toml was read, because config.json contains a request or may contain one.
-    fn config_read(&mut self, config: &Config);
-    /// `asks` is whether the container requests GPUs.
-    fn decided(&mut self, asks: bool);
-    fn finding(&mut self, finding: &Finding);
-    /// The container requests nothing, for this reason.
-    fn nothing(&mut self, reason: String, spec: &SpecView);
-    /// The container starts without GPUs, although it requests them or has device nodes of GPUs.
-    fn left_alone(&mut self, finding: Finding);
-    /// The container requests this.
-    fn requested(&mut self, request: &GpuRequest);
-    /// Prepares the host if needed, and inspects it.
-    ///
-    /// # Errors
-    /// If the driver is missing or does not answer.
-    fn host(&mut self, request: &GpuRequest, config: &Config) -> Result<Host>;
-    fn devices(&mut self, devices: &[Device<'_>]);
+/// What a host provides for a request.
+#[derive(Debug)]
+pub(crate) struct Provided {
+    pub edits: Edits,
+    pub devices: Vec<Chosen>,
 }
 
-/// Returns the request of the container and the configuration; `None` if the container is left unchanged, for a reason that the
-/// observer received.
-///
-/// # Errors
-/// If the request or config.toml is invalid.
-pub(crate) fn asked(
-    spec: &SpecView,
-    config: Option<&Path>,
-    observer: &mut impl Observer,
-) -> Result<Option<(GpuRequest, Config)>> {
-    let Some((config, findings)) = verdict::read_config(spec, config)? else {
-        observer.not_asked(spec);
-        return Ok(None);
-    };
-    observer.config_read(&config);
-    let verdict = verdict(spec, &config);
-    observer.decided(!matches!(verdict, Ok(Verdict::Nothing(_))));
-    findings.iter().for_each(|finding| observer.finding(finding));
-    match verdict? {
-        Verdict::Nothing(reason) => observer.nothing(reason, spec),
-        Verdict::LeftAlone(finding) => observer.left_alone(finding),
-        Verdict::Gpus(request) => {
-            observer.requested(&request);
-            return Ok(Some((*request, config)));
-        }
-    }
-    Ok(None)
+/// A device that a container gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// The name and properties of the device for people
+    pub text: String,
+    pub uuid: String,
 }
 
-/// Returns what this host provides for the request of a container whose config.json lists the device nodes `listed`; `None` if the
-/// container starts without it, for a reason that the observer received.
-///
-/// # Errors
-/// If the driver is missing, the request cannot be met, or a required part is missing.
-pub(crate) fn gpus(
-    request: GpuRequest,
-    config: Config,
-    listed: &[spec_view::Device],
-    observer: &mut impl Observer,
-) -> Result<Option<Gpus>> {
-    match find(&request, &config, listed, observer) {
-        Ok((host, edits)) => Ok(Some(Gpus { request, config, host, edits })),
-        Err(error) => {
-            observer.left_alone(verdict::excuse(&request, &config, error)?);
-            Ok(None)
-        }
+impl Chosen {
+    fn new(device: &Device<'_>) -> Self {
+        Self { text: device.to_string(), uuid: device.uuid().to_owned() }
     }
 }
 
-fn find(
+/// Returns what this host provides for the request of a container whose config.json lists the device nodes `listed`. Adds findings,
+/// also before an error.
+///
+/// # Errors
+/// If the request cannot be met, or a required part is missing. [`excuse`] decides whether the container starts nevertheless.
+pub(crate) fn decide(
     request: &GpuRequest,
     config: &Config,
+    host: &Host,
     listed: &[spec_view::Device],
-    observer: &mut impl Observer,
-) -> Result<(Host, Edits)> {
-    let host = observer.host(request, config)?;
-    let request = with_names(request, &host);
-    let (devices, findings) = select::decide(&request, &host.inventory, config)?;
-    findings.iter().for_each(|finding| observer.finding(finding));
-    let (edits, findings) = host.edits(&request.wanted()?, &devices)?;
-    findings.iter().for_each(|finding| observer.finding(finding));
+    findings: &mut Vec<Finding>,
+) -> Result<Provided> {
+    let request = with_names(request, host);
+    let (devices, more) = select::decide(&request, &host.inventory, config)?;
+    findings.extend(more);
+    let (edits, more) = host.edits(&request.wanted()?, &devices)?;
+    findings.extend(more);
     refuse_taken(&edits.nodes, listed)?;
-    observer.devices(&devices);
-    Ok((host, edits))
+    Ok(Provided { edits, devices: devices.iter().map(Chosen::new).collect() })
 }
 
 /// Refuses to replace a device that config.json lists. At prestart and later the runtime has already created it; at precreate

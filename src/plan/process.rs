@@ -7,7 +7,7 @@
 use std::fmt::Display;
 
 use base::report::{Finding, catalog};
-use nvidia_host::cdi::lower::NodeFacts;
+use nvidia_host::driver::access::Permissions;
 
 use crate::oci::SpecView;
 use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
@@ -57,25 +57,21 @@ impl Process {
     }
 
     /// Reports whether the process can open a node, by the rules of the kernel.
-    pub(crate) fn may_open(&self, node: NodeFacts) -> bool {
-        // Nodes of MIG capabilities have mode 0444 and are opened for reading.
-        let wanted = if node.mode & 0o222 == 0 { 0o4 } else { 0o6 };
-        let allows = |shift: u32| node.mode >> shift & wanted == wanted;
-        let is_known = |id: u32| !(self.is_rootless && id == OVERFLOW_ID);
-        if self.is_root {
-            return true;
-        }
-        if self.uid == Some(node.uid) && is_known(node.uid) {
-            return allows(6);
-        }
-        if self.groups.contains(&node.gid) && is_known(node.gid) {
-            return allows(3);
-        }
-        allows(0) || self.keeps_groups && allows(3)
+    pub(crate) fn may_open(&self, node: Permissions) -> bool {
+        let is_owner = self.uid == Some(node.uid) && self.knows(node.uid);
+        let is_in_group = self.groups.contains(&node.gid) && self.knows(node.gid);
+        let is_kept = self.keeps_groups && !is_owner && node.allow(node.wanted(), false, true);
+        self.is_root || is_kept || node.allow(node.wanted(), is_owner, is_in_group)
+    }
+
+    /// Returns whether this is the id of a user or group. user_namespaces(7): stat(2) shows the overflow id for all that the namespace
+    /// does not map.
+    const fn knows(&self, id: u32) -> bool {
+        !(self.is_rootless && id == OVERFLOW_ID)
     }
 
     /// Returns the finding for nodes that the process cannot open; `None` without such nodes.
-    pub(crate) fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, NodeFacts)>) -> Option<Finding> {
+    pub(crate) fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, Permissions)>) -> Option<Finding> {
         let (first, facts) = nodes.next()?;
         let more = match nodes.count() {
             0 => String::new(),

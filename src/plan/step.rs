@@ -6,7 +6,7 @@ use std::fmt;
 use base::paths::{ContainerPath, HostPath};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::Link;
-use nvidia_host::edits::{Channel, Need, ProcMask};
+use nvidia_host::edits::{Channel, DeviceNode, Need, ProcMask};
 use serde_json::{Value, json};
 
 use super::process::Process;
@@ -22,7 +22,7 @@ pub(crate) enum Step {
     MountIpc { channel: Channel, source: HostPath, target: ContainerPath },
     /// Mount a device node of the host, whose number is checked again on the open file. For a process that cannot open that
     /// node (`own`), create one in the container.
-    MountNode { source: HostPath, target: ContainerPath, device: (u32, u32), own: Option<Process> },
+    MountNode { node: DeviceNode, own: Option<Process> },
     /// `ln -sfn TEXT LINK`. The hook never resolves the text. If the image has a file of its own in place of the link, the
     /// mounted `file`, to which the link leads, is mounted over that.
     Link(Link),
@@ -65,9 +65,9 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::MountNode { target, own: Some(_), .. } => write!(f, "create {target} in the container"),
+            Self::MountNode { node, own: Some(_) } => write!(f, "create {} in the container", node.path),
             Self::MountFile { source, target, .. }
-            | Self::MountNode { source, target, .. }
+            | Self::MountNode { node: DeviceNode { source, path: target, .. }, own: None }
             | Self::MountIpc { source, target, .. } => {
                 write!(f, "mount {source} at {target} in the container")
             }
@@ -94,11 +94,11 @@ pub(crate) fn describe(step: &Step) -> Value {
         Step::CopyFile { source, target, .. } => {
             json!({"action": "copy", "source": source.as_path(), "path": target.absolute()})
         }
-        Step::MountNode { target, device: (major, minor), own: Some(_), .. } => json!({
-            "action": "create", "path": target.absolute(), "major": major, "minor": minor, "access": "rw",
+        Step::MountNode { node: DeviceNode { path, major, minor, .. }, own: Some(_) } => json!({
+            "action": "create", "path": path.absolute(), "major": major, "minor": minor, "access": "rw",
         }),
-        Step::MountNode { source, target, device: (major, minor), own: None } => json!({
-            "action": "device", "source": source.as_path(), "path": target.absolute(), "major": major, "minor": minor,
+        Step::MountNode { node: DeviceNode { source, path, major, minor, .. }, own: None } => json!({
+            "action": "device", "source": source.as_path(), "path": path.absolute(), "major": major, "minor": minor,
             "access": "rw",
         }),
         Step::MountFiles { target, files } => {

@@ -29,12 +29,7 @@ pub(crate) fn lower(edits: &Edits, facts: RootfsFacts) -> Vec<Step> {
             false => Step::MountFile { source, target, need },
         });
     }
-    steps.extend(edits.nodes.iter().map(|node| Step::MountNode {
-        source: node.source.clone(),
-        target: node.path.clone(),
-        device: (node.major, node.minor),
-        own: None,
-    }));
+    steps.extend(edits.nodes.iter().map(|node| Step::MountNode { node: node.clone(), own: None }));
     steps.extend(edits.ipc.iter().map(|ipc| Step::MountIpc {
         channel: ipc.channel.clone(),
         source: ipc.source.clone(),
@@ -115,6 +110,7 @@ pub(crate) fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&O
 mod tests {
     use super::*;
     use base::paths::HostPath;
+    use nvidia_host::driver::access::Permissions;
     use nvidia_host::edits::placement::library_dir;
     use nvidia_host::edits::{DevLink, DeviceNode, HostFile, Need, ProcMask};
 
@@ -134,6 +130,7 @@ mod tests {
                 path: ContainerPath::new("/dev/nvidiactl").unwrap(),
                 major: 195,
                 minor: 255,
+                permissions: Permissions::default(),
             }],
             node_links: vec![],
             proc_mask: Some(ProcMask::default()),

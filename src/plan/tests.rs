@@ -1,6 +1,6 @@
 //! Checks that the hook, precreate and a CDI spec have the same effect.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -10,6 +10,7 @@ use base::paths::{ContainerPath, HostPath};
 use cdi_spec::spec::ContainerEdits;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::lower::{STAGE, SpecContext, lower};
+use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::ipc::{Expected, Ipc};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::edits::placement::{Link, Loader, RootfsFacts};
@@ -23,7 +24,6 @@ fn host() -> SpecContext {
         driver_root: HostPath::new("/"),
         proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
         program: HostPath::new("/usr/bin/oci-nvidia-hook"),
-        nodes: BTreeMap::new(),
         additional_gids: false,
         image: None,
     }
@@ -80,6 +80,7 @@ prop_compose! {
                 path: ContainerPath::new(format!("dev/nvidia{minor}")).unwrap(),
                 major: 195,
                 minor: *minor,
+                permissions: Permissions::default(),
             }).collect(),
             node_links: nodes.iter().map(|minor| edits::NodeLink {
                 path: ContainerPath::new(format!("dev/by-path/{minor}")).unwrap(),
@@ -151,7 +152,7 @@ fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
                 let target = at_host(&target).absolute();
                 words.insert(format!("mount {} {}", source.as_path().display(), target.display()));
             }
-            Step::MountNode { target, device: (major, minor), .. } => {
+            Step::MountNode { node: edits::DeviceNode { path: target, major, minor, .. }, .. } => {
                 let (major, minor) = (Some(major), Some(minor));
                 words.insert(format!("{} {major:?} {minor:?}", target.absolute().display()));
             }

@@ -54,16 +54,21 @@ mod tests {
     use super::*;
     use base::paths::ContainerPath;
     use base::paths::HostPath;
-    use nvidia_host::edits::Need;
+    use nvidia_host::driver::access::Permissions;
     use nvidia_host::edits::placement::Link;
+    use nvidia_host::edits::{DeviceNode, Need};
 
     #[test]
     fn steps_as_json_and_as_lines() {
         let path = |path| ContainerPath::new(path).unwrap();
         let step = Step::MountNode {
-            source: HostPath::new("/d/dev/nvidia0"),
-            target: path("/dev/nvidia0"),
-            device: (195, 0),
+            node: DeviceNode {
+                source: HostPath::new("/d/dev/nvidia0"),
+                path: path("/dev/nvidia0"),
+                major: 195,
+                minor: 0,
+                permissions: Permissions::default(),
+            },
             own: None,
         };
         let json = describe(&step);

@@ -29,7 +29,7 @@ pub(crate) enum Verdict {
 ///
 /// # Errors
 /// If config.toml is invalid and the container requests GPUs. A container that only may request GPUs starts.
-pub(super) fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
+pub(crate) fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
     match request::hint(spec) {
         Hint::No => Ok(None),
         Hint::Perhaps => Ok(config::read(config).ok()),
@@ -106,7 +106,7 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// The given error, if the container must not start.
-pub(super) fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
+pub(crate) fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
     // The engine or a device plugin added the device nodes. The container works without the driver files, like without the hook.
     if matches!(request.devices, VisibleDevices::Nodes(_)) {
         return Ok(Finding::new(

@@ -7,10 +7,11 @@ use anyhow::Result;
 
 use nvidia_host::config::Config;
 
+use super::decide;
 use super::prestart::{Place, begin, give};
 use crate::oci::{Pod, SpecView};
+use crate::plan::Container;
 use crate::plan::request::GpuRequest;
-use crate::plan::{self, Container};
 use crate::record::call::Call;
 
 /// Sets up the container whose root file system is `rootfs`, in the mount namespace of the process `pid` or, without one, of
@@ -35,7 +36,7 @@ pub(crate) fn configure(
     let id = format!("process {pid}");
     call.name_container(&id, Pod::default(), Path::new(""));
     call.connect();
-    let Some(gpus) = plan::gpus(request, config, &[], call)? else { return Ok(()) };
+    let Some(gpus) = decide::gpus(request, config, &[], call)? else { return Ok(()) };
     // There is no config.json: the process counts as root, and no device is allowed yet.
     let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
     let container = Container { id: &id, cgroups_path: None, ..Container::from_spec(&spec)? };

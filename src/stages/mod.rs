@@ -3,8 +3,8 @@
 
 pub(crate) mod cdi_hook;
 pub(crate) mod configure;
+mod decide;
 mod host;
-mod observer;
 pub(crate) mod poststop;
 pub(crate) mod precreate;
 pub(crate) mod prestart;

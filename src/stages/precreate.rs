@@ -11,12 +11,13 @@ use base::report::Finding;
 use base::sys::in_root::working_directory;
 use base::sys::ns;
 
+use super::decide;
 use crate::inject::container::{self, OpenContainer};
 use crate::inject::hosts_dev::HostsDev;
 use crate::oci::{self, SpecView};
 use crate::plan::additions::{Additions, OciFacts};
 use crate::plan::request;
-use crate::plan::{self, Gpus, hook_program};
+use crate::plan::{Gpus, hook_program};
 use crate::record::call::Call;
 use crate::record::{Outcome, storage};
 
@@ -42,8 +43,8 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Vec<u8>> {
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
     call.name_container(&id, spec.pod.clone(), &bundle);
-    let Some((request, config)) = plan::asked(&spec, config, call)? else { return Ok(bytes) };
-    let Some(gpus) = plan::gpus(request, config, &spec.devices, call)? else { return Ok(bytes) };
+    let Some((request, config)) = decide::asked(&spec, config, call)? else { return Ok(bytes) };
+    let Some(gpus) = decide::gpus(request, config, &spec.devices, call)? else { return Ok(bytes) };
     container::set_deadline(start)?;
     let mut findings = Vec::new();
     let additions = additions(&gpus, &spec, &mut findings);

@@ -11,7 +11,7 @@ use base::paths::HostPath;
 use base::report::{Failure, catalog, classify, line};
 use base::sys::{ns, proc_file};
 
-use super::{image, read_state, run_stage};
+use super::{decide, image, read_state, run_stage};
 use crate::inject::container::{self, OpenContainer};
 use crate::oci;
 use crate::oci::device_rules::DeviceRule;
@@ -64,8 +64,7 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
     if debug {
         call.open(&HostPath::new("/dev/stderr"))?;
     }
-    // Most containers request no GPU: nothing else has been read for them, not even config.toml.
-    let Some((request, config)) = plan::asked(&spec, config, call)? else { return Ok(()) };
+    let Some((request, config)) = decide::asked(&spec, config, call)? else { return Ok(()) };
     let start = begin();
     let (pid, cgroup_error) = match place {
         Place::Outside | Place::Here => (state.init()?, None),
@@ -74,7 +73,7 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
             (init, leave_device_cgroup(runtime).err())
         }
     };
-    let gpus = plan::gpus(request, config, &spec.devices, call).map_err(|error| match cgroup_error {
+    let gpus = decide::gpus(request, config, &spec.devices, call).map_err(|error| match cgroup_error {
         Some(why) => error.context(cannot_leave_cgroup(&why)),
         None => error,
     })?;

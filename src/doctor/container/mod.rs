@@ -11,10 +11,11 @@ pub(crate) use inspect::inspect;
 
 use base::report::catalog;
 use base::sys::confine::Identity;
+use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 
 use super::Checker::{self, One, Several};
-use super::driver::{allows, group};
+use super::driver::{group, may_open};
 use super::{Check, or, run};
 use crate::cgroup::ask::Filter;
 use crate::oci::device_rules::DeviceRule;
@@ -222,7 +223,8 @@ fn access(facts: &ContainerFacts) -> Vec<Check> {
             outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
             continue;
         }
-        if *overrides || allows(found.mode, found.uid, found.gid, identity.uid, is_in) {
+        let permissions = Permissions { mode: found.mode, uid: found.uid, gid: found.gid };
+        if *overrides || may_open(permissions, identity.uid, is_in) {
             continue;
         }
         let what = format!(

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use base::paths::ContainerPath;
 use base::report::{catalog, errno_of};
 use base::sys::mount::MountAttrs;
-use nvidia_host::cdi::lower::NodeFacts;
+use nvidia_host::driver::access::Permissions;
 
 use super::super::StillMounted;
 use super::super::directory::{Present, find_present};
@@ -36,7 +36,7 @@ impl Target {
         if matches!(at, MountPoint::Present) {
             let dir = self.parent(target)?;
             if let Present::Other(_, stat) = find_present(&dir, target.file_name())? {
-                self.note_if_shut(target, process, NodeFacts::from_stat(&stat));
+                self.note_if_shut(target, process, Permissions::from_stat(&stat));
             }
             return Ok(());
         }
@@ -50,7 +50,7 @@ impl Target {
             Ok(created) => self.mount_on(created, target, at),
             // The hook has no CAP_MKNOD, or its device cgroup forbids mknod(2). The host's node is mounted instead.
             Err(error) if errno_of(&error) == Some(Errno::EPERM) => {
-                self.note_if_shut(target, process, NodeFacts::from_stat(source.stat()));
+                self.note_if_shut(target, process, Permissions::from_stat(source.stat()));
                 self.mount_on(source, target, at)
             }
             Err(error) => Err(error.context("create a device node")),
@@ -61,10 +61,10 @@ impl Target {
 
     /// Adds a finding if the process cannot open the node. Only for the first node: all nodes usually have the same owner and
     /// mode.
-    fn note_if_shut(&mut self, target: &ContainerPath, process: &Process, facts: NodeFacts) {
+    fn note_if_shut(&mut self, target: &ContainerPath, process: &Process, permissions: Permissions) {
         let is_noted = self.findings.iter().any(|finding| finding.kind == &catalog::NO_ACCESS);
-        if !is_noted && !process.may_open(facts) {
-            self.findings.extend(process.finding(once((target, facts))));
+        if !is_noted && !process.may_open(permissions) {
+            self.findings.extend(process.finding(once((target, permissions))));
         }
     }
 }

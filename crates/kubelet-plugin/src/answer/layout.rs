@@ -129,6 +129,7 @@ mod tests {
     use crate::gpus::tests::gpu;
     use DeviceListStrategy::{CdiAnnotations, CdiCri, Envvar, HostPath, VolumeMounts};
     use base::paths::{ContainerPath, HostPath as Source};
+    use nvidia_host::driver::access::Permissions;
     use nvidia_host::inventory::Gpu;
 
     /// The answer for a GPU and a MIG device, one line for each entry.
@@ -136,7 +137,13 @@ mod tests {
         let gpus: [Gpu; 2] = [gpu(0, "A", &["1g.5gb", "1g.5gb"]).gpu, gpu(1, "B", &[]).gpu];
         let devices = [Device::Mig(&gpus[0], &gpus[0].mig_devices[1]), Device::Gpu(&gpus[1])];
         let path = ContainerPath::new("/dev/nvidia1").unwrap();
-        let nodes = [DeviceNode { source: Source::new("/root/dev/nvidia1"), path, major: 195, minor: 1 }];
+        let nodes = [DeviceNode {
+            source: Source::new("/root/dev/nvidia1"),
+            path,
+            major: 195,
+            minor: 1,
+            permissions: Permissions::default(),
+        }];
         let answer = arrange(&Layout { strategies, settings, has_icds }, &devices, &nodes);
         let mut lines: Vec<String> = answer.envs.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let access = |mount: &Mount| if mount.read_only { "ro" } else { "rw" };

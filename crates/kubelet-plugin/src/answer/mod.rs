@@ -145,6 +145,7 @@ mod tests {
     use base::paths::HostPath;
     use nvidia_host::config::KubeletPlugin;
     use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
+    use nvidia_host::driver::access::Permissions;
     use nvidia_host::driver::locate::DriverFiles;
     use nvidia_host::driver::nodes::NodeState;
     use nvidia_host::edits::facts::HostFacts;
@@ -223,7 +224,10 @@ mod tests {
     fn node(name: &str, minor: u32) -> (String, NodeState) {
         let path = format!("/dev/{name}");
         let (source, path) = (HostPath::new(&path), base::paths::ContainerPath::new(&path).unwrap());
-        (name.to_owned(), NodeState::Device(DeviceNode { source, path, major: 195, minor }))
+        (
+            name.to_owned(),
+            NodeState::Device(DeviceNode { source, path, major: 195, minor, permissions: Permissions::default() }),
+        )
     }
 
     /// The nodes of three GPUs, of which the first has two MIG devices.

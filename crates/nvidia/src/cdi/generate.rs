@@ -143,6 +143,7 @@ pub fn sources(spec: &Spec) -> BTreeSet<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::access::Permissions;
     use crate::edits::ProcMask;
     use base::paths::HostPath;
 
@@ -152,6 +153,7 @@ mod tests {
             path: ContainerPath::new(path).unwrap(),
             major: 195,
             minor: 0,
+            permissions: Permissions::default(),
         };
         let mounts = vec![(shown.into(), HostPath::new(format!("/proc/driver/nvidia/{shown}")))];
         let proc_mask = Some(ProcMask { files: vec![], mounts });

@@ -3,10 +3,7 @@
 //! A spec is independent of containers, so libraries have the paths of the host in it, and programs find them through the linker cache.
 //! If the image is known, libraries have the same paths as those that the hook mounts.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::{FileType, Stat};
 
 use base::paths::{ContainerPath, HostPath};
 use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
@@ -27,57 +24,10 @@ pub struct SpecContext {
     pub proc_dir: Option<HostPath>,
     /// The program that hook entries execute
     pub program: HostPath,
-    /// The properties of the device nodes
-    pub nodes: BTreeMap<HostPath, NodeFacts>,
     /// Whether to add the groups of the nodes to the processes of containers
     pub additional_gids: bool,
     /// The properties of the image; `None` for a CDI spec
     pub image: Option<RootfsFacts>,
-}
-
-/// The properties of a device node on the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeFacts {
-    /// Whether it is a character device
-    pub is_char: bool,
-    /// The permission bits
-    pub mode: u32,
-    /// The owner
-    pub uid: u32,
-    /// The group
-    pub gid: u32,
-}
-
-impl NodeFacts {
-    /// Returns the properties in the result of stat(2).
-    #[must_use]
-    pub fn from_stat(stat: &Stat) -> Self {
-        Self {
-            is_char: FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice,
-            mode: stat.st_mode & 0o7777,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-        }
-    }
-
-    /// Returns the properties of the existing nodes of these edits.
-    #[must_use]
-    pub fn of_nodes<'a>(edits: impl Iterator<Item = &'a Edits>) -> BTreeMap<HostPath, Self> {
-        let mut facts = BTreeMap::new();
-        for node in edits.flat_map(|edits| &edits.nodes) {
-            if let Ok(stat) = rustix::fs::lstat(node.source.as_path()) {
-                facts.insert(node.source.clone(), Self::from_stat(&stat));
-            }
-        }
-        facts
-    }
-
-    /// Returns the group of which a process must be a member to open the node, or `None` if all users can open it.
-    #[must_use]
-    pub const fn additional_gid(self) -> Option<u32> {
-        let for_everybody = self.mode & 0o006 == 0o006;
-        if self.gid != 0 && self.is_char && !for_everybody { Some(self.gid) } else { None }
-    }
 }
 
 /// The environment of hook entries. It must not be empty: runc would pass the environment of the container, including LD_PRELOAD
@@ -114,9 +64,8 @@ pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
         Expected::Directory | Expected::NamedDirectory => mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS),
     }));
     for node in &edits.nodes {
-        let facts = host.nodes.get(&node.source).copied().unwrap_or_default();
-        lowered.device_nodes.extend(device_node(node, facts));
-        lowered.additional_gids.extend(facts.additional_gid().filter(|_| host.additional_gids));
+        lowered.device_nodes.extend(device_node(node));
+        lowered.additional_gids.extend(node.permissions.additional_gid().filter(|_| host.additional_gids));
     }
     lowered
 }
@@ -209,7 +158,7 @@ fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<
 /// Converts a device node. The type is omitted, so that the engine checks that the host still has the node. An owner or group 0 is
 /// omitted too: the container's user then owns the node and can open it without being a member of a group.
 #[must_use]
-pub fn device_node(node: &edits::DeviceNode, facts: NodeFacts) -> Option<DeviceNode> {
+pub fn device_node(node: &edits::DeviceNode) -> Option<DeviceNode> {
     let path = node.path.absolute();
     let not_zero = |number: u32| Some(number).filter(|number| *number != 0);
     Some(DeviceNode {
@@ -218,10 +167,10 @@ pub fn device_node(node: &edits::DeviceNode, facts: NodeFacts) -> Option<DeviceN
         kind: None,
         major: Some(node.major.into()),
         minor: Some(node.minor.into()),
-        file_mode: not_zero(facts.mode),
+        file_mode: not_zero(node.permissions.mode),
         permissions: Some("rw".to_owned()),
-        uid: not_zero(facts.uid),
-        gid: not_zero(facts.gid),
+        uid: not_zero(node.permissions.uid),
+        gid: not_zero(node.permissions.gid),
     })
 }
 
@@ -230,6 +179,7 @@ mod tests {
     use std::ffi::{OsStr, OsString};
 
     use super::*;
+    use crate::driver::access::Permissions;
     use crate::edits::{HostFile, Need};
 
     fn host() -> SpecContext {
@@ -237,7 +187,6 @@ mod tests {
             driver_root: HostPath::new("/"),
             proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
             program: HostPath::new("/usr/bin/oci-nvidia-hook"),
-            nodes: BTreeMap::new(),
             additional_gids: false,
             image: None,
         }
@@ -274,19 +223,16 @@ mod tests {
 
     #[test]
     fn nodes_of_a_group() {
-        let path = HostPath::new("/dev/nvidia0");
         let node = edits::DeviceNode {
-            source: path.clone(),
+            source: HostPath::new("/dev/nvidia0"),
             path: ContainerPath::new("dev/nvidia0").unwrap(),
             major: 195,
             minor: 0,
+            permissions: Permissions { mode: 0o660, uid: 0, gid: 44 },
         };
-        let facts = NodeFacts { is_char: true, mode: 0o660, uid: 0, gid: 44 };
         let edits = Edits { nodes: vec![node], ..Edits::default() };
-        let lowered = |additional_gids| {
-            let nodes = [(path.clone(), facts)].into();
-            lower(&edits, &SpecContext { nodes, additional_gids, ..host() }, RootfsEdits::default())
-        };
+        let lowered =
+            |additional_gids| lower(&edits, &SpecContext { additional_gids, ..host() }, RootfsEdits::default());
         assert!(lowered(false).additional_gids.is_empty());
         assert_eq!(lowered(true).additional_gids, [44]);
         let node = &lowered(false).device_nodes[0];

@@ -12,7 +12,7 @@ use cdi_spec::spec::Spec;
 
 use super::entry::RootfsEdits;
 use super::generate::{Named, Naming, sources, spec};
-use super::lower::{NodeFacts, SpecContext};
+use super::lower::SpecContext;
 use super::stamp::Stamp;
 use crate::config::Config;
 use crate::edits::{Wanted, decide};
@@ -87,13 +87,12 @@ fn make_with(
     findings.extend(failed);
     findings.extend(mig_left_out(&host.inventory, &config.devices));
     findings.extend(host.findings());
-    let nodes = NodeFacts::of_nodes(devices.iter().map(|device| &device.edits).chain([&common]));
-    let is_for_a_group = nodes.values().any(|node| node.additional_gid().is_some());
+    let mut nodes = devices.iter().map(|device| &device.edits).chain([&common]).flat_map(|edits| &edits.nodes);
+    let is_for_a_group = nodes.any(|node| node.permissions.additional_gid().is_some());
     let context = SpecContext {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),
         program: settings.program.clone(),
-        nodes,
         additional_gids: is_for_a_group && settings.additional_gids.unwrap_or_else(engines_read_gids),
         image: None,
     };

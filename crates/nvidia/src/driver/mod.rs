@@ -1,5 +1,6 @@
 //! Finds the driver's files, sockets and device nodes on the host, below the driver root.
 
+pub mod access;
 pub mod compat;
 pub mod diagnosis;
 pub mod elf;

@@ -11,6 +11,8 @@ use base::paths::{ContainerPath, HostPath};
 use base::report::{catalog, failure};
 use base::tree::Tree;
 
+use super::access::Permissions;
+
 /// The major number of `/dev/nvidiaN`, `/dev/nvidiactl` and `/dev/nvidia-modeset`; assigned in the kernel's
 /// Documentation/admin-guide/devices.txt. The others are dynamic.
 pub const NVIDIA_MAJOR: u32 = 195;
@@ -38,6 +40,8 @@ pub struct DeviceNode {
     pub major: u32,
     /// The minor number
     pub minor: u32,
+    /// Who can open the host's node
+    pub permissions: Permissions,
 }
 
 /// The file at the path of a device node. It is plain data, so that the checks can be tested without a host.
@@ -66,7 +70,10 @@ impl NodeState {
         let is_device = located.kind == FileType::CharacterDevice;
         let (major, minor) = located.device;
         match ContainerPath::new(&path).filter(|_| is_device) {
-            Some(path) => Self::Device(DeviceNode { source: located.host, path, major, minor }),
+            Some(path) => {
+                let permissions = Permissions::from(&located);
+                Self::Device(DeviceNode { source: located.host, path, major, minor, permissions })
+            }
             None => Self::NotADevice(located.host),
         }
     }

@@ -154,6 +154,7 @@ fn extend<T: PartialEq>(list: &mut Vec<T>, more: Vec<T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::access::Permissions;
 
     #[test]
     fn merging_twice_is_merging_once() {
@@ -162,6 +163,7 @@ mod tests {
             path: ContainerPath::new(format!("/dev/nvidia{minor}")).unwrap(),
             major: 195,
             minor,
+            permissions: Permissions::default(),
         };
         let mask = |bus: &str| ProcMask { files: vec![], mounts: vec![(bus.into(), HostPath::new("/x"))] };
         let a = Edits { nodes: vec![node(0)], proc_mask: Some(mask("1")), ..Edits::default() };

@@ -5,6 +5,7 @@ use base::report::line;
 
 use super::*;
 use crate::capability::Capabilities;
+use crate::driver::access::Permissions;
 use crate::driver::locate::DriverFiles;
 use crate::driver::nodes::NodeState;
 use crate::inventory::select::tests::inventory;
@@ -12,7 +13,7 @@ use crate::inventory::select::tests::inventory;
 fn node(name: &str, major: u32, minor: u32) -> (String, NodeState) {
     let path = format!("/dev/{name}");
     let (source, path) = (HostPath::new(&path), ContainerPath::new(&path).unwrap());
-    (name.to_owned(), NodeState::Device(DeviceNode { source, path, major, minor }))
+    (name.to_owned(), NodeState::Device(DeviceNode { source, path, major, minor, permissions: Permissions::default() }))
 }
 
 /// A host with three GPUs, of which the last has two MIG devices, as [`inventory`] has them.

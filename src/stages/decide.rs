@@ -1,0 +1,76 @@
+//! Takes the decisions of the plan for a call of the hook, and writes them to its log and record.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use base::report::Finding;
+use nvidia_host::config::Config;
+
+use super::host::inspect_prepared;
+use super::open_log;
+use crate::oci::SpecView;
+use crate::oci::spec_view::Device;
+use crate::plan::asked::Asked;
+use crate::plan::request::GpuRequest;
+use crate::plan::{self, Gpus, Verdict};
+use crate::record::Outcome;
+use crate::record::call::Call;
+
+/// Returns the request of the container and the configuration; `None` if the container is left unchanged. Most containers request
+/// nothing: for them, not even config.toml is read.
+///
+/// # Errors
+/// If the request or config.toml is invalid.
+pub(super) fn asked(spec: &SpecView, config: Option<&Path>, call: &mut Call) -> Result<Option<(GpuRequest, Config)>> {
+    let Some((config, findings)) = plan::read_config(spec, config)? else { return Ok(None) };
+    open_log(&config, call);
+    let verdict = plan::verdict(spec, &config);
+    if !matches!(verdict, Ok(Verdict::Nothing(_))) {
+        call.keep();
+    }
+    findings.iter().for_each(|finding| call.finding(finding));
+    match verdict? {
+        Verdict::Nothing(reason) => call.note(&format!("nothing to do: {reason}")),
+        Verdict::LeftAlone(finding) => leave_alone(&finding, call),
+        Verdict::Gpus(request) => {
+            call.record().asked = Some(Asked::from(&*request));
+            call.record().request = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+            call.step_done("request");
+            return Ok(Some((*request, config)));
+        }
+    }
+    Ok(None)
+}
+
+/// Prepares and inspects the host, and returns what it provides for the request of a container whose config.json lists the device
+/// nodes `listed`; `None` if the container starts without it.
+///
+/// # Errors
+/// If the driver is missing, the request cannot be met, or a required part is missing.
+pub(super) fn gpus(request: GpuRequest, config: Config, listed: &[Device], call: &mut Call) -> Result<Option<Gpus>> {
+    let mut findings = Vec::new();
+    let found = inspect_prepared(&request, &config, call).and_then(|host| {
+        call.record().driver.clone_from(&host.inventory.driver_version);
+        call.step_done("driver");
+        Ok((plan::decide(&request, &config, &host, listed, &mut findings)?, host))
+    });
+    findings.iter().for_each(|finding| call.finding(finding));
+    match found {
+        Ok((provided, host)) => {
+            call.record().devices = provided.devices.into_iter().map(|device| device.text).collect();
+            call.step_done("files");
+            Ok(Some(Gpus::new(request, config, host, provided.edits)))
+        }
+        Err(error) => {
+            leave_alone(&plan::excuse(&request, &config, error)?, call);
+            Ok(None)
+        }
+    }
+}
+
+/// Ends a call for a container that starts without GPUs, although it requests them or has device nodes of GPUs.
+fn leave_alone(finding: &Finding, call: &mut Call) {
+    call.finding(finding);
+    call.end(Outcome::LeftAlone, &finding.what);
+}
