@@ -1,4 +1,4 @@
-//! Determines whether the device rules of config.json already allow a device. Pure.
+//! Determines which devices the device rules of config.json already allow. Pure.
 
 use std::fmt;
 
@@ -41,6 +41,15 @@ pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> 
     read && write
 }
 
+/// Reports whether `linux.resources.devices` allows all devices, as engines write it for `--privileged`.
+pub(crate) fn allow_all(config_rules: &[LinuxDeviceCgroup]) -> bool {
+    let is_any = |number: Option<i64>| number.is_none_or(|number| number < 0);
+    let mut of_all = config_rules.iter().rev().filter(|entry| {
+        matches!(entry.typ(), None | Some(LinuxDeviceType::A)) && is_any(entry.major()) && is_any(entry.minor())
+    });
+    of_all.next().is_some_and(LinuxDeviceCgroup::allow)
+}
+
 fn concerns(entry: &LinuxDeviceCgroup, rule: DeviceRule) -> bool {
     let kind = match entry.typ() {
         None | Some(LinuxDeviceType::A | LinuxDeviceType::C) => true,
@@ -61,6 +70,24 @@ mod tests {
     fn allowed(json: &str) -> bool {
         let entries: Vec<LinuxDeviceCgroup> = serde_json::from_str(json).unwrap();
         already_allowed(&entries, GPU)
+    }
+
+    #[test]
+    fn what_allows_all_devices() {
+        for (json, expected) in [
+            ("[]", false),
+            (r#"[{"allow":true,"access":"rwm"}]"#, true),
+            (
+                r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"a","major":-1,"minor":-1,"access":"rwm"}]"#,
+                true,
+            ),
+            (r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"a"}]"#, false),
+            (r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"c","major":1,"minor":3}]"#, true),
+            (r#"[{"allow":true,"type":"c","access":"rwm"},{"allow":true,"major":195,"access":"rwm"}]"#, false),
+        ] {
+            let entries: Vec<LinuxDeviceCgroup> = serde_json::from_str(json).unwrap();
+            assert_eq!(allow_all(&entries), expected, "{json}");
+        }
     }
 
     #[test]

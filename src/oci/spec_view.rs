@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use base::sys::in_root::open_host_file;
 
 use super::Pod;
+use super::device_rules::allow_all;
 use super::lists::{self, Environment};
 
 /// The parts of config.json that the hook uses.
@@ -22,8 +23,11 @@ pub struct SpecView {
     pub rootfs: PathBuf,
     /// `process.env`; the last of several equal names counts
     pub env: BTreeMap<String, String>,
-    /// Whether CAP_SYS_ADMIN is in the bounding set, which is how NVIDIA's hook defines a privileged container
+    /// Whether CAP_SYS_ADMIN is in the bounding set, in the user namespace of the engine. NVIDIA's hook also accepts a container with
+    /// a user namespace of its own, in which the capability gives no access to devices of the host
     pub privileged: bool,
+    /// Whether the engine lists all device nodes of the host, as for `--privileged`, so that the nodes are not a request
+    pub has_all_nodes: bool,
     /// `mounts`
     pub mounts: Vec<Mount>,
     /// `hooks` of all stages, without entries of an unknown form
@@ -241,8 +245,8 @@ pub fn parse(bytes: &[u8], bundle: &Path) -> Result<SpecView> {
 /// Decides from environment, privilege, and the JSON text of `mounts` and `linux`, whether the rest of config.json is needed.
 pub(crate) type IsWanted = fn(&SpecView, &str, &str) -> bool;
 
-/// Like [`parse`], but if `is_wanted` returns false, only the rootfs, the environment and the privilege are read, and the rest
-/// stays empty.
+/// Like [`parse`], but if `is_wanted` returns false, only the rootfs, the environment and the privileges are read, and the
+/// rest stays empty.
 ///
 /// # Errors
 /// Those of [`parse`].
@@ -253,10 +257,12 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
     let rootfs = bundle.join(root);
     ensure!(rootfs.is_absolute(), "its rootfs {rootfs:?} is not absolute");
     let process = raw.process.context("it has no \"process\"")?;
+    let (privileged, has_all_nodes) = privilege(process.capabilities, raw.linux)?;
     let view = SpecView {
         rootfs,
         env: process.env.unwrap_or_default().variables()?,
-        privileged: has_sys_admin(process.capabilities)?,
+        privileged,
+        has_all_nodes,
         ..SpecView::default()
     };
     if !is_wanted(&view, raw.mounts.map_or("", RawValue::get), raw.linux.map_or("", RawValue::get)) {
@@ -264,16 +270,12 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
     }
     let linux: RawLinux<'_> = parse_text(raw.linux)?.unwrap_or_default();
     let user: RawUser<'_> = parse_text(process.user)?.unwrap_or_default();
-    let mut user_namespace = false;
-    lists::each(linux.namespaces, &mut |entry| {
-        user_namespace |= lists::value(entry).get("type").is_some_and(|kind| kind == "user");
-    })?;
     Ok(SpecView {
         mounts: lists::known_entries(raw.mounts)?,
         hooks: hooks(parse_text(raw.hooks)?)?,
         device_rules: lists::known_entries(linux.resources.and_then(|resources| resources.devices))?,
         devices: lists::known_entries(linux.devices)?,
-        user_namespace,
+        user_namespace: has_user_namespace(linux.namespaces)?,
         uid_mappings: lists::known_entries(linux.uid_mappings)?,
         gid_mappings: lists::known_entries(linux.gid_mappings)?,
         user: (id(user.uid), id(user.gid)),
@@ -308,6 +310,32 @@ fn hooks(stages: Option<BTreeMap<String, &RawValue>>) -> Result<Vec<Hook>> {
         hooks.extend(lists::known_entries(Some(stage))?);
     }
     Ok(hooks)
+}
+
+/// Reports whether a container is privileged, and whether the engine lists all nodes of the host for it. `linux` is parsed only for
+/// containers with CAP_SYS_ADMIN, which are few.
+///
+/// A user namespace counts also if config.json names an existing one to join. It cannot be the engine's own: setns(2) then fails with
+/// EINVAL, and engines write no entry for `--userns=host`. With a rootless engine, the engine's namespace takes the place of
+/// the host's: its user can open the same nodes without the hook.
+fn privilege(capabilities: Option<&RawValue>, linux: Option<&RawValue>) -> Result<(bool, bool)> {
+    if !has_sys_admin(capabilities)? {
+        return Ok((false, false));
+    }
+    let linux: RawLinux<'_> = parse_text(linux)?.unwrap_or_default();
+    if !has_user_namespace(linux.namespaces)? {
+        return Ok((true, true));
+    }
+    let rules: Vec<_> = lists::known_entries(linux.resources.and_then(|resources| resources.devices))?;
+    Ok((false, allow_all(&rules)))
+}
+
+fn has_user_namespace(namespaces: Option<&RawValue>) -> Result<bool> {
+    let mut found = false;
+    lists::each(namespaces, &mut |entry| {
+        found |= lists::value(entry).get("type").is_some_and(|kind| kind == "user");
+    })?;
+    Ok(found)
 }
 
 /// Reports whether CAP_SYS_ADMIN is in the bounding set. `capabilities` is an object, and before runtime-spec 1.0.0-rc5 it was
@@ -429,7 +457,34 @@ mod tests {
         ] {
             let spec =
                 view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{"capabilities":{capabilities}}}}}"#)).unwrap();
-            assert_eq!(spec.privileged, privileged, "{capabilities}");
+            assert_eq!((spec.privileged, spec.has_all_nodes), (privileged, privileged), "{capabilities}");
+        }
+    }
+
+    /// CAP_SYS_ADMIN of another user namespace gives no access to the host's devices.
+    #[test]
+    fn a_user_namespace_has_no_privilege() {
+        let own = r#""namespaces":[{"type":"mount"},{"type":"user"}]"#;
+        let joined = r#""namespaces":[{"type":"user","path":"/proc/1/ns/user"}]"#;
+        let of_privileged = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"access":"rwm"}]}"#;
+        let of_others =
+            r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","access":"m"}]}"#;
+        for (linux, privileged, has_all_nodes) in [
+            (r#""namespaces":[{"type":"mount"}]"#.to_owned(), true, true),
+            (r#""namespaces":[{"type":"mount"},3,null]"#.to_owned(), true, true),
+            (own.to_owned(), false, false),
+            (joined.to_owned(), false, false),
+            (r#""namespaces":[{"\u0074ype":"us\u0065r"}]"#.to_owned(), false, false),
+            (format!("{own},{of_privileged}"), false, true),
+            (format!("{own},{of_others}"), false, false),
+        ] {
+            let text = format!(
+                r#"{{"root":{{"path":"/r"}},"process":{{"capabilities":{{"bounding":["CAP_SYS_ADMIN"]}}}},"linux":{{{linux}}}}}"#
+            );
+            let partial = parse_if(text.as_bytes(), Path::new("/bundle"), |_, _, _| false).unwrap();
+            for spec in [view(&text).unwrap(), partial] {
+                assert_eq!((spec.privileged, spec.has_all_nodes), (privileged, has_all_nodes), "{linux}");
+            }
         }
     }
 

@@ -24,8 +24,8 @@ pub(crate) struct Given {
 /// Returns the GPUs that the engine gave to the container. They are not a request, and are used only in messages.
 pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     let trace = others::trace_of_cdi_spec(spec);
-    // config.json of a privileged container lists all nodes of the host, so nodes alone prove nothing.
-    let counts = !spec.privileged || trace.is_some() || !spec.cdi_devices.is_empty();
+    // If config.json lists all nodes of the host, nodes alone prove nothing.
+    let counts = !spec.has_all_nodes || trace.is_some() || !spec.cdi_devices.is_empty();
     let nodes: BTreeSet<_> = gpu_nodes(spec).filter(|_| counts).collect();
     let names = &spec.cdi_devices;
     // Devices of another vendor say nothing about GPUs.

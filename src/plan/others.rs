@@ -57,7 +57,7 @@ fn file_name(path: &Path) -> &str {
 fn driver_files(spec: &SpecView) -> Option<&Path> {
     let is_control = |path: &Path| path == Path::new(CONTROL_NODE);
     let is_given = spec.mounts.iter().any(|mount| is_control(&mount.destination))
-        || (!spec.privileged && spec.devices.iter().any(|device| is_control(&device.path)));
+        || (!spec.has_all_nodes && spec.devices.iter().any(|device| is_control(&device.path)));
     let mut paths = spec.mounts.iter().map(|mount| mount.destination.as_path());
     paths.find(|path| LIBRARIES.iter().any(|library| file_name(path).starts_with(library))).filter(|_| is_given)
 }

@@ -19,9 +19,9 @@ pub fn hint(spec: &SpecView) -> Hint {
 /// Reports from environment, privilege, and the JSON text of `mounts` and `linux` whether the container can contain a request.
 /// Never false if [`hint`] is not [`Hint::No`].
 pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
-    request::hint_of(&spec.env) != Hint::No
+    request::hint_of((&spec.env).into()) != Hint::No
         || mounts_may_request(mounts)
-        || (request::nodes_may_request(&spec.env, spec.privileged) && nodes_may_be_granted(linux))
+        || (!spec.has_all_nodes && request::nodes_may_request((&spec.env).into()) && nodes_may_be_granted(linux))
 }
 
 /// Reports whether this JSON text of `mounts` can contain a request. The name of the directory must occur in it, unless the
@@ -52,9 +52,9 @@ pub fn granted(devices: &[Device]) -> Option<Nodes> {
 fn container(spec: &SpecView) -> Container<'_> {
     let mounts = spec.mounts.iter().map(|mount| Mount { source: &mount.source, destination: &mount.destination });
     Container {
-        env: &spec.env,
+        env: (&spec.env).into(),
         mounts: mounts.collect(),
-        nodes: characters(&spec.devices),
+        nodes: if spec.has_all_nodes { Vec::new() } else { characters(&spec.devices) },
         privileged: spec.privileged,
     }
 }
@@ -114,8 +114,8 @@ mod tests {
         };
         let open = Config::default();
         let locked = Config { accept_envvar_when_unprivileged: false, ..Config::default() };
-        let decide = |env: &[(&str, &str)], privileged: bool, config: &Config| {
-            let spec = SpecView { devices: vec![node(255), node(1)], privileged, ..spec(env) };
+        let decide_as = |env: &[(&str, &str)], (privileged, has_all_nodes): (bool, bool), config: &Config| {
+            let spec = SpecView { devices: vec![node(255), node(1)], privileged, has_all_nodes, ..spec(env) };
             let decision = from_spec(&spec, config).unwrap();
             assert!(hint(&spec) != Hint::No || matches!(decision, Decision::Nothing(_)), "{env:?}");
             match decision {
@@ -124,6 +124,7 @@ mod tests {
                 Decision::Refused(_) => "refused".to_owned(),
             }
         };
+        let decide = |env: &[(&str, &str)], config: &Config| decide_as(env, (false, false), config);
         let all = ("NVIDIA_VISIBLE_DEVICES", "all");
         for (env, when_open, when_locked) in [
             (&[][..], "/dev/nvidia1", "/dev/nvidia1"),
@@ -133,13 +134,16 @@ mod tests {
             (&[("NVIDIA_VISIBLE_DEVICES", "void")], "nothing", "nothing"),
             (&[("NVIDIA_VISIBLE_DEVICES", "")], "nothing", "nothing"),
         ] {
-            assert_eq!(decide(env, false, &open), when_open, "{env:?}");
-            assert_eq!(decide(env, false, &locked), when_locked, "{env:?}");
+            assert_eq!(decide(env, &open), when_open, "{env:?}");
+            assert_eq!(decide(env, &locked), when_locked, "{env:?}");
         }
-        assert_eq!(decide(&[], true, &open), "nothing", "a privileged one has every node of the host");
-        assert_eq!(decide(&[all], true, &locked), "all");
+        assert_eq!(decide_as(&[], (true, true), &open), "nothing", "a privileged one has every node of the host");
+        assert_eq!(decide_as(&[all], (true, true), &locked), "all");
+        // With a user namespace, a privileged container has every node and no privilege.
+        assert_eq!(decide_as(&[], (false, true), &open), "nothing");
+        assert_eq!(decide_as(&[all], (false, true), &locked), "refused");
         let swarm = Config { swarm_resource: vec!["DOCKER_RESOURCE_GPU".into()], ..Config::default() };
-        assert_eq!(decide(&[("DOCKER_RESOURCE_GPU", "")], false, &swarm), "nothing");
+        assert_eq!(decide(&[("DOCKER_RESOURCE_GPU", "")], &swarm), "nothing");
     }
 
     proptest! {

@@ -134,6 +134,13 @@ impl Podman {
         std::fs::remove_file(self.hooks.join("oci-nvidia-hook.json")).unwrap();
     }
 
+    /// Removes all hook files.
+    pub fn remove_hooks(&self) {
+        for file in std::fs::read_dir(&self.hooks).unwrap() {
+            std::fs::remove_file(file.unwrap().path()).unwrap();
+        }
+    }
+
     /// The same hook as on the kernel of this test.
     fn hooks(&self) -> PathBuf {
         let Some(kernel) = kernels::current() else { return self.hooks.clone() };

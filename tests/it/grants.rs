@@ -25,6 +25,9 @@ pub const TESTS: &[Test] = &[
     ("grants::a_library_alone_sets_nothing_up", NEEDS, a_library_alone_sets_nothing_up),
     ("grants::hosts_without_a_gpu", NEEDS_DRIVER, hosts_without_a_gpu),
     ("grants::a_gpu_in_mig_mode_alone", NEEDS_DRIVER, a_gpu_in_mig_mode_alone),
+    ("grants::privilege_in_another_user_namespace", NEEDS_DRIVER, privilege_in_another_user_namespace),
+    ("grants::locked_nodes_and_user_namespaces", engine::NEEDS, || locked_podman(Cgroup::AsMounted)),
+    ("grants::locked_nodes_and_user_namespaces_with_crun", engine::NEEDS_CRUN, || locked_podman(Cgroup::WithCrun)),
 ];
 
 const LOCKED: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
@@ -333,4 +336,95 @@ fn a_gpu_in_mig_mode_alone() {
         old.lines().filter(|line| !line.starts_with("mig ")).map(|line| line.to_owned() + "\n").collect()
     });
     assert!(told("all", &[], &[]).contains("ONH-230"));
+}
+
+/// CAP_SYS_ADMIN counts only in the user namespace of the engine: for the variables, MIG management and IMEX channels, in each
+/// program that reads config.json.
+fn privilege_in_another_user_namespace() {
+    let fake = FakeDriver::new(&["--gpus", "1", "--mig"]);
+    let host = json!({"linux": {"namespaces": [{"type": "mount"}]}});
+    let own = json!({"linux": {"namespaces": [{"type": "user"}, {"type": "mount"}]}});
+    let joined = json!({"linux": {"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]}});
+    let asked = |spec: &str| {
+        let mut command = Command::new(HOOK);
+        command.arg("--config").arg(&fake.config).args(["explain", "--request", "--json", "--stage", "precreate"]);
+        let ran = run_with(command.env_clear(), spec.as_bytes());
+        serde_json::from_str::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
+    };
+    let precreate = |spec: &str| {
+        let mut command = Command::new(HOOK);
+        run_with(command.arg("--config").arg(&fake.config).arg("precreate").env_clear(), spec.as_bytes())
+    };
+    let all = "NVIDIA_VISIBLE_DEVICES=all";
+    for (locked, env, finding) in [
+        (true, &[all][..], "ONH-103"),
+        (true, &["CUDA_VERSION=9.0"], "ONH-103"),
+        (true, &["DOCKER_RESOURCE_GPU=0"], "ONH-103"),
+        (false, &[all, "NVIDIA_MIG_CONFIG_DEVICES=all"], "ONH-037"),
+        (false, &[all, "NVIDIA_MIG_MONITOR_DEVICES=all"], "ONH-037"),
+        (true, &[all, "NVIDIA_MIG_CONFIG_DEVICES=all"], "ONH-103"),
+    ] {
+        let lock = if locked { LOCKED } else { "" };
+        configure_first(&fake, &format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{lock}"));
+        let privileged = asked(&with(host.clone(), env, &["CAP_SYS_ADMIN"]));
+        assert!(privileged["outcome"] == "inject", "{env:?}: {privileged}");
+        assert_eq!(privileged["container"]["privileged"], true, "{env:?}");
+        for namespace in [&own, &joined] {
+            let spec = with(namespace.clone(), env, &["CAP_SYS_ADMIN"]);
+            let told = asked(&spec);
+            assert_eq!(told["container"]["privileged"], false, "{env:?}");
+            assert!(told["findings"].to_string().contains(finding) && told["request"].is_null(), "{env:?}: {told}");
+            let ran = precreate(&spec);
+            assert!(ran.stderr.contains(finding), "{env:?}: {ran:?}");
+            if finding == "ONH-103" {
+                assert_eq!(ran.ok(), spec, "{env:?}");
+            } else {
+                ran.failed(1);
+            }
+        }
+    }
+    // A mount requests GPUs, and a variable IMEX channels.
+    configure_first(&fake, &format!("accept-nvidia-visible-devices-as-volume-mounts = true\n{LOCKED}"));
+    for (namespace, channels) in [(&host, json!(["0"])), (&own, json!([])), (&joined, json!([]))] {
+        let mut spec = namespace.clone();
+        spec["mounts"] = json!([{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/all"}]);
+        let told = asked(&with(spec, &["NVIDIA_IMEX_CHANNELS=0"], &["CAP_SYS_ADMIN"]));
+        assert_eq!(told["request"]["imex_channels"], channels, "{namespace}: {told}");
+    }
+    // The nodes that a device plugin passes are still a request. Those of a container with all nodes are not.
+    configure_first(&fake, LOCKED);
+    let gpu_0 = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)];
+    for (rules, devices) in [
+        (json!([{"allow": false, "access": "rwm"}]), json!(["/dev/nvidia0"])),
+        (json!([{"allow": true, "access": "rwm"}]), Value::Null),
+    ] {
+        let mut spec = own.clone();
+        spec["linux"]["devices"] = json!(gpu_0);
+        spec["linux"]["resources"] = json!({"devices": rules});
+        let told = asked(&with(spec, &[all], &["CAP_SYS_ADMIN"]));
+        assert_eq!(told["request"]["visible_devices"], devices, "{told}");
+    }
+}
+
+fn locked_podman(cgroup: Cgroup) {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    configure_first(&fake, LOCKED);
+    let podman = Podman::with_image();
+    let userns = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"];
+    let run = |options: &[&str], env: &str| {
+        let of_image = ["-e", env, IMAGE, "sh", "-c", "nvidia-smi -L || true"];
+        podman.run(cgroup, &[options, &of_image].concat())
+    };
+    for install in [Podman::install_hook, Podman::install_precreate] {
+        podman.remove_hooks();
+        install(&podman, &fake.config);
+        for privilege in ["--cap-add=SYS_ADMIN", "--privileged"] {
+            for env in ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=9.0"] {
+                let text = run(&[privilege], env).ok();
+                assert_eq!(text.matches("UUID: GPU-").count(), 2, "{privilege} {env}: {text}");
+                let text = run(&[&userns[..], &[privilege]].concat(), env).ok();
+                assert!(!text.contains("GPU-"), "{privilege} {env}: {text}");
+            }
+        }
+    }
 }

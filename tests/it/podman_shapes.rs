@@ -306,6 +306,17 @@ fn rootless() {
         assert_works(ran, &[hook, &shape]);
     }
     user.install_hook("hooks.d/oci-nvidia-hook.json");
+    // The user can mount the nodes without the hook, so that the user's namespace counts like the host's.
+    let config = std::fs::read_to_string(user.path("config.toml")).unwrap();
+    let locked = format!("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n{config}");
+    std::fs::write(user.path("config.toml"), locked).unwrap();
+    for (options, gpus) in [("", 0), ("--privileged", 1), ("--cap-add=SYS_ADMIN", 1), ("--privileged --userns=auto", 0)]
+    {
+        let arguments = format!("{options} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sh -c 'nvidia-smi -L || true'");
+        let text = user.podman(&format!("run --rm --network=none {arguments}")).ok();
+        assert_eq!(text.matches("UUID: GPU-").count(), gpus, "{options}: {text}");
+    }
+    std::fs::write(user.path("config.toml"), config).unwrap();
     if !std::path::Path::new("/dev/nvidiactl").exists() {
         let arguments = format!("--privileged -v {HOSTS_DEV} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true");
         let ran = user.podman(&format!("run --rm --network=none --log-driver=none {arguments}"));

@@ -112,7 +112,7 @@ kinds! {
         fix "request capabilities that the hint lists, or extend `supported-driver-capabilities` in config.toml" see "oci-nvidia-hook.toml(5)";
     PRIVILEGE "ONH-037" Error "the request requires a privileged container"
         why "managing or monitoring MIG devices affects all users of a GPU"
-        fix "start the container with `--privileged`, or without the variable that the message names" see "usage.md";
+        fix "start the container with `--privileged` and without a user namespace, or without the variable that the message names" see "usage.md";
     BAD_REQUEST "ONH-038" Error "the request is invalid"
         why "guessing the intended value could give the container the wrong device"
         fix "correct the variable or mount that the message names; the hint lists what is allowed" see "troubleshooting.md";

@@ -112,7 +112,7 @@ fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> requ
         destination: Path::new(&mount.destination),
     };
     request::Container {
-        env,
+        env: env.into(),
         mounts: container.mounts.iter().map(mount).collect(),
         nodes: character_nodes(container),
         privileged: false,

@@ -25,6 +25,8 @@ pub use user::{UserSpec, resolve};
 
 /// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.
 pub const SWARM_PREFIX: &str = "DOCKER_";
+/// The prefix of those for resources, under which Docker Swarm publishes a generic resource of a node.
+pub const SWARM_RESOURCE_PREFIX: &str = "DOCKER_RESOURCE_";
 /// The most unknown keys that are reported. For each of them the lines of the file are counted, which would take quadratic time.
 const MAX_UNKNOWN: usize = 16;
 
@@ -180,7 +182,7 @@ fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
     Some(Finding::new(
         &catalog::SWARM_RESOURCE,
         format!("{path:?}: swarm-resource contains {unheard:?}, which does not begin with {SWARM_PREFIX}"),
-        format!("name the resource in Docker so that its variable begins with {SWARM_PREFIX}RESOURCE_"),
+        format!("name the resource in Docker so that its variable begins with {SWARM_RESOURCE_PREFIX}"),
     ))
 }
 

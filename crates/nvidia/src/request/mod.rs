@@ -6,38 +6,33 @@
 pub mod mounts;
 pub mod nodes;
 pub mod select;
-
-use std::collections::BTreeMap;
+pub mod variables;
 
 use anyhow::{Result, bail};
 
 use base::report::{Finding, catalog, failure};
 
-use crate::capability::{self, Capabilities, DRIVER_CAPABILITIES, Omit};
-use crate::config::{Config, NoGpu, Require, SWARM_PREFIX};
-use crate::device_id::{self, VISIBLE_DEVICES, VisibleDevices, imex_channel};
+use crate::capability::{self, Capabilities, Omit};
+use crate::config::{Config, NoGpu, Require};
+use crate::device_id::{self, VisibleDevices, imex_channel};
 use crate::edits::Wanted;
 use crate::host;
 use crate::require::{self, Requirement};
 
 pub use mounts::Mount;
 pub use nodes::Node;
-
-const MIG_CONFIG_DEVICES: &str = "NVIDIA_MIG_CONFIG_DEVICES";
-const MIG_MONITOR_DEVICES: &str = "NVIDIA_MIG_MONITOR_DEVICES";
-const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
-const CUDA_VERSION: &str = "CUDA_VERSION";
+pub use variables::{Environment, Variable};
 
 /// The properties of a container on which its request depends.
 #[derive(Clone, Debug)]
 pub struct Container<'a> {
     /// The environment of its process
-    pub env: &'a BTreeMap<String, String>,
+    pub env: Environment<'a>,
     /// Its mounts
     pub mounts: Vec<Mount<'a>>,
-    /// Its character device nodes
+    /// Its character device nodes; empty if the engine lists all nodes of the host, which is not a request
     pub nodes: Vec<Node<'a>>,
-    /// Whether it is privileged; false if that is unknown
+    /// Whether it has CAP_SYS_ADMIN in the user namespace of its engine; false if that is unknown
     pub privileged: bool,
 }
 
@@ -73,15 +68,16 @@ impl GpuRequest {
             capabilities: self.capabilities,
             omit: self.omit,
             gpus: self.devices != VisibleDevices::None,
-            mig_config: is_all(MIG_CONFIG_DEVICES, self.mig_config.as_deref())?,
-            mig_monitor: is_all(MIG_MONITOR_DEVICES, self.mig_monitor.as_deref())?,
+            mig_config: is_all(Variable::MigConfigDevices, self.mig_config.as_deref())?,
+            mig_monitor: is_all(Variable::MigMonitorDevices, self.mig_monitor.as_deref())?,
             imex_channels: channels?,
         })
     }
 }
 
 /// Returns whether a MIG variable is set. It must be "all": MIG management applies to all GPUs of the container.
-fn is_all(variable: &str, value: Option<&str>) -> Result<bool> {
+fn is_all(variable: Variable, value: Option<&str>) -> Result<bool> {
+    let variable = variable.name();
     match value {
         None => Ok(false),
         Some("all") => Ok(true),
@@ -122,32 +118,27 @@ pub enum Hint {
 pub fn hint(container: &Container<'_>) -> Hint {
     match hint_of(container.env) {
         _ if container.mounts.iter().any(mounts::is_request) => Hint::Yes,
-        Hint::No
-            if nodes_may_request(container.env, container.privileged) && nodes::granted(&container.nodes).is_some() =>
-        {
-            Hint::Perhaps
-        }
+        Hint::No if nodes_may_request(container.env) && nodes::granted(&container.nodes).is_some() => Hint::Perhaps,
         hint => hint,
     }
 }
 
 /// Reports whether device nodes can be a request. Not if the variable is set: it is explicit, and CDI specs set it to `void`.
-/// And not in a privileged container, which has all nodes of the host.
 #[must_use]
-pub fn nodes_may_request(env: &BTreeMap<String, String>, privileged: bool) -> bool {
-    !privileged && !env.contains_key(VISIBLE_DEVICES)
+pub fn nodes_may_request(env: Environment<'_>) -> bool {
+    env.get(Variable::VisibleDevices).is_none()
 }
 
 /// Like [`hint`], from the environment alone.
 #[must_use]
-pub fn hint_of(env: &BTreeMap<String, String>) -> Hint {
-    let asks = match env.get(VISIBLE_DEVICES) {
+pub fn hint_of(env: Environment<'_>) -> Hint {
+    let asks = match env.get(Variable::VisibleDevices) {
         Some(value) => device_id::parse(value).is_some(),
         None => is_legacy_image(env),
     };
     if asks {
         Hint::Yes
-    } else if env.keys().any(|name| name.starts_with(SWARM_PREFIX)) {
+    } else if env.may_have_swarm_resource() {
         Hint::Perhaps
     } else {
         Hint::No
@@ -165,20 +156,20 @@ pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
     let (asked_by, devices) = match by_mounts.map_or_else(|| asked_by_env(container, config, env_counts), Ok) {
         Ok(asked) => asked,
         Err((decision, Rank::Explicit)) => return Ok(decision),
-        Err((decision, Rank::Default)) => match nodes::granted(&container.nodes).filter(|_| !container.privileged) {
+        Err((decision, Rank::Default)) => match nodes::granted(&container.nodes) {
             Some(nodes) => (nodes::ORIGIN.to_owned(), VisibleDevices::Nodes(nodes)),
             None => return Ok(decision),
         },
     };
     let legacy = is_legacy_image(container.env);
-    let asked = container.env.get(DRIVER_CAPABILITIES).map(String::as_str);
+    let asked = container.env.get(Variable::DriverCapabilities);
     Ok(Decision::Gpus(Box::new(GpuRequest {
         devices,
         asked_by,
         capabilities: capability::parse(asked, legacy, config.supported_driver_capabilities)?,
         requirements: requirements(container, config, legacy)?,
-        mig_config: privileged_only(container, MIG_CONFIG_DEVICES)?,
-        mig_monitor: privileged_only(container, MIG_MONITOR_DEVICES)?,
+        mig_config: privileged_only(container, Variable::MigConfigDevices)?,
+        mig_monitor: privileged_only(container, Variable::MigMonitorDevices)?,
         imex_channels: imex_channels(container, config, from_mounts.imex, env_counts),
         omit: Omit::default(),
     })))
@@ -227,26 +218,26 @@ fn asked_by_env(
 }
 
 /// Reports whether the image is older than NVIDIA_REQUIRE_CUDA. Such an image requests all GPUs without a variable.
-fn is_legacy_image(env: &BTreeMap<String, String>) -> bool {
-    let is_set = |name| env.get(name).is_some_and(|value: &String| !value.is_empty());
-    is_set(CUDA_VERSION) && !is_set("NVIDIA_REQUIRE_CUDA")
+fn is_legacy_image(env: Environment<'_>) -> bool {
+    env.get_filled(Variable::CudaVersion).is_some() && env.get_filled(Variable::RequireCuda).is_none()
 }
 
 /// Returns the variable with the request and its value; or the reason why no variable requests GPUs.
 fn visible_by_env(container: &Container<'_>, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
+    let visible_devices = Variable::VisibleDevices.name();
     // A swarm variable has precedence over NVIDIA_VISIBLE_DEVICES, even if it is empty.
-    let swarm: Vec<_> = config.swarm_resource.iter().filter(|name| container.env.contains_key(*name)).collect();
-    let (asked_by, value) = if swarm.is_empty() {
-        let value = match container.env.get(VISIBLE_DEVICES) {
-            Some(value) => value.clone(),
-            None if is_legacy_image(container.env) => return Ok((CUDA_VERSION.to_owned(), VisibleDevices::All)),
-            None => return Err((format!("{VISIBLE_DEVICES} is not set"), Rank::Default)),
+    let (names, values): (Vec<_>, Vec<_>) = container.env.swarm_resources(&config.swarm_resource).into_iter().unzip();
+    let (asked_by, value) = if names.is_empty() {
+        let value = match container.env.get(Variable::VisibleDevices) {
+            Some(value) => value.to_owned(),
+            None if is_legacy_image(container.env) => {
+                return Ok((Variable::CudaVersion.name().to_owned(), VisibleDevices::All));
+            }
+            None => return Err((format!("{visible_devices} is not set"), Rank::Default)),
         };
-        (VISIBLE_DEVICES.to_owned(), value)
+        (visible_devices.to_owned(), value)
     } else {
-        let values = swarm.iter().filter_map(|name| container.env.get(*name)).cloned();
-        let names = swarm.iter().map(|name| name.as_str());
-        (names.collect::<Vec<_>>().join(","), values.collect::<Vec<_>>().join(","))
+        (names.join(","), values.join(","))
     };
     match device_id::parse(&value) {
         Some(devices) => Ok((asked_by, devices)),
@@ -254,19 +245,17 @@ fn visible_by_env(container: &Container<'_>, config: &Config) -> Result<(String,
     }
 }
 
-fn privileged_only(container: &Container<'_>, name: &str) -> Result<Option<String>> {
-    let value = container.env.get(name).filter(|value| !value.is_empty());
-    if value.is_some() && !container.privileged {
+fn privileged_only(container: &Container<'_>, variable: Variable) -> Result<Option<String>> {
+    let Some(value) = container.env.get_filled(variable) else { return Ok(None) };
+    if !container.privileged {
+        let name = variable.name();
         return Err(failure(
             &catalog::PRIVILEGE,
-            format!(
-                "insufficient privileges for {name}={:?}: the container is not privileged",
-                value.unwrap_or(&String::new())
-            ),
-            format!("start the container with --privileged, or without {name}"),
+            format!("insufficient privileges for {name}={value:?}: the container is not privileged"),
+            format!("start the container with --privileged and without a user namespace, or without {name}"),
         ));
     }
-    Ok(value.cloned())
+    Ok(Some(value.to_owned()))
 }
 
 fn imex_channels(
@@ -282,7 +271,7 @@ fn imex_channels(
         return from_mounts;
     }
     // The syntax is that of NVIDIA_VISIBLE_DEVICES, but `all` and `none` are not channels.
-    match container.env.get(IMEX_CHANNELS).and_then(|value| device_id::parse(value)) {
+    match container.env.get(Variable::ImexChannels).and_then(device_id::parse) {
         Some(VisibleDevices::List(channels)) => channels,
         _ => Vec::new(),
     }
@@ -292,26 +281,24 @@ fn imex_channels(
 pub const MAX_REQUIREMENTS: usize = 32;
 
 fn requirements(container: &Container<'_>, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
-    let disabled = container.env.get("NVIDIA_DISABLE_REQUIRE").is_some_and(|value| is_go_true(value));
+    let disabled = container.env.get(Variable::DisableRequire).is_some_and(is_go_true);
     if disabled || config.requirements() == Require::Off {
         return Ok(Vec::new());
     }
-    let named = container.env.iter().filter(|(name, _)| {
-        // On Tegra, these variables contain lists of files.
-        name.starts_with("NVIDIA_REQUIRE_") && !name.starts_with("NVIDIA_REQUIRE_JETPACK")
-    });
+    let named = container.env.requirements();
     let mut list: Vec<_> =
-        named.map(|(name, value)| Requirement { variable: name.clone(), text: value.clone() }).collect();
+        named.map(|(name, text)| Requirement { variable: name.to_owned(), text: text.to_owned() }).collect();
     if legacy {
-        let version = container.env.get(CUDA_VERSION).map(String::as_str).unwrap_or_default();
+        let variable = Variable::CudaVersion.name();
+        let version = container.env.get(Variable::CudaVersion).unwrap_or_default();
         let Some((major, minor)) = require::parse_cuda_version(version) else {
             return Err(failure(
                 &catalog::BAD_REQUIREMENT,
-                format!("invalid {CUDA_VERSION}={version:?}: expected a version like 11.8 or 11.8.0"),
+                format!("invalid {variable}={version:?}: expected a version like 11.8 or 11.8.0"),
                 "set NVIDIA_REQUIRE_CUDA or NVIDIA_DISABLE_REQUIRE=true in the container",
             ));
         };
-        list.push(Requirement { variable: CUDA_VERSION.to_owned(), text: format!("cuda>={major}.{minor}") });
+        list.push(Requirement { variable: variable.to_owned(), text: format!("cuda>={major}.{minor}") });
     }
     if list.len() > MAX_REQUIREMENTS {
         bail!("the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are allowed", list.len());

@@ -11,7 +11,7 @@ use crate::inventory::{Gpu, Inventory, limits};
 use crate::require::{self, Properties};
 use base::report::{Finding, catalog, failure};
 
-use super::{GpuRequest, MIG_CONFIG_DEVICES, MIG_MONITOR_DEVICES};
+use super::{GpuRequest, Variable};
 
 /// Returns the devices for a request, after checking its requirements.
 ///
@@ -41,11 +41,13 @@ pub fn decide<'a>(
 
 /// Refuses MIG management for selected MIG devices: it needs whole GPUs.
 fn refuse_selected_mig_devices(request: &GpuRequest, devices: &[Device<'_>]) -> Result<()> {
-    let management = [(MIG_CONFIG_DEVICES, &request.mig_config), (MIG_MONITOR_DEVICES, &request.mig_monitor)];
+    let management =
+        [(Variable::MigConfigDevices, &request.mig_config), (Variable::MigMonitorDevices, &request.mig_monitor)];
     let Some((variable, _)) = management.into_iter().find(|(_, value)| value.is_some()) else { return Ok(()) };
     if request.devices == VisibleDevices::All || !devices.iter().any(|device| matches!(device, Device::Mig(..))) {
         return Ok(());
     }
+    let variable = variable.name();
     Err(failure(
         &catalog::BAD_REQUEST,
         format!("{variable}=all cannot be combined with selected MIG devices"),
