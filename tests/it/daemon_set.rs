@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::cdi::GPU_0;
 use crate::driver::{FakeDriver, Image};
-use crate::engine::{Cgroup, Podman};
+use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{Need, sh, source};
 use crate::{Test, built};
 
@@ -21,13 +21,33 @@ const NEEDS: &[Need] = &[
     Need::Program("mkfifo"),
 ];
 
-pub const TESTS: &[Test] =
-    &[("daemon_set::the_plugin_works_in_its_container", NEEDS, the_plugin_works_in_its_container)];
+pub const TESTS: &[Test] = &[
+    ("daemon_set::the_plugin_works_in_its_container", NEEDS, the_plugin_works_in_its_container),
+    ("daemon_set::the_plugin_gets_the_gpus_of_a_locked_node", engine::NEEDS, the_plugin_gets_the_gpus_of_a_locked_node),
+];
 
 /// Returns the pod of the DaemonSet.
 fn pod() -> Value {
     let text = fs::read_to_string(source("deploy/kubernetes/base/daemon-set.yaml")).unwrap();
     cdi_spec::yaml::parse(&text).unwrap()["spec"]["template"]["spec"].clone()
+}
+
+/// Returns the pod of the DaemonSet with the changes of an overlay.
+fn pod_of_overlay(name: &str) -> Value {
+    let mut pod = pod();
+    let text = fs::read_to_string(source(&format!("deploy/kubernetes/overlays/{name}/kustomization.yaml"))).unwrap();
+    let overlay = cdi_spec::yaml::parse(&text).unwrap();
+    let patch = cdi_spec::yaml::parse(overlay["patches"][0]["patch"].as_str().unwrap()).unwrap();
+    for change in patch.as_array().unwrap() {
+        let path = change["path"].as_str().unwrap().strip_prefix("/spec/template/spec").unwrap();
+        let (parent, field) = path.rsplit_once('/').unwrap();
+        let parent = pod.pointer_mut(parent).unwrap();
+        match field {
+            "-" => parent.as_array_mut().unwrap().push(change["value"].clone()),
+            field => parent[field] = change["value"].clone(),
+        }
+    }
+    pod
 }
 
 /// Returns Podman's options for a volume: a directory below `node` takes the place of one of the node.
@@ -39,8 +59,11 @@ fn volume(pod: &Value, mount: &Value, node: &Path) -> String {
         assert_eq!(volume["emptyDir"]["medium"], "Memory", "{volume}");
         return format!("--tmpfs {path}");
     };
-    let host = node.join(&host[1..]);
-    fs::create_dir_all(&host).unwrap();
+    let is_dir = volume["hostPath"]["type"] != "CharDevice";
+    let host = if is_dir { node.join(&host[1..]) } else { host.into() };
+    if is_dir {
+        fs::create_dir_all(&host).unwrap();
+    }
     format!("-v '{}:{path}:{}'", host.display(), if mount["readOnly"] == true { "ro" } else { "rw" })
 }
 
@@ -140,4 +163,27 @@ fn the_plugin_works_in_its_container() {
         assert!(text.contains(says), "{says}: {text}");
     }
     assert!(!text.contains("is unhealthy"), "{text}");
+}
+
+/// The overlay requests the GPUs with a mount, which needs no privileges. The variable of the plugin's image has no effect.
+fn the_plugin_gets_the_gpus_of_a_locked_node() {
+    let (podman, fake) = (Podman::with_image(), FakeDriver::new(&["--gpus", "2"]));
+    let drop_ins = fake.config.with_file_name("config.toml.d");
+    fs::create_dir_all(&drop_ins).unwrap();
+    fs::copy(source("deploy/kubernetes/overlays/locked/50-locked.toml"), drop_ins.join("50-locked.toml")).unwrap();
+    podman.install_hook(&fake.config);
+    let node = podman.dir.path().join("node");
+    for (pod, gpus) in [(pod(), 0), (pod_of_overlay("locked"), 2)] {
+        let options = options(&pod, &node).join(" ");
+        let text = podman.shell(
+            Cgroup::AsMounted,
+            &format!(
+                "\"$@\" run --rm --network=none {options} -e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=utility {IMAGE} \
+                 sh -c 'nvidia-smi -L || true; grep CapBnd /proc/self/status'"
+            ),
+        );
+        let text = text.ok();
+        assert_eq!(text.matches("UUID: GPU-").count(), gpus, "{options}: {text}");
+        assert!(text.contains("CapBnd:\t0000000000000000"), "{options}: {text}");
+    }
 }

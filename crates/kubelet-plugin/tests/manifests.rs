@@ -18,6 +18,8 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use kubelet_plugin::cli::Cli;
+use nvidia_host::config::SWARM_RESOURCE_PREFIX;
+use nvidia_host::request::Variable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -194,6 +196,52 @@ fn check_pod(pod: &PodSpec) {
     for container in &pod.containers {
         for mount in container.volume_mounts.iter().flatten() {
             assert!(volumes.contains(&mount.name.as_str()), "{} has no volume {}", container.name, mount.name);
+        }
+    }
+}
+
+/// Returns the text literals of a CEL expression.
+fn literals(expression: &str) -> BTreeSet<&str> {
+    expression.split('\'').skip(1).step_by(2).collect()
+}
+
+/// The policy rejects each variable with which the request parser takes a request.
+#[test]
+fn the_policy_names_every_variable_that_requests() {
+    let policy = &documents(&top().join("policy/no-gpu-by-variable.yaml"))[0]["spec"];
+    let variable = |name: &str| {
+        let variable = list(policy, "variables").iter().find(|variable| variable["name"] == name).unwrap();
+        literals(variable["expression"].as_str().unwrap())
+    };
+    let requesting = Variable::ALL.into_iter().filter(|variable| variable.requests()).map(Variable::name);
+    assert_eq!(variable("names"), requesting.collect());
+    assert_eq!(variable("prefix"), [SWARM_RESOURCE_PREFIX].into());
+    assert_eq!(variable("filled"), [Variable::RequireCuda.name()].into());
+    // All containers are judged by the same rule.
+    let rules = list(policy, "validations").iter().map(|rule| rule["expression"].as_str().unwrap());
+    let rules: BTreeSet<_> = rules.map(|rule| rule.split_once(".all(").unwrap().1).collect();
+    assert_eq!(rules.len(), 1, "{rules:?}");
+    let rule = rules.first().unwrap();
+    for part in
+        ["!(e.name in variables.names)", "!e.name.startsWith(variables.prefix)", "!(e.name in variables.filled)"]
+    {
+        assert!(rule.contains(part), "{rule}");
+    }
+}
+
+/// Only the layout without a hook needs privileges: the engine adds no device for its container.
+#[test]
+fn privileged_containers() {
+    for dir in kustomizations() {
+        for object in render(&dir).iter().filter(|object| object["kind"] == "DaemonSet") {
+            let set: DaemonSet = typed(object);
+            for container in set.spec.unwrap().template.spec.unwrap().containers {
+                let security = container.security_context.unwrap();
+                let is_gke = dir.ends_with("overlays/gke-layout");
+                assert_eq!(security.privileged.unwrap_or_default(), is_gke, "{dir:?}");
+                let drops = security.capabilities.and_then(|caps| caps.drop).unwrap_or_default();
+                assert!(is_gke || drops == ["ALL"] && security.allow_privilege_escalation == Some(false), "{dir:?}");
+            }
         }
     }
 }
