@@ -25,7 +25,6 @@ macro_rules! tests {
 }
 
 tests!(
-    authority,
     cached_inventory,
     capabilities,
     cdi_spec,

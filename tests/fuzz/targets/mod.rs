@@ -3,7 +3,6 @@
 //!
 //! An input that violated a property is kept in `corpus/<target>/`, with a name that describes the input.
 
-pub mod authority;
 pub mod cached_inventory;
 pub mod capabilities;
 pub mod cdi_spec;

@@ -4,14 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-use super::connection::Connection;
 use super::server::Service;
 use super::socket::{self, Bound};
 use super::streams::Streams;
@@ -20,7 +19,7 @@ use crate::proto::device_plugin_server::DevicePluginServer;
 /// Requests of one connection that are handled at the same time. The kubelet has a stream and one call for each starting pod.
 const MAX_REQUESTS: u32 = 100;
 
-type Accepted = std::io::Result<Connection>;
+type Accepted = std::io::Result<UnixStream>;
 
 /// The server. It ends its streams and removes its socket when it is dropped.
 #[derive(Debug)]
@@ -83,7 +82,7 @@ async fn accept(listener: UnixListener, connections: mpsc::Sender<Accepted>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                if connections.send(Ok(Connection::new(stream))).await.is_err() {
+                if connections.send(Ok(stream)).await.is_err() {
                     return;
                 }
             }

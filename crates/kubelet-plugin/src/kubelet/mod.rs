@@ -8,13 +8,10 @@
 //! | [`foreign`] | finds other device plugins |
 //! | [`server`], [`streams`] | answer the kubelet |
 //! | [`listener`], [`socket`] | our sockets |
-//! | [`connection`], [`authority`] | filter what the kubelet sends |
 //! | [`pods`] | lists which containers have which devices |
 //! | [`dial`] | connects to sockets |
 //! | [`status`] | what the tasks share and report |
 
-pub mod authority;
-pub mod connection;
 mod dial;
 pub mod foreign;
 mod listener;

@@ -16,7 +16,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
-use kubelet_plugin::kubelet::connection::Connection;
 use kubelet_plugin::proto;
 use kubelet_plugin::proto::device_plugin_client::DevicePluginClient;
 use kubelet_plugin::proto::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
@@ -27,7 +26,6 @@ use kubelet_plugin::proto::podresources::{
 use kubelet_plugin::proto::registration_server::{Registration, RegistrationServer};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, oneshot};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
@@ -289,10 +287,9 @@ fn serve(dir: &Path, shared: &Shared) {
     spawn_server(Server::builder().add_service(PodResourcesListerServer::new(PodResources(shared.clone()))), listener);
 }
 
-/// Serves a socket. Go programs send its path as `:authority`, so their bytes have to be filtered here too.
+/// Serves a socket.
 pub fn spawn_server(server: tonic::transport::server::Router, listener: UnixListener) {
-    let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(Connection::new));
-    tokio::spawn(server.serve_with_incoming(incoming));
+    tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
 }
 
 /// Connects to a server at a socket.
