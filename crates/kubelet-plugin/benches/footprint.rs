@@ -16,8 +16,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kubelet_plugin::answer::prefer;
 use kubelet_plugin::model::Device;
-use kubelet_plugin::prefer::{self, Closeness};
+use kubelet_plugin::node::closeness::Closeness;
 use nvidia_host::config::kubelet_plugin::Allocation;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kubelet_plugin::run()
+    kubelet_plugin::main()
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use base::report::{ErrorReport, Kind};
+
 use crate::proto::ContainerAllocateResponse;
 
 /// A resource, such as `nvidia.com/gpu`.
@@ -47,6 +49,20 @@ impl Refusal {
         let mut line: String = text.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).collect();
         line.truncate(Self::MAX_LINE);
         Self { line }
+    }
+
+    /// Creates a refusal with the number of a finding and a hint, in one line: an event of the pod with a second one is hard to read.
+    #[must_use]
+    pub fn of(kind: &Kind, what: &str, fix: &str) -> Self {
+        Self::new(&format!("{what} ({}); hint: {fix}", kind.id))
+    }
+}
+
+impl From<&anyhow::Error> for Refusal {
+    /// The number and the hint are those that the hook prints for the error.
+    fn from(error: &anyhow::Error) -> Self {
+        let ErrorReport { kind, line, hint } = ErrorReport::new(error);
+        Self::of(kind, &line, &hint)
     }
 }
 

@@ -17,7 +17,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::node::v1::RuntimeClass;
-use kubelet_plugin::cli::Cli;
+use kubelet_plugin::commands::cli::Cli;
 use nvidia_host::config::SWARM_RESOURCE_PREFIX;
 use nvidia_host::request::Variable;
 use serde::Serialize;

@@ -126,7 +126,7 @@ fn spec_of(node: &DeviceNode) -> DeviceSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpus::tests::gpu;
+    use crate::node::gpus::tests::gpu;
     use DeviceListStrategy::{CdiAnnotations, CdiCri, Envvar, HostPath, VolumeMounts};
     use base::paths::{ContainerPath, HostPath as Source};
     use nvidia_host::driver::access::Permissions;

@@ -12,10 +12,10 @@ use nvidia_host::config::kubelet_plugin::{KubeletPlugin, MigStrategy};
 use nvidia_host::inventory::limits::permit;
 use nvidia_host::nvml::monitoring::MigAttributes;
 
-use crate::devices::{self, Sharing};
-use crate::gpus::NodeGpu;
 use crate::monitor::message::{Properties, Snapshot};
 use crate::monitor::update::Update;
+use crate::node::devices::{self, Sharing};
+use crate::node::gpus::NodeGpu;
 
 /// The longest value of a label.
 const MAX_VALUE: usize = 63;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::gpus::tests::gpu;
+use crate::node::gpus::tests::gpu;
 use nvidia_host::config::kubelet_plugin::TimeSlicing;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::nvml::monitoring::Engines;

@@ -10,11 +10,11 @@ use std::time::UNIX_EPOCH;
 use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::{Reading, Readings};
-use crate::devices::uuid_of;
-use crate::gpus::NodeGpu;
 use crate::kubelet::Status;
 use crate::kubelet::pods::Container;
 use crate::node::Offer;
+use crate::node::devices::uuid_of;
+use crate::node::gpus::NodeGpu;
 
 /// What the series follow from.
 #[derive(Clone, Debug, Default)]

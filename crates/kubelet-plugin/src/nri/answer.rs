@@ -9,7 +9,6 @@ use tokio::sync::watch;
 
 use super::grant::{self, Grant};
 use super::session::Plugin;
-use crate::answer::refusal;
 use crate::log::Log;
 use crate::model::Refusal;
 use crate::node::Offer;
@@ -66,7 +65,7 @@ impl Plugin for NodePlugin {
             Err(error) => {
                 let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
                 self.log.error(&error.context(format!("cannot set up container {name:?}")));
-                Err(refusal(kind, &format!("cannot set up container {:?}: {line}", container.name), &hint))
+                Err(Refusal::of(kind, &format!("cannot set up container {:?}: {line}", container.name), &hint))
             }
         }
     }

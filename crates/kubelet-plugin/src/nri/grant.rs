@@ -132,7 +132,7 @@ fn node(device: &LinuxDevice) -> Node<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpus::tests::gpu;
+    use crate::node::gpus::tests::gpu;
     use crate::proto::nri::{CdiDevice, LinuxContainer, Mount};
     use base::report::ErrorReport;
     use nvidia_host::config::{Limits, NoGpu};

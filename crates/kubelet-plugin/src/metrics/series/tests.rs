@@ -1,13 +1,13 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::gpus::tests::gpu;
 use crate::kubelet::Registration;
 use crate::metrics::text::text;
 use crate::metrics::timed;
 use crate::model::{Allocator, Device, Refusal, Resource};
 use crate::monitor::message::{Event, EventKind, Measured, Sample};
 use crate::monitor::update::Update;
+use crate::node::gpus::tests::gpu;
 use crate::proto::ContainerAllocateResponse;
 
 fn resource(name: &str, ids: &[(&str, &str)]) -> Resource {

@@ -37,7 +37,7 @@ fn every_option_has_its_place() {
         if option.names.is_empty() {
             continue;
         }
-        let own = crate::cli::Cli::try_parse_from(["x", "check", &format!("--{}=x", option.name())]);
+        let own = crate::commands::cli::Cli::try_parse_from(["x", "check", &format!("--{}=x", option.name())]);
         // The value may be wrong, but the option is known.
         let kind = own.err().map(|error| error.kind());
         assert_ne!(kind, Some(clap::error::ErrorKind::UnknownArgument), "{option:?}");

@@ -1,6 +1,12 @@
 //! The state of the node: its GPUs, their health, and the resources that follow from both. It changes with each report of the monitor.
 //! Pure, apart from the clock that callers pass.
 
+pub mod closeness;
+pub mod devices;
+pub mod gpus;
+pub mod health;
+pub mod host;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,13 +15,12 @@ use base::report::Finding;
 use nvidia_host::config::Config;
 use nvidia_host::inventory::{Inventory, limits};
 
-use crate::devices;
-use crate::gpus::{self, NodeGpu, NumaNodes};
-use crate::health::{Health, Policy, State};
 use crate::model::Resource;
-use crate::monitor::message::{Level, Link, Snapshot};
+use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
-use crate::prefer::Closeness;
+use closeness::Closeness;
+use gpus::{NodeGpu, NumaNodes};
+use health::{Health, Policy, State};
 
 /// The state of the node at one time: the lists for the kubelet, and the data for Allocate and GetPreferredAllocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,7 +86,7 @@ impl Node {
     /// Sets the GPUs and MIG devices.
     pub fn set_devices(&mut self, snapshot: &Snapshot) {
         self.gpus = gpus::update(&self.gpus, &snapshot.inventory, &snapshot.mig_profiles);
-        self.closeness = snapshot.links.iter().map(|link| (link.gpus.clone(), score(link))).collect();
+        self.closeness = closeness::of_links(&snapshot.links);
         self.findings = limits::findings(&self.config.devices, &snapshot.inventory);
         self.known = Some(Arc::new(snapshot.inventory.clone()));
     }
@@ -158,26 +163,11 @@ impl Offer {
     }
 }
 
-/// An NVLink is faster than any connection over PCIe, so each one counts more than all levels.
-const NVLINK: u32 = 100;
-
-fn score(link: &Link) -> u32 {
-    let level = match link.level {
-        Level::Board => 60,
-        Level::Switch => 50,
-        Level::Switches => 40,
-        Level::HostBridge => 30,
-        Level::Node => 20,
-        Level::System => 10,
-    };
-    level + link.nvlinks.saturating_mul(NVLINK)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpus::tests::gpu;
     use crate::monitor::message::{Event, EventKind, Sample};
+    use crate::node::gpus::tests::gpu;
     use nvidia_host::inventory::FailedGpu;
     use std::time::Duration;
 

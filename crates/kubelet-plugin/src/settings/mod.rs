@@ -1,5 +1,8 @@
 //! Reads the settings from config.toml, from the configuration of other device plugins, and from the command line.
 
+pub mod compat;
+pub mod options;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -7,8 +10,8 @@ use base::report::Finding;
 use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
 use nvidia_host::config::{self, Config, schema};
 
-use crate::cli::Settings;
-use crate::compat::{self, Inputs, Target};
+use compat::{Inputs, Target};
+use options::Options;
 
 /// The directory of the kubelet.
 const KUBELET_DIR: &str = "/var/lib/kubelet";
@@ -28,7 +31,7 @@ pub struct Resolved {
 ///
 /// # Errors
 /// If a file cannot be read, or a setting has an invalid value.
-pub fn read(options: &Settings) -> Result<Resolved> {
+pub fn read(options: &Options) -> Result<Resolved> {
     let inputs = Inputs::gather(&options.others)?;
     let (config, findings) = config::read_onto(inputs.defaults(), schema::ALL, options.config.as_deref())?;
     let target = Target { config, kubelet_dir: None };
@@ -47,7 +50,7 @@ pub fn read(options: &Settings) -> Result<Resolved> {
     Ok(resolved)
 }
 
-fn resolve(options: &Settings, inputs: &Inputs, mut target: Target, gke: Option<(&Path, &str)>) -> Result<Resolved> {
+fn resolve(options: &Options, inputs: &Inputs, mut target: Target, gke: Option<(&Path, &str)>) -> Result<Resolved> {
     let mut findings = match gke {
         Some((path, text)) => compat::apply_gke(&mut target, path, text)?,
         None => Vec::new(),

@@ -8,17 +8,12 @@ use std::collections::BTreeMap;
 use nvidia_host::config::kubelet_plugin::Allocation;
 
 use crate::model::Device;
-
-/// How close two GPUs are, by UUID. Larger numbers are closer. Missing pairs have only their NUMA nodes.
-pub type Closeness = BTreeMap<(String, String), u32>;
+use crate::node::closeness::{self, Closeness};
 
 /// Above this number of candidates, the choice is not exhaustive.
 const MAX_EXHAUSTIVE: usize = 16;
 /// Up to this number of candidates, the rest of the GPUs is partitioned as well.
 const MAX_PARTITIONED: usize = 8;
-/// The closeness of two GPUs with the same NUMA node, and of two GPUs of which nothing is known.
-const SAME_NODE: u32 = 20;
-const FAR: u32 = 10;
 
 /// Returns `size` ids of `available`, with all of `required`. If that is impossible, it returns as many as possible.
 #[must_use]
@@ -130,7 +125,7 @@ impl<'a> Candidates<'a> {
         let known = |a: &str, b: &str| self.closeness.get(&(a.to_owned(), b.to_owned())).copied();
         known(gpu_a, gpu_b).or_else(|| known(gpu_b, gpu_a)).unwrap_or_else(|| {
             let node = |id: &str| self.devices.get(id).and_then(|device| device.numa_node);
-            if node(a).is_some() && node(a) == node(b) { SAME_NODE } else { FAR }
+            closeness::of_numa_nodes(node(a), node(b))
         })
     }
 }

@@ -6,12 +6,12 @@ use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
 use nvidia_host::host::Host;
 use tokio::sync::watch;
 
-use base::report::{ErrorReport, catalog};
+use base::report::catalog;
 
-use crate::answer::{self, ICDS, Layout, refusal};
+use super::layout::{ICDS, Layout};
+use super::{prefer, response};
 use crate::model::{Allocator, Refusal, Resource};
 use crate::node::Offer;
-use crate::prefer;
 use crate::proto::ContainerAllocateResponse;
 use crate::strategy::Chooser;
 
@@ -57,16 +57,13 @@ pub fn allocate(
 ) -> Result<ContainerAllocateResponse, Refusal> {
     let Some(found) = find(offer, resource) else {
         let what = format!("the resource {resource} does not exist");
-        return Err(refusal(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, "delete the pod"));
+        return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, "delete the pod"));
     };
     let settings = &config.kubelet_plugin;
-    let devices = answer::of_host(&offer.gpus, &answer::permitted(found, ids, settings.several_replicas)?)?;
-    let host = Host::with_inventory(config, offer.inventory()).map_err(|error| {
-        let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
-        refusal(kind, &line, &hint)
-    })?;
+    let devices = response::of_host(&offer.gpus, &response::permitted(found, ids, settings.several_replicas)?)?;
+    let host = Host::with_inventory(config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
     let layout = Layout { strategies, settings, has_icds: settings.host_path.join(ICDS).is_dir() };
-    answer::response(&host.device_facts(&answer::wanted(), &devices), &devices, &layout)
+    response::response(&host.device_facts(&response::wanted(), &devices), &devices, &layout)
 }
 
 fn find<'a>(offer: &'a Offer, name: &str) -> Option<&'a Resource> {

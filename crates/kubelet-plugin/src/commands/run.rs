@@ -19,12 +19,10 @@ use base::report::Finding;
 use nvidia_host::config::Config;
 use nvidia_host::inventory::Inventory;
 
-use crate::allocator::NodeAllocator;
+use super::control::{self, Clear};
+use super::observer::Observer;
+use crate::answer::allocator::NodeAllocator;
 use crate::cdi_keeper::{self, HOOK, Keeper};
-use crate::control::{self, Clear};
-use crate::gpus::mig_uuids;
-use crate::health;
-use crate::host;
 use crate::kubelet;
 use crate::log::Log;
 use crate::metrics::server::{self, Sources};
@@ -33,10 +31,12 @@ use crate::model::Resource;
 use crate::monitor::message::Snapshot;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
+use crate::node::gpus::mig_uuids;
+use crate::node::health;
+use crate::node::host;
 use crate::node::{Node, Offer};
 use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
-use crate::observer::Observer;
 use crate::strategy::Chooser;
 
 /// How long the CDI spec may take, before the list is sent without it.

@@ -8,7 +8,7 @@ use nvidia_host::config::kubelet_plugin::{DeviceIdStrategy, DeviceListStrategy, 
 use nvidia_host::inventory::limits::{is_like, permit};
 use nvidia_host::inventory::{Gpu, MigDevice};
 
-use crate::gpus::{NodeGpu, NumaNodes};
+use super::gpus::{NodeGpu, NumaNodes};
 use crate::model::{Device, Resource};
 
 /// The resource of whole GPUs.
@@ -171,7 +171,7 @@ pub fn uuid_of(id: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpus::tests::gpu;
+    use crate::node::gpus::tests::gpu;
     use nvidia_host::config::kubelet_plugin::{ResourceRow, TimeSlicing};
 
     fn offered(gpus: &[NodeGpu], settings: &KubeletPlugin, limits: &Limits) -> Vec<(String, Vec<String>)> {

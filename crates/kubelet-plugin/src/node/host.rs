@@ -10,7 +10,7 @@ use nvidia_host::driver::diagnosis::PCI_DEVICES;
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::{BusId, cap_files, procfs};
 
-use crate::gpus::{self, NodeGpu, NumaNodes, parse_numa_node};
+use super::gpus::{self, NodeGpu, NumaNodes, parse_numa_node};
 
 /// The file with the model of the computer.
 const MACHINE: &str = "/sys/devices/virtual/dmi/id/product_name";

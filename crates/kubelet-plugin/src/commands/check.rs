@@ -16,13 +16,13 @@ use base::report::{Finding, catalog, one_line};
 use nvidia_host::config::Config;
 use nvidia_host::host::has_no_gpu;
 
+use crate::answer::allocator;
 use crate::model::{Device, Resource};
 use crate::monitor::message::Sample;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
-use crate::node::{Node, Offer};
+use crate::node::{Node, Offer, host};
 use crate::strategy::Choice;
-use crate::{allocator, host};
 
 /// The exit status if a GPU is sick, or a setting is wrong for this node.
 const DEGRADED: u8 = 1;

@@ -5,12 +5,12 @@ use std::time::Instant;
 use nvidia_host::config::Config;
 use tokio::sync::watch;
 
-use crate::host;
 use crate::labels::{self, file::File};
 use crate::log::Log;
 use crate::metrics::readings::Readings;
 use crate::monitor::update::Update;
 use crate::node::Node;
+use crate::node::host;
 
 /// The labels and the values for metrics.
 #[derive(Debug)]

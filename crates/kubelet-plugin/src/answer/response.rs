@@ -1,0 +1,267 @@
+//! Decides which devices and device nodes a container gets from Allocate. Pure.
+//!
+//! The kubelet passes the nodes to the engine, which lists them in config.json: they survive `systemctl daemon-reload`, which applies the
+//! rules of config.json again. The hook adds the driver's files. Which nodes a device has is decided by the same function as for the hook.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+
+use base::report::catalog;
+use nvidia_host::capability::{Capabilities, Capability};
+use nvidia_host::driver::nodes::DeviceNode;
+use nvidia_host::edits::facts::DeviceFacts;
+use nvidia_host::edits::{Wanted, decide};
+use nvidia_host::inventory::select::Device as HostDevice;
+
+use super::layout::{self, Layout};
+use crate::model::{Device, Refusal, Resource};
+use crate::node::gpus::NodeGpu;
+use crate::proto::ContainerAllocateResponse;
+
+/// The most ids that a message names.
+const MAX_NAMED: usize = 3;
+
+/// Returns the devices of a container, in the order of the node.
+///
+/// # Errors
+/// If one of them does not exist, does not work, or may not be given together with the others.
+pub fn permitted<'a>(
+    resource: &'a Resource,
+    ids: &[String],
+    several_replicas: bool,
+) -> Result<Vec<&'a Device>, Refusal> {
+    let wanted: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
+    let devices: Vec<&Device> = resource.devices.iter().filter(|device| wanted.contains(device.id.as_str())).collect();
+    let unknown: Vec<&str> =
+        wanted.iter().copied().filter(|id| !devices.iter().any(|device| device.id == *id)).collect();
+    if ids.is_empty() || !unknown.is_empty() {
+        let what = match unknown.is_empty() {
+            true => "the kubelet asks for no device".to_owned(),
+            false => format!("{} {} not exist", named(&unknown), if unknown.len() == 1 { "does" } else { "do" }),
+        };
+        let fix = "delete the pod; the kubelet chooses another device for the next one";
+        return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, fix));
+    }
+    if let Some((device, why)) = devices.iter().find_map(|device| Some((device, device.unhealthy.as_ref()?))) {
+        let what = format!("{} does not work: {why}", device.id);
+        let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
+        return Err(Refusal::of(&catalog::PLUGIN_SICK_DEVICE, &what, fix));
+    }
+    if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.is_shared) {
+        let what = format!("{} devices of {} are requested, but its GPUs are shared", devices.len(), resource.name);
+        return Err(Refusal::of(&catalog::PLUGIN_SHARED_DEVICE, &what, &format!("request {}: 1", resource.name)));
+    }
+    Ok(devices)
+}
+
+/// Returns the device of the host for each device of a container, without duplicates.
+///
+/// # Errors
+/// If its GPU or MIG device no longer exists.
+pub fn of_host<'a>(gpus: &'a [NodeGpu], devices: &[&Device]) -> Result<Vec<HostDevice<'a>>, Refusal> {
+    let mut found: Vec<HostDevice<'a>> = Vec::new();
+    for device in devices {
+        let uuid = device.uuid.as_str();
+        let host_device = every_device(gpus).find(|known| known.uuid() == uuid).ok_or_else(|| {
+            let fix = "delete the pod; the kubelet chooses another device for the next one";
+            Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &format!("{uuid} does not exist"), fix)
+        })?;
+        if !found.contains(&host_device) {
+            found.push(host_device);
+        }
+    }
+    Ok(found)
+}
+
+fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
+    gpus.iter().map(|gpu| &gpu.gpu).flat_map(|gpu| {
+        let migs = gpu.mig_devices.iter().map(move |mig| HostDevice::Mig(gpu, mig));
+        std::iter::once(HostDevice::Gpu(gpu)).chain(migs)
+    })
+}
+
+/// What the facts for [`response`] must cover. The plugin does not know which capabilities the image requests, so it includes the nodes
+/// that every CUDA program may open, and that of nvidia-modeset, as NVIDIA's plugin does.
+#[must_use]
+pub fn wanted() -> Wanted {
+    let capabilities = Capabilities::new(&[Capability::Compute, Capability::Utility, Capability::Graphics]);
+    Wanted { capabilities, gpus: true, ..Wanted::default() }
+}
+
+/// Returns the answer to the kubelet.
+///
+/// # Errors
+/// If a device node is missing or wrong.
+pub fn response(
+    facts: &DeviceFacts,
+    devices: &[HostDevice<'_>],
+    layout: &Layout<'_>,
+) -> Result<ContainerAllocateResponse, Refusal> {
+    let nodes = nodes(facts, devices).map_err(|error| Refusal::from(&error))?;
+    Ok(layout::arrange(layout, devices, &nodes))
+}
+
+fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<Vec<DeviceNode>> {
+    // The nodes in /dev/dri are left to the hook: only few images need them, and only they request the capability.
+    let without_drm =
+        Wanted { capabilities: Capabilities::new(&[Capability::Compute, Capability::Utility]), ..wanted() };
+    let mut found = Vec::new();
+    for device in devices {
+        found.extend(decide::of_device(facts, &without_drm, *device)?.nodes);
+    }
+    found.extend(decide::common_nodes(facts, &wanted(), &mut Vec::new())?);
+    // Several MIG devices of one GPU have nodes in common.
+    let by_path: BTreeMap<_, _> = found.into_iter().map(|node| (node.path.absolute(), node)).collect();
+    Ok(by_path.into_values().collect())
+}
+
+fn named(ids: &[&str]) -> String {
+    let first = ids.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
+    match ids.len().saturating_sub(MAX_NAMED) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::layout::VISIBLE_DEVICES;
+    use crate::node::devices::uuid_of;
+    use crate::node::gpus::tests::gpu;
+    use DeviceListStrategy::{CdiCri, Envvar, HostPath as HostDir, VolumeMounts};
+    use base::paths::HostPath;
+    use nvidia_host::config::KubeletPlugin;
+    use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
+    use nvidia_host::driver::access::Permissions;
+    use nvidia_host::driver::locate::DriverFiles;
+    use nvidia_host::driver::nodes::NodeState;
+    use nvidia_host::edits::facts::HostFacts;
+    use nvidia_host::inventory::caps::MigCap;
+    use proptest::prelude::*;
+
+    fn resource(ids: &[&str]) -> Resource {
+        let device = |id: &&str| {
+            let uuid = uuid_of(id).to_owned();
+            Device { id: (*id).to_owned(), is_shared: *id != uuid, gpu: uuid.clone(), uuid, ..Device::default() }
+        };
+        Resource { name: "nvidia.com/gpu".to_owned(), devices: ids.iter().map(device).collect() }
+    }
+
+    fn ids(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn refusals_are_one_line_with_a_number_and_a_hint() {
+        let whole = resource(&["GPU-0", "GPU-1"]);
+        let shared = resource(&["GPU-0::0", "GPU-0::1", "GPU-1::0"]);
+        let mut sick = resource(&["GPU-0", "GPU-1"]);
+        sick.devices[1].unhealthy = Some("XID 79\nand a second line é".to_owned());
+        let many: Vec<String> = (0..10_000).map(|number| format!("GPU-x{number}")).collect();
+        for (resource, ids, expected) in [
+            (&whole, ids(&["GPU-7"]), "GPU-7 does not exist (ONH-071); hint: "),
+            (&whole, ids(&["GPU-0", "GPU-8", "GPU-9"]), "GPU-8, GPU-9 do not exist (ONH-071); hint: "),
+            (&whole, ids(&[]), "the kubelet asks for no device (ONH-071); hint: "),
+            (&whole, many, "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-071); hint: "),
+            (&sick, ids(&["GPU-1"]), "GPU-1 does not work: XID 79?and a second line ? (ONH-072); hint: "),
+            (
+                &shared,
+                ids(&["GPU-0::0", "GPU-1::0"]),
+                "2 devices of nvidia.com/gpu are requested, but its GPUs are shared",
+            ),
+            (&shared, ids(&["GPU-0"]), "GPU-0 does not exist (ONH-071)"),
+        ] {
+            let refusal = permitted(resource, &ids, false).unwrap_err().to_string();
+            assert!(refusal.starts_with(expected), "{refusal}");
+            assert!(refusal.len() <= 1024 && refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{refusal}");
+        }
+        assert_eq!(permitted(&sick, &ids(&["GPU-0"]), false).unwrap().len(), 1);
+        assert_eq!(permitted(&shared, &ids(&["GPU-1::0"]), false).unwrap().len(), 1);
+        let both = permitted(&shared, &ids(&["GPU-0::0", "GPU-0::1"]), true).unwrap();
+        assert_eq!(of_host(&[gpu(0, "A", &[])], &both).unwrap().len(), 1, "two replicas are one GPU");
+    }
+
+    #[test]
+    fn nodes_and_the_variable() {
+        let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[])];
+        let nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
+        let facts = DeviceFacts { nodes, ..DeviceFacts::default() };
+        let whole = resource(&["GPU-0", "GPU-1"]);
+        let settings = KubeletPlugin::default();
+        let answer = |ids: &[&str]| {
+            let devices = permitted(&whole, &self::ids(ids), false).unwrap();
+            response(&facts, &of_host(&gpus, &devices).unwrap(), &layout(&[Envvar], &settings))
+        };
+        let found = answer(&["GPU-0"]).unwrap();
+        assert_eq!(found.envs, [(VISIBLE_DEVICES.to_owned(), "GPU-0".to_owned())].into());
+        let paths: Vec<&str> = found.devices.iter().map(|spec| spec.container_path.as_str()).collect();
+        assert_eq!(paths, ["/dev/nvidia-modeset", "/dev/nvidia0", "/dev/nvidiactl"]);
+        assert!(found.devices.iter().all(|spec| spec.permissions == "rw" && spec.host_path == spec.container_path));
+        let refusal = answer(&["GPU-1"]).unwrap_err().to_string();
+        assert!(
+            refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""),
+            "{refusal}"
+        );
+    }
+
+    fn layout<'a>(strategies: &'a [DeviceListStrategy], settings: &'a KubeletPlugin) -> Layout<'a> {
+        Layout { strategies, settings, has_icds: false }
+    }
+
+    fn node(name: &str, minor: u32) -> (String, NodeState) {
+        let path = format!("/dev/{name}");
+        let (source, path) = (HostPath::new(&path), base::paths::ContainerPath::new(&path).unwrap());
+        (
+            name.to_owned(),
+            NodeState::Device(DeviceNode { source, path, major: 195, minor, permissions: Permissions::default() }),
+        )
+    }
+
+    /// The nodes of three GPUs, of which the first has two MIG devices.
+    fn all_nodes() -> Vec<(String, NodeState)> {
+        let common = [("nvidiactl", 255), ("nvidia-uvm", 0), ("nvidia-uvm-tools", 1), ("nvidia-modeset", 254)];
+        let gpus = [("nvidia0", 0), ("nvidia1", 1), ("nvidia2", 2)];
+        let caps = [70, 71, 80, 81].map(|minor| node(&format!("nvidia-caps/nvidia-cap{minor}"), minor));
+        common.into_iter().chain(gpus).map(|(name, minor)| node(name, minor)).chain(caps).collect()
+    }
+
+    proptest! {
+        /// For every host and every choice of devices, the plugin gives the nodes that the hook gives, or both refuse. With CDI it
+        /// refuses the same devices, and gives no nodes.
+        #[test]
+        fn the_nodes_are_those_of_the_hook(
+            missing in any::<[bool; 11]>(),
+            chosen in any::<[bool; 4]>(),
+            strategy in prop::sample::select(vec![Envvar, VolumeMounts, HostDir, CdiCri]),
+        ) {
+            let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[]), gpu(2, "C", &[])];
+            let nodes = all_nodes().into_iter().zip(missing).filter(|(_, missing)| !missing);
+            let cap = |gi, ci: Option<u32>| ci.map_or(MigCap::GpuInstance(0, gi), |ci| MigCap::ComputeInstance(0, gi, ci));
+            let minors = [(cap(7, None), 70), (cap(7, Some(0)), 71), (cap(8, None), 80), (cap(8, Some(0)), 81)];
+            let facts = DeviceFacts {
+                nodes: nodes.map(|(node, _)| node).collect(),
+                mig_minors: Some(minors.into()),
+                ..DeviceFacts::default()
+            };
+            let [mig_a, mig_b] = [0, 1].map(|at| HostDevice::Mig(&gpus[0].gpu, &gpus[0].gpu.mig_devices[at]));
+            let devices = [mig_a, mig_b, HostDevice::Gpu(&gpus[1].gpu), HostDevice::Gpu(&gpus[2].gpu)];
+            let devices: Vec<_> =
+                devices.into_iter().zip(chosen).filter_map(|(device, chosen)| chosen.then_some(device)).collect();
+
+            let files = DriverFiles::default();
+            let host = HostFacts {
+                files, ipc: Vec::new(), proc_files: None, devices: facts.clone(), findings: Vec::new(),
+            };
+            let hook = decide::edits(&host, &wanted(), &devices);
+            let plugin = response(&facts, &devices, &layout(&[strategy], &KubeletPlugin::default()));
+            prop_assert_eq!(hook.is_ok(), plugin.is_ok());
+            if let (Ok((edits, _)), Ok(answer)) = (hook, plugin) {
+                let hook: BTreeSet<_> = edits.nodes.iter().map(|node| node.path.absolute().display().to_string()).collect();
+                let plugin: BTreeSet<_> = answer.devices.into_iter().map(|spec| spec.container_path).collect();
+                prop_assert_eq!(if strategy == CdiCri { BTreeSet::new() } else { hook }, plugin);
+            }
+        }
+    }
+}

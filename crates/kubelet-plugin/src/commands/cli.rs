@@ -1,0 +1,171 @@
+//! Defines the command line. The doc comments of these types are the help texts.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::control;
+use crate::cdi_keeper;
+use crate::nri::engine;
+use crate::nri::session::Identity;
+use crate::settings::options::Options;
+
+/// Offers the NVIDIA GPUs of this node to Kubernetes
+///
+/// The kubelet's device plugin for nvidia.com/gpu. It reports the GPUs, MIG devices and their health, and answers the kubelet's requests
+/// so that the engine creates the device nodes and oci-nvidia-hook adds the driver's files, or so that the engine adds both with CDI. run
+/// and check also accept the options, variables and configuration file of NVIDIA's device plugin.
+#[derive(Debug, Parser)]
+#[command(name = "oci-nvidia-kubelet-plugin", version, propagate_version = true, max_term_width = 80)]
+pub struct Cli {
+    /// The command to run
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands of the program.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Register with the kubelet and serve until the process is stopped
+    ///
+    /// SIGUSR1 ends the use of the driver, so that it can be replaced; SIGUSR2 resumes it.
+    Run {
+        /// The settings
+        #[command(flatten)]
+        settings: Options,
+        /// Keep a CDI spec of the devices in this directory [default: /var/run/cdi, if containers get CDI devices]
+        #[arg(long, value_name = "DIR")]
+        cdi_dir: Option<PathBuf>,
+        /// The hook, which the CDI spec starts in containers
+        #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
+        hook_path: PathBuf,
+        /// The directory for the socket of the clear command
+        #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
+        run_dir: PathBuf,
+        /// Also do what the nri command does, with this socket [default of FILE: /var/run/nri/nri.sock, and of --cdi-dir: /var/run/cdi]
+        #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = engine::SOCKET)]
+        nri: Option<PathBuf>,
+    },
+    /// Give GPUs to containers that request them with a variable, as an NRI plugin of the engine
+    ///
+    /// The engine asks about each container that it creates. A container whose variables or mounts request GPUs gets them as CDI devices,
+    /// by the rules of oci-nvidia-hook. A running "run --nri" makes this command unnecessary.
+    Nri {
+        /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// The engine
+        #[command(flatten)]
+        engine: Engine,
+        /// Keep the CDI spec of the devices in this directory, which the engine must read
+        #[arg(long, value_name = "DIR", default_value = cdi_keeper::DIR)]
+        cdi_dir: PathBuf,
+        /// The hook, which the CDI spec starts in containers
+        #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
+        hook_path: PathBuf,
+    },
+    /// Show what the plugin would offer, without a kubelet
+    ///
+    /// Exit status: 0 if all devices can be allocated, 1 if one cannot or a setting has no effect, 3 if the node has GPUs and none can
+    /// be allocated.
+    Check {
+        /// The settings
+        #[command(flatten)]
+        settings: Options,
+        /// Print a JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget the errors of a GPU that stays unhealthy because it failed again and again
+    Clear {
+        /// The UUID of the GPU
+        uuid: String,
+        /// The directory of the socket, as for run
+        #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
+        run_dir: PathBuf,
+    },
+    /// Print a completion script
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+    /// Ask NVML and print what changes. The plugin starts it.
+    #[command(hide = true)]
+    Monitor {
+        /// The configuration file
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// The driver root, which an option may have changed
+        #[arg(long, value_name = "DIR")]
+        driver_root: Option<PathBuf>,
+        /// The directory with the device nodes
+        #[arg(long, value_name = "DIR")]
+        dev_root: Option<PathBuf>,
+        /// GPUs that are not asked, by NVML's index
+        #[arg(long, value_name = "INDEX")]
+        skip: Vec<u32>,
+        /// Print the values for metrics as well
+        #[arg(long)]
+        measure: bool,
+    },
+}
+
+/// The options that describe how to register with an engine.
+#[derive(Args, Debug)]
+pub struct Engine {
+    /// The NRI socket of the engine
+    #[arg(long, value_name = "FILE", default_value = engine::SOCKET)]
+    socket: PathBuf,
+    /// The name of the plugin in the engine's log
+    #[arg(long, value_name = "NAME", default_value = PLUGIN_NAME, value_parser = parse_name)]
+    name: String,
+    /// The place among the plugins of the engine, two digits
+    #[arg(long, value_name = "NN", default_value = PLUGIN_INDEX, value_parser = parse_index)]
+    index: String,
+}
+
+/// The name of the NRI plugin.
+const PLUGIN_NAME: &str = "oci-nvidia";
+/// The place of the NRI plugin: early, so that others see its devices.
+const PLUGIN_INDEX: &str = "10";
+
+impl Engine {
+    /// Returns the options for this socket.
+    #[must_use]
+    pub fn at(socket: PathBuf) -> Self {
+        Self { socket, name: PLUGIN_NAME.to_owned(), index: PLUGIN_INDEX.to_owned() }
+    }
+
+    /// Returns the options of the plugin.
+    #[must_use]
+    pub fn options(self) -> engine::Options {
+        engine::Options { socket: self.socket, identity: Identity { name: self.name, index: self.index } }
+    }
+}
+
+/// Engines accept only such names.
+fn parse_name(text: &str) -> Result<String, String> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    match !text.is_empty() && text.bytes().all(is_allowed) {
+        true => Ok(text.to_owned()),
+        false => Err("it must consist of letters, digits and \"-_.\"".to_owned()),
+    }
+}
+
+fn parse_index(text: &str) -> Result<String, String> {
+    match text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => Ok(text.to_owned()),
+        false => Err("it must be two digits, such as 10".to_owned()),
+    }
+}
+
+/// A shell with completion scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    /// Bash
+    Bash,
+    /// Z shell
+    Zsh,
+    /// fish
+    Fish,
+}

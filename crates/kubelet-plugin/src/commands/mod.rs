@@ -1,0 +1,122 @@
+//! The commands of the program: reads the command line, and runs one of them.
+
+pub mod check;
+pub mod cli;
+pub mod control;
+pub mod observer;
+pub mod run;
+
+use std::ffi::OsString;
+use std::future::Future;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use base::paths::HostPath;
+use base::report::{catalog, kind_of};
+use clap::{CommandFactory, Parser};
+use clap_complete::{generate, shells};
+use nvidia_host::config::{self, Config, schema};
+
+use crate::cdi_keeper;
+use crate::log::Log;
+use crate::monitor;
+use crate::settings::{self, Resolved};
+use crate::strategy::Chooser;
+use cli::{Cli, Command, Engine, Shell};
+use run::Paths;
+
+/// The exit status for an invalid command line.
+const USAGE: u8 = 2;
+
+/// The name of NVIDIA's plugin.
+const NVIDIAS: &str = "nvidia-device-plugin";
+
+/// Runs the command line of this process, and returns its exit code.
+#[must_use]
+pub fn main() -> ExitCode {
+    let command = match Cli::try_parse_from(arguments(std::env::args_os())) {
+        Ok(cli) => cli.command,
+        Err(error) => {
+            // The output may be closed; the status still shows the error.
+            error.print().ok();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
+        }
+    };
+    dispatch(command).unwrap_or_else(|error| {
+        Log::new().error(&error);
+        let is_usage = kind_of(&error) == Some(&catalog::COMMAND_LINE);
+        if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+    })
+}
+
+/// Adds the command if the program is called with the name of NVIDIA's, which has none: manifests contain that name.
+fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = given.into_iter().collect();
+    let name = arguments.first().and_then(|program| Path::new(program).file_name());
+    if name.is_some_and(|name| name == NVIDIAS) {
+        arguments.insert(1, "run".into());
+    }
+    arguments
+}
+
+fn dispatch(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Run { settings, cdi_dir, hook_path, run_dir, nri } => {
+            let Resolved { config, kubelet_dir, findings } = settings::read(&settings)?;
+            findings.iter().for_each(|finding| Log::new().finding(finding));
+            let cdi_dir = cdi_dir.or_else(|| nri.as_ref().map(|_| PathBuf::from(cdi_keeper::DIR)));
+            let paths = Paths { kubelet_dir: Some(kubelet_dir), cdi_dir, hook: hook_path, run_dir };
+            let nri = nri.map(|socket| Engine::at(socket).options());
+            block_on(run::run(config, settings.config.as_deref(), paths, nri))?
+        }
+        Command::Nri { config: path, engine, cdi_dir, hook_path } => {
+            let (config, findings) = config::read_onto(Config::default(), schema::ALL, path.as_deref())?;
+            findings.iter().for_each(|finding| Log::new().finding(finding));
+            let run_dir = PathBuf::new(); // only for the kubelet
+            let paths = Paths { kubelet_dir: None, cdi_dir: Some(cdi_dir), hook: hook_path, run_dir };
+            block_on(run::run(config, path.as_deref(), paths, Some(engine.options())))?
+        }
+        Command::Check { settings, json } => {
+            let Resolved { config, kubelet_dir, findings } = settings::read(&settings)?;
+            let choice = Chooser::new(&config.kubelet_plugin, &kubelet_dir, Log::new()).choose();
+            let report = block_on(check::check(&config, settings.config.as_deref(), &choice, &findings))??;
+            print(&if json { report.to_json()? } else { report.to_text() })?;
+            Ok(report.exit_code())
+        }
+        Command::Clear { uuid, run_dir } => {
+            let cleared = block_on(control::clear(&run_dir, &uuid))??;
+            print(if cleared { "cleared\n" } else { "the plugin knows no errors of this GPU\n" })?;
+            Ok(if cleared { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Command::Completion { shell } => {
+            let (mut cli, name, mut script) = (Cli::command(), env!("CARGO_PKG_NAME"), Vec::new());
+            match shell {
+                Shell::Bash => generate(shells::Bash, &mut cli, name, &mut script),
+                Shell::Zsh => generate(shells::Zsh, &mut cli, name, &mut script),
+                Shell::Fish => generate(shells::Fish, &mut cli, name, &mut script),
+            }
+            print(&String::from_utf8(script)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Monitor { config, driver_root, dev_root, skip, measure } => {
+            let (mut config, _) = config::read(config.as_deref())?;
+            config.driver_root = driver_root.map_or(config.driver_root, HostPath::new);
+            config.dev_root = dev_root.map(HostPath::new).or(config.dev_root);
+            monitor::child::run(&config, &skip, measure)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Runs on this thread: the kernel ends the monitor together with the thread that started it.
+fn block_on<T>(future: impl Future<Output = T>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    Ok(runtime.block_on(future))
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
+}
