@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use kubelet_plugin::answer::prefer;
 use kubelet_plugin::model::Device;
 use kubelet_plugin::node::closeness::Closeness;
-use nvidia_host::config::kubelet_plugin::Allocation;
+use kubelet_plugin::settings::values::Allocation;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");
 /// How long the plugin is watched.

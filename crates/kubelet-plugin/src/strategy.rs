@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use base::paths::HostPath;
 use base::tree::Tree;
 use engines::node::{Node, NodeEngine};
-use nvidia_host::config::kubelet_plugin::{DeviceListStrategy, KubeletPlugin};
 
 use crate::log::Log;
+use crate::settings::Plugin;
+use crate::settings::values::DeviceListStrategy;
 
 /// The time for which a choice is used. A running CRI-O prints its configuration in 50 ms, too long for every allocation.
 const VALID: Duration = Duration::from_secs(10);
@@ -54,7 +55,7 @@ pub struct Chooser {
 impl Chooser {
     /// Creates a chooser. `kubelet_dir` is the directory of the kubelet, whose configuration names the engine.
     #[must_use]
-    pub fn new(settings: &KubeletPlugin, kubelet_dir: &Path, log: Log) -> Self {
+    pub fn new(settings: &Plugin, kubelet_dir: &Path, log: Log) -> Self {
         let configured = settings.device_list_strategy.clone();
         Self { configured, kubelet_dir: kubelet_dir.to_owned(), log, last: Mutex::new(None) }
     }
@@ -134,9 +135,9 @@ mod tests {
 
     #[test]
     fn settings_come_first() {
-        let settings = KubeletPlugin {
+        let settings = Plugin {
             device_list_strategy: vec![DeviceListStrategy::VolumeMounts, DeviceListStrategy::CdiCri],
-            ..KubeletPlugin::default()
+            ..Plugin::default()
         };
         let choice = Chooser::new(&settings, Path::new("/missing"), Log::new()).current();
         assert_eq!(choice.to_string(), "volume-mounts, cdi-cri (configured)");

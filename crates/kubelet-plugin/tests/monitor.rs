@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use fake_host::{Fake, run_tests, uuid};
 use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Properties, Recovery, Sample, Snapshot};
 use kubelet_plugin::monitor::{child, supervisor};
+use kubelet_plugin::settings::{self, Settings};
 use nvidia_host::config;
 use nvidia_host::nvml::monitoring::Memory;
 
@@ -56,9 +57,9 @@ fn supervise(path: &Path) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (sender, mut updates) = tokio::sync::mpsc::channel(64);
-        let (mut config, _) = config::read(Some(path)).unwrap();
-        config.kubelet_plugin.nvml_timeout = Duration::from_secs(1);
-        let options = supervisor::Options::new(Some(path), &config, false);
+        let (mut settings, _) = settings::read_file(Settings::default(), Some(path)).unwrap();
+        settings.plugin.nvml_timeout = Duration::from_secs(1);
+        let options = supervisor::Options::new(Some(path), &settings, false);
         let print = async {
             while let Some(update) = updates.recv().await {
                 println!("{update:?}");

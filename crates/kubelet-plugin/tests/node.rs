@@ -537,7 +537,7 @@ fn bad_settings() {
             "--nvidia-driver-root has an invalid value; it must be an absolute path (ONH-002)",
         ),
         ("--resources", "name=a.b/c", "\"a.b/c\" has no model"),
-        ("--quiet-period", "0", "0 is not in 1..=600"),
+        ("--quiet-period", "0", "it must be a number of seconds from 1 to 600 (ONH-002)"),
     ] {
         let (code, text, errors) = check(&fake, &[option, value]);
         assert_eq!((code, text.as_str()), (Some(2), ""), "{errors}");

@@ -1,8 +1,6 @@
 //! Answers the kubelet's questions from the state of the node. The device nodes are examined for each container, since they can
 //! disappear at any time.
 
-use nvidia_host::config::Config;
-use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
 use nvidia_host::host::Host;
 use tokio::sync::watch;
 
@@ -13,12 +11,14 @@ use super::{prefer, response};
 use crate::model::{Allocator, Refusal, Resource};
 use crate::node::Offer;
 use crate::proto::ContainerAllocateResponse;
+use crate::settings::Settings;
+use crate::settings::values::DeviceListStrategy;
 use crate::strategy::Chooser;
 
 /// Answers from the newest offer.
 #[derive(Debug)]
 pub struct NodeAllocator {
-    config: Config,
+    settings: Settings,
     offer: watch::Receiver<Offer>,
     chooser: Chooser,
 }
@@ -26,20 +26,20 @@ pub struct NodeAllocator {
 impl NodeAllocator {
     /// Creates an allocator.
     #[must_use]
-    pub const fn new(config: Config, offer: watch::Receiver<Offer>, chooser: Chooser) -> Self {
-        Self { config, offer, chooser }
+    pub const fn new(settings: Settings, offer: watch::Receiver<Offer>, chooser: Chooser) -> Self {
+        Self { settings, offer, chooser }
     }
 }
 
 impl Allocator for NodeAllocator {
     fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
-        allocate(&self.config, &self.chooser.current().strategies, &self.offer.borrow(), resource, ids)
+        allocate(&self.settings, &self.chooser.current().strategies, &self.offer.borrow(), resource, ids)
     }
 
     fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String> {
         let offer = self.offer.borrow();
         let devices = find(&offer, resource).map(|found| found.devices.as_slice()).unwrap_or_default();
-        let allocation = self.config.kubelet_plugin.allocation;
+        let allocation = self.settings.plugin.allocation;
         prefer::choose(devices, &offer.closeness, allocation, available, required, size)
     }
 }
@@ -49,7 +49,7 @@ impl Allocator for NodeAllocator {
 /// # Errors
 /// As [`Allocator::allocate`].
 pub fn allocate(
-    config: &Config,
+    settings: &Settings,
     strategies: &[DeviceListStrategy],
     offer: &Offer,
     resource: &str,
@@ -59,10 +59,10 @@ pub fn allocate(
         let what = format!("the resource {resource} does not exist");
         return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, "delete the pod"));
     };
-    let settings = &config.kubelet_plugin;
-    let devices = response::of_host(&offer.gpus, &response::permitted(found, ids, settings.several_replicas)?)?;
-    let host = Host::with_inventory(config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
-    let layout = Layout { strategies, settings, has_icds: settings.host_path.join(ICDS).is_dir() };
+    let Settings { common, plugin, .. } = settings;
+    let devices = response::of_host(&offer.gpus, &response::permitted(found, ids, plugin.several_replicas)?)?;
+    let host = Host::with_inventory(common, offer.inventory()).map_err(|error| Refusal::from(&error))?;
+    let layout = Layout { strategies, settings: plugin, has_icds: plugin.host_path.join(ICDS).is_dir() };
     response::response(&host.device_facts(&response::wanted(), &devices), &devices, &layout)
 }
 

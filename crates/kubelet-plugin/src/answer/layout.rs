@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
-use nvidia_host::config::kubelet_plugin::{DeviceIdStrategy, DeviceListStrategy, KubeletPlugin};
+use clap::ValueEnum;
 use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::inventory::select::Device;
 
 use crate::cdi_keeper::device_name;
 use crate::proto::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
+use crate::settings::Plugin;
+use crate::settings::values::{DeviceIdStrategy, DeviceListStrategy};
 
 /// The variable that requests GPUs from the hook.
 pub(crate) const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -34,7 +36,7 @@ pub struct Layout<'a> {
     /// The strategies, at least one
     pub strategies: &'a [DeviceListStrategy],
     /// The other settings
-    pub settings: &'a KubeletPlugin,
+    pub settings: &'a Plugin,
     /// Whether the directory [`ICDS`] exists
     pub has_icds: bool,
 }
@@ -55,8 +57,8 @@ impl Layout<'_> {
 pub(crate) fn arrange(layout: &Layout<'_>, devices: &[Device<'_>], nodes: &[DeviceNode]) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     // In this order: if the variable does not name the devices, it names the directory of the mounts.
-    for strategy in DeviceListStrategy::ALL.into_iter().filter(|strategy| layout.has(*strategy)) {
-        add(&mut answer, strategy, layout, devices);
+    for strategy in DeviceListStrategy::value_variants().iter().filter(|strategy| layout.has(**strategy)) {
+        add(&mut answer, *strategy, layout, devices);
     }
     if layout.passes_nodes() {
         answer.devices = nodes.iter().map(spec_of).collect();
@@ -133,7 +135,7 @@ mod tests {
     use nvidia_host::inventory::Gpu;
 
     /// The answer for a GPU and a MIG device, one line for each entry.
-    fn lines(strategies: &[DeviceListStrategy], settings: &KubeletPlugin, has_icds: bool) -> Vec<String> {
+    fn lines(strategies: &[DeviceListStrategy], settings: &Plugin, has_icds: bool) -> Vec<String> {
         let gpus: [Gpu; 2] = [gpu(0, "A", &["1g.5gb", "1g.5gb"]).gpu, gpu(1, "B", &[]).gpu];
         let devices = [Device::Mig(&gpus[0], &gpus[0].mig_devices[1]), Device::Gpu(&gpus[1])];
         let path = ContainerPath::new("/dev/nvidia1").unwrap();
@@ -161,9 +163,9 @@ mod tests {
 
     #[test]
     fn strategies() {
-        let default = KubeletPlugin::default();
-        let without = KubeletPlugin { pass_device_specs: false, ..KubeletPlugin::default() };
-        let index = KubeletPlugin { device_id_strategy: DeviceIdStrategy::Index, ..without.clone() };
+        let default = Plugin::default();
+        let without = Plugin { pass_device_specs: false, ..Plugin::default() };
+        let index = Plugin { device_id_strategy: DeviceIdStrategy::Index, ..without.clone() };
         let node = "node /root/dev/nvidia1 /dev/nvidia1";
         let null = |id: &str| format!("mount /dev/null /var/run/nvidia-container-devices/{id} rw");
         let kind = "k8s.device-plugin.nvidia.com/gpu";
@@ -200,7 +202,7 @@ mod tests {
             let key = annotation(uuid);
             let (prefix, name) = key.split_once('/').unwrap();
             assert_eq!(prefix, "cdi.k8s.io");
-            assert!(nvidia_host::config::kubelet_plugin::is_qualified_name(name), "{key}");
+            assert!(crate::settings::resources::is_qualified_name(name), "{key}");
         }
         assert_ne!(annotation("MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/13/0"), {
             annotation("MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/13/1")

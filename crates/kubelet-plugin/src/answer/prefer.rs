@@ -5,10 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use nvidia_host::config::kubelet_plugin::Allocation;
-
 use crate::model::Device;
 use crate::node::closeness::{self, Closeness};
+use crate::settings::values::Allocation;
 
 /// Above this number of candidates, the choice is not exhaustive.
 const MAX_EXHAUSTIVE: usize = 16;

@@ -130,10 +130,10 @@ mod tests {
     use crate::answer::layout::VISIBLE_DEVICES;
     use crate::node::devices::uuid_of;
     use crate::node::gpus::tests::gpu;
+    use crate::settings::Plugin;
+    use crate::settings::values::DeviceListStrategy;
     use DeviceListStrategy::{CdiCri, Envvar, HostPath as HostDir, VolumeMounts};
     use base::paths::HostPath;
-    use nvidia_host::config::KubeletPlugin;
-    use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
     use nvidia_host::driver::access::Permissions;
     use nvidia_host::driver::locate::DriverFiles;
     use nvidia_host::driver::nodes::NodeState;
@@ -189,7 +189,7 @@ mod tests {
         let nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
         let facts = DeviceFacts { nodes, ..DeviceFacts::default() };
         let whole = resource(&["GPU-0", "GPU-1"]);
-        let settings = KubeletPlugin::default();
+        let settings = Plugin::default();
         let answer = |ids: &[&str]| {
             let devices = permitted(&whole, &self::ids(ids), false).unwrap();
             response(&facts, &of_host(&gpus, &devices).unwrap(), &layout(&[Envvar], &settings))
@@ -206,7 +206,7 @@ mod tests {
         );
     }
 
-    fn layout<'a>(strategies: &'a [DeviceListStrategy], settings: &'a KubeletPlugin) -> Layout<'a> {
+    fn layout<'a>(strategies: &'a [DeviceListStrategy], settings: &'a Plugin) -> Layout<'a> {
         Layout { strategies, settings, has_icds: false }
     }
 
@@ -255,7 +255,7 @@ mod tests {
                 files, ipc: Vec::new(), proc_files: None, devices: facts.clone(), findings: Vec::new(),
             };
             let hook = decide::edits(&host, &wanted(), &devices);
-            let plugin = response(&facts, &devices, &layout(&[strategy], &KubeletPlugin::default()));
+            let plugin = response(&facts, &devices, &layout(&[strategy], &Plugin::default()));
             prop_assert_eq!(hook.is_ok(), plugin.is_ok());
             if let (Ok((edits, _)), Ok(answer)) = (hook, plugin) {
                 let hook: BTreeSet<_> = edits.nodes.iter().map(|node| node.path.absolute().display().to_string()).collect();

@@ -13,7 +13,6 @@ use tokio::time::sleep_until;
 
 use base::json;
 use base::report::{Finding, catalog, one_line};
-use nvidia_host::config::Config;
 use nvidia_host::host::has_no_gpu;
 
 use crate::answer::allocator;
@@ -22,6 +21,7 @@ use crate::monitor::message::Sample;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
 use crate::node::{Node, Offer, host};
+use crate::settings::Settings;
 use crate::strategy::Choice;
 
 /// The exit status if a GPU is sick, or a setting is wrong for this node.
@@ -42,7 +42,7 @@ struct Document {
 
 #[derive(Debug, Serialize)]
 struct StrategyEntry {
-    names: Vec<&'static str>,
+    names: Vec<String>,
     why: String,
 }
 
@@ -68,20 +68,20 @@ struct FindingEntry {
     fix: String,
 }
 
-/// Asks the driver once, and reports what the node would offer. `settings` are findings about the settings.
+/// Asks the driver once, and reports what the node would offer. `findings` are those about the settings.
 ///
 /// # Errors
 /// If the monitor cannot be started.
 pub async fn check(
-    config: &Config,
+    settings: &Settings,
     config_path: Option<&Path>,
     choice: &Choice,
-    settings: &[Finding],
+    findings: &[Finding],
 ) -> Result<Report> {
     let (updates, mut received) = mpsc::channel(64);
-    let gpus = host::kernel_gpus(config, "the driver does not answer").unwrap_or_default();
-    let mut node = Node::new(config.clone(), gpus, Instant::now());
-    let time_limit = config.kubelet_plugin.nvml_timeout;
+    let gpus = host::kernel_gpus(&settings.common, "the driver does not answer").unwrap_or_default();
+    let mut node = Node::new(settings.clone(), gpus, Instant::now());
+    let time_limit = settings.plugin.nvml_timeout;
     let deadline = Instant::now() + time_limit + MARGIN;
     let mut problem = None;
     let collect = async {
@@ -106,14 +106,14 @@ pub async fn check(
     tokio::select! {
         () = collect => {}
         () = sleep_until(deadline.into()) => {}
-        error = supervisor::supervise(supervisor::Options::new(config_path, config, false), updates) => return Err(error),
+        error = supervisor::supervise(supervisor::Options::new(config_path, settings, false), updates) => return Err(error),
     }
-    node.set_numa_nodes(host::numa_nodes(config, node.gpus()).unwrap_or_default());
+    node.set_numa_nodes(host::numa_nodes(&settings.common, node.gpus()).unwrap_or_default());
     // A node without a GPU needs no driver.
     let problem = problem
-        .filter(|_| !has_no_gpu(config))
+        .filter(|_| !has_no_gpu(&settings.common))
         .map(|why| Finding::new(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
-    Ok(Report::new(config, choice, &node.offer(), problem.iter().chain(settings)))
+    Ok(Report::new(settings, choice, &node.offer(), problem.iter().chain(findings)))
 }
 
 /// What the node offers, as `check` reports it.
@@ -128,7 +128,7 @@ impl Report {
     /// node. `findings` are added to those of the offer.
     #[must_use]
     pub fn new<'a>(
-        config: &Config,
+        settings: &Settings,
         choice: &Choice,
         offer: &'a Offer,
         findings: impl Iterator<Item = &'a Finding>,
@@ -138,7 +138,7 @@ impl Report {
             devices: resource
                 .devices
                 .iter()
-                .map(|device| device_entry(config, choice, offer, resource, device))
+                .map(|device| device_entry(settings, choice, offer, resource, device))
                 .collect(),
         };
         let findings = findings.chain(&offer.findings).map(finding_entry).collect();
@@ -202,9 +202,15 @@ impl Report {
     }
 }
 
-fn device_entry(config: &Config, choice: &Choice, offer: &Offer, resource: &Resource, device: &Device) -> DeviceEntry {
+fn device_entry(
+    settings: &Settings,
+    choice: &Choice,
+    offer: &Offer,
+    resource: &Resource,
+    device: &Device,
+) -> DeviceEntry {
     let ids = std::slice::from_ref(&device.id);
-    let refused = || allocator::allocate(config, &choice.strategies, offer, &resource.name, ids).err();
+    let refused = || allocator::allocate(settings, &choice.strategies, offer, &resource.name, ids).err();
     let why = device.unhealthy.clone().or_else(|| refused().map(|refusal| refusal.to_string()));
     DeviceEntry {
         id: device.id.clone(),

@@ -32,7 +32,7 @@ pub enum Command {
     Run {
         /// The settings
         #[command(flatten)]
-        settings: Options,
+        options: Options,
         /// Keep a CDI spec of the devices in this directory [default: /var/run/cdi, if containers get CDI devices]
         #[arg(long, value_name = "DIR")]
         cdi_dir: Option<PathBuf>,
@@ -71,7 +71,7 @@ pub enum Command {
     Check {
         /// The settings
         #[command(flatten)]
-        settings: Options,
+        options: Options,
         /// Print a JSON document
         #[arg(long)]
         json: bool,

@@ -17,12 +17,12 @@ use base::paths::HostPath;
 use base::report::{catalog, kind_of};
 use clap::{CommandFactory, Parser};
 use clap_complete::{generate, shells};
-use nvidia_host::config::{self, Config, schema};
+use nvidia_host::config;
 
 use crate::cdi_keeper;
 use crate::log::Log;
 use crate::monitor;
-use crate::settings::{self, Resolved};
+use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
 use cli::{Cli, Command, Engine, Shell};
 use run::Paths;
@@ -63,25 +63,25 @@ fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
 
 fn dispatch(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run { settings, cdi_dir, hook_path, run_dir, nri } => {
-            let Resolved { config, kubelet_dir, findings } = settings::read(&settings)?;
+        Command::Run { options, cdi_dir, hook_path, run_dir, nri } => {
+            let (settings, findings) = settings::read(&options)?;
             findings.iter().for_each(|finding| Log::new().finding(finding));
             let cdi_dir = cdi_dir.or_else(|| nri.as_ref().map(|_| PathBuf::from(cdi_keeper::DIR)));
-            let paths = Paths { kubelet_dir: Some(kubelet_dir), cdi_dir, hook: hook_path, run_dir };
+            let paths = Paths { kubelet_dir: Some(settings.kubelet_dir.clone()), cdi_dir, hook: hook_path, run_dir };
             let nri = nri.map(|socket| Engine::at(socket).options());
-            block_on(run::run(config, settings.config.as_deref(), paths, nri))?
+            block_on(run::run(settings, options.config.as_deref(), paths, nri))?
         }
         Command::Nri { config: path, engine, cdi_dir, hook_path } => {
-            let (config, findings) = config::read_onto(Config::default(), schema::ALL, path.as_deref())?;
+            let (settings, findings) = settings::read_file(Settings::default(), path.as_deref())?;
             findings.iter().for_each(|finding| Log::new().finding(finding));
             let run_dir = PathBuf::new(); // only for the kubelet
             let paths = Paths { kubelet_dir: None, cdi_dir: Some(cdi_dir), hook: hook_path, run_dir };
-            block_on(run::run(config, path.as_deref(), paths, Some(engine.options())))?
+            block_on(run::run(settings, path.as_deref(), paths, Some(engine.options())))?
         }
-        Command::Check { settings, json } => {
-            let Resolved { config, kubelet_dir, findings } = settings::read(&settings)?;
-            let choice = Chooser::new(&config.kubelet_plugin, &kubelet_dir, Log::new()).choose();
-            let report = block_on(check::check(&config, settings.config.as_deref(), &choice, &findings))??;
+        Command::Check { options, json } => {
+            let (settings, findings) = settings::read(&options)?;
+            let choice = Chooser::new(&settings.plugin, &settings.kubelet_dir, Log::new()).choose();
+            let report = block_on(check::check(&settings, options.config.as_deref(), &choice, &findings))??;
             print(&if json { report.to_json()? } else { report.to_text() })?;
             Ok(report.exit_code())
         }

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use nvidia_host::config::Config;
 use tokio::sync::watch;
 
 use crate::labels::{self, file::File};
@@ -11,11 +10,12 @@ use crate::metrics::readings::Readings;
 use crate::monitor::update::Update;
 use crate::node::Node;
 use crate::node::host;
+use crate::settings::Settings;
 
 /// The labels and the values for metrics.
 #[derive(Debug)]
 pub struct Observer {
-    config: Config,
+    settings: Settings,
     readings: watch::Sender<Readings>,
     facts: labels::Facts,
     machine: Option<String>,
@@ -27,16 +27,16 @@ pub struct Observer {
 impl Observer {
     /// Creates an observer, and removes the labels of an earlier process that was killed.
     #[must_use]
-    pub fn new(config: &Config, log: Log) -> Self {
-        let settings = &config.kubelet_plugin;
-        let mut file = File::new(&settings.labels_dir, settings.labels == Some(true));
+    pub fn new(settings: &Settings, log: Log) -> Self {
+        let plugin = &settings.plugin;
+        let mut file = File::new(&plugin.labels_dir, plugin.labels == Some(true));
         file.update(&[]).unwrap_or_else(|error| log.note(&error));
         Self {
-            config: config.clone(),
+            settings: settings.clone(),
             readings: watch::Sender::default(),
             facts: labels::Facts::default(),
-            machine: host::machine(config),
-            file: (settings.labels != Some(false)).then_some(file),
+            machine: host::machine(&settings.common),
+            file: (plugin.labels != Some(false)).then_some(file),
             log,
         }
     }
@@ -57,8 +57,8 @@ impl Observer {
     pub fn publish(&mut self, node: &Node) {
         self.readings.send_modify(|readings| readings.health = node.health());
         let Some(file) = &mut self.file else { return };
-        let Config { kubelet_plugin, devices, .. } = &self.config;
-        let lines = labels::lines(&self.facts, node.gpus(), kubelet_plugin, devices, self.machine.as_deref());
+        let Settings { common, plugin, .. } = &self.settings;
+        let lines = labels::lines(&self.facts, node.gpus(), plugin, &common.devices, self.machine.as_deref());
         file.update(&lines).unwrap_or_else(|error| self.log.note(&error));
     }
 }

@@ -16,7 +16,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{interval, sleep_until, timeout};
 
 use base::report::Finding;
-use nvidia_host::config::Config;
 use nvidia_host::inventory::Inventory;
 
 use super::control::{self, Clear};
@@ -37,6 +36,7 @@ use crate::node::host;
 use crate::node::{Node, Offer};
 use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
+use crate::settings::Settings;
 use crate::strategy::Chooser;
 
 /// How long the CDI spec may take, before the list is sent without it.
@@ -64,7 +64,7 @@ pub struct Paths {
 /// # Errors
 /// If the plugin cannot start.
 pub async fn run(
-    config: Config,
+    settings: Settings,
     config_path: Option<&Path>,
     paths: Paths,
     nri: Option<engine::Options>,
@@ -74,21 +74,21 @@ pub async fn run(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (updates, received) = mpsc::channel(64);
     let (commands, cleared) = mpsc::channel(1);
-    let gpus = host::kernel_gpus(&config, NOT_ANSWERED).unwrap_or_default();
-    let node = Node::new(config.clone(), gpus, Instant::now());
+    let gpus = host::kernel_gpus(&settings.common, NOT_ANSWERED).unwrap_or_default();
+    let node = Node::new(settings.clone(), gpus, Instant::now());
     let (offers, offer) = watch::channel(node.offer());
     let (lists, list) = watch::channel(Arc::clone(&offers.borrow().resources));
     let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
     let kubelet_dir = paths.kubelet_dir.as_deref();
-    let chooser = Chooser::new(&config.kubelet_plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
+    let chooser = Chooser::new(&settings.plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
     let may_use_cdi = kubelet_dir.is_some() && chooser.current().may_use_cdi();
     let cdi_dir = paths.cdi_dir.clone().or_else(|| may_use_cdi.then(|| cdi_keeper::DIR.into()));
     let latency = timed::latency();
-    let allocator = NodeAllocator::new(config.clone(), offer.clone(), chooser);
+    let allocator = NodeAllocator::new(settings.clone(), offer.clone(), chooser);
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency.clone()));
     let (status, _) = watch::channel(kubelet::Status::default());
-    let observer = paths.kubelet_dir.is_some().then(|| Observer::new(&config, log));
-    let metrics = match (&paths.kubelet_dir, &observer, config.kubelet_plugin.metrics_address) {
+    let observer = paths.kubelet_dir.is_some().then(|| Observer::new(&settings, log));
+    let metrics = match (&paths.kubelet_dir, &observer, settings.plugin.metrics_address) {
         (Some(kubelet_dir), Some(observer), Some(address)) => {
             let (readings, status) = (observer.readings(), status.subscribe());
             let pod_resources = kubelet::pods::socket(kubelet_dir);
@@ -97,9 +97,9 @@ pub async fn run(
         _ => None,
     };
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
-    let cdi = cdi_dir.map(|dir| Keeper::new(&config, &dir, &paths.hook));
+    let cdi = cdi_dir.map(|dir| Keeper::new(&settings.common, &dir, &paths.hook));
     let mut agent = Agent {
-        config,
+        settings,
         node,
         offers,
         lists,
@@ -111,7 +111,7 @@ pub async fn run(
         reported: Vec::new(),
         log,
     };
-    let monitor = supervisor::Options::new(config_path, &agent.config, metrics.is_some());
+    let monitor = supervisor::Options::new(config_path, &agent.settings, metrics.is_some());
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     tokio::select! {
         result = serve_kubelet(paths.kubelet_dir.as_ref(), list, allocator, status, note) => match result {
@@ -175,7 +175,7 @@ fn log_event(log: Log, event: &kubelet::Event) {
 }
 
 struct Agent {
-    config: Config,
+    settings: Settings,
     node: Node,
     offers: watch::Sender<Offer>,
     lists: watch::Sender<Arc<Vec<Resource>>>,
@@ -282,7 +282,7 @@ impl Agent {
 
     fn set_devices(&mut self, snapshot: &Snapshot) {
         self.node.set_devices(snapshot);
-        self.node.set_numa_nodes(host::numa_nodes(&self.config, self.node.gpus()).unwrap_or_default());
+        self.node.set_numa_nodes(host::numa_nodes(&self.settings.common, self.node.gpus()).unwrap_or_default());
     }
 
     /// Logs that the driver works, or why it does not, once.

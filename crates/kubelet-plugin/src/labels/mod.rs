@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use nvidia_host::config::Limits;
-use nvidia_host::config::kubelet_plugin::{KubeletPlugin, MigStrategy};
 use nvidia_host::inventory::limits::permit;
 use nvidia_host::nvml::monitoring::MigAttributes;
 
@@ -16,6 +15,8 @@ use crate::monitor::message::{Properties, Snapshot};
 use crate::monitor::update::Update;
 use crate::node::devices::{self, Sharing};
 use crate::node::gpus::NodeGpu;
+use crate::settings::Plugin;
+use crate::settings::values::MigStrategy;
 
 /// The longest value of a label.
 const MAX_VALUE: usize = 63;
@@ -62,7 +63,7 @@ impl Facts {
 pub fn lines(
     facts: &Facts,
     gpus: &[NodeGpu],
-    settings: &KubeletPlugin,
+    settings: &Plugin,
     limits: &Limits,
     machine: Option<&str>,
 ) -> Vec<String> {
@@ -133,7 +134,7 @@ impl Labels {
     }
 
     /// Describes the model of which there are most GPUs: a node has one set of labels.
-    fn of_gpus(&mut self, facts: &Facts, gpus: &[NodeGpu], whole: &[&NodeGpu], settings: &KubeletPlugin) {
+    fn of_gpus(&mut self, facts: &Facts, gpus: &[NodeGpu], whole: &[&NodeGpu], settings: &Plugin) {
         let count = |model: &str| gpus.iter().filter(|gpu| gpu.gpu.model == model).count();
         // The first one of several with the same number
         let candidates = if whole.is_empty() { gpus.iter().collect() } else { whole.to_vec() };
@@ -156,7 +157,7 @@ impl Labels {
     }
 
     /// Describes the MIG devices, each profile by a resource of its own or, if it is a single one, as GPUs.
-    fn of_migs(&mut self, facts: &Facts, migs: &[Mig<'_>], settings: &KubeletPlugin, is_single: bool) {
+    fn of_migs(&mut self, facts: &Facts, migs: &[Mig<'_>], settings: &Plugin, is_single: bool) {
         let mut by_profile: BTreeMap<&str, Vec<Mig<'_>>> = BTreeMap::new();
         for mig in migs {
             by_profile.entry(mig.profile).or_default().push(*mig);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::node::gpus::tests::gpu;
-use nvidia_host::config::kubelet_plugin::TimeSlicing;
+use crate::settings::resources::TimeSlicing;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::nvml::monitoring::Engines;
 
@@ -26,19 +26,19 @@ fn facts(gpus: &[NodeGpu]) -> Facts {
     facts
 }
 
-fn labels(gpus: &[NodeGpu], settings: &KubeletPlugin) -> Vec<String> {
+fn labels(gpus: &[NodeGpu], settings: &Plugin) -> Vec<String> {
     lines(&facts(gpus), gpus, settings, &Limits::default(), Some("PowerEdge XE9680"))
 }
 
 /// The labels whose names begin with one of these, without the prefix.
-fn some(gpus: &[NodeGpu], settings: &KubeletPlugin, names: &[&str]) -> Vec<String> {
+fn some(gpus: &[NodeGpu], settings: &Plugin, names: &[&str]) -> Vec<String> {
     let all = labels(gpus, settings).into_iter();
     let bare = all.map(|line| line.strip_prefix("nvidia.com/").unwrap().to_owned());
     bare.filter(|line| names.iter().any(|name| line.starts_with(name))).collect()
 }
 
-fn with(mig_strategy: MigStrategy, replicas: u32) -> KubeletPlugin {
-    KubeletPlugin { mig_strategy, replicas, ..KubeletPlugin::default() }
+fn with(mig_strategy: MigStrategy, replicas: u32) -> Plugin {
+    Plugin { mig_strategy, replicas, ..Plugin::default() }
 }
 
 const MODEL: &str = "NVIDIA H100 80GB HBM3";
@@ -47,7 +47,7 @@ const MODEL: &str = "NVIDIA H100 80GB HBM3";
 fn all_labels_of_a_node_with_whole_gpus() {
     let gpus = [gpu(0, MODEL, &[]), gpu(1, MODEL, &[])];
     assert_eq!(
-        labels(&gpus, &KubeletPlugin::default()),
+        labels(&gpus, &Plugin::default()),
         [
             "nvidia.com/cuda.driver-version.full=535.183.01",
             "nvidia.com/cuda.driver-version.major=535",
@@ -76,9 +76,9 @@ fn all_labels_of_a_node_with_whole_gpus() {
     );
 }
 
-fn sliced(name: &str, rename: Option<&str>) -> KubeletPlugin {
+fn sliced(name: &str, rename: Option<&str>) -> Plugin {
     let row = TimeSlicing { name: name.to_owned(), rename: rename.map(str::to_owned), replicas: 4 };
-    KubeletPlugin { time_slicing: vec![row], ..with(MigStrategy::Mixed, 1) }
+    Plugin { time_slicing: vec![row], ..with(MigStrategy::Mixed, 1) }
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn products_counts_and_strategies() {
     let whole = [gpu(0, MODEL, &[]), gpu(1, "NVIDIA T4", &[]), gpu(2, "NVIDIA T4", &[])];
     let mixed = [gpu(0, "A100", &["1g.5gb", "1g.5gb", "2g.10gb+me"]), gpu(1, "A100", &[])];
     let uniform = [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb"])];
-    let rows: &[(&[NodeGpu], KubeletPlugin, &[&str])] = &[
+    let rows: &[(&[NodeGpu], Plugin, &[&str])] = &[
         (
             &whole,
             with(MigStrategy::None, 1),
@@ -201,7 +201,7 @@ fn products_counts_and_strategies() {
 #[test]
 fn without_a_driver_or_a_permitted_gpu_there_are_no_labels() {
     let gpus = [gpu(0, MODEL, &[])];
-    let settings = KubeletPlugin::default();
+    let settings = Plugin::default();
     assert!(labels(&[], &settings).is_empty());
     assert!(lines(&Facts::default(), &gpus, &settings, &Limits::default(), None).is_empty());
     let deny = Limits { deny: vec!["0".into()], ..Limits::default() };

@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::lines::Lines;
 use super::message::{Call, End, Message, Snapshot};
 use super::update::Update;
+use crate::settings::Settings;
 
 /// The time between two looks at what the kernel shows, while no monitor runs.
 const STEP: Duration = Duration::from_secs(2);
@@ -47,13 +48,15 @@ pub struct Options {
     program: PathBuf,
     arguments: Vec<OsString>,
     config: Config,
+    time_limit: Duration,
 }
 
 impl Options {
     /// Runs this program as the monitor, with this configuration file, and the settings that options may have changed. `measures`
     /// is for metrics.
     #[must_use]
-    pub fn new(config_path: Option<&Path>, config: &Config, measures: bool) -> Self {
+    pub fn new(config_path: Option<&Path>, settings: &Settings, measures: bool) -> Self {
+        let config = &settings.common;
         let mut arguments: Vec<OsString> = vec!["monitor".into()];
         if let Some(path) = config_path {
             // The monitor runs in another directory.
@@ -67,7 +70,8 @@ impl Options {
         if let Some(root) = &config.dev_root {
             arguments.extend(["--dev-root".into(), root.as_path().into()]);
         }
-        Self { program: "/proc/self/exe".into(), arguments, config: config.clone() }
+        let time_limit = settings.plugin.nvml_timeout;
+        Self { program: "/proc/self/exe".into(), arguments, config: config.clone(), time_limit }
     }
 }
 
@@ -200,7 +204,7 @@ impl Supervisor {
         let mut end = None;
         let until = self.next_retry();
         loop {
-            let limit = self.options.config.kubelet_plugin.nvml_timeout + Duration::from_millis(call.wait_ms.into());
+            let limit = self.options.time_limit + Duration::from_millis(call.wait_ms.into());
             let line = tokio::select! {
                 line = timeout(limit, lines.next()) => line,
                 _ = self.let_go.recv() => {
@@ -215,7 +219,7 @@ impl Supervisor {
             };
             let bytes = match line {
                 Err(_) => {
-                    let seconds = self.options.config.kubelet_plugin.nvml_timeout.as_secs();
+                    let seconds = self.options.time_limit.as_secs();
                     return Ok(Ended::Silent { call, why: format!("the driver does not answer within {seconds} s") });
                 }
                 Ok(Err(error)) => {

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::report::{Finding, catalog};
 use nvidia_host::config::Limits;
-use nvidia_host::config::kubelet_plugin::{DeviceIdStrategy, DeviceListStrategy, KubeletPlugin, MigStrategy};
 use nvidia_host::inventory::limits::{is_like, permit};
 use nvidia_host::inventory::{Gpu, MigDevice};
 
 use super::gpus::{NodeGpu, NumaNodes};
 use crate::model::{Device, Resource};
+use crate::settings::Plugin;
+use crate::settings::values::{DeviceIdStrategy, DeviceListStrategy, MigStrategy};
 
 /// The resource of whole GPUs.
 const GPU: &str = "gpu";
@@ -23,7 +24,7 @@ const GKE_REPLICA: &str = "/vgpu";
 pub fn resources(
     gpus: &[NodeGpu],
     numa_nodes: &NumaNodes,
-    settings: &KubeletPlugin,
+    settings: &Plugin,
     limits: &Limits,
     unhealthy: impl Fn(&str) -> Option<String>,
 ) -> (Vec<Resource>, Vec<Finding>) {
@@ -61,7 +62,7 @@ pub fn resources(
 }
 
 /// Whether the ids are those of GKE's plugin.
-fn has_gke_ids(settings: &KubeletPlugin) -> bool {
+fn has_gke_ids(settings: &Plugin) -> bool {
     settings.device_list_strategy.contains(&DeviceListStrategy::HostPath)
         && settings.device_id_strategy == DeviceIdStrategy::Index
 }
@@ -83,7 +84,7 @@ fn gke_id(gpu: &Gpu, part: Option<&MigDevice>) -> String {
 
 /// Returns the parts of a GPU that containers can get: its MIG devices, or the whole GPU as `None`.
 #[must_use]
-pub fn parts<'a>(gpu: &'a NodeGpu, settings: &KubeletPlugin) -> Vec<Option<&'a MigDevice>> {
+pub fn parts<'a>(gpu: &'a NodeGpu, settings: &Plugin) -> Vec<Option<&'a MigDevice>> {
     // NVML can list MIG devices of a GPU only while MIG is enabled, and programs can then use nothing else of the GPU.
     if settings.mig_strategy == MigStrategy::None || !gpu.gpu.mig_enabled {
         return vec![None];
@@ -93,12 +94,12 @@ pub fn parts<'a>(gpu: &'a NodeGpu, settings: &KubeletPlugin) -> Vec<Option<&'a M
 
 /// Whether the MIG devices are offered as GPUs.
 #[must_use]
-pub fn is_single(gpus: &[NodeGpu], settings: &KubeletPlugin) -> bool {
+pub fn is_single(gpus: &[NodeGpu], settings: &Plugin) -> bool {
     single_profile(gpus, settings).0
 }
 
 /// Whether the MIG devices are offered as GPUs, and a finding if the strategy `single` does not permit that.
-fn single_profile(gpus: &[NodeGpu], settings: &KubeletPlugin) -> (bool, Vec<Finding>) {
+fn single_profile(gpus: &[NodeGpu], settings: &Plugin) -> (bool, Vec<Finding>) {
     let is_mig = |gpu: &NodeGpu| gpu.gpu.mig_enabled;
     if settings.mig_strategy != MigStrategy::Single || !gpus.iter().any(is_mig) {
         return (false, Vec::new());
@@ -133,7 +134,7 @@ pub struct Sharing {
 
 /// Decides how the GPUs of this model are offered, or their MIG devices with this profile.
 #[must_use]
-pub fn sharing(model: &str, profile: Option<&str>, settings: &KubeletPlugin) -> Sharing {
+pub fn sharing(model: &str, profile: Option<&str>, settings: &Plugin) -> Sharing {
     let row = settings.resources.iter().find(|row| is_like(&row.model, model));
     let name = match (profile, row) {
         (Some(profile), _) => format!("{}/mig-{}", settings.resource_prefix, profile.replace('+', ".")),
@@ -172,9 +173,9 @@ pub fn uuid_of(id: &str) -> &str {
 mod tests {
     use super::*;
     use crate::node::gpus::tests::gpu;
-    use nvidia_host::config::kubelet_plugin::{ResourceRow, TimeSlicing};
+    use crate::settings::resources::{ResourceRow, TimeSlicing};
 
-    fn offered(gpus: &[NodeGpu], settings: &KubeletPlugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
+    fn offered(gpus: &[NodeGpu], settings: &Plugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
         let (resources, _) = resources(gpus, &NumaNodes::new(), settings, limits, |_| None);
         let ids = |resource: Resource| resource.devices.into_iter().map(|device| device.id).collect();
         resources.into_iter().map(|resource| (resource.name.clone(), ids(resource))).collect()
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn whole_gpus_by_model_and_within_the_limits() {
         let gpus = [gpu(0, "NVIDIA H100 80GB", &[]), gpu(1, "NVIDIA T4", &[]), gpu(2, "Quadro K2000", &[])];
-        let mut settings = KubeletPlugin::default();
+        let mut settings = Plugin::default();
         let none = Limits::default();
         expect(&offered(&gpus, &settings, &none), &[("nvidia.com/gpu", &["GPU-0", "GPU-1", "GPU-2"])]);
         settings.resources = vec![row("nvidia.com/h100", "*h100*", Some(2)), row("a.b/x", "*", None)];
@@ -206,7 +207,7 @@ mod tests {
             &[("a.b/x", &["GPU-1::0", "GPU-1::1", "GPU-1::2"]), ("nvidia.com/h100", &["GPU-0::0", "GPU-0::1"])],
         );
         let deny = Limits { deny: vec!["*K2000*".into(), "0".into()], ..Limits::default() };
-        expect(&offered(&gpus, &KubeletPlugin::default(), &deny), &[("nvidia.com/gpu", &["GPU-1"])]);
+        expect(&offered(&gpus, &Plugin::default(), &deny), &[("nvidia.com/gpu", &["GPU-1"])]);
     }
 
     #[test]
@@ -215,10 +216,10 @@ mod tests {
             [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb", "1g.5gb"]), gpu(2, "A100", &[])];
         gpus[1].gpu.mig_devices[1].gpu_instance = 7;
         gpus[1].gpu.mig_devices[1].compute_instance = 1;
-        let mut settings = KubeletPlugin {
+        let mut settings = Plugin {
             device_list_strategy: vec![DeviceListStrategy::HostPath],
             device_id_strategy: DeviceIdStrategy::Index,
-            ..KubeletPlugin::default()
+            ..Plugin::default()
         };
         let migs = ["nvidia0/gi7", "nvidia0/gi8", "nvidia1/gi7/ci0", "nvidia1/gi7/ci1"];
         let limits = Limits::default();
@@ -244,13 +245,13 @@ mod tests {
             rename: rename.map(str::to_owned),
             replicas,
         };
-        let settings = KubeletPlugin {
+        let settings = Plugin {
             replicas: 3,
             time_slicing: vec![
                 slice("nvidia.com/gpu", Some("nvidia.com/gpu.shared"), 2),
                 slice("nvidia.com/x", None, 4),
             ],
-            ..KubeletPlugin::default()
+            ..Plugin::default()
         };
         expect(
             &offered(&gpus, &settings, &Limits::default()),
@@ -265,7 +266,7 @@ mod tests {
     fn mig_strategies() {
         let mixed = [gpu(0, "A100", &["1g.5gb", "1g.10gb+me"]), gpu(1, "A100", &[])];
         let uniform = [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb"])];
-        let with = |mig_strategy| KubeletPlugin { mig_strategy, ..KubeletPlugin::default() };
+        let with = |mig_strategy| Plugin { mig_strategy, ..Plugin::default() };
         let none = Limits::default();
         let gpu_name = "nvidia.com/gpu";
         for (gpus, strategy, expected, finds) in [
@@ -294,7 +295,7 @@ mod tests {
     fn every_id_of_a_sick_gpu_is_unhealthy() {
         let mut gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "A", &["1g.5gb"]), gpu(2, "A", &[])];
         gpus[2].failure = Some("lost".into());
-        let settings = KubeletPlugin { replicas: 2, ..KubeletPlugin::default() };
+        let settings = Plugin { replicas: 2, ..Plugin::default() };
         let sick = |uuid: &str| (uuid == "GPU-0").then(|| "XID 79".to_owned());
         let numa_nodes = [(gpus[1].gpu.bus_id, 1)].into();
         let (resources, _) = resources(&gpus, &numa_nodes, &settings, &Limits::default(), sick);

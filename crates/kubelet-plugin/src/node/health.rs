@@ -7,10 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use nvidia_host::config::kubelet_plugin::KubeletPlugin;
-
 use crate::monitor::message::{Event, EventKind, Recovery, Sample, Snapshot};
 use crate::monitor::update::Update;
+use crate::settings::Plugin;
 
 /// A GPU that becomes unhealthy again this often within [`RELAPSE_WINDOW`] stays unhealthy.
 const MAX_RELAPSES: usize = 3;
@@ -25,8 +24,8 @@ pub struct Policy {
     pub ignored_xids: BTreeSet<u64>,
 }
 
-impl From<&KubeletPlugin> for Policy {
-    fn from(settings: &KubeletPlugin) -> Self {
+impl From<&Plugin> for Policy {
+    fn from(settings: &Plugin) -> Self {
         let ignored_xids = settings.ignored_xids.iter().copied().map(u64::from).collect();
         Self { quiet_period: settings.quiet_period, ignored_xids }
     }

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::report::Finding;
-use nvidia_host::config::Config;
 use nvidia_host::inventory::{Inventory, limits};
 
 use crate::model::Resource;
 use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
+use crate::settings::Settings;
 use closeness::Closeness;
 use gpus::{NodeGpu, NumaNodes};
 use health::{Health, Policy, State};
@@ -40,7 +40,7 @@ pub struct Offer {
 /// The state of the node.
 #[derive(Clone, Debug)]
 pub struct Node {
-    config: Config,
+    settings: Settings,
     gpus: Vec<NodeGpu>,
     numa_nodes: NumaNodes,
     closeness: Closeness,
@@ -52,11 +52,11 @@ pub struct Node {
 impl Node {
     /// Creates the state before NVML has answered, with the GPUs that the kernel lists.
     #[must_use]
-    pub fn new(config: Config, gpus: Vec<NodeGpu>, now: Instant) -> Self {
-        let policy = Policy::from(&config.kubelet_plugin);
+    pub fn new(settings: Settings, gpus: Vec<NodeGpu>, now: Instant) -> Self {
+        let policy = Policy::from(&settings.plugin);
         let (numa_nodes, closeness) = (NumaNodes::new(), Closeness::new());
         Self {
-            config,
+            settings,
             gpus,
             numa_nodes,
             closeness,
@@ -87,7 +87,7 @@ impl Node {
     pub fn set_devices(&mut self, snapshot: &Snapshot) {
         self.gpus = gpus::update(&self.gpus, &snapshot.inventory, &snapshot.mig_profiles);
         self.closeness = closeness::of_links(&snapshot.links);
-        self.findings = limits::findings(&self.config.devices, &snapshot.inventory);
+        self.findings = limits::findings(&self.settings.common.devices, &snapshot.inventory);
         self.known = Some(Arc::new(snapshot.inventory.clone()));
     }
 
@@ -142,8 +142,9 @@ impl Node {
     #[must_use]
     pub fn offer(&self) -> Offer {
         let unhealthy = |uuid: &str| self.unhealthy(uuid);
-        let Config { kubelet_plugin, devices: limits, .. } = &self.config;
-        let (resources, findings) = devices::resources(&self.gpus, &self.numa_nodes, kubelet_plugin, limits, unhealthy);
+        let Settings { common, plugin, .. } = &self.settings;
+        let (resources, findings) =
+            devices::resources(&self.gpus, &self.numa_nodes, plugin, &common.devices, unhealthy);
         Offer {
             resources: Arc::new(resources),
             gpus: self.gpus.clone(),
@@ -195,7 +196,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[])];
-        let mut node = Node::new(Config::default(), Vec::new(), start);
+        let mut node = Node::new(Settings::default(), Vec::new(), start);
         assert_eq!(sick(&node), (vec![], 0));
         node.apply(&snapshot(&gpus, vec![]), at(1));
         assert_eq!(sick(&node).1, 3);
@@ -217,7 +218,7 @@ mod tests {
     fn a_gpu_that_the_driver_loses() {
         let now = Instant::now();
         let gpus = [gpu(0, "A", &["1g.5gb"]), gpu(1, "B", &[])];
-        let mut node = Node::new(Config::default(), Vec::new(), now);
+        let mut node = Node::new(Settings::default(), Vec::new(), now);
         node.apply(&snapshot(&gpus, vec![]), now);
         for uuid in ["GPU-0", "GPU-1"] {
             node.apply(&good(uuid), now);

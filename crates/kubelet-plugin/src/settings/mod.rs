@@ -1,62 +1,81 @@
-//! Reads the settings from config.toml, from the configuration of other device plugins, and from the command line.
+//! The settings: config.toml, the options, and the configuration of other device plugins.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`values`], [`resources`] | the settings, their defaults and allowed values |
+//! | [`table`] | one row for each key of `[kubelet-plugin]`, which is also an option |
+//! | [`options`] | the command line |
+//! | [`nvidia`], [`nvidia_options`], [`nvidia_file`] | the settings of NVIDIA's plugin |
+//! | [`gke`] | the configuration file of GKE's plugin |
+//! | [`document`], [`problems`] | the parts that these have in common |
 
-pub mod compat;
+mod document;
+mod gke;
+mod nvidia;
+mod nvidia_file;
+mod nvidia_options;
 pub mod options;
+mod problems;
+pub mod resources;
+pub mod table;
+#[cfg(test)]
+mod tests;
+pub mod values;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use base::report::Finding;
-use nvidia_host::config::kubelet_plugin::DeviceListStrategy;
-use nvidia_host::config::{self, Config, schema};
+use nvidia_host::config;
 
-use compat::{Inputs, Target};
+use nvidia::Inputs;
 use options::Options;
+use values::DeviceListStrategy;
+pub use values::{Plugin, Settings};
 
-/// The directory of the kubelet.
-const KUBELET_DIR: &str = "/var/lib/kubelet";
-
-/// The settings of a command.
-#[derive(Clone, Debug)]
-pub struct Resolved {
-    /// Those in config.toml
-    pub config: Config,
-    /// The directory of the kubelet
-    pub kubelet_dir: PathBuf,
-    /// What is wrong with them
-    pub findings: Vec<Finding>,
-}
-
-/// Reads the settings.
+/// Reads the settings of a command, and findings about them.
 ///
 /// # Errors
 /// If a file cannot be read, or a setting has an invalid value.
-pub fn read(options: &Options) -> Result<Resolved> {
-    let inputs = Inputs::gather(&options.others)?;
-    let (config, findings) = config::read_onto(inputs.defaults(), schema::ALL, options.config.as_deref())?;
-    let target = Target { config, kubelet_dir: None };
-    let resolved = resolve(options, &inputs, target.clone(), None)?;
-    let plugin = &resolved.config.kubelet_plugin;
-    let gke = match plugin.device_list_strategy.contains(&DeviceListStrategy::HostPath) {
-        true => compat::read_gke(&plugin.gpu_config)?,
-        false => None,
-    };
-    // GKE's file has the precedence of a configuration file, and is read only if another setting selects its strategy.
-    let mut resolved = match gke {
-        Some(text) => resolve(options, &inputs, target, Some((&plugin.gpu_config, &text)))?,
-        None => resolved,
-    };
-    resolved.findings.splice(0..0, findings);
-    Ok(resolved)
+pub fn read(options: &Options) -> Result<(Settings, Vec<Finding>)> {
+    let inputs = Inputs::gather(&options.given)?;
+    let (from_file, mut findings) = read_file(inputs.defaults(), options.config.as_deref())?;
+    let (mut settings, mut more) = layered(options, &inputs, from_file.clone(), None)?;
+    if settings.plugin.device_list_strategy.contains(&DeviceListStrategy::HostPath) {
+        // GKE's file has the precedence of a configuration file, and is read only if another setting selects its strategy.
+        let path = settings.plugin.gpu_config;
+        let text = gke::read(&path)?;
+        (settings, more) = layered(options, &inputs, from_file, text.as_deref().map(|text| (&*path, text)))?;
+    }
+    findings.append(&mut more);
+    Ok((settings, findings))
 }
 
-fn resolve(options: &Options, inputs: &Inputs, mut target: Target, gke: Option<(&Path, &str)>) -> Result<Resolved> {
+/// Reads only config.toml and its drop-in files.
+///
+/// # Errors
+/// As [`config::read`].
+pub fn read_file(defaults: Settings, path: Option<&Path>) -> Result<(Settings, Vec<Finding>)> {
+    let Settings { common, mut plugin, kubelet_dir } = defaults;
+    let (common, findings) = config::read_with(common, &mut plugin, path)?;
+    Ok((Settings { common, plugin, kubelet_dir }, findings))
+}
+
+/// Applies the settings of other plugins and the options, by ascending precedence.
+fn layered(
+    options: &Options,
+    inputs: &Inputs,
+    mut settings: Settings,
+    gke: Option<(&Path, &str)>,
+) -> Result<(Settings, Vec<Finding>)> {
     let mut findings = match gke {
-        Some((path, text)) => compat::apply_gke(&mut target, path, text)?,
+        Some((path, text)) => gke::apply(&mut settings.plugin, path, text)?,
         None => Vec::new(),
     };
-    findings.extend(inputs.apply(&mut target)?);
-    options.apply(&mut target.config.kubelet_plugin)?;
-    let kubelet_dir = options.kubelet_dir.clone().or(target.kubelet_dir).unwrap_or_else(|| KUBELET_DIR.into());
-    Ok(Resolved { config: target.config, kubelet_dir, findings })
+    findings.extend(inputs.apply(&mut settings)?);
+    options.given.apply(&mut settings.plugin)?;
+    if let Some(dir) = &options.kubelet_dir {
+        settings.kubelet_dir.clone_from(dir);
+    }
+    Ok((settings, findings))
 }

@@ -10,8 +10,7 @@ use base::report::{Failure, Finding, catalog, errno_of, failure, kind_of};
 use base::sys::in_root::open_host_file;
 use base::sys::ns;
 
-use super::schema::{self, Keys};
-use super::{Config, parse_into};
+use super::{Config, NotRead, Table, parse_into};
 
 /// The default path.
 const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
@@ -28,24 +27,24 @@ const OVERFLOW_ID: u32 = 65534;
 /// # Errors
 /// If `path` is given and missing, or a file cannot be read, is invalid, or is writable by users other than root.
 pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
-    read_onto(Config::default(), schema::HOOK, path)
+    read_with(Config::default(), &mut NotRead, path)
 }
 
-/// Reads the files as [`read`] does, with other defaults, and with these keys.
+/// Reads the files as [`read`] does, with other defaults, and with the table of the device plugin.
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_onto(mut config: Config, keys: Keys, path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
+pub fn read_with(mut config: Config, plugin: &mut dyn Table, path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
     let (path, text) = match path {
         Some(path) => (path, Some(read_file(path)?)),
         None => (Path::new(FILE), read_if_existing(Path::new(FILE))?),
     };
     let mut findings = Vec::new();
     if let Some(text) = text {
-        findings.extend(parse_into(&mut config, keys, &text, path)?);
+        findings.extend(parse_into(&mut config, plugin, &text, path)?);
     }
     for path in drop_ins(path) {
-        findings.extend(parse_into(&mut config, keys, &read_file(&path)?, &path)?);
+        findings.extend(parse_into(&mut config, plugin, &read_file(&path)?, &path)?);
     }
     Ok((config, findings))
 }

@@ -8,53 +8,47 @@ use toml::de::DeValue;
 use base::nearest::nearest_by;
 use base::report::{catalog, failure};
 
-use super::line_of;
-use super::schema::{self, Key, Keys, Meaning};
+use super::schema;
+use super::{last, line_of};
 
 /// The table that a key or a table belongs to; empty for the part above the first table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place(&'static str);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place(String);
 
-/// Returns the table that the unknown key `name` of the table `prefix` belongs to, or `None` if it is unknown everywhere.
-pub(super) fn place_of(known: Keys, prefix: &str, name: &str, value: &DeValue<'_>) -> Option<Place> {
+/// Returns the table that the unknown key `name` of the table `prefix` belongs to, or `None` if it is unknown everywhere. `known` are the
+/// keys that have an effect.
+pub(super) fn place_of(known: &[String], prefix: &str, name: &str, value: &DeValue<'_>) -> Option<Place> {
     match value {
         // [oci-nvidia-hook.devices] instead of [devices], and [device] with keys of [devices].
         DeValue::Table(below) => {
             let named = tables(known).find(|table| *table == name && !prefix.is_empty());
             let nearest = || nearest_by(name, tables(known), |table| table).filter(|_| prefix.is_empty());
             let has_key = |table: &&str| {
-                below.keys().any(|key| schema::find(known, &format!("{table}.{}", key.get_ref())).is_some())
+                let mut names = below.keys().map(|key| format!("{table}.{}", key.get_ref()));
+                names.any(|name| known.contains(&name) || schema::find(&name).is_some())
             };
-            named.or_else(nearest).filter(has_key).map(Place)
+            named.or_else(nearest).filter(has_key).map(|table| Place(table.to_owned()))
         }
-        _ => keys(known).find(|key| last(key.name) == name).map(|key| Place(table(key.name))),
+        _ => known.iter().find(|key| last(key) == name).map(|key| Place(table(key).to_owned())),
     }
 }
 
-fn keys(known: Keys) -> impl Iterator<Item = &'static Key> {
-    schema::rows_of(known).filter(|key| !matches!(key.meaning, Meaning::Unused(_)))
-}
-
 /// The top-level tables that have keys.
-fn tables(known: Keys) -> impl Iterator<Item = &'static str> {
-    keys(known).map(|key| table(key.name)).filter(|table| !table.is_empty() && !table.contains('.'))
+fn tables(known: &[String]) -> impl Iterator<Item = &str> {
+    known.iter().map(|key| table(key)).filter(|table| !table.is_empty() && !table.contains('.'))
 }
 
-fn table(key: &'static str) -> &'static str {
+fn table(key: &str) -> &str {
     key.rsplit_once('.').map_or("", |(table, _)| table)
 }
 
-fn last(key: &str) -> &str {
-    key.rsplit('.').next().unwrap_or(key)
-}
-
 /// Returns the error for a misplaced key, which starts at byte `at`.
-pub(super) fn error(text: &str, path: &Path, key: &str, place: Place, at: usize) -> anyhow::Error {
+pub(super) fn error(text: &str, path: &Path, key: &str, place: &Place, at: usize) -> anyhow::Error {
     let line = line_of(text, at);
     let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
     let here = if table.is_empty() { "above the first table".to_owned() } else { format!("in the table [{table}]") };
     let first = text.lines().position(|line| line.trim_start().starts_with('['));
-    let belongs = match (place.0, first) {
+    let belongs = match (place.0.as_str(), first) {
         ("", Some(first)) => format!("above the first table, which begins in line {}", first + 1),
         ("", None) => "above the first table".to_owned(),
         (table, _) => format!("in the table [{table}]"),

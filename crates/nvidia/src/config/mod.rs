@@ -2,25 +2,24 @@
 //! our own. [`schema`] lists the keys, and [`user`] resolves the value of `user`.
 
 mod files;
-pub mod kubelet_plugin;
 mod misplaced;
 pub mod schema;
 pub mod user;
+pub mod value;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use toml::de::{DeArray, DeInteger, DeTable, DeValue};
+use toml::de::{DeTable, DeValue};
 
 use base::nearest::nearest_by;
 use base::paths::HostPath;
 use base::report::{Finding, catalog, failure};
 
 use crate::capability::{Capabilities, Capability};
-pub use files::{read, read_onto};
-pub use kubelet_plugin::KubeletPlugin;
-use schema::{Key, Keys, Meaning};
+pub use files::{read, read_with};
+use schema::{Key, Meaning};
 pub use user::{UserSpec, resolve};
 
 /// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.
@@ -77,8 +76,6 @@ pub struct Config {
     pub debug: Option<HostPath>,
     /// The time limit for NVML.
     pub nvml_timeout: Duration,
-    /// The settings of the device plugin.
-    pub kubelet_plugin: KubeletPlugin,
 }
 
 impl Config {
@@ -143,7 +140,6 @@ impl Default for Config {
             user: None,
             debug: None,
             nvml_timeout: Duration::from_secs(30),
-            kubelet_plugin: KubeletPlugin::default(),
         }
     }
 }
@@ -154,11 +150,15 @@ impl Default for Config {
 /// If the text is not TOML, or a key has an invalid value. The error names the file, the line, the key and the allowed values.
 pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
     let mut config = Config::default();
-    let findings = parse_into(&mut config, schema::HOOK, text, path)?;
+    let findings = parse_into(&mut config, &mut NotRead, text, path)?;
     Ok((config, findings))
 }
 
-fn parse_into(config: &mut Config, keys: Keys, text: &str, path: &Path) -> Result<Vec<Finding>> {
+/// Parses the text of a file as [`parse`] does, with other defaults, and with the table of the device plugin.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_into(config: &mut Config, plugin: &mut dyn Table, text: &str, path: &Path) -> Result<Vec<Finding>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
@@ -168,7 +168,7 @@ fn parse_into(config: &mut Config, keys: Keys, text: &str, path: &Path) -> Resul
             "the file must be TOML: one key = value on each line",
         )
     })?;
-    let mut reader = Reader { text, path, keys, config, unknown: Vec::new() };
+    let mut reader = Reader { text, path, plugin, config, unknown: Vec::new() };
     reader.table("", table.get_ref())?;
     let mut findings = reader.findings();
     findings.extend(unheard_swarm_variables(config, path));
@@ -191,11 +191,41 @@ fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes().get(..at).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
+/// The table of the device plugin, which knows its keys. The hook accepts all keys in it, unless they are misplaced keys of its own.
+const PLUGIN: &str = "kubelet-plugin";
+/// The keys that the hook and the device plugin have, each in a table of its own.
+const IN_BOTH: [&str; 1] = ["nvml-timeout"];
+
+/// The program that reads the table `[kubelet-plugin]`.
+pub trait Table {
+    /// Returns the names of its keys; `None` if this program does not read the table.
+    fn keys(&self) -> Option<Vec<&'static str>>;
+
+    /// Sets a key.
+    ///
+    /// # Errors
+    /// The allowed values.
+    fn set(&mut self, key: &str, value: &DeValue<'_>) -> Result<(), String>;
+}
+
+/// For the hook.
+struct NotRead;
+
+impl Table for NotRead {
+    fn keys(&self) -> Option<Vec<&'static str>> {
+        None
+    }
+
+    fn set(&mut self, _: &str, _: &DeValue<'_>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
 struct Reader<'a> {
     text: &'a str,
     path: &'a Path,
-    keys: Keys,
     config: &'a mut Config,
+    plugin: &'a mut dyn Table,
     /// Each key, and the byte at which it starts
     unknown: Vec<(String, usize)>,
 }
@@ -203,29 +233,25 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<()> {
         for (name, value) in table {
-            let key =
-                if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
-            match (schema::find(self.keys, &key), value.get_ref()) {
-                (Some(found), value) => self.key(found, value, name.span().start)?,
-                (None, DeValue::Table(below)) if schema::is_table(self.keys, &key) => self.table(&key, below)?,
-                (None, value) => match misplaced::place_of(self.keys, prefix, name.get_ref(), value) {
-                    Some(place) => return Err(misplaced::error(self.text, self.path, &key, place, name.span().start)),
-                    None => self.unknown.push((key, name.span().start)),
+            let (name, at) = (name.get_ref(), name.span().start);
+            let key = if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") };
+            match (schema::find(&key), value.get_ref()) {
+                (Some(found), value) => {
+                    self.set(found, value).map_err(|allowed| self.invalid(found.name, at, &allowed))?;
+                }
+                (None, value) if self.is_of_plugin(&key) => {
+                    self.plugin.set(name, value).map_err(|allowed| self.invalid(&key, at, &allowed))?;
+                }
+                (None, DeValue::Table(below)) if schema::is_table(&key) || key == PLUGIN => self.table(&key, below)?,
+                (None, _) if prefix == PLUGIN && self.plugin.keys().is_none() && IN_BOTH.contains(&&**name) => {}
+                (None, value) => match misplaced::place_of(&self.effective(), prefix, name, value) {
+                    Some(place) => return Err(misplaced::error(self.text, self.path, &key, &place, at)),
+                    None if prefix == PLUGIN && self.plugin.keys().is_none() => {}
+                    None => self.unknown.push((key, at)),
                 },
             }
         }
         Ok(())
-    }
-
-    fn key(&mut self, key: &Key, value: &DeValue<'_>, at: usize) -> Result<()> {
-        self.set(key, value).map_err(|allowed| {
-            let line = line_of(self.text, at);
-            failure(
-                &catalog::CONFIG,
-                format!("{:?} line {line}: {} has an invalid value; it must be {allowed}", self.path, key.name),
-                format!("correct line {line} of {:?}", self.path),
-            )
-        })
     }
 
     /// Stores a value. The error says which values are allowed.
@@ -234,22 +260,53 @@ impl Reader<'_> {
         match (key.meaning, value) {
             (Meaning::Unused(_), _) => {}
             (Meaning::Bool(set), DeValue::Boolean(value)) => set(self.config, *value),
-            (Meaning::Switch(set), DeValue::Boolean(value)) => set(self.config, Some(*value)),
-            (Meaning::Switch(set), DeValue::String(value)) if value == "auto" => set(self.config, None),
             (Meaning::Text(set), DeValue::String(value)) => set(self.config, value)?,
-            (Meaning::Texts(set), DeValue::Array(values)) => set(self.config, texts(values).ok_or_else(allowed)?)?,
-            (Meaning::Seconds(set), DeValue::Integer(value)) => set(self.config, seconds(value).ok_or_else(allowed)?),
-            (Meaning::Number(set), DeValue::Integer(value)) => set(self.config, number(value).ok_or_else(allowed)?)?,
-            (Meaning::Numbers(set), DeValue::Array(values)) => set(self.config, numbers(values).ok_or_else(allowed)?),
-            (Meaning::Resources(set), DeValue::Array(values)) => set(self.config, values)?,
+            (Meaning::Texts(set), DeValue::Array(values)) => {
+                let values = value::texts(values).ok_or_else(allowed)?;
+                set(self.config, values.into_iter().map(str::to_owned).collect())?;
+            }
+            (Meaning::Seconds(set), DeValue::Integer(value)) => {
+                set(self.config, value::seconds(value).ok_or_else(allowed)?);
+            }
             _ => return Err(allowed()),
         }
         Ok(())
     }
 
+    fn invalid(&self, key: &str, at: usize, allowed: &str) -> anyhow::Error {
+        let line = line_of(self.text, at);
+        failure(
+            &catalog::CONFIG,
+            format!("{:?} line {line}: {key} has an invalid value; it must be {allowed}", self.path),
+            format!("correct line {line} of {:?}", self.path),
+        )
+    }
+
+    /// Whether this program reads the table of the plugin, and knows the key.
+    fn is_of_plugin(&self, key: &str) -> bool {
+        self.plugin_keys().any(|known| known == key)
+    }
+
+    fn plugin_keys(&self) -> impl Iterator<Item = String> {
+        self.plugin.keys().into_iter().flatten().map(|key| format!("{PLUGIN}.{key}"))
+    }
+
+    /// Returns the keys that have an effect.
+    fn effective(&self) -> Vec<String> {
+        let own = schema::KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_)));
+        own.map(|key| key.name.to_owned()).chain(self.plugin_keys()).collect()
+    }
+
+    /// Returns the known key with the most similar name, if one is similar enough.
+    fn nearest(&self, key: &str) -> Option<String> {
+        let own = schema::KEYS.iter().map(|key| key.name.to_owned()).chain([PLUGIN.to_owned()]);
+        let known: Vec<String> = own.chain(self.plugin_keys()).collect();
+        nearest_by(last(key), known.iter().map(String::as_str), last).map(str::to_owned)
+    }
+
     fn findings(&self) -> Vec<Finding> {
         let unknown = self.unknown.iter().take(MAX_UNKNOWN).map(|(key, at)| {
-            let fix = match nearest(self.keys, key) {
+            let fix = match self.nearest(key) {
                 Some(known) => format!("did you mean {known}?"),
                 None => "remove the key; oci-nvidia-hook.toml(5) lists the known keys".to_owned(),
             };
@@ -260,26 +317,9 @@ impl Reader<'_> {
     }
 }
 
-fn texts(values: &DeArray<'_>) -> Option<Vec<String>> {
-    values.iter().map(|value| value.get_ref().as_str().map(str::to_owned)).collect()
-}
-
-fn numbers(values: &DeArray<'_>) -> Option<Vec<u32>> {
-    values.iter().map(|value| value.get_ref().as_integer().and_then(number)).collect()
-}
-
-fn number(value: &DeInteger<'_>) -> Option<u32> {
-    u32::from_str_radix(value.as_str(), value.radix()).ok()
-}
-
-fn seconds(value: &DeInteger<'_>) -> Option<Duration> {
-    number(value).filter(|seconds| (1..=600).contains(seconds)).map(|seconds| Duration::from_secs(seconds.into()))
-}
-
-/// Returns the known key with the most similar name, if one is similar enough.
-fn nearest(keys: Keys, key: &str) -> Option<&'static str> {
-    let name = key.rsplit('.').next().unwrap_or(key);
-    nearest_by(name, schema::rows_of(keys).map(|key| key.name), |known| known.rsplit('.').next().unwrap_or(known))
+/// Returns the part of a key after the last dot.
+fn last(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
 }
 
 #[cfg(test)]
@@ -290,22 +330,27 @@ mod tests {
 
     const SHIPPED: &str = include_str!("../../../../config/config.toml");
 
-    /// As the device plugin reads it, with all keys.
     fn parsed(text: &str) -> Result<(Config, Vec<Finding>)> {
-        let mut config = Config::default();
-        let findings = parse_into(&mut config, schema::ALL, text, Path::new("/c.toml"))?;
-        Ok((config, findings))
+        parse(text, Path::new("/c.toml"))
     }
 
     #[test]
-    fn the_hook_ignores_the_settings_of_the_plugin() {
-        let (config, findings) = parse("[kubelet-plugin]\nreplicas = \"many\"\n", Path::new("/c.toml")).unwrap();
-        assert_eq!((config, findings), (Config::default(), Vec::new()));
-        let (_, findings) = parse("[kubelet-plugin]\nreplica = 2\n", Path::new("/c.toml")).unwrap();
-        assert!(findings[0].what.contains("unknown key \"kubelet-plugin.replica\""), "{findings:?}");
+    fn the_hook_accepts_the_settings_of_the_plugin() {
+        for text in ["replicas = \"many\"", "replica = 2", "new = { x = 1 }", "nvml-timeout = 0"] {
+            let found = parsed(&format!("[kubelet-plugin]\n{text}\n")).unwrap();
+            assert_eq!(found, (Config::default(), Vec::new()), "{text}");
+        }
+        let (_, findings) = parsed("kubelet-plugin = 1").unwrap();
+        assert!(findings[0].what.contains("unknown key \"kubelet-plugin\""), "{findings:?}");
         // A lock that is appended to the file.
-        let locked = "[kubelet-plugin]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
-        assert!(parse(locked, Path::new("/c.toml")).unwrap_err().to_string().contains("above the first table"));
+        for (text, place) in [
+            ("accept-nvidia-visible-devices-envvar-when-unprivileged = false", "above the first table"),
+            ("no-cgroups = true", "in the table [nvidia-container-cli]"),
+            ("[kubelet-plugin.devices]\ndeny = [\"0\"]", "in the table [devices]"),
+        ] {
+            let error = parsed(&format!("[kubelet-plugin]\n{text}\n")).unwrap_err().to_string();
+            assert!(error.contains(&format!("it belongs {place}")), "{error}");
+        }
     }
 
     #[test]
@@ -328,14 +373,6 @@ mod tests {
         let text = lines.collect::<Vec<_>>().join("\n");
         let (_, findings) = parsed(&text).unwrap();
         assert_eq!(findings, Vec::new(), "{text}");
-        for key in schema::rows_of(schema::ALL).filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
-            let name = key.name.rsplit('.').next().unwrap();
-            assert!(text.contains(&format!("\n{name} = ")), "{name} is not in config/config.toml");
-            let man = include_str!("../../../../docs/man/oci-nvidia-hook.toml.5");
-            assert!(man.contains(&format!("\n.BR {name} \"")), "{name} is not in its man page");
-            let page = include_str!("../../../../docs/configuration.md");
-            assert!(page.contains(&format!("`{}`", key.name)), "{} is not in docs/configuration.md", key.name);
-        }
     }
 
     #[test]
@@ -355,8 +392,7 @@ mod tests {
              [nvidia-container-cli]\r\nroot = \"/run/nvidia/driver\"\r\nno-cgroups = true\r\nuser = \"\"\r\n\
              debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
              [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n\
-             [kubelet-plugin]\r\nreplicas = 2\r\nignored-xids = []\r\n\
-             resources = [{ name = \"a.b/c\", model = \"*\", replicas = 3 }]\r\n",
+             [kubelet-plugin]\r\nreplicas = 2\r\n",
         )
         .unwrap();
         assert_eq!(findings, Vec::new());
@@ -370,16 +406,6 @@ mod tests {
                 nvml_timeout: Duration::from_secs(7),
                 require: Require::Warn,
                 devices: Limits { allow: vec!["0".into(), "GPU-x*".into()], deny: Vec::new() },
-                kubelet_plugin: KubeletPlugin {
-                    replicas: 2,
-                    ignored_xids: Vec::new(),
-                    resources: vec![kubelet_plugin::ResourceRow {
-                        name: "a.b/c".into(),
-                        model: "*".into(),
-                        replicas: Some(3),
-                    }],
-                    ..KubeletPlugin::default()
-                },
                 ..Config::default()
             }
         );
@@ -407,26 +433,6 @@ mod tests {
             ("[oci-nvidia-hook]\nno-gpu = \"ignore\"", "it must be \"error\" or \"start\""),
             ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
             ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),
-            (
-                "[kubelet-plugin]\nreplicas = 0",
-                "line 2: kubelet-plugin.replicas has an invalid value; it must be a number",
-            ),
-            ("[kubelet-plugin]\nreplicas = -1", "it must be a number"),
-            ("[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers"),
-            ("[kubelet-plugin]\nresource-prefix = \"nvidia com\"", "it must be a DNS name"),
-            ("[kubelet-plugin]\nmig-strategy = \"both\"", "it must be \"none\", \"single\" or \"mixed\""),
-            (
-                "[kubelet-plugin]\ndevice-list-strategy = [\"cdi\"]",
-                "line 2: kubelet-plugin.device-list-strategy has an invalid value; it must be a list of \"envvar\", ",
-            ),
-            ("[kubelet-plugin]\ndevice-list-strategy = [\"host-path\", \"envvar\"]", "and \"host-path\" alone"),
-            ("[kubelet-plugin]\ndevice-id-strategy = \"name\"", "it must be \"uuid\" or \"index\""),
-            ("[kubelet-plugin]\nhost-path = \"x\"", "it must be an absolute path"),
-            ("[kubelet-plugin]\nallocation = \"spread\"", "it must be \"distributed\" or \"packed\""),
-            ("[kubelet-plugin]\nresources = [\"a\"]", "and an entry is not a table"),
-            ("[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]", "and \"a.b/c\" has no model"),
-            ("[kubelet-plugin]\nresources = [{ name = 1 }]", "and \"name\" has a value of the wrong type"),
-            ("[kubelet-plugin]\nresources = [{ nam = \"x\" }]", "and \"nam\" is not one of name, model and replicas"),
         ] {
             let text = render(&parsed(text).unwrap_err());
             assert!(text.contains(says), "{text}");

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::paths::HostPath;
-use toml::de::DeArray;
 
-use super::kubelet_plugin::rows;
 use super::{Config, NoGpu, Require, UserSpec};
 use crate::capability::Capabilities;
 use crate::limit_entry;
@@ -16,20 +14,12 @@ use crate::limit_entry;
 pub enum Meaning {
     /// A boolean
     Bool(fn(&mut Config, bool)),
-    /// A boolean, or the string `auto` for `None`
-    Switch(fn(&mut Config, Option<bool>)),
     /// A string
     Text(fn(&mut Config, &str) -> Result<(), String>),
     /// A list of strings
     Texts(fn(&mut Config, Vec<String>) -> Result<(), String>),
     /// Seconds from 1 to 600
     Seconds(fn(&mut Config, Duration)),
-    /// A number without a sign
-    Number(fn(&mut Config, u32) -> Result<(), String>),
-    /// A list of such numbers
-    Numbers(fn(&mut Config, Vec<u32>)),
-    /// The rows of `kubelet-plugin.resources`
-    Resources(fn(&mut Config, &DeArray<'_>) -> Result<(), String>),
     /// A key of NVIDIA's stack that has no effect here, with the reason. It is accepted without a warning, so that both programs can
     /// share a file.
     Unused(&'static str),
@@ -40,13 +30,9 @@ impl Meaning {
     pub(super) const fn allowed(self) -> &'static str {
         match self {
             Bool(_) => "true or false",
-            Switch(_) => "true, false or \"auto\"",
             Text(_) => "a string in quotes",
             Texts(_) => "a list of strings in quotes",
             Seconds(_) => "a number of seconds from 1 to 600",
-            Number(_) => "a number",
-            Numbers(_) => "a list of numbers",
-            Resources(_) => "a list of tables",
             Unused(_) => "any value",
         }
     }
@@ -61,7 +47,7 @@ pub struct Key {
     pub meaning: Meaning,
 }
 
-use Meaning::{Bool, Number, Numbers, Resources, Seconds, Switch, Text, Texts, Unused};
+use Meaning::{Bool, Seconds, Text, Texts, Unused};
 
 const fn key(name: &'static str, meaning: Meaning) -> Key {
     Key { name, meaning }
@@ -71,7 +57,7 @@ const WRAPPER: &str = "there is no runtime wrapper";
 const ONE_BINARY: &str = "no other program is run";
 
 /// The keys of NVIDIA Container Toolkit 1.20, and those of the hook.
-const KEYS: &[Key] = &[
+pub const KEYS: &[Key] = &[
     key("accept-nvidia-visible-devices-envvar-when-unprivileged", Bool(|c, v| c.accept_envvar_when_unprivileged = v)),
     key("accept-nvidia-visible-devices-as-volume-mounts", Bool(|c, v| c.accept_volume_mounts = v)),
     key("supported-driver-capabilities", Text(capabilities)),
@@ -111,63 +97,22 @@ const KEYS: &[Key] = &[
     key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
 ];
 
-/// Defines the keys of the device plugin twice: with their setters, and as keys without effect.
-macro_rules! plugin_keys {
-    ($($name:literal => $meaning:expr,)*) => {
-        const PLUGIN: &[Key] = &[$(key($name, $meaning)),*];
-        const IGNORED: &[Key] = &[$(key($name, Unused("only the device plugin uses it"))),*];
-    };
-}
-
-plugin_keys! {
-    "kubelet-plugin.replicas" => Number(|c, v| c.kubelet_plugin.set_replicas(v)),
-    "kubelet-plugin.resources" => Resources(|c, v| c.kubelet_plugin.set_resources(rows(v)?)),
-    "kubelet-plugin.resource-prefix" => Text(|c, v| c.kubelet_plugin.set_resource_prefix(v)),
-    "kubelet-plugin.mig-strategy" => Text(|c, v| c.kubelet_plugin.set_mig_strategy(v)),
-    "kubelet-plugin.allocation" => Text(|c, v| c.kubelet_plugin.set_allocation(v)),
-    "kubelet-plugin.quiet-period" => Seconds(|c, v| c.kubelet_plugin.quiet_period = v),
-    "kubelet-plugin.ignored-xids" => Numbers(|c, v| c.kubelet_plugin.ignored_xids = v),
-    "kubelet-plugin.nvml-timeout" => Seconds(|c, v| c.kubelet_plugin.nvml_timeout = v),
-    "kubelet-plugin.device-list-strategy" => Texts(|c, v| c.kubelet_plugin.set_device_list_strategy(&v)),
-    "kubelet-plugin.device-id-strategy" => Text(|c, v| c.kubelet_plugin.set_device_id_strategy(v)),
-    "kubelet-plugin.pass-device-specs" => Bool(|c, v| c.kubelet_plugin.pass_device_specs = v),
-    "kubelet-plugin.host-path" => Text(|c, v| set_path(&mut c.kubelet_plugin.host_path, v)),
-    "kubelet-plugin.gpu-config" => Text(|c, v| set_path(&mut c.kubelet_plugin.gpu_config, v)),
-    "kubelet-plugin.metrics-address" => Text(|c, v| c.kubelet_plugin.set_metrics_address(v)),
-    "kubelet-plugin.labels" => Switch(|c, v| c.kubelet_plugin.labels = v),
-    "kubelet-plugin.labels-dir" => Text(|c, v| c.kubelet_plugin.set_labels_dir(v)),
-}
-
-/// The keys that a program reads.
-pub type Keys = [&'static [Key]; 2];
-
-/// The keys for the hook. It knows those of the device plugin, but does not read their values, so that a mistake there does not stop
-/// containers.
-pub const HOOK: Keys = [KEYS, IGNORED];
-/// The keys for the device plugin.
-pub const ALL: Keys = [KEYS, PLUGIN];
-
 /// Returns the row of a key, or the row of its whole table.
 #[must_use]
-pub fn find(keys: Keys, name: &str) -> Option<&'static Key> {
-    let exact = rows_of(keys).find(|key| key.name == name);
-    if exact.is_some() || is_table(keys, name) {
+pub fn find(name: &str) -> Option<&'static Key> {
+    let exact = KEYS.iter().find(|key| key.name == name);
+    if exact.is_some() || is_table(name) {
         return exact; // if some keys of a table have their own rows, the table is read key by key
     }
     let table = name.split('.').next();
-    rows_of(keys).find(|key| key.name.ends_with('.') && key.name.strip_suffix('.') == table)
+    KEYS.iter().find(|key| key.name.ends_with('.') && key.name.strip_suffix('.') == table)
 }
 
 /// Whether a table has keys with their own rows.
 #[must_use]
-pub(crate) fn is_table(keys: Keys, name: &str) -> bool {
-    let mut below = rows_of(keys).filter_map(|key| key.name.strip_prefix(name)?.strip_prefix('.'));
+pub(crate) fn is_table(name: &str) -> bool {
+    let mut below = KEYS.iter().filter_map(|key| key.name.strip_prefix(name)?.strip_prefix('.'));
     below.any(|rest| !rest.is_empty())
-}
-
-/// Returns all rows.
-pub fn rows_of(keys: Keys) -> impl Iterator<Item = &'static Key> {
-    keys.into_iter().flatten()
 }
 
 /// Parses a path. Returns `None` for an empty string, because NVIDIA's generated file contains empty values for unset keys.
@@ -177,14 +122,6 @@ fn path(value: &str) -> Result<Option<HostPath>, String> {
         path if Path::new(path).is_absolute() => Ok(Some(HostPath::new(path))),
         _ => Err("an absolute path".to_owned()),
     }
-}
-
-fn set_path(path: &mut PathBuf, value: &str) -> Result<(), String> {
-    if !Path::new(value).is_absolute() {
-        return Err("an absolute path".to_owned());
-    }
-    *path = PathBuf::from(value);
-    Ok(())
 }
 
 /// Appends entries: the lists of drop-in files are added to those of config.toml.
@@ -286,15 +223,9 @@ mod tests {
             "features.x",
             "nvidia-container-runtime.modes.cdi",
         ] {
-            assert!(find(ALL, name).is_some(), "{name}");
+            assert!(find(name).is_some(), "{name}");
         }
-        assert!(
-            find(ALL, "root").is_none()
-                && find(ALL, "nvidia-container-cli").is_none()
-                && find(ALL, "features").is_none()
-        );
-        assert!(
-            is_table(ALL, "nvidia-container-cli") && is_table(ALL, "oci-nvidia-hook") && !is_table(ALL, "elsewhere")
-        );
+        assert!(find("root").is_none() && find("nvidia-container-cli").is_none() && find("features").is_none());
+        assert!(is_table("nvidia-container-cli") && is_table("oci-nvidia-hook") && !is_table("elsewhere"));
     }
 }

@@ -87,7 +87,7 @@ fn update(step: &Step) -> Option<Update> {
 }
 
 fn policy() -> Policy {
-    Policy::from(&KubeletPlugin::default())
+    Policy::from(&Plugin::default())
 }
 
 /// A row: the seconds since the start, the step, and the start of the reason why the GPU is unhealthy, or `""`.

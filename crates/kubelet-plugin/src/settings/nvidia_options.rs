@@ -3,18 +3,22 @@
 use std::path::{Path, PathBuf};
 
 use base::paths::HostPath;
+use base::report::Finding;
+use clap::Arg;
 
-use super::Target;
+use super::problems::no_effect;
+use super::table::{self, OFF};
+use super::values::{Settings, absolute};
 
 /// Sets an option. The error describes the allowed values.
-type Setter = fn(&mut Target, &str) -> Result<(), String>;
+type Setter = fn(&mut Settings, &str) -> Result<(), String>;
 
 /// What an option does here.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Effect {
-    /// The same as the option of this program with the same name
-    Ours(Setter),
-    /// Changes a setting
+    /// The same as the setting with this name
+    Setting(&'static str),
+    /// Changes what is not in the table of settings
     Sets(Setter),
     /// Nothing is to be done: this program does it in any case, or another option decides
     Nothing,
@@ -42,12 +46,39 @@ impl NvidiaOption {
     }
 
     /// Whether it is an option of NVIDIA's plugin only.
-    pub(super) const fn is_foreign_flag(&self) -> bool {
-        !self.names.is_empty() && !matches!(self.effect, Effect::Ours(_))
+    pub(super) fn is_foreign_flag(&self) -> bool {
+        !self.names.is_empty() && table::find(self.name()).is_none()
+    }
+
+    /// Returns the option of the command line, which the help text does not list.
+    pub(super) fn flag(&self) -> Arg {
+        let (name, aliases) = self.names.split_first().unwrap_or((&"", &[]));
+        let arg = Arg::new(*name).long(*name).aliases(aliases).hide(true);
+        match self.is_switch {
+            true => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+            false => arg,
+        }
+    }
+
+    /// Applies a value. `place` names the option in a finding.
+    ///
+    /// # Errors
+    /// The allowed values.
+    pub(super) fn set(&self, settings: &mut Settings, place: &str, value: &str) -> Result<Option<Finding>, String> {
+        match self.effect {
+            Setting(name) => match table::find(name) {
+                Some(setting) => setting.set_texts(&mut settings.plugin, &[value]).map(|()| None),
+                None => Ok(None),
+            },
+            Sets(set) => set(settings, value).map(|()| None),
+            Other { harmless, .. } if harmless.contains(&value) => Ok(None),
+            Other { why, .. } => Ok(Some(no_effect(place, why))),
+            Nothing => Ok(None),
+        }
     }
 }
 
-use Effect::{Nothing, Other, Ours, Sets};
+use Effect::{Nothing, Other, Sets, Setting};
 
 const fn option(
     names: &'static [&'static str],
@@ -67,7 +98,6 @@ const fn switch(
     NvidiaOption { names, variable, key, is_switch: true, effect }
 }
 
-const OFF: &[&str] = &["false", "0", "f", "F", "FALSE", "False"];
 const OWN_SPEC: &str = "the plugin writes the CDI spec with hooks of its own";
 const NO_EXTRAS: &str = "the image requests it with variables of its own";
 const XIDS: &str = "ignored-xids lists the XIDs that do not affect the health";
@@ -79,27 +109,23 @@ pub(super) const CONFIG_FILE: NvidiaOption = option(&["config-file"], "CONFIG_FI
 /// All options.
 pub(super) static OPTIONS: [NvidiaOption; 25] = [
     CONFIG_FILE,
-    option(&["mig-strategy"], "MIG_STRATEGY", "migStrategy", {
-        Ours(|target, value| target.config.kubelet_plugin.set_mig_strategy(value))
+    option(&["mig-strategy"], "MIG_STRATEGY", "migStrategy", Setting("mig-strategy")),
+    option(&["device-list-strategy"], "DEVICE_LIST_STRATEGY", "plugin.deviceListStrategy", {
+        Setting("device-list-strategy")
     }),
-    option(&["device-list-strategy"], "DEVICE_LIST_STRATEGY", "plugin.deviceListStrategy", Ours(device_list)),
-    option(&["device-id-strategy"], "DEVICE_ID_STRATEGY", "plugin.deviceIDStrategy", {
-        Ours(|target, value| target.config.kubelet_plugin.set_device_id_strategy(value))
-    }),
-    switch(&["pass-device-specs"], "PASS_DEVICE_SPECS", "plugin.passDeviceSpecs", {
-        Ours(|target, value| truth(value).map(|value| target.config.kubelet_plugin.pass_device_specs = value))
-    }),
+    option(&["device-id-strategy"], "DEVICE_ID_STRATEGY", "plugin.deviceIDStrategy", Setting("device-id-strategy")),
+    switch(&["pass-device-specs"], "PASS_DEVICE_SPECS", "plugin.passDeviceSpecs", Setting("pass-device-specs")),
     option(&["nvidia-driver-root", "driver-root"], "NVIDIA_DRIVER_ROOT", "nvidiaDriverRoot", {
-        Sets(|target, value| absolute(value).map(|path| target.config.driver_root = HostPath::new(path)))
+        Sets(|settings, value| absolute(value).map(|path| settings.common.driver_root = HostPath::new(path)))
     }),
     option(&["nvidia-dev-root", "dev-root"], "NVIDIA_DEV_ROOT", "nvidiaDevRoot", {
-        Sets(|target, value| absolute(value).map(|path| target.config.dev_root = Some(HostPath::new(path))))
+        Sets(|settings, value| absolute(value).map(|path| settings.common.dev_root = Some(HostPath::new(path))))
     }),
     option(
         &["shared-devices-allocation-policy"],
         "SHARED_DEVICES_ALLOCATION_POLICY",
         "sharedDevicesAllocationPolicy",
-        Sets(|target, value| target.config.kubelet_plugin.set_allocation(value)),
+        Setting("allocation"),
     ),
     option(&["kubelet-socket"], "KUBELET_SOCKET", "plugin.kubeletSocket", Sets(kubelet_socket)),
     switch(&["fail-on-init-error"], "FAIL_ON_INIT_ERROR", "failOnInitError", Nothing),
@@ -133,31 +159,10 @@ pub(super) static OPTIONS: [NvidiaOption; 25] = [
     option(&["imex-channel-ids"], "IMEX_CHANNEL_IDS", "", Other { harmless: &["", "[]"], why: IMEX }),
 ];
 
-fn device_list(target: &mut Target, value: &str) -> Result<(), String> {
-    let names: Vec<_> = value.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
-    target.config.kubelet_plugin.set_device_list_strategy(&names)
-}
-
-fn kubelet_socket(target: &mut Target, value: &str) -> Result<(), String> {
+fn kubelet_socket(settings: &mut Settings, value: &str) -> Result<(), String> {
     let dir = Path::new(value).strip_prefix("/").ok().filter(|path| path.ends_with("device-plugins/kubelet.sock"));
     let dir = dir.and_then(Path::parent).and_then(Path::parent);
     let dir = dir.ok_or("an absolute path that ends in \"device-plugins/kubelet.sock\"")?;
-    target.kubelet_dir = Some(PathBuf::from("/").join(dir));
+    settings.kubelet_dir = PathBuf::from("/").join(dir);
     Ok(())
-}
-
-fn absolute(value: &str) -> Result<&Path, String> {
-    Some(Path::new(value)).filter(|path| path.is_absolute()).ok_or_else(|| "an absolute path".to_owned())
-}
-
-/// Parses the words for a boolean that Go programs accept.
-///
-/// # Errors
-/// The allowed values.
-pub fn truth(value: &str) -> Result<bool, String> {
-    match value {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        value if OFF.contains(&value) => Ok(false),
-        _ => Err("true or false".to_owned()),
-    }
 }

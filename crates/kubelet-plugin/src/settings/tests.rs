@@ -1,39 +1,215 @@
 //! Tables of what settings in the form of other plugins mean here.
 
-use super::*;
+use std::path::Path;
+
 use base::report::render;
-use clap::{FromArgMatches, Parser};
-use nvidia_host::config::KubeletPlugin;
-use nvidia_host::config::kubelet_plugin::{DeviceIdStrategy, DeviceListStrategy};
+use clap::{Args, Command, FromArgMatches, Parser};
+
+use super::nvidia_options::{Effect, OPTIONS};
+use super::options::Given;
+use super::table::SETTINGS;
+use super::values::{Allocation, DeviceIdStrategy, MigStrategy};
+use super::*;
+
+/// The given options.
+fn given(flags: &[&str]) -> Given {
+    let command = Given::augment_args(Command::new("x"));
+    let matches = command.try_get_matches_from([&["x"], flags].concat()).unwrap();
+    Given::from_arg_matches(&matches).unwrap()
+}
 
 /// The inputs from flags, variables and the text of a file.
 fn inputs(flags: &[&str], variables: &[(&'static str, &str)], file: &str) -> Inputs {
-    let command = <Flags as clap::Args>::augment_args(Command::new("x"));
-    let matches = command.try_get_matches_from([&["x"], flags].concat()).unwrap();
+    let given = given(flags);
+    let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
     Inputs {
-        flags: Flags::from_arg_matches(&matches).unwrap().0,
+        flags: foreign.filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned()))).collect(),
         variables: variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect(),
-        file: (!file.is_empty()).then(|| (PathBuf::from("/c.yaml"), file.to_owned())),
+        file: (!file.is_empty()).then(|| ("/c.yaml".into(), file.to_owned())),
     }
 }
 
-fn applied(inputs: &Inputs) -> Result<(Target, Vec<Finding>)> {
-    let mut target = Target { config: inputs.defaults(), kubelet_dir: None };
-    let findings = inputs.apply(&mut target)?;
-    Ok((target, findings))
+fn applied(inputs: &Inputs) -> Result<(Settings, Vec<Finding>)> {
+    let mut settings = inputs.defaults();
+    let findings = inputs.apply(&mut settings)?;
+    Ok((settings, findings))
 }
 
 /// The settings of the plugin that a file leads to.
-fn of_file(text: &str) -> KubeletPlugin {
-    let (target, findings) = applied(&inputs(&[], &[], text)).unwrap();
+fn of_file(text: &str) -> Plugin {
+    let (settings, findings) = applied(&inputs(&[], &[], text)).unwrap();
     assert_eq!(findings, Vec::new(), "{text}");
-    target.config.kubelet_plugin
+    settings.plugin
+}
+
+const SHIPPED: &str = include_str!("../../../../config/config.toml");
+
+/// The settings of a config.toml.
+fn parsed(text: &str) -> Result<(Settings, Vec<Finding>)> {
+    let Settings { mut common, mut plugin, kubelet_dir } = Settings::default();
+    let findings = config::parse_into(&mut common, &mut plugin, text, Path::new("/c.toml"))?;
+    Ok((Settings { common, plugin, kubelet_dir }, findings))
+}
+
+#[test]
+fn the_shipped_file_is_the_default() {
+    assert_eq!(parsed(SHIPPED).unwrap(), (Settings::default(), Vec::new()));
+    let lines = SHIPPED.lines().map(|line| match line.strip_prefix('#') {
+        Some(setting) if !setting.starts_with(' ') && !setting.is_empty() => setting,
+        _ => line,
+    });
+    // The example of a resource is not the default.
+    let text: Vec<&str> = lines.filter(|line| !line.starts_with("resources = ")).collect();
+    let (found, findings) = parsed(&text.join("\n")).unwrap();
+    assert_eq!((found.plugin, findings), (Plugin::default(), Vec::new()));
+}
+
+#[test]
+fn every_setting_is_documented() {
+    let keys = include_str!("../../../../docs/man/oci-nvidia-hook.toml.5");
+    let options = include_str!("../../../../docs/man/oci-nvidia-kubelet-plugin.8");
+    let page = include_str!("../../../../docs/configuration.md");
+    let table = SHIPPED.split("\n[kubelet-plugin]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    for table::Setting { name, .. } in &SETTINGS {
+        assert!(table.contains(&format!("\n#{name} = ")), "{name} is not in config/config.toml");
+        assert!(keys.contains(&format!("\n.BR {name} \"")), "{name} is not in oci-nvidia-hook.toml(5)");
+        assert!(page.contains(&format!("`kubelet-plugin.{name}`")), "{name} is not in docs/configuration.md");
+        let option = format!("\n.B \\-\\-{}", name.replace('-', "\\-"));
+        let is_end = |rest: &str| rest.starts_with([' ', '\\']);
+        assert!(options.split(&option).skip(1).any(is_end), "--{name} is not in oci-nvidia-kubelet-plugin(8)");
+    }
+}
+
+#[test]
+fn values_of_config_toml() {
+    let (found, findings) = parsed(
+        "disable-require = true\n[kubelet-plugin]\nreplicas = 2\nignored-xids = []\nlabels = false\nnvml-timeout = 7\n\
+         mig-strategy = \"single\"\npass-device-specs = false\ndevice-list-strategy = [\"cdi-cri\", \"envvar\"]\n\
+         resources = [{ name = \"a.b/c\", model = \"*, 80GB\", replicas = 3 }]\n[oci-nvidia-hook]\nnvml-timeout = 8\n",
+    )
+    .unwrap();
+    assert_eq!(findings, Vec::new());
+    let row = resources::ResourceRow { name: "a.b/c".into(), model: "*, 80GB".into(), replicas: Some(3) };
+    let expected = Plugin {
+        replicas: 2,
+        ignored_xids: Vec::new(),
+        labels: Some(false),
+        nvml_timeout: std::time::Duration::from_secs(7),
+        mig_strategy: MigStrategy::Single,
+        pass_device_specs: false,
+        device_list_strategy: vec![DeviceListStrategy::CdiCri, DeviceListStrategy::Envvar],
+        resources: vec![row],
+        ..Plugin::default()
+    };
+    assert_eq!(found.plugin, expected);
+    assert!(found.common.disable_require && found.common.nvml_timeout.as_secs() == 8);
+}
+
+#[test]
+fn wrong_values_of_config_toml() {
+    for (text, says) in [
+        ("[kubelet-plugin]\nreplicas = 0", "line 2: kubelet-plugin.replicas has an invalid value; it must be a number"),
+        ("[kubelet-plugin]\nreplicas = -1", "it must be a number"),
+        ("[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers"),
+        ("[kubelet-plugin]\nresource-prefix = \"nvidia com\"", "it must be a DNS name"),
+        ("[kubelet-plugin]\nmig-strategy = \"both\"", "it must be \"none\", \"single\" or \"mixed\""),
+        (
+            "[kubelet-plugin]\ndevice-list-strategy = [\"cdi\"]",
+            "line 2: kubelet-plugin.device-list-strategy has an invalid value; it must be a list of \"envvar\", ",
+        ),
+        ("[kubelet-plugin]\ndevice-list-strategy = [\"host-path\", \"envvar\"]", "and \"host-path\" alone"),
+        ("[kubelet-plugin]\ndevice-id-strategy = \"name\"", "it must be \"uuid\" or \"index\""),
+        ("[kubelet-plugin]\nhost-path = \"x\"", "it must be an absolute path"),
+        ("[kubelet-plugin]\nallocation = \"spread\"", "it must be \"distributed\" or \"packed\""),
+        ("[kubelet-plugin]\nresources = [\"a\"]", "and an entry is not a table"),
+        ("[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]", "and \"a.b/c\" has no model"),
+        ("[kubelet-plugin]\nresources = [{ name = 1 }]", "and \"name\" has a value of the wrong type"),
+        ("[kubelet-plugin]\nresources = [{ nam = \"x\" }]", "and \"nam\" is not one of name, model and replicas"),
+        ("[kubelet-plugin]\nlabels = \"yes\"", "it must be true, false or \"auto\""),
+        ("[kubelet-plugin]\nquiet-period = 601", "it must be a number of seconds from 1 to 600"),
+        ("replicas = 1", "replicas is unknown above the first table; it belongs in the table [kubelet-plugin]"),
+        ("[devices]\nmig-strategy = \"single\"", "it belongs in the table [kubelet-plugin]"),
+        ("[kubelet-plugn]\nreplicas = 1", "kubelet-plugn is unknown above the first table; it belongs in the table"),
+        ("[kubelet-plugin]\ndisable-require = true", "it belongs above the first table"),
+    ] {
+        let text = render(&parsed(text).unwrap_err());
+        assert!(text.contains(says), "{text}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+    }
+    let (_, findings) = parsed("[kubelet-plugin]\nreplica = 2\n[kubelet-plugins]\nx = 1\n").unwrap();
+    let found: Vec<_> = findings.iter().map(|finding| (&*finding.what, &*finding.fix)).collect();
+    let expected = [
+        ("\"/c.toml\" line 2: unknown key \"kubelet-plugin.replica\"", "did you mean kubelet-plugin.replicas?"),
+        ("\"/c.toml\" line 3: unknown key \"kubelet-plugins\"", "did you mean kubelet-plugin?"),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn values_of_options() {
+    let applied = |flags: &[&str]| {
+        let mut plugin = Plugin::default();
+        given(flags).apply(&mut plugin).map(|()| plugin)
+    };
+    let found = applied(&[
+        "--replicas=2",
+        "--replicas=3",
+        "--resources=name=a.b/c,model=*A*",
+        "--resources=name=a.b/d,model=*B*,replicas=2",
+        "--ignored-xids=13, 31",
+        "--ignored-xids=43",
+        "--device-list-strategy=",
+        "--pass-device-specs=0",
+        "--labels=auto",
+        "--metrics-address=:2112",
+        "--quiet-period=600",
+        "--host-path=/x",
+    ])
+    .unwrap();
+    assert_eq!((found.replicas, found.resources.len(), &*found.ignored_xids), (3, 2, &[13, 31, 43][..]));
+    assert_eq!((found.device_list_strategy.len(), found.pass_device_specs, found.labels), (0, false, None));
+    assert_eq!((found.quiet_period.as_secs(), &*found.host_path), (600, Path::new("/x")));
+    // The unit passes a variable, which may be empty.
+    let address = |flags| applied(flags).unwrap().metrics_address.map(|address| address.port());
+    assert_eq!(address(&["--metrics-address", ""]), None);
+    assert_eq!(address(&["--metrics-address=:1", "--metrics-address", ":2"]), Some(2));
+    for (flag, says) in [
+        ("--replicas=many", "--replicas has an invalid value; it must be a number (ONH-002)"),
+        ("--resources=x", "it must be name=NAME,model=PATTERN[,replicas=N], and \"x\" is not KEY=VALUE"),
+        ("--ignored-xids=a", "it must be a list of numbers"),
+        ("--quiet-period=0", "it must be a number of seconds from 1 to 600"),
+        ("--labels=maybe", "it must be true, false or \"auto\""),
+        ("--labels-dir=x", "it must be an absolute path"),
+        ("--mig-strategy=", "it must be \"none\", \"single\" or \"mixed\""),
+    ] {
+        let text = render(&applied(&[flag]).unwrap_err());
+        assert!(text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn addresses_for_metrics() {
+    for (text, expected) in [
+        ("127.0.0.1:2112", Some("127.0.0.1:2112")),
+        ("[::1]:9400", Some("[::1]:9400")),
+        (":2112", Some("[::]:2112")),
+        ("", None),
+    ] {
+        let found = values::address(text).unwrap().map(|address| address.to_string());
+        assert_eq!(found.as_deref(), expected, "{text:?}");
+    }
+    for text in ["2112", "localhost:2112", ":", ":70000", "127.0.0.1", "unix:/run/x"] {
+        assert!(values::address(text).is_err(), "{text:?}");
+    }
 }
 
 #[test]
 fn every_option_has_its_place() {
     for option in &OPTIONS {
         assert!(!option.variable.is_empty(), "{option:?}");
+        if let Effect::Setting(name) = option.effect {
+            assert!(table::find(name).is_some(), "{option:?}");
+        }
         if option.names.is_empty() {
             continue;
         }
@@ -48,15 +224,15 @@ fn every_option_has_its_place() {
 fn precedence() {
     let file = "version: v1\nflags:\n  migStrategy: single\n  plugin: {deviceIDStrategy: index}\n";
     let with = |flags, variables| applied(&inputs(flags, variables, file)).unwrap().0;
-    let target = with(&[], &[]);
-    assert_eq!(target.config.kubelet_plugin.mig_strategy, MigStrategy::Single);
-    assert_eq!(target.config.kubelet_plugin.device_id_strategy, DeviceIdStrategy::Index);
-    let target = with(&["--driver-root=/b"], &[("MIG_STRATEGY", "mixed"), ("NVIDIA_DRIVER_ROOT", "/a")]);
-    assert_eq!(target.config.kubelet_plugin.mig_strategy, MigStrategy::Mixed);
-    assert_eq!(target.config.driver_root.as_path(), Path::new("/b"));
-    assert_eq!(target.config.kubelet_plugin.device_id_strategy, DeviceIdStrategy::Index);
+    let settings = with(&[], &[]);
+    assert_eq!(settings.plugin.mig_strategy, MigStrategy::Single);
+    assert_eq!(settings.plugin.device_id_strategy, DeviceIdStrategy::Index);
+    let settings = with(&["--driver-root=/b"], &[("MIG_STRATEGY", "mixed"), ("NVIDIA_DRIVER_ROOT", "/a")]);
+    assert_eq!(settings.plugin.mig_strategy, MigStrategy::Mixed);
+    assert_eq!(settings.common.driver_root.as_path(), Path::new("/b"));
+    assert_eq!(settings.plugin.device_id_strategy, DeviceIdStrategy::Index);
     let dir = with(&["--kubelet-socket", "/k/device-plugins/kubelet.sock"], &[]).kubelet_dir;
-    assert_eq!(dir.as_deref(), Some(Path::new("/k")));
+    assert_eq!(dir, Path::new("/k"));
 }
 
 #[test]
@@ -68,7 +244,7 @@ fn mig_is_off_by_default_in_nvidias_form() {
         (&["--config-file=/c.yaml"], &[], MigStrategy::None),
     ] {
         let defaults = inputs(flags, variables, "").defaults();
-        assert_eq!(defaults.kubelet_plugin.mig_strategy, expected, "{flags:?} {variables:?}");
+        assert_eq!(defaults.plugin.mig_strategy, expected, "{flags:?} {variables:?}");
     }
 }
 
@@ -97,10 +273,10 @@ fn options_and_variables() {
         &[("DEVICE_LIST_STRATEGY", "envvar, cdi-cri"), ("PASS_DEVICE_SPECS", "0")],
         "",
     ));
-    let plugin = plugin.unwrap().0.config.kubelet_plugin;
+    let plugin = plugin.unwrap().0.plugin;
     assert_eq!(plugin.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::CdiCri]);
     assert!(!plugin.pass_device_specs);
-    assert_eq!(plugin.allocation, nvidia_host::config::kubelet_plugin::Allocation::Packed);
+    assert_eq!(plugin.allocation, Allocation::Packed);
 }
 
 #[test]
@@ -128,7 +304,7 @@ fn the_file() {
         "version: v1\nsharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}",
     );
     assert!(!strict.several_replicas && strict.time_slicing[0].rename.is_none());
-    assert_eq!(of_file("{\"version\": \"v1\", \"flags\": {\"plugin\": null}}"), KubeletPlugin::default());
+    assert_eq!(of_file("{\"version\": \"v1\", \"flags\": {\"plugin\": null}}"), Plugin::default());
     let list = of_file("version: v1\nflags: {plugin: {deviceListStrategy: envvar}}\n").device_list_strategy;
     assert_eq!(list, [DeviceListStrategy::Envvar]);
 }
@@ -213,9 +389,8 @@ fn errors_name_their_place() {
 #[test]
 fn gkes_file() {
     let of = |text: &str| {
-        let mut target = Target::default();
-        let findings = apply_gke(&mut target, Path::new("/gpu_config.json"), text)?;
-        let plugin = target.config.kubelet_plugin;
+        let mut plugin = Plugin::default();
+        let findings = gke::apply(&mut plugin, Path::new("/gpu_config.json"), text)?;
         anyhow::Ok((
             plugin.replicas,
             plugin.mig_strategy,
@@ -269,7 +444,7 @@ proptest::proptest! {
     fn no_text_ends_the_program(text in "\\PC{0,80}", key in "[a-zA-Z]{1,8}", value in "[\\[\\]{}a-z0-9:, \n-]{0,30}") {
         for text in [text, format!("version: v1\n{key}: {value}"), format!("version: v1\nsharing: {{timeSlicing: {{resources: [{value}]}}}}")] {
             applied(&inputs(&[], &[], &text)).ok();
-            apply_gke(&mut Target::default(), Path::new("/x"), &text).ok();
+            gke::apply(&mut Plugin::default(), Path::new("/x"), &text).ok();
         }
     }
 }

@@ -4,19 +4,19 @@ use std::path::Path;
 
 use anyhow::Result;
 use base::report::Finding;
-use nvidia_host::config::kubelet_plugin::{ResourceRow, TimeSlicing};
 use serde_json::Value;
 
 use super::document::{Document, below};
-use super::options::OPTIONS;
-use super::{Target, set};
+use super::nvidia_options::{Effect, OPTIONS};
+use super::resources::{self, ResourceRow, TimeSlicing};
+use super::values::{Plugin, Settings};
 
 /// The prefix of resources in this file that have none.
 const PREFIX: &str = "nvidia.com";
 const MPS: &str = "MPS is not supported";
 
 /// Applies the text of a file. `path` is only used in messages.
-pub(super) fn apply(target: &mut Target, path: &Path, text: &str) -> Result<Vec<Finding>> {
+pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = Document::parse(path, text)?;
     if root.get("version").and_then(Value::as_str) != Some("v1") {
         return Err(file.invalid(&["version"], "\"v1\""));
@@ -24,9 +24,9 @@ pub(super) fn apply(target: &mut Target, path: &Path, text: &str) -> Result<Vec<
     for (name, value) in file.map(&["version"], &root)? {
         match name {
             "version" => {}
-            "flags" => flags(&mut file, target, &["flags"], "", value)?,
-            "resources" => resources(&mut file, target, value)?,
-            "sharing" => sharing(&mut file, target, value)?,
+            "flags" => flags(&mut file, settings, &["flags"], "", value)?,
+            "resources" => resources(&mut file, &mut settings.plugin, value)?,
+            "sharing" => sharing(&mut file, &mut settings.plugin, value)?,
             "imex" => imex(&mut file, value)?,
             name => file.unknown(&[name]),
         }
@@ -35,21 +35,21 @@ pub(super) fn apply(target: &mut Target, path: &Path, text: &str) -> Result<Vec<
 }
 
 /// Applies the options. `prefix` is that of the keys in [`OPTIONS`].
-fn flags(file: &mut Document<'_>, target: &mut Target, at: &[&str], prefix: &str, value: &Value) -> Result<()> {
+fn flags(file: &mut Document<'_>, settings: &mut Settings, at: &[&str], prefix: &str, value: &Value) -> Result<()> {
     for (name, value) in file.map(at, value)? {
         let key = below(at, name);
         let known = OPTIONS.iter().find(|option| !option.key.is_empty() && option.key == format!("{prefix}{name}"));
         match (name, known) {
             // Options of gpu-feature-discovery, which reads the same file
             ("gfd", _) => {}
-            ("plugin", _) if prefix.is_empty() => flags(file, target, &key, "plugin.", value)?,
+            ("plugin", _) if prefix.is_empty() => flags(file, settings, &key, "plugin.", value)?,
             (_, None) => file.unknown(&key),
             (_, Some(_)) if value.is_null() => {}
             (_, Some(option)) => {
                 let text =
                     scalar(value).ok_or_else(|| file.invalid(&key, "a string, a boolean or a list of strings"))?;
-                let finding = set(target, option, "", &text).map_err(|allowed| file.invalid(&key, &allowed))?;
-                if let (Some(_), super::Effect::Other { why, .. }) = (finding, option.effect) {
+                let finding = option.set(settings, "", &text).map_err(|allowed| file.invalid(&key, &allowed))?;
+                if let (Some(_), Effect::Other { why, .. }) = (finding, option.effect) {
                     file.no_effect(&key, why);
                 }
             }
@@ -68,7 +68,7 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-fn resources(file: &mut Document<'_>, target: &mut Target, value: &Value) -> Result<()> {
+fn resources(file: &mut Document<'_>, plugin: &mut Plugin, value: &Value) -> Result<()> {
     for (name, value) in file.map(&["resources"], value)? {
         let key = ["resources", name];
         match name {
@@ -77,8 +77,7 @@ fn resources(file: &mut Document<'_>, target: &mut Target, value: &Value) -> Res
                 for (at, row) in file.list(&key, value)?.iter().enumerate() {
                     rows.push(model(file, &below(&key, &at.to_string()), row)?);
                 }
-                let plugin = &mut target.config.kubelet_plugin;
-                plugin.set_resources(rows).map_err(|allowed| file.invalid(&key, &allowed))?;
+                plugin.resources = resources::checked(rows).map_err(|allowed| file.invalid(&key, &allowed))?;
             }
             "mig" if file.list(&key, value)?.is_empty() => {}
             "mig" => file.no_effect(&key, "MIG devices have the name of their profile"),
@@ -105,11 +104,11 @@ fn with_prefix(name: &str) -> String {
     if name.contains('/') { name.to_owned() } else { format!("{PREFIX}/{name}") }
 }
 
-fn sharing(file: &mut Document<'_>, target: &mut Target, value: &Value) -> Result<()> {
+fn sharing(file: &mut Document<'_>, plugin: &mut Plugin, value: &Value) -> Result<()> {
     for (name, value) in file.map(&["sharing"], value)? {
         let key = ["sharing", name];
         match name {
-            "timeSlicing" => time_slicing(file, target, &key, value)?,
+            "timeSlicing" => time_slicing(file, plugin, &key, value)?,
             "mps" if file.map(&key, value)?.is_empty() => {}
             "mps" => file.no_effect(&key, MPS),
             _ => file.unknown(&key),
@@ -118,7 +117,7 @@ fn sharing(file: &mut Document<'_>, target: &mut Target, value: &Value) -> Resul
     Ok(())
 }
 
-fn time_slicing(file: &mut Document<'_>, target: &mut Target, at: &[&str], value: &Value) -> Result<()> {
+fn time_slicing(file: &mut Document<'_>, plugin: &mut Plugin, at: &[&str], value: &Value) -> Result<()> {
     let (mut rename_all, mut refuse_several) = (false, false);
     let mut rows = Vec::new();
     for (name, value) in file.map(at, value)? {
@@ -134,7 +133,6 @@ fn time_slicing(file: &mut Document<'_>, target: &mut Target, at: &[&str], value
             _ => file.unknown(&key),
         }
     }
-    let plugin = &mut target.config.kubelet_plugin;
     plugin.several_replicas = !rows.is_empty() && !refuse_several;
     for mut row in rows {
         row.rename = row.rename.or_else(|| rename_all.then(|| format!("{}.shared", row.name)));

@@ -7,7 +7,10 @@ use base::report::Finding;
 use cdi_spec::yaml;
 use serde_json::Value;
 
-use super::{failure_of, no_effect};
+use super::problems::{invalid_config, no_effect};
+
+/// The size limit of a configuration file in bytes.
+const MAX_SIZE: usize = 1 << 20;
 
 /// A YAML or JSON document.
 pub(super) struct Document<'a> {
@@ -22,7 +25,7 @@ impl<'a> Document<'a> {
     pub(super) fn parse(path: &'a Path, text: &'a str) -> Result<(Self, Value)> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let value = yaml::parse(text)
-            .map_err(|why| failure_of(format!("{path:?} {why}"), &format!("correct the syntax of {path:?}")))?;
+            .map_err(|why| invalid_config(format!("{path:?} {why}"), &format!("correct the syntax of {path:?}")))?;
         Ok((Self { path, text, findings: Vec::new() }, value))
     }
 
@@ -33,7 +36,7 @@ impl<'a> Document<'a> {
     /// Returns the error for a key with an invalid value.
     pub(super) fn invalid(&self, key: &[&str], allowed: &str) -> Error {
         let (path, line) = (self.path, self.line(key));
-        failure_of(
+        invalid_config(
             format!("{path:?} line {line}: {} has an invalid value; it must be {allowed}", key.join(".")),
             &format!("correct line {line} of {path:?}"),
         )
@@ -83,6 +86,11 @@ impl<'a> Document<'a> {
         let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
         number.ok_or_else(|| self.invalid(key, "a number"))
     }
+}
+
+/// Reads a configuration file.
+pub(super) fn read(path: &Path) -> Result<String> {
+    Ok(String::from_utf8(base::read::read_limited(std::fs::File::open(path)?, MAX_SIZE)?)?)
 }
 
 /// Returns a key and one more step.

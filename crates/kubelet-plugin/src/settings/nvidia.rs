@@ -1,0 +1,89 @@
+//! Accepts the options, variables and configuration file of NVIDIA's device plugin.
+//!
+//! Command line > environment > configuration file > config.toml > default. A setting that has no effect here is a finding.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use base::report::Finding;
+
+use super::document::read;
+use super::nvidia_file;
+use super::nvidia_options::{CONFIG_FILE, OPTIONS};
+use super::options::Given;
+use super::problems::{invalid_config, invalid_option};
+use super::values::{MigStrategy, Settings};
+
+/// The settings in NVIDIA's form.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Inputs {
+    pub(super) flags: BTreeMap<&'static str, String>,
+    pub(super) variables: BTreeMap<&'static str, String>,
+    /// The configuration file and its text
+    pub(super) file: Option<(PathBuf, String)>,
+}
+
+impl Inputs {
+    /// Reads the environment and the configuration file. `given` are the options on the command line.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "the variables are set by the administrator, in the unit or the manifest"
+    )]
+    pub(super) fn gather(given: &Given) -> Result<Self> {
+        let variables =
+            OPTIONS.iter().filter_map(|option| Some((option.variable, std::env::var(option.variable).ok()?)));
+        let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
+        let flags = foreign.filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned())));
+        let mut inputs = Self { flags: flags.collect(), variables: variables.collect(), file: None };
+        // An empty variable is an unset one, as in manifests with optional values.
+        inputs.variables.retain(|name, value| !name.is_empty() && !value.is_empty());
+        let path = inputs.flags.get(CONFIG_FILE.name()).or_else(|| inputs.variables.get(CONFIG_FILE.variable));
+        if let Some(path) = path.map(PathBuf::from) {
+            let text = read(&path).with_context(|| {
+                invalid_config(format!("cannot read the configuration {path:?}"), "correct --config-file")
+            })?;
+            inputs.file = Some((path, text));
+        }
+        Ok(inputs)
+    }
+
+    /// Returns the defaults: those of NVIDIA's plugin if anything is in NVIDIA's form.
+    #[must_use]
+    pub(super) fn defaults(&self) -> Settings {
+        let mut settings = Settings::default();
+        if !self.flags.is_empty() || !self.variables.is_empty() {
+            settings.plugin.mig_strategy = MigStrategy::None;
+        }
+        settings
+    }
+
+    /// Applies the settings.
+    ///
+    /// # Errors
+    /// If one has an invalid value. The error names its place and the allowed values.
+    pub(super) fn apply(&self, settings: &mut Settings) -> Result<Vec<Finding>> {
+        let mut findings = match &self.file {
+            Some((path, text)) => nvidia_file::apply(settings, path, text)?,
+            None => Vec::new(),
+        };
+        for option in &OPTIONS {
+            let Some(value) = self.variables.get(option.variable) else { continue };
+            let finding = option.set(settings, option.variable, value).map_err(|allowed| {
+                let what =
+                    format!("the environment variable {} has an invalid value; it must be {allowed}", option.variable);
+                invalid_config(what, &format!("correct {}", option.variable))
+            });
+            findings.extend(finding?);
+        }
+        for option in &OPTIONS {
+            let Some(value) = self.flags.get(option.name()) else { continue };
+            let finding = option.set(settings, &format!("--{}", option.name()), value);
+            findings.extend(finding.map_err(|allowed| invalid_option(option.name(), &allowed))?);
+        }
+        Ok(findings)
+    }
+}

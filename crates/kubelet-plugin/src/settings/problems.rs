@@ -1,0 +1,20 @@
+//! What is wrong with a setting, for people.
+
+use anyhow::Error;
+use base::report::{Finding, catalog, failure};
+
+/// Returns the error for an option with an invalid value.
+pub(super) fn invalid_option(name: &str, allowed: &str) -> Error {
+    let what = format!("--{name} has an invalid value; it must be {allowed}");
+    failure(&catalog::COMMAND_LINE, what, format!("correct --{name}"))
+}
+
+/// Returns the error for the configuration of another device plugin.
+pub(super) fn invalid_config(what: String, fix: &str) -> Error {
+    failure(&catalog::PLUGIN_CONFIG, what, fix.to_owned())
+}
+
+/// Returns the finding about a setting that has no effect here.
+pub(super) fn no_effect(place: &str, why: &str) -> Finding {
+    Finding::new(&catalog::PLUGIN_NO_EFFECT, format!("{place} has no effect: {why}"), "remove it")
+}
