@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     ("debian::list_prints_them", NEEDS, list_prints_them),
     ("debian::the_real_files_resolve_in_a_container", NEEDS, the_real_files_resolve_in_a_container),
     ("debian::the_real_library_without_a_gpu", NEEDS, the_real_library_without_a_gpu),
+    ("debian::the_table_of_nvml_is_that_of_nvml_h", NEEDS, the_table_of_nvml_is_that_of_nvml_h),
 ];
 
 /// Returns the driver root, which is created once and kept between runs.
@@ -148,4 +149,56 @@ fn the_real_library_without_a_gpu() {
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let stderr = hook();
     assert!(stderr.contains("(ONH-011)\nhint: load it with \"modprobe nvidia\""), "{stderr}");
+}
+
+/// Translates the type of a parameter to C.
+fn in_c(parameter: &str) -> String {
+    let name = parameter.trim_start_matches("&mut ").trim_start_matches('[').split([';', '<', ']']).next().unwrap();
+    let name = match name {
+        "c_int" | "Count" => "int".to_owned(),
+        "c_uint" | "Length" => "unsigned int".to_owned(),
+        "c_ulonglong" => "unsigned long long".to_owned(),
+        "Text" => "char".to_owned(),
+        "BorrowedSet" => "nvmlEventSet_t".to_owned(),
+        name => format!("nvml{name}_t"),
+    };
+    name + if parameter.starts_with('&') { " *" } else { "" }
+}
+
+/// Returns an assertion in C for each function, each enumeration and each size in the source.
+fn assertions_about_nvml() -> Vec<String> {
+    let ffi = |name: &str| std::fs::read_to_string(source(&format!("crates/nvidia/src/nvml/ffi/{name}"))).unwrap();
+    let (table, structs) = (ffi("table.rs"), ffi("structs.rs"));
+    let functions = table.split_once("prototypes! {").unwrap().1.lines().filter_map(|line| {
+        let (name, parameters) = line.trim().strip_suffix(");")?.split_once('(')?;
+        let types: Vec<_> = parameters.split(", ").filter_map(|one| Some(in_c(one.split_once(": ")?.1))).collect();
+        let types = if types.is_empty() { "void".to_owned() } else { types.join(", ") };
+        let same = format!("__builtin_types_compatible_p(__typeof__({name}), nvmlReturn_t({types}))");
+        Some(format!("_Static_assert({same}, \"{name}\");"))
+    });
+    let enums = table.lines().filter_map(|line| line.split_once("type ")?.1.strip_suffix(" = c_uint;"));
+    let enums = enums.map(|name| (name, "sizeof(unsigned)"));
+    let sizes = structs.split("size_of::<").filter_map(|text| {
+        let (name, rest) = text.split_once(">() == ")?;
+        Some((name, rest.split([' ', ')']).next()?))
+    });
+    let sizes =
+        enums.chain(sizes).map(|(name, size)| format!("_Static_assert(sizeof(nvml{name}_t) == {size}, \"{name}\");"));
+    functions.chain(sizes).collect()
+}
+
+fn the_table_of_nvml_is_that_of_nvml_h() {
+    let assertions = assertions_about_nvml();
+    assert_eq!(assertions.len(), 30 + 5 + 5, "{assertions:#?}");
+    let dir = scratch();
+    let compile = |assertions: &str| {
+        let file = dir.path().join("table.c");
+        std::fs::write(&file, format!("#include <nvml.h>\n{assertions}\n")).unwrap();
+        run(Command::new("cc").arg("-fsyntax-only").arg("-I").arg(root().join("usr/include")).arg(file))
+    };
+    compile(&assertions.join("\n")).ok();
+    let wrong = assertions
+        .join("\n")
+        .replace("nvmlDeviceGetName), nvmlReturn_t(nvmlDevice_t, char *", "nvmlDeviceGetName), nvmlReturn_t(char *");
+    assert!(compile(&wrong).stderr.contains("nvmlDeviceGetName"));
 }

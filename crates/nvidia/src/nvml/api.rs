@@ -1,6 +1,7 @@
 //! The functions of NVML that this crate calls, as a trait, so that the inventory can be tested without the library.
 
-use std::fmt;
+use std::ffi::c_void;
+use std::{fmt, ptr};
 
 use serde::{Deserialize, Serialize};
 
@@ -44,28 +45,24 @@ impl fmt::Display for Failed {
 
 /// A device handle, `nvmlDevice_t`: an opaque pointer that is valid until NVML is shut down.
 ///
-/// Only this module and its tests create one, because the library dereferences it.
+/// Only the library and tests create one that is not NULL, because the library dereferences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device(usize);
+#[repr(transparent)]
+pub struct Device(*mut c_void);
 
 impl Device {
-    pub(super) const fn from_raw(raw: usize) -> Self {
-        Self(raw)
-    }
-
-    pub(super) const fn get(self) -> usize {
-        self.0
-    }
+    /// A place for the library to store a handle
+    pub(super) const NULL: Self = Self(ptr::null_mut());
 }
 
 #[cfg(test)]
 impl Device {
     pub(crate) const fn new(number: usize) -> Self {
-        Self(number)
+        Self(ptr::without_provenance_mut(number))
     }
 
-    pub(crate) const fn raw(self) -> usize {
-        self.0
+    pub(crate) fn raw(self) -> usize {
+        self.0.addr()
     }
 }
 

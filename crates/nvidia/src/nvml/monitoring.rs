@@ -1,26 +1,37 @@
 //! The functions of NVML that a program calls to watch GPUs, as a trait, so that it can be tested without the library.
 
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::api::{Api, Code, Device, Failed};
 
+/// The number of fields that one call requests.
+pub const FIELDS: usize = 3;
+
 /// A set of GPUs whose events are waited for, `nvmlEventSet_t`: an opaque pointer.
 ///
-/// Only this module creates one, because the library dereferences it.
+/// Only the library creates one that is not NULL, because the library dereferences it. There is one copy of it until it is freed.
 #[derive(Debug)]
-pub struct EventSet(usize);
+#[repr(transparent)]
+pub struct EventSet(*mut c_void);
 
 impl EventSet {
-    pub(super) const fn of(raw: usize) -> Self {
-        Self(raw)
-    }
+    /// A place for the library to store a set
+    pub(super) const NULL: Self = Self(ptr::null_mut());
 
-    pub(super) const fn get(&self) -> usize {
-        self.0
+    pub(super) const fn borrow(&self) -> BorrowedSet<'_> {
+        BorrowedSet(self.0, PhantomData)
     }
 }
+
+/// The same pointer, for a call that does not free the set.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(super) struct BorrowedSet<'a>(*mut c_void, PhantomData<&'a EventSet>);
 
 /// Types of events, the bits `nvmlEventType…`.
 pub mod event {
@@ -127,7 +138,7 @@ pub trait Monitoring: Api {
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn fields<const N: usize>(&self, device: Device, ids: [u32; N]) -> Result<[Option<u64>; N], Failed>;
+    fn fields(&self, device: Device, ids: [u32; FIELDS]) -> Result<[Option<u64>; FIELDS], Failed>;
     /// `nvmlDeviceGetMemoryInfo`, also of a MIG device. The call reaches the GPU, unlike those for its name or UUID.
     ///
     /// # Errors

@@ -1,36 +1,19 @@
 //! Loads libnvidia-ml.so.1 at run time and calls it. All `unsafe` code for NVML is here.
 //!
-//! The C types are those of NVIDIA's nvml.h. Each symbol is looked up when it is called: an older driver lacks newer functions, and
-//! then only the call of such a function fails.
+//! Each symbol is looked up when it is called: an older driver lacks newer functions, and then only the call of such a function fails.
 #![allow(unsafe_code, reason = "dlopen and calls into a C library")]
 
 mod monitoring;
+mod structs;
+mod table;
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int};
 
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW, Symbol};
 
+use self::structs::PciInfo;
+use self::table::{Length, Return, Text};
 use super::api::{Api, Code, Device, Failed};
-
-type Return = c_uint;
-type RawDevice = *mut c_void;
-
-/// NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE; the driver version needs 80.
-const TEXT: c_uint = 96;
-
-/// The start of `nvmlPciInfo_t`, which is the same in all versions, and enough space for the longest version (68 bytes in v3).
-#[repr(C)]
-struct PciInfo {
-    bus_id_legacy: [c_char; 16],
-    domain: c_uint,
-    bus: c_uint,
-    device: c_uint,
-    rest: [u8; 100],
-}
-
-impl PciInfo {
-    const EMPTY: Self = Self { bus_id_legacy: [0; 16], domain: 0, bus: 0, device: 0, rest: [0; 100] };
-}
 
 /// The loaded library.
 #[derive(Debug)]
@@ -85,185 +68,86 @@ impl Library {
         let text = unsafe { CStr::from_ptr(text) };
         text_of(text).to_ascii_lowercase()
     }
-
-    /// Calls a function that fills a text buffer: `f(device, buffer, length)`.
-    ///
-    /// # Safety
-    ///
-    /// nvml.h gives the function of this name these parameters.
-    unsafe fn device_text(&self, name: &'static CStr, device: Device) -> Result<String, Failed> {
-        // SAFETY: the type is the caller's promise, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_char, c_uint) -> Return>(name) }?;
-        let mut buffer = [0 as c_char; TEXT as usize];
-        // SAFETY: the library writes at most TEXT bytes, NUL included, to `buffer`, which has as many; `device` is a
-        // handle that it gave us (Device is made in `device()` only).
-        let code = unsafe { function(device.get() as RawDevice, buffer.as_mut_ptr(), TEXT) };
-        self.check(name, code)?;
-        Ok(until_nul(&buffer))
-    }
-
-    /// Calls a function that stores a number: `f(device, &value)`.
-    ///
-    /// # Safety
-    ///
-    /// nvml.h gives the function of this name these parameters.
-    unsafe fn device_number(&self, name: &'static CStr, device: Device) -> Result<u32, Failed> {
-        // SAFETY: the type is the caller's promise, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint) -> Return>(name) }?;
-        let mut value = 0;
-        // SAFETY: the library writes one unsigned int to `value`; `device` is a handle that it gave us.
-        let code = unsafe { function(device.get() as RawDevice, &raw mut value) };
-        self.check(name, code)?;
-        Ok(value)
-    }
 }
 
 fn text_of(text: &CStr) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the text before the first NUL, or the whole buffer if the library did not terminate the text.
-fn until_nul(buffer: &[c_char]) -> String {
-    let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).map(|c| c.to_ne_bytes()[0]).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+fn number(number: c_int) -> u32 {
+    u32::try_from(number).unwrap_or_default()
+}
+
+/// Returns the value that a function stored.
+fn stored<T>(mut value: T, call: impl FnOnce(&mut T) -> Result<(), Failed>) -> Result<T, Failed> {
+    call(&mut value)?;
+    Ok(value)
 }
 
 impl Api for Library {
     fn init(&self) -> Result<(), Failed> {
-        const NAME: &CStr = c"nvmlInit_v2";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn() -> Return>(NAME) }?;
-        // SAFETY: nvmlInit_v2 takes nothing and may be called at any time, any number of times.
-        let code = unsafe { function() };
-        self.check(NAME, code)
+        self.nvmlInit_v2()
     }
 
     fn driver_version(&self) -> Result<String, Failed> {
-        const NAME: &CStr = c"nvmlSystemGetDriverVersion";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(*mut c_char, c_uint) -> Return>(NAME) }?;
-        let mut buffer = [0 as c_char; TEXT as usize];
-        // SAFETY: the library writes at most TEXT bytes, NUL included, to `buffer`, which has as many.
-        let code = unsafe { function(buffer.as_mut_ptr(), TEXT) };
-        self.check(NAME, code)?;
-        Ok(until_nul(&buffer))
+        Text::stored(|text| self.nvmlSystemGetDriverVersion(text, Length::OF_TEXT))
     }
 
     fn cuda_driver_version(&self) -> Result<u32, Failed> {
-        const NAME: &CStr = c"nvmlSystemGetCudaDriverVersion";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(*mut c_int) -> Return>(NAME) }?;
-        let mut version: c_int = 0;
-        // SAFETY: the library writes one int to `version`.
-        let code = unsafe { function(&raw mut version) };
-        self.check(NAME, code)?;
-        Ok(u32::try_from(version).unwrap_or_default())
+        stored(0, |version| self.nvmlSystemGetCudaDriverVersion(version)).map(number)
     }
 
     fn device_count(&self) -> Result<u32, Failed> {
-        const NAME: &CStr = c"nvmlDeviceGetCount_v2";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(*mut c_uint) -> Return>(NAME) }?;
-        let mut count = 0;
-        // SAFETY: the library writes one unsigned int to `count`.
-        let code = unsafe { function(&raw mut count) };
-        self.check(NAME, code)?;
-        Ok(count)
+        stored(0, |count| self.nvmlDeviceGetCount_v2(count))
     }
 
     fn device(&self, index: u32) -> Result<Device, Failed> {
-        const NAME: &CStr = c"nvmlDeviceGetHandleByIndex_v2";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(c_uint, *mut RawDevice) -> Return>(NAME) }?;
-        let mut device: RawDevice = std::ptr::null_mut();
-        // SAFETY: the library writes one pointer to `device`; any index is allowed and checked by it.
-        let code = unsafe { function(index, &raw mut device) };
-        self.check(NAME, code)?;
-        Ok(Device::from_raw(device as usize))
+        stored(Device::NULL, |device| self.nvmlDeviceGetHandleByIndex_v2(index, device))
     }
 
     fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
-        // The unversioned symbol is the oldest one, and all drivers have it. v3 only has a longer text for the bus id.
-        const NAME: &CStr = c"nvmlDeviceGetPciInfo";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut PciInfo) -> Return>(NAME) }?;
-        let mut info = PciInfo::EMPTY;
-        // SAFETY: the library writes an nvmlPciInfo_t of its version to `info`; every version has the same first four
-        // fields and is shorter than PciInfo. `device` is a handle that it gave us.
-        let code = unsafe { function(device.get() as RawDevice, &raw mut info) };
-        self.check(NAME, code)?;
-        Ok((info.domain, info.bus, info.device))
+        stored(PciInfo::EMPTY, |info| self.nvmlDeviceGetPciInfo(device, info)).map(|info| info.address())
     }
 
     fn uuid(&self, device: Device) -> Result<String, Failed> {
-        // SAFETY: it takes a device, and a pointer to what it fills.
-        unsafe { self.device_text(c"nvmlDeviceGetUUID", device) }
+        Text::stored(|text| self.nvmlDeviceGetUUID(device, text, Length::OF_TEXT))
     }
 
     fn minor(&self, device: Device) -> Result<u32, Failed> {
-        // SAFETY: it takes a device, and a pointer to what it fills.
-        unsafe { self.device_number(c"nvmlDeviceGetMinorNumber", device) }
+        stored(0, |minor| self.nvmlDeviceGetMinorNumber(device, minor))
     }
 
     fn name(&self, device: Device) -> Result<String, Failed> {
-        // SAFETY: it takes a device, and a pointer to what it fills.
-        unsafe { self.device_text(c"nvmlDeviceGetName", device) }
+        Text::stored(|text| self.nvmlDeviceGetName(device, text, Length::OF_TEXT))
     }
 
     fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed> {
-        const NAME: &CStr = c"nvmlDeviceGetCudaComputeCapability";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function =
-            unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_int, *mut c_int) -> Return>(NAME) }?;
-        let (mut major, mut minor): (c_int, c_int) = (0, 0);
-        // SAFETY: the library writes one int to each of `major` and `minor`; `device` is a handle that it gave us.
-        let code = unsafe { function(device.get() as RawDevice, &raw mut major, &raw mut minor) };
-        self.check(NAME, code)?;
-        Ok((u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default()))
-    }
-
-    fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
-        const NAME: &CStr = c"nvmlDeviceGetMigMode";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function =
-            unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, *mut c_uint, *mut c_uint) -> Return>(NAME) }?;
-        let (mut current, mut pending) = (0, 0);
-        // SAFETY: the library writes one unsigned int to each of `current` and `pending`; `device` is its own handle.
-        let code = unsafe { function(device.get() as RawDevice, &raw mut current, &raw mut pending) };
-        self.check(NAME, code)?;
-        Ok(current)
+        let call = |(major, minor): &mut (_, _)| self.nvmlDeviceGetCudaComputeCapability(device, major, minor);
+        stored((0, 0), call).map(|(major, minor)| (number(major), number(minor)))
     }
 
     fn brand(&self, device: Device) -> Result<u32, Failed> {
-        // SAFETY: it takes a device, and a pointer to what it fills.
-        unsafe { self.device_number(c"nvmlDeviceGetBrand", device) }
+        stored(0, |brand| self.nvmlDeviceGetBrand(device, brand))
+    }
+
+    fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
+        let call = |(current, pending): &mut (_, _)| self.nvmlDeviceGetMigMode(device, current, pending);
+        stored((0, 0), call).map(|(current, _)| current)
     }
 
     fn max_mig_device_count(&self, device: Device) -> Result<u32, Failed> {
-        // SAFETY: it takes a device, and a pointer to what it fills.
-        unsafe { self.device_number(c"nvmlDeviceGetMaxMigDeviceCount", device) }
+        stored(0, |count| self.nvmlDeviceGetMaxMigDeviceCount(device, count))
     }
 
     fn mig_device(&self, device: Device, index: u32) -> Result<Device, Failed> {
-        const NAME: &CStr = c"nvmlDeviceGetMigDeviceHandleByIndex";
-        // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function =
-            unsafe { self.symbol::<unsafe extern "C" fn(RawDevice, c_uint, *mut RawDevice) -> Return>(NAME) }?;
-        let mut mig: RawDevice = std::ptr::null_mut();
-        // SAFETY: the library writes one pointer to `mig`; any index is allowed and checked by it, and `device` is a
-        // handle that it gave us.
-        let code = unsafe { function(device.get() as RawDevice, index, &raw mut mig) };
-        self.check(NAME, code)?;
-        Ok(Device::from_raw(mig as usize))
+        stored(Device::NULL, |mig| self.nvmlDeviceGetMigDeviceHandleByIndex(device, index, mig))
     }
 
     fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {
-        // SAFETY: it takes a device, and a pointer to what it fills.
-        unsafe { self.device_number(c"nvmlDeviceGetGpuInstanceId", device) }
+        stored(0, |id| self.nvmlDeviceGetGpuInstanceId(device, id))
     }
 
     fn compute_instance(&self, device: Device) -> Result<u32, Failed> {
-        // SAFETY: it takes a device, and a pointer to what it fills.
-        unsafe { self.device_number(c"nvmlDeviceGetComputeInstanceId", device) }
+        stored(0, |id| self.nvmlDeviceGetComputeInstanceId(device, id))
     }
 }

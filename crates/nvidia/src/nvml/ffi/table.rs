@@ -1,0 +1,112 @@
+//! The functions of NVML that are called, as prototypes: names, parameters and their order are those of NVIDIA's nvml.h.
+//!
+//! A type `Name` stands for `nvmlName_t`, and `&mut T` for `T *`. `debian::the_table_of_nvml_is_that_of_nvml_h` compares the table with
+//! the header.
+#![allow(non_snake_case, reason = "the names in nvml.h")]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
+
+use super::Library;
+use super::structs::{DeviceAttributes, EventData, FieldValue, Memory, PciInfo, Utilization};
+use crate::nvml::api::{Device, Failed};
+use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
+
+/// `nvmlReturn_t`. C gives an enumeration without negative values the type `unsigned int`.
+pub(super) type Return = c_uint;
+type BrandType = c_uint;
+type EnableState = c_uint;
+type GpuTopologyLevel = c_uint;
+type TemperatureSensors = c_uint;
+
+/// `NVML_DEVICE_UUID_V2_BUFFER_SIZE` and `NVML_DEVICE_NAME_V2_BUFFER_SIZE`; the driver version needs 80.
+const TEXT: c_uint = 96;
+
+/// A buffer for text.
+#[repr(transparent)]
+pub(super) struct Text([c_char; TEXT as usize]);
+
+impl Text {
+    /// Returns the text that a function stored: up to the first NUL, or the whole buffer if the library did not terminate it.
+    pub(super) fn stored(call: impl FnOnce(&mut Self) -> Result<(), Failed>) -> Result<String, Failed> {
+        let text = super::stored(Self([0; TEXT as usize]), call)?;
+        let bytes: Vec<u8> = text.0.iter().take_while(|c| **c != 0).map(|c| c.to_ne_bytes()[0]).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// The length of a [`Text`]: a type, so that no other length can be passed with one.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Length(c_uint);
+
+impl Length {
+    pub(super) const OF_TEXT: Self = Self(TEXT);
+}
+
+/// The number of elements of an array of [`FIELDS`] fields.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Count(c_int);
+
+impl Count {
+    pub(super) const OF_FIELDS: Self = Self(3);
+}
+
+const _: () = assert!(FIELDS == 3, "Count::OF_FIELDS");
+
+/// Declares a method of [`Library`] for each prototype. All functions return an `nvmlReturn_t`.
+macro_rules! prototypes {
+    ($($name:ident($($parameter:ident: $type:ty),*);)*) => {
+        impl Library {$(
+            pub(super) fn $name(&self, $($parameter: $type),*) -> Result<(), Failed> {
+                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => c"",
+                };
+                // SAFETY: the row is the prototype in nvml.h, and the symbol is used only below, while `self` holds the library.
+                let function = unsafe { self.symbol::<unsafe extern "C" fn($($type),*) -> Return>(NAME) }?;
+                // SAFETY: the types permit only valid arguments. A reference points to a value with the layout in nvml.h, which
+                // the library fills or leaves as it is, and does not keep. A `Length` or `Count` is that of its buffer. A `Device`
+                // or `EventSet` is NULL or comes from this library, which is initialized then and never shut down; a freed set does not
+                // exist any more. The library checks NULL and all numbers.
+                let code = unsafe { function($($parameter),*) };
+                self.check(NAME, code)
+            }
+        )*}
+    };
+}
+
+prototypes! {
+    nvmlInit_v2();
+    nvmlSystemGetDriverVersion(version: &mut Text, length: Length);
+    nvmlSystemGetCudaDriverVersion(cudaDriverVersion: &mut c_int);
+    nvmlDeviceGetCount_v2(deviceCount: &mut c_uint);
+    nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: &mut Device);
+    // The symbol without a version is the oldest one, and all drivers have it. nvml.h declares v3, which has a longer text for the bus id.
+    nvmlDeviceGetPciInfo(device: Device, pci: &mut PciInfo);
+    nvmlDeviceGetUUID(device: Device, uuid: &mut Text, length: Length);
+    nvmlDeviceGetMinorNumber(device: Device, minorNumber: &mut c_uint);
+    nvmlDeviceGetName(device: Device, name: &mut Text, length: Length);
+    nvmlDeviceGetCudaComputeCapability(device: Device, major: &mut c_int, minor: &mut c_int);
+    nvmlDeviceGetBrand(device: Device, kind: &mut BrandType);
+    nvmlDeviceGetMigMode(device: Device, currentMode: &mut c_uint, pendingMode: &mut c_uint);
+    nvmlDeviceGetMaxMigDeviceCount(device: Device, count: &mut c_uint);
+    nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint, migDevice: &mut Device);
+    nvmlDeviceGetGpuInstanceId(device: Device, id: &mut c_uint);
+    nvmlDeviceGetComputeInstanceId(device: Device, id: &mut c_uint);
+
+    nvmlEventSetCreate(set: &mut EventSet);
+    nvmlEventSetFree(set: EventSet);
+    nvmlEventSetWait_v2(set: BorrowedSet<'_>, data: &mut EventData, timeoutms: c_uint);
+    nvmlDeviceGetSupportedEventTypes(device: Device, eventTypes: &mut c_ulonglong);
+    nvmlDeviceRegisterEvents(device: Device, eventTypes: c_ulonglong, set: BorrowedSet<'_>);
+    nvmlDeviceGetFieldValues(device: Device, valuesCount: Count, values: &mut [FieldValue; FIELDS]);
+    nvmlDeviceGetMemoryInfo(device: Device, memory: &mut Memory);
+    nvmlDeviceGetUtilizationRates(device: Device, utilization: &mut Utilization);
+    nvmlDeviceGetTemperature(device: Device, sensorType: TemperatureSensors, temp: &mut c_uint);
+    nvmlDeviceGetPowerUsage(device: Device, power: &mut c_uint);
+    nvmlDeviceGetAttributes_v2(device: Device, attributes: &mut DeviceAttributes);
+    nvmlDeviceGetTopologyCommonAncestor(device1: Device, device2: Device, pathInfo: &mut GpuTopologyLevel);
+    nvmlDeviceGetNvLinkState(device: Device, link: c_uint, isActive: &mut EnableState);
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, link: c_uint, pci: &mut PciInfo);
+}
