@@ -31,9 +31,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::report::{catalog, failure};
-use base::sys::child;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
-use nvidia_host::inventory::probe;
 use nvidia_host::programs;
 
 use crate::record::call::Call;
@@ -71,8 +69,6 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
                 "run \"oci-nvidia-hook --help\"",
             )),
         },
-        // Programs with threads cannot fork safely: they execute this verb to ask NVML.
-        Some((verb, _)) if verb == probe::VERB => answer_probe(),
         Some((verb, rest)) if verb == completion::VERB => completion::complete(rest),
         // The tests of the cost of a stage compare with this command, so it must not run clap.
         Some((word, [])) if word == "--version" => output::print(VERSION),
@@ -82,14 +78,6 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
             Ok(Parsed::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
         },
-    }
-}
-
-fn answer_probe() -> ExitCode {
-    child::close_inherited();
-    match probe::respond(std::io::stdin().lock()) {
-        Ok(reply) => output::write(&reply),
-        Err(error) => failed(&error),
     }
 }
 

@@ -66,7 +66,6 @@ mod poststop;
 mod precreate;
 mod precreate_podman;
 mod prepare;
-mod probe;
 mod readme;
 mod records;
 mod rpm;
@@ -138,7 +137,6 @@ const ALL: &[&[Test]] = &[
     precreate::TESTS,
     precreate_podman::TESTS,
     prepare::TESTS,
-    probe::TESTS,
     readme::TESTS,
     records::TESTS,
     rpm::TESTS,

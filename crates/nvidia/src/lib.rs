@@ -7,7 +7,7 @@
 //! # From a request to edits
 //!
 //! 1. [`config::read`] reads config.toml. A [`config::Config`] can also be created without a file.
-//! 2. [`host::Host::inspect_with`] finds the driver and takes the [`inventory::Inventory`]: GPUs and MIG devices that work, and
+//! 2. [`host::Host::inspect`] finds the driver and takes the [`inventory::Inventory`]: GPUs and MIG devices that work, and
 //!    those that do not work, with the reason.
 //! 3. [`inventory::select`] selects devices by index, UUID or bus address, within the administrator's limits.
 //! 4. [`host::Host::edits`] returns files, device nodes, links and masks. It gathers facts first, as
@@ -15,17 +15,13 @@
 //! 5. [`cdi`] turns edits into a CDI spec; [`cdi::of_host`] does all of this for all devices of the host.
 //!
 //! ```no_run
-//! use std::path::Path;
-//!
 //! use nvidia_host::edits::Wanted;
-//! use nvidia_host::host::{Host, InspectOptions};
+//! use nvidia_host::host::Host;
 //! use nvidia_host::inventory::select::permitted_devices;
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let (config, _findings) = nvidia_host::config::read(None)?;
-//! let program = Path::new("/usr/bin/oci-nvidia-hook");
-//! let options = InspectOptions { nvml_program: Some(program), ..InspectOptions::default() };
-//! let host = Host::inspect_with(&config, options, &|| ())?;
+//! let host = Host::inspect(&config, &|| ())?;
 //! for failed in &host.inventory.failed {
 //!     eprintln!("{failed}");
 //! }
@@ -39,9 +35,9 @@
 //!
 //! # Threads
 //!
-//! The types are `Send` and `Sync`, and every call blocks. A program with threads must set
-//! [`host::InspectOptions::nvml_program`]: without it, the crate forks a child that calls NVML, which is only permitted in a program
-//! with one thread.
+//! The types are `Send` and `Sync`, and every call blocks. [`host::Host::inspect`] forks a child that calls NVML, which is only
+//! permitted in a program with one thread. A program with threads starts a process of its own that calls NVML
+//! ([`host::Site::start_session`]), and passes the answer to [`host::Host::with_inventory`].
 //!
 //! # Modules
 //!

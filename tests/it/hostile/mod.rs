@@ -6,6 +6,7 @@
 mod blocking;
 mod engine;
 mod host_sources;
+mod inherited;
 mod ldconfig;
 mod nvml;
 mod paths;
@@ -60,6 +61,7 @@ pub const TESTS: &[Test] = &[
         host_sources::nodes_and_sockets_stay_as_they_are,
     ),
     ("hostile::a_management_library_that_attacks", NEEDS, nvml::a_library_that_attacks),
+    ("hostile::nvml_inherits_no_files", NEEDS, inherited::nvml_inherits_no_files),
     ("hostile::cve_2025_23359_swapped_after_the_check", NEEDS, races::cve_2025_23359),
     ("hostile::cve_2026_24260_swapped_after_resolution", NEEDS, races::cve_2026_24260),
     (

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "clearenv has no safe form")]
 
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -49,15 +49,10 @@ pub fn clear_environment() {
 /// # Errors
 /// If the program cannot be started. [`io::ErrorKind::TimedOut`] if it was killed because it did not end within `deadline`.
 #[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
-fn run_program(
-    program: &Path,
-    arguments: &[&str],
-    (input, output): (Stdio, Stdio),
-    deadline: Duration,
-) -> io::Result<bool> {
+fn run_program(program: &Path, arguments: &[&str], output: Stdio, deadline: Duration) -> io::Result<bool> {
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    let mut child = command.stdin(input).stdout(output).stderr(Stdio::null()).spawn()?;
+    let mut child = command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).spawn()?;
     if let Some(status) = poll_until(deadline, || child.try_wait())? {
         return Ok(status.success());
     }
@@ -71,7 +66,7 @@ fn run_program(
 /// # Errors
 /// If the program cannot be started, or does not end within `deadline`.
 pub fn run_modprobe(program: &Path, module: &str, deadline: Duration) -> io::Result<bool> {
-    run_program(program, &[module], (Stdio::null(), Stdio::null()), deadline)
+    run_program(program, &[module], Stdio::null(), deadline)
 }
 
 /// Returns the output of `PROGRAM --version`.
@@ -87,35 +82,15 @@ pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
 /// # Errors
 /// If the program cannot be started, or does not end within `deadline`. [`io::ErrorKind::Other`] if it fails.
 pub fn read_output(program: &Path, arguments: &[&str], deadline: Duration) -> io::Result<String> {
-    String::from_utf8(read_answer(program, arguments, Stdio::null(), deadline)?).map_err(io::Error::other)
-}
-
-/// Runs a program with this standard input and returns its standard output, up to 1 MiB. A program with threads may call it,
-/// because the child executes the program at once.
-///
-/// # Errors
-/// Those of [`read_output`].
-pub fn exchange(program: &Path, arguments: &[&str], input: &[u8], deadline: Duration) -> io::Result<Vec<u8>> {
-    let mut file = memory_file("input")?;
-    file.write_all(input)?;
-    file.rewind()?;
-    read_answer(program, arguments, file.into(), deadline)
-}
-
-fn read_answer(program: &Path, arguments: &[&str], input: Stdio, deadline: Duration) -> io::Result<Vec<u8>> {
-    let mut output = memory_file("output")?;
-    if !run_program(program, arguments, (input, output.try_clone()?.into()), deadline)? {
+    // A file in memory: a pipe would have to be read while the program runs.
+    let mut output = File::from(rustix::fs::memfd_create("output", MemfdFlags::CLOEXEC)?);
+    if !run_program(program, arguments, output.try_clone()?.into(), deadline)? {
         return Err(io::Error::other("the program failed"));
     }
     output.rewind()?;
-    let mut bytes = Vec::new();
-    output.take(1 << 20).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Creates a file in memory. A pipe would have to be served while the program runs.
-fn memory_file(name: &str) -> io::Result<File> {
-    Ok(File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?))
+    let mut text = String::new();
+    output.take(1 << 20).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Makes `uid`:`gid` the owner of the files that this process creates, and keeps its capabilities. On an id-mapped rootfs, creating

@@ -9,7 +9,7 @@ use base::paths::HostPath;
 use base::report::{catalog, failure};
 use base::tree::Tree;
 
-use super::{InspectOptions, Roots};
+use super::Roots;
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::NodeState;
@@ -20,7 +20,7 @@ use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::fingerprint::{self, Sources};
 use crate::inventory::gather::NvmlAnswer;
 use crate::inventory::procfs::{self, KernelGpu};
-use crate::inventory::{Inventory, cap_files, identity, merge, probe};
+use crate::inventory::{Inventory, cap_files, identity, merge};
 
 pub(super) struct Installed {
     pub(super) roots: Roots,
@@ -46,18 +46,19 @@ impl Installed {
         Ok(Self { roots, linker_cache, module, library })
     }
 
-    /// Returns the inventory, from the cache if the kernel confirms it, completed with the GPUs that only the kernel module lists.
+    /// Returns the inventory, completed with the GPUs that only the kernel module lists. It is from the cache if the kernel confirms that
+    /// and it need not be taken `afresh`.
     pub(super) fn inventory(
         &self,
         config: &Config,
-        options: InspectOptions<'_>,
+        afresh: bool,
         slow: &dyn Fn(),
     ) -> Result<(Inventory, Vec<KernelGpu>)> {
         let question = self.question(config)?;
-        let ask = |end| self.ask(&question, config, options.nvml_program, end);
+        let ask = |end| self.ask(&question, config, end);
         let view = || self.kernel_view();
         let (mut inventory, view) = match self.cache(&question) {
-            Some(cache) if options.afresh => cache.renew(&view, &ask)?,
+            Some(cache) if afresh => cache.renew(&view, &ask)?,
             Some(cache) => cache.get(&view, slow, &ask)?,
             None => {
                 slow();
@@ -80,12 +81,8 @@ impl Installed {
     }
 
     /// Queries NVML. If the module is not loaded, the error names that cause instead of NVML's error.
-    fn ask(&self, question: &Question, config: &Config, program: Option<&Path>, end: Instant) -> Result<NvmlAnswer> {
-        let answer = match program {
-            Some(program) => probe::ask(program, question, end),
-            None => ask::ask(question, end),
-        };
-        answer.map_err(|error| match self.module {
+    fn ask(&self, question: &Question, config: &Config, end: Instant) -> Result<NvmlAnswer> {
+        ask::ask(question, end).map_err(|error| match self.module {
             Some(_) => error,
             None => diagnose(&self.search(config), None).unwrap_or(error),
         })

@@ -58,24 +58,14 @@ pub struct Host {
     pub inventory: Inventory,
 }
 
-/// How [`Host::inspect_with`] takes the inventory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct InspectOptions<'a> {
-    /// Query NVML even if the kernel confirms a cached inventory
-    pub afresh: bool,
-    /// The program that queries NVML, see [`crate::inventory::probe`]. Without a program, a child is forked, which is only permitted in a
-    /// program with one thread.
-    pub nvml_program: Option<&'a Path>,
-}
-
 impl Host {
     /// Finds the driver and its GPUs. If there is no cached inventory that the kernel confirms, calls `slow` and then queries NVML, which can
-    /// take seconds. The program must have only one thread.
+    /// take seconds. The program must have only one thread, because a child is forked.
     ///
     /// # Errors
     /// If there is no driver, or NVML fails.
     pub fn inspect(config: &Config, slow: &dyn Fn()) -> Result<Self> {
-        Self::inspect_with(config, InspectOptions::default(), slow)
+        Self::inspect_with(config, false, slow)
     }
 
     /// Like [`Self::inspect`], but always queries NVML and replaces the cached inventory.
@@ -83,16 +73,12 @@ impl Host {
     /// # Errors
     /// If there is no driver, or NVML fails.
     pub fn inspect_afresh(config: &Config) -> Result<Self> {
-        Self::inspect_with(config, InspectOptions { afresh: true, ..InspectOptions::default() }, &|| ())
+        Self::inspect_with(config, true, &|| ())
     }
 
-    /// Like [`Self::inspect`], with options. A program with threads must set [`InspectOptions::nvml_program`].
-    ///
-    /// # Errors
-    /// If there is no driver, or NVML fails.
-    pub fn inspect_with(config: &Config, options: InspectOptions<'_>, slow: &dyn Fn()) -> Result<Self> {
+    fn inspect_with(config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
-        let (inventory, kernel_gpus) = installed.inventory(config, options, slow)?;
+        let (inventory, kernel_gpus) = installed.inventory(config, afresh, slow)?;
         Ok(Self::new(config, installed, inventory, kernel_gpus))
     }
 

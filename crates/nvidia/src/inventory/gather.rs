@@ -2,15 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use base::sys::child::NoAnswer;
 
 use crate::inventory::nvml::{Driver, Report};
 use crate::inventory::{FailedGpu, Gpu, Inventory};
 
 /// The answer of NVML.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvmlAnswer {
     /// The driver and its GPUs
     pub inventory: Inventory,

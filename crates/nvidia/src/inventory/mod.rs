@@ -11,7 +11,6 @@ pub mod identity;
 pub mod limits;
 pub mod merge;
 pub mod nvml;
-pub mod probe;
 pub mod procfs;
 pub mod report;
 pub mod select;
