@@ -72,7 +72,7 @@ mod tests {
     fn config_json_shows_it() {
         let node = r#"{"path":"/dev/nvidia0","type":"c","major":195,"minor":0},{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}"#;
         let library = r#"{"type":"bind","source":"/l","destination":"/usr/lib/libcuda.so.5"}"#;
-        let own = r#""hooks":{"createRuntime":[{"path":"/h","args":["oci-nvidia-hook","rootfs","--outside"]}]}"#;
+        let own = r#""hooks":{"createRuntime":[{"path":"/h","args":["oci-nvidia-hook","rootfs"]}]}"#;
         let annotations = r#""annotations":{"cdi.k8s.io/plugin":"nvidia.com/gpu=0,nvidia.com/gpu=1","other":"x"}"#;
         let net = r#""annotations":{"cdi.k8s.io/n":"example.com/net=eth0"}"#;
         let linux = |nodes: &str| format!(r#""linux":{{"devices":[{nodes}]}}"#);

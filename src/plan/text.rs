@@ -79,14 +79,14 @@ mod tests {
             device_rules: vec![json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"})],
             additional_gids: vec![json!(44)],
             mounts: vec![json!({"source": "/d/x", "destination": "/x"})],
-            hooks: vec![json!({"path": "/usr/bin/p", "args": ["p", "rootfs", "--outside"]})],
+            hooks: vec![json!({"path": "/usr/bin/p", "args": ["p", "rootfs", "--x"]})],
             ..Additions::default()
         };
         let lines: Vec<_> = describe_additions(&additions).iter().map(line).collect();
         let expected = [
             "process.user.additionalGids of config.json: 44",
             "mounts of config.json: /d/x at /x",
-            "hooks.createRuntime of config.json: /usr/bin/p rootfs --outside",
+            "hooks.createRuntime of config.json: /usr/bin/p rootfs --x",
             "linux.devices of config.json: /dev/nvidia0 c 195:0",
             "linux.resources.devices of config.json: allow c 195:0 rw",
         ];

@@ -134,7 +134,7 @@ mod tests {
                 {"type": "bind", "source": "/usr/lib64/libcuda.so.1", "destination": "/usr/lib64/libcuda.so.1"},
                 {"type": "bind", "source": "/dev/null", "destination": "/var/run/nvidia-container-devices/GPU-1"},
             ],
-            "hooks": {"createRuntime": [{"path": program, "args": ["oci-nvidia-hook", "rootfs", "--outside"]}]},
+            "hooks": {"createRuntime": [{"path": program, "args": ["oci-nvidia-hook", "rootfs"]}]},
             "linux": {"devices": [
                 {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0},
                 {"path": "/dev/nvidiactl", "type": "c", "major": 195, "minor": 255},

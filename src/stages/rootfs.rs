@@ -45,10 +45,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.record().request = engine_setup(&spec);
     call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     container::set_deadline(Instant::now())?;
-    let open = match edits.outside {
-        true => OpenContainer::open(state.init()?, &spec.rootfs)?,
-        false => OpenContainer::inside(&spec.rootfs)?,
-    };
+    let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
     let facts = open.facts();
     facts.finding().iter().for_each(|finding| call.finding(finding));
     let mut steps = rootfs::steps(&edits, facts, files);
@@ -87,15 +84,13 @@ fn gpu_node(device: &Device) -> Option<String> {
     is_gpu.then(|| one_line(&device.path.display().to_string()))
 }
 
-/// Merges the edits of all hook entries for the nodes of the container. Specs of earlier versions have an entry for each device, but the
-/// mask of /proc/driver/nvidia must contain all GPUs and cannot be changed later. So the first entry does the work of all, and the
-/// others find it done.
+/// Merges the edits of all hook entries for the nodes of the container. A container with devices of several specs has an entry of each,
+/// but the mask of /proc/driver/nvidia must contain all GPUs and cannot be changed later. So the first entry does the work of all, and
+/// the others find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
-    // All entries are of the same stage.
-    let outside = edits.outside;
     // An entry that cannot be parsed fails when it is called.
     let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args)).fold(edits, RootfsEdits::merge);
-    RootfsEdits { outside, ..all.resolve(|node| has_node(spec, &node.absolute())) }
+    all.resolve(|node| has_node(spec, &node.absolute()))
 }
 
 /// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another

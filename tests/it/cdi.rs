@@ -243,9 +243,9 @@ fn refresh_rewrites_what_is_stale() {
         assert!(!path.exists(), "whether there is to be one is not its choice");
         assert!(refreshed(&fake, &path), "there was none");
         assert!(!refreshed(&fake, &path), "nothing changed");
-        // NVML would take two seconds; a debug build is slower than an installed program.
+        // NVML would take two seconds. A debug build on a busy machine may take one.
         fake.set_nvml(|old| old + "\ninit-delay-ms 2000\n");
-        let limit = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 5 });
+        let limit = Duration::from_millis(if cfg!(debug_assertions) { 1000 } else { 5 });
         let mut fastest = Duration::MAX;
         for _ in 0..20 {
             let start = Instant::now();

@@ -18,14 +18,14 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, run, run_with, scratch, sh};
 use crate::why::{isolated, why};
 
 pub const TESTS: &[Test] = &[
     ("cdi_containers::hook_entry", crate::driver::NEEDS, hook_entry),
     ("cdi_containers::volumes_at_the_paths_of_nodes", crate::driver::NEEDS, volumes_at_the_paths_of_nodes),
     ("cdi_containers::hook_entries_at_the_wrong_stage", crate::driver::NEEDS, hook_entries_at_the_wrong_stage),
-    ("cdi_containers::hook_entries_of_older_specs", crate::driver::NEEDS, hook_entries_of_older_specs),
+    ("cdi_containers::hook_entries_of_several_specs", crate::driver::NEEDS, hook_entries_of_several_specs),
     ("cdi_containers::libraries_that_are_opened_by_path", crate::driver::NEEDS, libraries_that_are_opened_by_path),
     ("cdi_containers::cuda_compat", crate::driver::NEEDS, cuda_compat),
     ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS, {
@@ -118,39 +118,29 @@ fn hook_entry() {
     let spec = generate(&fake, &["--hook-path", HOOK]);
     assert!(spec.devices.iter().all(|device| device.container_edits.hooks.is_empty()), "{spec:?}");
     for hook in &spec.container_edits.hooks {
-        assert!(hook.hook_name == "createRuntime" && hook.args.iter().any(|arg| arg == "--outside"), "{hook:?}");
+        assert_eq!(hook.hook_name, "createRuntime", "{hook:?}");
     }
     let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap().matches("/image/usr/lib/").count();
     let before = mounts();
-    do_their_work(&spec, 1, Waiting::create_runtime_hook);
+    do_their_work(&spec, 1);
     assert_eq!(mounts(), before, "they are in the container, not on the host");
 }
 
-/// The entries of specs of earlier versions still work after an update: one for each device, and the common one.
-fn hook_entries_of_older_specs() {
+/// The container has devices of several specs, and so several entries.
+fn hook_entries_of_several_specs() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
-    for stage in ["createRuntime", "createContainer"] {
-        let mut spec = generate(&fake, &["--hook-path", HOOK]);
-        let mut common = spec.container_edits.hooks.remove(0);
-        common.hook_name = stage.to_owned();
-        let mut all = RootfsEdits::from_entry(&common.args).unwrap();
-        all.outside = stage == "createRuntime";
-        let with_node = std::mem::take(&mut all.with_node);
-        for edits in spec.devices.iter_mut().map(|device| &mut device.container_edits) {
-            let node = ContainerPath::new(&edits.device_nodes[0].path).unwrap();
-            let more = RootfsEdits {
-                outside: all.outside,
-                mask: all.mask.clone(),
-                ..with_node.iter().find(|(known, _)| *known == node).unwrap().1.clone()
-            };
-            edits.hooks.push(Hook { args: more.to_args().unwrap(), ..common.clone() });
-        }
-        spec.container_edits.hooks.push(Hook { args: all.to_args().unwrap(), ..common });
-        match stage {
-            "createRuntime" => do_their_work(&spec, 3, Waiting::create_runtime_hook),
-            _ => do_their_work(&spec, 3, Waiting::create_container_hook),
-        }
+    let mut spec = generate(&fake, &["--hook-path", HOOK]);
+    let common = spec.container_edits.hooks.remove(0);
+    let mut all = RootfsEdits::from_entry(&common.args).unwrap();
+    let with_node = std::mem::take(&mut all.with_node);
+    for edits in spec.devices.iter_mut().map(|device| &mut device.container_edits) {
+        let node = ContainerPath::new(&edits.device_nodes[0].path).unwrap();
+        let of_node = with_node.iter().find(|(known, _)| *known == node).unwrap().1.clone();
+        let more = RootfsEdits { mask: all.mask.clone(), ..of_node };
+        edits.hooks.push(Hook { args: more.to_args().unwrap(), ..common.clone() });
     }
+    spec.container_edits.hooks.push(Hook { args: all.to_args().unwrap(), ..common });
+    do_their_work(&spec, 3);
 }
 
 /// Another file or device at the path of a node does not show the container more of /proc/driver/nvidia.
@@ -176,25 +166,26 @@ fn volumes_at_the_paths_of_nodes() {
     }
 }
 
-/// An entry without a stage, called before the runtime has entered the container.
+/// The entry, called in the container's mount namespace and with a process id of its PID namespace.
 fn hook_entries_at_the_wrong_stage() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     let spec = generate(fake, &["--hook-path", HOOK]);
     let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     for hook in &spec.container_edits.hooks {
-        let args: Vec<String> = hook.args[1..].iter().filter(|arg| *arg != "--outside").cloned().collect();
-        let stderr = container.create_runtime_hook(&args).failed(1);
-        assert!(
-            stderr.contains("the hook is not in the container's mount namespace (ONH-") && stderr.contains("\nhint: "),
-            "{stderr}"
-        );
+        let stderr = container.create_container_hook(&hook.args[1..]).failed(1);
+        assert!(stderr.contains("cannot open the container of process 1") && stderr.contains("(ONH-"), "{stderr}");
+        assert!(stderr.contains("\nhint: the hook must run at the prestart or createRuntime stage"), "{stderr}");
     }
+    // The other way round, the mounts would be on the host.
+    let stage = ["--config".to_owned(), fake.config.display().to_string(), "createContainer".to_owned()];
+    let stderr = container.create_runtime_hook(&stage).failed(1);
+    assert!(stderr.contains("the hook is not in the container's mount namespace (ONH-"), "{stderr}");
     assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").unwrap(), host_mounts);
 }
 
-fn do_their_work(spec: &Spec, entries: usize, call: impl Fn(&Waiting, &[String]) -> Ran) {
+fn do_their_work(spec: &Spec, entries: usize) {
     let dir = scratch();
     let edits = spec.devices.iter().filter(|device| ["0", "2"].contains(&device.name.as_str()));
     let edits = edits.fold(spec.container_edits.clone(), |all, device| all.merge(device.container_edits.clone()));
@@ -209,7 +200,7 @@ fn do_their_work(spec: &Spec, entries: usize, call: impl Fn(&Waiting, &[String])
                 cat /etc/nvidia/nvidia-application-profiles-rc.d/*; probe-dlopen libcuda.so.1";
     let mut seen = Vec::new();
     for hook in &edits.hooks {
-        call(&container, &hook.args[1..]).ok();
+        container.create_runtime_hook(&hook.args[1..]).ok();
         seen.push((container.exec(look).ok(), container.mountinfo()));
     }
     let (text, _) = &seen[0];
@@ -250,7 +241,8 @@ fn the_containers_environment_does_not_reach_the_hook() {
     let mut open: Value = serde_json::from_str(&text).unwrap();
     let entry = open["containerEdits"]["hooks"][0].as_object_mut().unwrap();
     entry["hookName"] = "createContainer".into();
-    entry["args"].as_array_mut().unwrap().retain(|arg| arg != "--outside");
+    // The entry is for another stage.
+    entry["args"] = json!(["oci-nvidia-hook", "--version"]);
     for (env, is_owned) in [(true, false), (false, runc_version() < Version(1, 2, 0))] {
         if !env {
             open["containerEdits"]["hooks"][0].as_object_mut().unwrap().remove("env");

@@ -14,7 +14,6 @@ use crate::driver::ldcache::Arch;
 
 /// The command of the hook entry.
 pub const VERB: &str = "rootfs";
-const OUTSIDE: &str = "--outside";
 const WITH_NODE: &str = "--with-node";
 /// The program name, `argv[0]` of the hook entry.
 pub const PROGRAM: &str = "oci-nvidia-hook";
@@ -22,9 +21,6 @@ pub const PROGRAM: &str = "oci-nvidia-hook";
 /// The changes to the container's root file system that the hook entry makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RootfsEdits {
-    /// Whether the hook runs at createRuntime, outside of the container's namespaces. Specs of earlier versions run it at
-    /// createContainer, inside of them.
-    pub outside: bool,
     /// Symbolic links: the path and the text
     pub links: BTreeMap<ContainerPath, PathBuf>,
     /// Files and links that programs open by path below the library directory: the name below it, and the path in the container
@@ -64,7 +60,6 @@ impl RootfsEdits {
             }
         }
         Self {
-            outside: self.outside || other.outside,
             mask: self.mask.or(other.mask),
             egl_devices: self.egl_devices | other.egl_devices,
             cuda_compat: self.cuda_compat.or(other.cuda_compat),
@@ -93,7 +88,6 @@ impl RootfsEdits {
         }
         let mut args = vec![PROGRAM.to_owned(), VERB.to_owned()];
         self.add_options(&mut args);
-        args.extend(self.outside.then(|| OUTSIDE.to_owned()));
         for (node, more) in &self.with_node {
             let Some(node) = node.absolute().to_str().map(str::to_owned) else { continue };
             args.extend([WITH_NODE.to_owned(), node]);
@@ -146,7 +140,6 @@ impl RootfsEdits {
         let (mut edits, mut all, mut node) = (Self::default(), Self::default(), None);
         while let Some(arg) = parser.next()? {
             match arg {
-                Long("outside") => edits.outside = true,
                 Long("with-node") => {
                     let next = container_path(&text(&mut parser)?)?;
                     all.add(node.replace(next), std::mem::take(&mut edits));
@@ -273,13 +266,12 @@ mod tests {
             libraries in prop::collection::btree_set(name(), 0..4),
             shown in prop::collection::btree_map(name(), name(), 0..4),
             mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
-            cuda_compat in prop::option::of((name(), name())), outside in any::<bool>(),
+            cuda_compat in prop::option::of((name(), name())),
             below in prop::collection::btree_map(name(), name(), 0..4),
             channels in prop::collection::btree_map(name(), any::<bool>(), 0..3),
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
             RootfsEdits {
-                outside,
                 links: links.iter().map(|(link, text)| (path(link), text.into())).collect(),
                 libraries: libraries.iter().map(|library| (Arch::native(), path(library))).collect(),
                 mask: mask.then(|| HostPath::new("/proc/driver/nvidia")),
@@ -302,9 +294,7 @@ mod tests {
         fn any_edits()(
             edits in flat_edits(), with_node in prop::collection::btree_map(name(), flat_edits(), 0..3),
         ) -> RootfsEdits {
-            let nodes = with_node.into_iter().map(|(node, more)| {
-                (ContainerPath::new(node).unwrap(), RootfsEdits { outside: false, ..more })
-            });
+            let nodes = with_node.into_iter().map(|(node, more)| (ContainerPath::new(node).unwrap(), more));
             RootfsEdits { with_node: nodes.collect(), ..edits }
         }
     }

@@ -120,8 +120,6 @@ pub const STAGE: &str = "createRuntime";
 /// Returns the hook entry that makes these changes, or `None` if there are none.
 #[must_use]
 pub fn hook(rest: &RootfsEdits, host: &SpecContext) -> Option<Hook> {
-    let is_empty = *rest == RootfsEdits::default();
-    let rest = RootfsEdits { outside: !is_empty, ..rest.clone() };
     Some(Hook {
         hook_name: STAGE.to_owned(),
         path: host.program.as_path().to_str()?.to_owned(),
