@@ -45,30 +45,15 @@ impl<'a> Document<'a> {
     /// Reports a key that has no effect.
     pub(super) fn no_effect(&mut self, key: &[&str], why: &str) {
         let place = format!("{:?} line {}: {}", self.path, self.line(key), key.join("."));
-        self.findings.push(no_effect(&place, why));
+        let finding = no_effect(&place, why);
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
     }
 
     /// Reports an unknown key.
     pub(super) fn unknown(&mut self, key: &[&str]) {
         self.no_effect(key, "the key is unknown");
-    }
-
-    /// Returns the entries of a map, in the order of their names. An empty value has none.
-    pub(super) fn map<'v>(&self, key: &[&str], value: &'v Value) -> Result<Vec<(&'v str, &'v Value)>> {
-        match value {
-            Value::Object(map) => Ok(map.iter().map(|(name, value)| (name.as_str(), value)).collect()),
-            Value::Null => Ok(Vec::new()),
-            _ => Err(self.invalid(key, "a map")),
-        }
-    }
-
-    /// Returns the entries of a list. An empty value has none.
-    pub(super) fn list<'v>(&self, key: &[&str], value: &'v Value) -> Result<&'v [Value]> {
-        match value {
-            Value::Array(list) => Ok(list),
-            Value::Null => Ok(&[]),
-            _ => Err(self.invalid(key, "a list")),
-        }
     }
 
     /// Returns a string.
@@ -93,7 +78,37 @@ pub(super) fn read(path: &Path) -> Result<String> {
     Ok(String::from_utf8(base::read::read_limited(std::fs::File::open(path)?, MAX_SIZE)?)?)
 }
 
-/// Returns a key and one more step.
-pub(super) fn below<'a>(key: &[&'a str], step: &'a str) -> Vec<&'a str> {
-    [key, &[step]].concat()
+/// Returns the values of a document that contain no keys, with their keys: texts, numbers, booleans, lists of them, and what is empty.
+pub(super) fn leaves(root: &Value) -> Vec<(Vec<String>, &Value)> {
+    let mut found = Vec::new();
+    collect(root, &mut Vec::new(), &mut found);
+    found
+}
+
+fn collect<'v>(value: &'v Value, keys: &mut Vec<String>, found: &mut Vec<(Vec<String>, &'v Value)>) {
+    let below: Vec<(String, &Value)> = match value {
+        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
+        Value::Array(list) if list.iter().any(Value::is_object) => {
+            list.iter().enumerate().map(|(number, value)| (number.to_string(), value)).collect()
+        }
+        _ => Vec::new(),
+    };
+    if below.is_empty() {
+        found.push((keys.clone(), value));
+    }
+    for (key, value) in below {
+        keys.push(key);
+        collect(value, keys, found);
+        keys.pop();
+    }
+}
+
+/// Whether a value is missing, or a map or a list without entries.
+pub(super) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    }
 }

@@ -5,14 +5,16 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use base::report::Finding;
+use serde_json::Value;
 
-use super::document::{self, Document};
+use super::document::{self, Document, is_empty, leaves};
 use super::problems::invalid_config;
 use super::resources;
-use super::values::{MigStrategy, Plugin};
+use super::table::Plugin;
+use super::values::MigStrategy;
 
 const SHARING: &str = "GPUSharingConfig";
-const MOST: &str = "MaxSharedClientsPerGPU";
+const STRATEGY: &str = "GPUSharingStrategy";
 
 /// Reads the file, if it exists.
 ///
@@ -34,41 +36,32 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
 /// If it is not JSON, or a key has an invalid value.
 pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = Document::parse(path, text)?;
-    for (name, value) in file.map(&[], &root)? {
-        let key = [name];
-        match name {
+    let strategy = root.get(SHARING).and_then(|sharing| sharing.get(STRATEGY)).and_then(Value::as_str);
+    for (keys, value) in leaves(&root) {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        match *keys {
+            [] | [SHARING] if is_empty(value) => {}
+            [] | [SHARING] => return Err(file.invalid(&keys, "a map")),
             // The partitions themselves are created by GKE's partitioner, or with nvidia-smi.
-            "GPUPartitionSize" if file.text(&key, value)?.is_empty() => {}
-            "GPUPartitionSize" => plugin.mig_strategy = MigStrategy::Single,
+            ["GPUPartitionSize"] if file.text(&keys, value)?.is_empty() => {}
+            ["GPUPartitionSize"] => plugin.mig_strategy = MigStrategy::Single,
             // The older key, which the sharing configuration replaces
-            "MaxTimeSharedClientsPerGPU" if root.get(SHARING).is_some() => {}
-            "MaxTimeSharedClientsPerGPU" => replicas(&file, plugin, &key, file.number(&key, value)?)?,
-            SHARING => sharing(&mut file, plugin, value)?,
-            _ => file.unknown(&key),
+            ["MaxTimeSharedClientsPerGPU"] if root.get(SHARING).is_some() => {}
+            ["MaxTimeSharedClientsPerGPU"] => plugin.replicas = replicas(&file, &keys, value)?,
+            [SHARING, STRATEGY] => match file.text(&keys, value)? {
+                "" | "time-sharing" => {}
+                "mps" => file.no_effect(&keys, "MPS is not supported"),
+                _ => return Err(file.invalid(&keys, "\"time-sharing\"")),
+            },
+            [SHARING, "MaxSharedClientsPerGPU"] if strategy != Some("time-sharing") => {}
+            [SHARING, "MaxSharedClientsPerGPU"] => plugin.replicas = replicas(&file, &keys, value)?,
+            _ => file.unknown(&keys),
         }
     }
     Ok(file.findings)
 }
 
-fn sharing(file: &mut Document<'_>, plugin: &mut Plugin, value: &serde_json::Value) -> Result<()> {
-    const STRATEGY: &str = "GPUSharingStrategy";
-    let strategy = value.get(STRATEGY).map(|value| file.text(&[SHARING, STRATEGY], value)).transpose()?;
-    for (name, value) in file.map(&[SHARING], value)? {
-        let key = [SHARING, name];
-        match (name, strategy.unwrap_or_default()) {
-            (STRATEGY, "" | "time-sharing") => {}
-            (STRATEGY, "mps") => file.no_effect(&key, "MPS is not supported"),
-            (STRATEGY, _) => return Err(file.invalid(&key, "\"time-sharing\"")),
-            (MOST, "time-sharing") => replicas(file, plugin, &key, file.number(&key, value)?)?,
-            (MOST, _) => {}
-            _ => file.unknown(&key),
-        }
-    }
-    Ok(())
-}
-
 /// GKE writes 0 for GPUs that are not shared.
-fn replicas(file: &Document<'_>, plugin: &mut Plugin, key: &[&str], number: u32) -> Result<()> {
-    plugin.replicas = resources::replicas(number.max(1)).map_err(|allowed| file.invalid(key, &allowed))?;
-    Ok(())
+fn replicas(file: &Document<'_>, keys: &[&str], value: &Value) -> Result<u32> {
+    resources::in_range(file.number(keys, value)?.max(1)).map_err(|allowed| file.invalid(keys, &allowed))
 }

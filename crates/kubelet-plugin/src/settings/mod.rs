@@ -2,8 +2,8 @@
 //!
 //! | module | purpose |
 //! |---|---|
-//! | [`values`], [`resources`] | the settings, their defaults and allowed values |
 //! | [`table`] | one row for each key of `[kubelet-plugin]`, which is also an option |
+//! | [`values`], [`resources`], [`parse`] | the types of the values, and their parsers |
 //! | [`options`] | the command line |
 //! | [`nvidia`], [`nvidia_options`], [`nvidia_file`] | the settings of NVIDIA's plugin |
 //! | [`gke`] | the configuration file of GKE's plugin |
@@ -15,6 +15,7 @@ mod nvidia;
 mod nvidia_file;
 mod nvidia_options;
 pub mod options;
+mod parse;
 mod problems;
 pub mod resources;
 pub mod table;
@@ -30,8 +31,9 @@ use nvidia_host::config;
 
 use nvidia::Inputs;
 use options::Options;
+pub use table::Plugin;
 use values::DeviceListStrategy;
-pub use values::{Plugin, Settings};
+pub use values::Settings;
 
 /// Reads the settings of a command, and findings about them.
 ///

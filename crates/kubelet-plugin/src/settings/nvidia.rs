@@ -10,7 +10,7 @@ use base::report::Finding;
 
 use super::document::read;
 use super::nvidia_file;
-use super::nvidia_options::{CONFIG_FILE, OPTIONS};
+use super::nvidia_options::OPTIONS;
 use super::options::Given;
 use super::problems::{invalid_config, invalid_option};
 use super::values::{MigStrategy, Settings};
@@ -41,7 +41,7 @@ impl Inputs {
         let mut inputs = Self { flags: flags.collect(), variables: variables.collect(), file: None };
         // An empty variable is an unset one, as in manifests with optional values.
         inputs.variables.retain(|name, value| !name.is_empty() && !value.is_empty());
-        let path = inputs.flags.get(CONFIG_FILE.name()).or_else(|| inputs.variables.get(CONFIG_FILE.variable));
+        let path = inputs.flags.get("config-file").or_else(|| inputs.variables.get("CONFIG_FILE"));
         if let Some(path) = path.map(PathBuf::from) {
             let text = read(&path).with_context(|| {
                 invalid_config(format!("cannot read the configuration {path:?}"), "correct --config-file")
@@ -70,7 +70,7 @@ impl Inputs {
             Some((path, text)) => nvidia_file::apply(settings, path, text)?,
             None => Vec::new(),
         };
-        for option in &OPTIONS {
+        for option in OPTIONS {
             let Some(value) = self.variables.get(option.variable) else { continue };
             let finding = option.set(settings, option.variable, value).map_err(|allowed| {
                 let what =
@@ -79,7 +79,7 @@ impl Inputs {
             });
             findings.extend(finding?);
         }
-        for option in &OPTIONS {
+        for option in OPTIONS {
             let Some(value) = self.flags.get(option.name()) else { continue };
             let finding = option.set(settings, &format!("--{}", option.name()), value);
             findings.extend(finding.map_err(|allowed| invalid_option(option.name(), &allowed))?);

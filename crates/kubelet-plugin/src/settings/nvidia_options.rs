@@ -6,9 +6,10 @@ use base::paths::HostPath;
 use base::report::Finding;
 use clap::Arg;
 
+use super::parse::{OFF, absolute};
 use super::problems::no_effect;
-use super::table::{self, OFF};
-use super::values::{Settings, absolute};
+use super::table;
+use super::values::Settings;
 
 /// Sets an option. The error describes the allowed values.
 type Setter = fn(&mut Settings, &str) -> Result<(), String>;
@@ -67,7 +68,7 @@ impl NvidiaOption {
     pub(super) fn set(&self, settings: &mut Settings, place: &str, value: &str) -> Result<Option<Finding>, String> {
         match self.effect {
             Setting(name) => match table::find(name) {
-                Some(setting) => setting.set_texts(&mut settings.plugin, &[value]).map(|()| None),
+                Some(setting) => setting.set(&mut settings.plugin, &[value]).map(|()| None),
                 None => Ok(None),
             },
             Sets(set) => set(settings, value).map(|()| None),
@@ -80,84 +81,68 @@ impl NvidiaOption {
 
 use Effect::{Nothing, Other, Sets, Setting};
 
-const fn option(
-    names: &'static [&'static str],
-    variable: &'static str,
-    key: &'static str,
-    effect: Effect,
-) -> NvidiaOption {
-    NvidiaOption { names, variable, key, is_switch: false, effect }
-}
-
-const fn switch(
-    names: &'static [&'static str],
-    variable: &'static str,
-    key: &'static str,
-    effect: Effect,
-) -> NvidiaOption {
-    NvidiaOption { names, variable, key, is_switch: true, effect }
-}
-
 const OWN_SPEC: &str = "the plugin writes the CDI spec with hooks of its own";
 const NO_EXTRAS: &str = "the image requests it with variables of its own";
 const XIDS: &str = "ignored-xids lists the XIDs that do not affect the health";
 const IMEX: &str = "IMEX channels are requested with NVIDIA_IMEX_CHANNELS";
 
-/// The option for the configuration file.
-pub(super) const CONFIG_FILE: NvidiaOption = option(&["config-file"], "CONFIG_FILE", "", Nothing);
+/// Defines [`OPTIONS`] from rows of the variable, the key, the names and the effect. The value of a `switch` can be omitted.
+macro_rules! options {
+    ($($kind:ident $variable:literal $key:literal [$($name:literal),*] $effect:expr;)*) => {
+        /// All options.
+        pub(super) const OPTIONS: &[NvidiaOption] = &[$(NvidiaOption {
+            names: &[$($name),*],
+            variable: $variable,
+            key: $key,
+            is_switch: matches!(stringify!($kind).as_bytes(), b"switch"),
+            effect: $effect,
+        }),*];
+    };
+}
 
-/// All options.
-pub(super) static OPTIONS: [NvidiaOption; 25] = [
-    CONFIG_FILE,
-    option(&["mig-strategy"], "MIG_STRATEGY", "migStrategy", Setting("mig-strategy")),
-    option(&["device-list-strategy"], "DEVICE_LIST_STRATEGY", "plugin.deviceListStrategy", {
-        Setting("device-list-strategy")
-    }),
-    option(&["device-id-strategy"], "DEVICE_ID_STRATEGY", "plugin.deviceIDStrategy", Setting("device-id-strategy")),
-    switch(&["pass-device-specs"], "PASS_DEVICE_SPECS", "plugin.passDeviceSpecs", Setting("pass-device-specs")),
-    option(&["nvidia-driver-root", "driver-root"], "NVIDIA_DRIVER_ROOT", "nvidiaDriverRoot", {
-        Sets(|settings, value| absolute(value).map(|path| settings.common.driver_root = HostPath::new(path)))
-    }),
-    option(&["nvidia-dev-root", "dev-root"], "NVIDIA_DEV_ROOT", "nvidiaDevRoot", {
-        Sets(|settings, value| absolute(value).map(|path| settings.common.dev_root = Some(HostPath::new(path))))
-    }),
-    option(
-        &["shared-devices-allocation-policy"],
-        "SHARED_DEVICES_ALLOCATION_POLICY",
-        "sharedDevicesAllocationPolicy",
-        Setting("allocation"),
-    ),
-    option(&["kubelet-socket"], "KUBELET_SOCKET", "plugin.kubeletSocket", Sets(kubelet_socket)),
-    switch(&["fail-on-init-error"], "FAIL_ON_INIT_ERROR", "failOnInitError", Nothing),
+options! {
+    option "CONFIG_FILE" "" ["config-file"] Nothing;
+    option "MIG_STRATEGY" "migStrategy" ["mig-strategy"] Setting("mig-strategy");
+    option "DEVICE_LIST_STRATEGY" "plugin.deviceListStrategy" ["device-list-strategy"] Setting("device-list-strategy");
+    option "DEVICE_ID_STRATEGY" "plugin.deviceIDStrategy" ["device-id-strategy"] Setting("device-id-strategy");
+    switch "PASS_DEVICE_SPECS" "plugin.passDeviceSpecs" ["pass-device-specs"] Setting("pass-device-specs");
+    option "SHARED_DEVICES_ALLOCATION_POLICY" "sharedDevicesAllocationPolicy" ["shared-devices-allocation-policy"]
+        Setting("allocation");
+    option "NVIDIA_DRIVER_ROOT" "nvidiaDriverRoot" ["nvidia-driver-root", "driver-root"] Sets(driver_root);
+    option "NVIDIA_DEV_ROOT" "nvidiaDevRoot" ["nvidia-dev-root", "dev-root"] Sets(dev_root);
+    option "KUBELET_SOCKET" "plugin.kubeletSocket" ["kubelet-socket"] Sets(kubelet_socket);
+    switch "FAIL_ON_INIT_ERROR" "failOnInitError" ["fail-on-init-error"] Nothing;
     // MPS itself is a section of the configuration file.
-    option(&["mps-root"], "MPS_ROOT", "mpsRoot", Nothing),
-    switch(&["use-node-feature-api"], "USE_NODE_FEATURE_API", "useNodeFeatureAPI", Nothing),
-    option(&["device-discovery-strategy"], "DEVICE_DISCOVERY_STRATEGY", "deviceDiscoveryStrategy", {
-        Other { harmless: &["auto", "nvml"], why: "devices are always discovered with NVML" }
-    }),
-    option(&["container-driver-root", "driver-root-ctr-path"], "DRIVER_ROOT_CTR_PATH", "plugin.containerDriverRoot", {
-        Other { harmless: &["/driver-root"], why: "the driver root must have the same path in the plugin's container" }
-    }),
-    option(&["cdi-annotation-prefix"], "CDI_ANNOTATION_PREFIX", "plugin.cdiAnnotationPrefix", {
-        Other { harmless: &["cdi.k8s.io/"], why: "the prefix is always cdi.k8s.io/" }
-    }),
-    option(&["nvidia-cdi-hook-path", "nvidia-ctk-path"], "NVIDIA_CDI_HOOK_PATH", "plugin.nvidiaCTKPath", {
-        Other { harmless: &["/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"], why: OWN_SPEC }
-    }),
-    option(&["cdi-feature-flags"], "CDI_FEATURE_FLAGS", "plugin.cdiFeatureFlags", {
-        Other { harmless: &[""], why: OWN_SPEC }
-    }),
-    option(&["cdi-disable-hooks"], "CDI_DISABLE_HOOKS", "plugin.cdiDisableHooks", {
-        Other { harmless: &[""], why: OWN_SPEC }
-    }),
-    option(&[], "DP_DISABLE_HEALTHCHECKS", "", Other { harmless: &[], why: XIDS }),
-    option(&[], "DP_ENABLE_HEALTHCHECKS", "", Other { harmless: &[], why: XIDS }),
-    switch(&["gdrcopy-enabled"], "GDRCOPY_ENABLED", "gdrcopyEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
-    switch(&["gds-enabled"], "GDS_ENABLED", "gdsEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
-    switch(&["mofed-enabled"], "MOFED_ENABLED", "mofedEnabled", Other { harmless: OFF, why: NO_EXTRAS }),
-    switch(&["imex-required"], "IMEX_REQUIRED", "", Other { harmless: OFF, why: IMEX }),
-    option(&["imex-channel-ids"], "IMEX_CHANNEL_IDS", "", Other { harmless: &["", "[]"], why: IMEX }),
-];
+    option "MPS_ROOT" "mpsRoot" ["mps-root"] Nothing;
+    switch "USE_NODE_FEATURE_API" "useNodeFeatureAPI" ["use-node-feature-api"] Nothing;
+    option "DEVICE_DISCOVERY_STRATEGY" "deviceDiscoveryStrategy" ["device-discovery-strategy"]
+        Other { harmless: &["auto", "nvml"], why: "devices are always discovered with NVML" };
+    option "DRIVER_ROOT_CTR_PATH" "plugin.containerDriverRoot" ["container-driver-root", "driver-root-ctr-path"]
+        Other { harmless: &["/driver-root"], why: "the driver root must have the same path in the plugin's container" };
+    option "CDI_ANNOTATION_PREFIX" "plugin.cdiAnnotationPrefix" ["cdi-annotation-prefix"]
+        Other { harmless: &["cdi.k8s.io/"], why: "the prefix is always cdi.k8s.io/" };
+    option "NVIDIA_CDI_HOOK_PATH" "plugin.nvidiaCTKPath" ["nvidia-cdi-hook-path", "nvidia-ctk-path"]
+        Other { harmless: &["/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"], why: OWN_SPEC };
+    option "CDI_FEATURE_FLAGS" "plugin.cdiFeatureFlags" ["cdi-feature-flags"] Other { harmless: &[""], why: OWN_SPEC };
+    option "CDI_DISABLE_HOOKS" "plugin.cdiDisableHooks" ["cdi-disable-hooks"] Other { harmless: &[""], why: OWN_SPEC };
+    option "DP_DISABLE_HEALTHCHECKS" "" [] Other { harmless: &[], why: XIDS };
+    option "DP_ENABLE_HEALTHCHECKS" "" [] Other { harmless: &[], why: XIDS };
+    switch "GDRCOPY_ENABLED" "gdrcopyEnabled" ["gdrcopy-enabled"] Other { harmless: OFF, why: NO_EXTRAS };
+    switch "GDS_ENABLED" "gdsEnabled" ["gds-enabled"] Other { harmless: OFF, why: NO_EXTRAS };
+    switch "MOFED_ENABLED" "mofedEnabled" ["mofed-enabled"] Other { harmless: OFF, why: NO_EXTRAS };
+    switch "IMEX_REQUIRED" "" ["imex-required"] Other { harmless: OFF, why: IMEX };
+    option "IMEX_CHANNEL_IDS" "" ["imex-channel-ids"] Other { harmless: &["", "[]"], why: IMEX };
+}
+
+fn driver_root(settings: &mut Settings, value: &str) -> Result<(), String> {
+    settings.common.driver_root = HostPath::new(absolute(&[value])?);
+    Ok(())
+}
+
+fn dev_root(settings: &mut Settings, value: &str) -> Result<(), String> {
+    settings.common.dev_root = Some(HostPath::new(absolute(&[value])?));
+    Ok(())
+}
 
 fn kubelet_socket(settings: &mut Settings, value: &str) -> Result<(), String> {
     let dir = Path::new(value).strip_prefix("/").ok().filter(|path| path.ends_with("device-plugins/kubelet.sock"));

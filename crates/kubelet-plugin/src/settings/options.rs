@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-use super::nvidia_options::OPTIONS;
+use super::nvidia_options::{NvidiaOption, OPTIONS};
 use super::problems::invalid_option;
-use super::table::SETTINGS;
-use super::values::Plugin;
+use super::table::{Plugin, SETTINGS, Setting};
 
 /// The options that replace settings of config.toml.
 #[derive(Args, Debug, Default)]
@@ -41,10 +40,13 @@ impl Given {
     /// # Errors
     /// If an option has an invalid value.
     pub(super) fn apply(&self, plugin: &mut Plugin) -> Result<()> {
-        for setting in &SETTINGS {
-            let Some(values) = self.0.get(setting.name) else { continue };
-            let values: Vec<&str> = values.iter().map(String::as_str).collect();
-            setting.set_texts(plugin, &values).map_err(|allowed| invalid_option(setting.name, &allowed))?;
+        for setting in SETTINGS {
+            let values: Vec<&str> = self.0.get(setting.name).into_iter().flatten().map(String::as_str).collect();
+            // The unit passes a variable, which may be empty.
+            if values.is_empty() || (setting.name == "metrics-address" && values.last() == Some(&"")) {
+                continue;
+            }
+            setting.set(plugin, &values).map_err(|allowed| invalid_option(setting.name, &allowed))?;
         }
         Ok(())
     }
@@ -52,7 +54,7 @@ impl Given {
 
 fn all() -> impl Iterator<Item = Arg> {
     let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
-    SETTINGS.iter().map(|setting| setting.option()).chain(foreign.map(|option| option.flag()))
+    SETTINGS.iter().map(Setting::option).chain(foreign.map(NvidiaOption::flag))
 }
 
 impl Args for Given {

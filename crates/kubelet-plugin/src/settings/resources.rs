@@ -1,6 +1,8 @@
 //! The rules for names of extended resources, and the settings that contain such names.
 
-use toml::de::DeValue;
+use toml::de::{DeArray, DeValue};
+
+use super::parse::last;
 
 /// The largest number of replicas of a device. NVIDIA's MPS supports 48 clients; more than a hundred containers on one GPU are a mistake.
 const MAX_REPLICAS: u32 = 100;
@@ -10,8 +12,10 @@ const MAX_NAME: usize = 63;
 const MAX_PREFIX: usize = 253;
 
 const REPLICAS: &str = "a number from 1 to 100";
-/// The form of `resources`, for error messages.
-pub(super) const ROWS: &str = "a list of { name = \"nvidia.com/h100\", model = \"*H100*\", replicas = 1 }";
+/// The form of a row on the command line, for error messages.
+const OPTION: &str = "name=NAME,model=PATTERN[,replicas=N]";
+/// The form of `resources` in a configuration file, for error messages.
+pub(super) const LIST: &str = "a list of { name = \"nvidia.com/h100\", model = \"*H100*\", replicas = 1 }";
 
 /// A row of `resources`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,11 +29,8 @@ pub struct ResourceRow {
 }
 
 impl ResourceRow {
-    /// Parses `name=nvidia.com/h100,model=*H100*,replicas=4`, the form on the command line.
-    ///
-    /// # Errors
-    /// What is wrong.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    /// Parses `name=nvidia.com/h100,model=*H100*,replicas=4`.
+    fn parse(text: &str) -> Result<Self, String> {
         let mut row = Self::default();
         for part in text.split(',') {
             let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
@@ -39,10 +40,7 @@ impl ResourceRow {
     }
 
     /// Reads an entry of the list in config.toml.
-    ///
-    /// # Errors
-    /// What is wrong.
-    pub(super) fn read(value: &DeValue<'_>) -> Result<Self, String> {
+    fn read(value: &DeValue<'_>) -> Result<Self, String> {
         let DeValue::Table(table) = value else { return Err("an entry is not a table".to_owned()) };
         let mut row = Self::default();
         for (key, value) in table {
@@ -61,15 +59,15 @@ impl ResourceRow {
         match (key, number) {
             ("name", _) => text.clone_into(&mut self.name),
             ("model", _) => text.clone_into(&mut self.model),
-            ("replicas", Some(number)) => self.replicas = Some(replicas(number)?),
+            ("replicas", Some(number)) => self.replicas = Some(in_range(number)?),
             ("replicas", None) => return Err(format!("{text:?} is not {REPLICAS}")),
             _ => return Err(format!("{key:?} is not one of name, model and replicas")),
         }
         Ok(())
     }
 
-    fn check(&self) -> Result<(), String> {
-        let Self { name, model, .. } = self;
+    fn checked(self) -> Result<Self, String> {
+        let Self { name, model, .. } = &self;
         if !is_resource(name) {
             return Err(format!(
                 "{name:?} is not the name of a resource: a DNS name, a slash and at most {MAX_NAME} letters, digits, \".\", \
@@ -78,27 +76,42 @@ impl ResourceRow {
         }
         match model.is_empty() {
             true => Err(format!("{name:?} has no model")),
-            false => Ok(()),
+            false => Ok(self),
         }
     }
 }
 
-/// Checks the rows of `resources`.
+/// Parses rows on the command line.
+pub(super) fn rows(values: &[&str]) -> Result<Vec<ResourceRow>, String> {
+    checked(values.iter().map(|text| ResourceRow::parse(text)), OPTION)
+}
+
+/// Reads the list in config.toml.
+pub(super) fn read(list: &DeArray<'_>) -> Result<Vec<ResourceRow>, String> {
+    checked(list.iter().map(|value| ResourceRow::read(value.get_ref())), LIST)
+}
+
+/// Checks the rows, which must have this form.
 ///
 /// # Errors
-/// The allowed values, and what is wrong with a row.
-pub(super) fn checked(rows: Vec<ResourceRow>) -> Result<Vec<ResourceRow>, String> {
-    for (at, row) in rows.iter().enumerate() {
-        row.check().map_err(|why| format!("{ROWS}, and {why}"))?;
-        if rows.iter().take(at).any(|other| other.name == row.name && other.model == row.model) {
-            return Err(format!("{ROWS}, and the row {:?} with model {:?} appears twice", row.name, row.model));
+/// The form, and what is wrong with a row.
+pub(super) fn checked(
+    rows: impl Iterator<Item = Result<ResourceRow, String>>,
+    form: &str,
+) -> Result<Vec<ResourceRow>, String> {
+    let mut found: Vec<ResourceRow> = Vec::new();
+    for row in rows {
+        let row = row.and_then(ResourceRow::checked).map_err(|why| format!("{form}, and {why}"))?;
+        if found.iter().any(|other| other.name == row.name && other.model == row.model) {
+            return Err(format!("{form}, and the row {:?} with model {:?} appears twice", row.name, row.model));
         }
+        found.push(row);
     }
-    Ok(rows)
+    Ok(found)
 }
 
 /// A row of `sharing.timeSlicing.resources` in the configuration file of NVIDIA's plugin.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TimeSlicing {
     /// The name of the resource with its prefix, such as `nvidia.com/gpu`
     pub name: String,
@@ -121,23 +134,23 @@ impl TimeSlicing {
         if self.rename.as_ref().is_some_and(|name| !is_resource(name)) {
             return Err(("rename", RESOURCE.to_owned()));
         }
-        replicas(self.replicas).map(drop).map_err(|allowed| ("replicas", allowed))
+        in_range(self.replicas).map(drop).map_err(|allowed| ("replicas", allowed))
     }
 }
 
+/// Parses a number of replicas.
+pub(super) fn replicas(values: &[&str]) -> Result<u32, String> {
+    last(values).parse().map_err(|_| REPLICAS.to_owned()).and_then(in_range)
+}
+
 /// Checks a number of replicas.
-///
-/// # Errors
-/// The allowed values.
-pub(super) fn replicas(number: u32) -> Result<u32, String> {
+pub(super) fn in_range(number: u32) -> Result<u32, String> {
     if (1..=MAX_REPLICAS).contains(&number) { Ok(number) } else { Err(REPLICAS.to_owned()) }
 }
 
-/// Checks a prefix of resources.
-///
-/// # Errors
-/// The allowed values.
-pub(super) fn prefix(text: &str) -> Result<String, String> {
+/// Parses the prefix of resources.
+pub(super) fn prefix(values: &[&str]) -> Result<String, String> {
+    let text = last(values);
     if is_prefix(text) { Ok(text.to_owned()) } else { Err("a DNS name, such as \"nvidia.com\"".to_owned()) }
 }
 
@@ -173,7 +186,7 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Result<ResourceRow, String> {
-        checked(vec![ResourceRow::parse(text)?]).map(|rows| rows[0].clone())
+        rows(&[text]).map(|rows| rows[0].clone())
     }
 
     #[test]
@@ -201,9 +214,8 @@ mod tests {
 
     #[test]
     fn the_same_row_twice_is_an_error() {
-        let row = |name: &str, model: &str| ResourceRow { name: name.into(), model: model.into(), replicas: None };
-        assert!(checked(vec![row("a.b/x", "*A*"), row("a.b/x", "*B*")]).is_ok());
-        let error = checked(vec![row("a.b/x", "*A*"), row("a.b/x", "*A*")]).unwrap_err();
+        assert!(rows(&["name=a.b/x,model=*A*", "name=a.b/x,model=*B*"]).is_ok());
+        let error = rows(&["name=a.b/x,model=*A*", "name=a.b/x,model=*A*"]).unwrap_err();
         assert!(error.ends_with("\"a.b/x\" with model \"*A*\" appears twice"), "{error}");
     }
 }

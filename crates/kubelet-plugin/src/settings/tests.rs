@@ -70,7 +70,7 @@ fn every_setting_is_documented() {
     let options = include_str!("../../../../docs/man/oci-nvidia-kubelet-plugin.8");
     let page = include_str!("../../../../docs/configuration.md");
     let table = SHIPPED.split("\n[kubelet-plugin]\n").nth(1).unwrap().split("\n[").next().unwrap();
-    for table::Setting { name, .. } in &SETTINGS {
+    for table::Setting { name, .. } in SETTINGS {
         assert!(table.contains(&format!("\n#{name} = ")), "{name} is not in config/config.toml");
         assert!(keys.contains(&format!("\n.BR {name} \"")), "{name} is not in oci-nvidia-hook.toml(5)");
         assert!(page.contains(&format!("`kubelet-plugin.{name}`")), "{name} is not in docs/configuration.md");
@@ -174,7 +174,7 @@ fn values_of_options() {
     assert_eq!(address(&["--metrics-address", ""]), None);
     assert_eq!(address(&["--metrics-address=:1", "--metrics-address", ":2"]), Some(2));
     for (flag, says) in [
-        ("--replicas=many", "--replicas has an invalid value; it must be a number (ONH-002)"),
+        ("--replicas=many", "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)"),
         ("--resources=x", "it must be name=NAME,model=PATTERN[,replicas=N], and \"x\" is not KEY=VALUE"),
         ("--ignored-xids=a", "it must be a list of numbers"),
         ("--quiet-period=0", "it must be a number of seconds from 1 to 600"),
@@ -195,17 +195,17 @@ fn addresses_for_metrics() {
         (":2112", Some("[::]:2112")),
         ("", None),
     ] {
-        let found = values::address(text).unwrap().map(|address| address.to_string());
+        let found = parse::address(&[text]).unwrap().map(|address| address.to_string());
         assert_eq!(found.as_deref(), expected, "{text:?}");
     }
     for text in ["2112", "localhost:2112", ":", ":70000", "127.0.0.1", "unix:/run/x"] {
-        assert!(values::address(text).is_err(), "{text:?}");
+        assert!(parse::address(&[text]).is_err(), "{text:?}");
     }
 }
 
 #[test]
 fn every_option_has_its_place() {
-    for option in &OPTIONS {
+    for option in OPTIONS {
         assert!(!option.variable.is_empty(), "{option:?}");
         if let Effect::Setting(name) = option.effect {
             assert!(table::find(name).is_some(), "{option:?}");

@@ -10,7 +10,7 @@ use base::report::{Failure, Finding, catalog, errno_of, failure, kind_of};
 use base::sys::in_root::open_host_file;
 use base::sys::ns;
 
-use super::{Config, NotRead, Table, parse_into};
+use super::{Config, Table, parse_into};
 
 /// The default path.
 const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
@@ -27,7 +27,7 @@ const OVERFLOW_ID: u32 = 65534;
 /// # Errors
 /// If `path` is given and missing, or a file cannot be read, is invalid, or is writable by users other than root.
 pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
-    read_with(Config::default(), &mut NotRead, path)
+    read_with(Config::default(), &mut (), path)
 }
 
 /// Reads the files as [`read`] does, with other defaults, and with the table of the device plugin.

@@ -150,7 +150,7 @@ impl Default for Config {
 /// If the text is not TOML, or a key has an invalid value. The error names the file, the line, the key and the allowed values.
 pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
     let mut config = Config::default();
-    let findings = parse_into(&mut config, &mut NotRead, text, path)?;
+    let findings = parse_into(&mut config, &mut (), text, path)?;
     Ok((config, findings))
 }
 
@@ -199,27 +199,21 @@ const IN_BOTH: [&str; 1] = ["nvml-timeout"];
 /// The program that reads the table `[kubelet-plugin]`.
 pub trait Table {
     /// Returns the names of its keys; `None` if this program does not read the table.
-    fn keys(&self) -> Option<Vec<&'static str>>;
+    fn keys(&self) -> Option<Vec<&'static str>> {
+        None
+    }
 
     /// Sets a key.
     ///
     /// # Errors
     /// The allowed values.
-    fn set(&mut self, key: &str, value: &DeValue<'_>) -> Result<(), String>;
-}
-
-/// For the hook.
-struct NotRead;
-
-impl Table for NotRead {
-    fn keys(&self) -> Option<Vec<&'static str>> {
-        None
-    }
-
-    fn set(&mut self, _: &str, _: &DeValue<'_>) -> Result<(), String> {
+    fn set(&mut self, _key: &str, _value: &DeValue<'_>) -> Result<(), String> {
         Ok(())
     }
 }
+
+/// The hook does not read it.
+impl Table for () {}
 
 struct Reader<'a> {
     text: &'a str,

@@ -1,0 +1,82 @@
+//! Parses the values of settings. A value of an option or a key consists of texts: one, or the entries of a list; of an option that is
+//! repeated, the last text applies. The error of each function describes the allowed values.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use nvidia_host::config::value;
+
+use super::values::{DeviceListStrategy, names_of};
+
+/// Returns the text of a setting with one value.
+pub(super) fn last<'a>(values: &[&'a str]) -> &'a str {
+    values.last().copied().unwrap_or_default()
+}
+
+/// Parses the name of a value.
+pub(super) fn word<T: ValueEnum>(values: &[&str]) -> Result<T, String> {
+    T::from_str(last(values), false).map_err(|_| names_of::<T>("or"))
+}
+
+/// Parses the names of `device-list-strategy`.
+pub(super) fn strategies(values: &[&str]) -> Result<Vec<DeviceListStrategy>, String> {
+    let allowed = format!("a list of {}", names_of::<DeviceListStrategy>("and"));
+    let found: Vec<_> = match values.iter().map(|name| DeviceListStrategy::from_str(name, false)).collect() {
+        Ok(found) => found,
+        Err(_) => return Err(allowed),
+    };
+    match found.contains(&DeviceListStrategy::HostPath) && found.len() > 1 {
+        true => Err(format!("{allowed}, and \"host-path\" alone")),
+        false => Ok(found),
+    }
+}
+
+/// Parses a number of seconds from 1 to 600.
+pub(super) fn seconds(values: &[&str]) -> Result<Duration, String> {
+    let time = last(values).parse().ok().and_then(value::in_range);
+    time.ok_or_else(|| "a number of seconds from 1 to 600".to_owned())
+}
+
+/// Parses numbers without a sign.
+pub(super) fn numbers(values: &[&str]) -> Result<Vec<u32>, String> {
+    values.iter().map(|value| value.parse().map_err(|_| "a list of numbers".to_owned())).collect()
+}
+
+/// Parses an absolute path.
+pub(super) fn absolute(values: &[&str]) -> Result<PathBuf, String> {
+    Some(PathBuf::from(last(values))).filter(|path| path.is_absolute()).ok_or_else(|| "an absolute path".to_owned())
+}
+
+/// Parses an address for metrics. `:2112` is that port on all addresses, and an empty text is no address.
+pub(super) fn address(values: &[&str]) -> Result<Option<SocketAddr>, String> {
+    let text = last(values);
+    let address = match text.strip_prefix(':') {
+        None if text.is_empty() => return Ok(None),
+        None => text.parse().ok(),
+        Some(port) => port.parse().ok().map(|port: u16| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))),
+    };
+    let allowed = "an address with a port, such as \"127.0.0.1:2112\", or \":2112\" for all addresses";
+    address.map(Some).ok_or_else(|| allowed.to_owned())
+}
+
+/// The words for false that Go programs accept.
+pub(super) const OFF: &[&str] = &["false", "0", "f", "F", "FALSE", "False"];
+
+/// Parses the words for a boolean that Go programs accept.
+pub(super) fn truth(values: &[&str]) -> Result<bool, String> {
+    match last(values) {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        value if OFF.contains(&value) => Ok(false),
+        _ => Err("true or false".to_owned()),
+    }
+}
+
+/// Parses a boolean, or `auto`.
+pub(super) fn switch(values: &[&str]) -> Result<Option<bool>, String> {
+    match last(values) {
+        "auto" => Ok(None),
+        text => truth(&[text]).map(Some).map_err(|_| "true, false or \"auto\"".to_owned()),
+    }
+}
