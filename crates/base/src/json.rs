@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error};
 
-use crate::report::moves_text;
+use crate::report::is_hidden;
 
-/// Returns the value as indented JSON. Text from a container must not move the cursor of a terminal or change the direction of
-/// text: serde_json escapes only C0 control characters, so this function also escapes C1 and the characters of Unicode's
-/// bidirectional algorithm.
+/// Returns the value as indented JSON. Text from a container must not move the cursor of a terminal, change the direction of text or
+/// be invisible. serde_json escapes only C0 control characters, so this function also escapes the others that [`one_line`] escapes.
+///
+/// [`one_line`]: crate::report::one_line
 ///
 /// # Errors
 /// If JSON cannot represent the value: a path that is not UTF-8, or a map with keys that are not strings.
@@ -47,20 +48,24 @@ pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
 
 /// The syntax of JSON is ASCII. The escaped characters can only be in a string, where both forms mean the same.
 fn escaped(json: String) -> String {
-    // The formatter writes newlines between values; those in strings are escaped already.
-    let is_hidden = |c: char| c != '\n' && moves_text(c);
-    if !json.contains(is_hidden) {
+    if !json.contains(is_escaped) {
         return json;
     }
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
-        if is_hidden(c) {
-            out.push_str(&format!("\\u{:04x}", u32::from(c)));
+        if is_escaped(c) {
+            // Above U+FFFF, JSON has the two units of UTF-16.
+            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
         } else {
             out.push(c);
         }
     }
     out
+}
+
+/// The formatter writes newlines between values; those in strings are escaped already.
+fn is_escaped(c: char) -> bool {
+    c != '\n' && is_hidden(c)
 }
 
 #[cfg(test)]
@@ -69,9 +74,12 @@ mod tests {
 
     #[test]
     fn hidden_characters_are_escaped_and_parsed_again() {
-        let text = "a\u{9b}31m\u{202e}b\u{7f}\u{85}\u{2066}\u{200f}\u{1b}\n\u{e9}€𝄞\\u009b\"";
+        let text = "a\u{9b}31m\u{202e}b\u{7f}\u{85}\u{2066}\u{200b}\u{e0041}\u{1b}\n\u{e9}€𝄞\\u009b\"";
         let json = pretty(&[text]).unwrap();
-        assert_eq!(json, "[\n  \"a\\u009b31m\\u202eb\\u007f\\u0085\\u2066\\u200f\\u001b\\n\u{e9}€𝄞\\\\u009b\\\"\"\n]");
+        assert_eq!(
+            json,
+            "[\n  \"a\\u009b31m\\u202eb\\u007f\\u0085\\u2066\\u200b\\udb40\\udc41\\u001b\\n\u{e9}€𝄞\\\\u009b\\\"\"\n]"
+        );
         assert_eq!(serde_json::from_str::<Vec<String>>(&json).unwrap(), [text]);
         assert_eq!(document("x", &1).unwrap(), "{\n  \"version\": 1,\n  \"x\": 1\n}\n");
         assert_eq!(pretty(&["plain"]).unwrap(), "[\n  \"plain\"\n]");

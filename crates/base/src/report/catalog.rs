@@ -189,7 +189,7 @@ kinds! {
         fix "correct the key; the message suggests a similar one if there is one" see "oci-nvidia-hook.toml(5)";
     NO_LOG "ONH-102" Warning "the log file cannot be written"
         why "the log lacks what happens to containers; containers are set up as usual"
-        fix "set `debug` in config.toml to a file in an existing directory" see "oci-nvidia-hook.toml(5)";
+        fix "set `debug` in config.toml to a file in an existing directory that only root can write to" see "oci-nvidia-hook.toml(5)";
     REFUSED "ONH-103" Warning "the container is not allowed to request GPUs in this way"
         why "the container starts without GPUs"
         fix "in Kubernetes, request GPUs with `resources.limits: nvidia.com/gpu`; otherwise use CDI or a privileged container, or change the `accept-…` keys of config.toml" see "kubernetes.md";

@@ -9,6 +9,7 @@ use std::{fmt, io};
 use nix::errno::Errno;
 
 use super::catalog;
+use super::hidden::is_hidden;
 use super::kind::Kind;
 
 /// A failed action, and the command or setting that fixes it.
@@ -61,8 +62,8 @@ pub fn errno_of(error: &anyhow::Error) -> Option<Errno> {
     error.chain().find_map(errno)
 }
 
-/// An error as text for terminals and logs. Control characters are escaped, because the texts may contain data from a
-/// container.
+/// An error as text for terminals and logs. Control characters and invisible ones are escaped, because the texts may contain data
+/// from a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorReport {
     /// The kind of the outermost [`Failure`], or [`catalog::SYSTEM`].
@@ -102,8 +103,8 @@ pub fn line(error: &anyhow::Error) -> String {
 /// The most characters of a text that are shown: the value of a container's variable can have a megabyte.
 const LONGEST: usize = 2000;
 
-/// Returns the text with every character escaped that moves the cursor, ends the line or changes the direction of text. A text
-/// of more than 2000 characters is cut.
+/// Returns the text with every character escaped that moves the cursor, ends the line, changes the direction of text or is invisible. A
+/// text of more than 2000 characters is cut.
 #[must_use]
 pub fn one_line(text: &str) -> String {
     let mut out = String::new();
@@ -112,20 +113,9 @@ pub fn one_line(text: &str) -> String {
             out.push('…');
             break;
         }
-        if moves_text(c) { out.extend(c.escape_default()) } else { out.push(c) }
+        if is_hidden(c) { out.extend(c.escape_default()) } else { out.push(c) }
     }
     out
-}
-
-/// Whether a character moves the cursor of a terminal, ends a line, or changes the direction of text.
-#[must_use]
-pub(crate) fn moves_text(c: char) -> bool {
-    c.is_control() || turns_text(c)
-}
-
-/// Line and paragraph separators, and the characters of Unicode's bidirectional algorithm (CVE-2021-42574).
-fn turns_text(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn describe(cause: &(dyn std::error::Error + 'static)) -> String {
@@ -213,5 +203,7 @@ mod tests {
         assert_eq!(render(&error), "unknown device a\\n\\u{1b}[2Jb (ONH-005)\nhint: x\\ny");
         let error = failure(&catalog::CONFIG, "a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
         assert_eq!(render(&error), "a\\u{202e}b\\u{2028}c (ONH-005)\nhint: d\\u{2066}\\u{85}");
+        let error = failure(&catalog::CONFIG, "a\u{200b}b\u{e0041} c\u{a0}", "d\u{fe0f}");
+        assert_eq!(render(&error), "a\\u{200b}b\\u{e0041} c\\u{a0} (ONH-005)\nhint: d\\u{fe0f}");
     }
 }

@@ -5,9 +5,11 @@
 pub mod catalog;
 mod error;
 mod finding;
+mod hidden;
 mod kind;
 
+pub(crate) use error::errno_text;
 pub use error::{ErrorReport, Failure, classify, errno_of, failure, kind_of, line, one_line, render};
-pub(crate) use error::{errno_text, moves_text};
 pub use finding::Finding;
+pub(crate) use hidden::is_hidden;
 pub use kind::{Kind, Severity};

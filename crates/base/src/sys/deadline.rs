@@ -62,7 +62,11 @@ fn seconds(time: Duration) -> libc::time_t {
 }
 
 extern "C" fn end(_signal: libc::c_int) {
-    if let Some(text) = TEXT.get() {
+    let mut stderr = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: poll(2) reads and writes the struct, which is alive, and keeps no pointer. It is safe in a signal handler.
+    unsafe { libc::poll(&raw mut stderr, 1, 0) };
+    // A full pipe that nothing reads must not block the end of the process.
+    if let Some(text) = TEXT.get().filter(|_| stderr.revents & libc::POLLOUT != 0) {
         // SAFETY: write(2) reads the bytes of a String that is never changed or freed. It is safe in a signal handler, and so is
         // the read of an atomic by `get`.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
@@ -107,6 +111,20 @@ mod tests {
         drop(write);
         assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
         assert_eq!(std::io::read_to_string(std::fs::File::from(read)).unwrap(), "too long\n");
+    }
+
+    #[test]
+    fn it_ends_if_nothing_reads_its_text() {
+        let (_read, write) = rustix::pipe::pipe().unwrap();
+        let status = forked(|| {
+            rustix::stdio::dup2_stderr(write.as_fd()).unwrap();
+            rustix::fs::fcntl_setfl(write.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
+            while rustix::io::write(&write, &[0; 4096]).is_ok() {}
+            rustix::fs::fcntl_setfl(write.as_fd(), rustix::fs::OFlags::empty()).unwrap();
+            set(Duration::from_secs(1), "too long".to_owned()).unwrap();
+            wait();
+        });
+        assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
     }
 
     /// A process that waits for a FUSE or NFS server handles no signal.

@@ -1,8 +1,9 @@
 //! The run-time directory, whose files stay until the next boot: `/run/oci-nvidia-hook` for root, and
 //! `/run/user/UID/oci-nvidia-hook` for a user with rootless containers.
 //!
-//! The directory has mode 0700 and its files have mode 0600. Symbolic links, fifos, and files or directories that another user owns
-//! or can write are neither read nor written (CWE-377, CWE-59).
+//! The directory has mode 0700 and its files have mode 0600: records contain the names and requests of all users' containers.
+//! Symbolic links, fifos, and files or directories that another user owns or can write are neither read nor written (CWE-377,
+//! CWE-59). A directory that others can only read, because an administrator or an archive created it, gets mode 0700.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -178,12 +179,21 @@ fn base() -> io::Result<PathBuf> {
 fn make_dir(parent: impl AsFd, name: &Path) -> io::Result<RunDir> {
     match open_dir(parent.as_fd(), name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        other => return other,
+        other => return close_to_others(other?),
     }
     match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => open_dir(parent, name),
+        Ok(()) | Err(Errno::EXIST) => close_to_others(open_dir(parent, name)?),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Removes the access of other users to a directory that they can read. The bits of the group are also the mask of an ACL (acl(5)).
+fn close_to_others(dir: RunDir) -> io::Result<RunDir> {
+    if rustix::fs::fstat(&dir.fd)?.st_mode & 0o077 != 0 {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::fchmod(rustix::fs::openat(&dir.fd, ".", flags, Mode::empty())?, Mode::RWXU)?;
+    }
+    Ok(dir)
 }
 
 fn open_dir(parent: impl AsFd, name: &Path) -> io::Result<RunDir> {
@@ -272,6 +282,21 @@ mod tests {
         std::fs::create_dir(base.path().join(NAME)).unwrap();
         std::fs::set_permissions(base.path().join(NAME), PermissionsExt::from_mode(0o777)).unwrap();
         assert!(RunDir::open_in(base.path()).is_err());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_read_is_closed_to_them() {
+        let (base, dir) = run_dir();
+        let below = dir.below("b").unwrap();
+        for path in [NAME, "oci-nvidia-hook/b"] {
+            let path = base.path().join(path);
+            for mode in [0o755, 0o750, 0o711, 0o704] {
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+                RunDir::open_in(base.path()).unwrap().below("b").unwrap();
+                assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o700, "{path:?} {mode:o}");
+            }
+        }
+        below.replace("a", b"x").unwrap();
     }
 
     #[test]
