@@ -15,22 +15,9 @@ use nix::libc;
 // SAFETY: the C runtime expects a function with this name and this signature, and no other symbol of the program has the name.
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
-    open_standard_streams();
     // SAFETY: signal(2) with SIG_IGN installs no handler. Writing to a closed pipe is now an error, as in any Rust program.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     number(crate::main())
-}
-
-/// Opens /dev/null in place of each of stdin, stdout and stderr that is closed: otherwise, the first file that the program opens
-/// would become one of them.
-fn open_standard_streams() {
-    let mut streams = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
-    // SAFETY: poll(2) reads and writes the three structs, which are alive, and keeps no pointer.
-    unsafe { libc::poll(streams.as_mut_ptr(), 3, 0) };
-    for _ in streams.iter().filter(|stream| stream.revents & libc::POLLNVAL != 0) {
-        // SAFETY: open(2) only reads the string. It takes the lowest free number: that of the first closed stream.
-        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) };
-    }
 }
 
 /// Returns the exit status as a number. `ExitCode` has no such function.

@@ -63,11 +63,11 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
         // The hook entry of this program's CDI specs.
         Some((verb, rest)) if verb == rootfs_edits::VERB => match RootfsEdits::parse(rest.to_vec()) {
             Ok(edits) => stages::rootfs::run(edits),
-            Err(error) => usage_error(&failure(
-                &catalog::COMMAND_LINE,
-                format!("invalid command line: {error}"),
-                "run \"oci-nvidia-hook --help\"",
-            )),
+            Err(error) => {
+                let what = format!("invalid command line: {error}");
+                let error = failure(&catalog::COMMAND_LINE, what, "run \"oci-nvidia-hook --help\"");
+                hook_usage_error(rootfs_edits::VERB, &error)
+            }
         },
         Some((verb, rest)) if verb == completion::VERB => completion::complete(rest),
         // The tests of the cost of a stage compare with this command, so it must not run clap.
@@ -88,6 +88,12 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 
 fn usage_error(error: &anyhow::Error) -> ExitCode {
     Call::default().error(error);
+    ExitCode::from(USAGE)
+}
+
+/// Reports the wrong command line of a hook, which must not wait for its engine to read the message.
+fn hook_usage_error(stage: &str, error: &anyhow::Error) -> ExitCode {
+    Call::for_stage(stage).error(error);
     ExitCode::from(USAGE)
 }
 

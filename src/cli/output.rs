@@ -1,18 +1,25 @@
-//! Writes to stdout. No other file does, because stdout is data for the runtime at some stages.
+//! Prints the result of a command to stdout.
 
-use std::io::Write;
 use std::process::ExitCode;
 
-/// Prints text. Fails if stdout cannot be written, for example because the reader of a pipe has ended.
+use anyhow::Error;
+
+use base::sys::stdio;
+
+use crate::record::call::Call;
+
+/// Prints text. Fails if stdout cannot be written.
 pub(crate) fn print(text: &str) -> ExitCode {
     write(text.as_bytes())
 }
 
 pub(crate) fn write(bytes: &[u8]) -> ExitCode {
-    let mut stdout = std::io::stdout().lock();
-    // Stdout is buffered by lines. Without the flush, an error at the end of the program would be lost.
-    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+    match stdio::print(bytes) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            Call::default().error(&Error::new(error).context("cannot write to stdout"));
+            ExitCode::FAILURE
+        }
     }
 }

@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::output;
 use crate::stages::prestart::{self, Place};
 use crate::stages::{poststop, precreate};
 
@@ -61,10 +60,7 @@ impl Stage {
         match self {
             Self::Prestart | Self::CreateRuntime => prestart::run(Place::Outside, config, debug),
             Self::CreateContainer => prestart::run(Place::Inside, config, debug),
-            Self::Precreate => match precreate::run(config) {
-                Some(config_json) => output::write(&config_json),
-                None => ExitCode::FAILURE,
-            },
+            Self::Precreate => precreate::run(config),
             Self::Poststart => ExitCode::SUCCESS,
             Self::Poststop => poststop::run(),
         }

@@ -41,10 +41,10 @@ impl Environment {
 
     /// Returns the properties of stdout. `--color` has priority over `NO_COLOR`, and that over `CLICOLOR_FORCE`.
     pub(crate) fn stdout(self, color: Color) -> Terminal {
-        let stdout = std::io::stdout();
+        let stdout = rustix::stdio::stdout();
         let is_terminal = stdout.is_terminal();
         // A serial console does not know its size and reports 0 columns.
-        let columns = || tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
+        let columns = || tcgetwinsize(stdout).ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
         Terminal {
             has_color: self.has_color(color, is_terminal),
             width: is_terminal.then(|| columns().unwrap_or(usize::MAX)),

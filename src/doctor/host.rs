@@ -5,6 +5,7 @@ use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
 use super::driver::{group, may_open, owned};
 use super::{Check, Facts};
+use crate::record::log_file;
 use engines::EngineKind;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
@@ -36,14 +37,10 @@ pub(super) fn log(facts: &Facts) -> Check {
         None if facts.journal => Check::ok("the log is the journal: \"journalctl -t oci-nvidia-hook\""),
         None => Check::ok("no log: the journal does not run; \"oci-nvidia-hook why\" shows the records of containers"),
         Some((path, Ok(()))) => Check::ok(format!("the log file {path:?} is writable")),
-        Some((path, Err(_))) if facts.user.is_some() => {
-            Check::skipped(format!("this user cannot write to the log file {path:?}"))
+        Some((path, Err(why))) if facts.user.is_some() => {
+            Check::skipped(format!("the log file {path:?} is not written for this user: {why}"))
         }
-        Some((path, Err(why))) => Check::of(
-            &catalog::NO_LOG,
-            format!("cannot write to the log file {path:?}: {why}"),
-            "set debug in config.toml to a file in an existing directory",
-        ),
+        Some((path, Err(why))) => Check::found(log_file::finding(format!("cannot open the log file {path:?}: {why}"))),
     }
 }
 

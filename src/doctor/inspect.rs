@@ -14,6 +14,7 @@ use nvidia_host::programs;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::inspect_driver::inspect_driver;
+use crate::record::log_file;
 use engines::cdi::{self, View};
 use engines::cdi_check::{self, Now};
 use engines::kubelet_plugin::KubeletPlugin;
@@ -40,7 +41,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let nvidias = programs::ALL.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
     Facts {
         distribution: packages::distribution_of(host),
-        log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log))),
+        log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log.as_path()))),
         journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
         cdi: inspect_cdi(host, &settings, &engines, &driver),
         driver,
@@ -78,17 +79,8 @@ fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>
     Ok((config, findings))
 }
 
-/// Checks whether the log is writable, without writing to it.
-fn try_log(host: &Tree, log: &HostPath) -> Result<(), String> {
-    let path = host.on_host(log.as_path());
-    let dir = path.parent().unwrap_or_else(|| Path::new("/"));
-    let place = match path.symlink_metadata() {
-        Ok(metadata) if metadata.is_symlink() => return Err("the file is a link".to_owned()),
-        Ok(metadata) if !metadata.is_file() => return Err("not a regular file".to_owned()),
-        Ok(_) => &path,
-        Err(_) => dir,
-    };
-    rustix::fs::access(place, rustix::fs::Access::WRITE_OK).map_err(|error| line(&error.into()))
+fn try_log(host: &Tree, log: &Path) -> Result<(), String> {
+    log_file::check(host, log).map_err(|error| line(&error))
 }
 
 fn cgroup_v2(host: &Tree) -> Option<bool> {

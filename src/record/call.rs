@@ -1,18 +1,16 @@
 //! Writes the hook's messages. runc shows stderr of a failed hook to the user; other runtimes and stages discard it. So
 //! messages also go to the journal, to the configured file, and into the container's record.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use base::paths::HostPath;
 use base::report::{ErrorReport, Finding, Severity, one_line, render};
+use base::sys::stdio;
 
 use super::created::{self, Entry};
 use super::journal::{Journal, priority};
+use super::log_file::LogFile;
 use super::store::Store;
 use super::{Outcome, Record, stderr};
 use crate::oci::Pod;
@@ -24,9 +22,7 @@ pub(crate) const NAME: &str = "oci-nvidia-hook";
 /// mount namespace is entered.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
-    file: Option<File>,
-    /// Whether `file` is stderr
-    is_stderr: bool,
+    file: Option<LogFile>,
     journal: Option<Journal>,
     store: Option<Store>,
     record: Record,
@@ -65,23 +61,9 @@ impl Call {
     /// Opens a log file.
     ///
     /// # Errors
-    /// If it cannot be opened for appending.
+    /// If it cannot be opened for appending, or another user can write or replace it.
     pub(crate) fn open(&mut self, path: &HostPath) -> Result<()> {
-        // Duplicates the descriptor. The path leads to a file that may not be openable again, such as a socket.
-        if path.as_path() == std::path::Path::new("/dev/stderr") {
-            let stderr = std::io::stderr().as_fd().try_clone_to_owned();
-            self.file = Some(stderr.with_context(|| format!("cannot open the call file {path}"))?.into());
-            self.is_stderr = true;
-            return Ok(());
-        }
-        // O_NOFOLLOW: a user who can write to the log's directory must not choose a file to which root appends.
-        let open = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o640)
-            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
-            .open(path.as_path());
-        self.file = Some(open.with_context(|| format!("cannot open the call file {path}"))?);
+        self.file = Some(LogFile::open(path)?);
         Ok(())
     }
 
@@ -198,18 +180,14 @@ impl Call {
         let Some(file) = &mut self.file else { return };
         let now = humantime::format_rfc3339_millis(SystemTime::now());
         let (pid, container) = (std::process::id(), &self.record.container.id);
-        // One write(2), so that lines of concurrent hooks do not mix. Errors are ignored: a full disk must not stop a
-        // container.
-        let line = format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n");
-        let line = if self.is_stderr { stderr::reworded(&line) } else { line };
-        file.write_all(line.as_bytes()).ok();
+        file.write(&format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n"));
     }
 
-    #[expect(clippy::print_stderr, reason = "the only place that prints to stderr")]
+    /// Prints to stderr. A container does not wait for an engine that does not read the messages of a hook.
     fn print(&self, text: &str) {
         match self.is_hook() {
-            true => eprintln!("{}", stderr::reworded(text)),
-            false => eprintln!("{text}"),
+            true => stdio::offer_stderr(&(stderr::reworded(text) + "\n")),
+            false => stdio::print_stderr(&format!("{text}\n")),
         }
     }
 
@@ -264,13 +242,5 @@ mod tests {
                 "error: c1\\nx: no such file or directory (ENOENT) (ONH-001)",
             ]
         );
-    }
-
-    #[test]
-    fn not_through_a_link() {
-        let dir = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("target", dir.path().join("log")).unwrap();
-        assert!(Call::for_stage("prestart").open(&HostPath::new(dir.path().join("log"))).is_err());
-        assert!(!dir.path().join("target").try_exists().unwrap());
     }
 }

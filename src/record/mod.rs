@@ -5,6 +5,7 @@ mod bound;
 pub(crate) mod call;
 pub(crate) mod created;
 pub(crate) mod journal;
+pub(crate) mod log_file;
 mod prune;
 mod shortfall;
 mod stderr;

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use base::read::read_limited;
-use base::report::{Finding, catalog, line};
+use base::report::line;
 use base::sys::proc_file;
 use nvidia_host::config::Config;
 
@@ -24,6 +24,7 @@ use crate::inject::container::OpenContainer;
 use crate::oci::{self, State};
 use crate::plan::{Gpus, Image};
 use crate::record::call::Call;
+use crate::record::log_file;
 
 /// Opens the configured log file. A failure is a finding and does not stop the container.
 pub(crate) fn open_log(config: &Config, call: &mut Call) {
@@ -31,7 +32,7 @@ pub(crate) fn open_log(config: &Config, call: &mut Call) {
         && !call.is_open()
         && let Err(error) = call.open(path)
     {
-        call.finding(&Finding::new(&catalog::NO_LOG, line(&error), "check debug in config.toml"));
+        call.finding(&log_file::finding(line(&error)));
     }
 }
 

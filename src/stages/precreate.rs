@@ -2,6 +2,7 @@
 //! creates the devices, and restores their rules whenever it applies the container's rules again.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -9,9 +10,9 @@ use anyhow::{Context, Result};
 use base::read::read_limited;
 use base::report::Finding;
 use base::sys::in_root::working_directory;
-use base::sys::ns;
+use base::sys::{ns, stdio};
 
-use super::decide;
+use super::{decide, run_stage};
 use crate::inject::container::{self, OpenContainer};
 use crate::inject::hosts_dev::HostsDev;
 use crate::oci::{self, SpecView};
@@ -21,20 +22,28 @@ use crate::plan::{Gpus, hook_program};
 use crate::record::call::Call;
 use crate::record::{Outcome, storage};
 
-/// Returns the edited config.json; `None` if the container must not start. Podman does not show the stderr of this stage.
-pub(crate) fn run(config: Option<&Path>) -> Option<Vec<u8>> {
-    let mut call = Call::for_stage("precreate");
-    match edit(config, &mut call) {
-        Ok(config_json) => Some(config_json),
-        Err(error) => {
-            call.fail(&error);
-            None
+/// Prints the edited config.json. Exit status 0 if the container may start, 1 if not. Podman does not show the stderr of this stage.
+pub(crate) fn run(config: Option<&Path>) -> ExitCode {
+    run_stage("precreate", |call| {
+        let Edited { config_json, given } = edit(config, call)?;
+        // A config.json that is cut off is an error, and not the container that Podman asked for.
+        stdio::write_stdout(&config_json).context("cannot write the container's spec to stdout")?;
+        if let Some(given) = given {
+            call.note(&given);
+            call.end(Outcome::Given, &given);
         }
-    }
+        Ok(())
+    })
 }
 
-/// Returns the edited config.json, or the bytes from stdin if the container needs no change.
-fn edit(config: Option<&Path>, call: &mut Call) -> Result<Vec<u8>> {
+/// The config.json for the runtime.
+struct Edited {
+    config_json: Vec<u8>,
+    /// What was added; `None` if these are the bytes from stdin, because the container needs no change
+    given: Option<String>,
+}
+
+fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
     let start = Instant::now();
     let bytes = read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
@@ -43,20 +52,20 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Vec<u8>> {
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
     call.name_container(&id, spec.pod.clone(), &bundle);
-    let Some((request, config)) = decide::asked(&spec, config, call)? else { return Ok(bytes) };
-    let Some(gpus) = decide::gpus(request, config, &spec.devices, call)? else { return Ok(bytes) };
+    let gpus = match decide::asked(&spec, config, call)? {
+        Some((request, config)) => decide::gpus(request, config, &spec.devices, call)?,
+        None => None,
+    };
+    let Some(gpus) = gpus else { return Ok(Edited { config_json: bytes, given: None }) };
     container::set_deadline(start)?;
     let mut findings = Vec::new();
     let additions = additions(&gpus, &spec, &mut findings);
     findings.iter().for_each(|finding| call.finding(finding));
     let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
-    let edited = additions.apply(text)?;
-    let given = format!("added to config.json: {gpus}");
+    let config_json = additions.apply(text)?.into_bytes();
     call.step_done("config.json");
-    call.note(&given);
-    call.end(Outcome::Given, &given);
-    Ok(edited.into_bytes())
+    Ok(Edited { config_json, given: Some(format!("added to config.json: {gpus}")) })
 }
 
 /// Returns the additions to config.json, and pushes findings, also before an error. It has no effects, because `explain` calls

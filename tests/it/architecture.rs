@@ -9,6 +9,7 @@ use crate::support::{Need, run, source};
 
 pub const TESTS: &[Test] = &[
     ("architecture::modules_have_an_order", &[], modules_have_an_order),
+    ("architecture::no_program_prints_with_a_panic", &[], no_program_prints_with_a_panic),
     ("architecture::the_hook_has_no_grpc", &[Need::Cargo], the_hook_has_no_grpc),
 ];
 
@@ -39,6 +40,29 @@ fn modules_have_an_order() {
     };
     assert_eq!(knot(&[("a", "b"), ("a", "c"), ("b", "c")]), None);
     assert_eq!(knot(&[("a", "b"), ("b", "c"), ("c", "b")]), Some(vec!["b".to_owned(), "c".to_owned()]));
+}
+
+/// `println!` and `eprintln!` panic if the stream is full or closed, and a panic of the hook stops the container. clippy denies them,
+/// and no source file of a program permits them. `forbid` would be an error in the code that clap derives.
+fn no_program_prints_with_a_panic() {
+    let lints = std::fs::read_to_string(source("Cargo.toml")).unwrap();
+    for lint in ["print_stdout", "print_stderr", "dbg_macro"] {
+        assert!(lints.lines().any(|line| line.starts_with(&format!("{lint} = \"deny\""))), "{lint}");
+    }
+    let crates = std::fs::read_dir(source("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let crates: Vec<_> = crates.filter(|dir| dir.join("Cargo.toml").is_file()).collect();
+    for dir in &crates {
+        let manifest = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{dir:?}");
+    }
+    let sources = crates.iter().map(|dir| dir.join("src")).chain([source("src")]);
+    let files: Vec<_> = sources.flat_map(|dir| super::docs::texts(&dir, "rs")).collect();
+    assert!(files.len() > 100);
+    for (path, text) in files {
+        for permission in ["clippy::print_std", "clippy::dbg_macro", "clippy::restriction"] {
+            assert!(!text.contains(permission), "{path:?} permits {permission}");
+        }
+    }
 }
 
 /// What the device plugin needs is in no build of the hook.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, run, run_with, scratch};
+use crate::support::{HOOK, Need, private_dir, run, run_with, scratch};
 
 pub const TESTS: &[Test] = &[
     ("findings::of_commands", NEEDS, of_commands),
@@ -140,7 +140,8 @@ fn of_a_container() {
     let stderr = container.hook(&fake.config).failed(1);
     assert!(stderr.contains("(ONH-045)\nhint: "), "{stderr}");
     container.exec("rm /proc/driver/nvidia; mkdir /proc/driver/nvidia").ok();
-    let log = dir.path().join("log");
+    let private = private_dir();
+    let log = private.path().join("log");
     let config = dir.path().join("config.toml");
     let text = fs::read_to_string(&fake.config).unwrap();
     fs::write(&config, format!("{text}debug = \"{}\"\n", log.display())).unwrap();

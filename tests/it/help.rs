@@ -26,14 +26,14 @@ fn hook(arguments: &[&str]) -> String {
 }
 
 /// Returns the command line with the arguments that clap adds.
-fn program() -> clap::Command {
+pub fn program() -> clap::Command {
     let mut program = Cli::command();
     program.build();
     program
 }
 
 /// Returns the commands by their names of one or two words.
-fn commands(program: &clap::Command) -> Vec<(String, &clap::Command)> {
+pub fn commands(program: &clap::Command) -> Vec<(String, &clap::Command)> {
     let of_group = |command: &'_ clap::Command| command.get_name() != "help" && command.has_subcommands();
     let mut commands = Vec::new();
     for command in program.get_subcommands() {

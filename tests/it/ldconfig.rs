@@ -11,7 +11,7 @@ use crate::cdi::{cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, run_with, scratch, sh, snapshot};
+use crate::support::{HOOK, private_dir, run_with, scratch, sh, snapshot};
 
 pub const TESTS: &[Test] = &[
     ("ldconfig::directories_of_the_host_in_cdi", NEEDS, directories_of_the_host_in_cdi),
@@ -196,7 +196,8 @@ fn a_configuration_without_drop_ins() {
 fn assert_left_alone(dir: &Path, fake: &FakeDriver, image: &Image, setup: &str) {
     let conf = image.rootfs.join("etc/ld.so.conf");
     let before = std::fs::read(&conf).unwrap();
-    let log = dir.join("log");
+    let private = private_dir();
+    let log = private.path().join("log");
     fake.configure(&format!("debug = \"{}\"", log.display()));
     let container = Waiting::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], setup);
     container.hook(&fake.config).ok();

@@ -53,6 +53,7 @@ mod ldconfig;
 mod lean;
 mod limits;
 mod live;
+mod log;
 mod nvidia_cli;
 mod nvidia_ctk;
 mod obs;
@@ -72,6 +73,7 @@ mod rpm;
 mod shapes;
 mod soak;
 mod status;
+mod streams;
 mod style;
 mod support;
 mod systemd;
@@ -124,6 +126,7 @@ const ALL: &[&[Test]] = &[
     ldconfig::TESTS,
     lean::TESTS,
     live::TESTS,
+    log::TESTS,
     nvidia_cli::TESTS,
     nvidia_ctk::TESTS,
     obs::TESTS,
@@ -143,6 +146,7 @@ const ALL: &[&[Test]] = &[
     shapes::TESTS,
     soak::TESTS,
     status::TESTS,
+    streams::TESTS,
     style::TESTS,
     systemd::TESTS,
     timeouts::TESTS,

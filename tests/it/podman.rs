@@ -3,6 +3,7 @@
 use crate::Test;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
+use crate::support::private_dir;
 
 pub const TESTS: &[Test] = &[
     ("podman::prints_what_the_host_prints", NEEDS, prints_what_the_host_prints),
@@ -206,7 +207,8 @@ fn crun() {
 /// crun does not print the messages of a hook, so the log contains them too.
 fn what_happened_is_in_the_log() {
     let podman = Podman::with_image();
-    let (config, log) = (podman.dir.path().join("config.toml"), podman.dir.path().join("log"));
+    let private = private_dir();
+    let (config, log) = (podman.dir.path().join("config.toml"), private.path().join("log"));
     let root = FakeDriver::shared().root.display().to_string();
     std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{root}\"\ndebug = \"{}\"\n", log.display()))
         .unwrap();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
-use crate::support::{HOOK, Need, Ran, run_with, scratch, snapshot};
+use crate::support::{HOOK, Need, Ran, private_dir, run_with, scratch, snapshot};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -51,7 +51,8 @@ fn no_request_is_the_same_bytes() {
 
 fn nothing_is_printed_on_an_error() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let log = dir.path().join("log");
+    let private = private_dir();
+    let log = private.path().join("log");
     fake.configure(&format!("debug = \"{}\"", log.display()));
     let gpu_9 = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=9"]);
     let no_array =

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, cdi};
@@ -12,7 +13,7 @@ use crate::cdi_containers::{nodes_at_dev, only_spec};
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman, make_searchable};
 use crate::precreate::video;
-use crate::support::{scratch, source};
+use crate::support::{private_dir, scratch, source};
 
 pub const TESTS: &[Test] = &[
     ("precreate_podman::devices_are_the_runtimes_on_cgroup_v1", NEEDS_V1, devices_are_the_runtimes),
@@ -31,13 +32,14 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// A podman whose only hook is that of precreate, and a log.
-fn podman(fake: &FakeDriver) -> (Podman, PathBuf) {
+fn podman(fake: &FakeDriver) -> (Podman, TempDir, PathBuf) {
     let podman = Podman::with_image();
     podman.remove_hook();
-    let log = podman.dir.path().join("log");
+    let private = private_dir();
+    let log = private.path().join("log");
     fake.configure(&format!("debug = \"{}\"", log.display()));
     podman.install_precreate(&fake.config);
-    (podman, log)
+    (podman, private, log)
 }
 
 /// A container that runs until this value is dropped.
@@ -100,7 +102,7 @@ const START: &str = "\"$@\" run -d --name c --network=none --log-driver=none -e 
 /// loses them.
 fn devices_are_the_runtimes() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (podman, log) = podman(&fake);
+    let (podman, _private, log) = podman(&fake);
     let container = Running { podman: &podman, name: "c" };
     let dir = scratch();
     let start = format!("{}; {START} {IMAGE} sleep 600; \"$@\" inspect c", nodes_at_dev(&fake, dir.path()));
@@ -152,14 +154,14 @@ fn assert_gpu_1_alone(text: &str) {
 
 fn podman_in(cgroup: Cgroup) {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (podman, _) = podman(&fake);
+    let (podman, _private, _) = podman(&fake);
     let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", SEE];
     assert_gpu_1_alone(&podman.run(cgroup, &arguments).ok());
 }
 
 fn a_user_opens_nodes_of_a_group() {
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
-    let (podman, _) = podman(&fake);
+    let (podman, _private, _) = podman(&fake);
     let script = "id -G; nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl";
     let arguments = ["--user=1000:1000", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", script];
     let text = podman.run(Cgroup::AsMounted, &arguments).ok();
@@ -169,7 +171,7 @@ fn a_user_opens_nodes_of_a_group() {
 
 fn shapes_of_containers() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (podman, _) = podman(&fake);
+    let (podman, _private, _) = podman(&fake);
     let device = format!("--device={}/dev/nvidia1:/dev/nvidia1", fake.root.display());
     let works = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia1; ls /proc/driver/nvidia/gpus 2>/dev/null || true";
     for shape in [
@@ -197,7 +199,7 @@ fn shapes_of_containers() {
 /// Nodes cannot be created there, and the runtime would not find those of this driver root, so they are mounted.
 fn a_user_namespace() {
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
-    let (podman, _) = podman(&fake);
+    let (podman, _private, _) = podman(&fake);
     let script = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia1; id -G";
     let mapped = video();
     for (gids, group) in
@@ -220,7 +222,7 @@ fn a_user_namespace() {
 /// precreate, prestart and CDI: the first one sets up the container, and the others detect that.
 fn all_ways_at_once() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (podman, log) = podman(&fake);
+    let (podman, _private, log) = podman(&fake);
     podman.install_hook(&fake.config);
     let dir = scratch();
     let spec = dir.path().join("nvidia.yaml");
@@ -257,7 +259,7 @@ fn all_ways_at_once() {
 
 fn errors_are_in_the_log() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    let (podman, log) = podman(&fake);
+    let (podman, _private, log) = podman(&fake);
     let ran = podman.run(Cgroup::AsMounted, &["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "true"]);
     assert!(ran.code != Some(0) && !ran.stderr.contains("asks for"), "{ran:?}");
     let log = fs::read_to_string(log).unwrap();
@@ -309,7 +311,8 @@ fn create_container_in_a_user_namespace() {
 fn create_container(cgroup: Cgroup) {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let podman = Podman::with_image();
-    let log = podman.dir.path().join("log");
+    let private = private_dir();
+    let log = private.path().join("log");
     fake.configure(&format!("debug = \"{}\"", log.display()));
     podman.install_stage("createContainer", &fake.config);
     let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", SEE];

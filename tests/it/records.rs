@@ -262,11 +262,20 @@ fn a_pod_is_sent_to_the_scheduler() {
     }
 }
 
-/// JSON itself escapes only C0. A terminal interprets U+009B like ESC [, and U+202E reverses the text after it.
+fn is_invisible(c: char) -> bool {
+    let is_of_unicode = matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{2069}' | '\u{e0000}'..='\u{e0fff}');
+    c != '\n' && c.is_control() || is_of_unicode
+}
+
+/// JSON itself escapes only C0. A terminal interprets U+009B like ESC [, U+202E reverses the text after it, and it shows nothing of
+/// U+200B and U+E0041, so that the name looks like another.
 fn json_has_no_control_characters() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let evil = "x\u{9b}2J\u{202e}\u{7f}\u{2066}";
-    call(dir.path(), &fake, "c", ["lab", evil], &format!("{evil},0")).failed(1);
+    let evil = "x\u{9b}2J\u{202e}\u{7f}\u{2066}\u{200b}\u{e0041}";
+    let stderr = call(dir.path(), &fake, "c", ["lab", evil], &format!("{evil},0")).failed(1);
+    for text in [stderr, why(dir.path(), &["c"]).ok(), why(dir.path(), &[]).ok()] {
+        assert!(text.contains("\\u{200b}\\u{e0041}") && !text.contains(is_invisible), "{text:?}");
+    }
     let record = why(dir.path(), &["--json", "c"]).ok();
     let spec = json!({"process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={evil}")]}, "root": {"path": "/x"}});
     fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
@@ -275,11 +284,8 @@ fn json_has_no_control_characters() {
     let explained =
         run_with(explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear(), state.as_bytes());
     for text in [record, explained.stdout] {
-        assert!(text.contains("\\u009b2J\\u202e\\u007f\\u2066"), "{text:?}");
-        assert!(
-            !text.contains(|c: char| c != '\n' && c.is_control() || matches!(c, '\u{202a}'..='\u{2069}')),
-            "{text:?}"
-        );
+        assert!(text.contains("\\u009b2J\\u202e\\u007f\\u2066\\u200b\\udb40\\udc41"), "{text:?}");
+        assert!(!text.contains(is_invisible), "{text:?}");
         let value: Value = serde_json::from_str(&text).unwrap();
         let asked = &value.pointer("/records/0/asked").or_else(|| value.get("request")).unwrap()["visible_devices"][0];
         assert_eq!(asked, evil, "it is read as it was");

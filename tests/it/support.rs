@@ -71,6 +71,11 @@ pub fn scratch() -> tempfile::TempDir {
     }
 }
 
+/// Creates a directory in which only this user can create names, whoever has cloned the repository: the place for a log.
+pub fn private_dir() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
 /// Removes the directories in statics, which are never dropped.
 pub fn remove_shared() {
     for entry in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {

@@ -1,8 +1,7 @@
 //! The log on stderr. The journal shows the severity of a line that begins with its number, see sd-daemon(3).
 
-use std::io::Write;
-
 use base::report::{ErrorReport, Finding, Severity, one_line};
+use base::sys::stdio;
 
 /// Writes lines to stderr.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +46,8 @@ impl Log {
 
     fn write(self, level: u8, text: &str) {
         let prefix = if self.to_journal { format!("<{level}>") } else { "oci-nvidia-kubelet-plugin: ".to_owned() };
-        // Without stderr, there is nowhere to report this.
-        writeln!(std::io::stderr(), "{prefix}{}", one_line(text)).ok();
+        // The kubelet and the monitor must not wait for a reader of the log.
+        stdio::offer_stderr(&format!("{prefix}{}\n", one_line(text)));
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use base::report::{Finding, catalog, failure};
 
-use crate::cli::{output, usage_error};
+use crate::cli::{hook_usage_error, output};
 use crate::record::call::Call;
 use crate::stages;
 use crate::stages::cdi_hook::entry::{self, HOOKS, Verb};
@@ -47,7 +47,7 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
         Err(error) => {
             let what = format!("invalid command line of {name}: {error:#}");
             let hint = format!("{}; see \"{name} --help\"", supported());
-            usage_error(&failure(&catalog::COMMAND_LINE, what, hint))
+            hook_usage_error(name, &failure(&catalog::COMMAND_LINE, what, hint))
         }
     }
 }

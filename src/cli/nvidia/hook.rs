@@ -10,9 +10,10 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use base::report::{catalog, failure};
+use nvidia_host::programs;
 
 use crate::cli::stage::Stage;
-use crate::cli::{output, usage_error};
+use crate::cli::{hook_usage_error, output};
 
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json
@@ -60,7 +61,10 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 
 fn invalid(what: &str) -> ExitCode {
     let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
-    usage_error(&failure(&catalog::COMMAND_LINE, format!("invalid command line: {what}"), hint))
+    hook_usage_error(
+        programs::RUNTIME_HOOK,
+        &failure(&catalog::COMMAND_LINE, format!("invalid command line: {what}"), hint),
+    )
 }
 
 /// Parses the arguments after argv\[0\].

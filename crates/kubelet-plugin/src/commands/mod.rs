@@ -8,13 +8,13 @@ pub mod run;
 
 use std::ffi::OsString;
 use std::future::Future;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use base::paths::HostPath;
 use base::report::{catalog, kind_of};
+use base::sys::stdio;
 use clap::{CommandFactory, Parser};
 use clap_complete::{generate, shells};
 use nvidia_host::config;
@@ -38,17 +38,19 @@ const NVIDIAS: &str = "nvidia-device-plugin";
 pub fn main() -> ExitCode {
     let command = match Cli::try_parse_from(arguments(std::env::args_os())) {
         Ok(cli) => cli.command,
-        Err(error) => {
-            // The output may be closed; the status still shows the error.
-            error.print().ok();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
+        Err(error) if error.use_stderr() => {
+            stdio::print_stderr(&error.render().to_string());
+            return ExitCode::from(USAGE);
         }
+        Err(help) => return print(&help.render().to_string()).unwrap_or_else(|error| failed(&error)),
     };
-    dispatch(command).unwrap_or_else(|error| {
-        Log::new().error(&error);
-        let is_usage = kind_of(&error) == Some(&catalog::COMMAND_LINE);
-        if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
-    })
+    dispatch(command).unwrap_or_else(|error| failed(&error))
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    Log::new().error(error);
+    let is_usage = kind_of(error) == Some(&catalog::COMMAND_LINE);
+    if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }
 
 /// Adds the command if the program is called with the name of NVIDIA's, which has none: manifests contain that name.
@@ -82,13 +84,13 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             let (settings, findings) = settings::read(&options)?;
             let choice = Chooser::new(&settings.plugin, &settings.kubelet_dir, Log::new()).choose();
             let report = block_on(check::check(&settings, options.config.as_deref(), &choice, &findings))??;
-            print(&if json { report.to_json()? } else { report.to_text() })?;
-            Ok(report.exit_code())
+            let printed = print(&if json { report.to_json()? } else { report.to_text() })?;
+            Ok(if printed == ExitCode::SUCCESS { report.exit_code() } else { printed })
         }
         Command::Clear { uuid, run_dir } => {
             let cleared = block_on(control::clear(&run_dir, &uuid))??;
-            print(if cleared { "cleared\n" } else { "the plugin knows no errors of this GPU\n" })?;
-            Ok(if cleared { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            let printed = print(if cleared { "cleared\n" } else { "the plugin knows no errors of this GPU\n" })?;
+            Ok(if cleared { printed } else { ExitCode::FAILURE })
         }
         Command::Completion { shell } => {
             let (mut cli, name, mut script) = (Cli::command(), env!("CARGO_PKG_NAME"), Vec::new());
@@ -97,8 +99,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
                 Shell::Zsh => generate(shells::Zsh, &mut cli, name, &mut script),
                 Shell::Fish => generate(shells::Fish, &mut cli, name, &mut script),
             }
-            print(&String::from_utf8(script)?)?;
-            Ok(ExitCode::SUCCESS)
+            print(&String::from_utf8(script)?)
         }
         Command::Monitor { config, driver_root, dev_root, skip, measure } => {
             let (mut config, _) = config::read(config.as_deref())?;
@@ -116,7 +117,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> Result<T> {
     Ok(runtime.block_on(future))
 }
 
-fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
+fn print(text: &str) -> Result<ExitCode> {
+    let is_read = stdio::print(text.as_bytes()).context("cannot write to stdout")?;
+    Ok(if is_read { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

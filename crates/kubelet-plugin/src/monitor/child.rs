@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nvidia_host::config::Config;
 use nvidia_host::host::{KernelState, Site};
 use nvidia_host::inventory::nvml::{Report, take};
@@ -45,7 +45,7 @@ const SKIPPED: &str = "the driver does not answer when it is asked about this GP
 /// The process must have one thread, and must not have opened any file.
 ///
 /// # Errors
-/// If the standard streams cannot be used. Errors of the driver are lines.
+/// If the standard streams cannot be used, or nothing reads the lines. Errors of the driver are lines.
 pub fn run(config: &Config, skip: &[u32], measures: bool) -> Result<()> {
     base::sys::child::close_inherited();
     let mut lines = Lines { out: take_stdout()?, is_closed: false };
@@ -54,6 +54,7 @@ pub fn run(config: &Config, skip: &[u32], measures: bool) -> Result<()> {
         Ok(None) => {}
         Err(error) => lines.write(&Message::End(End::Unusable(base::report::line(&error)))),
     }
+    ensure!(!lines.is_closed, "cannot write to stdout");
     Ok(())
 }
 
