@@ -13,7 +13,8 @@ use nvidia_host::config;
 
 use super::containers::{self, Known};
 use super::terminal::{Line, Terminal, Tone};
-use super::{args, output, why_list};
+use super::why_list::{self, tone};
+use super::{args, output};
 use crate::oci;
 use crate::plan::given;
 use crate::plan::{self, Verdict};
@@ -151,18 +152,6 @@ fn named(id: &str, name: &str) -> String {
     if name.is_empty() { id } else { format!("{id} ({})", one_line(name)) }
 }
 
-/// Returns the outcome as one or two words, for the list.
-pub(super) const fn short_outcome(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Given => "given",
-        Outcome::Partly => "partly",
-        Outcome::Nothing => "nothing",
-        Outcome::LeftAlone => "left alone",
-        Outcome::Failed => "failed",
-        Outcome::Unfinished => "unfinished",
-    }
-}
-
 /// Returns the record as text.
 pub fn to_text(record: &Record) -> String {
     Terminal::default().render(&lines(record))
@@ -226,15 +215,6 @@ fn outcome(record: &Record) -> Line {
     };
     let reason = if record.reason.is_empty() { String::new() } else { format!(": {}", one_line(&record.reason)) };
     Line::new(4, "").then(tone(record.outcome), words).then(Tone::Plain, reason)
-}
-
-pub(super) const fn tone(outcome: Outcome) -> Tone {
-    match outcome {
-        Outcome::Given => Tone::Good,
-        Outcome::Partly => Tone::Warning,
-        Outcome::Failed | Outcome::Unfinished => Tone::Bad,
-        Outcome::Nothing | Outcome::LeftAlone => Tone::Plain,
-    }
 }
 
 #[cfg(test)]

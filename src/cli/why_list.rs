@@ -2,9 +2,8 @@
 
 use base::report::one_line;
 
-use super::terminal::{Line, cell, table};
-use super::why::{short_outcome, tone};
-use crate::record::Record;
+use super::terminal::{Line, Tone, cell, table};
+use crate::record::{Outcome, Record};
 
 /// Returns the indices of the devices: `0,1` for `GPU 0: …` and `GPU 1: …`, `0:1` for `MIG 0:1 of …`. For a text of another form,
 /// it is the first word.
@@ -35,12 +34,33 @@ pub(super) fn lines(records: &[&Record]) -> Vec<Line> {
     table(rows.collect())
 }
 
+/// Returns the outcome as one or two words.
+pub(super) const fn short_outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Given => "given",
+        Outcome::Partly => "partly",
+        Outcome::Nothing => "nothing",
+        Outcome::LeftAlone => "left alone",
+        Outcome::Failed => "failed",
+        Outcome::Unfinished => "unfinished",
+    }
+}
+
+/// Returns how an outcome is highlighted.
+pub(super) const fn tone(outcome: Outcome) -> Tone {
+    match outcome {
+        Outcome::Given => Tone::Good,
+        Outcome::Partly => Tone::Warning,
+        Outcome::Failed | Outcome::Unfinished => Tone::Bad,
+        Outcome::Nothing | Outcome::LeftAlone => Tone::Plain,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::terminal::Terminal;
     use crate::oci::Pod;
-    use crate::record::Outcome;
     use std::path::Path;
     use std::time::SystemTime;
 

@@ -89,11 +89,7 @@ pub(super) fn capabilities(facts: &Facts) -> Vec<Check> {
         let ok = Check::ok("the libraries of every driver capability are installed");
         return std::iter::once(ok).chain(notes).collect();
     }
-    let lacking = driver.lacking.iter().map(|(capability, finding)| {
-        let fix = facts.distribution.package(*capability).unwrap_or(&finding.fix);
-        Check::of(&catalog::LACKING_LIBRARIES, finding.what.clone(), fix)
-    });
-    lacking.chain(notes).collect()
+    driver.lacking.iter().map(|finding| Check::found(finding.clone())).chain(notes).collect()
 }
 
 /// Checks the sockets of the driver's daemons.
@@ -134,11 +130,19 @@ fn is_another(node: &HostNode, found: &Located) -> Option<Check> {
     if found.kind == FileType::CharacterDevice && found.device == (NVIDIA_MAJOR, node.minor) {
         return None;
     }
-    Some(Check::of(
-        &catalog::NODE_WRONG,
-        format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor),
-        format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display()),
-    ))
+    if found.kind != FileType::CharacterDevice {
+        return Some(not_a_device(found));
+    }
+    let what = format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor);
+    Some(Check::of(&catalog::NODE_WRONG, what, create_again(found)))
+}
+
+fn not_a_device(found: &Located) -> Check {
+    Check::of(&catalog::NODE_WRONG, format!("{} is not a character device", found.host), create_again(found))
+}
+
+fn create_again(found: &Located) -> String {
+    format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display())
 }
 
 /// Checks the node for display output. Without a display, no program on the host opens the node, so the driver does not create it.
@@ -157,8 +161,11 @@ pub(super) fn uvm(facts: &Facts) -> Check {
     // Without /proc/modules, the module counts as loaded.
     let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
     let loaded = if is_loaded { "" } else { ", and the kernel module nvidia_uvm is not loaded" };
-    if facts.driver.uvm.is_some() {
-        return Check::ok("the device node \"/dev/nvidia-uvm\" exists");
+    if let Some(found) = &facts.driver.uvm {
+        return match found.kind {
+            FileType::CharacterDevice => Check::ok("the device node \"/dev/nvidia-uvm\" exists"),
+            _ => not_a_device(found),
+        };
     }
     let fix = match &facts.user {
         Some(_) => {

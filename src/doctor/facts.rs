@@ -8,9 +8,9 @@ use base::paths::HostPath;
 use base::report::Finding;
 use base::sys::confine::Identity;
 use base::tree::Located;
-use nvidia_host::capability::Capability;
 use nvidia_host::config::Config;
 use nvidia_host::driver::packages::Distribution;
+use nvidia_host::host::Roots;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files::CapFile;
@@ -51,6 +51,10 @@ pub struct Facts {
 /// The driver, its files and its GPUs.
 #[derive(Debug, Default)]
 pub struct DriverFacts {
+    /// Where the parts of the driver are; `None` if one cannot be opened
+    pub roots: Option<Roots>,
+    /// What the hook would decide for the usual requests
+    pub starts: Vec<Start>,
     /// NVIDIA's PCI devices; `None` if sysfs cannot be read
     pub pci: Option<Vec<PciDevice>>,
     /// The reason why the driver as a whole does not work
@@ -65,8 +69,8 @@ pub struct DriverFacts {
     pub xid: Option<String>,
     /// The versions of the installed libraries
     pub on_disk: BTreeSet<String>,
-    /// Driver capabilities without their required libraries
-    pub lacking: Vec<(Capability, Finding)>,
+    /// An error for each driver capability without its required library
+    pub lacking: Vec<Finding>,
     /// A finding about missing optional libraries
     pub not_installed: Option<Finding>,
     /// A finding about driver libraries that are not in the catalog
@@ -103,6 +107,16 @@ pub struct PciDevice {
     pub class: String,
     /// The kernel module that drives it
     pub driver: Option<String>,
+}
+
+/// What the hook decides for a request.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The requested driver capabilities
+    pub capabilities: &'static str,
+    pub findings: Vec<Finding>,
+    /// Why the container does not start
+    pub error: Option<Finding>,
 }
 
 /// An expected device node, and the file that was found.

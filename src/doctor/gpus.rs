@@ -141,7 +141,7 @@ pub(super) fn mig(facts: &Facts) -> Vec<Check> {
 /// instances, so the fix suggests that only if the driver lists none.
 fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     if !gpu.unlisted_mig.is_empty() {
-        return Some(Check::of(&catalog::NODE_MISSING, mig_nodes_missing(gpu), prepare(facts)));
+        return Some(Check::of(&catalog::MIG_LEFT_OUT, mig_nodes_missing(gpu), prepare(facts)));
     }
     if !gpu.mig_devices.is_empty() {
         return None;

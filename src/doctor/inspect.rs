@@ -13,7 +13,8 @@ use nvidia_host::driver::packages;
 use nvidia_host::programs;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
-use super::inspect_driver::inspect_driver;
+use super::inspect_driver::{inspect_driver, text};
+use super::start;
 use crate::record::log_file;
 use engines::cdi::{self, View};
 use engines::cdi_check::{self, Now};
@@ -36,7 +37,8 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let config = read_config(host, config);
     let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
     let engines = engines::inspect_engines(host, caller.user.clone());
-    let driver = inspect_driver(host, &settings);
+    let mut driver = inspect_driver(host, &settings);
+    driver.starts = start::inspect(&settings, &driver);
     let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
     let nvidias = programs::ALL.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
     Facts {
@@ -57,10 +59,6 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         engines,
         nvidias,
     }
-}
-
-pub(super) fn text(host: &Tree, path: &str) -> Option<String> {
-    Some(String::from_utf8_lossy(&host.read(Path::new(path)).ok()?).into_owned())
 }
 
 /// Reads config.toml. If the host is a directory (in tests), the driver root is below that directory.

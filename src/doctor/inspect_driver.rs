@@ -20,23 +20,18 @@ use nvidia_host::driver::diagnosis::{self, PCI_DEVICES};
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
 use nvidia_host::driver::{ipc, locate, packages};
+use nvidia_host::host::{Roots, complete};
 use nvidia_host::inventory::ask::{self, Question};
+use nvidia_host::inventory::cap_files;
 use nvidia_host::inventory::caps::MIG_MINORS;
 use nvidia_host::inventory::identity::{self, Who};
-use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
-use nvidia_host::inventory::{cap_files, merge};
+use nvidia_host::inventory::procfs;
 
 use super::driver::NO_MODULE;
 use super::facts::{DriverFacts, HostNode, Nvml, PciDevice};
-use super::inspect::text;
 
 /// The EFI variable of Secure Boot: four bytes of attributes, then 1 if the firmware enforces signatures, else 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
-
-/// Returns the driver root if `path` exists in it, else the host. On GKE, the driver root has no /dev and /proc.
-fn owner<'r>(driver: &'r Tree, host: &'r Tree, path: &str) -> &'r Tree {
-    if driver.locate(Path::new(path)).is_ok() { driver } else { host }
-}
 
 /// Inspects the driver. This asks NVML, which can take seconds.
 pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
@@ -47,23 +42,22 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     (facts.refused, facts.xid) = kernel_log(host);
     facts.persistenced = host.locate(Path::new("/run/nvidia-persistenced/socket")).is_ok();
     facts.fabric_manager = host.locate(Path::new("/run/nvidia-fabricmanager/socket")).is_ok();
-    let root = match nvidia_host::driver::open_root(&config.driver_root) {
-        Ok(root) => root,
+    let roots = match Roots::open_on(Some(host), config) {
+        Ok(roots) => roots,
         Err(error) => {
             facts.diagnosis = Some(Finding::error(&error));
             "cannot open the driver root".clone_into(&mut facts.not_asked);
             return facts;
         }
     };
+    let Roots { driver: root, dev, proc, .. } = &roots;
+    facts.roots = Some(roots.clone());
     let all = Capabilities::new(&Capability::ALL);
-    let (found, refused) = ipc::find(&root, all, config.mps_directory.as_deref(), Omit::default());
+    let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
-    let proc = owner(&root, host, DRIVER_PROC);
-    let dev_root = config.dev_root.as_ref().and_then(|root| Tree::open(root).ok());
-    let dev = dev_root.as_ref().unwrap_or_else(|| owner(&root, host, "/dev/nvidiactl"));
     facts.module = procfs::read_version(proc);
-    let cache = LinkerCache::read(&root, config.ldcache.as_ref());
-    let any = Search { root: &root, cache: &cache, version: "", dirs: &config.library_dirs };
+    let cache = LinkerCache::read(root, config.ldcache.as_ref());
+    let any = Search { root, cache: &cache, version: "", dirs: &config.library_dirs };
     facts.on_disk = versions(&any);
     let version = facts.module.clone().unwrap_or_default();
     let search = Search { version: &version, ..any };
@@ -73,7 +67,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         let count = facts.pci.as_ref().map(|devices| devices.iter().filter(|device| device.is_gpu()).count());
         let transactional = host.locate(Path::new("/usr/sbin/transactional-update")).is_ok();
         let seen = diagnosis::Installation { pci_gpus: count, transactional, ..seen };
-        facts.diagnosis = diagnosis::diagnose(&seen, &root).map(|error| Finding::error(&error));
+        facts.diagnosis = diagnosis::diagnose(&seen, root).map(|error| Finding::error(&error));
     }
     if facts.module.is_none() {
         NO_MODULE.clone_into(&mut facts.not_asked);
@@ -95,7 +89,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let without = found.filter(|node| node.kind == FileType::CharacterDevice && !linked(node.device));
     facts.without_link = without.map(|node| node.path.display().to_string()).collect();
     let who = identity::from_config(config);
-    let place = library.and_then(|library| Question::place(&root, dev, &library.source).ok());
+    let place = library.and_then(|library| Question::place(root, dev, &library.source).ok());
     let (nvml_root, inside) = place.clone().unwrap_or_else(|| (dev.path(), "/".into()));
     let chosen = who.as_ref().ok().map(|who| identity::choose(*who, &nvml_root, &inside));
     facts.identity = match (&who, &chosen) {
@@ -116,12 +110,15 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let mut answer = ask::ask(&question, start + config.nvml_timeout).map(|answer| answer.inventory);
     let took = start.elapsed();
     if let Ok(inventory) = &mut answer {
-        let node_exists = |minor| facts.nodes.iter().any(|node| node.minor == minor && node.found.is_some());
-        merge::complete(inventory, &gpus, node_exists);
-        cap_files::note_missing_nodes(inventory, &facts.mig_caps, dev);
+        complete(&roots, inventory, &gpus);
     }
     facts.nvml = Some(Nvml { question, answer: answer.map_err(|error| Finding::error(&error)), took });
     facts
+}
+
+/// Returns the text of a file, or `None` if it cannot be read.
+pub(super) fn text(host: &Tree, path: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(&host.read(Path::new(path)).ok()?).into_owned())
 }
 
 fn node(dev: &Tree, name: String, minor: u32) -> HostNode {
@@ -181,13 +178,19 @@ fn versions(search: &Search<'_>) -> BTreeSet<String> {
     found
 }
 
-/// Returns the driver capabilities without their required libraries, and a finding about missing optional libraries.
-fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>) {
+/// Returns an error for each driver capability without its required library, and a finding about missing optional libraries. The fixes
+/// name packages of the driver root's distribution.
+fn lacking(search: &Search<'_>) -> (Vec<Finding>, Option<Finding>) {
     let (mut errors, mut lacking) = (Vec::new(), Vec::new());
+    let distribution = packages::distribution_of(search.root);
     // Few servers have 32-bit libraries, and few containers request them.
     for capability in Capability::ALL.into_iter().filter(|capability| *capability != Capability::Compat32) {
         match locate::locate(search, Capabilities::new(&[capability]), &[]) {
-            Err(error) => errors.push((capability, Finding::error(&error))),
+            Err(error) => {
+                let error = Finding::error(&error);
+                let fix = distribution.package(capability).map_or(error.fix, str::to_owned);
+                errors.push(Finding { fix, ..error });
+            }
             Ok((files, _)) => {
                 let names = locate::lacking_libraries(capability, &files.present());
                 lacking.extend((!names.is_empty()).then_some((capability, names)));
@@ -197,7 +200,7 @@ fn lacking(search: &Search<'_>) -> (Vec<(Capability, Finding)>, Option<Finding>)
     if lacking.is_empty() {
         return (errors, None);
     }
-    let fix = packages::distribution_of(search.root).commands(lacking.iter().map(|(capability, _)| *capability));
+    let fix = distribution.commands(lacking.iter().map(|(capability, _)| *capability));
     let what = packages::lacking_in_words(search.root, &lacking);
     (errors, Some(Finding::new(&catalog::NOT_INSTALLED, what, fix)))
 }

@@ -14,6 +14,7 @@ mod host;
 mod inspect;
 mod inspect_driver;
 mod kubelet_plugin;
+mod start;
 
 use std::fmt;
 
@@ -151,7 +152,9 @@ const CHECKS: &[(&str, Checker<Facts>)] = &[
 ];
 
 pub fn examine(facts: &Facts) -> Vec<Check> {
-    run(CHECKS, facts)
+    let mut checks = run(CHECKS, facts);
+    checks.extend(start::report(facts, &checks));
+    checks
 }
 
 /// Returns the document of `doctor --json`.

@@ -1,4 +1,5 @@
-//! Checks the order of the modules. Cargo checks that of the crates.
+//! Checks the order of the modules. Cargo checks that of the crates. `cargo test --test it -- architecture:: --nocapture` prints the
+//! rooms of the hook, and the arrows between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,6 +11,8 @@ use crate::support::{Need, run, source};
 pub const TESTS: &[Test] = &[
     ("architecture::modules_have_an_order", &[], modules_have_an_order),
     ("architecture::no_program_prints_with_a_panic", &[], no_program_prints_with_a_panic),
+    ("architecture::no_two_files_use_each_other", &[], no_two_files_use_each_other),
+    ("architecture::the_hook_has_few_rooms", &[], the_hook_has_few_rooms),
     ("architecture::the_hook_has_no_grpc", &[Need::Cargo], the_hook_has_no_grpc),
 ];
 
@@ -65,6 +68,133 @@ fn no_program_prints_with_a_panic() {
     }
 }
 
+/// The crates with more than one module.
+const CRATES: [&str; 6] = [
+    "crates/base/src",
+    "crates/cdi/src",
+    "crates/engines/src",
+    "crates/nvidia/src",
+    "crates/kubelet-plugin/src",
+    "src",
+];
+
+/// The top-level modules of the hook, and the number of pairs of which one uses the other. Without a circle, no arrow leads upward.
+fn the_hook_has_few_rooms() {
+    let uses = uses_of(&source("src"));
+    let rooms: Vec<_> = uses.keys().filter(|name| !matches!(name.as_str(), "lean" | "testing")).collect();
+    let mut arrows = 0;
+    for room in &rooms {
+        let used: Vec<_> = uses[*room].iter().filter(|name| rooms.contains(name)).map(String::as_str).collect();
+        println!("{room} -> {}", used.join(" "));
+        arrows += used.len();
+    }
+    println!("{} rooms, {arrows} arrows", rooms.len());
+    assert!(rooms.len() <= 13 && arrows <= 35, "{} rooms, {arrows} arrows", rooms.len());
+    assert_eq!(circle(&uses), None);
+}
+
+/// Two files that use each other are one subject in two places. A module and its submodules may: a type is defined where all of them
+/// see it.
+fn no_two_files_use_each_other() {
+    let mut wrong = Vec::new();
+    for root in CRATES {
+        let uses = uses_of_files(&source(root));
+        for (file, used) in &uses {
+            let circles =
+                used.iter().filter(|other| *other > file && uses.get(*other).is_some_and(|uses| uses.contains(file)));
+            wrong.extend(circles.map(|other| format!("{root}: {} and {}", file.join("::"), other.join("::"))));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A file by its path in the crate: `["cli", "why"]`.
+type Module = Vec<String>;
+
+/// The files that each file of a crate uses, by `crate::…` and `super::…`, without those above and below it.
+fn uses_of_files(root: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
+    let texts = super::docs::texts(root, "rs").into_iter().filter(|(path, _)| !path.ends_with("tests.rs"));
+    let files: BTreeMap<Module, String> =
+        texts.map(|(path, text)| (module_of(path.strip_prefix(root).unwrap()), code_of(&text))).collect();
+    let mut uses = BTreeMap::new();
+    for (file, code) in &files {
+        let mut used = BTreeSet::new();
+        for path in code.split("crate::").skip(1) {
+            used.extend(expand(path).into_iter().map(|path| target(&files, Vec::new(), &path)));
+        }
+        for path in code.split("super::").skip(1) {
+            let above = file.split_last().map(|(_, above)| above.to_vec()).unwrap_or_default();
+            used.extend(expand(path).into_iter().map(|path| target(&files, above.clone(), &path)));
+        }
+        used.retain(|other| !other.starts_with(file) && !file.starts_with(other));
+        uses.insert(file.clone(), used);
+    }
+    uses
+}
+
+fn module_of(path: &Path) -> Module {
+    let names = path.with_extension("");
+    let names = names.iter().map(|name| name.to_string_lossy().into_owned());
+    names.filter(|name| !matches!(name.as_str(), "mod" | "lib" | "main")).collect()
+}
+
+/// The longest beginning of a path below a module that is a file.
+fn target(files: &BTreeMap<Module, String>, mut module: Module, path: &[String]) -> Module {
+    for name in path {
+        module.push(name.clone());
+        if !files.contains_key(&module) {
+            module.pop();
+            break;
+        }
+    }
+    module
+}
+
+/// The paths in `a::{b, c::d}`, as words.
+fn expand(text: &str) -> Vec<Vec<String>> {
+    let mut path = Vec::new();
+    let mut rest = text;
+    loop {
+        if rest.starts_with('{') {
+            let below = names_in_braces(rest).into_iter().flat_map(|part| expand(&part));
+            return below.map(|below| [path.clone(), below].concat()).collect();
+        }
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        path.push(rest[..end].to_owned());
+        match rest[end..].strip_prefix("::") {
+            Some(more) => rest = more,
+            None => return vec![path],
+        }
+    }
+}
+
+/// The parts of `{a, b::{c, d}}…`.
+fn names_in_braces(list: &str) -> Vec<String> {
+    let (mut depth, mut parts) = (0, vec![String::new()]);
+    for c in list.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => parts.push(String::new()),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+        let is_bracket = c == '{' && depth == 1 || c == ',' && depth == 1;
+        if !is_bracket {
+            parts.last_mut().unwrap().push(c);
+        }
+    }
+    parts.iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
+}
+
+/// The code without tests and comments.
+fn code_of(text: &str) -> String {
+    let code = text.split("#[cfg(test)]").next().unwrap().lines();
+    code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
 /// What the device plugin needs is in no build of the hook.
 fn the_hook_has_no_grpc() {
     let crates = |package: &str| {
@@ -88,10 +218,8 @@ fn uses_of(root: &Path) -> Uses {
         if matches!(module.as_str(), "lib" | "main") || path.ends_with("tests.rs") {
             continue;
         }
-        let code = text.split("#[cfg(test)]").next().unwrap().lines();
-        let code = code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n");
         let found = uses.entry(module.clone()).or_default();
-        found.extend(code.split("crate::").skip(1).flat_map(names).filter(|name| *name != module));
+        found.extend(code_of(&text).split("crate::").skip(1).flat_map(names).filter(|name| *name != module));
     }
     uses
 }
@@ -99,21 +227,10 @@ fn uses_of(root: &Path) -> Uses {
 /// `name::…` and `{name, name::…}`.
 fn names(rest: &str) -> Vec<String> {
     let word = |text: &str| text.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
-    let Some(list) = rest.strip_prefix('{') else { return vec![word(rest)] };
-    let mut depth = 1;
-    let mut top = String::new();
-    for c in list.chars() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ if depth == 1 => top.push(c),
-            _ => {}
-        }
-        if depth == 0 {
-            break;
-        }
+    match rest.starts_with('{') {
+        true => names_in_braces(rest).iter().map(|part| word(part)).collect(),
+        false => vec![word(rest)],
     }
-    top.split(',').map(word).filter(|name| !name.is_empty()).collect()
 }
 
 /// Returns the modules that remain after all modules that use no remaining one have been removed, repeatedly.

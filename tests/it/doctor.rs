@@ -18,7 +18,7 @@ use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
 use crate::Test;
 use crate::driver::FakeDriver;
 use crate::json_schema;
-use crate::support::{HOOK, Need, run, scratch, sh, source};
+use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     ("doctor::a_good_host", NEEDS, good),
     ("doctor::a_broken_host", NEEDS, broken),
     ("doctor::each_fault_has_its_finding", NEEDS, each_fault_has_its_finding),
+    ("doctor::an_error_is_a_container_that_does_not_start", NEEDS, an_error_is_a_container_that_does_not_start),
     (
         "doctor::a_user_sees_less_and_says_so",
         &[Need::Root, Need::Program("cc"), Need::Program("setpriv")],
@@ -178,7 +179,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-209",
         Status::Note,
     ),
-    ("rm usr/lib/*/libcuda.so*; /sbin/ldconfig -r .", "capabilities", "ONH-210", Status::Warning),
+    ("rm usr/lib/*/libcuda.so*; /sbin/ldconfig -r .", "capabilities", "ONH-023", Status::Error),
     ("rm dev/nvidia3", "nodes", "ONH-021", Status::Error),
     ("rm dev/nvidia3; touch dev/nvidia3", "nodes", "ONH-022", Status::Error),
     ("rm dev/nvidia3; mknod dev/nvidia3 c 195 5", "nodes", "ONH-022", Status::Error),
@@ -253,8 +254,8 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
          echo DeviceFileMinor: 13 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0/access; \
          mkdir -p dev/nvidia-caps; mknod dev/nvidia-caps/nvidia-cap12 c 510 12",
         "mig",
-        "ONH-021: device nodes of MIG devices of GPU 3 are missing: \"/dev/nvidia-caps/nvidia-cap13\"",
-        Status::Error,
+        "ONH-232: device nodes of MIG devices of GPU 3 are missing: \"/dev/nvidia-caps/nvidia-cap13\"",
+        Status::Warning,
     ),
     (
         "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
@@ -413,6 +414,78 @@ fn each_fault_has_its_finding() {
         })
         .collect();
     assert_eq!(fixes, ["oci-nvidia-hook prepare", "nvidia-smi mig -i 3 -cci"]);
+}
+
+/// More faults: nodes and settings because of which a container does not start, and others that its start only reports.
+const MORE_FAULTS: &[&str] = &[
+    "true",
+    "sed -i '/container-cli/i [driver]\\ndev-root = \"/nonexistent\"' etc/nvidia-container-runtime/config.toml",
+    "sed -i '/container-cli/i [driver]\\ndev-root = \"/etc/passwd\"' etc/nvidia-container-runtime/config.toml",
+    "rm dev/nvidia-uvm; touch dev/nvidia-uvm",
+    "rm dev/nvidia-uvm-tools; touch dev/nvidia-uvm-tools",
+    "rm dev/nvidia-uvm-tools",
+    "rm dev/nvidiactl",
+    "rm dev/nvidiactl; touch dev/nvidiactl",
+    "rm dev/nvidia-modeset; touch dev/nvidia-modeset",
+    "printf '[devices]\\nallow = [\"7\"]\\n' >>etc/nvidia-container-runtime/config.toml; rm dev/nvidia7",
+    "printf '[devices]\\nallow = [\"77\"]\\n' >>etc/nvidia-container-runtime/config.toml",
+    "printf '[devices]\\ndeny = [\"all\"]\\n' >>etc/nvidia-container-runtime/config.toml",
+    "printf '[devices]\\ndeny = [\"0\"]\\n' >>etc/nvidia-container-runtime/config.toml",
+    "sed -i '/container-cli/a ldcache = \"/gone\"' etc/nvidia-container-runtime/config.toml",
+    "sed -i '/container-cli/a ldcache = \"/etc/os-release\"' etc/nvidia-container-runtime/config.toml",
+    "sed -i '/container-cli/i [driver]\\nfiles = [\"/gone\"]' etc/nvidia-container-runtime/config.toml",
+    "rm usr/lib/*/libcuda.so*",
+    "rm usr/lib/*/libnvidia-ptxjitcompiler*; /sbin/ldconfig -r .",
+    "rm usr/bin/nvidia-smi",
+    "truncate -s 0 usr/lib/*/libcuda.so.535.183.01",
+];
+
+/// Whether doctor reports an error, and which containers do not start: both are the same decision. The engines of the host are not part
+/// of it, and a host without the kernel module cannot be simulated, because the fake driver answers without one.
+fn an_error_is_a_container_that_does_not_start() {
+    let faults = FAULTS
+        .iter()
+        .map(|(script, ..)| *script)
+        .filter(|script| !script.contains("proc/driver proc") && !script.contains("rm -r proc/driver"));
+    let mut wrong = Vec::new();
+    for script in faults.chain(MORE_FAULTS.iter().copied()) {
+        let dir = changed(script);
+        let outcomes = examine(dir.path(), Caller::default());
+        let errors: Vec<_> = outcomes
+            .iter()
+            .filter(|outcome| outcome.status == Status::Error && outcome.check != "hook")
+            .map(|outcome| format!("{} {}: {}", outcome.check, outcome.id.unwrap(), outcome.what))
+            .collect();
+        let mut refused = Vec::new();
+        for capabilities in ["compute,utility", "all"] {
+            let spec = serde_json::json!({
+                "root": {"path": dir.path().join("image")},
+                "process": {
+                    "env": ["NVIDIA_VISIBLE_DEVICES=all", format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}")],
+                    "capabilities": {"bounding": ["CAP_SYS_ADMIN"], "effective": ["CAP_SYS_ADMIN"]},
+                },
+            });
+            let mut explain = Command::new(HOOK);
+            explain.arg("--config").arg(dir.path().join("etc/nvidia-container-runtime/config.toml"));
+            explain.args(["explain", "--json", "--root"]).arg(dir.path());
+            let ran = run_with(&mut explain, spec.to_string().as_bytes());
+            let document: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+            if document["outcome"] != "inject" {
+                refused.push(format!("{capabilities}: {}", document["reason"]));
+            }
+            // What a start reports, doctor reports too.
+            for finding in document["findings"].as_array().unwrap() {
+                let id = finding["kind"]["id"].as_str().or(finding["id"].as_str()).unwrap();
+                if !outcomes.iter().any(|outcome| outcome.id == Some(id)) {
+                    wrong.push(format!("{script}\n  doctor does not report {finding}"));
+                }
+            }
+        }
+        if errors.is_empty() != refused.is_empty() {
+            wrong.push(format!("{script}\n  doctor: {errors:?}\n  not started: {refused:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 fn a_user_sees_less() {

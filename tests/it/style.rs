@@ -120,6 +120,8 @@ fn documents() -> Vec<(String, String)> {
     for page in std::fs::read_dir(source("docs/man")).unwrap().flatten() {
         found.push((name(&page.path()), of_a_man_page(&std::fs::read_to_string(page.path()).unwrap())));
     }
+    let templates = texts(&source(".github"), "md").into_iter();
+    found.extend(templates.map(|(path, text)| (name(&path), without_code(&text))));
     let mut others =
         vec![source("config/config.toml"), source("packaging/rpm.spec"), source("packaging/debian/control")];
     for (dir, kind) in [("systemd", "service"), ("systemd", "path"), ("udev", "rules"), ("podman", "conf")] {

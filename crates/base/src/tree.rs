@@ -229,12 +229,24 @@ impl Tree {
     /// # Errors
     /// If `/` cannot be opened, or the path cannot be examined.
     pub fn owner_of(&self, path: &str) -> Result<Self> {
+        self.owner_on(None, path)
+    }
+
+    /// Like [`Self::owner_of`], on a host that is a directory.
+    ///
+    /// # Errors
+    /// Those of [`Self::owner_of`].
+    pub fn owner_on(&self, host: Option<&Self>, path: &str) -> Result<Self> {
         let here = match self.0.root.open_at(Path::new(path), OFlags::PATH) {
             Ok(_) => true,
             Err(error) if is_missing(&error) => false,
             Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot examine {path:?}"))),
         };
-        if here { Ok(self.clone()) } else { Ok(Self::open(&HostPath::new("/"))?) }
+        match host {
+            _ if here => Ok(self.clone()),
+            Some(host) => Ok(host.clone()),
+            None => Ok(Self::open(&HostPath::new("/"))?),
+        }
     }
 
     /// Returns a finding for each path that could not be examined so far. A path at which nothing exists is not one of them.

@@ -61,7 +61,7 @@ kinds! {
         fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "troubleshooting.md";
     DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
         why "the hook searches this directory for the driver"
-        fix "correct `root` in the `[nvidia-container-cli]` table of config.toml" see "hosts.md";
+        fix "correct `root` in the `[nvidia-container-cli]` table, or `dev-root` in the `[driver]` table of config.toml" see "hosts.md";
     NVML_LOAD "ONH-015" Error "libnvidia-ml cannot be loaded"
         why "the hook asks this library which GPUs exist"
         fix "reinstall the driver's libraries and run `ldconfig`" see "troubleshooting.md";

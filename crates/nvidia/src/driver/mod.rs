@@ -27,13 +27,21 @@ use base::tree::Tree;
 /// # Errors
 /// If the path is not a directory.
 pub fn open_root(path: &HostPath) -> Result<Tree> {
-    Tree::open(path).map_err(|error| {
-        anyhow::Error::new(error).context(Failure::new(
-            &report::catalog::DRIVER_ROOT,
-            format!("cannot open the driver root {path}"),
-            "set root in the [nvidia-container-cli] table of config.toml to the directory that contains the driver",
-        ))
-    })
+    let hint = "set root in the [nvidia-container-cli] table of config.toml to the directory that contains the driver";
+    Tree::open(path).map_err(|error| unusable(error, format!("cannot open the driver root {path}"), hint))
+}
+
+/// Opens the root with the device nodes that config.toml names.
+///
+/// # Errors
+/// If the path is not a directory.
+pub fn open_dev_root(path: &HostPath) -> Result<Tree> {
+    let hint = "set dev-root in the [driver] table of config.toml to the directory that contains /dev/nvidiactl, or remove the line";
+    Tree::open(path).map_err(|error| unusable(error, format!("cannot open the root of the device nodes {path}"), hint))
+}
+
+fn unusable(error: std::io::Error, what: String, hint: &str) -> anyhow::Error {
+    anyhow::Error::new(error).context(Failure::new(&report::catalog::DRIVER_ROOT, what, hint))
 }
 
 /// Whether a text has the form of a driver version, such as `535.183.01`.

@@ -106,8 +106,16 @@ impl NodeState {
             let what = format!("the device node \"/dev/{name}\" is missing below {dev_root}");
             return Err(failure(&catalog::NODE_MISSING, what, fix));
         };
-        if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
+        check_minor(node, minor)
     }
+}
+
+/// Checks the minor number of a node.
+///
+/// # Errors
+/// If the node has another minor number.
+pub(crate) fn check_minor(node: DeviceNode, minor: u32) -> Result<DeviceNode> {
+    if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
 }
 
 /// Checks the major number of a node with a fixed one: `/dev/nvidiactl` or `/dev/nvidiaN`.

@@ -12,7 +12,7 @@ use super::{DeviceNode, Edits, Wanted, build};
 use crate::capability::Capability::{self, Compute, Display, Graphics, Video};
 use crate::config::Limits;
 use crate::driver::file_table::GBM_DIR;
-use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, PREPARE};
+use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, PREPARE};
 use crate::inventory::caps::{MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::select::Device;
@@ -21,27 +21,54 @@ use crate::inventory::{Gpu, MigDevice, limits};
 /// The capabilities that require the nodes of a GPU in `/dev/dri`.
 const DRM: [Capability; 2] = [Graphics, Display];
 
-/// The nodes other than `/dev/nvidiactl` that do not belong to one GPU: the capabilities that require them, and the finding if one is
-/// missing.
-static COMMON_NODES: [(&str, [Capability; 2], Option<&Kind>); 3] = [
-    ("nvidia-uvm", [Compute, Video], Some(&catalog::NO_UVM)),
-    ("nvidia-uvm-tools", [Compute, Video], None),
-    ("nvidia-modeset", DRM, Some(&catalog::NO_MODESET)),
+/// A node other than `/dev/nvidiactl` that does not belong to one GPU.
+struct CommonNode {
+    name: &'static str,
+    /// The minor number. The kernel assigns the major number of nvidia-uvm at run time
+    minor: u32,
+    has_drivers_major: bool,
+    /// The capabilities that require the node
+    capabilities: [Capability; 2],
+    /// The finding if it is missing
+    missing: Option<&'static Kind>,
+}
+
+static COMMON_NODES: [CommonNode; 3] = [
+    CommonNode {
+        name: "nvidia-uvm",
+        minor: 0,
+        has_drivers_major: false,
+        capabilities: [Compute, Video],
+        missing: Some(&catalog::NO_UVM),
+    },
+    CommonNode {
+        name: "nvidia-uvm-tools",
+        minor: 1,
+        has_drivers_major: false,
+        capabilities: [Compute, Video],
+        missing: None,
+    },
+    CommonNode {
+        name: "nvidia-modeset",
+        minor: MODESET_MINOR,
+        has_drivers_major: true,
+        capabilities: DRM,
+        missing: Some(&catalog::NO_MODESET),
+    },
 ];
 
 /// Returns the names below /dev of the nodes that [`common_nodes`] needs.
 pub(crate) fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
-    std::iter::once("nvidiactl").chain(requested_nodes(wanted).map(|(name, _)| name))
+    std::iter::once("nvidiactl").chain(requested_nodes(wanted).map(|node| node.name))
 }
 
 /// Returns the names below /dev of the nodes that are reported if they are missing.
 pub(crate) fn reported_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
-    requested_nodes(wanted).filter(|(_, missing)| missing.is_some()).map(|(name, _)| name)
+    requested_nodes(wanted).filter(|node| node.missing.is_some()).map(|node| node.name)
 }
 
-fn requested_nodes(wanted: &Wanted) -> impl Iterator<Item = (&'static str, Option<&'static Kind>)> {
-    let requested = COMMON_NODES.iter().filter(|(_, capabilities, _)| wanted.capabilities.any(capabilities));
-    requested.map(|(name, _, missing)| (*name, *missing))
+fn requested_nodes(wanted: &Wanted) -> impl Iterator<Item = &'static CommonNode> {
+    COMMON_NODES.iter().filter(|node| wanted.capabilities.any(&node.capabilities))
 }
 
 /// Whether the nodes in `/dev/dri` are requested.
@@ -85,8 +112,8 @@ pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>
 /// If `/dev/nvidiactl` is missing, or a node is wrong.
 pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
     let mut found = vec![facts.required_of_driver("nvidiactl", CTL_MINOR)?];
-    for (name, missing) in requested_nodes(wanted) {
-        match (facts.optional(name)?, missing) {
+    for CommonNode { name, minor, has_drivers_major, missing, .. } in requested_nodes(wanted) {
+        match (facts.optional_with(name, *minor, *has_drivers_major)?, missing) {
             (Some(node), _) => found.push(node),
             (None, Some(kind)) if wanted.gpus => {
                 findings.push(Finding::new(kind, format!("the device node \"/dev/{name}\" is missing"), PREPARE));

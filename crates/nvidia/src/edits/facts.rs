@@ -14,7 +14,7 @@ use super::Ipc;
 use crate::bus_id::BusId;
 use crate::config::Limits;
 use crate::driver::locate::DriverFiles;
-use crate::driver::nodes::{DeviceNode, NodeState, PREPARE, check_major};
+use crate::driver::nodes::{DeviceNode, NodeState, PREPARE, check_major, check_minor};
 use crate::inventory::caps::MigCap;
 use crate::inventory::procfs::DRIVER_PROC;
 
@@ -65,6 +65,14 @@ impl DeviceFacts {
     /// Returns an optional node.
     pub(super) fn optional(&self, name: &str) -> Result<Option<DeviceNode>> {
         self.node(name).optional(name)
+    }
+
+    /// Returns an optional node with this minor number and, if the driver's major number is expected, with that. Another device at the
+    /// path could be a GPU that the container must not have.
+    pub(super) fn optional_with(&self, name: &str, minor: u32, has_drivers_major: bool) -> Result<Option<DeviceNode>> {
+        let Some(node) = self.optional(name)? else { return Ok(None) };
+        let node = check_minor(node, minor)?;
+        Ok(Some(if has_drivers_major { check_major(node)? } else { node }))
     }
 
     /// Returns a required node. `fix` is the command that creates it.

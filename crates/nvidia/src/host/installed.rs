@@ -33,7 +33,10 @@ pub(super) struct Installed {
 
 impl Installed {
     pub(super) fn find(config: &Config) -> Result<Self> {
-        let roots = Roots::open(config)?;
+        Self::find_below(Roots::open(config)?, config)
+    }
+
+    pub(super) fn find_below(roots: Roots, config: &Config) -> Result<Self> {
         let linker_cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
         let module = procfs::read_version(&roots.proc);
         let version = module.as_deref().unwrap_or_default();
@@ -103,7 +106,7 @@ impl Installed {
 }
 
 /// Adds the GPUs to NVML's answer that only the kernel module lists, and MIG devices without nodes.
-pub(super) fn complete(roots: &Roots, inventory: &mut Inventory, gpus: &[KernelGpu]) {
+pub fn complete(roots: &Roots, inventory: &mut Inventory, gpus: &[KernelGpu]) {
     let Roots { dev, proc, .. } = roots;
     let has_node = |minor| matches!(NodeState::inspect(dev, &format!("nvidia{minor}")), NodeState::Device(_));
     merge::complete(inventory, gpus, has_node);

@@ -18,6 +18,7 @@ use base::paths::HostPath;
 use base::report::Finding;
 use base::tree::Tree;
 
+pub use self::installed::complete;
 pub use self::roots::Roots;
 pub use self::site::{KernelState, Site};
 use crate::config::Config;
@@ -87,7 +88,15 @@ impl Host {
     /// # Errors
     /// If there is no driver.
     pub fn with_inventory(config: &Config, inventory: Inventory) -> Result<Self> {
-        let installed = Installed::find(config)?;
+        Self::below(Roots::open(config)?, config, inventory)
+    }
+
+    /// Like [`Self::with_inventory`], with roots that the caller opened.
+    ///
+    /// # Errors
+    /// If there is no driver.
+    pub fn below(roots: Roots, config: &Config, inventory: Inventory) -> Result<Self> {
+        let installed = Installed::find_below(roots, config)?;
         let kernel_gpus = procfs::read_gpus(&installed.roots.proc);
         Ok(Self::new(config, installed, inventory, kernel_gpus))
     }

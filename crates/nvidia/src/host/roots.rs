@@ -7,7 +7,7 @@ use base::tree::Tree;
 
 use crate::config::Config;
 use crate::driver::diagnosis::PCI_DEVICES;
-use crate::driver::open_root;
+use crate::driver::{open_dev_root, open_root};
 use crate::inventory::procfs::DRIVER_PROC;
 
 /// The directories that contain the parts of the driver. The root of a driver container has all parts. A driver root with only the driver
@@ -30,12 +30,21 @@ impl Roots {
     /// # Errors
     /// If one cannot be opened.
     pub fn open(config: &Config) -> Result<Self> {
+        Self::open_on(None, config)
+    }
+
+    /// Like [`Self::open`], on a host that is a directory.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn open_on(host: Option<&Tree>, config: &Config) -> Result<Self> {
         let driver = open_root(&config.driver_root)?;
         let dev = match &config.dev_root {
-            Some(root) => open_root(root)?,
-            None => driver.owner_of("/dev/nvidiactl")?,
+            Some(root) => open_dev_root(root)?,
+            None => driver.owner_on(host, "/dev/nvidiactl")?,
         };
-        Ok(Self { dev, proc: driver.owner_of(DRIVER_PROC)?, sys: driver.owner_of(PCI_DEVICES)?, driver })
+        let proc = driver.owner_on(host, DRIVER_PROC)?;
+        Ok(Self { dev, proc, sys: driver.owner_on(host, PCI_DEVICES)?, driver })
     }
 
     /// Returns the same roots, see [`Tree::afresh`].
