@@ -72,20 +72,22 @@ fn add(
     layout: &Layout<'_>,
     devices: &[Device<'_>],
 ) {
-    let ids = || devices.iter().map(|device| id_of(*device, layout.settings.device_id_strategy));
-    let cdi_names = || devices.iter().map(|device| device_name(device.uuid()));
+    let ids: Vec<String> = devices.iter().map(|device| id_of(*device, layout.settings.device_id_strategy)).collect();
+    let cdi_names: Vec<String> = devices.iter().map(|device| device_name(device.uuid())).collect();
     match strategy {
         DeviceListStrategy::Envvar => {
-            answer.envs.insert(VISIBLE_DEVICES.to_owned(), ids().collect::<Vec<_>>().join(","));
+            answer.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
         }
         DeviceListStrategy::VolumeMounts => {
             answer.envs.insert(VISIBLE_DEVICES.to_owned(), DEVICE_MOUNTS.to_owned());
-            answer.mounts.extend(ids().map(|id| mount(Path::new(NULL), &format!("{DEVICE_MOUNTS}/{id}"), false)));
+            answer.mounts.extend(ids.iter().map(|id| mount(Path::new(NULL), &format!("{DEVICE_MOUNTS}/{id}"), false)));
         }
-        DeviceListStrategy::CdiCri => answer.cdi_devices.extend(cdi_names().map(|name| CdiDevice { name })),
+        DeviceListStrategy::CdiCri => {
+            answer.cdi_devices.extend(cdi_names.into_iter().map(|name| CdiDevice { name }));
+        }
         DeviceListStrategy::CdiAnnotations => {
             let key = devices.first().map(|device| annotation(device.uuid())).unwrap_or_default();
-            answer.annotations.insert(key, cdi_names().collect::<Vec<_>>().join(","));
+            answer.annotations.insert(key, cdi_names.join(","));
         }
         DeviceListStrategy::HostPath => {
             let files = layout.settings.host_path.as_path();
@@ -107,8 +109,7 @@ fn id_of(device: Device<'_>, strategy: DeviceIdStrategy) -> String {
 /// Returns the key of an annotation. A container can have devices of several resources, and each answer needs a key of its own: a
 /// device belongs to one resource only.
 fn annotation(uuid: &str) -> String {
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let name: String = uuid.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect();
+    let name = uuid.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_");
     let start = name.len().saturating_sub(MAX_SUFFIX);
     format!("{ANNOTATION}{}", name.get(start..).unwrap_or_default())
 }

@@ -88,14 +88,13 @@ impl<'a> Candidates<'a> {
         let mut rest = rest;
         let mut more = Vec::new();
         while more.len() < count {
-            let key = |id: &str| {
-                let gpu = self.gpu(id);
-                let own = taken.get(gpu).copied().unwrap_or_default();
-                let used = in_use.get(gpu).copied().unwrap_or_default();
+            let keys = rest.iter().map(|id| {
+                let own = taken.get(self.gpu(id)).copied().unwrap_or_default();
+                let used = in_use.get(self.gpu(id)).copied().unwrap_or_default();
                 // A container gets different GPUs first: a second replica of the same GPU gives it nothing.
                 (own, if allocation == Allocation::Packed { usize::MAX - used } else { used })
-            };
-            let Some(best) = (0..rest.len()).min_by_key(|at| rest.get(*at).map(|id| key(id))) else { break };
+            });
+            let Some((best, _)) = keys.enumerate().min_by_key(|(_, key)| *key) else { break };
             let id = rest.remove(best);
             *taken.entry(self.gpu(id)).or_default() += 1;
             more.push(id);
@@ -120,12 +119,13 @@ impl<'a> Candidates<'a> {
     }
 
     fn score(&self, a: &str, b: &str) -> u32 {
-        let (gpu_a, gpu_b) = (self.gpu(a), self.gpu(b));
-        let known = |a: &str, b: &str| self.closeness.get(&(a.to_owned(), b.to_owned())).copied();
-        known(gpu_a, gpu_b).or_else(|| known(gpu_b, gpu_a)).unwrap_or_else(|| {
-            let node = |id: &str| self.devices.get(id).and_then(|device| device.numa_node);
-            closeness::of_numa_nodes(node(a), node(b))
-        })
+        let (gpu_a, gpu_b) = (self.gpu(a).to_owned(), self.gpu(b).to_owned());
+        let known = self.closeness.get(&(gpu_a.clone(), gpu_b.clone())).or_else(|| self.closeness.get(&(gpu_b, gpu_a)));
+        known.copied().unwrap_or_else(|| closeness::of_numa_nodes(self.numa_node(a), self.numa_node(b)))
+    }
+
+    fn numa_node(&self, id: &str) -> Option<u32> {
+        self.devices.get(id)?.numa_node
     }
 }
 
@@ -142,12 +142,11 @@ impl Search<'_> {
     fn best(&self) -> Vec<usize> {
         let total = self.scores.len() - self.fixed;
         let all = (1_u32 << total) - 1;
-        let mut partitions = Partitions { search: self, known: BTreeMap::new() };
         let mut best: Option<((u32, u32, u32, u32), u32)> = None;
         for set in subsets(total, self.count) {
             let inside = self.inside(set, true);
             let value = match total <= MAX_PARTITIONED {
-                true => (inside + partitions.best(all & !set), inside, self.inside(all & !set, false)),
+                true => (inside + self.partition(all & !set), inside, self.inside(all & !set, false)),
                 false if best.is_some_and(|((most, ..), _)| inside < most) => continue,
                 false => (inside, self.inside(all & !set, false), 0),
             };
@@ -159,6 +158,20 @@ impl Search<'_> {
         }
         let set = best.map_or(0, |(_, set)| set);
         (0..total).filter(|at| set >> at & 1 == 1).map(|at| at + self.fixed).collect()
+    }
+
+    /// Returns the largest sum of a partition of these candidates into sets of the size of a choice, of which one may be smaller.
+    fn partition(&self, candidates: u32) -> u32 {
+        let (total, size) = (self.scores.len() - self.fixed, self.fixed + self.count);
+        let left = candidates.count_ones() as usize;
+        if left <= size {
+            return self.inside(candidates, false);
+        }
+        let first = candidates & candidates.wrapping_neg();
+        // The small set may be the one with the first candidate.
+        let sets = subsets(total, size).chain(subsets(total, left % size));
+        let sets = sets.filter(|set| set & !candidates == 0 && set & first != 0);
+        sets.map(|set| self.inside(set, false) + self.partition(candidates & !set)).max().unwrap_or_default()
     }
 
     /// The closeness of all pairs of a set, with the fixed members or without them.
@@ -187,61 +200,27 @@ const fn take_first(set: &mut u64) -> Option<usize> {
     Some(first)
 }
 
-/// The best partitions of sets of candidates into sets of `count`, of which the last may be smaller.
-struct Partitions<'a> {
-    search: &'a Search<'a>,
-    known: BTreeMap<u32, u32>,
-}
-
-impl Partitions<'_> {
-    /// Returns the sum of the best partition.
-    fn best(&mut self, set: u32) -> u32 {
-        if let Some(known) = self.known.get(&set) {
-            return *known;
-        }
-        let size = set.count_ones() as usize;
-        let count = self.search.count + self.search.fixed;
-        let best = if size <= count {
-            self.search.inside(set, false)
-        } else {
-            let first = set & set.wrapping_neg();
-            let total = self.search.scores.len() - self.search.fixed;
-            let parts = subsets(total, count).filter(|part| part & !set == 0 && part & first != 0);
-            // The set that is too small may be the one with the first candidate.
-            let small = (!size.is_multiple_of(count)).then(|| subsets(total, size % count));
-            let small = small.into_iter().flatten().filter(|part| part & !set == 0 && part & first != 0);
-            let parts: Vec<u32> = parts.chain(small).collect();
-            parts
-                .into_iter()
-                .map(|part| self.search.inside(part, false) + self.best(set & !part))
-                .max()
-                .unwrap_or_default()
-        };
-        self.known.insert(set, best);
-        best
-    }
-}
-
 /// Returns all sets of `count` of `total` numbers, as bits.
 fn subsets(total: usize, count: usize) -> impl Iterator<Item = u32> {
-    // The next larger number with as many bits (Gosper's hack)
-    let next = |set: &u32| {
-        let lowest = set & set.wrapping_neg();
-        let carried = set.checked_add(lowest)?;
-        Some(carried | (set ^ carried) >> 2 >> lowest.trailing_zeros())
-    };
     let first = if count == 0 { None } else { 1_u32.checked_shl(u32::try_from(count).unwrap_or(u32::MAX)) };
-    std::iter::successors(first.map(|above| above - 1), next).take_while(move |set| set >> total == 0)
+    std::iter::successors(first.map(|above| above - 1), |set| next(*set)).take_while(move |set| set >> total == 0)
+}
+
+/// Returns the next larger number with as many bits (Gosper's hack).
+const fn next(set: u32) -> Option<u32> {
+    let lowest = set & set.wrapping_neg();
+    let Some(carried) = set.checked_add(lowest) else { return None };
+    Some(carried | (set ^ carried) >> 2 >> lowest.trailing_zeros())
 }
 
 /// Adds the closest candidate, one after the other.
 fn grow(scores: &[Vec<u32>], fixed: usize, count: usize) -> Vec<usize> {
     let mut members: Vec<usize> = (0..fixed).collect();
     while members.len() < fixed + count {
-        let gain = |at: usize| members.iter().map(|member| pair(scores, at, *member)).sum::<u32>();
         let free = (0..scores.len()).rev().filter(|at| !members.contains(at));
-        let Some(next) = free.max_by_key(|at| gain(*at)) else { break };
-        members.push(next);
+        let gains = free.map(|at| (members.iter().map(|member| pair(scores, at, *member)).sum::<u32>(), at));
+        let Some((_, best)) = gains.max_by_key(|(gain, _)| *gain) else { break };
+        members.push(best);
     }
     members.split_off(fixed)
 }

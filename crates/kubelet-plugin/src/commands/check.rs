@@ -133,16 +133,9 @@ impl Report {
         offer: &'a Offer,
         findings: impl Iterator<Item = &'a Finding>,
     ) -> Self {
-        let entry = |resource: &Resource| ResourceEntry {
-            name: resource.name.clone(),
-            devices: resource
-                .devices
-                .iter()
-                .map(|device| device_entry(settings, choice, offer, resource, device))
-                .collect(),
-        };
         let findings = findings.chain(&offer.findings).map(finding_entry).collect();
-        let resources = offer.resources.iter().map(entry).collect();
+        let resources = offer.resources.iter();
+        let resources = resources.map(|resource| resource_entry(settings, choice, offer, resource)).collect();
         let names = choice.strategies.iter().map(|strategy| strategy.name()).collect();
         let strategy = StrategyEntry { names, why: choice.why.clone() };
         let document = Document { version: json::VERSION, strategy, resources, findings };
@@ -190,16 +183,22 @@ impl Report {
     /// Returns the exit status: 0 if everything can be allocated, 1 if something is degraded, 3 if there are GPUs and none can be allocated.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
-        let devices = || self.document.resources.iter().flat_map(|resource| &resource.devices);
-        let nothing = !devices().any(|device| device.why.is_none());
+        let devices: Vec<_> = self.document.resources.iter().flat_map(|resource| &resource.devices).collect();
+        let nothing = !devices.iter().any(|device| device.why.is_none());
         let has_errors = self.document.findings.iter().any(|finding| finding.severity == "error");
         match () {
             () if nothing && (self.has_gpus || has_errors) => ExitCode::from(NOTHING),
-            () if devices().any(|device| device.why.is_some()) => ExitCode::from(DEGRADED),
+            () if devices.iter().any(|device| device.why.is_some()) => ExitCode::from(DEGRADED),
             () if self.document.findings.iter().any(|finding| finding.severity != "note") => ExitCode::from(DEGRADED),
             () => ExitCode::SUCCESS,
         }
     }
+}
+
+fn resource_entry(settings: &Settings, choice: &Choice, offer: &Offer, resource: &Resource) -> ResourceEntry {
+    let devices = resource.devices.iter();
+    let devices = devices.map(|device| device_entry(settings, choice, offer, resource, device)).collect();
+    ResourceEntry { name: resource.name.clone(), devices }
 }
 
 fn device_entry(
@@ -210,8 +209,10 @@ fn device_entry(
     device: &Device,
 ) -> DeviceEntry {
     let ids = std::slice::from_ref(&device.id);
-    let refused = || allocator::allocate(settings, &choice.strategies, offer, &resource.name, ids).err();
-    let why = device.unhealthy.clone().or_else(|| refused().map(|refusal| refusal.to_string()));
+    let why = device.unhealthy.clone().or_else(|| {
+        let answer = allocator::allocate(settings, &choice.strategies, offer, &resource.name, ids);
+        Some(answer.err()?.to_string())
+    });
     DeviceEntry {
         id: device.id.clone(),
         health: if why.is_none() { "Healthy" } else { "Unhealthy" },

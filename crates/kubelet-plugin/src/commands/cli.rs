@@ -145,8 +145,7 @@ impl Engine {
 
 /// Engines accept only such names.
 fn parse_name(text: &str) -> Result<String, String> {
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    match !text.is_empty() && text.bytes().all(is_allowed) {
+    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
         true => Ok(text.to_owned()),
         false => Err("it must consist of letters, digits and \"-_.\"".to_owned()),
     }

@@ -49,6 +49,11 @@ pub struct Conflict {
 }
 
 impl Conflict {
+    fn at(socket: &str, same_resource: bool) -> Self {
+        let what = format!("another device plugin answers at {socket:?} in the kubelet's directory");
+        Self { what, same_resource }
+    }
+
     /// Returns the finding about this resource.
     #[must_use]
     pub fn finding(&self, resource: &str) -> Finding {
@@ -64,23 +69,25 @@ impl Foreign {
     /// Returns why this resource must not be registered, if another plugin offers it or the GPUs.
     #[must_use]
     pub fn conflict(&self, resource: &str) -> Option<Conflict> {
-        let at = |socket: &String| format!("another device plugin answers at {socket:?} in the kubelet's directory");
         if let Some(socket) = self.sockets.iter().find(|socket| offers(socket, resource)) {
-            return Some(Conflict { what: at(socket), same_resource: true });
+            return Some(Conflict::at(socket, true));
         }
         if let Some(id) = self.ids.get(resource) {
             let what = format!("another device plugin has registered it with the device {id:?}");
             return Some(Conflict { what, same_resource: true });
         }
-        self.sockets.first().map(|socket| Conflict { what: at(socket), same_resource: false })
+        self.sockets.first().map(|socket| Conflict::at(socket, false))
     }
 }
 
 /// Reports whether the plugin with this socket probably offers this resource: the plugin of NVIDIA has a socket for each of its
 /// resources, and that of GKE offers `nvidia.com/gpu`.
 fn offers(socket: &str, resource: &str) -> bool {
-    let nvidia = || resource.strip_prefix("nvidia.com/").map(|name| format!("nvidia-{name}.sock"));
-    if socket.starts_with("nvidiaGPU-") { resource == "nvidia.com/gpu" } else { nvidia().as_deref() == Some(socket) }
+    if socket.starts_with("nvidiaGPU-") {
+        return resource == "nvidia.com/gpu";
+    }
+    let name = socket.strip_prefix("nvidia-").and_then(|name| name.strip_suffix(".sock"));
+    name.is_some_and(|name| resource.strip_prefix("nvidia.com/") == Some(name))
 }
 
 fn is_plugin_socket(name: &str) -> bool {
@@ -146,12 +153,14 @@ async fn allocatable(socket: &Path, patience: Duration) -> Vec<(String, Vec<Stri
 
 /// Returns an id for each of our resources that does not belong to one of our GPUs.
 fn foreign_ids(allocatable: &[(String, Vec<String>)], ours: &[Resource]) -> BTreeMap<String, String> {
-    let devices = || ours.iter().flat_map(|resource| &resource.devices);
+    let devices = ours.iter().flat_map(|resource| &resource.devices);
     let known: BTreeSet<&str> =
-        devices().flat_map(|device| [stem(&device.id), device.uuid.as_str(), device.gpu.as_str()]).collect();
-    let is_ours = |name: &str| ours.iter().any(|resource| resource.name == name);
+        devices.flat_map(|device| [stem(&device.id), device.uuid.as_str(), device.gpu.as_str()]).collect();
     let mut found = BTreeMap::new();
-    for (resource, ids) in allocatable.iter().filter(|(resource, _)| is_ours(resource)) {
+    for (resource, ids) in allocatable {
+        if !ours.iter().any(|our| our.name == *resource) {
+            continue;
+        }
         if let Some(id) = ids.iter().find(|id| !known.contains(stem(id))) {
             found.insert(resource.clone(), id.clone());
         }

@@ -22,6 +22,13 @@ pub struct Facts {
     pub may_register: bool,
 }
 
+impl Facts {
+    /// Whether another kubelet has replaced this one.
+    fn is_earlier(&self, kubelet: SocketId) -> bool {
+        self.kubelet.is_some_and(|current| current != kubelet)
+    }
+}
+
 /// The state of our socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Socket {
@@ -65,11 +72,10 @@ pub enum Action {
 /// Returns the next action.
 #[must_use]
 pub fn decide(facts: &Facts) -> Action {
-    let is_earlier = |kubelet: SocketId| facts.kubelet.is_some_and(|current| current != kubelet);
-    if facts.registering.is_some_and(is_earlier) {
+    if facts.registering.is_some_and(|kubelet| facts.is_earlier(kubelet)) {
         return Action::Abandon;
     }
-    if facts.stream.is_some_and(|stream| is_earlier(stream.kubelet)) {
+    if facts.stream.is_some_and(|stream| facts.is_earlier(stream.kubelet)) {
         return Action::Close;
     }
     if facts.socket == Socket::Missing {

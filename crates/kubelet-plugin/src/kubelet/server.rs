@@ -64,13 +64,8 @@ impl DevicePlugin for Service {
         &self,
         request: Request<proto::PreferredAllocationRequest>,
     ) -> Result<Response<proto::PreferredAllocationResponse>, Status> {
-        let prefer = |container: proto::ContainerPreferredAllocationRequest| {
-            let size = usize::try_from(container.allocation_size).unwrap_or_default();
-            let (available, required) = (&container.available_device_i_ds, &container.must_include_device_i_ds);
-            let ids = self.allocator.prefer(&self.resource, available, required, size);
-            proto::ContainerPreferredAllocationResponse { device_i_ds: ids }
-        };
-        let container_responses = request.into_inner().container_requests.into_iter().map(prefer).collect();
+        let containers = request.into_inner().container_requests;
+        let container_responses = containers.iter().map(|container| self.prefer(container)).collect();
         Ok(Response::new(proto::PreferredAllocationResponse { container_responses }))
     }
 
@@ -79,8 +74,8 @@ impl DevicePlugin for Service {
         request: Request<proto::AllocateRequest>,
     ) -> Result<Response<proto::AllocateResponse>, Status> {
         let containers = request.into_inner().container_requests;
-        let allocate = |container: &proto::ContainerAllocateRequest| self.allocate_ids(&container.devices_ids);
-        let container_responses = containers.iter().map(allocate).collect::<Result<_, _>>().map_err(status)?;
+        let answers = containers.iter().map(|container| self.allocate_ids(&container.devices_ids));
+        let container_responses = answers.collect::<Result<_, _>>().map_err(status)?;
         Ok(Response::new(proto::AllocateResponse { container_responses }))
     }
 
@@ -93,6 +88,16 @@ impl DevicePlugin for Service {
 }
 
 impl Service {
+    fn prefer(
+        &self,
+        container: &proto::ContainerPreferredAllocationRequest,
+    ) -> proto::ContainerPreferredAllocationResponse {
+        let size = usize::try_from(container.allocation_size).unwrap_or_default();
+        let (available, required) = (&container.available_device_i_ds, &container.must_include_device_i_ds);
+        let device_i_ds = self.allocator.prefer(&self.resource, available, required, size);
+        proto::ContainerPreferredAllocationResponse { device_i_ds }
+    }
+
     fn allocate_ids(&self, ids: &[String]) -> Result<proto::ContainerAllocateResponse, Refusal> {
         if ids.is_empty() {
             return Err(Refusal::new(&format!("cannot allocate \"{}\": the request names no device", self.resource)));
@@ -139,7 +144,7 @@ async fn send_lists(
 }
 
 fn device(device: &Device) -> proto::Device {
-    let node = |id: u32| proto::TopologyInfo { nodes: vec![proto::NumaNode { id: id.into() }] };
     let health = if device.unhealthy.is_none() { "Healthy" } else { "Unhealthy" };
-    proto::Device { id: device.id.clone(), health: health.to_owned(), topology: device.numa_node.map(node) }
+    let topology = device.numa_node.map(|id| proto::TopologyInfo { nodes: vec![proto::NumaNode { id: id.into() }] });
+    proto::Device { id: device.id.clone(), health: health.to_owned(), topology }
 }

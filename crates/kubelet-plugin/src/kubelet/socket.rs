@@ -50,8 +50,11 @@ pub fn kubelet(dir: &Path) -> PathBuf {
 #[must_use]
 pub fn file_name(resource: &str) -> String {
     let name = resource.rsplit('/').next().unwrap_or(resource);
-    let safe = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_') { c } else { '_' };
     format!("oci-nvidia-{}.sock", name.chars().map(safe).collect::<String>())
+}
+
+const fn safe(c: char) -> char {
+    if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_') { c } else { '_' }
 }
 
 /// Returns the path of our socket for a resource.
@@ -101,16 +104,19 @@ impl Drop for Bound {
 /// # Errors
 /// If the directory does not exist or is not writable, or if a file that is not a socket has the name.
 pub fn bind(path: &Path) -> Result<(Bound, UnixListener)> {
-    let bound = || -> io::Result<(Bound, UnixListener)> {
-        remove_socket(path)?;
-        let socket = UnixSocket::new_stream()?;
-        // The file gets the mode of the socket when it is created; a later chmod would leave a moment with another mode.
-        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-        socket.bind(path)?;
-        let id = SocketId::at(path).ok_or(ErrorKind::NotFound)?;
-        Ok((Bound { path: path.to_owned(), id }, socket.listen(BACKLOG)?))
-    };
-    bound().with_context(|| format!("cannot create the socket {path:?}"))
+    create(path).with_context(|| format!("cannot create the socket {path:?}"))
+}
+
+fn create(path: &Path) -> io::Result<(Bound, UnixListener)> {
+    // bind(2) fails with EADDRINUSE if the file exists, also if no process listens.
+    remove_socket(path)?;
+    let socket = UnixSocket::new_stream()?;
+    // On Linux, bind(2) creates the file with the mode of the socket, less the umask (unix_bind() in net/unix/af_unix.c). A chmod after
+    // it would leave a moment with another mode.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    socket.bind(path)?;
+    let id = SocketId::at(path).ok_or(ErrorKind::NotFound)?;
+    Ok((Bound { path: path.to_owned(), id }, socket.listen(BACKLOG)?))
 }
 
 fn remove_socket(path: &Path) -> io::Result<()> {

@@ -49,9 +49,9 @@ impl Facts {
     fn take(&mut self, snapshot: &Snapshot) {
         self.driver_version.clone_from(&snapshot.inventory.driver_version);
         self.cuda_version.clone_from(&snapshot.inventory.cuda_version);
-        let failed = |uuid: &String| snapshot.inventory.failed.iter().any(|gpu| gpu.uuid.as_ref() == Some(uuid));
+        let failed: Vec<_> = snapshot.inventory.failed.iter().filter_map(|gpu| gpu.uuid.as_ref()).collect();
         // A GPU that is lost keeps its labels, like its ids.
-        self.properties.retain(|uuid, _| failed(uuid));
+        self.properties.retain(|uuid, _| failed.contains(&uuid));
         self.properties.extend(snapshot.properties.clone());
         self.mig_attributes.clone_from(&snapshot.mig_attributes);
     }
@@ -83,8 +83,8 @@ pub fn lines(
     let mut labels = Labels::default();
     labels.of_software(facts);
     labels.add("gpu.machine", machine.unwrap_or("unknown"));
-    let is_capable = |gpu: &NodeGpu| facts.properties.get(&gpu.gpu.uuid).is_some_and(|found| found.mig_capable);
-    labels.add("mig.capable", gpus.iter().any(is_capable));
+    let mut known = gpus.iter().filter_map(|gpu| facts.properties.get(&gpu.gpu.uuid));
+    labels.add("mig.capable", known.any(|properties| properties.mig_capable));
     match settings.mig_strategy {
         MigStrategy::None => {}
         MigStrategy::Single => labels.add("mig.strategy", "single"),
@@ -135,16 +135,15 @@ impl Labels {
 
     /// Describes the model of which there are most GPUs: a node has one set of labels.
     fn of_gpus(&mut self, facts: &Facts, gpus: &[NodeGpu], whole: &[&NodeGpu], settings: &Plugin) {
-        let count = |model: &str| gpus.iter().filter(|gpu| gpu.gpu.model == model).count();
         // The first one of several with the same number
         let candidates = if whole.is_empty() { gpus.iter().collect() } else { whole.to_vec() };
-        let Some(gpu) = candidates.iter().rev().max_by_key(|gpu| count(&gpu.gpu.model)) else { return };
+        let Some(gpu) = candidates.iter().rev().max_by_key(|gpu| of_model(gpus, &gpu.gpu.model)) else { return };
         let model = &gpu.gpu.model;
         let mut sharing = devices::sharing(model, None, settings);
         if whole.is_empty() {
             sharing.replicas = 0;
         }
-        self.of_resource(GPU, model, count(model), &sharing);
+        self.of_resource(GPU, model, of_model(gpus, model), &sharing);
         if let Some(memory) = facts.properties.get(&gpu.gpu.uuid).and_then(|found| found.memory_mib) {
             self.add("gpu.memory", memory);
         }
@@ -200,6 +199,11 @@ impl Labels {
     }
 }
 
+/// Returns the number of GPUs of this model.
+fn of_model(gpus: &[NodeGpu], model: &str) -> usize {
+    gpus.iter().filter(|gpu| gpu.gpu.model == model).count()
+}
+
 /// Returns a valid value of a label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at each end.
 fn sanitized(text: &str) -> String {
     let mut value = String::new();
@@ -208,10 +212,9 @@ fn sanitized(text: &str) -> String {
         // Writing to a String does not fail.
         value.write_char(if is_allowed { c } else { '-' }).ok();
     }
-    let is_end = |c: char| c.is_ascii_alphanumeric();
-    let mut value = value.trim_start_matches(|c| !is_end(c));
+    let mut value = value.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     value = value.get(..MAX_VALUE).unwrap_or(value);
-    value.trim_end_matches(|c| !is_end(c)).to_owned()
+    value.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
 }
 
 /// Returns NVIDIA's name for GPUs of this compute capability.

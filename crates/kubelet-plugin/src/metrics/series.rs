@@ -93,9 +93,9 @@ pub fn series(facts: &Facts) -> Series {
         add(&mut out, HEALTH, vec![("uuid", uuid.clone()), ("reason", reason)], Some(value));
     }
     for (uuid, reading) in &facts.readings.gpus {
-        let labels = || vec![("uuid", uuid.clone())];
-        add(&mut out, TEMPERATURE, labels(), reading.temperature.map(f64::from));
-        add(&mut out, POWER, labels(), reading.power.map(|milliwatts| f64::from(milliwatts) / 1000.0));
+        let labels = vec![("uuid", uuid.clone())];
+        add(&mut out, TEMPERATURE, labels.clone(), reading.temperature.map(f64::from));
+        add(&mut out, POWER, labels, reading.power.map(|milliwatts| f64::from(milliwatts) / 1000.0));
     }
     for ((uuid, number), count) in &facts.readings.xids {
         add(&mut out, XID_ERRORS, vec![("uuid", uuid.clone()), ("xid", number.to_string())], Some(float(*count)));
@@ -115,27 +115,25 @@ fn add(out: &mut Series, metric: Metric, labels: Labels, value: Option<f64>) {
 
 fn of_containers(facts: &Facts, out: &mut Series) {
     for container in &facts.containers {
-        let labels = || {
-            vec![
-                ("namespace", container.namespace.clone()),
-                ("pod", container.pod.clone()),
-                ("container", container.name.clone()),
-            ]
-        };
+        let name = vec![
+            ("namespace", container.namespace.clone()),
+            ("pod", container.pod.clone()),
+            ("container", container.name.clone()),
+        ];
         let mut known: Vec<Accelerator<'_>> = Vec::new();
         for (resource, ids) in &container.devices {
             if !facts.offer.resources.iter().any(|offered| offered.name == *resource) {
                 continue;
             }
             let count = u32::try_from(ids.len()).ok().map(f64::from);
-            add(out, REQUEST, [labels(), vec![("resource_name", resource.clone())]].concat(), count);
+            add(out, REQUEST, [&*name, &[("resource_name", resource.clone())]].concat(), count);
             for id in ids {
                 let Some(accelerator) = find(&facts.offer, id) else { continue };
                 if known.iter().any(|other| other.uuid == accelerator.uuid) {
                     continue;
                 }
                 let values = accelerator.values(&facts.readings);
-                let labels = [labels(), accelerator.labels()].concat();
+                let labels = [&*name, &accelerator.labels()].concat();
                 known.push(accelerator);
                 add(out, DUTY_CYCLE, labels.clone(), values.utilization);
                 add(out, MEMORY_TOTAL, labels.clone(), values.memory.map(|memory| float(memory.total)));
@@ -202,18 +200,19 @@ fn accelerators(gpu: &NodeGpu) -> Vec<Accelerator<'_>> {
 
 /// Returns the device with this id of a resource: that with the UUID in the id, or the GPU of an id that does not contain it.
 fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
-    let of_uuid = |uuid: &str| {
-        offer.gpus.iter().find_map(|gpu| {
-            let migs = gpu.gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
-            let mut uuids = std::iter::once(gpu.gpu.uuid.as_str()).chain(migs);
-            uuids.find(|known| *known == uuid).map(|uuid| Accelerator { gpu, uuid })
-        })
-    };
-    let gpu_of_id = || {
-        let device = offer.resources.iter().flat_map(|resource| &resource.devices).find(|device| device.id == id)?;
-        of_uuid(&device.gpu)
-    };
-    of_uuid(uuid_of(id)).or_else(gpu_of_id)
+    if let Some(found) = with_uuid(offer, uuid_of(id)) {
+        return Some(found);
+    }
+    let device = offer.resources.iter().flat_map(|resource| &resource.devices).find(|device| device.id == id)?;
+    with_uuid(offer, &device.gpu)
+}
+
+fn with_uuid<'a>(offer: &'a Offer, uuid: &str) -> Option<Accelerator<'a>> {
+    offer.gpus.iter().find_map(|gpu| {
+        let migs = gpu.gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
+        let mut uuids = std::iter::once(gpu.gpu.uuid.as_str()).chain(migs);
+        uuids.find(|known| *known == uuid).map(|uuid| Accelerator { gpu, uuid })
+    })
 }
 
 #[allow(clippy::cast_precision_loss, reason = "numbers of bytes and errors are below 2^53")]

@@ -164,11 +164,11 @@ impl<M: Monitoring> Watch<'_, M> {
                 Woken::Time => {}
             }
             let kernel = self.site.kernel_state();
-            let is_same = |of: fn(&KernelState) -> &Vec<String>| of(&kernel) == of(&self.kernel);
-            if kernel.module != self.kernel.module || !is_same(|state| &state.gpus) || !is_same(|state| &state.nodes) {
+            let KernelState { module, gpus, nodes, mig, .. } = &self.kernel;
+            if kernel.module != *module || kernel.gpus != *gpus || kernel.nodes != *nodes {
                 return Some(Some(End::Changed));
             }
-            let has_other_mig = !is_same(|state| &state.mig);
+            let has_other_mig = kernel.mig != *mig;
             self.kernel = kernel;
             if has_other_mig || Instant::now() >= end {
                 return None;
@@ -199,8 +199,8 @@ impl<M: Monitoring> Watch<'_, M> {
             let node_missing = failed.node_missing;
             self.lines.write(&Message::Sample(Sample { gpu: uuid.clone(), error, node_missing, ..Sample::default() }));
         }
-        let is_failing = |failed: &FailedGpu| !failed.node_missing && failed.why != SKIPPED;
-        let fails = working.len() < self.handles.len() || snapshot.inventory.failed.iter().any(is_failing);
+        let mut failed = snapshot.inventory.failed.iter();
+        let fails = working.len() < self.handles.len() || failed.any(|gpu| !gpu.node_missing && gpu.why != SKIPPED);
         self.failing = fails.then(|| self.failing.unwrap_or_else(Instant::now));
         self.snapshot = Some(snapshot);
         self.register(&working);
@@ -246,18 +246,21 @@ impl<M: Monitoring> Watch<'_, M> {
     fn take_inventory(&mut self) -> Result<Inventory, Failed> {
         let mut inventory = Inventory::default();
         let Self { handles, lines, .. } = self;
-        let uuid = |index| handles.iter().find(|handle| handle.index == index).map(|handle| handle.gpu.uuid.as_str());
         lines.call(None, None);
         take(self.api, self.skip, &mut |report| match report {
             Report::Driver(driver) => {
                 (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
             }
-            Report::Next(index) => lines.call(Some(index), uuid(index)),
+            Report::Next(index) => {
+                let known = handles.iter().find(|handle| handle.index == index);
+                lines.call(Some(index), known.map(|handle| handle.gpu.uuid.as_str()));
+            }
             Report::Gpu(gpu) => inventory.gpus.push(gpu),
             Report::Failed(failed) => inventory.failed.push(failed),
         })?;
-        let skipped = |index: &u32| FailedGpu { index: Some(*index), why: SKIPPED.to_owned(), ..FailedGpu::default() };
-        inventory.failed.extend(self.skip.iter().map(skipped));
+        let skipped = self.skip.iter().map(|index| Some(*index));
+        let skipped = skipped.map(|index| FailedGpu { index, why: SKIPPED.to_owned(), ..FailedGpu::default() });
+        inventory.failed.extend(skipped);
         inventory.failed.sort_by_key(|failed| failed.index);
         Ok(inventory)
     }
@@ -321,9 +324,7 @@ impl<M: Monitoring> Watch<'_, M> {
             return Some(handle.clone());
         }
         let uuid = self.api.uuid(data.device).ok()?;
-        let has =
-            |handle: &&Handle| handle.gpu.uuid == uuid || handle.gpu.mig_devices.iter().any(|mig| mig.uuid == uuid);
-        self.handles.iter().find(has).cloned()
+        self.handles.iter().find(|handle| handle.gpu.uuid == uuid || handle.has_mig(&uuid)).cloned()
     }
 
     fn handle(&mut self, data: EventData) -> Woken {
@@ -334,8 +335,8 @@ impl<M: Monitoring> Watch<'_, M> {
             None => return Woken::Time,
         };
         let event = Event { gpu: handle.gpu.uuid.clone(), kind };
-        let is_repeated = |(last, at): &(Event, Instant)| *last == event && at.elapsed() < REPETITION;
-        if !self.last_event.as_ref().is_some_and(is_repeated) {
+        let last = self.last_event.as_ref();
+        if !last.is_some_and(|(last, at)| *last == event && at.elapsed() < REPETITION) {
             self.lines.write(&Message::Event(event.clone()));
             self.last_event = Some((event, Instant::now()));
             self.sample(&handle);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nvidia_host::nvml::monitoring::{MigAttributes, Monitoring, is_unsupported};
+use nvidia_host::nvml::monitoring::{Memory, MigAttributes, Monitoring, is_unsupported};
 
 use super::message::{Measured, Properties};
 use super::nvml::Handle;
@@ -32,9 +32,7 @@ impl Known {
     /// Forgets the devices that are not part of these GPUs.
     pub(super) fn retain(&mut self, handles: &[Handle]) {
         self.properties.retain(|uuid, _| handles.iter().any(|handle| handle.gpu.uuid == *uuid));
-        let exists =
-            |uuid: &String| handles.iter().any(|handle| handle.gpu.mig_devices.iter().any(|mig| mig.uuid == *uuid));
-        self.mig_attributes.retain(|uuid, _| exists(uuid));
+        self.mig_attributes.retain(|uuid, _| handles.iter().any(|handle| handle.has_mig(uuid)));
     }
 }
 
@@ -49,12 +47,15 @@ fn properties(api: &impl Monitoring, handle: &Handle) -> Option<Properties> {
 
 /// Reads the values of a GPU for metrics.
 pub(super) fn measure(api: &impl Monitoring, handle: &Handle) -> Measured {
-    let memory = |index| api.memory(api.mig_device(handle.device, index).ok()?).ok();
     let migs = handle.gpu.mig_devices.iter();
     Measured {
         utilization: api.utilization(handle.device).ok(),
         temperature: api.temperature(handle.device).ok(),
         power: api.power(handle.device).ok(),
-        mig_memory: migs.filter_map(|mig| Some((mig.uuid.clone(), memory(mig.index)?))).collect(),
+        mig_memory: migs.filter_map(|mig| Some((mig.uuid.clone(), memory(api, handle, mig.index)?))).collect(),
     }
+}
+
+fn memory(api: &impl Monitoring, handle: &Handle, mig: u32) -> Option<Memory> {
+    api.memory(api.mig_device(handle.device, mig).ok()?).ok()
 }

@@ -59,6 +59,13 @@ pub struct Snapshot {
     pub without_events: Vec<String>,
 }
 
+impl Snapshot {
+    /// Returns the number of GPUs, those that do not answer included.
+    pub(super) fn count(&self) -> usize {
+        self.inventory.gpus.len() + self.inventory.failed.len()
+    }
+}
+
 /// What does not change while the GPU exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Properties {

@@ -24,6 +24,13 @@ pub(super) struct Handle {
     pub(super) device: Device,
 }
 
+impl Handle {
+    /// Whether this is the UUID of a MIG device of the GPU.
+    pub(super) fn has_mig(&self, uuid: &str) -> bool {
+        self.gpu.mig_devices.iter().any(|mig| mig.uuid == uuid)
+    }
+}
+
 /// Polls a GPU.
 pub(super) fn sample(api: &impl Monitoring, handle: &Handle) -> Sample {
     let mut sample = Sample { gpu: handle.gpu.uuid.clone(), ..Sample::default() };
@@ -50,20 +57,21 @@ fn error(failed: &Failed) -> Option<String> {
 
 /// Returns the profiles of the MIG devices of a GPU by UUID. One that disappears in the meantime is left out.
 pub(super) fn mig_profiles(api: &impl Monitoring, handle: &Handle) -> BTreeMap<String, String> {
-    let profile = |index| {
-        let device = api.mig_device(handle.device, index).ok()?;
-        let named = api.name(device).ok().and_then(|name| profile_in_name(&name));
-        named.or_else(|| api.mig_attributes(device).ok().map(profile_of))
-    };
     let migs = handle.gpu.mig_devices.iter();
-    migs.filter_map(|mig| Some((mig.uuid.clone(), profile(mig.index)?))).collect()
+    migs.filter_map(|mig| Some((mig.uuid.clone(), mig_profile(api, handle, mig.index)?))).collect()
+}
+
+fn mig_profile(api: &impl Monitoring, handle: &Handle, index: u32) -> Option<String> {
+    let device = api.mig_device(handle.device, index).ok()?;
+    let named = api.name(device).ok().and_then(|name| profile_in_name(&name));
+    named.or_else(|| api.mig_attributes(device).ok().map(profile_of))
 }
 
 /// Returns the profile at the end of the name of a MIG device: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 fn profile_in_name(name: &str) -> Option<String> {
     let (_, profile) = name.rsplit_once(" MIG ")?;
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-');
-    (!profile.is_empty() && profile.chars().all(is_plain)).then(|| profile.to_owned())
+    let is_plain = profile.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-'));
+    (!profile.is_empty() && is_plain).then(|| profile.to_owned())
 }
 
 /// Returns the profile that NVIDIA gives to these parts. The name contains the memory in GiB, rounded up, because a part of it is
@@ -120,8 +128,12 @@ fn between(a: (BusId, &Ends), b: (BusId, &Ends), gpus: &[BusId]) -> u32 {
     if direct > 0 {
         return direct;
     }
-    let to_switches = |ends: &Ends| ends.iter().filter(|(end, _)| !gpus.contains(end)).map(|(_, count)| count).sum();
-    u32::min(to_switches(a.1), to_switches(b.1))
+    u32::min(to_switches(a.1, gpus), to_switches(b.1, gpus))
+}
+
+/// Returns the number of links that end at none of the GPUs.
+fn to_switches(ends: &Ends, gpus: &[BusId]) -> u32 {
+    ends.iter().filter(|(end, _)| !gpus.contains(end)).map(|(_, count)| count).sum()
 }
 
 const fn level(number: u32) -> Option<Level> {

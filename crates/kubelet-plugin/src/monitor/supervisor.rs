@@ -247,8 +247,7 @@ impl Supervisor {
 
     fn note(&mut self, snapshot: &Snapshot) {
         self.absent = None;
-        let count = |snapshot: &Snapshot| snapshot.inventory.gpus.len() + snapshot.inventory.failed.len();
-        if self.snapshot.as_ref().is_some_and(|known| count(known) != count(snapshot)) {
+        if self.snapshot.as_ref().is_some_and(|known| known.count() != snapshot.count()) {
             // An index may belong to another GPU.
             self.skipped.clear();
         }

@@ -33,14 +33,8 @@ pub fn resources(
     let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
     for node_gpu in gpus {
         let gpu = &node_gpu.gpu;
-        let device = |part: Option<&MigDevice>| Device {
-            id: if has_gke_ids(settings) { gke_id(gpu, part) } else { uuid(gpu, part).to_owned() },
-            uuid: uuid(gpu, part).to_owned(),
-            is_shared: false,
-            gpu: gpu.uuid.clone(),
-            numa_node: numa_nodes.get(&gpu.bus_id).copied(),
-            unhealthy: node_gpu.failure.clone().or_else(|| unhealthy(&gpu.uuid)),
-        };
+        let numa_node = numa_nodes.get(&gpu.bus_id).copied();
+        let why = node_gpu.failure.clone().or_else(|| unhealthy(&gpu.uuid));
         for part in parts(node_gpu, settings) {
             if !permit(limits, gpu, part) {
                 continue;
@@ -55,7 +49,15 @@ pub fn resources(
                 },
             };
             let Sharing { name, replicas: count, .. } = sharing(&gpu.model, profile, settings);
-            resources.entry(name).or_default().extend(replicas(&device(part), count, separator));
+            let device = Device {
+                id: if has_gke_ids(settings) { gke_id(gpu, part) } else { uuid(gpu, part).to_owned() },
+                uuid: uuid(gpu, part).to_owned(),
+                is_shared: false,
+                gpu: gpu.uuid.clone(),
+                numa_node,
+                unhealthy: why.clone(),
+            };
+            resources.entry(name).or_default().extend(replicas(&device, count, separator));
         }
     }
     (resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect(), findings)
@@ -100,12 +102,12 @@ pub fn is_single(gpus: &[NodeGpu], settings: &Plugin) -> bool {
 
 /// Whether the MIG devices are offered as GPUs, and a finding if the strategy `single` does not permit that.
 fn single_profile(gpus: &[NodeGpu], settings: &Plugin) -> (bool, Vec<Finding>) {
-    let is_mig = |gpu: &NodeGpu| gpu.gpu.mig_enabled;
-    if settings.mig_strategy != MigStrategy::Single || !gpus.iter().any(is_mig) {
+    let in_mig_mode = gpus.iter().filter(|gpu| gpu.gpu.mig_enabled).count();
+    if settings.mig_strategy != MigStrategy::Single || in_mig_mode == 0 {
         return (false, Vec::new());
     }
     let profiles: BTreeSet<&String> = gpus.iter().flat_map(|gpu| gpu.profiles.values()).collect();
-    let what = match (gpus.iter().all(is_mig), profiles.len()) {
+    let what = match (in_mig_mode == gpus.len(), profiles.len()) {
         (true, 0 | 1) => return (true, Vec::new()),
         (false, _) => "some GPUs are in MIG mode and others are not".to_owned(),
         (true, _) => {
@@ -158,9 +160,8 @@ fn replicas(device: &Device, count: u32, separator: &str) -> Vec<Device> {
     if count == 1 {
         return vec![device.clone()];
     }
-    let replica =
-        |number| Device { id: format!("{}{separator}{number}", device.id), is_shared: true, ..device.clone() };
-    (0..count).map(replica).collect()
+    let ids = (0..count).map(|number| format!("{}{separator}{number}", device.id));
+    ids.map(|id| Device { id, is_shared: true, ..device.clone() }).collect()
 }
 
 /// Returns the UUID in an id.

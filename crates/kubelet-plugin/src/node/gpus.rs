@@ -56,11 +56,10 @@ pub fn unanswered(kernel: &[KernelGpu], has_mig: impl Fn(u32) -> bool, why: &str
 pub fn update(known: &[NodeGpu], inventory: &Inventory, profiles: &Profiles) -> Vec<NodeGpu> {
     let mut gpus: Vec<NodeGpu> = inventory.gpus.iter().map(|gpu| working(gpu, profiles)).collect();
     for failed in &inventory.failed {
-        let is_same = |gpu: &&NodeGpu| is_it(failed, &gpu.gpu);
-        if gpus.iter().any(|gpu| is_same(&gpu)) {
+        if gpus.iter().any(|gpu| is_it(failed, &gpu.gpu)) {
             continue;
         }
-        gpus.extend(match known.iter().find(is_same) {
+        gpus.extend(match known.iter().find(|gpu| is_it(failed, &gpu.gpu)) {
             Some(gpu) => Some(NodeGpu { failure: Some(failed.why.clone()), ..gpu.clone() }),
             None => NodeGpu::from_kernel(&as_kernel_gpu(failed), &failed.why),
         });

@@ -126,11 +126,10 @@ impl Health {
     /// Returns the state of the GPU with this UUID.
     #[must_use]
     pub fn state(&self, uuid: &str) -> State {
-        let unknown = |since| (UNKNOWN.to_owned(), since);
         let found = match (&self.driver, self.gpus.get(uuid)) {
             (Some(driver), _) => Some(driver.clone()),
-            (None, Some(gpu)) => gpu.problem().or_else(|| gpu.unknown_since.map(unknown)),
-            (None, None) => Some(unknown(self.started)),
+            (None, Some(gpu)) => gpu.problem().or_else(|| Some((UNKNOWN.to_owned(), gpu.unknown_since?))),
+            (None, None) => Some((UNKNOWN.to_owned(), self.started)),
         };
         found.map_or(State::Healthy, |(why, since)| State::Unhealthy { why, since })
     }
@@ -145,8 +144,7 @@ impl Health {
     }
 
     fn gpu(&mut self, uuid: &str, now: Instant) -> &mut Gpu {
-        let new = || Gpu { unknown_since: Some(now), ..Gpu::default() };
-        self.gpus.entry(uuid.to_owned()).or_insert_with(new)
+        self.gpus.entry(uuid.to_owned()).or_insert_with(|| Gpu { unknown_since: Some(now), ..Gpu::default() })
     }
 
     fn driver_since(&self, now: Instant) -> Instant {

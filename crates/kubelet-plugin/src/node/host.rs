@@ -32,8 +32,8 @@ pub fn kernel_gpus(config: &Config, why: &str) -> Result<Vec<NodeGpu>> {
 /// If the driver root cannot be opened.
 pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
     let sys = Roots::open(config)?.sys;
-    let node_of = |gpu: &NodeGpu| Some((gpu.gpu.bus_id, numa_node(&sys, gpu.gpu.bus_id)?));
-    Ok(gpus.iter().filter_map(node_of).collect())
+    let addresses = gpus.iter().map(|gpu| gpu.gpu.bus_id);
+    Ok(addresses.filter_map(|address| Some((address, numa_node(&sys, address)?))).collect())
 }
 
 /// Returns the model of the computer that its firmware reports.

@@ -127,8 +127,11 @@ impl Node {
     /// Returns why each GPU cannot be used, by UUID; `None` if it can.
     #[must_use]
     pub fn health(&self) -> BTreeMap<String, Option<String>> {
-        let why = |gpu: &NodeGpu| gpu.failure.clone().or_else(|| self.unhealthy(&gpu.gpu.uuid));
-        self.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), why(gpu))).collect()
+        self.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), self.why_not(gpu))).collect()
+    }
+
+    fn why_not(&self, gpu: &NodeGpu) -> Option<String> {
+        gpu.failure.clone().or_else(|| self.unhealthy(&gpu.gpu.uuid))
     }
 
     fn unhealthy(&self, uuid: &str) -> Option<String> {
@@ -141,10 +144,9 @@ impl Node {
     /// Returns what the node offers now.
     #[must_use]
     pub fn offer(&self) -> Offer {
-        let unhealthy = |uuid: &str| self.unhealthy(uuid);
         let Settings { common, plugin, .. } = &self.settings;
         let (resources, findings) =
-            devices::resources(&self.gpus, &self.numa_nodes, plugin, &common.devices, unhealthy);
+            devices::resources(&self.gpus, &self.numa_nodes, plugin, &common.devices, |uuid| self.unhealthy(uuid));
         Offer {
             resources: Arc::new(resources),
             gpus: self.gpus.clone(),

@@ -107,13 +107,12 @@ fn environment(container: &Container) -> BTreeMap<String, String> {
 }
 
 fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> request::Container<'a> {
-    let mount = |mount: &'a crate::proto::nri::Mount| Mount {
-        source: Path::new(&mount.source),
-        destination: Path::new(&mount.destination),
-    };
+    let mounts = container.mounts.iter();
     request::Container {
         env: env.into(),
-        mounts: container.mounts.iter().map(mount).collect(),
+        mounts: mounts
+            .map(|found| Mount { source: found.source.as_ref(), destination: found.destination.as_ref() })
+            .collect(),
         nodes: character_nodes(container),
         privileged: false,
     }
@@ -125,8 +124,8 @@ fn character_nodes(container: &Container) -> Vec<Node<'_>> {
 }
 
 fn node(device: &LinuxDevice) -> Node<'_> {
-    let number = |number: i64| u32::try_from(number).ok();
-    Node { path: Path::new(&device.path), major: number(device.major), minor: number(device.minor) }
+    let (major, minor) = (u32::try_from(device.major).ok(), u32::try_from(device.minor).ok());
+    Node { path: Path::new(&device.path), major, minor }
 }
 
 #[cfg(test)]

@@ -127,8 +127,8 @@ impl Session {
             }
             "CreateContainer" => {
                 let answer = plugin.create_container(&decode(&request.payload)?);
-                let refused = |refusal: Refusal| (Code::FailedPrecondition, refusal.to_string());
-                answer.map(|answer| answer.encode_to_vec()).map_err(refused)
+                let answer = answer.map_err(|refusal| (Code::FailedPrecondition, refusal.to_string()))?;
+                Ok(answer.encode_to_vec())
             }
             "Shutdown" => Ok(Vec::new()),
             other => Err((Code::Unimplemented, format!("unknown method {other:?}"))),

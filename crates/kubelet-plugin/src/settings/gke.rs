@@ -26,8 +26,8 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
     if error.is_some_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
     }
-    let what = || invalid_config(format!("cannot read the configuration {path:?}"), "correct gpu-config");
-    text.map(Some).with_context(what)
+    text.map(Some)
+        .with_context(|| invalid_config(format!("cannot read the configuration {path:?}"), "correct gpu-config"))
 }
 
 /// Applies the text of the file. `path` is only used in messages.
