@@ -40,7 +40,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The kubelet writes the text into an event of the pod.
+    /// The kubelet writes the text into an event of the pod, whose note has at most 1 kB (`events.k8s.io/v1`).
     const MAX_LINE: usize = 1024;
 
     /// Creates a refusal with one line of ASCII.

@@ -111,7 +111,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// Runs on this thread: the kernel ends the monitor together with the thread that started it.
+/// Runs on this thread: the kernel kills the monitor when the thread that started it ends (PR_SET_PDEATHSIG(2const)).
 fn block_on<T>(future: impl Future<Output = T>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     Ok(runtime.block_on(future))

@@ -18,6 +18,7 @@ pub(super) async fn dial(path: &Path) -> anyhow::Result<Channel> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
+    // The connector has the address. This one becomes the `:authority`, in which HTTP/2 servers expect a host (RFC 9113, section 8.3.1).
     Ok(Endpoint::from_static("http://localhost").connect_with_connector(connector).await?)
 }
 

@@ -86,7 +86,7 @@ async fn accept(listener: UnixListener, connections: mpsc::Sender<Accepted>) {
                     return;
                 }
             }
-            // Too many open files, for example.
+            // EMFILE or ENFILE, for example. The connection stays in the queue (accept(2)), so that accept fails again at once.
             Err(_) => sleep(Duration::from_millis(100)).await,
         }
     }

@@ -35,7 +35,7 @@ pub enum Socket {
     /// It exists.
     #[default]
     Bound,
-    /// It was not created yet, or its file was deleted.
+    /// It was not created yet, or its file was deleted: a kubelet that starts deletes all files in the directory.
     Missing,
     /// It cannot be created now.
     Unavailable,

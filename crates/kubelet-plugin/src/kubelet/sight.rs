@@ -36,7 +36,8 @@ pub(super) async fn watch(dir: &Path, sights: &watch::Sender<Sight>) {
     let events = Events::new();
     let socket = socket::kubelet(dir);
     loop {
-        // The watch is added before the inspection, so that no change is missed. A directory that was replaced needs a new watch.
+        // The watch is added before the inspection, so that no change is missed. It belongs to the inode (inotify(7)), so a directory
+        // that was replaced needs a new one.
         events.add(dir);
         let kubelet = SocketId::at(&socket);
         sights.send_modify(|sight| {
@@ -60,7 +61,7 @@ impl Events {
         Self(fd.and_then(|fd| AsyncFd::new(fd).ok()))
     }
 
-    /// The kernel keeps one watch for a directory, however often it is added.
+    /// The kernel keeps one watch for a directory, however often it is added: inotify_add_watch(2) modifies the watch of the inode.
     fn add(&self, dir: &Path) {
         if let Some(fd) = &self.0 {
             let flags = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;

@@ -11,7 +11,8 @@ use base::report::{catalog, failure};
 use rustix::fs::Mode;
 use tokio::net::{UnixListener, UnixSocket};
 
-/// The longest path that the address of a Unix socket can have, in bytes. The kernel's limit includes the zero byte at the end.
+/// The longest path that the address of a Unix socket can have, in bytes. The kernel's limit of 108 includes the zero byte at the end
+/// (unix(7)).
 pub const MAX_PATH: usize = 107;
 
 /// Connections that wait to be accepted. The kubelet has one or two.

@@ -60,6 +60,7 @@ impl File {
         file.write_all(text.as_bytes())?;
         // Node Feature Discovery does not run as root.
         file.set_permissions(Permissions::from_mode(0o644))?;
+        // rename(2) replaces the file in one step: Node Feature Discovery reads the old lines or the new ones.
         fs::rename(&temporary, self.path())
     }
 }

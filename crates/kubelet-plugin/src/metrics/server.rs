@@ -108,7 +108,7 @@ async fn listen(address: SocketAddr, note: &impl Fn(&str)) -> TcpListener {
 
 async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     match TcpListener::bind(address).await {
-        // All addresses, on a kernel without IPv6
+        // `[::]` accepts IPv4 too, unless net.ipv6.bindv6only is set (ipv6(7)). Without IPv6 in the kernel, it is EAFNOSUPPORT.
         Err(_) if address.is_ipv6() && address.ip().is_unspecified() => {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
         }
@@ -116,7 +116,7 @@ async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Whether the client closed the connection before it was accepted.
+/// Whether the client closed the connection before it was accepted, which accept(2) reports as ECONNABORTED.
 fn is_of_peer(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }

@@ -62,6 +62,7 @@ pub fn run(config: &Config, skip: &[u32], measures: bool) -> Result<()> {
 fn take_stdout() -> Result<File> {
     let out = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).context("cannot duplicate stdout")?;
     let null: OwnedFd = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    // NVML and the libraries that it loads may print, which would break the lines.
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
     Ok(File::from(out))
@@ -356,6 +357,7 @@ fn milliseconds(time: Duration) -> u32 {
 /// Whether the standard input is closed within this time. The parent writes nothing to it.
 fn is_stdin_closed(limit: Duration) -> bool {
     let stdin = io::stdin();
+    // poll(2) reports POLLHUP and POLLERR without being asked for them.
     let mut polled = [PollFd::new(&stdin, PollFlags::empty())];
     let limit = Timespec::try_from(limit).ok();
     poll(&mut polled, limit.as_ref()).is_ok_and(|count| count > 0)

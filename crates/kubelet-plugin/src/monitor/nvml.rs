@@ -136,6 +136,7 @@ fn to_switches(ends: &Ends, gpus: &[BusId]) -> u32 {
     ends.iter().filter(|(end, _)| !gpus.contains(end)).map(|(_, count)| count).sum()
 }
 
+/// Translates `nvmlGpuTopologyLevel_t`. nvml.h leaves room between its numbers for more levels.
 const fn level(number: u32) -> Option<Level> {
     Some(match number {
         0 => Level::Board,

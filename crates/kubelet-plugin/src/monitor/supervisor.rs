@@ -71,13 +71,14 @@ impl Options {
             arguments.extend(["--dev-root".into(), root.as_path().into()]);
         }
         let time_limit = settings.plugin.nvml_timeout;
+        // An update of the package may replace the file. The link refers to the program that runs, also then (proc(5)).
         Self { program: "/proc/self/exe".into(), arguments, config: config.clone(), time_limit }
     }
 }
 
 /// Watches the GPUs until the receiver of the updates is dropped, or an error occurs. SIGUSR1 ends the monitor until SIGUSR2 arrives
-/// or the driver's module is loaded again. The future must run on the first thread of the process: the kernel ends the monitor with
-/// the thread that started it.
+/// or the driver's module is loaded again. The future must run on the first thread of the process: the monitor asks the kernel to be
+/// killed when its parent ends, and the parent is the thread that started it (PR_SET_PDEATHSIG(2const)).
 pub async fn supervise(options: Options, updates: mpsc::Sender<Update>) -> Error {
     let mut supervisor = match Supervisor::new(options, updates) {
         Ok(supervisor) => supervisor,
@@ -192,7 +193,7 @@ impl Supervisor {
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         // `systemctl kill` sends the signals of the supervisor to all processes of the unit, and they must not end the monitor. It
-        // inherits the mask.
+        // inherits the mask through fork(2), and execve(2) keeps it (signal(7)).
         let before = SigSet::from_iter([Number::SIGUSR1, Number::SIGUSR2]).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = command.spawn();
         before.thread_set_mask()?;

@@ -51,16 +51,21 @@ fn parsed(text: &str) -> Result<(Settings, Vec<Finding>)> {
     Ok((Settings { common, plugin, kubelet_dir }, findings))
 }
 
-#[test]
-fn the_shipped_file_is_the_default() {
-    assert_eq!(parsed(SHIPPED).unwrap(), (Settings::default(), Vec::new()));
+/// The shipped file with its settings, which are comments.
+fn uncommented() -> String {
     let lines = SHIPPED.lines().map(|line| match line.strip_prefix('#') {
         Some(setting) if !setting.starts_with(' ') && !setting.is_empty() => setting,
         _ => line,
     });
-    // The example of a resource is not the default.
-    let text: Vec<&str> = lines.filter(|line| !line.starts_with("resources = ")).collect();
-    let (found, findings) = parsed(&text.join("\n")).unwrap();
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn the_shipped_file_is_the_default() {
+    assert_eq!(parsed(SHIPPED).unwrap(), (Settings::default(), Vec::new()));
+    let (mut found, findings) = parsed(&uncommented()).unwrap();
+    assert_eq!(found.plugin.resources[0].name, "nvidia.com/h100", "an example");
+    found.plugin.resources.clear();
     assert_eq!((found.plugin, findings), (Plugin::default(), Vec::new()));
 }
 
@@ -440,6 +445,15 @@ fn gkes_file() {
 }
 
 proptest::proptest! {
+    #[test]
+    fn a_damaged_config_toml(at in 0..SHIPPED.len(), with in proptest::prelude::any::<char>()) {
+        let mut text: Vec<char> = uncommented().chars().collect();
+        if let Some(c) = text.get_mut(at) {
+            *c = with;
+        }
+        parsed(&text.into_iter().collect::<String>()).ok();
+    }
+
     #[test]
     fn no_text_ends_the_program(text in "\\PC{0,80}", key in "[a-zA-Z]{1,8}", value in "[\\[\\]{}a-z0-9:, \n-]{0,30}") {
         for text in [text, format!("version: v1\n{key}: {value}"), format!("version: v1\nsharing: {{timeSlicing: {{resources: [{value}]}}}}")] {
