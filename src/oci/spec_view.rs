@@ -270,6 +270,7 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
     }
     let linux: RawLinux<'_> = parse_text(raw.linux)?.unwrap_or_default();
     let user: RawUser<'_> = parse_text(process.user)?.unwrap_or_default();
+    let cgroups_path = string(linux.cgroups_path);
     Ok(SpecView {
         mounts: lists::known_entries(raw.mounts)?,
         hooks: hooks(parse_text(raw.hooks)?)?,
@@ -281,9 +282,9 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
         user: (id(user.uid), id(user.gid)),
         additional_gids: lists::known_entries(user.additional_gids)?,
         keeps_groups: lists::members(raw.annotations, &[KEEP_GROUPS])?.get(KEEP_GROUPS).is_some_and(|on| on == "1"),
-        pod: Pod::from_annotations(raw.annotations)?,
+        pod: Pod::from_annotations(raw.annotations, bundle, &cgroups_path)?,
         cdi_devices: super::annotated::cdi_devices(raw.annotations)?,
-        cgroups_path: string(linux.cgroups_path),
+        cgroups_path,
         mount_label: string(linux.mount_label),
         ..view
     })

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -66,14 +66,14 @@ pub(crate) fn bundle_argument(arguments: &[u8]) -> Option<PathBuf> {
 }
 
 /// Returns the Kubernetes names in the annotations of a state, for a container whose config.json cannot be read.
-pub(crate) fn pod(bytes: &[u8]) -> Pod {
+pub(crate) fn pod(bytes: &[u8], bundle: &Path) -> Pod {
     #[derive(Deserialize)]
     struct Annotated<'a> {
         #[serde(borrow, default)]
         annotations: Option<&'a RawValue>,
     }
     let annotated = super::first_json_value::<Annotated<'_>>(bytes);
-    annotated.and_then(|state| Pod::from_annotations(state.annotations)).unwrap_or_default()
+    annotated.and_then(|state| Pod::from_annotations(state.annotations, bundle, "")).unwrap_or_default()
 }
 
 impl State {
@@ -161,9 +161,12 @@ mod tests {
     fn a_pod_is_named_by_annotations() {
         let text =
             r#"{"id":"c","annotations":{"io.kubernetes.pod.name":"p","io.kubernetes.pod.namespace":"n","x":"y"}}"#;
-        assert_eq!(pod(text.as_bytes()), Pod { name: "p".into(), namespace: "n".into(), container: String::new() });
+        assert_eq!(
+            pod(text.as_bytes(), Path::new("/b")),
+            Pod { name: "p".into(), namespace: "n".into(), container: String::new() }
+        );
         for text in ["", "{}", r#"{"annotations":3}"#, r#"{"annotations":{"io.kubernetes.pod.name":3}}"#] {
-            assert_eq!(pod(text.as_bytes()), Pod::default(), "{text}");
+            assert_eq!(pod(text.as_bytes(), Path::new("/b")), Pod::default(), "{text}");
         }
     }
 

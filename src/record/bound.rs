@@ -37,6 +37,7 @@ impl Record {
             },
             stage: text(&self.stage),
             started: text(&self.started),
+            since: text(&self.since),
             outcome: self.outcome,
             reason: text(&self.reason),
             request: text(&self.request),
@@ -112,7 +113,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn no_record_is_larger(
-            text in "[a\u{1b}\u{202e}\u{10ffff}]{0,3000}",
+            text in "[a\u{1b}\u{202e}\u{e0041}\u{10ffff}]{0,3000}",
             items in 0..300_usize,
             deep in 0..1000_usize,
         ) {

@@ -38,6 +38,9 @@ pub struct Record {
     pub stage: String,
     /// When it began: RFC 3339, UTC
     pub started: String,
+    /// If the record replaced failures of the same container: when the first of them began
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub since: String,
     pub outcome: Outcome,
     pub reason: String,
     /// The source of the request, and the requested devices
@@ -129,6 +132,11 @@ impl Record {
             started: humantime::format_rfc3339_millis(now).to_string(),
             ..Self::default()
         }
+    }
+
+    /// Returns when the call began, or the first call for the same container that failed like this one.
+    pub fn since(&self) -> &str {
+        if self.since.is_empty() { &self.started } else { &self.since }
     }
 
     /// Sets the container that the call is for.

@@ -3,6 +3,10 @@
 //! Every user who can start containers creates records. So records of running containers are removed last, one namespace cannot
 //! displace the records of another, and a container that the kubelet restarts every few seconds has one record instead of one
 //! for each attempt.
+//!
+//! A user who can create namespaces could displace the records of others with many namespaces of one record each. So half of the
+//! places are for the newest records, and half for the namespaces that had records first: a flood of new namespaces displaces only
+//! itself and other new records. [`crate::oci::pod`] reads only names that the author of a pod cannot invent.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,6 +22,8 @@ const MAX_ENDED: usize = MAX_RECORDS / 2;
 const MIN_ENDED: usize = MAX_RECORDS / 8;
 /// Limit for the failures of one container of a pod, each for another reason.
 const MAX_REASONS: usize = 4;
+/// The records of a namespace that have precedence over those of namespaces that had records later.
+const SHARE: usize = 8;
 
 /// A record and the name of its file.
 #[derive(Clone, Debug)]
@@ -27,20 +33,32 @@ pub(super) struct Candidate {
     pub bundle_exists: bool,
 }
 
+/// The time of the first record of each namespace.
+type Seniority = BTreeMap<String, String>;
+
 /// Returns the names of the records to remove.
 pub(super) fn surplus(records: Vec<Candidate>) -> Vec<String> {
+    let mut seniority = Seniority::new();
+    for Candidate { record, .. } in &records {
+        let first =
+            seniority.entry(record.container.pod.namespace.clone()).or_insert_with(|| record.since().to_owned());
+        if record.since() < first.as_str() {
+            record.since().clone_into(first);
+        }
+    }
     let (running, others): (Vec<_>, Vec<_>) = records
         .into_iter()
         .partition(|candidate| candidate.bundle_exists && candidate.record.outcome != Outcome::Failed);
     let for_others = MAX_ENDED.saturating_sub(running.len()).max(MIN_ENDED);
-    let mut names = beyond(others, for_others);
-    names.extend(beyond(running, MAX_RECORDS - MIN_ENDED));
+    let mut names = beyond(others, for_others, &seniority);
+    names.extend(beyond(running, MAX_RECORDS - MIN_ENDED, &seniority));
     names
 }
 
 /// Returns all but `count` records, of which each namespace keeps an equal share. Within a namespace, failures have precedence
-/// over ended containers, and newer records over older ones.
-fn beyond(mut records: Vec<Candidate>, count: usize) -> Vec<String> {
+/// over ended containers, and newer records over older ones. Between namespaces, newer records have precedence for half of the
+/// places, and older namespaces for the others.
+fn beyond(mut records: Vec<Candidate>, count: usize, seniority: &Seniority) -> Vec<String> {
     newest_first(&mut records, |candidate| {
         (usize::from(candidate.record.outcome != Outcome::Failed), &candidate.record)
     });
@@ -48,11 +66,15 @@ fn beyond(mut records: Vec<Candidate>, count: usize) -> Vec<String> {
     let ranked = records.into_iter().map(|candidate| {
         let rank = of_namespace.entry(candidate.record.container.pod.namespace.clone()).or_default();
         *rank += 1;
-        (*rank, candidate)
+        (*rank - 1, candidate)
     });
     let mut ranked: Vec<(usize, Candidate)> = ranked.collect();
     newest_first(&mut ranked, |(rank, candidate)| (*rank, &candidate.record));
-    ranked.into_iter().skip(count).map(|(_, candidate)| candidate.name).collect()
+    let mut older = ranked.split_off(ranked.len().min(count / 2));
+    older.sort_by_cached_key(|(rank, candidate)| {
+        (rank / SHARE, seniority.get(&candidate.record.container.pod.namespace).cloned(), *rank)
+    });
+    older.into_iter().skip(count - count / 2).map(|(_, candidate)| candidate.name).collect()
 }
 
 /// Sorts items by a rank, then by the time at which their container started, with the newest one first.
@@ -124,6 +146,87 @@ mod tests {
         assert!(gone.iter().all(|name| name.starts_with("loop")), "{gone:?}");
         assert_eq!(gone.len(), 10_060 - MAX_ENDED);
         assert!(!gone.contains(&"loopFailed9999".to_owned()) && gone.contains(&"loopFailed0".to_owned()));
+    }
+
+    /// Records of `namespaces` different namespaces, each with `each` failures, that started from `from` on.
+    fn invented(namespaces: usize, each: usize, from: usize) -> Vec<Candidate> {
+        let one = |number: usize| {
+            let (namespace, id) = (format!("invented{}", from + number / each), format!("invented{}", from + number));
+            Candidate {
+                name: id.clone(),
+                record: record(&id, &namespace, Outcome::Failed, from + number),
+                bundle_exists: false,
+            }
+        };
+        (0..namespaces * each).map(one).collect()
+    }
+
+    /// Prunes like a store to which these records are added one by one.
+    fn add(kept: &mut Vec<Candidate>, more: Vec<Candidate>) {
+        for candidate in more {
+            if kept.len() >= MAX_RECORDS {
+                let gone: std::collections::BTreeSet<String> = surplus(kept.clone()).into_iter().collect();
+                kept.retain(|candidate| !gone.contains(&candidate.name));
+            }
+            kept.push(candidate);
+        }
+    }
+
+    fn of_victim(kept: &[Candidate]) -> usize {
+        kept.iter().filter(|candidate| candidate.name.starts_with("victim")).count()
+    }
+
+    #[test]
+    fn many_namespaces_do_not_push_out_one() {
+        for (namespaces, each) in [(520, 1), (5000, 1), (300, 5), (100, 40), (1, 5000)] {
+            for (outcome, count) in [(Outcome::Failed, 5), (Outcome::Given, 5), (Outcome::Failed, SHARE)] {
+                let mut records = kept(count, "victim", outcome, false);
+                add(&mut records, invented(namespaces, each, 1000));
+                assert_eq!(of_victim(&records), count, "{namespaces} namespaces with {each} records each");
+                let gone = surplus(records.clone());
+                assert!(gone.iter().all(|name| !name.starts_with("victim")), "{namespaces} {each}: {gone:?}");
+                let newest = format!("invented{}", 1000 + namespaces * each - 1);
+                assert!(!gone.contains(&newest), "the newest record stays");
+            }
+        }
+    }
+
+    /// Of two floods, the first has the places of older namespaces. The newest record of each namespace stays nevertheless, until as many
+    /// others are newer as there are places for new records.
+    #[test]
+    fn namespaces_that_came_first_do_not_keep_out_another() {
+        let mut records = Vec::new();
+        add(&mut records, invented(1000, 1, 0));
+        let mut victim = kept(5, "victim", Outcome::Failed, false);
+        for (number, candidate) in victim.iter_mut().enumerate() {
+            candidate.record.started = format!("{:06}", 100_000 + number);
+        }
+        add(&mut records, victim);
+        add(&mut records, invented(MAX_ENDED / 2 - 5, 1, 200_000));
+        let gone = surplus(records);
+        assert!(!gone.contains(&"victimFailed4".to_owned()), "{gone:?}");
+    }
+
+    #[test]
+    fn containers_that_run_in_many_namespaces_do_not_push_out_one() {
+        let mut records = kept(5, "victim", Outcome::Given, true);
+        records.extend(invented(500, 1, 1000).into_iter().map(|mut candidate| {
+            (candidate.record.outcome, candidate.bundle_exists) = (Outcome::Given, true);
+            candidate
+        }));
+        let gone = surplus(records);
+        assert!(gone.len() == 505 - (MAX_RECORDS - MIN_ENDED) && gone.iter().all(|name| !name.starts_with("victim")));
+    }
+
+    #[test]
+    fn a_container_that_fails_again_keeps_its_place() {
+        let mut again = kept(1, "victim", Outcome::Failed, false);
+        again[0].record.started = "900000".to_owned();
+        again[0].record.since = "000001".to_owned();
+        let mut records = invented(400, 1, 1000);
+        records.extend(again);
+        records.extend(invented(300, 1, 950_000));
+        assert!(surplus(records).iter().all(|name| !name.starts_with("victim")));
     }
 
     #[test]

@@ -44,14 +44,26 @@ impl Store {
     /// Writes a record, which replaces the container's last one. Errors are ignored: a full file system must not stop a
     /// container.
     pub(crate) fn write(&self, record: &Record) {
-        if let (Some(name), Some(bytes)) = (file_name(&record.container.id), record.to_bytes()) {
+        let Some(name) = file_name(&record.container.id) else { return };
+        // Only a failure can replace others, so only then all records are read.
+        if record.outcome == Outcome::Failed {
+            self.write_failure(&name, record);
+        } else if let Some(bytes) = record.to_bytes() {
             self.0.replace(&name, &bytes).ok();
-            // Only a failure can replace others, so only then all records are read.
-            if record.outcome == Outcome::Failed {
-                // Compare the shortened record, as it is stored.
-                let written = self.read(&name).unwrap_or_default();
-                superseded(&written, &self.readable()).iter().for_each(|name| self.remove(name));
-            }
+        }
+    }
+
+    /// Writes the record of a failure, and removes those that it replaces.
+    fn write_failure(&self, name: &str, record: &Record) {
+        // Compare the shortened record, as it is stored.
+        let Some(mut stored) = record.to_bytes().and_then(|bytes| Record::parse(&bytes).ok()) else { return };
+        let others = self.readable();
+        let replaced = superseded(&stored, &others);
+        let earlier = others.iter().filter(|(name, _)| replaced.contains(name)).map(|(_, record)| record.since());
+        stored.since = earlier.min().map(str::to_owned).unwrap_or_default();
+        let Some(bytes) = stored.to_bytes() else { return };
+        if self.0.replace(name, &bytes).is_ok() {
+            replaced.iter().for_each(|name| self.remove(name));
         }
     }
 
@@ -215,5 +227,6 @@ mod tests {
         }
         let left = store.all().unwrap().records;
         assert_eq!(left.iter().map(|record| record.container.id.as_str()).collect::<Vec<_>>(), ["c19"]);
+        assert_eq!((left[0].started.as_str(), left[0].since.as_str()), ("0019", "0000"), "the first attempt");
     }
 }

@@ -52,7 +52,7 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
     let (bytes, state) = read_state()?;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
         // The state names the container, so that the record of the failure can be found.
-        call.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
+        call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
         match place {
             Place::Inside if ns::in_user_namespace().unwrap_or_default() => {
                 error.context(unreadable_in_user_namespace())

@@ -36,7 +36,7 @@ pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
 
 fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let (bytes, state) = read_state()?;
-    call.name_container(&state.id, oci::state::pod(&bytes), &state.bundle);
+    call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
     let edits = with_entries(edits, &spec);
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();

@@ -23,6 +23,14 @@ pub const TESTS: &[Test] = &[
     ("records::failures_of_one_namespace_push_out_no_other", &[Need::Root, Need::Program("cc")], {
         failures_of_one_namespace_push_out_no_other
     }),
+    (
+        "records::many_namespaces_push_out_no_other",
+        &[Need::Root, Need::Program("cc")],
+        many_namespaces_push_out_no_other,
+    ),
+    ("records::names_that_the_author_of_a_pod_invents", &[Need::Root, Need::Program("cc")], {
+        names_that_the_author_of_a_pod_invents
+    }),
     ("records::a_container_with_a_user_namespace", engine::NEEDS, || with_a_user_namespace(Cgroup::AsMounted)),
     ("records::a_container_with_a_user_namespace_and_crun", engine::NEEDS_CRUN, || {
         with_a_user_namespace(Cgroup::WithCrun)
@@ -139,6 +147,90 @@ fn failures_of_one_namespace_push_out_no_other() {
     let sizes = sizes(dir.path());
     assert!(sizes.len() <= 201 && sizes.iter().sum::<u64>() < MOST_OF_ALL, "{}", sizes.len());
     assert!(!records.join(".killed.json.1").exists());
+}
+
+/// Each of 520 failures is in a namespace of its own.
+fn many_namespaces_push_out_no_other() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let records = dir.path().join("run/containers");
+    for number in 0..5 {
+        call(dir.path(), &fake, &format!("victim{number}"), ["lab", &format!("pod{number}")], "8").failed(1);
+    }
+    let text = fs::read_to_string(records.join("victim0.json")).unwrap();
+    let mut record: Value = serde_json::from_str(&text).unwrap();
+    for number in 0..520 {
+        let id = format!("flood{number}");
+        record["container"] = json!({"id": id, "pod": {"name": "p", "namespace": id, "container": "main"}});
+        record["started"] = format!("2999-01-01T00:00:{number:03}Z").into();
+        fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
+    }
+    for number in 0..3 {
+        call(dir.path(), &fake, &format!("last{number}"), [&format!("last{number}"), "p"], "9").failed(1);
+    }
+    for name in ["victim0", "victim1", "victim2", "victim3", "victim4", "last2", "flood519"] {
+        why(dir.path(), &[name]).ok();
+    }
+    assert!(sizes(dir.path()).len() <= 203, "{}", sizes(dir.path()).len());
+}
+
+/// With the names of another pod, a container would replace its records: those of the failures of one container are one record.
+fn names_that_the_author_of_a_pod_invents() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let tasks = dir.path().join("io.containerd.runtime.v2.task/k8s.io");
+    let storage = dir.path().join("storage/overlay-containers");
+    let victim = ["lab", "web"];
+    let containerd = |[namespace, name]: [&str; 2]| {
+        json!({
+            "io.kubernetes.cri.sandbox-name": name, "io.kubernetes.cri.sandbox-namespace": namespace,
+            "io.kubernetes.cri.container-name": "main", "io.kubernetes.cri.container-type": "container",
+        })
+    };
+    let cri_o = |[namespace, name]: [&str; 2]| {
+        json!({
+            "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": namespace,
+            "io.kubernetes.container.name": "main",
+        })
+    };
+    let both = |first: Value, second: Value| {
+        let mut all = first.as_object().unwrap().clone();
+        all.extend(second.as_object().unwrap().clone());
+        Value::Object(all)
+    };
+    let fail = |id: &str, bundle: &Path, cgroups_path: &str, annotations: Value| {
+        fs::create_dir_all(bundle).unwrap();
+        let spec = json!({
+            "process": {"env": ["NVIDIA_VISIBLE_DEVICES=8"]}, "root": {"path": "/nowhere"},
+            "linux": {"cgroupsPath": cgroups_path}, "annotations": annotations,
+        });
+        fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
+        let state = json!({"id": id, "pid": std::process::id(), "bundle": bundle}).to_string();
+        let mut hook = isolated(dir.path());
+        run_with(hook.arg("--config").arg(&fake.config).arg("prestart").env_clear(), state.as_bytes()).failed(1);
+    };
+    let userdata = |id: &str| storage.join(id).join("userdata");
+    fail("victim1", &tasks.join("victim1"), "kubepods.slice:cri-containerd:victim1", containerd(victim));
+    fail("victim2", &userdata("victim2"), "kubepods.slice:crio:victim2", cri_o(["lab", "db"]));
+    // The victims stay, and the others have the names that their engines gave.
+    let invented = both(cri_o(victim), json!({"io.container.manager": "cri-o"}));
+    let annotations = both(invented.clone(), containerd(["evil", "a"]));
+    fail("evil1", &tasks.join("evil1"), "kubepods.slice:cri-containerd:evil1", annotations);
+    let annotations = both(containerd(["lab", "db"]), cri_o(["evil", "b"]));
+    fail("evil2", &userdata("evil2"), "kubepods.slice:crio:evil2", annotations);
+    fail("evil3", &userdata("evil3"), "machine.slice:libpod:evil3", both(invented, containerd(["lab", "db"])));
+    let pod = |id: &str| {
+        let text = fs::read_to_string(dir.path().join(format!("run/containers/{id}.json"))).unwrap();
+        let record: Value = serde_json::from_str(&text).unwrap();
+        ["namespace", "name"].map(|key| record["container"]["pod"][key].as_str().unwrap().to_owned())
+    };
+    for (id, expected) in [
+        ("victim1", victim),
+        ("victim2", ["lab", "db"]),
+        ("evil1", ["evil", "a"]),
+        ("evil2", ["evil", "b"]),
+        ("evil3", ["", ""]),
+    ] {
+        assert_eq!(pod(id), expected, "{id}");
+    }
 }
 
 /// A file that the container's root user owns is not trusted: the old code wrote records as that user.
