@@ -18,10 +18,18 @@ use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 // The packages come from the mirror that this Debian machine uses.
 const NEEDS: &[Need] = &[Need::Root, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc")];
 
+const NEEDS_STRACE: &[Need] =
+    &[Need::Root, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc"), Need::Program("strace")];
+
 pub const TESTS: &[Test] = &[
     ("debian::every_library_has_its_capability", NEEDS, every_library_has_its_capability),
     ("debian::list_prints_them", NEEDS, list_prints_them),
     ("debian::the_real_files_resolve_in_a_container", NEEDS, the_real_files_resolve_in_a_container),
+    (
+        "debian::the_real_library_is_denied_nothing_that_it_needs",
+        NEEDS_STRACE,
+        the_real_library_is_denied_nothing_that_it_needs,
+    ),
     ("debian::the_real_library_without_a_gpu", NEEDS, the_real_library_without_a_gpu),
     ("debian::the_table_of_nvml_is_that_of_nvml_h", NEEDS, the_table_of_nvml_is_that_of_nvml_h),
 ];
@@ -149,6 +157,46 @@ fn the_real_library_without_a_gpu() {
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let stderr = hook();
     assert!(stderr.contains("(ONH-011)\nhint: load it with \"modprobe nvidia\""), "{stderr}");
+}
+
+/// The real libnvidia-ml opens the nodes as it does without Landlock and a filter. Only its attempts to repair nodes and to start
+/// nvidia-modprobe are denied.
+fn the_real_library_is_denied_nothing_that_it_needs() {
+    const REPAIRS: [&str; 7] = ["chmod", "chown", "execve", "mkdir", "mknod", "symlink", "unlink"];
+    let (version, _) = shipped();
+    let name = format!("libnvidia-ml.so.{version}");
+    let dir = scratch();
+    for (mode, group, user, owner) in [
+        ("0666", "root", "", 65534),
+        ("0660", "video", "user = \"root:video\"", 65534),
+        ("0600", "root", "user = \"root\"", 0),
+    ] {
+        let fake = FakeDriver::new(&["--gpus", "2", "--version", &version, "--dev-mode", mode, "--dev-group", group]);
+        fake.configure(user);
+        let real = root().join("usr/lib/x86_64-linux-gnu/nvidia/current").join(&name);
+        let library = fake.library();
+        std::fs::remove_file(&library).unwrap();
+        std::fs::copy(real, library).unwrap();
+        let trace = dir.path().join("trace");
+        let mut hook = Command::new("strace");
+        hook.args(["-f", "-qq", "-a1", "-o"])
+            .arg(&trace)
+            .arg(HOOK)
+            .arg("--config")
+            .arg(&fake.config)
+            .arg("info")
+            .env_clear();
+        let stderr = run_with(&mut hook, b"").failed(1);
+        assert!(stderr.contains("nvmlInit_v2 reports \"driver not loaded\""), "{stderr}");
+        let trace = std::fs::read_to_string(&trace).unwrap();
+        let (before, after) = trace.rsplit_once(&format!("{name}\", O_RDONLY|O_CLOEXEC) = ")).unwrap();
+        assert!(before.contains(&format!("setresuid({owner}, {owner}, {owner}) = 0")), "{mode}");
+        assert!(after.contains("openat(AT_FDCWD, \"/dev/nvidiactl\", O_RDWR) = -1 ENXIO"), "{after}");
+        let denied = after.lines().filter(|line| line.contains(" = -1 EPERM ") || line.contains(" = -1 EACCES "));
+        let denied: Vec<_> =
+            denied.filter(|line| !REPAIRS.iter().any(|call| line.contains(&format!("{call}(")))).collect();
+        assert_eq!(denied, [""; 0], "{mode}");
+    }
 }
 
 /// Translates the type of a parameter to C.

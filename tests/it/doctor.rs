@@ -211,6 +211,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Error,
     ),
     ("chmod 600 dev/nvidia*", "hook-user", "ONH-314", Status::Note),
+    (
+        "chmod 600 dev/nvidia*; sed -i '/container-cli/a user = \"root:video\"' etc/nvidia-container-runtime/config.toml",
+        "hook-user",
+        "ONH-314: only root can open the driver's device nodes, so NVML runs as root",
+        Status::Note,
+    ),
     ("echo init-error 999 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-018", Status::Error),
     ("echo init-delay-ms 3200 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-213", Status::Warning),
     (

@@ -213,6 +213,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_lost_gpu_is_reported_and_the_others_are_watched", a_lost_gpu_is_reported_and_the_others_are_watched),
     ("mig_devices_change", mig_devices_change),
     ("a_missing_node_and_a_new_gpu_need_another_process", a_missing_node_and_a_new_gpu_need_another_process),
+    ("a_monitor_of_root_ends_when_mig_devices_change", a_monitor_of_root_ends_when_mig_devices_change),
+    ("a_library_that_attacks", a_library_that_attacks),
     ("the_monitor_has_few_privileges_and_little_memory", the_monitor_has_few_privileges_and_little_memory),
     ("the_monitor_ends_with_its_parent", the_monitor_ends_with_its_parent),
     ("a_driver_that_hangs_costs_one_gpu", a_driver_that_hangs_costs_one_gpu),
@@ -360,6 +362,59 @@ fn a_missing_node_and_a_new_gpu_need_another_process() {
     monitor.expect_end(within(500));
 }
 
+/// A monitor that runs as root reads only the nodes that existed when it started.
+fn a_monitor_of_root_ends_when_mig_devices_change() {
+    let fake = Fake::new(&["--gpus", "2", "--mig", "--dev-mode", "0600"]);
+    let mut monitor = start_monitor(&fake, &[]);
+    assert_eq!(monitor.expect_start().inventory.gpus[0].mig_devices.len(), 2);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", monitor.pid())).unwrap();
+    assert!(status.contains("\nUid:\t0\t0\t0\t0\n"), "{status}");
+    let layout = fake.dir.path().join("layout");
+    std::fs::write(&layout, "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
+    fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
+    let end = monitor.next("the end", within(5000), |message| match message {
+        Message::End(end) => Some(end),
+        _ => None,
+    });
+    assert_eq!(end, End::Changed);
+    monitor.expect_end(within(500));
+    let monitor = start_monitor(&fake, &[]);
+    assert_eq!(monitor.expect_start().inventory.gpus[0].mig_devices.len(), 1);
+}
+
+/// The attacks of the library, which tests/it/hostile/nvml.rs runs in the hook too.
+fn a_library_that_attacks() {
+    for (mode, group, user, uid) in [
+        ("0660", "video", "root:video", 65534),
+        ("0660", "video", "nobody:video", 65534),
+        ("0666", "root", "", 65534),
+        ("0600", "root", "root", 0),
+    ] {
+        let fake = Fake::new(&["--gpus", "1", "--dev-mode", mode, "--dev-group", group]);
+        let user = if user.is_empty() { String::new() } else { format!("user = \"{user}\"\n") };
+        let config = std::fs::read_to_string(&fake.config).unwrap() + &user;
+        std::fs::write(&fake.config, config).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/probes/hostile-nvml.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o"]);
+        assert!(cc.arg(fake.file("libnvidia-ml.so.535.183.01")).arg(source).status().unwrap().success());
+        let of_root = "mkdir -p dev/shm run etc; mknod -m 600 dev/kmsg c 1 3; mknod -m 600 dev/root c 1 3; \
+                       umask 077; : >etc/passwd; : >etc/shadow; : >dev/shm/root";
+        assert!(Command::new("sh").current_dir(&fake.root).args(["-euc", of_root]).status().unwrap().success());
+        let socket = fake.root.join("run/root.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let monitor = start_monitor(&fake, &[]);
+        let why = monitor.next("the end", within(5000), |message| match message {
+            Message::End(End::Unusable(why)) => Some(why),
+            _ => None,
+        });
+        assert!(why.contains(&format!("uid={uid} ")) && why.contains(" ctl=1 "), "{why}");
+        let succeeded: Vec<_> = why.split_once("passwd=").unwrap().1.matches("=1").collect();
+        assert!(succeeded.is_empty() || why.contains("landlock=-1"), "{mode} {user}: {why}");
+    }
+}
+
 fn the_monitor_has_few_privileges_and_little_memory() {
     let fake = Fake::new(&["--gpus", "8"]);
     let mut monitor = start_monitor(&fake, &[]);
@@ -372,6 +427,7 @@ fn the_monitor_has_few_privileges_and_little_memory() {
     for (name, value) in [("CapEff:", "0000000000000000"), ("CapBnd:", "0000000000000000"), ("NoNewPrivs:", "1")] {
         assert_eq!(field(name), value, "{name}");
     }
+    assert_eq!(field("Seccomp:"), "2");
     assert!(field("Uid:").starts_with("65534"), "{}", field("Uid:"));
     assert!(std::fs::read(format!("/proc/{}/environ", monitor.pid())).is_ok_and(|text| !text.starts_with(b"LD_")));
     monitor.stdin.take();

@@ -16,4 +16,5 @@ pub mod ns;
 pub mod proc_file;
 pub mod process;
 pub mod run_dir;
+pub mod seccomp;
 pub mod stdio;

@@ -93,6 +93,7 @@ fn watch(config: &Config, skip: &[u32], measures: bool, lines: &mut Lines) -> Re
     let mut watch = Watch {
         api: session.api(),
         site: &site,
+        limits_reading: session.limits_reading(),
         skip,
         measures,
         lines,
@@ -111,6 +112,8 @@ fn watch(config: &Config, skip: &[u32], measures: bool, lines: &mut Lines) -> Re
 struct Watch<'a, M> {
     api: &'a M,
     site: &'a Site,
+    /// Whether this process cannot open nodes of MIG devices that are created while it runs
+    limits_reading: bool,
     skip: &'a [u32],
     measures: bool,
     lines: &'a mut Lines,
@@ -166,10 +169,11 @@ impl<M: Monitoring> Watch<'_, M> {
             }
             let kernel = self.site.kernel_state();
             let KernelState { module, gpus, nodes, mig, .. } = &self.kernel;
-            if kernel.module != *module || kernel.gpus != *gpus || kernel.nodes != *nodes {
+            let has_other_mig = kernel.mig != *mig;
+            let has_other_nodes = kernel.nodes != *nodes || has_other_mig && self.limits_reading;
+            if kernel.module != *module || kernel.gpus != *gpus || has_other_nodes {
                 return Some(Some(End::Changed));
             }
-            let has_other_mig = kernel.mig != *mig;
             self.kernel = kernel;
             if has_other_mig || Instant::now() >= end {
                 return None;

@@ -1,10 +1,10 @@
 //! The driver of a host, for a program that watches it for a long time.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, Stat};
 
 use base::tree::Tree;
 
@@ -26,8 +26,9 @@ pub struct KernelState {
     pub load: u64,
     /// The bus addresses of the GPUs of the module
     pub gpus: Vec<String>,
-    /// The driver's control node and those of GPUs
-    pub nodes: Vec<String>,
+    /// The driver's control node and those of GPUs, with their inodes: a confined process can open only the nodes that existed when it
+    /// was confined, and not another node of the same name
+    pub nodes: Vec<(String, u64)>,
     /// The compute instances, such as `gpu0/mig/gi1/ci0`
     pub mig: Vec<String>,
     /// The identity of the linker cache, which changes when libraries are installed
@@ -48,7 +49,7 @@ impl KernelState {
             module: procfs::read_version(proc),
             load: 0,
             gpus: names(proc, &Path::new(DRIVER_PROC).join("gpus")),
-            nodes: names(dev, Path::new("/dev")).into_iter().filter(|name| is_node(name)).collect(),
+            nodes: nodes(dev),
             mig: mig(proc),
             libraries: linker_cache(driver),
         }
@@ -59,9 +60,28 @@ fn names(tree: &Tree, dir: &Path) -> Vec<String> {
     tree.names(dir).into_iter().filter_map(|name| name.into_string().ok()).collect()
 }
 
+fn nodes(dev: &Tree) -> Vec<(String, u64)> {
+    let names = names(dev, Path::new("/dev")).into_iter().filter(|name| is_node(name));
+    names.map(|name| inode(dev, name)).collect()
+}
+
 fn is_node(name: &str) -> bool {
     let rest = name.strip_prefix("nvidia");
     rest.is_some_and(|rest| rest == "ctl" || !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Adds the inode of a node, or 0 if the node has disappeared.
+fn inode(dev: &Tree, name: String) -> (String, u64) {
+    let inode = stat(dev, &Path::new("dev").join(&name)).map_or(0, |stat| stat.st_ino);
+    (name, inode)
+}
+
+/// Examines a file without following links.
+///
+/// A process in the driver root does not find its file descriptors in /proc, which the other lookups need on kernels without openat2(2).
+fn stat(dev: &Tree, path: &Path) -> Option<Stat> {
+    let file = dev.as_root().open_at(path, OFlags::PATH | OFlags::NOFOLLOW).ok()?;
+    rustix::fs::fstat(file).ok()
 }
 
 fn mig(proc: &Tree) -> Vec<String> {
@@ -110,7 +130,8 @@ impl Site {
     /// # Errors
     /// Those of [`Session::start`].
     pub fn start_session(&self, pipe: &File) -> Result<Session> {
-        Session::start(self.question.clone(), pipe)
+        let Roots { driver, dev, proc, sys } = self.roots.clone();
+        Session::start(self.question.clone(), &[driver, dev, proc, sys], pipe)
     }
 
     /// Adds the GPUs to NVML's answer that only the kernel module lists, and MIG devices without nodes.
@@ -122,11 +143,7 @@ impl Site {
     /// Whether the device node of the GPU with this minor number exists.
     #[must_use]
     pub fn has_node(&self, minor: u32) -> bool {
-        // A process in the driver root does not find its file descriptors in /proc, which the other lookups need on kernels without
-        // openat2(2).
-        let path = PathBuf::from(format!("dev/nvidia{minor}"));
-        let node = self.roots.dev.as_root().open_at(&path, OFlags::PATH | OFlags::NOFOLLOW);
-        let stat = node.ok().and_then(|node| rustix::fs::fstat(node).ok());
+        let stat = stat(&self.roots.dev, Path::new(&format!("dev/nvidia{minor}")));
         stat.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
     }
 
@@ -177,6 +194,9 @@ mod tests {
         assert_eq!(Some(&last), states.last());
         assert_eq!(last.module.as_deref(), Some("570.86"));
         assert_eq!(last.mig, ["gpu0/mig/gi1/ci0"]);
-        assert_eq!(last.nodes, ["nvidia0", "nvidiactl"]);
+        let names: Vec<_> = last.nodes.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["nvidia0", "nvidiactl"]);
+        std::fs::rename(dir.path().join("dev/nvidia-modeset"), dir.path().join("dev/nvidia0")).unwrap();
+        assert_ne!(KernelState::read(&config), last, "another node of the same name");
     }
 }

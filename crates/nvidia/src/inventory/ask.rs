@@ -16,11 +16,12 @@ use base::json;
 use base::paths::HostPath;
 use base::report::{Failure, catalog, failure};
 use base::sys::child::{self, Child, NoAnswer};
-use base::sys::confine::{Identity, confine};
+use base::sys::confine::{Identity, Kept, confine};
 use base::sys::ns;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
 
+use super::files;
 use super::identity::{self, Who};
 use crate::driver::{group, params};
 use crate::inventory;
@@ -156,7 +157,7 @@ fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant) -> Heard {
 }
 
 fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
-    let loaded = load(question, identity, pipe);
+    let loaded = load(question, identity, &[], pipe);
     let mut write = |line: &Line| {
         let mut bytes = serde_json::to_vec(line).unwrap_or_default();
         bytes.push(b'\n');
@@ -176,15 +177,27 @@ pub(super) struct Loaded {
     _preloaded: Vec<Library>,
 }
 
-/// Drops the privileges of this process, and loads the library.
-pub(super) fn load(question: &Question, identity: Option<Identity>, pipe: &File) -> Result<Loaded, Refused> {
+/// Drops the privileges of this process, and loads the library. `watched` are directories whose `/dev`, `/proc` and `/sys` the process
+/// reads later.
+pub(super) fn load(
+    question: &Question,
+    identity: Option<Identity>,
+    watched: &[Tree],
+    pipe: &File,
+) -> Result<Loaded, Refused> {
     let root = question.root.as_path();
     let preloaded = if root == Path::new("/") {
         Vec::new()
     } else {
         PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
     };
-    confine(root, identity, pipe).map_err(|error| Refused::Confine(base::report::line(&error.into())))?;
+    let refused = |error: std::io::Error| Refused::Confine(base::report::line(&error.into()));
+    // The directory is closed again: an open directory outside of the new root would be a way out of it.
+    let files = {
+        let tree = Tree::open(&question.root).map_err(refused)?;
+        files::of_nvml(&tree, &question.library, watched, identity::may_own_files(identity))
+    };
+    confine(Kept { root, identity, files }, pipe).map_err(refused)?;
     match Library::load(question.library.as_os_str()) {
         Ok(library) => Ok(Loaded { library, _preloaded: preloaded }),
         // The text of dlerror(3) is in the source of the error.

@@ -43,14 +43,25 @@ pub fn from_config(config: &Config) -> Result<Who> {
 
 /// Chooses the user for a process with this root directory and library. `None` means that the user is not changed.
 ///
+/// For a configured root, only the group counts: without capabilities, root can open the nodes because it owns them or because of the
+/// group, and whatever else root owns must not be open to the driver's library.
+///
 /// # Errors
 /// If the root cannot be opened.
 pub fn choose(who: Who, root: &HostPath, library: &Path) -> Result<Option<Identity>> {
-    Ok(match who {
-        Who::Unchanged => None,
-        Who::Configured(identity) => Some(identity),
-        Who::Fewest => Some(fewest(&required_files(&Tree::open(root)?, library))),
-    })
+    let group = match who {
+        Who::Unchanged => return Ok(None),
+        Who::Configured(identity) if identity.uid != 0 => return Ok(Some(identity)),
+        Who::Configured(root) => Some(root.gid),
+        Who::Fewest => None,
+    };
+    Ok(Some(fewest(&required_files(&Tree::open(root)?, library), group)))
+}
+
+/// Whether files can belong to the user of the process, which it can then open and change although it has no capabilities.
+#[must_use]
+pub fn may_own_files(identity: Option<Identity>) -> bool {
+    identity.is_none_or(|identity| identity.uid != NOBODY)
 }
 
 /// A file that the process must open, or a directory on the path to one.
@@ -89,18 +100,18 @@ fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     nodes.chain(files).map(of).collect()
 }
 
-/// Returns the identity with the fewest privileges that can open all files that root without capabilities can open.
+/// Returns the identity with the fewest privileges that can open all files that root without capabilities can open. `configured` is the
+/// group in config.toml.
 ///
 /// With the usual mode 0666 of the nodes, that is `nobody`. On SUSE the nodes are root:video 0660, so it is `nobody` with the group
 /// `video`. It is root only if no other user can open the nodes or the library.
-fn fewest(needs: &[Need]) -> Identity {
-    let group = needs.first().map_or(NOBODY, |control| control.gid);
-    let root = Identity { uid: 0, gid: group };
+fn fewest(needs: &[Need], configured: Option<u32>) -> Identity {
+    let of_nodes = needs.first().map_or(NOBODY, |control| control.gid);
+    let groups = [Some(NOBODY), configured, Some(of_nodes)];
+    let root = Identity { uid: 0, gid: configured.unwrap_or(of_nodes) };
     let can_do_all = |identity: &Identity| needs.iter().all(|need| need.is_met_by(*identity) || !need.is_met_by(root));
-    [Identity { uid: NOBODY, gid: NOBODY }, Identity { uid: NOBODY, gid: group }]
-        .into_iter()
-        .find(can_do_all)
-        .unwrap_or(root)
+    let of_nobody = groups.into_iter().flatten().map(|gid| Identity { uid: NOBODY, gid });
+    of_nobody.into_iter().find(can_do_all).unwrap_or(root)
 }
 
 #[cfg(test)]
@@ -129,7 +140,33 @@ mod tests {
             ("a library that only root can reach", vec![node(0, 0o666), dir(0o700)], 0, 0),
             ("a library that all can reach", vec![node(0, 0o666), dir(0o755)], NOBODY, NOBODY),
         ] {
-            assert_eq!(fewest(&needs), Identity { uid, gid }, "{what}");
+            assert_eq!(fewest(&needs, None), Identity { uid, gid }, "{what}");
         }
+    }
+
+    #[test]
+    fn of_a_configured_root_only_the_group_counts() {
+        const OTHER: u32 = 7;
+        for (what, needs, configured, uid, gid) in [
+            ("root:video on SUSE", vec![node(VIDEO, 0o660), node(VIDEO, 0o660)], VIDEO, NOBODY, VIDEO),
+            ("root:root on SUSE", vec![node(VIDEO, 0o660)], 0, NOBODY, VIDEO),
+            ("nodes for everyone", vec![node(VIDEO, 0o666)], VIDEO, NOBODY, NOBODY),
+            ("nodes for the configured group", vec![node(VIDEO, 0o666), node(OTHER, 0o660)], OTHER, NOBODY, OTHER),
+            ("nodes for root alone", vec![node(VIDEO, 0o600)], VIDEO, 0, VIDEO),
+            ("one for root alone", vec![node(VIDEO, 0o660), node(VIDEO, 0o600)], OTHER, 0, OTHER),
+            ("one that root cannot open either", vec![node(VIDEO, 0o660), node(VIDEO, 0)], VIDEO, NOBODY, VIDEO),
+            ("no nodes", vec![], VIDEO, NOBODY, NOBODY),
+        ] {
+            assert_eq!(fewest(&needs, Some(configured)), Identity { uid, gid }, "{what}");
+        }
+    }
+
+    #[test]
+    fn another_configured_user_stays() {
+        let tux = Identity { uid: 1000, gid: VIDEO };
+        let chosen = choose(Who::Configured(tux), &HostPath::new("/"), Path::new("/lib/x")).unwrap();
+        assert_eq!(chosen, Some(tux));
+        assert!(may_own_files(chosen) && may_own_files(None));
+        assert!(!may_own_files(Some(Identity { uid: NOBODY, gid: VIDEO })));
     }
 }

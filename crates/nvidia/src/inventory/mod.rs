@@ -4,10 +4,10 @@ pub mod ask;
 pub mod cache;
 pub mod cap_files;
 pub mod caps;
+mod files;
 pub mod fingerprint;
 pub mod gather;
 pub mod identity;
-
 pub mod limits;
 pub mod merge;
 pub mod nvml;

@@ -5,6 +5,7 @@ use std::fs::File;
 use anyhow::{Error, Result};
 
 use base::sys::confine::Identity;
+use base::tree::Tree;
 
 use super::ask::{self, Loaded, Question};
 use super::identity;
@@ -21,13 +22,14 @@ pub struct Session {
 
 impl Session {
     /// Drops the privileges of this process, which must have one thread, and loads the library. The kernel kills this process when
-    /// its parent ends. `pipe` is the pipe to that parent.
+    /// its parent ends. `pipe` is the pipe to that parent. `watched` are directories whose `/dev`, `/proc` and `/sys` the process reads
+    /// later.
     ///
     /// # Errors
     /// If a privilege cannot be dropped, or the library cannot be loaded.
-    pub fn start(question: Question, pipe: &File) -> Result<Self> {
+    pub fn start(question: Question, watched: &[Tree], pipe: &File) -> Result<Self> {
         let identity = identity::choose(question.who, &question.root, &question.library)?;
-        match ask::load(&question, identity, pipe) {
+        match ask::load(&question, identity, watched, pipe) {
             Ok(loaded) => Ok(Self { loaded, question, identity }),
             Err(refused) => Err(ask::explain_refused(&refused, &question)),
         }
@@ -37,6 +39,13 @@ impl Session {
     #[must_use]
     pub const fn api(&self) -> &Library {
         &self.loaded.library
+    }
+
+    /// Whether this process can read only the files that it needs, and that existed when it started. They include the nodes of MIG
+    /// devices.
+    #[must_use]
+    pub fn limits_reading(&self) -> bool {
+        identity::may_own_files(self.identity)
     }
 
     /// Returns the error for a failed initialization, with its number and hint.
