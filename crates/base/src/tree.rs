@@ -262,6 +262,9 @@ impl Tree {
     }
 
     /// Stores an error for [`Self::findings`], unless it means that nothing exists at `path`.
+    ///
+    /// # Errors
+    /// That of `result`.
     pub fn noted<T>(&self, path: &Path, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|error| {
             if !is_missing(error) {

@@ -126,14 +126,17 @@ struct QueryAttr {
 
 /// Returns the device programs that are attached to a cgroup itself.
 ///
+/// # Errors
 /// EPERM without `CAP_NET_ADMIN`, EINVAL on kernels without cgroup BPF, EBADF if `cgroup` is not a cgroup2 directory.
 #[doc(alias = "BPF_PROG_QUERY")]
 pub fn attached(cgroup: BorrowedFd<'_>) -> nix::Result<Attached> {
     query(cgroup, 0)
 }
 
-/// Returns the ids of all device programs that are effective in a cgroup, including those of its ancestors. Errors as for
-/// [`attached`].
+/// Returns the ids of all device programs that are effective in a cgroup, including those of its ancestors.
+///
+/// # Errors
+/// Those of [`attached`].
 #[doc(alias = "BPF_F_QUERY_EFFECTIVE")]
 pub fn effective(cgroup: BorrowedFd<'_>) -> nix::Result<Vec<u32>> {
     query(cgroup, BPF_F_QUERY_EFFECTIVE).map(|attached| attached.ids)
@@ -173,7 +176,10 @@ struct GetIdAttr {
     open_flags: u32,
 }
 
-/// Opens a program by its id. EPERM without `CAP_SYS_ADMIN`, ENOENT if the program does not exist any more.
+/// Opens a program by its id.
+///
+/// # Errors
+/// EPERM without `CAP_SYS_ADMIN`, ENOENT if the program does not exist any more.
 #[doc(alias = "BPF_PROG_GET_FD_BY_ID")]
 pub fn prog_by_id(id: u32) -> nix::Result<OwnedFd> {
     let mut attr = GetIdAttr { id, ..GetIdAttr::default() };
@@ -214,6 +220,9 @@ struct RawInfo {
 /// Without `CAP_BPF` the kernel withholds the instructions: it reports their length as 0. It also withholds those of a program with
 /// blinded constants from a caller that may not see kernel addresses: it sets the pointer to 0 (`bpf_prog_get_info_by_fd` in
 /// `kernel/bpf/syscall.c`).
+///
+/// # Errors
+/// Those of bpf(2). Instructions that the kernel withholds are not an error.
 #[doc(alias = "BPF_OBJ_GET_INFO_BY_FD")]
 pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
     let mut info = RawInfo::default();
@@ -264,9 +273,12 @@ struct LoadAttr {
 
 /// Verifies and loads a device program. `name` is cut to 15 bytes; the kernel accepts `[A-Za-z0-9_.]`.
 ///
-/// EACCES and EINVAL come from the verifier. In that case the program is loaded again with the log enabled, to get the reason.
 /// KERNEL(5.11): before, programs count against `RLIMIT_MEMLOCK`, and EPERM means that the limit is too low. It is raised once, as
 /// far as permitted.
+///
+/// # Errors
+/// EACCES and EINVAL come from the verifier. In that case the program is loaded again with the log enabled, to get the reason.
+/// EPERM without `CAP_BPF` or `CAP_SYS_ADMIN`.
 #[doc(alias = "BPF_PROG_LOAD")]
 pub fn load_device_program(name: &str, insns: &[Insn]) -> Result<OwnedFd, LoadError> {
     let plain = |errno| LoadError { errno, reason: String::new() };
@@ -358,6 +370,7 @@ impl AttachAttr {
 /// Attaches a device program. `flags` must be those of the attached programs ([`attached`]). With [`BPF_F_ALLOW_MULTI`] it replaces
 /// `replace`, if given. With other flags a cgroup has one program, which the new one replaces.
 ///
+/// # Errors
 /// ENOENT if `replace` is not attached any more, or is attached with a link. KERNEL(5.6): before, EINVAL if `replace` is given.
 #[doc(alias = "BPF_PROG_ATTACH")]
 pub fn attach(
@@ -375,14 +388,20 @@ pub fn attach(
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
 
-/// Attaches a device program if the list still has this [`Attached::revision`], otherwise ESTALE. 0 stands for any revision.
+/// Attaches a device program if the list still has this [`Attached::revision`]. 0 stands for any revision.
+///
+/// # Errors
+/// ESTALE if the list has another revision. KERNEL(6.17): before, EINVAL if `revision` is not 0.
 pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revision: u64) -> nix::Result<()> {
     let mut attr = AttachAttr { attach_flags: flags, expected_revision: revision, ..AttachAttr::new(cgroup, prog)? };
     // SAFETY: AttachAttr is the attach member of `union bpf_attr` and holds no pointer.
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
 
-/// Detaches a device program from a cgroup. ENOENT if it is not attached there.
+/// Detaches a device program from a cgroup.
+///
+/// # Errors
+/// ENOENT if the program is not attached there.
 #[doc(alias = "BPF_PROG_DETACH")]
 pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
     let mut attr = AttachAttr::new(cgroup, prog)?;

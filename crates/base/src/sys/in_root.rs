@@ -43,6 +43,9 @@ pub struct Created {
 
 impl Created {
     /// Removes the entry. A directory must be empty.
+    ///
+    /// # Errors
+    /// Those of unlinkat(2): ENOTEMPTY for a directory with entries.
     pub fn remove(&self) -> io::Result<()> {
         let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         Ok(rustix::fs::unlinkat(&*self.dir, &self.name, flags)?)
@@ -57,12 +60,18 @@ impl AsFd for Root {
 
 impl Root {
     /// Opens `dir`, a path on the host that no container chose.
+    ///
+    /// # Errors
+    /// If `dir` cannot be opened or is not a directory.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { fd: rustix::fs::openat(CWD, dir, flags, Mode::empty())? })
     }
 
     /// Opens `path` below this root. A leading slash stands for the root.
+    ///
+    /// # Errors
+    /// NotFound if nothing exists at `path`, ELOOP for too many links, and the other errors of openat2(2).
     pub fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         resolve(&self.fd, path, flags)
     }
@@ -91,6 +100,9 @@ impl Root {
     }
 
     /// Opens the directory `path` below this root as a root.
+    ///
+    /// # Errors
+    /// Those of [`Self::open_at`], and ENOTDIR if `path` is not a directory.
     pub fn open_root(&self, path: &Path) -> io::Result<Self> {
         Ok(Self { fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)? })
     }
@@ -100,6 +112,10 @@ impl Root {
     ///
     /// The kernel resolves the longest existing part in one step. From there on, every directory is created and opened in its
     /// open parent, and a symbolic link that appears in the meantime is rejected.
+    ///
+    /// # Errors
+    /// If a directory cannot be opened or created, if a link or a file is in place of one, or if `may_create` returns an error. The
+    /// directories that were created until then are in `created`.
     pub fn create_dir_all(
         &self,
         path: &Path,
@@ -140,6 +156,9 @@ impl Root {
     /// waits for the next kernel message, and removes that message from syslog.
     ///
     /// Any file system is accepted if it is that of the root, because the engine mounted it. It may use FUSE (fuse-overlayfs).
+    ///
+    /// # Errors
+    /// If `file` is not a regular file, is on a file system that does not store files, or cannot be opened for reading.
     pub fn open_stored(&self, file: OwnedFd) -> io::Result<File> {
         let stat = regular(&file)?;
         self.check_stored(&file, &stat)?;
@@ -147,6 +166,9 @@ impl Root {
     }
 
     /// Like [`Self::open_stored`], for a directory.
+    ///
+    /// # Errors
+    /// If `dir` is on a file system that does not store files, or cannot be opened for reading.
     pub fn open_stored_dir(&self, dir: OwnedFd) -> io::Result<OwnedFd> {
         self.check_stored(&dir, &rustix::fs::fstat(&dir)?)?;
         reopen(&dir, OFlags::DIRECTORY).map(Into::into)
@@ -192,6 +214,9 @@ pub(super) fn or_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 
 /// Returns the path of an open file, as seen from the root directory of this process. Only for files of the host: a path in a
 /// container would have to be resolved again.
+///
+/// # Errors
+/// If /proc cannot be read.
 pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
     let target = rustix::fs::readlinkat(CWD, fd_path(fd), Vec::new())?;
     Ok(PathBuf::from(OsStr::from_bytes(target.as_bytes())))
@@ -199,6 +224,9 @@ pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
 
 /// Reopens a regular file for reading that was opened with `O_PATH`. Other files are rejected before they are opened, because
 /// opening a device node can have effects: a watchdog resets the host.
+///
+/// # Errors
+/// If `path` is not a regular file, or cannot be opened for reading.
 pub fn open_regular(path: OwnedFd) -> io::Result<File> {
     regular(&path)?;
     reopen(&path, OFlags::NONBLOCK | OFlags::NOCTTY)
@@ -233,6 +261,9 @@ fn keeps_files(file: &OwnedFd) -> io::Result<bool> {
 
 /// Opens a regular file of the host for reading, in a directory that only root can change. `O_NONBLOCK` keeps a fifo from
 /// blocking the start of a container.
+///
+/// # Errors
+/// If the file cannot be opened, or is not a regular file.
 pub fn open_host_file(path: &Path) -> io::Result<(File, Stat)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
@@ -244,6 +275,9 @@ pub fn open_host_file(path: &Path) -> io::Result<(File, Stat)> {
 }
 
 /// Returns the working directory of this process.
+///
+/// # Errors
+/// NotFound if the directory has been removed.
 pub fn working_directory() -> io::Result<PathBuf> {
     std::env::current_dir()
 }

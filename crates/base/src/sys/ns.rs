@@ -14,11 +14,17 @@ pub struct MountNs(OwnedFd);
 
 impl MountNs {
     /// Opens the mount namespace of a process. The runtime names the process, which waits for the hook, so its PID is not reused.
+    ///
+    /// # Errors
+    /// If the process does not exist, or belongs to another user and this process may not examine it.
     pub fn of_process(pid: i32) -> io::Result<Self> {
         Ok(Self(File::open(format!("/proc/{pid}/ns/mnt"))?.into()))
     }
 
     /// Returns the device and inode number, which identify the namespace.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
     pub fn id(&self) -> io::Result<(u64, u64)> {
         let stat = rustix::fs::fstat(&self.0)?;
         Ok((stat.st_dev, stat.st_ino))
@@ -26,7 +32,8 @@ impl MountNs {
 
     /// Enters the namespace. The hook never returns from it, so it cannot use a path of the host by mistake afterwards.
     ///
-    /// Fails with EINVAL while another thread shares the working directory and the root directory, see setns(2).
+    /// # Errors
+    /// EINVAL while another thread shares the working directory and the root directory, EPERM without CAP_SYS_ADMIN; see setns(2).
     #[expect(clippy::disallowed_methods, reason = "the only caller")]
     pub fn enter(self) -> io::Result<()> {
         Ok(nix::sched::setns(self.0, nix::sched::CloneFlags::CLONE_NEWNS)?)
@@ -63,6 +70,9 @@ pub fn shares_mount_ns(pid: &str) -> bool {
 }
 
 /// Enters the cgroup namespace of a process: the paths in /proc/PID/cgroup are then relative to the root of that namespace.
+///
+/// # Errors
+/// If the process does not exist, and those of setns(2): EPERM without CAP_SYS_ADMIN.
 #[expect(clippy::disallowed_methods, reason = "the only caller")]
 pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
     let namespace = File::open(format!("/proc/{pid}/ns/cgroup"))?;
@@ -81,6 +91,9 @@ pub(crate) fn new_pid_ns_for_children() -> io::Result<()> {
 /// device nodes nor change device cgroups, and ids of the host may not be mapped.
 ///
 /// The result is cached: it changes only if the process enters another namespace, which this program does not do.
+///
+/// # Errors
+/// If /proc cannot be read.
 pub fn in_user_namespace() -> io::Result<bool> {
     static IN_ONE: OnceLock<bool> = OnceLock::new();
     if let Some(known) = IN_ONE.get() {
@@ -91,6 +104,9 @@ pub fn in_user_namespace() -> io::Result<bool> {
 }
 
 /// Returns the id that a user of this namespace has outside of it, or `None` if it is not mapped.
+///
+/// # Errors
+/// If /proc cannot be read.
 pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
     Ok(outside(&proc_file::read_text("/proc/self/uid_map")?, uid))
 }

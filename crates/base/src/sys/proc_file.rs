@@ -9,12 +9,18 @@ use std::path::Path;
 const USUAL: usize = 4 << 10;
 
 /// Reads a file of proc(5).
+///
+/// # Errors
+/// If the file cannot be opened or read. For a process that has ended, the error is NotFound or ESRCH.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     // `take` keeps std from calling statx(2) for the size, which is 0 for these files.
     read_whole(File::open(path)?.take(u64::MAX), 0)
 }
 
 /// Reads a file of proc(5) as text. Bytes that are not UTF-8 are replaced.
+///
+/// # Errors
+/// Those of [`read`].
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&read(path)?).into_owned())
 }

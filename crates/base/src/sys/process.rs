@@ -95,6 +95,9 @@ pub fn read_output(program: &Path, arguments: &[&str], deadline: Duration) -> io
 
 /// Makes `uid`:`gid` the owner of the files that this process creates, and keeps its capabilities. On an id-mapped rootfs, creating
 /// a file for an owner that is not mapped fails with EOVERFLOW.
+///
+/// # Errors
+/// EPERM if this process cannot change its ids for files, and the errors of capset(2).
 pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     nix::unistd::setfsgid(gid);

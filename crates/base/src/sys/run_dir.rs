@@ -36,32 +36,50 @@ pub struct Lock {
 
 impl RunDir {
     /// Opens the run-time directory, and creates it if it is missing.
+    ///
+    /// # Errors
+    /// If there is no parent directory for this user, the directory cannot be created, or it is not only this user's.
     pub fn open() -> io::Result<Self> {
         Self::open_in(&base()?)
     }
 
     /// Opens the run-time directory if it exists.
+    ///
+    /// # Errors
+    /// If the directory exists, but cannot be opened or is not only this user's.
     pub fn existing() -> io::Result<Option<Self>> {
         or_missing(open_dir(CWD, &base()?.join(NAME)))
     }
 
     /// Opens or creates the run-time directory in `base`, which must exist.
+    ///
+    /// # Errors
+    /// If `base` does not exist, the directory cannot be created, or it is not only this user's.
     pub fn open_in(base: &Path) -> io::Result<Self> {
         let base = rustix::fs::openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         make_dir(base.as_fd(), Path::new(NAME))
     }
 
     /// Opens a directory below this one, and creates it if it is missing.
+    ///
+    /// # Errors
+    /// If the directory cannot be created, or is not only this user's.
     pub fn below(&self, name: &str) -> io::Result<Self> {
         make_dir(self.fd.as_fd(), Path::new(name))
     }
 
     /// Opens a directory below this one if it exists.
+    ///
+    /// # Errors
+    /// If the directory exists, but cannot be opened or is not only this user's.
     pub fn existing_below(&self, name: &str) -> io::Result<Option<Self>> {
         or_missing(open_dir(self.fd.as_fd(), Path::new(name)))
     }
 
     /// Reads a file of at most `limit` bytes. Returns `None` if it does not exist.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is longer than `limit` (`FileTooLarge`), or is not a regular file that only this user can write.
     pub fn read(&self, name: &str, limit: u64) -> io::Result<Option<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let Some(fd) = or_missing(rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(Into::into))? else {
@@ -78,6 +96,9 @@ impl RunDir {
     }
 
     /// Replaces a file atomically: a process that reads it at the same time gets the old content.
+    ///
+    /// # Errors
+    /// If the file cannot be written or renamed. The old content then remains.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!(".{name}.{}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -99,6 +120,9 @@ impl RunDir {
     }
 
     /// Removes a file. A missing file is not an error.
+    ///
+    /// # Errors
+    /// If the file exists and cannot be removed.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -107,6 +131,9 @@ impl RunDir {
     }
 
     /// Returns the names that are UTF-8 and do not begin with a dot, unsorted.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = self.all_names()?;
         names.retain(|name| !name.starts_with('.'));
@@ -114,6 +141,9 @@ impl RunDir {
     }
 
     /// Like [`Self::names`], with the names of temporary files.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
     pub fn all_names(&self) -> io::Result<Vec<String>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(&self.fd, ".", flags, Mode::empty())?;
@@ -137,6 +167,9 @@ impl RunDir {
     }
 
     /// Takes the lock with this name. Returns `None` if other processes hold it for the whole of `patience`.
+    ///
+    /// # Errors
+    /// If the file cannot be opened or locked, or is not a regular file that only this user can write.
     pub fn lock(&self, name: &str, patience: Duration) -> io::Result<Option<Lock>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
@@ -156,6 +189,9 @@ impl RunDir {
 }
 
 /// Returns the path of the run-time directory, for messages.
+///
+/// # Errors
+/// Those of [`ns::in_user_namespace`], and NotFound if the user has no id outside of the namespace.
 pub fn path() -> io::Result<PathBuf> {
     Ok(base()?.join(NAME))
 }

@@ -15,16 +15,25 @@ use super::{Label, MountAttrs};
 use crate::sys::in_root::fd_path;
 
 /// Runs `mount --bind SOURCE TARGET`. The fd `target` still refers to the file below the new mount.
+///
+/// # Errors
+/// Those of mount(2): EPERM without CAP_SYS_ADMIN, EINVAL if one of the files is in another mount namespace.
 pub fn bind(source: impl AsFd, target: impl AsFd) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(fd_path(source.as_fd()), fd_path(target.as_fd()))?)
 }
 
 /// Runs `mount -t tmpfs TARGET`; like [`super::new_tmpfs`].
+///
+/// # Errors
+/// Those of mount(2): EPERM without CAP_SYS_ADMIN, EINVAL for an unknown option.
 pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
     mount_tmpfs_with(target, MountFlags::NODEV, options, label)
 }
 
 /// Like [`mount_tmpfs`], but without `nodev`, which bind mounts of the device nodes in it would inherit.
+///
+/// # Errors
+/// Those of [`mount_tmpfs`].
 pub fn mount_tmpfs_for_nodes(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
     mount_tmpfs_with(target, MountFlags::empty(), options, label)
 }
@@ -37,6 +46,9 @@ fn mount_tmpfs_with(target: impl AsFd, more: MountFlags, options: &str, label: O
 
 /// Runs `mount -t overlay TARGET` with `lower` and the directories `upper` and `work` of `layer`. The overlay gets the
 /// restrictions of `lower`, such as `noexec`, except for `ro`: it is writable until [`restrict`] is called.
+///
+/// # Errors
+/// Those of mount(2): EINVAL if the file system of `layer` cannot be the upper layer, ENODEV without overlayfs.
 pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label: Option<&Label>) -> io::Result<()> {
     let kept = kept_flags(rustix::fs::fstatvfs(&lower)?.f_flag).difference(MountFlags::RDONLY);
     let flags = MountFlags::NOSUID | MountFlags::NODEV | kept;
@@ -47,12 +59,18 @@ pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label
 }
 
 /// Unmounts `name` in `dir`, for a mount that could not be opened after it was made.
+///
+/// # Errors
+/// Those of umount2(2): EINVAL if `name` is not a mount.
 pub fn take_back(dir: impl AsFd, name: &Path) -> io::Result<()> {
     let path = Path::new(&fd_path(dir.as_fd())).join(name);
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }
 
 /// Like [`super::restrict`]. `mount` must be the root of a mount.
+///
+/// # Errors
+/// Those of mount(2): EINVAL if `mount` is not the root of a mount.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
     let path = fd_path(mount.as_fd());
     // A remount replaces all flags. In a user namespace those of the source are locked, and omitting one fails with EPERM.
