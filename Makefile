@@ -14,9 +14,10 @@ help:
 		/^[a-z][a-z0-9-]*:/ && text != "" { sub(/:.*/, "", $$1); sub(/[.:] .*/, "", text); sub(/[.]$$/, "", text); \
 		printf "make %-15s %s\n", $$1, text } !/^SECONDS/ { text = "" }' Makefile
 
-## Builds target/release/oci-nvidia-hook.
+## Builds target/release/oci-nvidia-hook, and the static program of the package -compat, which needs libc.a.
 build:
 	$(CARGO) build --release --locked --features lean
+	$(CARGO) rustc --release --locked --package oci-nvidia-hook-compat -- -C target-feature=+crt-static
 
 ## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:
@@ -39,6 +40,7 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --features lean -- -D warnings
+	$(CARGO) clippy --locked --package oci-nvidia-hook-compat -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items
 	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 

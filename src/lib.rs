@@ -23,7 +23,8 @@
 //! | [`doctor`] | problems of this host |
 //! | [`cli`] | command lines parsed, results printed |
 //!
-//! `docs/architecture.md` has the whole picture. Nothing but [`run`] is public: other programs use the libraries in `crates`.
+//! `docs/architecture.md` has the whole picture. Public are only [`run`] and what
+//! `crates/compat` calls: other programs use the libraries in `crates`.
 
 #![allow(missing_docs, reason = "a private library: many items need no documentation besides their names")]
 
@@ -39,7 +40,14 @@ mod stages;
 #[doc(hidden)]
 pub mod testing;
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
+
+use base::report::{catalog, failure};
+use nvidia_host::programs;
+
+pub use stages::cdi_hook::CdiHook;
 
 /// Runs the command line of this process, and returns its exit code.
 pub fn run() -> ExitCode {
@@ -48,4 +56,17 @@ pub fn run() -> ExitCode {
     // Some runtimes start hooks of some stages with the environment of the image (CVE-2025-23266).
     base::sys::process::clear_environment();
     cli::run(args, environment)
+}
+
+/// Replaces this process, which a runtime may have started as a hook, with another program. The program gets these arguments and an empty
+/// environment. Returns only if that fails, with the exit code.
+pub fn pass_on(program: &Path, args: &[OsString]) -> ExitCode {
+    let error = base::sys::process::replace(program, args);
+    let error = failure(
+        &catalog::SYSTEM,
+        format!("cannot start {program:?}: {error}"),
+        "install oci-nvidia-hook and oci-nvidia-hook-compat in the same version",
+    );
+    record::call::Call::for_stage(programs::COMPAT).error(&error);
+    ExitCode::FAILURE
 }

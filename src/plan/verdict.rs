@@ -8,6 +8,7 @@ use anyhow::Result;
 use base::report::{Finding, catalog, line};
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::programs;
 use nvidia_host::request::excuse as excuse_of_host;
 
 use crate::oci::{Pod, SpecView};
@@ -92,10 +93,11 @@ fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
     })
 }
 
-/// Returns whether the file is this program, under any name.
+/// Returns whether the file is this program, or the one that starts it, under any name.
 fn is_this_program(path: &Path) -> bool {
-    let program = inode(path);
-    program.is_some() && program == inode(Path::new("/proc/self/exe"))
+    let Some(program) = inode(path) else { return false };
+    let compat = || std::env::current_exe().ok().and_then(|this| inode(&this.with_file_name(programs::COMPAT)));
+    inode(Path::new("/proc/self/exe")) == Some(program) || compat() == Some(program)
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::support::{Need, run, source};
+use crate::{Test, built};
 
 pub const TESTS: &[Test] = &[
     ("architecture::modules_have_an_order", &[], modules_have_an_order),
@@ -14,7 +14,10 @@ pub const TESTS: &[Test] = &[
     ("architecture::no_two_files_use_each_other", &[], no_two_files_use_each_other),
     ("architecture::the_hook_has_few_rooms", &[], the_hook_has_few_rooms),
     ("architecture::the_hook_has_no_grpc", &[Need::Cargo], the_hook_has_no_grpc),
+    ("architecture::the_program_of_compat_is_static", STATIC, the_program_of_compat_is_static),
 ];
+
+const STATIC: &[Need] = &[Need::Cargo, Need::StaticLibc, Need::Program("readelf")];
 
 /// The top-level modules that each top-level module of a crate uses, by `crate::NAME`.
 type Uses = BTreeMap<String, BTreeSet<String>>;
@@ -195,13 +198,35 @@ fn code_of(text: &str) -> String {
     code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
+/// Returns the crates in the program of this package, one a line.
+fn crates(package: &str) -> String {
+    let mut tree = Command::new(env!("CARGO"));
+    tree.args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--package", package]);
+    run(tree.current_dir(source(""))).ok()
+}
+
+/// Variables of a hostile image reach this program. It must have neither a dynamic linker, which interprets them, nor one of its own
+/// for NVML.
+fn the_program_of_compat_is_static() {
+    let (compat, hook) = (crates("oci-nvidia-hook-compat"), crates("oci-nvidia-hook"));
+    assert!(!compat.contains("libloading v") && hook.contains("libloading v"), "{compat}");
+    for (program, is_static) in [(built::compat_release(), true), (built::compat(), true), (built::release(), false)] {
+        let elf = run(Command::new("readelf").args(["--wide", "--program-headers", "--dynamic"]).arg(program)).ok();
+        for entry in [" INTERP ", "(NEEDED)", "(RPATH)", "(RUNPATH)"] {
+            assert!(!(is_static && elf.contains(entry)), "{program:?}: {elf}");
+        }
+        assert_eq!(elf.contains(" INTERP "), !is_static, "{program:?}: {elf}");
+        // The functions that load libraries for the names of users and hosts.
+        let symbols = run(Command::new("readelf").args(["--wide", "--symbols"]).arg(program)).ok();
+        for name in ["getpwnam", "getpwuid_r", "getgrnam", "getaddrinfo", "iconv_open", "setlocale"] {
+            let is_there = symbols.lines().any(|line| line.split_whitespace().any(|word| word == name));
+            assert!(!(is_there && program == built::compat_release()), "{name}");
+        }
+    }
+}
+
 /// What the device plugin needs is in no build of the hook.
 fn the_hook_has_no_grpc() {
-    let crates = |package: &str| {
-        let mut tree = Command::new(env!("CARGO"));
-        tree.args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--package", package]);
-        run(tree.current_dir(source(""))).ok()
-    };
     let (hook, plugin) = (crates("oci-nvidia-hook"), crates("oci-nvidia-kubelet-plugin"));
     for name in ["tokio", "tonic", "prost", "h2", "hyper"] {
         let line = format!("{name} v");

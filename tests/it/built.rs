@@ -20,6 +20,28 @@ pub fn plugin() -> &'static Path {
     BUILT.get_or_init(|| build("oci-nvidia-kubelet-plugin", &["--package", "oci-nvidia-kubelet-plugin"]))
 }
 
+/// The options that make the program of -compat static.
+const STATIC: &[&str] = &["--package", "oci-nvidia-hook-compat", "--", "-C", "target-feature=+crt-static"];
+
+/// Returns the program of the package -compat, static like there, built with the profile of the hook under test. It is in the directory
+/// of that hook, which it starts.
+pub fn compat() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let programs = Path::new(HOOK).parent().unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["rustc", "--quiet", "--locked", "--target-dir"]).arg(programs.parent().unwrap()).args(STATIC);
+        run(build.current_dir(source("")).env_remove("RUSTFLAGS")).ok();
+        programs.join("oci-nvidia-hook-compat")
+    })
+}
+
+/// Returns the same program as packages contain it.
+pub fn compat_release() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build_with("rustc", "oci-nvidia-hook-compat", STATIC))
+}
+
 /// Returns the directory with this build of the hook, the device plugin and its tools for tests.
 pub fn programs() -> &'static Path {
     static BUILT: OnceLock<&Path> = OnceLock::new();
@@ -33,8 +55,12 @@ pub fn programs() -> &'static Path {
 }
 
 fn build(program: &str, arguments: &[&str]) -> PathBuf {
+    build_with("build", program, arguments)
+}
+
+fn build_with(command: &str, program: &str, arguments: &[&str]) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--release", "--target-dir"]).arg(source("target")).args(arguments);
+    build.args([command, "--quiet", "--locked", "--release", "--target-dir"]).arg(source("target")).args(arguments);
     run(build.current_dir(source("")).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
     source("target/release").join(program)
 }
@@ -66,6 +92,7 @@ pub fn cargo() -> &'static Path {
              vendor\\ * | metadata\\ *) exec '{real}' \"$@\" ;;\n\
              'build --release --locked --offline --features lean') built='{hook}' ;;\n\
              'build --release --locked --offline -p oci-nvidia-kubelet-plugin') built='{plugin}' ;;\n\
+             'rustc --release --locked --offline -p oci-nvidia-hook-compat -- -C target-feature=+crt-static') built='{compat}' ;;\n\
              *) echo \"unexpected: cargo $*\" >&2; exit 1 ;;\n\
              esac\n\
              test -d vendor\n\
@@ -79,7 +106,8 @@ pub fn cargo() -> &'static Path {
              cp \"$built\" \"$dir\"\n",
             real = env!("CARGO"),
             hook = release().display(),
-            plugin = plugin().display()
+            plugin = plugin().display(),
+            compat = compat_release().display()
         );
         std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();
         std::fs::write(&cargo, script).unwrap();

@@ -6,17 +6,26 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::nvidia_cli::link;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::{Test, nvidia_ctk};
 
 const RUNC: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+
+const BUILD: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Cargo,
+    Need::StaticLibc,
+];
 
 pub const TESTS: &[Test] = &[
     ("docker::gpus_all", RUNC, gpus_all),
     ("docker::both_names_in_one_bundle", RUNC, both_names_in_one_bundle),
-    ("docker::which_of_two_hooks", NEEDS, which_of_two_hooks),
+    ("docker::which_of_two_hooks", BUILD, which_of_two_hooks),
     ("docker::the_hooks_command_line", NEEDS, the_hooks_command_line),
     ("docker::wrong_command_lines", &[], wrong_command_lines),
 ];
@@ -188,10 +197,17 @@ fn which_of_two_hooks() {
     let link_to_link = dir.path().join("nvidia-container-runtime-hook");
     std::os::unix::fs::symlink(links.join(NAME), &link_to_link).unwrap();
     std::fs::hard_link(HOOK, links.join("hard")).ok();
+    // The links of the package -compat lead to a program that starts the hook.
+    let packaged = dir.path().join("packaged");
+    std::fs::create_dir(&packaged).unwrap();
+    let packaged = nvidia_ctk::link(&packaged, NAME);
     // The caller, the hooks in config.json, and whether the caller sets up the container.
     for (caller, named, does_it) in [
         (PathBuf::from(HOOK), links.join(NAME), true),
         (PathBuf::from(HOOK), link_to_link.clone(), true),
+        (PathBuf::from(HOOK), packaged.clone(), true),
+        (packaged.clone(), packaged.clone(), true),
+        (packaged.clone(), copies.join(NAME), false),
         (links.join(NAME), PathBuf::from(HOOK), true),
         (links.join(NAME), links.join("nvidia-container-toolkit"), true),
         (PathBuf::from(HOOK), copies.join(NAME), false),

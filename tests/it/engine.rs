@@ -33,7 +33,7 @@ pub enum Cgroup {
 
 impl Cgroup {
     /// Returns the commands that a shell in a separate mount namespace must run first.
-    const fn prepare(self) -> &'static str {
+    pub const fn prepare(self) -> &'static str {
         match self {
             Self::AsMounted => "",
             Self::V2 => "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup;",

@@ -1,7 +1,7 @@
 //! The program called as `nvidia-ctk hook` and `nvidia-cdi-hook`: the hook entries of CDI specs of NVIDIA's toolkit and device
 //! plugin. The specs here contain their entries verbatim, with the mounts and nodes of the fake driver.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,28 +9,49 @@ use serde_json::{Value, json};
 
 use cdi_spec::spec::{ContainerEdits, Spec};
 
-use crate::Test;
 use crate::cdi::{GPU_0, cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::driver::{FakeDriver, Image, Waiting};
+use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::ldconfig::LIST;
-use crate::nvidia_cli::link;
-use crate::support::{HOOK, Ran, run, run_with, scratch, sh, snapshot};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, snapshot};
+use crate::{Test, built};
+
+const BUILD: &[Need] = &[Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Cargo,
+    Need::StaticLibc,
+];
+const NEEDS_RUNC: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+const NEEDS_CRUN: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
 
 pub const TESTS: &[Test] = &[
-    ("nvidia_ctk::specs_of_each_version_with_runc", engine::NEEDS, || specs_of_each_version(Cgroup::AsMounted)),
-    ("nvidia_ctk::specs_of_each_version_with_crun", engine::NEEDS_CRUN, || specs_of_each_version(Cgroup::WithCrun)),
+    ("nvidia_ctk::specs_of_each_version_with_runc", NEEDS_RUNC, || specs_of_each_version(Cgroup::AsMounted)),
+    ("nvidia_ctk::specs_of_each_version_with_crun", NEEDS_CRUN, || specs_of_each_version(Cgroup::WithCrun)),
     ("nvidia_ctk::cuda_compat", NEEDS, cuda_compat),
     ("nvidia_ctk::device_nodes_are_not_modified", NEEDS, device_nodes_are_not_modified),
     ("nvidia_ctk::modes", NEEDS, modes),
     ("nvidia_ctk::application_profile", NEEDS, application_profile),
     ("nvidia_ctk::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
     ("nvidia_ctk::state_in_a_file", NEEDS, state_in_a_file),
-    ("nvidia_ctk::what_is_not_known", &[], what_is_not_known),
+    ("nvidia_ctk::what_is_not_known", BUILD, what_is_not_known),
 ];
 
-/// The entries of the toolkit of this version; the device plugins 0.17 to 0.20 have those of 1.17 to 1.20.
+/// Creates a link with this name that leads to the program of the package -compat.
+pub fn link(dir: &Path, name: &str) -> PathBuf {
+    let link = dir.join(name);
+    symlink(built::compat(), &link).unwrap();
+    link
+}
+
+/// The entries of the toolkit of this version, for 17 those of 1.17.5 to 1.17.7; the device plugins 0.17 to 0.20 have those of 1.17 to
+/// 1.20.
 fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> Vec<Value> {
     let path = program.to_str().unwrap();
     let name = program.file_name().unwrap().to_str().unwrap();
@@ -45,7 +66,12 @@ fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> 
     let entry = |verb: &str, options: Vec<String>| {
         let group = (name == "nvidia-ctk").then(|| "hook".to_owned());
         let args: Vec<_> = [name.to_owned()].into_iter().chain(group).chain([verb.to_owned()]).chain(options).collect();
-        json!({"hookName": "createContainer", "path": path, "args": args, "env": ["NVIDIA_CTK_DEBUG=false"]})
+        let mut entry = json!({"hookName": "createContainer", "path": path, "args": args});
+        // Since 1.17.8: before, runc passed the environment of the image to the hooks (CVE-2025-23266).
+        if version > 17 {
+            entry["env"] = json!(["NVIDIA_CTK_DEBUG=false"]);
+        }
+        entry
     };
     let mut all = vec![entry("create-symlinks", vec!["--link".into(), format!("libcuda.so.1::{dir}/libcuda.so")])];
     match version {
@@ -70,7 +96,7 @@ fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> 
 }
 
 /// The plugin's own CDI kind, from our spec.
-fn spec_of_nvidia(fake: &FakeDriver, program: &Path, version: u32) -> (Spec, Value) {
+pub fn spec_of_nvidia(fake: &FakeDriver, program: &Path, version: u32) -> (Spec, Value) {
     let ours = generate(fake, &["--hook-path", HOOK]);
     let dir = scratch();
     let path = dir.path().join("x.json");

@@ -127,6 +127,8 @@ fn each_distribution_has_its_macros() {
         "BuildRequires:  cargo-packaging",
         "%{cargo_build} --locked --features lean",
         "%{cargo_build} --locked -p oci-nvidia-kubelet-plugin",
+        "BuildRequires:  glibc-devel-static",
+        "cargo rustc --release --locked --offline -p oci-nvidia-hook-compat -- -C target-feature=+crt-static",
         "%service_add_pre",
         "%service_del_postun",
     ] {
@@ -138,6 +140,7 @@ fn each_distribution_has_its_macros() {
         "BuildRequires:  cargo-rpm-macros",
         "export RUSTFLAGS=\"-Cx=y\"",
         "cargo build --release --locked --offline --features lean",
+        "BuildRequires:  glibc-static",
     ] {
         assert!(fedora.contains(line), "{line}: {fedora}");
     }

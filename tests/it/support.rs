@@ -13,6 +13,8 @@ pub enum Need {
     Program(&'static str),
     /// Rust for this user: what rustup puts on `PATH` works only for some users
     Cargo,
+    /// libc.a, for the program of the package -compat
+    StaticLibc,
     /// The device controller of cgroup v1, mounted
     CgroupV1,
     /// eBPF device programs
@@ -35,6 +37,12 @@ impl Need {
                 let works =
                     |program: &str| Command::new(program).arg("-vV").output().is_ok_and(|ran| ran.status.success());
                 (!works("cargo") || !works("rustc")).then(|| "needs a cargo that works for this user".to_owned())
+            }
+            Self::StaticLibc => {
+                let found = Command::new("cc").arg("-print-file-name=libc.a").output();
+                // The compiler prints the bare name if it does not find the file.
+                let is_there = found.is_ok_and(|ran| ran.stdout.starts_with(b"/"));
+                (!is_there).then(|| "needs libc.a: libc6-dev (Debian) or glibc-devel-static (openSUSE)".to_owned())
             }
             Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
                 .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),

@@ -2,7 +2,7 @@
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>
 //!
 //! [`spec::Spec`] is the content of a spec file. [`mod@file`] reads and prints it as JSON or YAML, [`rules`] checks it by the rules
-//! of the engines, [`name`] checks device names, and [`registry`] finds the specs of a host and the one that defines a device.
+//! of the engines, [`name`] checks device names, [`environment`] the environment of hooks, and [`registry`] finds the specs of a host and the one that defines a device.
 //!
 //! ```
 //! use cdi_spec::file::{self, Format};
@@ -20,6 +20,7 @@
 //! # }
 //! ```
 
+pub mod environment;
 pub mod file;
 pub mod name;
 pub mod registry;

@@ -38,10 +38,16 @@ pub struct Hooks {
 
 const OURS: &str = "oci-nvidia-hook";
 
+/// Returns whether this program, whose path has no links, is oci-nvidia-hook or starts it.
+#[must_use]
+pub fn is_our_program(program: &Path) -> bool {
+    program.ends_with(OURS) || program.ends_with(programs::COMPAT)
+}
+
 impl HookEntry {
     /// Returns whether the program is oci-nvidia-hook. The file may name a link with one of NVIDIA's names.
     pub fn is_ours(&self) -> bool {
-        self.program.file_name().is_some_and(|name| name == OURS) && !is_old_wrapper(&self.hook)
+        is_our_program(&self.program) && !is_old_wrapper(&self.hook)
     }
 
     /// Returns whether the program is one of NVIDIA's.
@@ -154,10 +160,11 @@ mod tests {
             )
         };
         write("usr/bin/oci-nvidia-hook", "");
-        symlink("oci-nvidia-hook", dir.path().join("usr/bin/nvidia-container-runtime-hook")).unwrap();
+        write("usr/bin/oci-nvidia-hook-compat", "");
+        symlink("oci-nvidia-hook-compat", dir.path().join("usr/bin/nvidia-container-runtime-hook")).unwrap();
         write("usr/bin/nvidia-cdi-hook", "");
         write("usr/libexec/oci/hooks.d/oci-nvidia-hook", "");
-        for name in ["oci-nvidia-hook", "nvidia-cdi-hook"] {
+        for name in ["oci-nvidia-hook", "oci-nvidia-hook-compat", "nvidia-cdi-hook"] {
             let path = dir.path().join("usr/bin").join(name);
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         }

@@ -235,7 +235,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
 
 fn docker(engine: &Engine, status: &mut EngineStatus) {
     match &engine.dockers_hook {
-        Some(program) if program.ends_with("oci-nvidia-hook") => {
+        Some(program) if hooks::is_our_program(program) => {
             status.active = true;
             status.hooks = vec![Started { file: program.clone(), stages: Vec::new() }];
             status.why = "for containers started with --gpus".to_owned();

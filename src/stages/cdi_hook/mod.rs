@@ -3,7 +3,7 @@
 
 pub(crate) mod entry;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -26,11 +26,29 @@ use crate::record::call::Call;
 use entry::{Hook, Verb};
 use nvidia_host::programs::{CDI_HOOK, CTK};
 
-/// Carries out an entry for the container whose state is on stdin or in the file of `--container-spec`. Exit status 0 if the
-/// container may start, 1 if not.
-pub(crate) fn run(hook: &Hook) -> ExitCode {
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    run_stage(hook.name, |call| carry_out(hook, call))
+/// A hook entry of a CDI spec that one of NVIDIA's programs wrote.
+#[derive(Debug)]
+pub struct CdiHook(Hook);
+
+impl CdiHook {
+    /// Parses a command line, which begins with the name of NVIDIA's program. `None` if it is not a supported hook entry.
+    pub fn parse(args: &[OsString]) -> Option<Self> {
+        let (called, args) = args.split_first()?;
+        let name = Path::new(called).file_name().and_then(OsStr::to_str);
+        let name = name.filter(|name| [CDI_HOOK, CTK].contains(name))?;
+        match entry::parse(name, args.to_vec()) {
+            Ok(Verb::Hook(hook)) => Some(Self(hook)),
+            _ => None,
+        }
+    }
+
+    /// Carries out the entry for the container whose state is on stdin or in the file of `--container-spec`. Exit status 0 if the
+    /// container may start, 1 if not.
+    pub fn run(&self) -> ExitCode {
+        let Self(hook) = self;
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        run_stage(hook.name, |call| carry_out(hook, call))
+    }
 }
 
 fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
@@ -104,12 +122,8 @@ fn compat_hooks(spec: &SpecView) -> impl Iterator<Item = Hook> {
 }
 
 fn compat_hook(args: &[String]) -> Option<Hook> {
-    let (called, args) = args.split_first()?;
-    let name = Path::new(called).file_name()?.to_str().filter(|name| [CTK, CDI_HOOK].contains(name))?;
-    match entry::parse(name, args.iter().map(OsString::from).collect()) {
-        Ok(Verb::Hook(hook)) if hook.name == "enable-cuda-compat" => Some(hook),
-        _ => None,
-    }
+    let CdiHook(hook) = CdiHook::parse(&args.iter().map(OsString::from).collect::<Vec<_>>())?;
+    (hook.name == "enable-cuda-compat").then_some(hook)
 }
 
 /// Returns the directory and file names of the image's compatibility libraries, if they must be used with this driver.

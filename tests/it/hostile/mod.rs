@@ -5,6 +5,7 @@
 
 mod blocking;
 mod engine;
+mod environment;
 mod host_sources;
 mod inherited;
 mod ldconfig;
@@ -15,6 +16,7 @@ mod scene;
 mod volumes;
 
 use crate::Test;
+use crate::engine::Cgroup;
 use crate::support::Need;
 
 const NEEDS: &[Need] =
@@ -33,6 +35,19 @@ const NEEDS_PODMAN_CRUN: &[Need] = &[
     Need::Program("cc"),
     Need::CgroupV2,
 ];
+const NEEDS_STATIC: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+const NEEDS_STATIC_CRUN: &[Need] =
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+const NEEDS_STATIC_STRACE: &[Need] = &[
+    Need::Root,
+    Need::Program("strace"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Program("cc"),
+    Need::Cargo,
+    Need::StaticLibc,
+];
 const NEEDS_FUSE: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Device("/dev/fuse")];
 
@@ -45,7 +60,21 @@ pub const TESTS: &[Test] = &[
     ("hostile::cve_2024_0135_a_host_program_overwritten", NEEDS, ldconfig::cve_2024_0135),
     ("hostile::cve_2024_0136_devices_for_the_images_ldconfig", NEEDS, ldconfig::cve_2024_0136),
     ("hostile::cve_2024_0137_the_hosts_network_for_the_images_ldconfig", NEEDS, ldconfig::cve_2024_0137),
-    ("hostile::cve_2025_23266_a_library_preloaded_into_the_hook", NEEDS_PODMAN, engine::cve_2025_23266),
+    ("hostile::cve_2025_23266_a_library_preloaded_into_the_hook", NEEDS_PODMAN, environment::entries_of_hook_files),
+    ("hostile::cve_2025_23266_specs_of_old_toolkits_with_runc", NEEDS_STATIC, || {
+        environment::specs_of_old_toolkits(Cgroup::AsMounted);
+    }),
+    ("hostile::cve_2025_23266_specs_of_old_toolkits_with_crun", NEEDS_STATIC_CRUN, || {
+        environment::specs_of_old_toolkits(Cgroup::WithCrun);
+    }),
+    ("hostile::cve_2025_23266_nvidias_other_names", NEEDS_STATIC, environment::nvidias_other_names),
+    ("hostile::cve_2025_23266_the_static_program", NEEDS_STATIC_STRACE, environment::the_static_program),
+    ("hostile::cve_2025_23266_environment_of_each_stage_with_runc", NEEDS_PODMAN, || {
+        environment::environment_of_each_stage("runc", Cgroup::AsMounted);
+    }),
+    ("hostile::cve_2025_23266_environment_of_each_stage_with_crun", NEEDS_PODMAN_CRUN, || {
+        environment::environment_of_each_stage("crun", Cgroup::WithCrun);
+    }),
     ("hostile::cve_2025_23267_ldconfig_writes_through_links", NEEDS, ldconfig::cve_2025_23267),
     ("hostile::cve_2025_23267_ldconfigs_configuration", NEEDS, ldconfig::cve_2025_23267_configuration),
     ("hostile::cve_2025_23267_files_without_an_end", NEEDS, ldconfig::cve_2025_23267_without_an_end),

@@ -1,8 +1,10 @@
 //! Changes the environment and credentials of this process, and runs programs of the host.
 #![allow(unsafe_code, reason = "clearenv has no safe form")]
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Seek};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -59,6 +61,13 @@ fn run_program(program: &Path, arguments: &[&str], output: Stdio, deadline: Dura
     child.kill().ok();
     poll_until(REAP, || child.try_wait()).ok();
     Err(io::ErrorKind::TimedOut.into())
+}
+
+/// Replaces this program with another one, which gets these arguments, including `argv[0]`, and an empty environment.
+#[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
+pub fn replace(program: &Path, args: &[OsString]) -> io::Error {
+    let (called, args) = args.split_first().map_or((program.as_os_str(), &[][..]), |(called, args)| (called, args));
+    Command::new(program).arg0(called).args(args).env_clear().exec()
 }
 
 /// Runs modprobe(8) for a module, and returns whether it succeeded.

@@ -1,8 +1,16 @@
 //! Bindings to the NVIDIA Management Library (NVML). It runs in a child process: see [`crate::inventory::ask`].
 //! <https://docs.nvidia.com/deploy/nvml-api/>
 
+#[cfg(not(feature = "nvml"))]
+mod absent;
+#[cfg_attr(not(feature = "nvml"), expect(dead_code, reason = "only the library creates handles"))]
 pub mod api;
+#[cfg(feature = "nvml")]
 mod ffi;
+#[cfg(feature = "nvml")]
 pub mod monitoring;
 
+#[cfg(not(feature = "nvml"))]
+pub use absent::Library;
+#[cfg(feature = "nvml")]
 pub use ffi::Library;
