@@ -149,8 +149,10 @@ fn identity(dir: &Path) -> Option<(u64, u64)> {
 
 fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict> {
     let mut devices = cdi_check::devices(files, now, |path| rustix::fs::lstat(path).is_ok());
+    let without_env = cdi_check::without_env(files);
     if names.is_empty() {
         devices.extend(cdi_check::files(files));
+        devices.extend(without_env);
         return devices;
     }
     let mut named = Vec::new();
@@ -162,6 +164,8 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict>
         // The device may be in a file that engines do not read.
         named.extend(cdi_check::files(files));
     }
+    let of_named = without_env.into_iter().filter(|hook| named.iter().any(|device| device.file == hook.file));
+    named.extend(of_named.collect::<Vec<_>>());
     named
 }
 
@@ -178,10 +182,14 @@ fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader], termi
     let width = terminal.column(verdicts.iter().map(|verdict| verdict.subject.as_str()));
     let hang = width + 2;
     let mut lines = Vec::new();
-    for CdiVerdict { subject, ok, reason, hint, file, unread_by, .. } in verdicts {
+    for CdiVerdict { subject, ok, reason, hint, file, unread_by, is_unsafe, .. } in verdicts {
         let mut line = Line::new(hang, format!("{:<width$} ", one_line(subject) + ":", width = width + 1));
         line = if unread_by.is_empty() {
-            let (tone, word) = if *ok { (Tone::Good, "yes") } else { (Tone::Bad, "no") };
+            let (tone, word) = match ok {
+                true => (Tone::Good, "yes"),
+                false if *is_unsafe => (Tone::Bad, "unsafe"),
+                false => (Tone::Bad, "no"),
+            };
             line.then(tone, word).then(Tone::Plain, for_engines(&names))
         } else {
             let others: Vec<_> = names.iter().filter(|name| !unread_by.contains(name)).cloned().collect();

@@ -130,6 +130,13 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
     or(outcomes, Check::ok("no engine starts another NVIDIA hook"))
 }
 
+pub(super) fn hook_env(facts: &Facts) -> Vec<Check> {
+    or(
+        facts.without_env.iter().cloned().map(Check::found),
+        Check::ok("the environment of containers reaches no hook of a hook file or a CDI spec"),
+    )
+}
+
 pub(super) fn nvidias_programs(facts: &Facts) -> Check {
     if facts.nvidias.is_empty() {
         return Check::ok("NVIDIA's container toolkit is not installed");

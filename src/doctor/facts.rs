@@ -44,6 +44,8 @@ pub struct Facts {
     pub selinux: Option<Selinux>,
     /// The CDI specs, as engines see them
     pub cdi: Vec<CdiView>,
+    /// Hook entries to which a runtime passes the environment of the container
+    pub without_env: Vec<Finding>,
     /// The device plugin for Kubernetes, if it is installed
     pub kubelet_plugin: Option<KubeletPlugin>,
 }

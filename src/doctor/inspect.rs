@@ -19,7 +19,7 @@ use crate::record::log_file;
 use engines::cdi::{self, View};
 use engines::cdi_check::{self, Now};
 use engines::kubelet_plugin::KubeletPlugin;
-use engines::{Engine, User, hooks, runtime};
+use engines::{Engine, User, hook_env, hooks, runtime};
 
 /// The calling user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let engines = engines::inspect_engines(host, caller.user.clone());
     let mut driver = inspect_driver(host, &settings);
     driver.starts = start::inspect(&settings, &driver);
-    let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !found.path.ends_with("oci-nvidia-hook"));
+    let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !hooks::is_our_program(&found.path));
     let nvidias = programs::ALL.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
     Facts {
         distribution: packages::distribution_of(host),
@@ -47,6 +47,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
         cdi: inspect_cdi(host, &settings, &engines, &driver),
         driver,
+        without_env: without_env(host, &engines),
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
         kubelet_plugin: KubeletPlugin::inspect(host, caller.user.is_none()),
@@ -96,6 +97,18 @@ fn selinux(host: &Tree) -> Option<Selinux> {
         devices: boolean("container_use_devices"),
         xserver_devices: boolean("container_use_xserver_devices"),
     })
+}
+
+/// Returns a finding for each hook entry without its own environment: in the hook files that engines read, and in the CDI specs in the
+/// directories of all engines and of programs that this one does not know, such as containerd.
+fn without_env(host: &Tree, engines: &[Engine]) -> Vec<Finding> {
+    let of_engines = engines.iter().flat_map(|engine| engine.settings.cdi_dirs.clone());
+    let dirs = of_engines.chain(cdi::DEFAULT_DIRS.map(PathBuf::from));
+    // /var/run/cdi and /run/cdi are the same directory.
+    let dirs: BTreeSet<PathBuf> = dirs.filter_map(|dir| Some(host.locate(&dir).ok()?.path)).collect();
+    let specs = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
+    let of_specs = hook_env::in_specs(&specs).into_iter().map(|(_, finding)| finding);
+    hook_env::in_hook_files(engines).into_iter().chain(of_specs).collect()
 }
 
 fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {

@@ -140,6 +140,7 @@ const CHECKS: &[(&str, Checker<Facts>)] = &[
     ("hook", Several(engines::hook)),
     ("timeouts", Several(engines::timeouts)),
     ("second-hook", Several(engines::second_hook)),
+    ("hook-env", Several(engines::hook_env)),
     ("nvidia-toolkit", One(engines::nvidias_programs)),
     ("runtime", Several(engines::runtime)),
     ("cgroups", One(engines::cgroups)),

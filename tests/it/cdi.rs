@@ -537,6 +537,25 @@ fn check_gives_reasons() {
     assert!(code == 1 && text.contains("both contain the device, therefore engines use neither"), "{text}");
     std::fs::remove_file(twin).unwrap();
 
+    // A hook to which runc passes the environment of the image, of whatever vendor.
+    let nic = run_dir.join("nic.json");
+    let hook = r#"{"hookName":"createContainer","path":"/bin/sh","args":["sh","-c","true"]}"#;
+    let text = format!(
+        r#"{{"cdiVersion":"0.5.0","kind":"vendor.com/nic","containerEdits":{{"hooks":[{hook}]}},
+            "devices":[{{"name":"0","containerEdits":{{"env":["A=b"]}}}}]}}"#
+    );
+    std::fs::write(&nic, &text).unwrap();
+    for names in [&[][..], &["vendor.com/nic=0"]] {
+        let (code, text) = check(names);
+        let message = "nic.json\" starts \"/bin/sh\" at the stage createContainer without \"env\" (ONH-061)";
+        assert!(code == 1 && text.contains(message) && text.contains("nic.json: unsafe"), "{text}");
+        assert!(text.contains("hint: add env: [\"PATH=") && text.contains("vendor.com/nic=0: "), "{text}");
+    }
+    assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0, "of another file");
+    std::fs::write(&nic, text.replace("\"path\"", "\"env\":[\"A=b\"],\"path\"")).unwrap();
+    assert_eq!(check(&[]).0, 0);
+    std::fs::remove_file(nic).unwrap();
+
     fake.rebuild(&["--gpus", "1", "--version", "560.35.03"]);
     let (code, text) = check(&["nvidia.com/gpu=all"]);
     assert!(code == 1 && text.contains("is for driver 535.183.01, but 560.35.03 is loaded"), "{text}");

@@ -316,6 +316,27 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-503: CRI-O starts the hook twice",
         Status::Warning,
     ),
+    (
+        "sed -i -e 's/\"env\": .*\\],/\"env\": [],/' -e 's/\"prestart\"/\"createContainer\"/' usr/share/containers/oci/hooks.d/*; \
+         grep -q '\"env\": \\[\\],' usr/share/containers/oci/hooks.d/*",
+        "hook-env",
+        "ONH-061: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" starts \"/usr/bin/oci-nvidia-hook\" at the stage createContainer",
+        Status::Error,
+    ),
+    (
+        "touch usr/bin/other; chmod 755 usr/bin/other; printf '{\"version\": \"1.0.0\", \"hook\": {\"path\": \"/usr/bin/other\"}, \
+         \"when\": {\"always\": true}, \"stages\": [\"prestart\", \"startContainer\"]}' >usr/share/containers/oci/hooks.d/other.json",
+        "hook-env",
+        "ONH-061: \"/usr/share/containers/oci/hooks.d/other.json\" starts \"/usr/bin/other\" at the stage startContainer",
+        Status::Error,
+    ),
+    (
+        "mkdir -p var/run/cdi; printf 'cdiVersion: 0.5.0\\nkind: vendor.com/nic\\ndevices:\\n- name: a\\n  containerEdits:\\n    \
+         hooks: [{hookName: createContainer, path: /usr/bin/nic}]\\n' >var/run/cdi/nic.yaml",
+        "hook-env",
+        "ONH-061: \"/var/run/cdi/nic.yaml\" starts \"/usr/bin/nic\" at the stage createContainer without \"env\"",
+        Status::Error,
+    ),
     ("touch usr/bin/nvidia-ctk", "nvidia-toolkit", "ONH-504", Status::Note),
     (
         "printf '[engine]\\nruntime = \"kata\"\\n' >etc/containers/containers.conf",

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use base::report::Finding;
 use cdi_spec::file::Format;
 use cdi_spec::name::is_nvidia;
 use cdi_spec::registry::{self, Found, SpecFile};
@@ -14,6 +15,7 @@ use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::programs;
 
 use crate::cdi::Reader;
+use crate::hook_env;
 
 /// The result for a device or a file. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -30,6 +32,9 @@ pub struct CdiVerdict {
     pub file: String,
     /// Whether this program wrote that file
     pub ours: bool,
+    /// Whether a runtime passes the environment of the container to a hook of the file
+    #[serde(rename = "unsafe")]
+    pub is_unsafe: bool,
     /// The engines that cannot use it, if others can
     pub unread_by: Vec<String>,
     /// Whether only root can read the file
@@ -86,6 +91,18 @@ pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
         verdicts.push(CdiVerdict { ours, ..verdict });
     }
     verdicts
+}
+
+/// Returns a verdict for each hook in these files to which a runtime passes the environment of the container.
+#[must_use]
+pub fn without_env(files: &[SpecFile]) -> Vec<CdiVerdict> {
+    let verdict = |(file, finding): (&SpecFile, Finding)| {
+        let path = file.path.display().to_string();
+        let reason = format!("{} ({})", finding.what, finding.kind.id);
+        let verdict = CdiVerdict::usable(path.clone(), path).unusable(reason, finding.fix);
+        CdiVerdict { ours: file.spec.as_ref().is_ok_and(is_ours), is_unsafe: true, ..verdict }
+    };
+    hook_env::in_specs(files).into_iter().map(verdict).collect()
 }
 
 /// Returns a verdict for each device, sorted by name. `exists` returns whether the host has a path.

@@ -21,6 +21,8 @@ pub struct HookFile {
     pub stages: Vec<String>,
     /// The containers for which the engine starts the hook
     pub applies: Applies,
+    /// The whole environment; empty if the runtime chooses it
+    pub env: Vec<String>,
     /// The seconds after which the runtime kills the hook; `None` if it waits without a limit
     pub timeout: Option<u64>,
 }
@@ -132,10 +134,11 @@ fn current(file: &Value) -> Result<HookFile, String> {
     }
     let path = PathBuf::from(text(program, "path")?.unwrap_or_default());
     let args = texts(program, "args")?.unwrap_or_default();
+    let env = texts(program, "env")?.unwrap_or_default();
     let applies = when(field(file, "when").unwrap_or(&Value::Null))?;
     let stages = texts(file, "stages")?.ok_or("stages is missing")?;
     let timeout = field(program, "timeout").and_then(Value::as_u64);
-    Ok(HookFile { path, args, stages, applies, timeout })
+    Ok(HookFile { path, args, stages, applies, env, timeout })
 }
 
 /// Parses version 0.1.0, which is also the version of files without one.
@@ -153,8 +156,8 @@ fn old(file: &Value) -> Result<HookFile, String> {
     } else {
         Applies::Never
     };
-    // Files of this version cannot name a timeout.
-    Ok(HookFile { path: path.into(), args, stages, applies, timeout: None })
+    // Files of this version cannot contain an environment or a timeout.
+    Ok(HookFile { path: path.into(), args, stages, applies, env: Vec::new(), timeout: None })
 }
 
 /// Parses `when`. All given conditions must be true, and at least one must be given.

@@ -1,7 +1,7 @@
 //! The catalog of findings. Scripts rely on the numbers, so a number is never reused.
 //!
 //! Errors: 00x command line and configuration, 01x and 02x driver, 03x request, 04x container, 05x files that commands write,
-//! 06x engines that start no container. Warnings and notes: 1xx config.toml and permissions, 2xx host, 3xx image and container,
+//! 06x engines. Warnings and notes: 1xx config.toml and permissions, 2xx host, 3xx image and container,
 //! 4xx CDI, 5xx engines, 6xx the kubelet plugin. The table in docs/troubleshooting.md is generated from this file.
 
 use super::kind::{Kind, Severity};
@@ -167,6 +167,9 @@ kinds! {
     ENGINE_STOPPED "ONH-060" Error "an engine rejects one of its configuration or hook files"
         why "the engine starts no container at all until the file is corrected"
         fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "troubleshooting.md";
+    HOOK_WITHOUT_ENV "ONH-061" Error "a hook entry inside of containers has no `env`"
+        why "the runtime passes it the environment of the image: the dynamic linker loads the library that `LD_PRELOAD` names into the hook, which runs as root of the host (CVE-2025-23266)"
+        fix "add `env` to the entry, for example `[\"PATH=/usr/sbin:/usr/bin:/sbin:/bin\"]`, or update the program that wrote it" see "security.md";
 
     PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet asks for a device that does not exist"
         why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"
