@@ -14,7 +14,8 @@ use base::tree::Tree;
 use cdi_spec::registry::{self, Found, SpecFile};
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::Config;
-use nvidia_host::host::Host;
+use nvidia_host::host::{Host, node_limits};
+use nvidia_host::inventory::node_limits::NodeLimits;
 
 use super::args::{CdiCheck, SpecDirs};
 use super::status::this_user;
@@ -81,11 +82,12 @@ pub(crate) fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
 pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     let config = info::configuration(config, options.root.as_deref())?;
     let stamp = stamp(&config);
+    let limits = limits(&config)?;
     let mut all_good = true;
     let (mut lines, mut data) = (Vec::new(), Vec::new());
     for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&inspect::inspect_engines(host, this_user())))
     {
-        let now = Now { readers: &readers, stamp: stamp.as_ref() };
+        let now = Now { readers: &readers, stamp: stamp.as_ref(), limits: &limits };
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
@@ -107,6 +109,21 @@ fn stamp(config: &Config) -> Option<Stamp> {
         }
     }
     Some(stamp)
+}
+
+/// Returns the limits, with the inventory if there are any: only NVML knows models and MIG devices.
+fn limits(config: &Config) -> Result<NodeLimits> {
+    let limits = node_limits(config)?;
+    if limits.is_empty() {
+        return Ok(limits);
+    }
+    Ok(match Host::inspect(config, &|| ()) {
+        Ok(host) => limits.with_inventory(host.inventory),
+        Err(error) => {
+            Call::default().finding(&Finding::error(&error));
+            limits
+        }
+    })
 }
 
 /// Returns the reasons why engines may not use the spec that was written to this file.

@@ -13,6 +13,7 @@ use base::json;
 use base::paths::HostPath;
 use base::read::read_limited;
 use base::report::{Finding, catalog, failure, one_line};
+use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report;
@@ -26,7 +27,7 @@ use crate::plan::asked::Asked;
 use crate::plan::request::{self, Decision, GpuRequest};
 use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
 use crate::plan::{step, text};
-use crate::stages::{self, precreate};
+use crate::stages::{self, limits, precreate};
 
 /// The document of `--json`, whose schema is `docs/schemas/explain.json`.
 #[derive(Debug, Default, Serialize)]
@@ -104,6 +105,9 @@ fn follow(input: Input, options: &Explain, config: Option<&Path>, explanation: &
     let (spec, called) = read_container(input, options)?;
     let pid = if let Called::WithState(pid) = called { pid } else { 0 };
     explanation.container = Subject { rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
+    if !options.request_only && options.inventory.is_none() {
+        check_entry(&spec, config, options.root.as_deref())?;
+    }
     let Some((config, findings)) = plan::read_config(&spec, config)? else {
         // Without a request, the reason does not depend on config.toml.
         if let Ok(Decision::Nothing(reason)) = request::from_spec(&spec, &Config::default()) {
@@ -118,6 +122,13 @@ fn follow(input: Input, options: &Explain, config: Option<&Path>, explanation: &
         Verdict::Gpus(request) => return explanation.request(*request, config, options, &spec, called),
     }
     Ok(())
+}
+
+/// Checks the limits like the hook entry of a CDI spec or of precreate, if config.json contains one.
+fn check_entry(spec: &SpecView, config: Option<&Path>, root: Option<&Path>) -> Result<()> {
+    let Some(entry) = spec.hooks.iter().find_map(|hook| RootfsEdits::from_entry(&hook.args)) else { return Ok(()) };
+    let (config, root) = (config.map(HostPath::new).or(entry.config), root.map(HostPath::new).or(entry.root));
+    limits::check(spec, config.as_ref(), root.as_ref())
 }
 
 impl Explanation {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::report::catalog;
+use base::report::{Kind, catalog};
 use cdi_spec::name::is_nvidia;
 use nvidia_host::timeouts;
 
@@ -230,14 +230,15 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
     let mut outcomes = Vec::new();
     for view in &facts.cdi {
         outcomes.extend(view.conflicts.iter().take(MOST).map(|conflict| Check::found(conflict.clone())));
-        let bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
+        let mut bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
+        bad.sort_by_key(|verdict| !verdict.denied);
         for verdict in bad.iter().take(MOST) {
             let what = format!("{}: {}: {}", view.engines, verdict.subject, verdict.reason);
-            outcomes.push(Check::of(&catalog::SPEC_USELESS, what, verdict.hint.clone()));
+            outcomes.push(Check::of(problem(verdict), what, verdict.hint.clone()));
         }
-        if bad.len() > MOST {
+        if let Some(next) = bad.get(MOST) {
             let more = format!("{} with similar problems", count(bad.len() - MOST, "more device"));
-            outcomes.push(Check::of(&catalog::SPEC_USELESS, more, "oci-nvidia-hook cdi check"));
+            outcomes.push(Check::of(problem(next), more, "oci-nvidia-hook cdi check"));
         }
         let hidden = view.verdicts.iter().find(|verdict| verdict.root_only);
         if let Some(verdict) = hidden {
@@ -259,6 +260,11 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
         }
     }
     or(outcomes, Check::skipped("no engine that reads CDI is installed"))
+}
+
+/// Returns the finding for a device that containers cannot or may not have.
+fn problem(verdict: &CdiVerdict) -> &'static Kind {
+    if verdict.denied { &catalog::SPEC_DENIED } else { &catalog::SPEC_USELESS }
 }
 
 pub(super) fn exposed(facts: &Facts) -> Check {

@@ -10,6 +10,8 @@ use cdi_spec::registry::{self, Found};
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{self, Config};
 use nvidia_host::driver::packages;
+use nvidia_host::host::node_limits;
+use nvidia_host::inventory::node_limits::NodeLimits;
 use nvidia_host::programs;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
@@ -116,13 +118,18 @@ fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &Driver
     if let (Some(stamp), Some(inventory)) = (&mut stamp, driver.inventory()) {
         stamp.complete(inventory);
     }
+    let limits = node_limits(config).unwrap_or_default(); // the checks of the driver report its root
+    let limits = match driver.inventory() {
+        Some(inventory) => limits.with_inventory(inventory.clone()),
+        None => limits,
+    };
     let views = cdi::views(engines).into_iter();
-    views.map(|view| inspect_cdi_view(host, view, stamp.as_ref())).collect()
+    views.map(|view| inspect_cdi_view(host, view, stamp.as_ref(), &limits)).collect()
 }
 
-fn inspect_cdi_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&Stamp>) -> CdiView {
+fn inspect_cdi_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&Stamp>, limits: &NodeLimits) -> CdiView {
     let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
-    let now = Now { readers: &readers, stamp };
+    let now = Now { readers: &readers, stamp, limits };
     let exists = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
     let mut verdicts = cdi_check::devices(&files, &now, exists);
     let mut conflicts = Vec::new();

@@ -122,7 +122,10 @@ impl Gpus {
         };
         let inventory = &self.host.inventory;
         let versions = || (inventory.driver_version.clone(), inventory.cuda_version.clone());
-        let entry = RootfsEdits { cuda_compat: self.uses_compat_libraries().then(versions), ..RootfsEdits::default() };
+        let entry = RootfsEdits {
+            cuda_compat: self.uses_compat_libraries().then(versions),
+            ..RootfsEdits::of_config(&self.config)
+        };
         let lowered = lower(&self.edits, &context, entry).sort();
         let additions = Additions::new(&lowered, spec, facts);
         let findings = [image.and_then(RootfsFacts::finding), no_access(&self.edits, &lowered, spec, facts)];

@@ -59,9 +59,9 @@ fn container(spec: &SpecView) -> Container<'_> {
     }
 }
 
-/// Returns the character devices.
-fn characters(devices: &[Device]) -> Vec<Node<'_>> {
-    let characters = devices.iter().filter(|device| device.kind.as_deref() == Some("c"));
+/// Returns the character devices. `u` is another word for `c`, see runtime-spec.
+pub(crate) fn characters(devices: &[Device]) -> Vec<Node<'_>> {
+    let characters = devices.iter().filter(|device| matches!(device.kind.as_deref(), Some("c" | "u")));
     characters
         .map(|device| Node { path: &device.path, major: number(device.major), minor: number(device.minor) })
         .collect()

@@ -19,7 +19,7 @@ use nvidia_host::driver::nodes::{CAPS, MODESET_MINOR, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
-use super::{read_state, run_stage};
+use super::{limits, read_state, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
 use crate::oci::spec_view::Device;
@@ -35,6 +35,7 @@ pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
 }
 
 fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
+    let start = Instant::now();
     let (bytes, state) = read_state()?;
     call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
@@ -44,7 +45,8 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.keep();
     call.record().request = engine_setup(&spec);
     call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
-    container::set_deadline(Instant::now())?;
+    limits::check(&spec, edits.config.as_ref(), edits.root.as_ref())?;
+    container::set_deadline(start)?;
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
     let facts = open.facts();
     facts.finding().iter().for_each(|finding| call.finding(finding));

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::support::{Need, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, run, run_with, scratch, sh};
 use crate::{Test, built};
 
 const NEEDS_CARGO: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("strip")];
@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     ("budget::as_fast_as_true", NEEDS_CARGO, as_fast_as_true),
     ("budget::nothing_asked", NEEDS_VALGRIND, nothing_asked),
     ("budget::eight_gpus_warm", NEEDS_DRIVER, eight_gpus_warm),
+    ("budget::limits_of_a_cdi_container", NEEDS_DRIVER, limits_of_a_cdi_container),
     ("budget::names_in_the_image", crate::driver::NEEDS, names_in_the_image),
     ("budget::memory_for_a_large_config_json", NEEDS_DRIVER, memory_for_a_large_config_json),
 ];
@@ -39,6 +40,9 @@ pub mod most {
     pub const EIGHT_GPUS: u64 = 2_200_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
     pub const EIGHT_GPUS_CALLS: usize = 670;
+    /// What `[devices]` adds to the hook entry of a CDI spec, with eight GPUs.
+    pub const LIMITS: u64 = 400_000;
+    pub const LIMITS_CALLS: usize = 66;
     /// Files and links in the container's layer, directories that the image lacks, and directories of the image. Exact: each name costs
     /// more than ten other system calls, and stays in images that are made from the container.
     pub const NAMES: [usize; 3] = [29, 5, 5];
@@ -157,6 +161,30 @@ fn eight_gpus_warm() {
     // One step for each mount: no path is mounted twice or remounted.
     let mounted = sh(&format!("grep -c '{}' /proc/{}/mountinfo", image.rootfs.display(), container.pid())).ok();
     assert!(count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(), "{mounted}");
+}
+
+/// The hook entry of a CDI spec compares the GPUs with the limits, and calls no NVML.
+fn limits_of_a_cdi_container() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8"]));
+    let spec = crate::cdi::generate(&fake, &["--hook-path", HOOK]);
+    let all = spec.devices.iter().find(|device| device.name == "all").unwrap();
+    let edits = spec.container_edits.clone().merge(all.container_edits.clone());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = crate::cdi_containers::with_mounts(dir.path(), &image.rootfs, &edits);
+    let args: Vec<&str> = edits.hooks[0].args[1..].iter().map(String::as_str).collect();
+    let state = container.state();
+    // The first call sets the container up, and the others find it done.
+    run_with(Command::new(program()).args(&args), state.as_bytes()).ok();
+    let cost = |table: &str| {
+        fake.configure(table);
+        let calls = calls(dir.path(), &args, &state);
+        assert!(!calls.iter().any(|call| ["fork", "vfork", "clone", "clone3"].contains(&call.as_str())), "{calls:?}");
+        (instructions(dir.path(), &args, &state), calls.len())
+    };
+    let (floor, floor_calls) = cost("");
+    let (own, own_calls) = cost("[devices]\nallow = [\"GPU-*\"]\ndeny = [\"8\", \"GPU-00000000*\"]");
+    at_most("instructions, limits", own.saturating_sub(floor), most::LIMITS);
+    at_most("calls, limits", own_calls.saturating_sub(floor_calls), most::LIMITS_CALLS);
 }
 
 /// What a start leaves in the layer of a container that requests compute and utility, with all files of the driver.

@@ -52,6 +52,7 @@ mod ldcache;
 mod ldconfig;
 mod lean;
 mod limits;
+mod limits_cdi;
 mod live;
 mod log;
 mod nvidia_cli;
@@ -123,6 +124,7 @@ const ALL: &[&[Test]] = &[
     json_schema::TESTS,
     ldcache::TESTS,
     limits::TESTS,
+    limits_cdi::TESTS,
     ldconfig::TESTS,
     lean::TESTS,
     live::TESTS,

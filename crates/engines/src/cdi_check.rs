@@ -8,11 +8,15 @@ use base::report::Finding;
 use cdi_spec::file::Format;
 use cdi_spec::name::is_nvidia;
 use cdi_spec::registry::{self, Found, SpecFile};
-use cdi_spec::spec::Spec;
+use cdi_spec::spec::{DeviceNode, Spec};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
+use nvidia_host::device_id::parse_decimal;
+use nvidia_host::driver::nodes::NVIDIA_MAJOR;
+use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
 use nvidia_host::programs;
+use nvidia_host::request::{Node, nodes};
 
 use crate::cdi::Reader;
 use crate::hook_env;
@@ -40,6 +44,9 @@ pub struct CdiVerdict {
     /// Whether only root can read the file
     #[serde(skip)]
     pub root_only: bool,
+    /// Whether the device includes a GPU that config.toml denies
+    #[serde(skip)]
+    pub denied: bool,
 }
 
 /// The current state of the host.
@@ -49,6 +56,8 @@ pub struct Now<'a> {
     pub readers: &'a [Reader],
     /// `None` if no driver is loaded
     pub stamp: Option<&'a Stamp>,
+    /// The GPUs that containers may have
+    pub limits: &'a NodeLimits,
 }
 
 impl CdiVerdict {
@@ -62,6 +71,8 @@ impl CdiVerdict {
     }
 }
 
+/// The start of the kinds that device plugins write.
+const PLUGINS_VENDOR: &str = "k8s.device-plugin.";
 const REFRESH: &str = "run \"oci-nvidia-hook cdi generate\"";
 
 /// Returns the hint that replaces this file. A new spec in /var/run/cdi would hide an old one in /etc/cdi only until the next boot.
@@ -130,6 +141,11 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
     let mut verdict = CdiVerdict::usable(name, file.path.display().to_string());
     let Ok(spec) = &file.spec else { return verdict };
     verdict.ours = is_ours(spec);
+    if let Some(minor) = denied(spec, &verdict.subject, now.limits) {
+        let reason = format!("it includes \"/dev/nvidia{minor}\", which [devices] in config.toml denies");
+        let hint = without_denied(spec, &verdict);
+        return CdiVerdict { denied: true, ..verdict }.unusable(reason, hint);
+    }
     // Problems for all engines come first, because a newer engine would not help.
     if let Some((reason, hint)) = stale(spec, &verdict, now, exists) {
         return verdict.unusable(reason, hint);
@@ -153,6 +169,45 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
     verdict.root_only = !file.for_everybody;
     (verdict.reason, verdict.hint) = remark(file, spec, now).unwrap_or_default();
     verdict
+}
+
+/// Returns the minor number of a GPU in the device that containers may not have.
+fn denied(spec: &Spec, name: &str, limits: &NodeLimits) -> Option<u32> {
+    if limits.is_empty() {
+        return None;
+    }
+    let edits = [&registry::device(spec, name)?.container_edits, &spec.container_edits];
+    let nodes = edits.into_iter().flat_map(|edits| &edits.device_nodes);
+    let nodes: Vec<_> = nodes.map(node_of).collect();
+    match limits.judge(&nodes::granted(&nodes)?) {
+        Judgment::Denied(minor) => Some(minor),
+        Judgment::Permitted | Judgment::Unknown(_) => None,
+    }
+}
+
+/// Returns the number of a node. Without one in the spec, engines use that of the host's node, whose name contains the minor number.
+fn node_of(node: &DeviceNode) -> Node<'_> {
+    let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
+    let path = Path::new(&node.path);
+    let host = node.host_path.as_deref().map_or(path, Path::new);
+    let name = host.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let minor = ["nvidia-cap", "nvidia"].into_iter().find_map(|prefix| parse_decimal(name.strip_prefix(prefix)?));
+    Node { path, major: number(node.major).or(minor.map(|_| NVIDIA_MAJOR)), minor: number(node.minor).or(minor) }
+}
+
+/// Returns the hint for a spec that includes a denied GPU.
+fn without_denied(spec: &Spec, verdict: &CdiVerdict) -> String {
+    let file = &verdict.file;
+    match verdict.ours {
+        true if spec.kind.starts_with(PLUGINS_VENDOR) => {
+            "run \"systemctl restart oci-nvidia-kubelet-plugin\", which writes the file".to_owned()
+        }
+        true if Path::new(file) == nvidia_host::cdi::default_path(Format::Yaml) => {
+            "run \"oci-nvidia-hook cdi refresh\"".to_owned()
+        }
+        true => format!("run \"oci-nvidia-hook cdi refresh --output {file}\""),
+        false => format!("remove the GPU from {file} with the program that wrote it, or remove the file"),
+    }
 }
 
 /// Returns why no engine can use the device, and the fix: the spec does not match the driver, the MIG devices or the files of the
@@ -243,6 +298,9 @@ mod tests {
     use super::*;
     use crate::{EngineKind, Version};
     use cdi_spec::spec::{ContainerEdits, Device, Hook, Mount};
+    use nvidia_host::config::Limits;
+    use nvidia_host::inventory::BusId;
+    use nvidia_host::inventory::procfs::KernelGpu;
     use std::path::PathBuf;
 
     fn file(path: &str, priority: usize, version: &str) -> SpecFile {
@@ -267,7 +325,7 @@ mod tests {
     }
 
     fn judged(files: &[SpecFile], readers: &[Reader], gone: &[&str]) -> Vec<(bool, String)> {
-        let now = Now { readers, stamp: None };
+        let now = Now { readers, stamp: None, limits: &NodeLimits::default() };
         let verdicts = devices(files, &now, |path| !gone.contains(&path));
         verdicts.into_iter().map(|verdict| (verdict.ok, verdict.reason)).collect()
     }
@@ -308,7 +366,7 @@ mod tests {
     fn specs_of_other_programs() {
         let readers = [podman(3), crio(37)];
         let judge = |spec: &SpecFile, readers: &[Reader], gone: &str| {
-            let now = Now { readers, stamp: None };
+            let now = Now { readers, stamp: None, limits: &NodeLimits::default() };
             devices(std::slice::from_ref(spec), &now, |path| path != gone).remove(0)
         };
         let theirs = file("/var/run/cdi/theirs.json", 0, "0.7.0");
@@ -336,6 +394,59 @@ mod tests {
         let verdict = judge(&with_hook, &readers, "");
         assert!(!verdict.ok && verdict.ours && verdict.hint.contains("--no-additional-gids"), "{verdict:?}");
         assert_eq!(verdict.unread_by, ["Podman as root (4.3.0)"]);
+    }
+
+    /// Of any kind, with and without numbers, of this program and of others.
+    #[test]
+    fn a_device_with_a_denied_gpu() {
+        let gpu = |minor: u32| KernelGpu {
+            bus_id: BusId { domain: 0, bus: minor + 1, device: 0 },
+            minor: Some(minor),
+            ..KernelGpu::default()
+        };
+        let deny = Limits { deny: vec!["1".to_owned()], ..Limits::default() };
+        let limits = NodeLimits::new(deny, vec![gpu(0), gpu(1)], Vec::new());
+        let node = |path: &str, host: Option<&str>, number: Option<(i64, i64)>| DeviceNode {
+            path: path.to_owned(),
+            host_path: host.map(str::to_owned),
+            major: number.map(|(major, _)| major),
+            minor: number.map(|(_, minor)| minor),
+            ..DeviceNode::default()
+        };
+        let judge = |kind: &str, node: DeviceNode, is_ours: bool| {
+            let mut file = file("/var/run/cdi/x.json", 0, "0.5.0");
+            let Ok(spec) = &mut file.spec else { unreachable!() };
+            spec.kind = kind.to_owned();
+            spec.devices.truncate(1);
+            spec.devices[0].container_edits.device_nodes = vec![node];
+            let edits = RootfsEdits { stamp: Some("driver=1,boot=b,host=7".into()), ..RootfsEdits::default() };
+            let hook = Hook { path: "/hook".into(), args: edits.to_args().unwrap(), ..Hook::default() };
+            spec.container_edits.hooks = if is_ours { vec![hook] } else { Vec::new() };
+            devices(&[file], &Now { readers: &[], stamp: None, limits: &limits }, |_| true).remove(0)
+        };
+        for (node, denied) in [
+            (node("/dev/nvidia1", None, None), true),
+            (node("/dev/nvidia1", None, Some((195, 1))), true),
+            (node("/dev/x", Some("/root/dev/nvidia1"), None), true),
+            (node("/dev/nvidia0", Some("/dev/nvidia1"), None), true),
+            (node("/dev/nvidia0", None, Some((195, 1))), true),
+            (node("/dev/nvidia0", None, None), false),
+            (node("/dev/nvidia1", None, Some((1, 3))), false),
+            (node("/dev/nvidia-uvm", None, None), false),
+            (node("/dev/nvidiactl", None, Some((195, 255))), false),
+        ] {
+            let verdict = judge("nvidia.com/gpu", node.clone(), false);
+            assert_eq!((verdict.ok, verdict.denied), (!denied, denied), "{node:?}");
+        }
+        for (kind, is_ours, hint) in [
+            ("nvidia.com/gpu", true, "run \"oci-nvidia-hook cdi refresh --output /var/run/cdi/x.json\""),
+            ("k8s.device-plugin.nvidia.com/gpu", true, "run \"systemctl restart oci-nvidia-kubelet-plugin\""),
+            ("k8s.gpu.nvidia.com/claim", false, "remove the GPU from /var/run/cdi/x.json with the program"),
+        ] {
+            let verdict = judge(kind, node("/dev/nvidia1", None, None), is_ours);
+            assert!(verdict.denied && verdict.hint.starts_with(hint), "{verdict:?}");
+            assert_eq!(verdict.reason, "it includes \"/dev/nvidia1\", which [devices] in config.toml denies");
+        }
     }
 
     /// A spec in /etc/cdi outlives a reboot; one that hides it in /var/run/cdi does not.
@@ -366,7 +477,11 @@ mod tests {
 
     #[test]
     fn an_unknown_name_gets_a_suggestion() {
-        let known = devices(&[file("/x.yaml", 0, "0.5.0")], &Now { readers: &[], stamp: None }, |_| true);
+        let known = devices(
+            &[file("/x.yaml", 0, "0.5.0")],
+            &Now { readers: &[], stamp: None, limits: &NodeLimits::default() },
+            |_| true,
+        );
         for (name, hint) in [
             ("nvidia.com/gpu=gpu0", "did you mean nvidia.com/gpu=0?"),
             ("all", "did you mean nvidia.com/gpu=all?"),

@@ -125,7 +125,7 @@ impl DeviceId {
 
 /// Parses a number that consists of digits only: `u32::from_str` would accept `+1`.
 #[must_use]
-pub(crate) fn parse_decimal(word: &str) -> Option<u32> {
+pub fn parse_decimal(word: &str) -> Option<u32> {
     word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok())?
 }
 

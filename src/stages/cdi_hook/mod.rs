@@ -15,7 +15,7 @@ use base::read::read_limited;
 use base::sys::in_root::open_host_file;
 use nvidia_host::cdi::entry::RootfsEdits;
 
-use super::{read_stdin, run_stage};
+use super::{limits, read_stdin, run_stage};
 use crate::inject;
 use crate::inject::container::{self, OpenContainer};
 use crate::oci::{self, SpecView};
@@ -52,6 +52,7 @@ impl CdiHook {
 }
 
 fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
+    let start = Instant::now();
     let bytes = match &hook.state {
         Some(file) => open_host_file(file)
             .map_err(anyhow::Error::from)
@@ -63,7 +64,8 @@ fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
     let spec = oci::spec_view::read(&state.bundle)?;
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     call.connect();
-    container::set_deadline(Instant::now())?;
+    limits::check_inside(&spec, call)?;
+    container::set_deadline(start)?;
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
     let finished =

@@ -170,6 +170,9 @@ kinds! {
     HOOK_WITHOUT_ENV "ONH-061" Error "a hook entry inside of containers has no `env`"
         why "the runtime passes it the environment of the image: the dynamic linker loads the library that `LD_PRELOAD` names into the hook, which runs as root of the host (CVE-2025-23266)"
         fix "add `env` to the entry, for example `[\"PATH=/usr/sbin:/usr/bin:/sbin:/bin\"]`, or update the program that wrote it" see "security.md";
+    SPEC_DENIED "ONH-062" Error "a CDI spec includes a GPU that config.toml denies"
+        why "an engine gives the GPU to containers that request it; the hook entry of our specs then stops them, those of other programs do not"
+        fix "run `oci-nvidia-hook cdi refresh`; remove the GPU from specs of other programs" see "modes.md";
 
     PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet asks for a device that does not exist"
         why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"

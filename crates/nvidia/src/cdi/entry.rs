@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use base::paths::{ContainerPath, HostPath};
 
+use crate::config::Config;
 use crate::driver::ipc::{Channel, Expected};
 use crate::driver::ldcache::Arch;
 
@@ -39,12 +40,23 @@ pub struct RootfsEdits {
     pub cuda_compat: Option<(String, String)>,
     /// The stamp of the spec, which has no effect in a container
     pub stamp: Option<String>,
+    /// The file with the limits for GPUs; `None` for the default one
+    pub config: Option<HostPath>,
+    /// The driver root; `None` for the one in that file
+    pub root: Option<HostPath>,
     /// Further changes for containers that have this device node. A spec thus has one entry for any number of devices, and the runtime
     /// starts one process.
     pub with_node: Vec<(ContainerPath, Self)>,
 }
 
 impl RootfsEdits {
+    /// Returns the places from which the hook entry reads the limits, and no changes.
+    #[must_use]
+    pub fn of_config(config: &Config) -> Self {
+        let root = Some(&config.driver_root).filter(|root| root.as_path() != Path::new("/"));
+        Self { config: config.file.clone(), root: root.cloned(), ..Self::default() }
+    }
+
     /// Merges both.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
@@ -64,6 +76,8 @@ impl RootfsEdits {
             egl_devices: self.egl_devices | other.egl_devices,
             cuda_compat: self.cuda_compat.or(other.cuda_compat),
             stamp: self.stamp.or(other.stamp),
+            config: self.config.or(other.config),
+            root: self.root.or(other.root),
             ..self
         }
     }
@@ -103,6 +117,9 @@ impl RootfsEdits {
             }
         };
         option("--stamp", self.stamp.clone());
+        let path = |path: &Option<HostPath>| path.as_ref()?.as_path().to_str().map(str::to_owned);
+        option("--config", path(&self.config));
+        option("--root", path(&self.root));
         let compat = self.cuda_compat.as_ref();
         option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
         for (link, text) in &self.links {
@@ -145,6 +162,8 @@ impl RootfsEdits {
                     all.add(node.replace(next), std::mem::take(&mut edits));
                 }
                 Long("stamp") => edits.stamp = Some(text(&mut parser)?),
+                Long("config") => edits.config = Some(HostPath::new(parser.value()?)),
+                Long("root") => edits.root = Some(HostPath::new(parser.value()?)),
                 Long("cuda-compat") => edits.cuda_compat = Some(two(&mut parser)?),
                 Long("link") => {
                     let (text, link) = two(&mut parser)?;
@@ -269,6 +288,7 @@ mod tests {
             cuda_compat in prop::option::of((name(), name())),
             below in prop::collection::btree_map(name(), name(), 0..4),
             channels in prop::collection::btree_map(name(), any::<bool>(), 0..3),
+            config in prop::option::of(name()), root in prop::option::of(name()),
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
             RootfsEdits {
@@ -285,6 +305,8 @@ mod tests {
                     expected: if *is_socket { Expected::Socket } else { Expected::NamedDirectory },
                 }).collect(),
                 stamp,
+                config: config.map(HostPath::new),
+                root: root.map(HostPath::new),
                 with_node: Vec::new(),
             }
         }

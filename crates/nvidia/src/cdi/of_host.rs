@@ -104,7 +104,7 @@ fn make_with(
     let Inventory { driver_version, cuda_version, .. } = &host.inventory;
     let cuda_compat = config.cuda_compat.then(|| (driver_version.clone(), cuda_version.clone()));
     let kind = format!("{}/{}", settings.vendor, settings.class);
-    Ok(spec(&kind, &common, &devices, &context, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::default() }))
+    Ok(spec(&kind, &common, &devices, &context, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::of_config(config) }))
 }
 
 /// Returns a request for the whole driver, because a spec is independent of containers.

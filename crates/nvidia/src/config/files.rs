@@ -6,6 +6,7 @@ use anyhow::Result;
 use nix::errno::Errno;
 use rustix::fs::Stat;
 
+use base::paths::HostPath;
 use base::report::{Failure, Finding, catalog, errno_of, failure, kind_of};
 use base::sys::in_root::open_host_file;
 use base::sys::ns;
@@ -35,6 +36,8 @@ pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
 /// # Errors
 /// As [`read`].
 pub fn read_with(mut config: Config, plugin: &mut dyn Table, path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
+    // Programs that this one starts run in another directory.
+    config.file = path.map(|path| HostPath::new(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())));
     let (path, text) = match path {
         Some(path) => (path, Some(read_file(path)?)),
         None => (Path::new(FILE), read_if_existing(Path::new(FILE))?),

@@ -32,6 +32,8 @@ const MAX_UNKNOWN: usize = 16;
 /// The settings of the hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// The file of `--config`; `None` for the default file.
+    pub file: Option<HostPath>,
     /// Whether unprivileged containers can request GPUs with `NVIDIA_VISIBLE_DEVICES`.
     pub accept_envvar_when_unprivileged: bool,
     /// Whether containers can request GPUs with volume mounts.
@@ -118,6 +120,7 @@ pub struct Limits {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            file: None,
             accept_envvar_when_unprivileged: true,
             accept_volume_mounts: false,
             swarm_resource: Vec::new(),

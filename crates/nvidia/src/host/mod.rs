@@ -21,14 +21,15 @@ use base::tree::Tree;
 pub use self::installed::complete;
 pub use self::roots::Roots;
 pub use self::site::{KernelState, Site};
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::device_id::Nodes;
 use crate::driver::diagnosis::{self, PCI_DEVICES};
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::edits::{Edits, Wanted, decide};
-use crate::inventory::Inventory;
+use crate::inventory::node_limits::NodeLimits;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, names_of};
+use crate::inventory::{Inventory, cap_files};
 use installed::Installed;
 
 /// Whether this host has no NVIDIA GPU. A host with a missing or broken driver can have one.
@@ -44,6 +45,18 @@ fn count_gpus(config: &Config) -> Result<Option<usize>> {
     let listed = procfs::read_gpus(&driver.owner_of(DRIVER_PROC)?);
     let on_bus = diagnosis::pci_gpus(&driver.owner_of(PCI_DEVICES)?);
     Ok(on_bus.map(|count| count.max(listed.len())))
+}
+
+/// Returns the limits of config.toml for device nodes. Never calls NVML, and reads nothing if there are no limits.
+///
+/// # Errors
+/// If the driver root cannot be opened.
+pub fn node_limits(config: &Config) -> Result<NodeLimits> {
+    if config.devices == Limits::default() {
+        return Ok(NodeLimits::default());
+    }
+    let proc = crate::driver::open_root(&config.driver_root)?.owner_of(DRIVER_PROC)?;
+    Ok(NodeLimits::new(config.devices.clone(), procfs::read_gpus(&proc), cap_files::existing(&proc)))
 }
 
 /// The driver and the GPUs of this host at one moment.

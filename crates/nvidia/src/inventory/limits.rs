@@ -85,7 +85,7 @@ fn matches(entry: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
 }
 
 /// Parses an entry. Invalid entries do not occur here, because they are errors of config.toml.
-fn parse_leniently(entry: &str) -> LimitEntry {
+pub(super) fn parse_leniently(entry: &str) -> LimitEntry {
     parse(entry).unwrap_or_else(|_| LimitEntry::Id(DeviceId::parse(entry)))
 }
 

@@ -10,6 +10,7 @@ pub mod gather;
 pub mod identity;
 pub mod limits;
 pub mod merge;
+pub mod node_limits;
 pub mod nvml;
 pub mod procfs;
 pub mod report;

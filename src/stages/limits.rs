@@ -1,0 +1,129 @@
+//! Refuses containers that have a GPU which `[devices]` in config.toml denies. The engine has it from a CDI spec that is out of date or
+//! that another program wrote, or from `--device`: the hook entry of the spec is the last program that can stop the container.
+
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::Result;
+use rustix::fs::FileType;
+
+use base::paths::HostPath;
+use base::report::{catalog, failure, line};
+use base::sys::ns;
+use nvidia_host::config::{self, Config};
+use nvidia_host::device_id::Nodes;
+use nvidia_host::host::{Host, node_limits};
+use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
+use nvidia_host::request::{Node, nodes};
+
+use crate::oci::SpecView;
+use crate::oci::device_rules::allow_all;
+use crate::oci::spec_view::Mount;
+use crate::plan::request::characters;
+use crate::record::call::Call;
+
+/// Checks the GPU nodes of a container against the limits in this file, or in the default one. As in other modes, an invalid file stops
+/// containers with GPUs, because its limits are unknown. `root` replaces the driver root of the file.
+///
+/// # Errors
+/// If the container has a denied GPU, or the limits or the GPU cannot be read.
+pub(crate) fn check(spec: &SpecView, file: Option<&HostPath>, root: Option<&HostPath>) -> Result<()> {
+    let Some(granted) = Granted::read(spec, file, root)? else { return Ok(()) };
+    match granted.limits.judge(&granted.nodes) {
+        Judgment::Unknown(_) => refuse_unless_permitted(granted.judge_with_inventory()?),
+        known => refuse_unless_permitted(known),
+    }
+}
+
+/// Does the same for an entry of NVIDIA's specs, which runs in the container's namespaces and device cgroup: NVML does not work there. A GPU
+/// that only NVML can compare with the limits is permitted, with a note.
+///
+/// # Errors
+/// If the container has a denied GPU, or the limits cannot be read.
+pub(super) fn check_inside(spec: &SpecView, call: &mut Call) -> Result<()> {
+    let Some(granted) = Granted::read(spec, None, None)? else { return Ok(()) };
+    let judgment = match granted.limits.judge(&granted.nodes) {
+        Judgment::Unknown(_) => granted.judge_with_inventory(),
+        known => Ok(known),
+    };
+    match judgment {
+        Ok(Judgment::Unknown(_)) => Ok(()),
+        Ok(known) => refuse_unless_permitted(known),
+        Err(error) => {
+            call.note(&format!(
+                "cannot compare the GPUs of the container with [devices] in config.toml: {}",
+                line(&error)
+            ));
+            Ok(())
+        }
+    }
+}
+
+/// The GPUs of a container, and the limits for them.
+struct Granted {
+    config: Config,
+    limits: NodeLimits,
+    nodes: Nodes,
+}
+
+impl Granted {
+    /// Returns `None` if there are no limits, or the nodes do not show which GPUs were given to the container.
+    fn read(spec: &SpecView, file: Option<&HostPath>, root: Option<&HostPath>) -> Result<Option<Self>> {
+        let (mut config, _) = config::read(file.map(HostPath::as_path))?;
+        config.driver_root = root.cloned().unwrap_or(config.driver_root);
+        let limits = node_limits(&config)?;
+        if limits.is_empty() || lists_all_nodes(spec)? {
+            return Ok(None);
+        }
+        Ok(nodes_of(spec).map(|nodes| Self { config, limits, nodes }))
+    }
+
+    fn judge_with_inventory(self) -> Result<Judgment> {
+        let inventory = Host::inspect(&self.config, &|| ())?.inventory;
+        Ok(self.limits.with_inventory(inventory).judge(&self.nodes))
+    }
+}
+
+fn refuse_unless_permitted(judgment: Judgment) -> Result<()> {
+    match judgment {
+        Judgment::Permitted => Ok(()),
+        Judgment::Denied(minor) => Err(failure(
+            &catalog::DENIED,
+            format!("the engine gives the container \"/dev/nvidia{minor}\", and containers may not have this GPU"),
+            "request another GPU, or change [devices] in config.toml; \"oci-nvidia-hook cdi check\" lists the CDI devices that \
+             containers may have",
+        )),
+        Judgment::Unknown(minor) => Err(failure(
+            &catalog::UNKNOWN_DEVICE,
+            format!(
+                "the engine gives the container \"/dev/nvidia{minor}\": this host has no such GPU, so that [devices] in \
+                 config.toml cannot permit it"
+            ),
+            "run \"oci-nvidia-hook cdi refresh\"",
+        )),
+    }
+}
+
+/// Reports whether the engine lists all nodes of the host for a privileged container, so that they show nothing about the CDI spec. The
+/// container can open all GPUs anyway. A rootless engine, which has no device rules, mounts the nodes that its user can open.
+fn lists_all_nodes(spec: &SpecView) -> Result<bool> {
+    Ok(spec.has_all_nodes && (allow_all(&spec.device_rules) || ns::in_user_namespace()?))
+}
+
+/// Returns the GPU nodes of a container. In containers with a user namespace, engines mount the host's nodes.
+fn nodes_of(spec: &SpecView) -> Option<Nodes> {
+    let mounted = spec.mounts.iter().filter(|mount| mount.is_bind()).filter_map(mounted_node);
+    nodes::granted(&characters(&spec.devices).into_iter().chain(mounted).collect::<Vec<_>>())
+}
+
+/// Returns the character device that a mount gives to the container.
+fn mounted_node(mount: &Mount) -> Option<Node<'_>> {
+    // No other path is examined: it may be on a file system that does not answer.
+    let is_node = mount.destination.as_os_str().as_bytes().starts_with(b"/dev/nvidia");
+    if !is_node && !mount.source.starts_with("/dev") {
+        return None;
+    }
+    let stat = rustix::fs::stat(&mount.source).ok()?;
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    is_device.then_some(Node { path: &mount.destination, major: Some(major), minor: Some(minor) })
+}
