@@ -185,10 +185,10 @@ pub struct Doctor {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub bundle: Option<PathBuf>,
     /// Check this running container (its id or name) instead of the host
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "bundle")]
     pub container: Option<String>,
     /// Check the container of this process instead of the host
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["bundle", "container"])]
     pub pid: Option<i32>,
 }
 

@@ -65,14 +65,14 @@ fn print(checks: &[Check], options: &args::Doctor, terminal: Terminal) -> Result
 fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Vec<Check>> {
     let (config, _) = config::read(config)?;
     let name = options.container.as_deref().unwrap_or_default();
-    let pid = match options.pid {
-        Some(pid) => pid,
+    let process = match options.pid {
+        Some(pid) => container::find::by_pid(pid)?,
         None => {
             let id = super::containers::id_of(name).unwrap_or_else(|| name.to_owned());
             container::find::by_id(Path::new("/proc"), &id)?
         }
     };
-    Ok(container::examine(&container::inspect(pid, name, &config)?))
+    container::examine(process, name, &config)
 }
 
 /// Discards the cached inventory if NVML has just contradicted it. The fingerprint does not cover faults that only NVML notices, so

@@ -69,8 +69,8 @@ pub(crate) struct Target {
     had_other_driver: bool,
     /// Files that an earlier start with another driver version left
     stale: Vec<Created>,
-    /// Whether no other container uses this root file system
-    is_alone: bool,
+    /// Whether the engine made this root file system for the container
+    is_own: bool,
     /// Created names, for poststop
     created: Vec<Entry>,
     findings: Vec<Finding>,
@@ -81,8 +81,8 @@ pub(crate) struct Target {
 pub(crate) struct TargetFacts {
     /// Whether config.json has the runtime mount a tmpfs at /dev
     pub has_own_dev: bool,
-    /// Whether no other container uses its root file system
-    pub is_alone: bool,
+    /// Whether the engine made its root file system for it
+    pub is_own: bool,
 }
 
 /// A change to the container that can be undone.
@@ -127,7 +127,7 @@ impl Runner for Target {
             Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
             Prepared::Link(link) => self.link(link),
             Prepared::MaskProc(directory) => self.mask_proc(directory),
-            Prepared::MaskParams => self.mask_params(),
+            Prepared::MaskParams(params) => self.mask_params(params.as_deref()),
             Prepared::SetMode { target, mode } => self.set_mode(target, mode),
             Prepared::ListDirectories { first, others } => self.list_directories(first, others),
             Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
@@ -162,9 +162,7 @@ impl Runner for Target {
         // A layer stays writable until here because the steps create names in it.
         self.layers.iter().try_for_each(|layer| read_only::seal(layer))?;
         // The setup is complete. A leftover that cannot be removed does no harm.
-        for left in self.stale.drain(..) {
-            left.remove().ok();
-        }
+        self.remove_stale();
         let created = std::mem::take(&mut self.created);
         Ok(Finished { findings: std::mem::take(&mut self.findings), created })
     }
@@ -189,7 +187,7 @@ impl Target {
             lists_directories: false,
             had_other_driver: false,
             stale: Vec::new(),
-            is_alone: facts.is_alone,
+            is_own: facts.is_own,
             created: Vec::new(),
             findings: Vec::new(),
         }

@@ -147,7 +147,8 @@ impl OpenContainer {
     /// namespace, Podman 5.0 and newer names an empty directory and mounts the rootfs there when it starts the runtime.
     pub(crate) fn facts_of(rootfs: &Path) -> Option<RootfsFacts> {
         let rootfs = Root::open(rootfs).ok()?;
-        let dir = rootfs.open_at(Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
+        let dir =
+            rootfs.open_stored_dir(rootfs.open_at(Path::new("."), OFlags::PATH | OFlags::DIRECTORY).ok()?).ok()?;
         let is_name = |entry: rustix::fs::DirEntry| !matches!(entry.file_name().to_bytes(), b"." | b"..");
         let is_empty = !rustix::fs::Dir::new(dir).ok()?.flatten().any(is_name);
         (!is_empty).then(|| facts(&rootfs))

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
 use super::source::open_in;
@@ -94,6 +94,18 @@ pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result
     rename_or_remove(dir, &temporary, name)
 }
 
+/// Creates a file atomically. Fails if the name exists.
+pub(super) fn create_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+    let temporary = temporary_name(name);
+    let written = create(dir, temporary.as_os_str()).map(File::from)?.write_all(content);
+    let renamed = written
+        .map_err(anyhow::Error::from)
+        .and_then(|()| Ok(rustix::fs::renameat_with(dir, &temporary, dir, name, RenameFlags::NOREPLACE)?));
+    renamed.inspect_err(|_| {
+        rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
+    })
+}
+
 fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> {
     rustix::fs::renameat(dir, temporary, dir, name).map_err(|errno| {
         rustix::fs::unlinkat(dir, temporary, AtFlags::empty()).ok();
@@ -102,6 +114,6 @@ fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> 
 }
 
 /// The name need not be secret: if the image has a file of this name, O_EXCL fails.
-fn temporary_name(name: &Path) -> PathBuf {
+pub(super) fn temporary_name(name: &Path) -> PathBuf {
     PathBuf::from(format!(".{}.oci-nvidia-hook-{}", name.display(), std::process::id()))
 }

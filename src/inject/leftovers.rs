@@ -3,22 +3,25 @@
 //!
 //! The container has run since then and may have replaced any of them. A name is removed only if it is in the container's own
 //! file system and still the same inode, and if it is a link, an empty file, an unchanged copy or an empty directory. Nothing is
-//! removed from a root file system that several containers may share: the removal of a name detaches every mount on it, in all
-//! mount namespaces (`detach_mounts` in the kernel).
+//! removed from a root file system that another container uses, see [`sharing`](super::sharing).
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use rustix::fs::{AtFlags, FileType, OFlags, Stat};
+use rustix::fs::{FileType, OFlags, Stat};
 
 use base::paths::ContainerPath;
 use base::sys::in_root::Root;
 use nvidia_host::driver::{ldcache, ldconf};
 
+use super::aside::{Aside, remove_unless_shared};
 use super::changes::is_library_of_a_driver;
-use super::directory::{is_unchanged, replace_file};
+use super::directory::{create_file, is_unchanged};
 use super::linker_cache;
+use super::sharing::Place;
 use super::source::open_in;
 use crate::oci::spec_view::SpecView;
 use crate::record::created::Entry;
@@ -26,8 +29,10 @@ use crate::record::storage;
 
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
-/// Reports whether only this container uses the root file system: on overlayfs, each container has its own upper layer;
-/// otherwise, containers/storage lists the layer for this container. `path` is `root.path` of config.json.
+/// Reports whether the engine made the root file system for this container: on overlayfs, each container usually has its own upper
+/// layer; otherwise, containers/storage lists the layer for this container. `path` is `root.path` of config.json.
+///
+/// Another container can use it nevertheless, if it was started with `--rootfs`.
 pub(crate) fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path) -> bool {
     rustix::fs::fstatfs(rootfs).is_ok_and(|fs| fs.f_type == OVERLAYFS_MAGIC)
         || bundle.is_some_and(|bundle| storage::has_layer(id, bundle, path))
@@ -59,31 +64,49 @@ fn empty_file(rootfs: &Root, root: &Stat, path: &ContainerPath) -> Option<Entry>
     if is_empty { entry(path.absolute(), &stat) } else { None }
 }
 
-/// Removes created names that have not changed since, and their entries in the linker cache.
+/// Removes created names that have not changed since, and their entries in the linker cache. Removes nothing if another container
+/// uses the root file system.
 pub(crate) fn remove(rootfs: &Root, created: &[Entry]) {
-    let Ok(root) = rustix::fs::fstat(rootfs) else { return };
-    // In reverse order, because a directory is listed before the names in it.
-    let removed = created.iter().rev().filter(|entry| remove_one(rootfs, &root, entry).is_some());
-    let removed: BTreeSet<_> = removed.map(|entry| entry.path.clone()).collect();
-    if !removed.is_empty() {
-        clean_linker_cache(rootfs, &removed);
+    let (Ok(root), Some(place)) = (rustix::fs::fstat(rootfs), Place::find(rootfs, false)) else { return };
+    if created.is_empty() {
+        return;
+    }
+    let mut paths = Vec::new();
+    let mut cache = None;
+    let removed = remove_unless_shared(&place, || {
+        let mut names = Vec::new();
+        // In reverse order, because a directory is listed before the names in it.
+        for entry in created.iter().rev() {
+            if let Some(name) = put_aside(rootfs, &root, entry) {
+                names.push(name);
+                paths.push(entry.path.clone());
+            }
+        }
+        cache = LinkerCache::read(rootfs, &root).filter(|_| !names.is_empty());
+        names.extend(cache.as_ref().and_then(LinkerCache::put_aside));
+        names
+    });
+    let is_cache_gone = removed.len() > paths.len() && removed.last() == Some(&true);
+    let removed = paths.into_iter().zip(removed).filter_map(|(path, is_removed)| is_removed.then_some(path)).collect();
+    if let (Some(cache), true) = (cache, is_cache_gone) {
+        cache.write_without(&removed);
     }
 }
 
-fn remove_one(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<()> {
+fn put_aside(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<Aside> {
     let path = ContainerPath::new(&entry.path)?;
-    let dir = open_own_dir(rootfs, root, path.relative().parent()?)?;
-    let stat = rustix::fs::fstat(open_in(&dir, path.file_name()).ok()?).ok()?;
+    let dir = Rc::new(open_own_dir(rootfs, root, path.relative().parent()?)?);
+    let stat = rustix::fs::fstat(open_in(&*dir, path.file_name()).ok()?).ok()?;
     if stat.st_ino != entry.inode {
         return None;
     }
-    let flags = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => AtFlags::REMOVEDIR,
-        FileType::Symlink => AtFlags::empty(),
-        FileType::RegularFile if stat.st_nlink == 1 && (is_unchanged(&stat) || is_list(&path)) => AtFlags::empty(),
+    let is_dir = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => true,
+        FileType::Symlink => false,
+        FileType::RegularFile if stat.st_nlink == 1 && (is_unchanged(&stat) || is_list(&path)) => false,
         _ => return None,
     };
-    rustix::fs::unlinkat(&dir, path.file_name(), flags).ok()
+    Aside::put(&dir, Path::new(path.file_name()), is_dir)
 }
 
 /// Reports whether this is the hook's drop-in file in `/etc/ld.so.conf.d`, which is not empty.
@@ -97,20 +120,38 @@ fn open_own_dir(rootfs: &Root, root: &Stat, path: &Path) -> Option<OwnedFd> {
     (rustix::fs::fstat(&dir).ok()?.st_dev == root.st_dev).then_some(dir)
 }
 
-/// Removes entries from the linker cache. The loader skips entries of missing files, but `ldconfig -p` would list them.
-fn clean_linker_cache(rootfs: &Root, removed: &BTreeSet<PathBuf>) -> Option<()> {
-    let root = rustix::fs::fstat(rootfs).ok()?;
-    let etc = open_own_dir(rootfs, &root, Path::new("etc"))?;
-    let name = Path::new("ld.so.cache");
-    let found = open_in(&etc, name.as_os_str()).ok()?;
-    let stat = rustix::fs::fstat(&found).ok()?;
-    // The file that replaces it belongs to us: in a container with a user namespace that is another user.
-    if stat.st_dev != root.st_dev || stat.st_uid != rustix::process::geteuid().as_raw() {
-        return None;
+/// The linker cache of a container that has ended. The loader skips entries of missing files, but `ldconfig -p` would list them.
+struct LinkerCache {
+    etc: Rc<OwnedFd>,
+    content: Vec<u8>,
+}
+
+impl LinkerCache {
+    const NAME: &str = "ld.so.cache";
+
+    fn read(rootfs: &Root, root: &Stat) -> Option<Self> {
+        let etc = open_own_dir(rootfs, root, Path::new("etc"))?;
+        let found = open_in(&etc, OsStr::new(Self::NAME)).ok()?;
+        let stat = rustix::fs::fstat(&found).ok()?;
+        // The file that replaces it belongs to us: in a container with a user namespace that is another user.
+        if stat.st_dev != root.st_dev || stat.st_uid != rustix::process::geteuid().as_raw() {
+            return None;
+        }
+        let content = base::read::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE).ok()?;
+        Some(Self { etc: Rc::new(etc), content })
     }
-    let old = base::read::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE).ok()?;
-    let new = ldcache::update(&old, &[], removed).ok()??;
-    replace_file(&etc, name, &new).ok()
+
+    /// Renames the file: to replace it would detach mounts on it, like its removal.
+    fn put_aside(&self) -> Option<Aside> {
+        Aside::put(&self.etc, Path::new(Self::NAME), false)
+    }
+
+    /// Writes the file again, without the entries of removed files.
+    fn write_without(&self, removed: &BTreeSet<PathBuf>) {
+        let new = ldcache::update(&self.content, &[], removed).ok().flatten();
+        let content = new.as_deref().unwrap_or(&self.content);
+        create_file(&self.etc, Path::new(Self::NAME), content).ok();
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! which the process cannot leave, and runs the steps. If a step fails, the runtime ends the container, and the kernel removes
 //! its mounts with the namespace; [`Runner::undo`] removes the names that the hook created in its file system.
 
+mod aside;
 pub(crate) mod changes;
 pub(crate) mod container;
 mod directory;
@@ -14,6 +15,7 @@ mod mountinfo;
 mod mounts;
 pub(crate) mod prepare;
 mod read_only;
+mod sharing;
 mod source;
 mod tmpfs;
 
@@ -78,7 +80,7 @@ pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Contain
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let facts = TargetFacts {
         has_own_dev: mounts::has_own_dev(&container.spec.mounts),
-        is_alone: leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs),
+        is_own: leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs),
     };
     let finished = open.enter().and_then(|root| run_all(Target::new(root, api, hosts_dev, label, facts), steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the

@@ -3,6 +3,30 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+/// A mount. The paths are escaped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line<'t> {
+    pub id: u64,
+    pub parent: u64,
+    /// `MAJOR:MINOR` of the file system
+    pub device: &'t [u8],
+    /// The directory of the file system that is mounted
+    pub root: &'t [u8],
+    pub point: &'t [u8],
+}
+
+/// Returns all mounts.
+pub(super) fn lines(mountinfo: &[u8]) -> impl Iterator<Item = Line<'_>> {
+    mountinfo.split(|byte| *byte == b'\n').filter_map(line)
+}
+
+fn line(line: &[u8]) -> Option<Line<'_>> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, parent) = (number()?, number()?);
+    Some(Line { id, parent, device: fields.next()?, root: fields.next()?, point: fields.next()? })
+}
+
 /// Returns the ids of mounts with shared propagation: mounts below them also appear in their peer group, for a volume on the
 /// host.
 pub(super) fn shared(mountinfo: &[u8]) -> Vec<u64> {
@@ -44,7 +68,7 @@ pub(super) fn devices_outside(mountinfo: &[u8], dir: &Path) -> Vec<u64> {
 }
 
 /// Escapes a path like the kernel does in this file (`seq_path`).
-fn escaped(path: &Path) -> Vec<u8> {
+pub(super) fn escaped(path: &Path) -> Vec<u8> {
     let mut escaped = Vec::new();
     for byte in path.as_os_str().as_bytes() {
         match byte {

@@ -1,5 +1,7 @@
 //! Opens and checks the source of each step on the host, and clones it into a detached mount if the kernel supports that.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use rustix::fs::FileType;
 
@@ -10,6 +12,7 @@ use base::sys::mount::{Api, Label, MountAttrs};
 use nvidia_host::driver::ipc::Expected;
 use nvidia_host::edits::placement::Link;
 use nvidia_host::edits::{Channel, ProcMask};
+use nvidia_host::inventory::procfs::DRIVER_PROC;
 
 use super::source::Source;
 use super::tmpfs::Directory;
@@ -50,8 +53,8 @@ pub(crate) enum Prepared<'a> {
     Link(&'a Link),
     /// Mount a directory with the container's GPUs on /proc/driver/nvidia.
     MaskProc(Directory),
-    /// As in [`Step::MaskParams`].
-    MaskParams,
+    /// As in [`Step::MaskParams`], with the host's file. `None` if the driver is not loaded.
+    MaskParams(Option<Vec<u8>>),
     /// As in [`Step::SetMode`].
     SetMode {
         target: &'a ContainerPath,
@@ -88,7 +91,7 @@ pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
             Prepared::MountFiles { directory: Directory::prepare(files, Vec::new(), api, label)?, target }
         }
         Step::MaskProc(mask) => Prepared::MaskProc(prepare_mask(mask, api, label)?),
-        Step::MaskParams => Prepared::MaskParams,
+        Step::MaskParams => Prepared::MaskParams(read_params()?),
         Step::SetMode { target, mode } => Prepared::SetMode { target, mode: *mode },
         Step::ListDirectories { first, others } => Prepared::ListDirectories { first, others },
         Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
@@ -108,6 +111,17 @@ const MAX_COPY: usize = 1 << 20;
 fn read_file(source: &HostPath) -> Result<Vec<u8>> {
     let (file, _) = open_host_file(source.as_path()).with_context(|| format!("open {source}"))?;
     read_file_limited(&file, MAX_COPY)
+}
+
+/// Upper limit for the params file in bytes; it has about a dozen lines.
+pub(super) const MAX_PARAMS: usize = 64 << 10;
+
+fn read_params() -> Result<Option<Vec<u8>>> {
+    match open_host_file(&Path::new(DRIVER_PROC).join("params")) {
+        Ok((file, _)) => read_file_limited(&file, MAX_PARAMS).map(Some),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> {

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 
-use base::sys::in_root::open_regular;
+use base::sys::in_root::open_host_file;
 
 use crate::oci::spec_view::Mount;
 
@@ -73,8 +72,7 @@ fn is_bundle(path: &Path) -> bool {
 }
 
 fn read_list(path: &Path) -> Option<Vec<Listed>> {
-    let found = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let bytes = base::read::read_limited(open_regular(found).ok()?, MAX_LIST).ok()?;
+    let bytes = base::read::read_limited(open_host_file(path).ok()?.0, MAX_LIST).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 

@@ -13,6 +13,7 @@ pub const TESTS: &[Test] = &[
     ("architecture::no_program_prints_with_a_panic", &[], no_program_prints_with_a_panic),
     ("architecture::no_two_files_use_each_other", &[], no_two_files_use_each_other),
     ("architecture::the_hook_has_few_rooms", &[], the_hook_has_few_rooms),
+    ("architecture::files_of_containers_are_opened_with_a_guard", &[], files_of_containers_are_opened_with_a_guard),
     ("architecture::the_hook_has_no_grpc", &[Need::Cargo], the_hook_has_no_grpc),
     ("architecture::the_program_of_compat_is_static", STATIC, the_program_of_compat_is_static),
 ];
@@ -221,6 +222,38 @@ fn the_program_of_compat_is_static() {
         for name in ["getpwnam", "getpwuid_r", "getgrnam", "getaddrinfo", "iconv_open", "setlocale"] {
             let is_there = symbols.lines().any(|line| line.split_whitespace().any(|word| word == name));
             assert!(!(is_there && program == built::compat_release()), "{name}");
+        }
+    }
+}
+
+/// A container chooses where its paths lead: to a device, to a file of the kernel, to a FUSE file system. `Root` opens its paths with
+/// `O_PATH`, and `Root::open_stored` for reading. The modules that handle containers open a file in no other way, except in /proc.
+fn files_of_containers_are_opened_with_a_guard() {
+    const READS: [&str; 8] = [
+        "File::open(",
+        "fs::read(",
+        "read_to_string(",
+        "read_dir(",
+        "OFlags::RDONLY",
+        "OpenOptions",
+        "open_tree(",
+        "fs::open(",
+    ];
+    const IN_PROC: [(&str, &str); 2] = [
+        ("find.rs", "std::fs::read_dir(proc)"), // finds the processes of a container
+        ("inspect.rs", "File::open(self.path(\"environ\"))"),
+    ];
+    for dir in ["src/inject", "src/doctor/container"] {
+        for (path, text) in super::docs::texts(&source(dir), "rs") {
+            let code = code_of(&text);
+            let name = path.file_name().unwrap().to_str().unwrap();
+            for line in code.lines().filter(|line| READS.iter().any(|read| line.contains(read))) {
+                assert!(IN_PROC.iter().any(|(file, known)| *file == name && line.contains(known)), "{path:?}: {line}");
+            }
+            for function in code.split("fn ").filter(|function| function.contains("openat(")) {
+                let is_guarded = function.contains("OFlags::PATH") || function.contains("OFlags::CREATE");
+                assert!(is_guarded, "{path:?}: {function}");
+            }
         }
     }
 }

@@ -5,28 +5,39 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use crate::Test;
 use crate::driver::{FakeDriver, Image};
+use crate::hostile::blocking;
 use crate::json_schema;
 use crate::support::{HOOK, Need, run, scratch, sh};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare")];
+const NEEDS_STRACE: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace"), Need::Program("timeout")];
+const NEEDS_FUSE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Device("/dev/fuse")];
 const V1: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::CgroupV1];
 
 pub const TESTS: &[Test] = &[
     ("doctor_container::each_lack_has_its_finding", NEEDS, each_lack_has_its_finding),
     ("doctor_container::only_files_of_a_container_are_opened", NEEDS, nothing_is_opened_that_is_no_file),
+    ("doctor_container::files_of_the_kernel_are_not_read", NEEDS_STRACE, files_of_the_kernel_are_not_read),
+    ("doctor_container::a_file_system_that_does_not_answer", NEEDS_FUSE, a_file_system_that_does_not_answer),
     ("doctor_container::a_cgroup_that_denies", V1, a_cgroup_that_denies),
     ("doctor_container::what_cannot_be_examined", NEEDS, what_cannot_be_examined),
 ];
 
-/// The process of a container.
-struct Container(Child);
+/// The process of a container, and that of the server of its file system, if it has one.
+struct Container(Child, Option<i32>);
 
 impl Drop for Container {
     fn drop(&mut self) {
+        // A process that waits for the server ends only after it.
+        if let Some(server) = self.1 {
+            rustix::process::kill_process(Pid::from_raw(server).unwrap(), Signal::KILL).ok();
+        }
         self.0.kill().ok();
         self.0.wait().ok();
     }
@@ -47,7 +58,8 @@ fn start(dir: &Path, before: &str, program: &str) -> Container {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
     assert_eq!(line, "ready\n", "{before}");
-    let container = Container(child);
+    let server = std::fs::read_to_string(dir.join("image/server")).ok();
+    let container = Container(child, server.map(|pid| pid.trim().parse().unwrap()));
     // The shell becomes the program.
     let end = Instant::now() + Duration::from_secs(30);
     while std::fs::read_to_string(format!("/proc/{}/comm", container.0.id())).unwrap().trim() != "sleep" {
@@ -151,6 +163,87 @@ fn nothing_is_opened_that_is_no_file() {
     let fifo = dir.path().join("image/etc/ld.so.cache");
     let naive = run(Command::new("timeout").args(["1", "cat"]).arg(fifo));
     assert_eq!(naive.code, Some(124));
+}
+
+/// A read of /proc/kmsg takes the kernel's messages from syslog. Its mode is that of a regular file.
+fn files_of_the_kernel_are_not_read() {
+    let fake = FakeDriver::shared();
+    for (before, place) in [
+        ("ln -sfn /proc/kmsg etc/ld.so.cache", "/proc"),
+        ("rm etc/ld.so.cache; touch etc/ld.so.cache; mount --bind /proc/kmsg etc/ld.so.cache", "/etc/ld.so.cache"),
+        ("umount dev; rm -r dev; ln -s proc dev", "/proc"),
+    ] {
+        let dir = scratch();
+        image(dir.path());
+        let container = start(dir.path(), &format!("mount --bind /proc proc; {before}"), SLEEP);
+        // A naive reader reads the kernel's log.
+        let root = format!("/proc/{}/root", container.0.id());
+        if before.contains("kmsg") {
+            let naive =
+                run(Command::new("timeout").args(["1", "chroot", &root, "head", "-c", "1", "/etc/ld.so.cache"]));
+            assert!(naive.code == Some(124) || !naive.stdout.is_empty(), "{naive:?}");
+        }
+        let trace = dir.path().join("trace");
+        let mut strace = Command::new("strace");
+        strace.args(["-ff", "-y", "-e", "trace=read,openat,openat2,getdents64", "-o"]).arg(&trace).arg(HOOK);
+        strace.arg("--config").arg(&fake.config).args(["doctor", "--json", "--pid"]).arg(container.0.id().to_string());
+        let begin = Instant::now();
+        let ran = run(strace.env_clear());
+        assert!(begin.elapsed() < Duration::from_secs(30) && matches!(ran.code, Some(0 | 1)), "{before}: {ran:?}");
+        // One file for each process.
+        let trace = sh(&format!("cat '{}'.*", trace.display())).ok();
+        let inside = format!("{}{place}", dir.path().join("image").display());
+        let read = trace.lines().find(|line| !line.contains("O_PATH") && line.contains(&inside));
+        assert_eq!(read, None, "{before}");
+    }
+}
+
+/// The server of a FUSE file system in the container accepts each request and answers none, so that a process that waits for it
+/// cannot be killed. Each row is a path that doctor looks up, and the checks that then fail.
+fn a_file_system_that_does_not_answer() {
+    const PLACES: &[(&str, &str, &[&str])] = &[
+        ("ln -sfn /vol/x etc/ld.so.cache", "/etc/ld.so.cache", &["libraries"]),
+        (
+            "rm etc/ld.so.cache; ln -sfn /vol/x usr/lib/x86_64-linux-gnu/libcuda.so.1",
+            "/lib/x86_64-linux-gnu/libcuda.so.1",
+            &["libraries"],
+        ),
+        ("export LD_LIBRARY_PATH=/none:/vol/lib", "/vol/lib/libcuda.so.1", &["libraries"]),
+        ("ln -sfn /vol/x dev/nvidiactl", "/dev/nvidiactl", &["nodes"]),
+        ("ln -sfn /vol/x dev/nvidia7", "/dev/nvidia7", &["nodes"]),
+        ("umount dev; rm -r dev; ln -s vol/x dev", "/dev", &["nodes"]),
+        ("ln -sfn /vol/x etc/ld.so.cache; ln -sfn /vol/x dev/nvidia-uvm", "/dev/nvidia-uvm", &["libraries", "nodes"]),
+    ];
+    let (fake, probe) = (FakeDriver::shared(), blocking::silent_fuse().display());
+    let examine = |(before, place, silent): &(&str, &str, &[&str])| {
+        let dir = scratch();
+        image(dir.path());
+        let mount = format!(
+            "mkdir vol; mkfifo mounted; '{probe}' vol accept >mounted & echo $! >server; read line <mounted; {before}"
+        );
+        let container = start(dir.path(), &mount, SLEEP);
+        let begin = Instant::now();
+        let (code, outcomes, stderr) = doctor(fake, &["--pid", &container.0.id().to_string()]);
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(40), "{before}: {took:?}");
+        let found: Vec<_> = outcomes.iter().filter(|outcome| outcome["id"] == "ONH-515").collect();
+        let checks: Vec<_> = found.iter().map(|outcome| outcome["check"].as_str().unwrap()).collect();
+        assert_eq!((checks.as_slice(), code), (*silent, Some(1)), "{before}: {outcomes:#?} {stderr}");
+        let last = found.last().unwrap()["what"].as_str().unwrap();
+        assert!(last.ends_with(&format!("no answer within 10 seconds, at {place:?}")), "{before}: {last}");
+        // The other parts are examined.
+        let others = ["libraries", "nodes"].iter().filter(|name| !silent.contains(name));
+        for other in others {
+            assert!(
+                outcomes.iter().any(|outcome| outcome["check"] == *other && outcome["status"] == "ok"),
+                "{outcomes:#?}"
+            );
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = PLACES.iter().map(|row| scope.spawn(|| examine(row))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }
 
 /// The container is found by the id in the name of its cgroup, as engines set it.

@@ -197,6 +197,14 @@ fn device_nodes_are_not_modified() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     call(&container, &program, &["disable-device-node-modification"]).ok();
+    // A file of the kernel at that path is not read: a read of this one takes messages from syslog.
+    let (dir, image) = (scratch(), scratch());
+    let image = Image::new(image.path(), &["--layout", "debian"]);
+    let kernels = format!("{PARAMS}; mount --bind /proc/kmsg $rootfs/proc/driver/nvidia/params");
+    let container = Waiting::start(dir.path(), &image.rootfs, &[], &kernels);
+    let mounts = container.mountinfo();
+    call(&container, &program, &["disable-device-node-modification"]).ok();
+    assert_eq!(container.mountinfo(), mounts);
 }
 
 /// Files of the container are changed and nothing else: a volume belongs to the host.

@@ -15,7 +15,12 @@ pub const TESTS: &[Test] = &[
     ("poststop::copies", engine::NEEDS, copies),
     ("poststop::mount_points_of_the_runtime", engine::NEEDS, mount_points_of_the_runtime),
     ("poststop::podman_start_after_a_driver_update", engine::NEEDS, podman_start_after_a_driver_update),
-    ("poststop::a_shared_root_is_left_alone", engine::NEEDS, a_shared_root_is_left_alone),
+    ("poststop::podman_commits_a_clean_image_on_overlayfs", engine::NEEDS, podman_commits_a_clean_image_on_overlayfs),
+    ("poststop::a_shared_root_is_left_alone", engine::NEEDS, || a_shared_root_is_left_alone(Cgroup::AsMounted)),
+    ("poststop::a_shared_root_is_left_alone_with_crun", engine::NEEDS_CRUN, || {
+        a_shared_root_is_left_alone(Cgroup::WithCrun);
+    }),
+    ("poststop::a_root_that_others_only_see_is_cleaned", engine::NEEDS, a_root_that_others_only_see_is_cleaned),
 ];
 
 /// Installs the hook file of docs/modes.md, with the tested program.
@@ -34,8 +39,14 @@ fn uninstall(podman: &Podman) {
 /// Returns what differs from the image after this container has run, and after its image was committed and run without GPUs.
 /// Podman 5 can return from `podman run` before it has called the hook; `podman container cleanup` waits for the hook.
 fn left(podman: &Podman, cgroup: Cgroup, name: &str, command: &str) -> String {
+    left_after("", podman, cgroup, name, command)
+}
+
+/// The same after this script.
+fn left_after(before: &str, podman: &Podman, cgroup: Cgroup, name: &str, command: &str) -> String {
     let script = format!(
-        "run='run --network=none --log-driver=none'\n\
+        "{before}\n\
+         run='run --network=none --log-driver=none'\n\
          \"$@\" $run --name {name} -e NVIDIA_VISIBLE_DEVICES=all {IMAGE} sh -euc '{command}' >&2\n\
          \"$@\" container cleanup {name} >&2\n\
          \"$@\" diff {name}\n\
@@ -61,6 +72,23 @@ fn podman_commits_a_clean_image(cgroup: Cgroup) {
     let changed = left(&podman, cgroup, "changed", of_its_own);
     assert!(changed.contains("/libnvidia-mine.so.1\n") && changed.contains("/libcuda.so\n"), "{changed}");
     assert!(!changed.contains("libcuda.so.1"), "{changed}");
+}
+
+/// Podman's usual storage, where the root file system is a mount.
+fn podman_commits_a_clean_image_on_overlayfs() {
+    let podman = Podman::new();
+    let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+    let before = format!(
+        "mkdir -p {dir}/overlay; set -- \"$@\" --root {dir}/overlay --storage-driver overlay\n\
+         tar -C {image} -c . | \"$@\" import -q - {IMAGE} >&2",
+        dir = podman.dir.path().display(),
+        image = image.rootfs.display()
+    );
+    let left = |name| left_after(&before, &podman, Cgroup::AsMounted, name, "nvidia-smi -L");
+    let naive = left("naive");
+    assert!(naive.contains("/libcuda.so.535.183.01\n"), "{naive}");
+    install(&podman);
+    assert_eq!(left("clean"), "");
 }
 
 /// A copy of a driver file is removed, unless the container has changed it.
@@ -98,6 +126,9 @@ fn mount_points_of_the_runtime() {
     assert_eq!(files, [""; 0], "{clean}");
 }
 
+/// A library that the updated driver lacks.
+const STALE: &str = "/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01";
+
 /// On vfs, a directory is the container's root file system, as on overlayfs; see `ldconfig::`.
 fn podman_start_after_a_driver_update() {
     let podman = Podman::with_image();
@@ -105,7 +136,7 @@ fn podman_start_after_a_driver_update() {
     podman.install_hook(&fake.config);
     let new = FakeDriver::new(&["--gpus", "1", "--version", "550.54.14"]);
     sh(&format!("cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .", new.root.display())).ok();
-    let start = |name: &str, update: &str| -> Ran {
+    let start = |name: &str, update: &str, seen: &str| -> Ran {
         let look = "probe-dlopen libcuda.so.1 libnvidia-opencl.so.1 || true";
         podman.shell(
             Cgroup::AsMounted,
@@ -115,6 +146,7 @@ fn podman_start_after_a_driver_update() {
                  \"$@\" container cleanup {name} >&2\n\
                  {update}\n\
                  \"$@\" start -a {name}\n\
+                 {seen}\n\
                  \"$@\" container cleanup {name} >&2\n\
                  cd $(\"$@\" mount {name})/usr/lib/x86_64-linux-gnu; find . -name '*.so.[5]*' -size 0"
             ),
@@ -122,36 +154,94 @@ fn podman_start_after_a_driver_update() {
     };
     let hook = podman.hooks.join("oci-nvidia-hook.json");
     let update = format!("sed -i 's#{}#{}#' '{}'", fake.config.display(), new.config.display(), hook.display());
-    let text = start("updated", &update).ok();
+    // Another process uses the directory, and has mounted a file on the name that the new driver lacks.
+    let other = format!(
+        "{update}; export root=$(\"$@\" mount shared); there={dir}/there; \
+         unshare -m sh -euc 'mount --bind /bin/true $root{STALE}; touch '$there'; exec sleep 600' & other=$!; \
+         for n in $(seq 100); do [ -e $there ] && break; sleep 0.1; done",
+        dir = podman.dir.path().display()
+    );
+    let seen = format!("nsenter -m -t $other cmp $root{STALE} /bin/true; kill $other");
+    let text = start("shared", &other, &seen).ok();
+    assert!(text.contains("libcuda.so.1: ok ") && text.contains(STALE.rsplit('/').next().unwrap()), "{text}");
+    podman.install_hook(&fake.config);
+    let text = start("updated", &update, "").ok();
     assert!(text.contains("libcuda.so.1: ok "), "{text}");
     assert!(!text.contains("file too short") && !text.contains("535.183.01"), "{text}");
     assert!(text.contains("./libcuda.so.550.54.14\n"), "the files of this driver stay: {text}");
     // With poststop, nothing remains of either.
     podman.install_hook(&fake.config);
     install(&podman);
-    let text = start("stopped", &update).ok();
+    let text = start("stopped", &update, "").ok();
     assert!(text.contains("libcuda.so.1: ok ") && !text.contains("\n./"), "{text}");
     uninstall(&podman);
 }
 
+/// Mounts the image `$image` at `$root`, with `$layers` as room for other directories.
+const OVERLAY: &str = "mkdir $layers/upper $layers/work; \
+                       mount -t overlay -o lowerdir=$image,upperdir=$layers/upper,workdir=$layers/work none $root";
+
 /// Removing a mount point would remove the mount from another container that uses the same directory.
-fn a_shared_root_is_left_alone() {
-    let podman = Podman::new();
-    install(&podman);
-    let dir = scratch();
-    let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let script = format!(
-        "run='run --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=all'\n\
-         \"$@\" $run --name first --rootfs {root} sh -euc 'nvidia-smi -L; until [ -e /go ]; do sleep 0.1; done' >&2 &\n\
-         for n in $(seq 100); do [ -e {root}/usr/bin/nvidia-smi ] && break; sleep 0.1; done; sleep 1\n\
-         \"$@\" $run -d --name second --rootfs {root} sleep 600 >&2\n\
-         touch {root}/go; wait\n\
-         \"$@\" exec second nvidia-smi -L; \"$@\" exec second probe-dlopen libcuda.so.1\n\
-         rm {root}/usr/bin/nvidia-smi; \"$@\" exec second nvidia-smi -L >&2 || echo the naive removal unmounts it\n\
-         \"$@\" rm -f -t 0 second >&2",
-        root = image.rootfs.display()
-    );
-    let text = podman.shell(Cgroup::AsMounted, &script).ok();
-    assert!(text.contains("UUID: GPU-") && text.contains("libcuda.so.1: ok "), "{text}");
-    assert!(text.contains("the naive removal unmounts it\n"), "{text}");
+fn a_shared_root_is_left_alone(cgroup: Cgroup) {
+    for mount in ["mount --bind $image $root", OVERLAY, "mount -t tmpfs shared $root; cp -a $image/. $root"] {
+        let podman = Podman::new();
+        install(&podman);
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let script = format!(
+            "image={image}; layers={dir}; root={dir}/root; mkdir $root; {mount}\n\
+             run='run --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=all'\n\
+             \"$@\" $run --name first --rootfs $root sh -euc 'nvidia-smi -L; until [ -e /go ]; do sleep 0.1; done' >&2 &\n\
+             for n in $(seq 100); do [ -e $root/usr/bin/nvidia-smi ] && break; sleep 0.1; done; sleep 1\n\
+             \"$@\" $run -d --name second --rootfs $root sleep 600 >&2\n\
+             touch $root/go; wait; \"$@\" container cleanup first >&2\n\
+             \"$@\" exec second nvidia-smi -L; \"$@\" exec second probe-dlopen libcuda.so.1\n\
+             rm $root/usr/bin/nvidia-smi; \"$@\" exec second nvidia-smi -L >&2 || echo the naive removal unmounts it\n\
+             \"$@\" rm -f -t 0 second >&2",
+            image = image.rootfs.display(),
+            dir = dir.path().display()
+        );
+        let text = podman.shell(cgroup, &script).ok();
+        assert!(text.contains("UUID: GPU-") && text.contains("libcuda.so.1: ok "), "{mount}: {text}");
+        assert!(text.contains("the naive removal unmounts it\n"), "{mount}: {text}");
+    }
+}
+
+/// Other mount namespaces have copies of the mount of the engine, such as those of services and of containers with the host's `/`. A
+/// container that a runtime has begun to create has more than that.
+fn a_root_that_others_only_see_is_cleaned() {
+    for (other, is_cleaned) in [
+        ("true", true),
+        ("mount --make-rslave /", true),
+        ("mount --make-rslave /; mount --rbind / $layers/host", true),
+        ("mount --bind $root $root", false),
+        ("mount --bind /bin/true $root/usr/bin/nvidia-smi", false),
+        // A process that no longer sees the mount.
+        (
+            "mount --bind /bin/true $root/usr/bin/nvidia-smi; mount --rbind / $layers/host; inside=\"chroot $layers/small\"",
+            false,
+        ),
+    ] {
+        let podman = Podman::new();
+        install(&podman);
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let script = format!(
+            "image={image}; export layers={dir} root={dir}/root; mkdir $root $layers/small; {OVERLAY}\n\
+             cp -a $image/. $layers/small\n\
+             \"$@\" run --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=all --name first --rootfs $root \
+               sh -euc 'nvidia-smi -L; until [ -e /go ]; do sleep 0.1; done' >&2 &\n\
+             for n in $(seq 100); do [ -e $root/usr/bin/nvidia-smi ] && break; sleep 0.1; done; sleep 1\n\
+             unshare -m --propagation unchanged sh -euc 'inside=; mkdir -p $layers/host; {other}; touch $layers/there; exec $inside sleep 600' & \
+             other=$!; for n in $(seq 100); do [ -e $layers/there ] && break; sleep 0.1; done\n\
+             touch $root/go; wait %1; \"$@\" container cleanup first >&2; kill $other\n\
+             cd $layers/upper; find . -name '*libcuda*' -o -name nvidia-smi -o -name '*oci-nvidia-hook*'",
+            image = image.rootfs.display(),
+            dir = dir.path().display()
+        );
+        let text = podman.shell(Cgroup::AsMounted, &script).ok();
+        assert_eq!(text.is_empty(), is_cleaned, "{other}: {text}");
+        assert!(is_cleaned || text.contains("./usr/bin/nvidia-smi\n"), "{other}: {text}");
+        assert!(!text.contains("oci-nvidia-hook-"), "{other}: {text}");
+    }
 }

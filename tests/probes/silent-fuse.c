@@ -2,7 +2,10 @@
  * Mounts a FUSE file system whose server answers the first request of the kernel and then hangs.
  * It ends with the process that started it.
  *
- * Usage: silent-fuse DIRECTORY
+ * With "accept", the server reads the requests, but does not answer them. The kernel then does not kill a process that waits
+ * for an answer.
+ *
+ * Usage: silent-fuse DIRECTORY [accept]
  */
 #include <fcntl.h>
 #include <linux/fuse.h>
@@ -42,6 +45,8 @@ int main(int argc, char **argv)
 		return 1;
 	puts("mounted");
 	fflush(stdout);
+	while (argc > 2 && read(fuse, request, sizeof request) > 0)
+		;
 	for (;;)
 		pause();
 }

@@ -154,7 +154,7 @@ impl Tree {
     pub fn open_file(&self, path: &Path) -> Result<File> {
         // Without O_NONBLOCK, opening a fifo in its place would block the start of the container.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = File::from(self.noted(path, self.0.root.open_at(path, flags))?);
+        let file = File::from(self.noted(path, self.0.root.open_on_host(path, flags))?);
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
         anyhow::ensure!(kind == FileType::RegularFile, "not a regular file");
         Ok(file)
@@ -187,7 +187,7 @@ impl Tree {
     /// Returns the sorted names in a directory, or none if it cannot be read.
     #[must_use]
     pub fn names(&self, dir: &Path) -> Vec<OsString> {
-        let opened = self.noted(dir, self.0.root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY));
+        let opened = self.noted(dir, self.0.root.open_on_host(dir, OFlags::RDONLY | OFlags::DIRECTORY));
         let Ok(fd) = opened else { return Vec::new() };
         let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
         let names = entries

@@ -4,12 +4,15 @@
 //! `docker/<id>`. Therefore /proc contains all that is needed, and no engine has to be asked.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use anyhow::Result;
 
 use base::report::{catalog, failure};
 use base::sys::proc_file;
+
+use super::cannot_enter;
 
 /// The minimum length of the beginning of an id. Shorter ones occur in other names.
 const SHORTEST: usize = 6;
@@ -29,28 +32,55 @@ fn parse_start(stat: &str) -> Option<u64> {
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
+/// A process. The kernel reuses the numbers of processes, so the start time is compared too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ProcessId {
+    /// In clock ticks since the boot
+    pub start: u64,
+    pub pid: i32,
+}
+
+impl ProcessId {
+    /// Reads the start time of a process in its directory `dir` in /proc.
+    ///
+    /// # Errors
+    /// If the process has ended, or is hidden from this user.
+    pub(super) fn read(dir: &Path, pid: i32) -> io::Result<Self> {
+        let stat = proc_file::read_text(dir.join("stat"))?;
+        let start = parse_start(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(Self { start, pid })
+    }
+}
+
+/// Returns the process with this number.
+///
+/// # Errors
+/// If it does not exist.
+pub(crate) fn by_pid(pid: i32) -> Result<ProcessId> {
+    ProcessId::read(Path::new(&format!("/proc/{pid}")), pid).map_err(|error| cannot_enter(pid, error))
+}
+
 /// Returns the process that started first in the container whose id begins with `id`.
 ///
 /// # Errors
 /// If no container or several containers match.
-pub(crate) fn by_id(proc: &Path, id: &str) -> Result<i32> {
+pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
     if id.len() < SHORTEST || !id.bytes().all(|c| c.is_ascii_hexdigit()) {
         return Err(not_found(id));
     }
-    let mut first: BTreeMap<String, (u64, i32)> = BTreeMap::new();
+    let mut first: BTreeMap<String, ProcessId> = BTreeMap::new();
     for entry in std::fs::read_dir(proc).map_err(anyhow::Error::new)?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         // Processes that have ended are skipped.
-        let read = |file: &str| proc_file::read_text(entry.path().join(file));
-        let Ok(cgroup) = read("cgroup") else { continue };
+        let Ok(cgroup) = proc_file::read_text(entry.path().join("cgroup")) else { continue };
         let Some(id) = id_in(&cgroup, id) else { continue };
-        let Some(start) = read("stat").ok().and_then(|stat| parse_start(&stat)) else { continue };
-        let known = first.entry(id.to_owned()).or_insert((start, pid));
-        *known = (*known).min((start, pid));
+        let Ok(process) = ProcessId::read(&entry.path(), pid) else { continue };
+        let known = first.entry(id.to_owned()).or_insert(process);
+        *known = (*known).min(process);
     }
     let mut found = first.into_iter();
     match (found.next(), found.next()) {
-        (Some((_, (_, pid))), None) => Ok(pid),
+        (Some((_, process)), None) => Ok(process),
         (Some((one, _)), Some((other, _))) => {
             let what = format!("{id:?} is the beginning of {one} and {other}");
             Err(failure(&catalog::NOT_EXAMINED, what, "give more characters of the id"))
@@ -109,8 +139,8 @@ mod tests {
             std::fs::write(dir.join("stat"), format!("{pid} ({name}) {rest}{start} 0 0")).unwrap();
         }
         std::fs::create_dir(proc.path().join("80")).unwrap();
-        assert_eq!(by_id(proc.path(), ID).unwrap(), 50);
-        assert_eq!(by_id(proc.path(), &ID[..28]).unwrap(), 50);
+        assert_eq!(by_id(proc.path(), ID).unwrap(), ProcessId { start: 12, pid: 50 });
+        assert_eq!(by_id(proc.path(), &ID[..28]).unwrap().pid, 50);
         for (id, message) in
             [("0123456", "is the beginning of"), ("0123", "no running"), ("ffffffff", "no running"), ("../../", "no")]
         {

@@ -1,20 +1,23 @@
 //! Reads a running container into [`ContainerFacts`].
 //!
-//! All files are opened below the root of its process with [`Root`], which resolves links within that root. They are checked and read
-//! through the same descriptor. Only the linker cache, if it is a regular file, and the process's files in /proc are read.
+//! This runs in child processes, see [`parts`](super::parts). They open all files below the root of its process with
+//! [`Root`], which resolves links within that root, and read only its linker cache, `/dev` and the process's files in /proc. The
+//! process can end at any time, and the kernel can reuse its number; so it is identified by its start time too.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
 use nix::unistd::Pid;
 use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfsMountFlags};
+use rustix::io::Errno;
 
 use base::read::read_file_limited;
-use base::report::{Failure, catalog, failure, line};
+use base::report::{catalog, failure, line};
 use base::sys::confine::Identity;
-use base::sys::in_root::{Root, open_regular, real_path};
+use base::sys::in_root::{Root, fd_path, real_path};
 use base::sys::proc_file;
 use nvidia_host::config::Config;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
@@ -24,87 +27,138 @@ use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::prepare;
 
-use super::{ContainerFacts, ContainerNode, ContainerProcess, FoundLibrary, FoundNode, Library, gpu_number};
-use crate::cgroup::ask;
+use super::find::ProcessId;
+use super::parts::Reporter;
+use super::{ContainerFacts, ContainerNode, ContainerProcess, Examined, FoundLibrary, FoundNode, Library, gpu_number};
+use crate::cgroup::ask::{self, Filter};
 
 /// The libraries that CUDA programs and nvidia-smi open.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 /// The default directories of the dynamic linker. Debian adds directories with the name of the machine.
 const LINKER_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// The size limit of a linker cache. Those of large systems have 1 MB.
+/// The size limit of a linker cache in bytes. Those of large systems have 1 MB.
 const MAX_CACHE: usize = 16 << 20;
+/// The size limit of an environment in bytes. A process can change the place that the kernel shows as its environment.
+const MAX_ENVIRONMENT: u64 = 1 << 20;
+/// The limit for the value of a variable, in characters.
+const MAX_VALUE: usize = 64 << 10;
+/// The limit for the directories in `LD_LIBRARY_PATH`, and for the entries of a library in the linker cache.
+const MOST_PLACES: usize = 64;
 /// The limit of names in /dev that are read.
 const MOST_NODES: usize = 4096;
 /// The capability with which permissions of files are ignored.
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 
-/// Inspects the container of this process. `name` is the name or id from the command line.
-///
-/// # Errors
-/// If the process is not in a container, has ended, or may not be inspected.
-pub(crate) fn inspect(pid: i32, name: &str, config: &Config) -> Result<ContainerFacts> {
-    // The kernel reuses process ids. An open directory of /proc always belongs to the same process.
-    let open = rustix::fs::openat(
-        CWD,
-        format!("/proc/{pid}"),
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    );
-    let proc = open.map_err(|errno| cannot_enter(pid, errno.into()))?;
-    let path = |name: &str| PathBuf::from(format!("/proc/self/fd/{}/{name}", proc.as_fd().as_raw_fd()));
-    let root = Root::open(&path("root")).map_err(|error| cannot_enter(pid, error))?;
-    let namespace = |name: &str| std::fs::read_link(path(name)).ok();
-    let ours = |name: &str| std::fs::read_link(Path::new("/proc/self").join(name)).ok();
-    if namespace("ns/mnt") == ours("ns/mnt") {
-        return Err(failure(
-            &catalog::NOT_EXAMINED,
-            format!("process {pid} is not in a container"),
-            "give a process of a container with --pid, or the id of a container with --container",
-        ));
-    }
-    let status = proc_file::read_text(path("status"))?;
-    let environment = proc_file::read(path("environ")).unwrap_or_default();
-    let in_ours = namespace("ns/user") == ours("ns/user");
-    let process = parse_process(&status, in_ours, variable(&environment, "NVIDIA_DRIVER_CAPABILITIES"))
-        .with_context(|| format!("cannot read the status of process {pid}"))?;
-    let driver = nvidia_host::driver::open_root(&config.driver_root)?;
-    let module = procfs::read_version(&driver.owner_of(DRIVER_PROC)?);
-    let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
-    let uvm = prepare::parse_majors(&devices).get("nvidia-uvm").map(|major| (*major, 0));
-    let filter = ask::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
-    Ok(ContainerFacts {
-        pid,
-        name: name.to_owned(),
-        module,
-        process,
-        libraries: libraries(&root, variable(&environment, "LD_LIBRARY_PATH").as_deref()),
-        nodes: nodes(&root, uvm),
-        filter,
-    })
+/// What is known before the container's files are examined.
+#[derive(Debug)]
+pub(super) struct Known<'a> {
+    process: ProcessId,
+    name: &'a str,
+    /// The version of the host's kernel module
+    module: Option<String>,
+    /// The device number of /dev/nvidia-uvm
+    uvm: Option<(u32, u32)>,
+    /// Its device cgroup, or why that cannot be read
+    filter: Result<Filter, String>,
 }
 
-/// Returns the error for a file of a process in /proc that cannot be opened.
-fn cannot_enter(pid: i32, error: std::io::Error) -> anyhow::Error {
-    // The option hidepid= of /proc hides the processes of other users from everyone but root.
-    if error.kind() == std::io::ErrorKind::NotFound && rustix::process::geteuid().is_root() {
-        return failure(
-            &catalog::NOT_EXAMINED,
-            format!("process {pid} does not exist"),
-            "give a running container with --container; \"oci-nvidia-hook why\" and \"podman ps\" list containers",
-        );
+impl<'a> Known<'a> {
+    /// Reads files of the host, and files in /proc for which the kernel does not need the memory of the process.
+    ///
+    /// # Errors
+    /// If the process is not in a container, or the driver root cannot be opened.
+    pub(super) fn read(process: ProcessId, name: &'a str, config: &Config) -> anyhow::Result<Self> {
+        let pid = process.pid;
+        if is_ours(&PathBuf::from(format!("/proc/{pid}")), "ns/mnt") {
+            return Err(failure(
+                &catalog::NOT_EXAMINED,
+                format!("process {pid} is not in a container"),
+                "give a process of a container with --pid, or the id of a container with --container",
+            ));
+        }
+        let driver = nvidia_host::driver::open_root(&config.driver_root)?;
+        let module = procfs::read_version(&driver.owner_of(DRIVER_PROC)?);
+        let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
+        let uvm = prepare::parse_majors(&devices).get("nvidia-uvm").map(|major| (*major, 0));
+        let filter = ask::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
+        Ok(Self { process, name, module, uvm, filter })
     }
-    let what = format!("cannot inspect the container of process {pid}");
-    let hint = "run the command as root; \"ps -e\" lists the existing processes";
-    anyhow::Error::new(error).context(Failure::new(&catalog::NOT_EXAMINED, what, hint))
+}
+
+/// Returns whether a namespace of the process with this directory in /proc is that of this program.
+fn is_ours(dir: &Path, namespace: &str) -> bool {
+    let ours = std::fs::read_link(Path::new("/proc/self").join(namespace)).ok();
+    std::fs::read_link(dir.join(namespace)).ok() == ours
+}
+
+/// Examines a part of the container in this process, which may have to wait forever.
+///
+/// # Errors
+/// ESRCH if the process has ended. Otherwise, if it may not be inspected.
+pub(super) fn inspect(known: &Known<'_>, part: Examined, reporter: &mut Reporter<'_>) -> io::Result<ContainerFacts> {
+    let opened = Opened::open(known.process)?;
+    let mut process = opened.process()?;
+    let (mut libraries, mut nodes) = (Vec::new(), Vec::new());
+    match part {
+        Examined::Process => {}
+        Examined::Libraries => {
+            let environment = opened.environment();
+            process.capabilities = variable(&environment, "NVIDIA_DRIVER_CAPABILITIES");
+            let path = variable(&environment, "LD_LIBRARY_PATH");
+            libraries = find_libraries(&opened.root, path.as_deref(), reporter);
+        }
+        Examined::Nodes => nodes = find_nodes(&opened.root, known.uvm, reporter),
+    }
+    let (name, module, filter) = (known.name.to_owned(), known.module.clone(), known.filter.clone());
+    Ok(ContainerFacts { pid: known.process.pid, name, module, process, libraries, nodes, filter })
+}
+
+/// The process of a container, opened in a child.
+struct Opened {
+    /// Its directory in /proc, which always belongs to the same process
+    proc: OwnedFd,
+    root: Root,
+}
+
+impl Opened {
+    fn open(process: ProcessId) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let proc = rustix::fs::openat(CWD, format!("/proc/{}", process.pid), flags, Mode::empty())?;
+        let dir = PathBuf::from(fd_path(proc.as_fd()));
+        if ProcessId::read(&dir, process.pid)? != process {
+            return Err(Errno::SRCH.into());
+        }
+        Ok(Self { root: Root::open(&dir.join("root"))?, proc })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        Path::new(&fd_path(self.proc.as_fd())).join(name)
+    }
+
+    fn process(&self) -> io::Result<ContainerProcess> {
+        let status = proc_file::read_text(self.path("status"))?;
+        let process = parse_process(&status, is_ours(&self.path("."), "ns/user"));
+        process.ok_or_else(|| Errno::INVAL.into())
+    }
+
+    /// Reads the environment. The kernel reads it from the memory of the process, which can be a file of a FUSE file system.
+    fn environment(&self) -> Vec<u8> {
+        let mut environment = Vec::new();
+        if let Ok(file) = File::open(self.path("environ")) {
+            file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok();
+        }
+        environment
+    }
 }
 
 fn variable(environment: &[u8], name: &str) -> Option<String> {
     let mut entries = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    entries.find_map(|entry| Some(entry.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+    let value = entries.find_map(|entry| Some(entry.strip_prefix(name)?.strip_prefix('=')?.to_owned()))?;
+    Some(value.chars().take(MAX_VALUE).collect())
 }
 
 /// Parses /proc/PID/status. The kernel prints ids as seen from the user namespace of the reader.
-fn parse_process(status: &str, in_our_namespace: bool, capabilities: Option<String>) -> Option<ContainerProcess> {
+fn parse_process(status: &str, in_our_namespace: bool) -> Option<ContainerProcess> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     // The four values are the real, effective, saved and file system id.
     let last = |name: &str| field(name)?.split_whitespace().nth(3)?.parse::<u32>().ok();
@@ -115,39 +169,48 @@ fn parse_process(status: &str, in_our_namespace: bool, capabilities: Option<Stri
         groups: groups.collect(),
         // In another user namespace, the capability does not apply to device nodes of the host.
         overrides: in_our_namespace && caps & CAP_DAC_OVERRIDE != 0,
-        capabilities,
+        capabilities: None,
     })
 }
 
-fn libraries(root: &Root, library_path: Option<&str>) -> Vec<Library> {
-    let cache = read_cache(root).unwrap_or_default();
+fn find_libraries(root: &Root, library_path: Option<&str>, reporter: &mut Reporter<'_>) -> Vec<Library> {
+    let cache = read_cache(root, reporter).unwrap_or_default();
     let cache = ldcache::parse(&cache).ok();
-    LIBRARIES.map(|name| find_library(root, cache.as_ref(), library_path, name)).into()
+    LIBRARIES.map(|name| find_library(root, cache.as_ref(), library_path, name, reporter)).into()
 }
 
-fn find_library(root: &Root, cache: Option<&Cache>, library_path: Option<&str>, name: &'static str) -> Library {
+fn find_library(
+    root: &Root,
+    cache: Option<&Cache<'_>>,
+    library_path: Option<&str>,
+    name: &'static str,
+    reporter: &mut Reporter<'_>,
+) -> Library {
     let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
     let debians = [format!("/lib/{machine}"), format!("/usr/lib/{machine}")];
     let given = library_path.unwrap_or_default().split(':').filter(|dir| dir.starts_with('/'));
     let cached = cache.iter().flat_map(|cache| cache.candidates(OsStr::new(name), Arch::native()));
     let usual = debians.iter().map(String::as_str).chain(LINKER_DIRS);
-    let mut paths: Vec<PathBuf> = given.map(|dir| Path::new(dir).join(name)).collect();
-    paths.extend(cached.map(|entry| PathBuf::from(entry.path)));
+    let mut paths: Vec<PathBuf> = given.take(MOST_PLACES).map(|dir| Path::new(dir).join(name)).collect();
+    paths.extend(cached.take(MOST_PLACES).map(|entry| PathBuf::from(entry.path)));
     paths.extend(usual.map(|dir| Path::new(dir).join(name)));
-    if let Some(found) = paths.iter().find_map(|path| inspect_library(root, path)) {
+    if let Some(found) = paths.iter().find_map(|path| inspect_library(root, path, reporter)) {
         return Library { name, found: Some(found), elsewhere: None };
     }
     let mut others = LIBRARY_DIRS.iter().chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
-    let elsewhere = others.find_map(|dir| inspect_library(root, &Path::new(dir).join(name)));
+    let elsewhere = others.find_map(|dir| inspect_library(root, &Path::new(dir).join(name), reporter));
     Library { name, found: None, elsewhere: elsewhere.map(|found| found.path) }
 }
 
-fn read_cache(root: &Root) -> Option<Vec<u8>> {
-    let fd = root.open_at(Path::new("/etc/ld.so.cache"), OFlags::PATH).ok()?;
-    read_file_limited(&open_regular(fd).ok()?, MAX_CACHE).ok()
+fn read_cache(root: &Root, reporter: &mut Reporter<'_>) -> Option<Vec<u8>> {
+    let path = Path::new("/etc/ld.so.cache");
+    reporter.looks_up(path);
+    let found = root.open_at(path, OFlags::PATH).ok()?;
+    read_file_limited(&root.open_stored(found).ok()?, MAX_CACHE).ok()
 }
 
-fn inspect_library(root: &Root, path: &Path) -> Option<FoundLibrary> {
+fn inspect_library(root: &Root, path: &Path, reporter: &mut Reporter<'_>) -> Option<FoundLibrary> {
+    reporter.looks_up(path);
     let fd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -166,25 +229,33 @@ fn version_of(name: &str) -> Option<String> {
 }
 
 /// Returns the nodes that every container with GPUs needs, and the existing nodes of GPUs.
-fn nodes(root: &Root, uvm: Option<(u32, u32)>) -> Vec<ContainerNode> {
-    let names = names(root, Path::new("/dev")).into_iter();
+fn find_nodes(root: &Root, uvm: Option<(u32, u32)>, reporter: &mut Reporter<'_>) -> Vec<ContainerNode> {
+    let names = names(root, Path::new(DEV), reporter).into_iter();
     let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));
-    let all = [("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR))), ("nvidia-uvm".to_owned(), uvm)];
-    let inspect =
-        |(name, expected)| ContainerNode { found: inspect_node(root, &Path::new("/dev").join(&name)), name, expected };
-    all.into_iter().chain(gpus).map(inspect).collect()
+    let mut all = vec![("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR))), ("nvidia-uvm".to_owned(), uvm)];
+    all.extend(gpus);
+    let mut nodes = Vec::new();
+    for (name, expected) in all {
+        let found = inspect_node(root, &Path::new(DEV).join(&name), reporter);
+        nodes.push(ContainerNode { found, name, expected });
+    }
+    nodes
 }
 
-fn names(root: &Root, dir: &Path) -> Vec<String> {
-    let Ok(fd) = root.open_at(dir, OFlags::RDONLY | OFlags::DIRECTORY) else { return Vec::new() };
-    let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
+const DEV: &str = "/dev";
+
+fn names(root: &Root, dir: &Path, reporter: &mut Reporter<'_>) -> Vec<String> {
+    reporter.looks_up(dir);
+    let opened = root.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| root.open_stored_dir(dir));
+    let Ok(entries) = opened.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else { return Vec::new() };
     let names = entries.take(MOST_NODES).filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()));
     let mut names: Vec<_> = names.collect();
     names.sort();
     names
 }
 
-fn inspect_node(root: &Root, path: &Path) -> Option<FoundNode> {
+fn inspect_node(root: &Root, path: &Path, reporter: &mut Reporter<'_>) -> Option<FoundNode> {
+    reporter.looks_up(path);
     let fd: OwnedFd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     let is_char = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
@@ -200,19 +271,29 @@ fn inspect_node(root: &Root, path: &Path) -> Option<FoundNode> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::find::by_pid;
     use super::*;
 
     #[test]
     fn processes() {
         let status =
             "Name:\tsh\nUid:\t0\t1\t2\t1000\nGid:\t5\t6\t7\t100\nGroups:\t44 100 \nCapEff:\t0000000000000002\n";
-        let process = parse_process(status, true, None).unwrap();
+        let process = parse_process(status, true).unwrap();
         assert_eq!((process.identity, process.groups.as_slice()), (Identity { uid: 1000, gid: 100 }, &[44, 100][..]));
         assert!(process.overrides);
-        assert!(!parse_process(status, false, None).unwrap().overrides);
-        assert_eq!(parse_process("Name:\tsh\n", true, None), None);
+        assert!(!parse_process(status, false).unwrap().overrides);
+        assert_eq!(parse_process("Name:\tsh\n", true), None);
         assert_eq!(variable(b"A=b\0LD_LIBRARY_PATH=/x:/y\0", "LD_LIBRARY_PATH").as_deref(), Some("/x:/y"));
         assert_eq!(variable(b"LD_LIBRARY_PATHS=/x", "LD_LIBRARY_PATH"), None);
+    }
+
+    /// Another process has the number of one that has ended.
+    #[test]
+    fn a_number_that_is_used_again() {
+        let now = by_pid(std::process::id().try_into().unwrap()).unwrap();
+        Opened::open(now).unwrap();
+        let before = ProcessId { start: now.start - 1, ..now };
+        assert_eq!(Opened::open(before).err().unwrap().raw_os_error(), Some(Errno::SRCH.raw_os_error()));
     }
 
     #[test]

@@ -9,27 +9,31 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use base::paths::ContainerPath;
-use base::sys::in_root::{fd_path, open_regular};
+use base::sys::in_root::fd_path;
 use nvidia_host::edits::build;
 
 use super::{Change, Target};
 use crate::inject::directory::{Present, find_present};
+use crate::inject::prepare::MAX_PARAMS;
 use crate::inject::read_only;
-
-/// Upper limit for the params file in bytes; it has about a dozen lines.
-const MAX_PARAMS: usize = 64 << 10;
 
 impl Target {
     /// Mounts a copy of /proc/driver/nvidia/params with `ModifyDeviceFiles: 0`. With 1, the driver's libraries create device
-    /// nodes, also of GPUs that the container did not request (CVE-2021-1056).
-    pub(super) fn mask_params(&mut self) -> Result<()> {
+    /// nodes, also of GPUs that the container did not request (CVE-2021-1056). `params` is the file of the host.
+    pub(super) fn mask_params(&mut self, params: Option<&[u8]>) -> Result<()> {
         let (dir, name) = (Path::new("proc/driver/nvidia"), OsStr::new("params"));
         let Some(open) = self.rootfs.open_existing(dir, OFlags::PATH | OFlags::DIRECTORY)? else {
             return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
         };
         let Present::Other(point, _) = find_present(&open, name)? else { return Ok(()) };
-        let text = base::read::read_file_limited(&open_regular(point.try_clone()?)?, MAX_PARAMS).context("read it")?;
-        let Some(masked) = build::mask_params(&String::from_utf8_lossy(&text)) else { return Ok(()) };
+        let copy = match self.rootfs.open_stored(point.try_clone()?) {
+            Ok(copy) => Some(base::read::read_file_limited(&copy, MAX_PARAMS).context("read it")?),
+            // A file of a proc file system is not read in a container, because it may be another one. The kernel module shows
+            // the same text everywhere.
+            Err(_) => None,
+        };
+        let Some(text) = copy.as_deref().or(params) else { return Ok(()) };
+        let Some(masked) = build::mask_params(&String::from_utf8_lossy(text)) else { return Ok(()) };
         self.mount_facts.refuse_shared(&open)?;
         self.mount_facts.refuse_shared(&point)?;
         self.forget_directories();

@@ -1,9 +1,8 @@
 //! Removes what another driver version left in a container that is started again: the empty mount points of its libraries, and
 //! links to them. A program that loads a library that the new driver lacks would fail with "file too short".
 //!
-//! This is done only if no other container uses the root file system: the removal of a file detaches the mounts on it in all
-//! mount namespaces (`detach_mounts` in the kernel). It removes only empty regular files with the versioned name of a driver
-//! library, and links to them in the same directory.
+//! This is done only if no other container uses the root file system, see [`sharing`](crate::inject::sharing). It removes only empty
+//! regular files with the versioned name of a driver library, and links to them in the same directory.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -19,19 +18,21 @@ use base::sys::in_root::Created;
 use nvidia_host::driver::{file_table, is_version};
 
 use super::Target;
+use crate::inject::aside::{Aside, remove_unless_shared};
+use crate::inject::sharing::Place;
 use crate::inject::tmpfs::is_read_only;
 use crate::plan::step::CacheEntry;
 
 /// Upper limit for the directories to search; driver libraries are in one or two.
 const MAX_DIRECTORIES: usize = 8;
-/// Upper limit for the names of a library directory; distributions have thousands.
+/// Upper limit for the names of all these directories; distributions have thousands.
 const MAX_NAMES: usize = 50_000;
 
 impl Target {
     /// Searches the directories of these libraries, and returns the paths of the files for the linker cache. The files are
     /// removed after the last step.
     pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
-        if !self.is_alone {
+        if !self.is_own {
             return BTreeSet::new();
         }
         let mut dirs: Vec<ContainerPath> = Vec::new();
@@ -40,23 +41,43 @@ impl Target {
                 dirs.push(dir);
             }
         }
-        let mut paths = BTreeSet::new();
+        let (mut paths, mut left) = (BTreeSet::new(), MAX_NAMES);
         for dir in dirs {
-            for name in self.find_stale_in(&dir).unwrap_or_default() {
+            for name in self.find_stale_in(&dir, &mut left).unwrap_or_default() {
                 paths.insert(dir.absolute().join(&name));
             }
+        }
+        if !paths.is_empty() && self.place().is_none_or(|place| place.is_used_elsewhere()) {
+            self.stale.clear();
+            paths.clear();
         }
         paths
     }
 
-    fn find_stale_in(&mut self, path: &ContainerPath) -> Option<BTreeSet<OsString>> {
+    fn place(&self) -> Option<Place> {
+        Place::find(&self.rootfs, true)
+    }
+
+    /// Removes the files, unless another container has started with the same root file system.
+    pub(super) fn remove_stale(&mut self) {
+        let stale = std::mem::take(&mut self.stale);
+        if !stale.is_empty()
+            && let Some(place) = self.place()
+        {
+            let put = || stale.iter().filter_map(|left| Aside::put(&left.dir, &left.name, left.is_dir)).collect();
+            remove_unless_shared(&place, put);
+        }
+    }
+
+    fn find_stale_in(&mut self, path: &ContainerPath, left: &mut usize) -> Option<BTreeSet<OsString>> {
         let dir = Rc::new(self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?);
         if is_read_only(&*dir) || !self.may_create(&dir, path.relative()).ok()? {
             return None;
         }
         let listed = self.rootfs.open_stored_dir(dir.try_clone().ok()?).ok()?;
-        let entries = rustix::fs::Dir::new(listed).ok()?.take(MAX_NAMES).flatten();
+        let entries = rustix::fs::Dir::new(listed).ok()?.take(*left).flatten();
         let names: Vec<_> = entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect();
+        *left = left.saturating_sub(names.len());
         let mut stale: BTreeSet<_> =
             names.iter().filter(|name| is_library_of_a_driver(name) && is_empty_file(&dir, name)).cloned().collect();
         let links: Vec<(&OsString, OsString)> = names

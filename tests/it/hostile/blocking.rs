@@ -1,7 +1,8 @@
 //! Files on which a reader waits: those of the kernel, and those of file systems whose server does not answer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::scene::Scene;
@@ -44,12 +45,21 @@ pub fn kernel_files() {
     }
 }
 
+/// Returns the program that mounts a FUSE file system whose server hangs.
+pub fn silent_fuse() -> &'static Path {
+    static PROBE: OnceLock<PathBuf> = OnceLock::new();
+    PROBE.get_or_init(|| {
+        let probe = Path::new(env!("CARGO_TARGET_TMPDIR")).join("silent-fuse");
+        let mut cc = Command::new("cc");
+        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&probe);
+        run(cc.arg(source("tests/probes/silent-fuse.c"))).ok();
+        probe
+    })
+}
+
 /// A FUSE file system whose server hangs.
 pub fn fuse() {
-    let probe = Path::new(env!("CARGO_TARGET_TMPDIR")).join("silent-fuse");
-    let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&probe).arg(source("tests/probes/silent-fuse.c"));
-    run(&mut cc).ok();
+    let probe = silent_fuse();
     let scene = Scene::new("debian", "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache");
     let mount = format!(
         "mkfifo $canary/mounted; '{}' $rootfs/volume >$canary/mounted & read line <$canary/mounted",

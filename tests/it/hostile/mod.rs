@@ -3,7 +3,7 @@
 //! Each test has two halves. First, a naive program that works like the vulnerable code processes the image in a separate mount
 //! namespace, and must be vulnerable: the exploit is real. Then the hook gets the same image.
 
-mod blocking;
+pub mod blocking;
 mod engine;
 mod environment;
 mod host_sources;

@@ -401,6 +401,9 @@ kinds! {
     CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
         fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";
+    CONTAINER_SILENT "ONH-515" Warning "a part of a container cannot be examined"
+        why "a FUSE or network file system of the container does not answer, and programs that open its files wait for it"
+        fix "`findmnt --task PID` lists the file systems of the container; check their servers" see "troubleshooting.md";
 
     OTHER_PLUGIN "ONH-601" Warning "another device plugin offers the GPUs of the node"
         why "two plugins would give the same GPU to two pods, so this plugin does not register its resources while the other one answers"

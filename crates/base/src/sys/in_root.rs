@@ -68,11 +68,22 @@ impl Root {
         Ok(Self { fd: rustix::fs::openat(CWD, dir, flags, Mode::empty())? })
     }
 
-    /// Opens `path` below this root. A leading slash stands for the root.
+    /// Opens `path` below this root with `O_PATH`, whatever `flags` are. A leading slash stands for the root.
+    ///
+    /// The content of the file cannot be read through the descriptor: a container chooses where its paths lead. Only
+    /// [`Self::open_stored`] and [`Self::open_stored_dir`] open a container's file for reading.
     ///
     /// # Errors
     /// NotFound if nothing exists at `path`, ELOOP for too many links, and the other errors of openat2(2).
     pub fn open_at(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        resolve(&self.fd, path, flags | OFlags::PATH)
+    }
+
+    /// Opens `path` for reading, on any file system. Only for a directory of the host that no container can change.
+    ///
+    /// # Errors
+    /// Those of [`Self::open_at`], and those of open(2).
+    pub(crate) fn open_on_host(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         resolve(&self.fd, path, flags)
     }
 
@@ -151,8 +162,9 @@ impl Root {
         Ok(dir)
     }
 
-    /// Reopens a regular file for reading that was opened below this root with `O_PATH`. Files on virtual file systems are
-    /// rejected. An image could replace the file with a link to /proc/kmsg, which has the mode of a regular file: a read of it
+    /// Reopens a regular file for reading that was opened below this root with `O_PATH`. Other files are rejected before they are
+    /// opened, because opening a device node can have effects: a watchdog resets the host. Files on virtual file systems are
+    /// rejected too. An image could replace the file with a link to /proc/kmsg, which has the mode of a regular file: a read of it
     /// waits for the next kernel message, and removes that message from syslog.
     ///
     /// Any file system is accepted if it is that of the root, because the engine mounted it. It may use FUSE (fuse-overlayfs).
@@ -220,16 +232,6 @@ pub(super) fn or_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
     let target = rustix::fs::readlinkat(CWD, fd_path(fd), Vec::new())?;
     Ok(PathBuf::from(OsStr::from_bytes(target.as_bytes())))
-}
-
-/// Reopens a regular file for reading that was opened with `O_PATH`. Other files are rejected before they are opened, because
-/// opening a device node can have effects: a watchdog resets the host.
-///
-/// # Errors
-/// If `path` is not a regular file, or cannot be opened for reading.
-pub fn open_regular(path: OwnedFd) -> io::Result<File> {
-    regular(&path)?;
-    reopen(&path, OFlags::NONBLOCK | OFlags::NOCTTY)
 }
 
 /// Returns the state of a regular file, and an error for any other file.
@@ -307,7 +309,7 @@ mod tests {
     /// Both implementations, which must have the same results.
     type Open = fn(&Root, &str, OFlags) -> io::Result<OwnedFd>;
     const IMPLEMENTATIONS: [Open; 2] = [
-        |root, path, flags| root.open_at(Path::new(path), flags),
+        |root, path, flags| root.open_on_host(Path::new(path), flags),
         |root, path, flags| walk::open(root.as_fd(), Path::new(path), flags),
     ];
 
@@ -419,6 +421,17 @@ mod tests {
         // Any file system is accepted if it is that of the root.
         let proc = Root::open(Path::new("/proc")).unwrap();
         proc.open_stored(proc.open_at(Path::new("version"), OFlags::PATH).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_path_is_never_opened_for_reading() {
+        let (_dir, root) = tree();
+        for flags in [OFlags::RDONLY, OFlags::empty(), OFlags::DIRECTORY] {
+            let path = if flags.contains(OFlags::DIRECTORY) { "lib" } else { "lib/a" };
+            let opened = root.open_at(Path::new(path), flags).unwrap();
+            assert!(rustix::fs::fcntl_getfl(&opened).unwrap().contains(OFlags::PATH), "{flags:?}");
+            assert_eq!(rustix::io::read(&opened, &mut [0; 1]), Err(Errno::BADF), "{flags:?}");
+        }
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! Enters and compares namespaces, and examines the user namespace of this process.
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::proc_file;
 
@@ -67,6 +71,88 @@ pub fn shares_mount_ns(pid: &str) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let mut namespaces = threads.flatten().filter_map(|thread| namespace_of(&thread.path())).peekable();
     namespaces.peek().is_some() && namespaces.all(|namespace| namespace == own)
+}
+
+/// Limits for [`other_mount_tables`].
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The number of namespaces
+    pub namespaces: usize,
+    /// The size of all tables together
+    pub bytes: usize,
+}
+
+/// Passes the mount table of each other mount namespace in which a process runs to `see`, until `see` returns false.
+///
+/// The kernel shows a process only the mounts below its root directory, so a process in chroot(2) hides mounts of its namespace.
+/// Therefore this function enters the namespaces, from which the process cannot return: only for a child that then ends. It opens
+/// no path in them. If a namespace may not be entered, as that of another user, the table of each of its processes is passed.
+///
+/// # Errors
+/// If /proc cannot be read, or a limit is exceeded.
+pub fn other_mount_tables(limits: Limits, mut see: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let proc = rustix::fs::openat(CWD, c"/proc", flags, Mode::empty())?;
+    // After setns(2), /proc may be that of another PID namespace.
+    let own = rustix::fs::openat(CWD, c"/proc/self", flags, Mode::empty())?;
+    let mut seen = BTreeSet::from_iter(mount_ns_of("self"));
+    let mut left = limits.bytes;
+    let mut pass = |dir: &OwnedFd, name: &Path, left: &mut usize| -> io::Result<bool> {
+        let Ok(file) = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+            return Ok(true); // the process has ended
+        };
+        let table = proc_file::read_whole(File::from(file).take(*left as u64 + 1), 0).unwrap_or_default();
+        *left = left.checked_sub(table.len()).ok_or_else(too_many)?;
+        Ok(see(&table))
+    };
+    for pid in numbers(&proc, Path::new("."))? {
+        let mut is_unknown = false;
+        for thread in numbers(&proc, &Path::new(&pid).join("task")).unwrap_or_default() {
+            let path = Path::new(&pid).join("task").join(thread).join("ns/mnt");
+            let namespace = match rustix::fs::statat(&proc, &path, AtFlags::empty()) {
+                Ok(stat) => (stat.st_dev, stat.st_ino),
+                Err(Errno::NOENT | Errno::SRCH) => continue,
+                Err(_) => {
+                    is_unknown = true;
+                    break;
+                }
+            };
+            if !seen.insert(namespace) {
+                continue;
+            }
+            if seen.len() > limits.namespaces {
+                return Err(too_many());
+            }
+            let opened = rustix::fs::openat(&proc, &path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            match opened.map(|fd| MountNs(fd).enter()) {
+                Ok(Ok(())) if !pass(&own, Path::new("mountinfo"), &mut left)? => return Ok(()),
+                Ok(Ok(())) => {}
+                // Another process may be in the same namespace.
+                Err(Errno::NOENT | Errno::SRCH) => drop(seen.remove(&namespace)),
+                _ => {
+                    seen.remove(&namespace);
+                    is_unknown = true;
+                    break;
+                }
+            }
+        }
+        if is_unknown && !pass(&proc, &Path::new(&pid).join("mountinfo"), &mut left)? {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn too_many() -> io::Error {
+    io::Error::other("there are too many mounts")
+}
+
+/// Returns the names in a directory of /proc that are numbers: processes or threads.
+fn numbers(proc: &OwnedFd, path: &Path) -> io::Result<Vec<String>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let entries = rustix::fs::Dir::new(rustix::fs::openat(proc, path, flags, Mode::empty())?)?;
+    let names = entries.flatten().filter_map(|entry| Some(entry.file_name().to_str().ok()?.to_owned()));
+    Ok(names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect())
 }
 
 /// Enters the cgroup namespace of a process: the paths in /proc/PID/cgroup are then relative to the root of that namespace.

@@ -1,0 +1,62 @@
+//! Removes names from a root file system that containers can share.
+//!
+//! The removal of a name detaches all mounts on it, and a rename does not. A container may start at any time and mount files on
+//! these names. So they are renamed first: then no container finds them any more. A container that found them earlier already has
+//! the root file system mounted, and is seen by the examination that follows. Only if there is none, the names are removed.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use rustix::fs::{AtFlags, RenameFlags};
+
+use super::directory::temporary_name;
+use super::sharing::Place;
+
+/// A name in a directory that has been renamed.
+#[derive(Debug)]
+pub(super) struct Aside {
+    dir: Rc<OwnedFd>,
+    name: PathBuf,
+    temporary: PathBuf,
+    is_dir: bool,
+}
+
+impl Aside {
+    /// Renames a name. `None` if the file system cannot do that without replacing another file.
+    pub(super) fn put(dir: &Rc<OwnedFd>, name: &Path, is_dir: bool) -> Option<Self> {
+        let temporary = temporary_name(name);
+        rustix::fs::renameat_with(&**dir, name, &**dir, &temporary, RenameFlags::NOREPLACE).ok()?;
+        Some(Self { dir: Rc::clone(dir), name: name.to_owned(), temporary, is_dir })
+    }
+
+    /// Gives the file its name back, unless another file has it now.
+    fn restore(&self) {
+        rustix::fs::renameat_with(&*self.dir, &self.temporary, &*self.dir, &self.name, RenameFlags::NOREPLACE).ok();
+    }
+
+    /// Removes the file, or a directory if it is empty. Otherwise it gets its name back.
+    fn remove(&self) -> bool {
+        let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let is_removed = rustix::fs::unlinkat(&*self.dir, &self.temporary, flags).is_ok();
+        if !is_removed {
+            self.restore();
+        }
+        is_removed
+    }
+}
+
+/// Removes the names that `put` renames, unless another container uses the root file system. Returns for each whether it is removed;
+/// empty if none is.
+pub(super) fn remove_unless_shared(place: &Place, put: impl FnOnce() -> Vec<Aside>) -> Vec<bool> {
+    // A container that runs must not miss the names even for a moment.
+    if place.is_used_elsewhere() {
+        return Vec::new();
+    }
+    let names = put();
+    if place.is_used_elsewhere() {
+        names.iter().rev().for_each(Aside::restore);
+        return Vec::new();
+    }
+    names.iter().map(Aside::remove).collect()
+}
