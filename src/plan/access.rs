@@ -63,6 +63,8 @@ mod tests {
             (1000, 1000, &[], cap, true),
             (1000, 1000, &[], root_only, false),
             (1000, 44, &[], Permissions { mode: 0o606, ..suse }, false),
+            // Readable, but not writable.
+            (1000, 1000, &[], Permissions { mode: 0o664, ..suse }, false),
         ] {
             assert_eq!(
                 Process::from_spec(&spec(uid, gid, groups), false).may_open(node),

@@ -83,84 +83,38 @@ mod tests {
         from_spec(&spec, &Config::default()).ok()
     }
 
-    fn spec(env: &[(&str, &str)]) -> SpecView {
-        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        SpecView { env: env.collect(), ..SpecView::default() }
+    fn device(path: &str, kind: &str, major: i64, minor: i64) -> Device {
+        Device { path: path.into(), kind: Some(kind.into()), major: Some(major), minor: Some(minor) }
     }
 
     #[test]
-    fn config_is_read_only_if_it_can_matter() {
-        for (env, expected) in [
-            (&[][..], Hint::No),
-            (&[("PATH", "/bin")], Hint::No),
-            (&[("NVIDIA_VISIBLE_DEVICES", "void")], Hint::No),
-            (&[("CUDA_VERSION", "9.0"), ("NVIDIA_VISIBLE_DEVICES", "")], Hint::No),
-            (&[("CUDA_VERSION", "9.0"), ("NVIDIA_REQUIRE_CUDA", "x")], Hint::No),
-            (&[("CUDA_VERSION", "9.0")], Hint::Yes),
-            (&[("NVIDIA_VISIBLE_DEVICES", "none")], Hint::Yes),
-            (&[("DOCKER_RESOURCE_GPU", "0")], Hint::Perhaps),
-        ] {
-            assert_eq!(hint(&spec(env)), expected, "{env:?}");
-        }
-    }
-
-    #[test]
-    fn device_nodes_are_a_request_without_the_variable() {
-        let node = |minor| crate::oci::spec_view::Device {
-            path: format!("/dev/nvidia{minor}").into(),
-            kind: Some("c".into()),
-            major: Some(195),
-            minor: Some(minor),
+    fn config_json_is_passed_on() {
+        let outcome = |spec: &SpecView, config: &Config| match from_spec(spec, config).unwrap() {
+            Decision::Gpus(request) => request.devices.names().join(","),
+            Decision::Nothing(_) => "nothing".to_owned(),
+            Decision::Refused(_) => "refused".to_owned(),
         };
-        let open = Config::default();
-        let locked = Config { accept_envvar_when_unprivileged: false, ..Config::default() };
-        let decide_as = |env: &[(&str, &str)], (privileged, has_all_nodes): (bool, bool), config: &Config| {
-            let spec = SpecView { devices: vec![node(255), node(1)], privileged, has_all_nodes, ..spec(env) };
-            let decision = from_spec(&spec, config).unwrap();
-            assert!(hint(&spec) != Hint::No || matches!(decision, Decision::Nothing(_)), "{env:?}");
-            match decision {
-                Decision::Gpus(request) => request.devices.names().join(","),
-                Decision::Nothing(_) => "nothing".to_owned(),
-                Decision::Refused(_) => "refused".to_owned(),
-            }
-        };
-        let decide = |env: &[(&str, &str)], config: &Config| decide_as(env, (false, false), config);
-        let all = ("NVIDIA_VISIBLE_DEVICES", "all");
-        for (env, when_open, when_locked) in [
-            (&[][..], "/dev/nvidia1", "/dev/nvidia1"),
-            (&[all], "all", "/dev/nvidia1"),
-            (&[("CUDA_VERSION", "9.0")], "all", "/dev/nvidia1"),
-            (&[("NVIDIA_VISIBLE_DEVICES", "none")], "none", "refused"),
-            (&[("NVIDIA_VISIBLE_DEVICES", "void")], "nothing", "nothing"),
-            (&[("NVIDIA_VISIBLE_DEVICES", "")], "nothing", "nothing"),
+        let (open, locked) =
+            (Config::default(), Config { accept_envvar_when_unprivileged: false, ..Config::default() });
+        let devices = vec![device("/dev/nvidiactl", "c", 195, 255), device("/dev/nvidia1", "c", 195, 1)];
+        let nodes = SpecView { devices, ..SpecView::default() };
+        let env = [("NVIDIA_VISIBLE_DEVICES".to_owned(), "all".to_owned())];
+        let all = SpecView { env: env.into_iter().collect(), ..nodes.clone() };
+        for (spec, when_open, when_locked) in [
+            (nodes.clone(), "/dev/nvidia1", "/dev/nvidia1"),
+            (all.clone(), "all", "/dev/nvidia1"),
+            (SpecView { privileged: true, has_all_nodes: true, ..nodes.clone() }, "nothing", "nothing"),
+            (SpecView { privileged: true, has_all_nodes: true, ..all.clone() }, "all", "all"),
+            // With a user namespace, a privileged container has every node and no privilege.
+            (SpecView { has_all_nodes: true, ..nodes }, "nothing", "nothing"),
+            (SpecView { has_all_nodes: true, ..all }, "all", "refused"),
         ] {
-            assert_eq!(decide(env, &open), when_open, "{env:?}");
-            assert_eq!(decide(env, &locked), when_locked, "{env:?}");
+            assert_eq!((outcome(&spec, &open).as_str(), outcome(&spec, &locked).as_str()), (when_open, when_locked));
+            assert!(hint(&spec) != Hint::No || when_open == "nothing", "{spec:?}");
         }
-        assert_eq!(decide_as(&[], (true, true), &open), "nothing", "a privileged one has every node of the host");
-        assert_eq!(decide_as(&[all], (true, true), &locked), "all");
-        // With a user namespace, a privileged container has every node and no privilege.
-        assert_eq!(decide_as(&[], (false, true), &open), "nothing");
-        assert_eq!(decide_as(&[all], (false, true), &locked), "refused");
-        let swarm = Config { swarm_resource: vec!["DOCKER_RESOURCE_GPU".into()], ..Config::default() };
-        assert_eq!(decide(&[("DOCKER_RESOURCE_GPU", "")], &swarm), "nothing");
     }
 
     proptest! {
-        /// Without a hint, there is no request with any configuration, except for swarm variables of other names.
-        #[test]
-        fn no_hint_no_request(
-            devices in prop::option::of("|void|all|0| , "),
-            cuda in prop::option::of("|9\\.0"),
-            require in prop::option::of("|cuda>=9\\.0"),
-        ) {
-            let vars = [("NVIDIA_VISIBLE_DEVICES", devices), ("CUDA_VERSION", cuda), ("NVIDIA_REQUIRE_CUDA", require)];
-            let env: Vec<_> = vars.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?))).collect();
-            let spec = spec(&env);
-            let decision = from_spec(&spec, &Config::default()).unwrap();
-            prop_assert_eq!(hint(&spec) == Hint::No, matches!(decision, Decision::Nothing(_)));
-        }
-
         #[test]
         fn the_order_of_variables_means_nothing(
             seed in any::<u64>(),
@@ -184,23 +138,12 @@ mod tests {
         }
     }
 
-    fn device(path: &str, kind: &str, major: i64, minor: i64) -> Device {
-        Device { path: path.into(), kind: Some(kind.into()), major: Some(major), minor: Some(minor) }
-    }
-
     #[test]
-    fn nodes_of_gpus_count() {
+    fn character_devices_with_numbers_count() {
         assert_eq!(nvidia_host::driver::nodes::NVIDIA_MAJOR, 195, "the number that the text is searched for");
-        let ctl = device("/dev/nvidiactl", "c", 195, 255);
-        let modeset = device("/dev/nvidia-modeset", "c", 195, 254);
-        let uvm = device("/dev/nvidia-uvm", "c", 511, 0);
-        assert_eq!(granted(&[ctl.clone(), modeset, uvm, device("/dev/nvidia0", "b", 195, 0)]), None);
-        let mut devices = vec![ctl, device("/dev/x", "c", 195, 3), device("/dev/nvidia0", "c", 195, 0)];
-        devices.push(device("/dev/nvidia-caps/nvidia-cap12", "c", 510, 12));
-        devices.push(device("/dev/nvidia-caps-imex-channels/channel0", "c", 509, 0));
-        devices.push(device("/dev/nvidia1", "c", 195, -1));
-        let nodes = granted(&devices).unwrap();
-        assert_eq!(nodes.names(), ["/dev/nvidia0", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12"]);
+        assert_eq!(granted(&[device("/dev/nvidia0", "b", 195, 0), device("/dev/nvidia1", "c", 195, -1)]), None);
+        let devices = [device("/dev/nvidia0", "b", 195, 0), device("/dev/x", "c", 195, 3)];
+        assert_eq!(granted(&devices).unwrap().names(), ["/dev/nvidia3"]);
     }
 
     proptest::proptest! {

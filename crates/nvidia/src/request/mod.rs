@@ -310,3 +310,6 @@ fn requirements(container: &Container<'_>, config: &Config, legacy: bool) -> Res
 fn is_go_true(value: &str) -> bool {
     matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
 }
+
+#[cfg(test)]
+mod tests;

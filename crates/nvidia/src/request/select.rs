@@ -111,3 +111,6 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
 fn known(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
+
+#[cfg(test)]
+mod tests;
