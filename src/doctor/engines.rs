@@ -248,8 +248,12 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
                 verdict.hint.clone(),
             ));
         }
+        let outdated = view.verdicts.iter().find(|verdict| verdict.outdated);
+        if let Some(verdict) = outdated {
+            outcomes.push(Check::of(&catalog::SPEC_OUTDATED, verdict.reason.clone(), verdict.hint.clone()));
+        }
         let good = view.verdicts.iter().filter(|verdict| verdict.ok).count();
-        if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() {
+        if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() && outdated.is_none() {
             let what = if good == 0 {
                 let dirs = list_paths(&view.dirs);
                 format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")

@@ -202,6 +202,13 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
         assert!(ran.stdout.contains("GPU 1: nvml"), "{ran:?}");
         let told = explain(&fake).ok();
         assert!(told.matches("device: GPU-").count() == 1 && told.contains("ONH-201"), "{command_of}: {told}");
+        // The kernel does not show MIG mode without instances.
+        let fake = FakeDriver::new(&["--gpus", "2"]);
+        explain(&fake).ok();
+        fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 mig "));
+        assert!(!explain(&fake).ok().contains("ONH-230"), "{command_of}");
+        command(&fake, command_of);
+        assert!(explain(&fake).ok().contains("ONH-230"), "{command_of}");
     }
 }
 

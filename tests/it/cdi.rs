@@ -237,7 +237,7 @@ fn refresh_rewrites_what_is_stale() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     let dir = scratch();
     for format in ["yaml", "json"] {
-        let path = dir.path().join("run/cdi").join(format!("nvidia.{format}"));
+        let path = dir.path().join(format).join("cdi").join(format!("nvidia.{format}"));
         fake.rebuild(&["--gpus", "2", "--drm"]);
         assert_eq!(cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok(), "");
         assert!(!path.exists(), "whether there is to be one is not its choice");
@@ -277,6 +277,7 @@ fn refresh_rewrites_what_is_stale() {
         std::fs::remove_file(fake.root.join("usr/bin/nvidia-smi")).unwrap();
         assert!(refreshed(&fake, &path), "a file that it mounts is gone");
         assert!(!std::fs::read_to_string(&path).unwrap().contains("nvidia-smi"));
+        files_appear(&fake, &path);
         fake.configure("[devices]\ndeny = [\"2\"]");
         assert!(refreshed(&fake, &path), "a setting");
         assert!(!names(&path).contains(&"2".to_owned()));
@@ -286,6 +287,30 @@ fn refresh_rewrites_what_is_stale() {
         assert!(refreshed(&fake, &path), "it was broken");
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o644);
         sockets_come_and_go(&fake, &path);
+    }
+}
+
+/// Packages without libraries do not run ldconfig.
+fn files_appear(fake: &FakeDriver, path: &Path) {
+    let check = || {
+        let dir = path.parent().unwrap().to_str().unwrap();
+        cdi(fake, &["check", "--spec-dir", dir])
+    };
+    for (file, place) in [
+        ("usr/bin/nvidia-smi", "usr/bin/nvidia-smi"),
+        ("usr/share/vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_icd.json"),
+        ("usr/share/glvnd/egl_vendor.d/10_nvidia.json", "egl_vendor.d/10_nvidia.json"),
+    ] {
+        let has_it = || std::fs::read_to_string(path).unwrap().contains(place);
+        assert!(!has_it(), "{file}");
+        assert!(!check().ok().contains("driver files were added"), "{file}");
+        let added = fake.root.join(file);
+        std::fs::create_dir_all(added.parent().unwrap()).unwrap();
+        std::fs::write(&added, "").unwrap();
+        let told = check().ok();
+        assert!(told.contains("driver files were added or removed after ") && told.contains("hint: run "), "{told}");
+        assert!(refreshed(fake, path) && has_it(), "{file}");
+        assert!(!refreshed(fake, path), "{file}");
     }
 }
 

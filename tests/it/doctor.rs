@@ -394,6 +394,14 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-404: /etc/cdi/a.yaml: rootless Podman cannot read the file",
         Status::Warning,
     ),
+    (
+        "mkdir -p etc/cdi; touch usr/bin/oci-nvidia-hook; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  \
+         containerEdits:\\n    env: [A=b]\\ncontainerEdits:\\n  hooks:\\n  - {hookName: createRuntime, path: /usr/bin/oci-nvidia-hook, \
+         args: [oci-nvidia-hook, rootfs, --stamp, \"driver=535.183.01,boot=b,host=1,files=1\"]}\\n' >etc/cdi/a.yaml",
+        "cdi",
+        "ONH-405: driver files were added or removed after \"/etc/cdi/a.yaml\" was written",
+        Status::Warning,
+    ),
     ("sed -i '/^accept.*= false/d' etc/nvidia-container-runtime/config.toml", "exposed", "ONH-106", Status::Note),
     ("chmod 660 dev/nvidia*; chgrp video dev/nvidia*", "groups", "ONH-212", Status::Note),
     (

@@ -47,6 +47,9 @@ pub struct CdiVerdict {
     /// Whether the device includes a GPU that config.toml denies
     #[serde(skip)]
     pub denied: bool,
+    /// Whether the spec was written for other driver files
+    #[serde(skip)]
+    pub outdated: bool,
 }
 
 /// The current state of the host.
@@ -167,7 +170,8 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
         return verdict;
     }
     verdict.root_only = !file.for_everybody;
-    (verdict.reason, verdict.hint) = remark(file, spec, now).unwrap_or_default();
+    verdict.outdated = file.for_everybody && is_outdated(spec, now);
+    (verdict.reason, verdict.hint) = remark(file, spec, now, verdict.outdated).unwrap_or_default();
     verdict
 }
 
@@ -245,11 +249,23 @@ fn hint_for_others(missing: &str, file: &str) -> String {
     format!("install oci-nvidia-hook-compat, which contains {program}, or remove {file}")
 }
 
+/// Whether this host now has other driver files than when the spec was written. The device plugin keeps its specs up to date itself, and
+/// may see the files below another root directory.
+fn is_outdated(spec: &Spec, now: &Now<'_>) -> bool {
+    let is_plugins = !spec.kind.starts_with("nvidia.com/");
+    let stamps = Stamp::from_spec(spec).zip(now.stamp);
+    !is_plugins && stamps.is_some_and(|(stamp, now)| stamp.files != now.files)
+}
+
 /// Returns a remark about a usable device, and a hint.
-fn remark(file: &SpecFile, spec: &Spec, now: &Now<'_>) -> Option<(String, String)> {
+fn remark(file: &SpecFile, spec: &Spec, now: &Now<'_>, is_outdated: bool) -> Option<(String, String)> {
+    let path = file.path.display().to_string();
     if !file.for_everybody {
-        let path = file.path.display();
         return Some(("rootless Podman cannot read the file".to_owned(), format!("run \"chmod 644 {path}\"")));
+    }
+    if is_outdated {
+        let reason = format!("driver files were added or removed after {path:?} was written");
+        return Some((reason, rewrite(&path)));
     }
     let unsure = now.readers.iter().find(|reader| reader.reads(&spec.cdi_version).is_none())?;
     let version = &spec.cdi_version;

@@ -358,6 +358,9 @@ kinds! {
     SPEC_USELESS "ONH-404" Warning "engines cannot use a CDI device or a CDI spec"
         why "a container that requests the device does not start"
         fix "run `oci-nvidia-hook cdi generate`; the message has the reason: another driver version, a missing file, or a CDI version that the engine does not support" see "modes.md";
+    SPEC_OUTDATED "ONH-405" Warning "driver files were added or removed after a CDI spec was written"
+        why "containers lack the new files"
+        fix "run `oci-nvidia-hook cdi generate`, or enable the units that refresh the spec" see "modes.md";
 
     NOT_ACTIVE "ONH-501" Warning "an engine does not start the hook"
         why "its containers get no GPU with `NVIDIA_VISIBLE_DEVICES`"

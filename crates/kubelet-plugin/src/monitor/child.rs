@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nvidia_host::config::Config;
-use nvidia_host::host::{KernelState, Site};
+use nvidia_host::host::{HostState, Site};
 use nvidia_host::inventory::nvml::{Report, take};
 use nvidia_host::inventory::{FailedGpu, Inventory};
 use nvidia_host::nvml::api::Failed;
@@ -97,7 +97,7 @@ fn watch(config: &Config, skip: &[u32], measures: bool, lines: &mut Lines) -> Re
         skip,
         measures,
         lines,
-        kernel: site.kernel_state(),
+        host: site.state(),
         handles: Vec::new(),
         snapshot: None,
         known: Known::default(),
@@ -117,7 +117,7 @@ struct Watch<'a, M> {
     skip: &'a [u32],
     measures: bool,
     lines: &'a mut Lines,
-    kernel: KernelState,
+    host: HostState,
     handles: Vec<Handle>,
     snapshot: Option<Snapshot>,
     known: Known,
@@ -167,14 +167,12 @@ impl<M: Monitoring> Watch<'_, M> {
                 Woken::Poll => return None,
                 Woken::Time => {}
             }
-            let kernel = self.site.kernel_state();
-            let KernelState { module, gpus, nodes, mig, .. } = &self.kernel;
-            let has_other_mig = kernel.mig != *mig;
-            let has_other_nodes = kernel.nodes != *nodes || has_other_mig && self.limits_reading;
-            if kernel.module != *module || kernel.gpus != *gpus || has_other_nodes {
+            let host = self.site.state();
+            let has_other_mig = host.instances != self.host.instances;
+            if host.has_other_gpus(&self.host) || has_other_mig && self.limits_reading {
                 return Some(Some(End::Changed));
             }
-            self.kernel = kernel;
+            self.host = host;
             if has_other_mig || Instant::now() >= end {
                 return None;
             }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Error, Result};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use nvidia_host::config::Config;
-use nvidia_host::host::KernelState;
+use nvidia_host::host::HostState;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -306,8 +306,8 @@ impl Supervisor {
     async fn back_off(&mut self) -> Result<(), Finished> {
         let end = Instant::now() + self.delay;
         self.delay = (self.delay * 2).min(MAX_DELAY);
-        let before = KernelState::read(&self.options.config);
-        while Instant::now() < end && KernelState::read(&self.options.config) == before {
+        let before = HostState::of_host(&self.options.config);
+        while Instant::now() < end && HostState::of_host(&self.options.config) == before {
             tokio::select! {
                 () = sleep_until(end.min(Instant::now() + STEP)) => {}
                 _ = self.let_go.recv() => {
@@ -335,7 +335,7 @@ impl Supervisor {
         self.absent = None;
         self.delay = FIRST_DELAY;
         self.skipped.clear();
-        let before = KernelState::read(&self.options.config);
+        let before = HostState::of_host(&self.options.config);
         let mut was_unloaded = before.module.is_none();
         loop {
             tokio::select! {
@@ -344,7 +344,7 @@ impl Supervisor {
                 _ = self.let_go.recv() => {}
                 () = self.updates.closed() => return Err(Finished),
             }
-            let now = KernelState::read(&self.options.config);
+            let now = HostState::of_host(&self.options.config);
             if now.module.is_some() && (was_unloaded || now.load != before.load) {
                 return Ok(());
             }

@@ -99,7 +99,7 @@ fn make_with(
     let stamp = stamp.map(|mut stamp| {
         stamp.complete(&host.inventory);
         // A GPU that is not ready yet is asked again at the next refresh: no host has this stamp.
-        Stamp { rest: if complete { stamp.rest } else { 0 }, ..stamp }.to_text()
+        Stamp { host: if complete { stamp.host } else { 0 }, ..stamp }.to_text()
     });
     let Inventory { driver_version, cuda_version, .. } = &host.inventory;
     let cuda_compat = config.cuda_compat.then(|| (driver_version.clone(), cuda_version.clone()));

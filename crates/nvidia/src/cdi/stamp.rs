@@ -4,21 +4,22 @@
 //! The stamp is an argument of a hook entry in the spec. Older engines reject annotations, and a separate file could belong to another
 //! spec.
 
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use base::paths::HostPath;
 use base::tree::Tree;
 use cdi_spec::spec::Spec;
 
 use crate::capability::{Capabilities, Capability, Omit};
 use crate::cdi::entry::RootfsEdits;
 use crate::config::Config;
+use crate::driver::access::Permissions;
 use crate::driver::ipc;
-use crate::inventory::caps::MIG_MINORS;
-use crate::inventory::procfs::{self, DRIVER_PROC};
-use crate::inventory::{Inventory, fingerprint};
+use crate::driver::libraries::{LinkerCache, Search};
+use crate::driver::locate::locate;
+use crate::host::{HostState, Roots};
+use crate::inventory::Inventory;
 
 /// The state of a host, as far as a spec depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +28,10 @@ pub struct Stamp {
     pub driver: String,
     /// The boot id: device numbers can change with each boot
     pub boot: String,
-    /// A hash of the GPUs, the capability files, the device numbers, the libraries and the settings
-    pub rest: u64,
+    /// A hash of the GPUs, the GPU instances, the device nodes, the sockets and the settings
+    pub host: u64,
+    /// A hash of the driver's files
+    pub files: u64,
     /// A hash of the MIG devices; `None` if there are none. The kernel does not show their UUIDs, so the value is a placeholder until
     /// [`Stamp::complete`] is called.
     pub mig: Option<u64>,
@@ -42,7 +45,8 @@ impl Stamp {
     #[must_use]
     pub fn to_text(&self) -> String {
         let mig = self.mig.map(|mig| format!(",mig={mig:016x}")).unwrap_or_default();
-        format!("driver={},boot={},host={:016x}{mig}", self.driver, self.boot, self.rest)
+        let Self { driver, boot, host, files, .. } = self;
+        format!("driver={driver},boot={boot},host={host:016x},files={files:016x}{mig}")
     }
 
     /// Parses a stamp. Returns `None` if the text is not one.
@@ -51,9 +55,13 @@ impl Stamp {
         let mut fields = text.split(',');
         let mut field = |name: &str| fields.next()?.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
         let (driver, boot) = (field("driver")?, field("boot")?);
-        let rest = u64::from_str_radix(&field("host")?, 16).ok()?;
-        let mig = field("mig").map(|mig| u64::from_str_radix(&mig, 16)).transpose().ok()?;
-        Some(Self { driver, boot, rest, mig })
+        let hash = |text: String| u64::from_str_radix(&text, 16).ok();
+        let (host, files) = (hash(field("host")?)?, hash(field("files")?)?);
+        let mig = match field("mig") {
+            Some(mig) => Some(hash(mig)?),
+            None => None,
+        };
+        Some(Self { driver, boot, host, files, mig })
     }
 
     /// Adds the MIG devices from NVML's answer. Devices that were destroyed and created again can have the same numbers in procfs, but
@@ -88,90 +96,92 @@ impl Stamp {
 
     /// Takes the stamp of this host. Returns `None` if no driver is loaded, or the driver has no GPU. `settings` are part of the stamp.
     #[must_use]
-    pub fn of_host(config: &Config, settings: &impl std::fmt::Debug) -> Option<Self> {
-        let driver = Tree::open(&config.driver_root).ok()?;
-        let proc = driver.owner_of(DRIVER_PROC).ok()?;
-        let driver_version = procfs::read_version(&proc)?;
-        let gpus = procfs::read_gpus(&proc);
-        if gpus.is_empty() {
+    pub fn of_host(config: &Config, settings: &impl Debug) -> Option<Self> {
+        let roots = Roots::open(config).ok()?;
+        let mut state = HostState::without_library(&roots);
+        let (driver, boot) = (state.module.take()?, state.boot.take().unwrap_or_default());
+        if state.gpus.is_empty() {
             return None;
         }
-        let mut hasher = DefaultHasher::new();
-        env!("CARGO_PKG_VERSION").hash(&mut hasher);
-        format!("{config:?} {settings:?}").hash(&mut hasher);
-        for gpu in gpus {
-            let information = Path::new(DRIVER_PROC).join("gpus").join(&gpu.dir).join("information");
-            (gpu.dir, proc.read(&information).unwrap_or_default()).hash(&mut hasher);
-        }
-        let mut caps = Vec::new();
-        walk(&proc, Path::new(DRIVER_PROC).join("capabilities"), 0, &mut caps);
-        caps.hash(&mut hasher);
-        // The kernel assigns the major numbers of /dev/nvidia-uvm and /dev/nvidia-caps when the modules are loaded.
-        let host = Tree::open(&HostPath::new("/")).ok()?;
-        let devices = host.read_text(Path::new("/proc/devices")).unwrap_or_default();
-        devices.lines().filter(|line| line.contains("nvidia")).for_each(|line| line.hash(&mut hasher));
-        proc.read(Path::new(MIG_MINORS)).unwrap_or_default().hash(&mut hasher);
-        let dev = match &config.dev_root {
-            Some(root) => Tree::open(root).ok()?,
-            None => driver.owner_of("/dev/nvidiactl").ok()?,
-        };
-        for dir in ["/dev", "/dev/dri", "/dev/nvidia-caps"].map(Path::new) {
-            let is_one = |name: &str| dir != Path::new("/dev") || name.starts_with("nvidia");
-            for name in dev.names(dir).iter().filter(|name| name.to_str().is_some_and(is_one)) {
-                let node = dev.locate(&dir.join(name)).ok();
-                (name, node.map(|node| (node.device, node.gid))).hash(&mut hasher);
-            }
-        }
-        // A new socket must be added to the spec, and engines fail to mount a socket that does not exist any more.
-        let all = Capabilities::new(&Capability::ALL);
-        let (sockets, _) = ipc::find(&driver, all, config.mps_directory.as_deref(), Omit::default());
-        sockets.iter().for_each(|socket| (socket.source.as_path(), socket.is_fixed).hash(&mut hasher));
-        // The installation of libraries runs ldconfig, which replaces the cache.
-        let cache = config.ldcache.as_ref().map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
-        let metadata = driver.open_file(cache).and_then(|file| Ok(file.metadata()?)).ok();
-        metadata.map(|file| (file.mtime(), file.mtime_nsec(), file.size(), file.ino())).hash(&mut hasher);
-        let boot = host.read_text(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default().trim().to_owned();
-        let mig = fingerprint::has_mig_devices(&proc).then_some(UNASKED);
-        Some(Self { driver: driver_version, boot, rest: hasher.finish(), mig })
+        // A spec depends on the other nodes too, and not on their inodes.
+        state.nodes.clear();
+        let files = files(&roots, config, &driver);
+        let settings = (env!("CARGO_PKG_VERSION"), config, settings);
+        let host = hash(&(&state, nodes(&roots.dev), sockets(&roots, config), settings));
+        let mig = (!state.instances.is_empty()).then_some(UNASKED);
+        Some(Self { driver, boot, host, files, mig })
     }
 }
 
-/// Collects the paths of all files and directories below `dir`. The deepest one is
-/// /proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access.
-fn walk(root: &Tree, dir: PathBuf, depth: usize, names: &mut Vec<PathBuf>) {
-    const DEEPEST: usize = 6;
-    for name in root.names(&dir) {
-        let path = dir.join(name);
-        if depth < DEEPEST {
-            walk(root, path.clone(), depth + 1, names);
+/// Returns a hash of a value as text: paths and numbers, which are written in the same way by each run of this program.
+fn hash(value: &impl Debug) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{value:?}").hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Returns a hash of the driver's files, as a spec contains them. They are searched for like those of a container, because files can be
+/// added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
+fn files(roots: &Roots, config: &Config, version: &str) -> u64 {
+    let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
+    let search = Search { root: &roots.driver, cache: &cache, version, dirs: &config.library_dirs };
+    let found = locate(&search, config.supported_driver_capabilities, &config.driver_files);
+    hash(&found.map(|(files, _)| files).map_err(|error| base::report::line(&error)))
+}
+
+/// Returns the sockets of daemons. A new socket must be added to the spec, and engines fail to mount a socket that does not exist any
+/// more.
+fn sockets(roots: &Roots, config: &Config) -> Vec<(PathBuf, bool)> {
+    let all = Capabilities::new(&Capability::ALL);
+    let (sockets, _) = ipc::find(&roots.driver, all, config.mps_directory.as_deref(), Omit::default());
+    sockets.iter().map(|socket| (socket.source.as_path().to_owned(), socket.is_fixed)).collect()
+}
+
+/// Returns numbers and permissions of all nodes of the driver and of its display devices.
+fn nodes(dev: &Tree) -> Vec<(PathBuf, Option<((u32, u32), Permissions)>)> {
+    let mut nodes = Vec::new();
+    for dir in ["/dev", "/dev/dri", "/dev/nvidia-caps"].map(Path::new) {
+        let is_one = |name: &str| dir != Path::new("/dev") || name.starts_with("nvidia");
+        for name in dev.names(dir).iter().filter(|name| name.to_str().is_some_and(is_one)) {
+            let path = dir.join(name);
+            let node = dev.locate(&path).ok();
+            nodes.push((path, node.map(|node| (node.device, Permissions::from(&node)))));
         }
-        names.push(path);
     }
+    nodes
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::elf::tests as elf;
 
     #[test]
     fn a_stamp_is_read_as_it_was_written() {
-        let stamp = Stamp { driver: "535.183.01".into(), boot: "a-b".into(), rest: 7, mig: None };
-        assert_eq!(stamp.to_text(), "driver=535.183.01,boot=a-b,host=0000000000000007");
+        let stamp = Stamp { driver: "535.183.01".into(), boot: "a-b".into(), host: 7, files: 8, mig: None };
+        let text = "driver=535.183.01,boot=a-b,host=0000000000000007,files=0000000000000008";
+        assert_eq!(stamp.to_text(), text);
         let mig = Stamp { mig: Some(9), ..stamp.clone() };
-        assert_eq!(mig.to_text(), "driver=535.183.01,boot=a-b,host=0000000000000007,mig=0000000000000009");
+        assert_eq!(mig.to_text(), format!("{text},mig=0000000000000009"));
         for stamp in [stamp, mig] {
             assert_eq!(Stamp::parse(&stamp.to_text()), Some(stamp));
         }
-        for wrong in
-            ["", "driver=1", "driver=1,boot=2,host=x", "boot=1,driver=2,host=3", "driver=1,boot=2,host=3,mig=x"]
-        {
+        for wrong in [
+            "",
+            "driver=1",
+            "driver=1,boot=2,host=x,files=4",
+            "driver=1,boot=2,host=3",
+            "driver=1,boot=2,host=3,files=x",
+            "boot=1,driver=2,host=3,files=4",
+            "driver=1,boot=2,host=3,files=4,mig=x",
+        ] {
             assert_eq!(Stamp::parse(wrong), None, "{wrong}");
         }
     }
 
     #[test]
     fn mig_devices_made_anew_are_others() {
-        let stamp = |mig| Stamp { driver: "1".into(), boot: "b".into(), rest: 7, mig };
+        let stamp = |mig| Stamp { driver: "1".into(), boot: "b".into(), host: 7, files: 8, mig };
         let inventory = crate::inventory::select::tests::inventory();
         let complete = |mig, change: fn(&mut crate::inventory::MigDevice)| {
             let (mut stamp, mut inventory) = (stamp(mig), inventory.clone());
@@ -192,5 +202,85 @@ mod tests {
             assert_eq!(before.has_other_mig_devices(&now), are_others, "{now:?}");
         }
         assert!(!stamp(None).has_other_mig_devices(&before), "that is a change that the kernel shows");
+    }
+    /// A driver root without a linker cache, with one GPU.
+    fn host() -> (tempfile::TempDir, Config) {
+        let dir = tempfile::tempdir().unwrap();
+        let driver_root = base::paths::HostPath::new(dir.path());
+        let config = Config { driver_root, library_dirs: vec!["/usr/lib/driver".into()], ..Config::default() };
+        let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86  Release Build\n";
+        write(dir.path(), "proc/driver/nvidia/version", version);
+        write(dir.path(), "proc/driver/nvidia/gpus/0000:01:00.0/information", "IRQ: 1\nDevice Minor: 0\n");
+        for name in ["libcuda", "libnvidia-ml"] {
+            write(dir.path(), &format!("usr/lib/driver/{name}.so.570.86"), elf::of_this_machine());
+        }
+        write(dir.path(), "dev/nvidiactl", "");
+        (dir, config)
+    }
+
+    fn write(root: &Path, path: &str, text: impl AsRef<[u8]>) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn the_boot_is_in_the_stamp() {
+        let (_dir, config) = host();
+        let stamp = Stamp::of_host(&config, &()).unwrap();
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        assert_eq!((stamp.driver.as_str(), stamp.boot.as_str(), stamp.mig), ("570.86", boot.trim(), None));
+    }
+
+    #[test]
+    fn a_stamp_changes_with_the_host() {
+        let (dir, config) = host();
+        let take = || Stamp::of_host(&config, &()).unwrap();
+        for path in [
+            // Packages without libraries do not run ldconfig.
+            "usr/bin/nvidia-smi",
+            "usr/share/vulkan/icd.d/nvidia_icd.json",
+            "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+            "lib/firmware/nvidia/570.86/gsp_ga10x.bin",
+            "usr/lib/driver/libnvidia-ptxjitcompiler.so.570.86",
+            "usr/lib/driver/libnvidia-new.so.570.86",
+        ] {
+            let before = take();
+            write(dir.path(), path, elf::of_this_machine());
+            let after = take();
+            assert!(before.files != after.files && before.host == after.host, "{path}");
+        }
+        for (path, text) in [
+            ("dev/nvidia0", ""),
+            ("dev/dri/card0", ""),
+            ("dev/nvidia-caps/nvidia-cap1", ""),
+            ("proc/driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: 1\n"),
+            ("proc/driver/nvidia/gpus/0000:02:00.0/information", ""),
+            ("proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access", ""),
+        ] {
+            let before = take();
+            write(dir.path(), path, text);
+            let after = take();
+            assert!(before.host != after.host && before.files == after.files, "{path}");
+        }
+        assert_eq!(take().mig, Some(UNASKED));
+        let before = take();
+        for (path, text) in [
+            ("usr/bin/other", ""),
+            ("etc/ld.so.conf", ""),
+            ("dev/other", ""),
+            ("usr/lib/driver/libother.so.1", ""),
+            ("proc/driver/nvidia/gpus/0000:01:00.0/information", "IRQ: 2\nDevice Minor: 1\n"),
+        ] {
+            write(dir.path(), path, text);
+            assert_eq!(take(), before, "{path}");
+        }
+        assert_ne!(Stamp::of_host(&config, &"other").unwrap().host, before.host, "the settings");
+        let other = Config { cuda_compat: !config.cuda_compat, ..config.clone() };
+        assert_ne!(Stamp::of_host(&other, &()).unwrap().host, before.host, "config.toml");
+        std::fs::remove_file(dir.path().join("usr/lib/driver/libcuda.so.570.86")).unwrap();
+        assert_ne!(take().files, before.files, "without a library that all containers need");
+        std::fs::remove_dir_all(dir.path().join("proc/driver/nvidia/gpus")).unwrap();
+        assert_eq!(Stamp::of_host(&config, &()), None);
     }
 }

@@ -122,20 +122,26 @@ fn read_at(file: &mut (impl Read + Seek), at: u64, size: u64) -> Option<Vec<u8>>
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::io::Cursor;
 
+    fn header(class: u8, machine: u16) -> Vec<u8> {
+        let mut bytes = b"\x7fELF".to_vec();
+        bytes.push(class);
+        bytes.resize(18, 0);
+        bytes.extend(machine.to_le_bytes());
+        bytes
+    }
+
+    /// The start of a library for this machine.
+    pub(crate) fn of_this_machine() -> Vec<u8> {
+        header(2, if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 })
+    }
+
     #[test]
     fn headers() {
-        let header = |class: u8, machine: u16| {
-            let mut bytes = b"\x7fELF".to_vec();
-            bytes.push(class);
-            bytes.resize(18, 0);
-            bytes.extend(machine.to_le_bytes());
-            bytes
-        };
         assert!(is_for(&header(2, EM_X86_64), Arch::X86_64));
         assert!(is_for(&header(1, EM_386), Arch::I386));
         assert!(!is_for(&header(2, EM_AARCH64), Arch::X86_64));

@@ -9,7 +9,7 @@ use base::paths::HostPath;
 use base::report::{catalog, failure};
 use base::tree::Tree;
 
-use super::Roots;
+use super::{HostState, Roots};
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::NodeState;
@@ -17,7 +17,7 @@ use crate::driver::{diagnosis, locate};
 use crate::inventory::ask::{self, Question};
 use crate::inventory::cache::{Cache, KernelView};
 use crate::inventory::caps::MIG_MINORS;
-use crate::inventory::fingerprint::{self, Sources};
+use crate::inventory::fingerprint::uptime;
 use crate::inventory::gather::NvmlAnswer;
 use crate::inventory::procfs::{self, KernelGpu};
 use crate::inventory::{Inventory, cap_files, identity, merge};
@@ -26,9 +26,9 @@ pub(super) struct Installed {
     pub(super) roots: Roots,
     pub(super) linker_cache: LinkerCache,
     /// The version of the loaded kernel module
-    module: Option<String>,
+    pub(super) module: Option<String>,
     /// The real path of libnvidia-ml
-    library: HostPath,
+    pub(super) library: HostPath,
 }
 
 impl Installed {
@@ -97,11 +97,10 @@ impl Installed {
     }
 
     fn kernel_view(&self) -> KernelView {
-        let Roots { dev, proc, sys, .. } = &self.roots;
-        let gpus = procfs::read_gpus(proc);
-        let version = self.module.clone().unwrap_or_default();
-        let state = fingerprint::take(&Sources { library: &self.library, dev, proc, sys }, &version, &gpus);
-        KernelView { version, state, gpus, uptime: fingerprint::uptime() }
+        let state = HostState::read(&self.roots, self.module.clone(), Some(&self.library));
+        let fingerprint = state.fingerprint(&self.roots.sys);
+        let HostState { module, gpus, .. } = state;
+        KernelView { version: module.unwrap_or_default(), state: fingerprint, gpus, uptime: uptime() }
     }
 }
 

@@ -9,6 +9,7 @@ mod installed;
 mod missing;
 mod roots;
 mod site;
+mod state;
 
 use std::path::Path;
 
@@ -20,7 +21,8 @@ use base::tree::Tree;
 
 pub use self::installed::complete;
 pub use self::roots::Roots;
-pub use self::site::{KernelState, Site};
+pub use self::site::Site;
+pub use self::state::{HostState, Node};
 use crate::config::{Config, Limits};
 use crate::device_id::Nodes;
 use crate::driver::diagnosis::{self, PCI_DEVICES};

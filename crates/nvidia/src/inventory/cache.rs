@@ -24,8 +24,9 @@
 //! that only NVML shows, containers still get it, as if they had started a second earlier. `info` always calls NVML and replaces
 //! the cached inventory.
 //!
-//! A GPU reset changes neither these conditions nor NVML's answer: nodes, UUIDs and minors stay the same. If a reset enables MIG mode,
-//! condition 5 detects that as soon as there is an instance. Without an instance, the whole GPU is given, as with NVML's answer.
+//! A GPU reset changes neither these conditions nor NVML's answer: nodes, UUIDs and minors stay the same. The kernel does not show MIG
+//! mode, but condition 5 detects it as soon as there is an instance. Without an instance, the whole GPU is given, as with NVML's answer;
+//! only the warning about it is missing. Commands that ask NVML and see the mode replace or invalidate the cached inventory.
 //!
 //! The file is read only if no other user can have written it ([`RunDir`]) and its checksum is correct. Any other file is replaced.
 //! Without a run-time directory, NVML is called at each start.
@@ -55,7 +56,7 @@ use base::sys::run_dir::RunDir;
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::procfs::KernelGpu;
 use super::stored_error::StoredError;
-use super::{Inventory, gather};
+use super::{Gpu, Inventory, gather};
 
 /// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
@@ -73,7 +74,7 @@ pub struct KernelView {
     pub version: String,
     /// The GPUs of the module
     pub gpus: Vec<KernelGpu>,
-    /// The fingerprint, see [`super::fingerprint::take`]
+    /// The fingerprint, if the host has one
     pub state: Option<Fingerprint>,
     /// Seconds since the host was booted; 0 if unknown
     pub uptime: u64,
@@ -153,8 +154,10 @@ fn checksum(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
+/// Whether both have the same working GPUs in the same MIG mode.
 fn has_same_gpus(cached: &Inventory, newer: &Inventory) -> bool {
-    let is_cached = |gpu: &super::Gpu| cached.gpus.iter().any(|known| known.uuid == gpu.uuid);
+    let is_same = |known: &Gpu, gpu: &Gpu| known.uuid == gpu.uuid && known.mig_enabled == gpu.mig_enabled;
+    let is_cached = |gpu: &Gpu| cached.gpus.iter().any(|known| is_same(known, gpu));
     cached.gpus.len() == newer.gpus.len() && newer.gpus.iter().all(is_cached)
 }
 

@@ -49,12 +49,12 @@ pub fn parse(cap: MigCap, text: &str) -> Option<CapFile> {
     Some(CapFile { cap, minor, policy })
 }
 
-/// Returns the capabilities that exist. They are found by their directories, because the table of all possible capabilities
-/// (mig-minors) has 4,000 lines.
+/// Returns the GPU instances, each before its compute instances. They are found by their directories, because the table of all
+/// possible capabilities (mig-minors) has 4,000 lines.
 #[must_use]
-pub fn existing(proc: &Tree) -> Vec<CapFile> {
+pub fn instances(proc: &Tree) -> Vec<MigCap> {
     let top = Path::new(DRIVER_PROC).join("capabilities");
-    let mut caps = vec![MigCap::Config, MigCap::Monitor];
+    let mut caps = Vec::new();
     for gpu in numbers(proc, &top, "gpu") {
         let mig = top.join(format!("gpu{gpu}/mig"));
         for instance in numbers(proc, &mig, "gi") {
@@ -63,8 +63,14 @@ pub fn existing(proc: &Tree) -> Vec<CapFile> {
             caps.extend(compute.into_iter().map(|compute| MigCap::ComputeInstance(gpu, instance, compute)));
         }
     }
-    let read = |cap: MigCap| parse(cap, &proc.read_text(&cap.proc_path()).ok()?);
-    caps.into_iter().filter_map(read).collect()
+    caps
+}
+
+/// Returns the files of the capabilities that exist.
+#[must_use]
+pub fn existing(proc: &Tree) -> Vec<CapFile> {
+    let caps = [MigCap::Config, MigCap::Monitor].into_iter().chain(instances(proc));
+    caps.filter_map(|cap| parse(cap, &proc.read_text(&cap.proc_path()).ok()?)).collect()
 }
 
 /// Returns the numbers N of the entries `prefixN`.
@@ -122,7 +128,10 @@ mod tests {
             std::fs::write(top.join(path), format!("DeviceFileMinor: {minor}\nDeviceFileMode: 256\n")).unwrap();
         }
         std::fs::create_dir_all(top.join("gpu0/mig/gi3")).unwrap();
-        let found = existing(&Tree::open(&HostPath::new(dir.path())).unwrap());
+        let proc = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let all = [MigCap::GpuInstance(0, 2), MigCap::ComputeInstance(0, 2, 0), MigCap::GpuInstance(0, 3)];
+        assert_eq!(instances(&proc), all);
+        let found = existing(&proc);
         let found: Vec<_> = found.iter().map(|file| (file.cap, file.minor)).collect();
         let expected = [(MigCap::Config, 1), (MigCap::GpuInstance(0, 2), 21), (MigCap::ComputeInstance(0, 2, 0), 22)];
         assert_eq!(found, expected);

@@ -291,3 +291,38 @@ fn what_nvml_cannot_say_is_an_error_each_time() {
     }
     assert!(!scene.file().try_exists().unwrap());
 }
+
+#[test]
+fn an_inventory_that_a_newer_one_contradicts_is_invalidated() {
+    type Change = fn(&mut Inventory);
+    let changes: [(&str, Change, bool); 6] = [
+        ("the same", |_| (), true),
+        (
+            "in another order, with other details",
+            |newer| {
+                newer.gpus.reverse();
+                newer.gpus[0].model = "H200".into();
+            },
+            true,
+        ),
+        ("one less", |newer| newer.gpus.truncate(1), false),
+        ("one more", |newer| newer.gpus.push(inventory().gpus[2].clone()), false),
+        ("another one", |newer| newer.gpus[1].uuid = "GPU-new".into(), false),
+        // The kernel does not show it without instances.
+        ("MIG mode", |newer| newer.gpus[1].mig_enabled = true, false),
+    ];
+    for (what, change, is_kept) in changes {
+        let scene = Scene::new();
+        scene.start("q", "a", &whole());
+        let mut newer = whole();
+        change(&mut newer);
+        scene.cache("q", Duration::from_secs(9)).invalidate_unless(Some(&newer));
+        assert_eq!(scene.start("q", "a", &whole()).1, if is_kept { 1 } else { 2 }, "{what}");
+    }
+    let scene = Scene::new();
+    scene.cache("q", Duration::from_secs(9)).invalidate_unless(None);
+    assert!(!scene.file().exists(), "there is nothing to invalidate");
+    scene.start("q", "a", &whole());
+    scene.cache("q", Duration::from_secs(9)).invalidate_unless(None);
+    assert_eq!(scene.start("q", "a", &whole()).1, 2, "NVML failed");
+}

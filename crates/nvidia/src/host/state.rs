@@ -1,0 +1,181 @@
+//! The state of a host, as far as the driver is concerned: the answer to the question whether a host has changed. The cached inventory,
+//! CDI specs and the device plugin depend on it. Reading it calls no function of the driver that could hang.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::Read;
+use std::path::Path;
+
+use rustix::fs::{FileType, OFlags, Stat};
+
+use base::paths::HostPath;
+use base::sys::proc_file;
+use base::tree::Tree;
+
+use super::installed::Installed;
+use super::roots::Roots;
+use crate::config::Config;
+use crate::driver::access::Permissions;
+use crate::driver::diagnosis::PCI_DEVICES;
+use crate::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
+use crate::inventory::caps::MigCap;
+use crate::inventory::fingerprint::Fingerprint;
+use crate::inventory::procfs::{self, KernelGpu};
+use crate::inventory::{BusId, cap_files};
+
+/// The driver's control node below /dev.
+const CONTROL: &str = "nvidiactl";
+
+/// A device node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its inode: a confined process can open only the nodes that existed when it was confined, and not another node of the same name
+    pub inode: u64,
+    /// Who can open it
+    pub permissions: Permissions,
+}
+
+/// What the kernel shows of the driver, and the identity of its library.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostState {
+    /// The boot id; `None` if it cannot be read
+    pub boot: Option<String>,
+    /// The version of the loaded module
+    pub module: Option<String>,
+    /// A number that changes when the module is loaded again; 0 if sysfs does not show the module
+    pub load: u64,
+    /// The GPUs of the module
+    pub gpus: Vec<KernelGpu>,
+    /// The driver's control node and those of the GPUs, by name. A missing node has no entry, like a file that is not the node.
+    pub nodes: BTreeMap<String, Node>,
+    /// The GPU instances and compute instances
+    pub instances: Vec<MigCap>,
+    /// The identity of libnvidia-ml, if it was examined
+    pub library: Option<String>,
+}
+
+impl HostState {
+    /// Reads the state of the host that the configuration names. Parts that cannot be found are empty.
+    #[must_use]
+    pub fn of_host(config: &Config) -> Self {
+        if let Ok(Installed { roots, module, library, .. }) = Installed::find(config) {
+            return Self::read(&roots, module, Some(&library));
+        }
+        Roots::open(config).map(|roots| Self::without_library(&roots)).unwrap_or_default()
+    }
+
+    /// Reads the state of the driver below these roots.
+    pub(crate) fn without_library(roots: &Roots) -> Self {
+        Self::read(roots, procfs::read_version(&roots.proc), None)
+    }
+
+    /// Reads the state for this version of the loaded module and this library.
+    pub(super) fn read(roots: &Roots, module: Option<String>, library: Option<&HostPath>) -> Self {
+        let Roots { dev, proc, .. } = roots;
+        let boot = proc_file::read_text("/proc/sys/kernel/random/boot_id").ok();
+        let gpus = procfs::read_gpus(proc);
+        Self {
+            boot: boot.map(|boot| boot.trim().to_owned()),
+            module,
+            load: module_load(),
+            nodes: nodes(dev, &gpus),
+            gpus,
+            instances: cap_files::instances(proc),
+            library: library.and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
+        }
+    }
+
+    /// Whether NVML must be initialized again to see the GPUs as they are now, because it counts those that it can open then. UUIDs do
+    /// not matter: the module learns them when NVML opens the GPUs.
+    #[must_use]
+    pub fn has_other_gpus(&self, before: &Self) -> bool {
+        let gpus = |state: &Self| state.gpus.iter().map(|gpu| gpu.bus_id).collect::<Vec<_>>();
+        self.module != before.module || gpus(self) != gpus(before) || self.nodes != before.nodes
+    }
+
+    /// Returns the fingerprint for the cached inventory, or `None` if the inventory must not be cached, because a file cannot be examined
+    /// or there are GPU instances. `sys` is the root that has the PCI devices.
+    pub(super) fn fingerprint(&self, sys: &Tree) -> Option<Fingerprint> {
+        if !self.instances.is_empty() {
+            return None;
+        }
+        let (boot, library, module) = (self.boot.as_ref()?, self.library.as_ref()?, self.module.as_deref());
+        let mut text = format!("module {} {}\nboot {boot}\nlibrary {library}\n", module.unwrap_or_default(), self.load);
+        writeln!(text, "{CONTROL} {}", access(self.nodes.get(CONTROL)?)).ok()?;
+        let mut is_whole = true;
+        for gpu in &self.gpus {
+            if gpu.excluded {
+                // NVML does not count the GPU. It may lack a node, and it never gets a UUID.
+                writeln!(text, "{} excluded", gpu.bus_id).ok()?;
+                continue;
+            }
+            let responds = is_on_the_bus(sys, gpu.bus_id);
+            let node = gpu.minor.and_then(|minor| self.nodes.get(&node_name(minor))).map(access);
+            is_whole &= responds && node.is_some() && gpu.uuid.is_some();
+            let (minor, uuid) = (gpu.minor.unwrap_or(u32::MAX), gpu.uuid.as_deref().unwrap_or("?"));
+            writeln!(text, "{} {minor} {uuid} {} {responds}", gpu.bus_id, node.as_deref().unwrap_or("?")).ok()?;
+        }
+        Some(Fingerprint { text, is_whole })
+    }
+}
+
+fn node_name(minor: u32) -> String {
+    format!("nvidia{minor}")
+}
+
+/// Returns the control node and the nodes of the GPUs that NVML can count.
+fn nodes(dev: &Tree, gpus: &[KernelGpu]) -> BTreeMap<String, Node> {
+    let of_gpus = gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor);
+    let known = of_gpus.map(|minor| (node_name(minor), minor)).chain([(CONTROL.to_owned(), CTL_MINOR)]);
+    let existing = known.filter_map(|(name, minor)| {
+        let stat = examine(dev, &name).filter(|stat| is_node(stat, minor))?;
+        Some((name, Node { inode: stat.st_ino, permissions: Permissions::from_stat(&stat) }))
+    });
+    existing.collect()
+}
+
+/// Examines a file in /dev, without following a link. A process that has entered the driver root does not find its file descriptors in
+/// /proc, which the first lookup needs on kernels without openat2(2).
+pub(super) fn examine(dev: &Tree, name: &str) -> Option<Stat> {
+    if let Ok(dir) = dev.open_dir(Path::new("/dev")) {
+        return dir.stat(name);
+    }
+    let file = dev.as_root().open_at(&Path::new("/dev").join(name), OFlags::PATH | OFlags::NOFOLLOW).ok()?;
+    rustix::fs::fstat(file).ok()
+}
+
+/// Whether a file is the driver's device node with this minor number. A symbolic link is rejected, because its target could change
+/// without a trace in the state.
+fn is_node(stat: &Stat, minor: u32) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && stat.st_rdev == rustix::fs::makedev(NVIDIA_MAJOR, minor)
+}
+
+/// Formats the permissions of a node: NVML counts only the GPUs whose nodes it can open.
+fn access(node: &Node) -> String {
+    let Permissions { mode, uid, gid } = node.permissions;
+    format!("{mode:o} {uid}:{gid}")
+}
+
+/// Returns the inode number of the module's directory in sysfs, which is not reused before the next boot (`kernfs_new_node`). procfs has
+/// no such number.
+fn module_load() -> u64 {
+    rustix::fs::stat("/sys/module/nvidia").map_or(0, |stat| stat.st_ino)
+}
+
+fn identity(stat: &Stat) -> String {
+    let Stat { st_dev, st_ino, st_size, st_mtime, st_mtime_nsec, st_ctime, st_ctime_nsec, .. } = stat;
+    format!("{st_dev} {st_ino} {st_size} {st_mtime}.{st_mtime_nsec} {st_ctime}.{st_ctime_nsec}")
+}
+
+/// Whether a GPU responds on the PCI bus. If it has fallen off the bus, all bits of its registers are 1, but the module still lists it.
+/// This does not wake a sleeping GPU: the module has already done so for the file `information`, which was read before.
+fn is_on_the_bus(sys: &Tree, bus_id: BusId) -> bool {
+    let mut vendor = [0xff; 2];
+    let config = Path::new(PCI_DEVICES).join(bus_id.in_sysfs()).join("config");
+    let read = sys.open_file(&config).ok().and_then(|mut file| file.read_exact(&mut vendor).ok());
+    read.is_some() && vendor != [0xff; 2]
+}
+
+#[cfg(test)]
+mod tests;
