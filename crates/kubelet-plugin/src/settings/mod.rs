@@ -31,9 +31,8 @@ use nvidia_host::config;
 
 use nvidia::Inputs;
 use options::Options;
-pub use table::Plugin;
+pub use table::{Plugin, Settings};
 use values::DeviceListStrategy;
-pub use values::Settings;
 
 /// Reads the settings of a command, and findings about them.
 ///

@@ -13,7 +13,8 @@ use super::nvidia_file;
 use super::nvidia_options::OPTIONS;
 use super::options::Given;
 use super::problems::{invalid_config, invalid_option};
-use super::values::{MigStrategy, Settings};
+use super::table::Settings;
+use super::values::MigStrategy;
 
 /// The settings in NVIDIA's form.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::document::{Document, is_empty, leaves};
 use super::nvidia_options::{Effect, OPTIONS};
 use super::resources::{self, LIST, ResourceRow, TimeSlicing};
-use super::values::Settings;
+use super::table::Settings;
 
 /// The prefix of resources in this file that have none.
 const PREFIX: &str = "nvidia.com";

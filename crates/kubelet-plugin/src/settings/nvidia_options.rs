@@ -8,8 +8,7 @@ use clap::Arg;
 
 use super::parse::{OFF, absolute};
 use super::problems::no_effect;
-use super::table;
-use super::values::Settings;
+use super::table::{self, Settings};
 
 /// Sets an option. The error describes the allowed values.
 type Setter = fn(&mut Settings, &str) -> Result<(), String>;

@@ -1,16 +1,34 @@
-//! The table of the settings: each is a key in the table `[kubelet-plugin]` of config.toml and an option with the same name.
+//! The settings, and the table of those of the plugin: each is a key in the table `[kubelet-plugin]` of config.toml and an option with the same name.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction};
-use nvidia_host::config::{self, value};
+use nvidia_host::config::{self, Config, value};
 use toml::de::DeValue;
 
 use super::parse::{absolute, address, numbers, seconds, strategies, switch, truth, word};
 use super::resources::{self, ResourceRow, TimeSlicing, prefix, replicas, rows};
 use super::values::{Allocation, DeviceIdStrategy, DeviceListStrategy, MigStrategy};
+
+/// The settings of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Those that the hook has too
+    pub common: Config,
+    /// Those of the device plugin
+    pub plugin: Plugin,
+    /// The directory of the kubelet
+    pub kubelet_dir: PathBuf,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let kubelet_dir = PathBuf::from("/var/lib/kubelet");
+        Self { common: Config::default(), plugin: Plugin::default(), kubelet_dir }
+    }
+}
 
 /// A setting.
 #[derive(Clone, Copy, Debug)]

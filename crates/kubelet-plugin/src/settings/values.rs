@@ -1,29 +1,6 @@
-//! The settings of a command, and the values of single ones.
-
-use std::path::PathBuf;
+//! The values of settings that have names.
 
 use clap::ValueEnum;
-use nvidia_host::config::Config;
-
-use super::table::Plugin;
-
-/// The settings of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Those that the hook has too
-    pub common: Config,
-    /// Those of the device plugin
-    pub plugin: Plugin,
-    /// The directory of the kubelet
-    pub kubelet_dir: PathBuf,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let kubelet_dir = PathBuf::from("/var/lib/kubelet");
-        Self { common: Config::default(), plugin: Plugin::default(), kubelet_dir }
-    }
-}
 
 /// How containers get their devices. The order is that in which an answer is arranged: if the variable does not name the devices, it
 /// names the directory of the mounts.
