@@ -137,8 +137,11 @@ fn sockets(roots: &Roots, config: &Config) -> Vec<(PathBuf, bool)> {
     sockets.iter().map(|socket| (socket.source.as_path().to_owned(), socket.is_fixed)).collect()
 }
 
+/// The number and the permissions of a device node, if it can be examined.
+type NodeIdentity = Option<((u32, u32), Permissions)>;
+
 /// Returns numbers and permissions of all nodes of the driver and of its display devices.
-fn nodes(dev: &Tree) -> Vec<(PathBuf, Option<((u32, u32), Permissions)>)> {
+fn nodes(dev: &Tree) -> Vec<(PathBuf, NodeIdentity)> {
     let mut nodes = Vec::new();
     for dir in ["/dev", "/dev/dri", "/dev/nvidia-caps"].map(Path::new) {
         let is_one = |name: &str| dir != Path::new("/dev") || name.starts_with("nvidia");

@@ -6,7 +6,7 @@
 //! fabric manager, to which the library connects only to get or set the persistence mode, and to change the MIG mode.
 //!
 //! A permission belongs to a file and not to its name. A process that runs for a long time must therefore be replaced when nodes are
-//! created, see [`crate::host::KernelState`]. A directory's permission covers nodes that are created in it later.
+//! created, see [`crate::host::HostState`]. A directory's permission covers nodes that are created in it later.
 
 use std::path::{Path, PathBuf};
 
