@@ -510,7 +510,7 @@ fn an_error_is_a_container_that_does_not_start() {
             }
             // What a start reports, doctor reports too.
             for finding in document["findings"].as_array().unwrap() {
-                let id = finding["kind"]["id"].as_str().or(finding["id"].as_str()).unwrap();
+                let id = finding["kind"]["id"].as_str().or_else(|| finding["id"].as_str()).unwrap();
                 if !outcomes.iter().any(|outcome| outcome.id == Some(id)) {
                     wrong.push(format!("{script}\n  doctor does not report {finding}"));
                 }

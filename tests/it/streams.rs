@@ -213,6 +213,16 @@ impl Scene {
                 },
             ),
         );
+        // The names of NVIDIA's programs.
+        let named = |name: &str| {
+            let path = self.dir.path().join(name);
+            symlink(HOOK, &path).ok();
+            path.to_str().unwrap().to_owned()
+        };
+        let hook = named("nvidia-container-runtime-hook");
+        calls.push(call("runtime-hook", [&hook, "-config", config, "-debug", "prestart"], &state));
+        calls.push(call("runtime-hook with an error", [&hook, "-config", config, "prestart"], "nonsense"));
+        calls.push(call("runtime-hook with an unknown option", [&hook, "-nonsense", "prestart"], &state));
         calls.push(call("rootfs with an unknown option", [HOOK, VERB, "--nonsense"], &state));
         calls
     }

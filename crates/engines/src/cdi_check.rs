@@ -196,7 +196,11 @@ fn node_of(node: &DeviceNode) -> Node<'_> {
     let host = node.host_path.as_deref().map_or(path, Path::new);
     let name = host.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let minor = ["nvidia-cap", "nvidia"].into_iter().find_map(|prefix| parse_decimal(name.strip_prefix(prefix)?));
-    Node { path, major: number(node.major).or_else(|| minor.map(|_| NVIDIA_MAJOR)), minor: number(node.minor).or(minor) }
+    Node {
+        path,
+        major: number(node.major).or_else(|| minor.map(|_| NVIDIA_MAJOR)),
+        minor: number(node.minor).or(minor),
+    }
 }
 
 /// Returns the hint for a spec that includes a denied GPU.

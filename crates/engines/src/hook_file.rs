@@ -43,7 +43,7 @@ pub enum Applies {
 /// # Errors
 /// Returns why an engine rejects the file. Podman then starts no container, and CRI-O does not start.
 pub fn parse(bytes: &[u8]) -> Result<HookFile, String> {
-    let file: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let file: Value = base::json::from_bytes(bytes).map_err(|error| error.to_string())?;
     if !file.is_object() {
         return Err("invalid: not an object".to_owned());
     }
