@@ -32,14 +32,20 @@ const MAX_COMPAT: usize = 1000;
 /// If the kernel refuses.
 pub(crate) fn set_deadline(start: Instant) -> Result<()> {
     let patience = timeouts::for_container(start.elapsed());
-    let error = failure(
-        &catalog::TOO_LONG,
-        format!("the container was not set up within {} seconds", patience.as_secs()),
+    let what = format!("the container was not set up within {} seconds", patience.as_secs());
+    let text = |hint: &str| {
+        format!("{}: {}\n", crate::record::call::NAME, render(&failure(&catalog::TOO_LONG, what.clone(), hint)))
+    };
+    let waited = text(
         "run \"findmnt\" on the host, and check that the servers of its FUSE and network file systems respond: the image \
          or a volume may be on one of them",
     );
-    let text = format!("{}: {}", crate::record::call::NAME, render(&error));
-    deadline::set(patience, text).context("cannot set a timer")
+    let worked = text(
+        "the host is overloaded, or files of the image make the hook work for long: compare with another image, and see what \
+         the image has in /etc/ld.so.conf.d",
+    );
+    let busy_from = i64::try_from(patience.as_secs() / 3).unwrap_or(i64::MAX);
+    deadline::set(patience, deadline::Texts { waited, worked, busy_from }).context("cannot set a timer")
 }
 
 /// A container before pivot_root(2), not yet entered.

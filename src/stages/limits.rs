@@ -7,7 +7,7 @@ use anyhow::Result;
 use rustix::fs::FileType;
 
 use base::paths::HostPath;
-use base::report::{catalog, failure, line};
+use base::report::{catalog, failure};
 use base::sys::ns;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::Nodes;
@@ -34,28 +34,20 @@ pub(crate) fn check(spec: &SpecView, file: Option<&HostPath>, root: Option<&Host
     }
 }
 
-/// Does the same for an entry of NVIDIA's specs, which runs in the container's namespaces and device cgroup: NVML does not work there. A GPU
-/// that only NVML can compare with the limits is permitted, with a note.
+/// Does the same for an entry of NVIDIA's specs, which runs in the container's namespaces and device cgroup, and in a static program:
+/// NVML does not work there. A GPU that only NVML can compare with the limits is permitted, with a note.
 ///
 /// # Errors
 /// If the container has a denied GPU, or the limits cannot be read.
 pub(super) fn check_inside(spec: &SpecView, call: &mut Call) -> Result<()> {
     let Some(granted) = Granted::read(spec, None, None)? else { return Ok(()) };
-    let judgment = match granted.limits.judge(&granted.nodes) {
-        Judgment::Unknown(_) => granted.judge_with_inventory(),
-        known => Ok(known),
-    };
-    match judgment {
-        Ok(Judgment::Unknown(_)) => Ok(()),
-        Ok(known) => refuse_unless_permitted(known),
-        Err(error) => {
-            call.note(&format!(
-                "cannot compare the GPUs of the container with [devices] in config.toml: {}",
-                line(&error)
-            ));
-            Ok(())
+    match granted.limits.judge(&granted.nodes) {
+        Judgment::Unknown(_) => {
+            call.note("NVML is necessary to compare a GPU of the container with [devices] in config.toml")
         }
+        known => refuse_unless_permitted(known)?,
     }
+    Ok(())
 }
 
 /// The GPUs of a container, and the limits for them.

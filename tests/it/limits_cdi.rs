@@ -12,7 +12,7 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::nvidia_cli::link;
+use crate::nvidia_ctk::link;
 use crate::support::{HOOK, Ran, run, run_with, scratch};
 
 pub const TESTS: &[Test] = &[

@@ -5,7 +5,7 @@
 //! `/etc/ld.so.conf` does not include it, the hook adds a line that does; no other file of the image changes. The image's
 //! configuration is read within limits: if a part is not read, a directory is at worst listed twice.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -27,11 +27,9 @@ use crate::inject::tmpfs::is_read_only;
 const MAIN: &str = "ld.so.conf";
 /// Without one of these, nothing in the container rebuilds the cache.
 const LDCONFIG: [&str; 4] = ["sbin/ldconfig", "usr/sbin/ldconfig", "usr/bin/ldconfig", "bin/ldconfig"];
-// Limits for the image's configuration; a distribution has a dozen files of a few lines each. Sizes are in bytes.
-const MAX_FILES: usize = 256;
+/// The longest file that is read, in bytes.
 const MAX_FILE: usize = 64 << 10;
-const MAX_NAMES: usize = 4096;
-const MAX_DIRECTORIES: usize = 1024;
+/// The deepest level of included files.
 const MAX_DEPTH: usize = 8;
 
 impl Target {
@@ -191,9 +189,34 @@ enum Main {
     Unreadable,
 }
 
+/// What is left of the work that an image's configuration may cause, in total: its author chooses how often one file includes others,
+/// and how many names their directory has. A distribution has a dozen files of a few lines each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Allowance {
+    files: usize,
+    bytes: usize,
+    directives: usize,
+    /// Names in the directories that are listed for patterns
+    names: usize,
+}
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self { files: 256, bytes: 1 << 20, directives: 4096, names: 16384 }
+    }
+}
+
+/// Takes `count` from an allowance. Returns whether that much was left.
+fn take(left: &mut usize, count: usize) -> bool {
+    let rest = left.checked_sub(count);
+    *left = rest.unwrap_or_default();
+    rest.is_some()
+}
+
 /// The directories in the configuration of the image's ldconfig.
 #[derive(Debug, Default)]
 struct Configured {
+    left: Allowance,
     main: Main,
     /// Whether the configuration includes the hook's drop-in in `/etc/ld.so.conf.d`
     includes_drop_ins: bool,
@@ -204,8 +227,7 @@ struct Configured {
 impl Configured {
     fn read(rootfs: &Root) -> Self {
         let mut configured = Self::default();
-        let mut files = 0;
-        configured.read_file(rootfs, &Path::new("/etc").join(MAIN), 0, &mut files);
+        configured.read_file(rootfs, &Path::new("/etc").join(MAIN), 0);
         configured
     }
 
@@ -213,9 +235,8 @@ impl Configured {
         identity(rootfs, dir.relative()).is_some_and(|identity| self.dirs.contains(&identity))
     }
 
-    fn read_file(&mut self, rootfs: &Root, path: &Path, depth: usize, files: &mut usize) {
-        *files += 1;
-        if depth > MAX_DEPTH || *files > MAX_FILES {
+    fn read_file(&mut self, rootfs: &Root, path: &Path, depth: usize) {
+        if depth > MAX_DEPTH || !take(&mut self.left.files, 1) {
             return;
         }
         let file = rootfs.open_at(path, OFlags::PATH).and_then(|file| rootfs.open_stored(file));
@@ -227,22 +248,40 @@ impl Configured {
                 Err(_) => Main::Missing,
             };
         }
+        let text = text.unwrap_or_default();
+        if !take(&mut self.left.bytes, text.len()) {
+            return;
+        }
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
-        for directive in ldconf::parse(&text.unwrap_or_default(), parent) {
+        for directive in ldconf::parse(&text, parent) {
+            if !take(&mut self.left.directives, 1) {
+                return;
+            }
             match directive {
-                Directive::Directory(dir) if self.dirs.len() < MAX_DIRECTORIES => {
-                    self.dirs.extend(identity(rootfs, &dir));
-                }
-                Directive::Directory(_) => return,
+                Directive::Directory(dir) => self.dirs.extend(identity(rootfs, &dir)),
                 Directive::Include(dir, pattern) => {
                     self.includes_drop_ins |=
                         is_drop_ins(rootfs, &dir) && ldconf::matches(&pattern, ldconf::DROP_IN.as_bytes());
-                    for name in names(rootfs, &dir, &pattern) {
-                        self.read_file(rootfs, &dir.join(name), depth + 1, files);
+                    for name in self.names(rootfs, &dir, &pattern) {
+                        self.read_file(rootfs, &dir.join(name), depth + 1);
                     }
                 }
             }
         }
+    }
+
+    /// Returns the files that an include directive matches, without the hook's drop-in. A directory is listed only for a pattern.
+    fn names(&mut self, rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<OsString> {
+        if !pattern.iter().any(|byte| b"*?[".contains(byte)) {
+            let is_own = pattern == ldconf::DROP_IN.as_bytes() && is_drop_ins(rootfs, dir);
+            return if is_own { Vec::new() } else { vec![OsStr::from_bytes(pattern).to_owned()] };
+        }
+        let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| rootfs.open_stored_dir(dir));
+        let Ok(entries) = dir.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else { return Vec::new() };
+        let left = &mut self.left.names;
+        let names = entries.take_while(|_| take(left, 1)).flatten().map(|entry| entry.file_name().to_bytes().to_vec());
+        let names = names.filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());
+        names.map(|name| OsStr::from_bytes(&name).to_owned()).collect()
     }
 }
 
@@ -257,11 +296,35 @@ fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
     dir == drop_ins || identity(rootfs, dir).is_some_and(|dir| identity(rootfs, &drop_ins) == Some(dir))
 }
 
-/// Returns the files that an include directive matches, without the hook's drop-in.
-fn names(rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<std::ffi::OsString> {
-    let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| rootfs.open_stored_dir(dir));
-    let Ok(entries) = dir.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else { return Vec::new() };
-    let names = entries.take(MAX_NAMES).flatten().map(|entry| entry.file_name().to_bytes().to_vec());
-    let names = names.filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());
-    names.map(|name| OsStr::from_bytes(&name).to_owned()).collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// Each of many files includes a directory of many files, again and again.
+    #[test]
+    fn an_image_cannot_multiply_the_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        for number in 0..300 {
+            write(&format!("d/q{number}"), "/lib\n");
+            write(&format!("e/{number}.conf"), &"include /d/x*\n".repeat(4000));
+        }
+        write("etc/ld.so.conf", "include /e/*.conf\n");
+        let root = Root::open(dir.path()).unwrap();
+        let start = Instant::now();
+        let configured = Configured::read(&root);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert_eq!(configured.left.names, 0);
+        // The configuration of a distribution is read as a whole.
+        write("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\ninclude /etc/more\n");
+        write("etc/ld.so.conf.d/a.conf", "/d\n");
+        write("etc/more", "/e\n");
+        let configured = Configured::read(&root);
+        assert_eq!((configured.dirs.len(), configured.includes_drop_ins), (2, true));
+    }
 }

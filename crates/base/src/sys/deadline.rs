@@ -8,21 +8,33 @@ use std::time::Duration;
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// The text that is printed at the end.
-static TEXT: OnceLock<String> = OnceLock::new();
+/// What is printed at the end.
+static TEXTS: OnceLock<Texts> = OnceLock::new();
+
+/// What is printed if this process is ended: the cause is known only then.
+#[derive(Clone, Debug)]
+pub struct Texts {
+    /// If it waited for a file system most of the time
+    pub waited: String,
+    /// If it used the processor most of the time
+    pub worked: String,
+    /// The seconds of processor time from which it worked
+    pub busy_from: i64,
+}
 
 /// The time between SIGALRM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Ends this process, with exit status 1 and `text` on stderr, if it still runs after this time. Children do not inherit the timers.
+/// Ends this process, with exit status 1 and one of the texts on stderr, if it still runs after this time. Children do not inherit the
+/// timers.
 ///
 /// A process that waits for a FUSE or NFS server does not run signal handlers. It is killed 5 seconds later, without a message. If
 /// the FUSE server has already read the request, the process does not end before the server does.
 ///
 /// # Errors
 /// If a system call fails.
-pub fn set(after: Duration, text: String) -> io::Result<()> {
-    if TEXT.set(format!("{text}\n")).is_err() {
+pub fn set(after: Duration, texts: Texts) -> io::Result<()> {
+    if TEXTS.set(texts).is_err() {
         return Ok(());
     }
     let action = SigAction::new(SigHandler::Handler(end), SaFlags::empty(), SigSet::empty());
@@ -66,7 +78,11 @@ extern "C" fn end(_signal: libc::c_int) {
     // SAFETY: poll(2) reads and writes the struct, which is alive, and keeps no pointer. It is safe in a signal handler.
     unsafe { libc::poll(&raw mut stderr, 1, 0) };
     // A full pipe that nothing reads must not block the end of the process.
-    if let Some(text) = TEXT.get().filter(|_| stderr.revents & libc::POLLOUT != 0) {
+    if let Some(texts) = TEXTS.get().filter(|_| stderr.revents & libc::POLLOUT != 0) {
+        let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: clock_gettime(2) writes the struct, which is alive. It is safe in a signal handler.
+        unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
+        let text = if used.tv_sec >= texts.busy_from { &texts.worked } else { &texts.waited };
         // SAFETY: write(2) reads the bytes of a String that is never changed or freed. It is safe in a signal handler, and so is
         // the read of an atomic by `get`.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
@@ -96,6 +112,10 @@ mod tests {
         }
     }
 
+    fn texts() -> Texts {
+        Texts { waited: "too long\n".to_owned(), worked: "too much\n".to_owned(), busy_from: 1 }
+    }
+
     fn wait() {
         std::thread::sleep(Duration::from_secs(30));
     }
@@ -105,12 +125,28 @@ mod tests {
         let (read, write) = rustix::pipe::pipe().unwrap();
         let status = forked(|| {
             rustix::stdio::dup2_stderr(write.as_fd()).unwrap();
-            set(Duration::from_secs(1), "too long".to_owned()).unwrap();
+            set(Duration::from_secs(1), texts()).unwrap();
             wait();
         });
         drop(write);
         assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
         assert_eq!(std::io::read_to_string(std::fs::File::from(read)).unwrap(), "too long\n");
+    }
+
+    #[test]
+    fn a_process_that_works_ends_with_another_text() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        forked(|| {
+            rustix::stdio::dup2_stderr(write.as_fd()).unwrap();
+            set(Duration::from_secs(30), texts()).unwrap();
+            let mut used = Duration::ZERO;
+            while used < Duration::from_secs(1) {
+                used = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID.now().unwrap().into();
+            }
+            nix::sys::signal::raise(Signal::SIGALRM).unwrap();
+        });
+        drop(write);
+        assert_eq!(std::io::read_to_string(std::fs::File::from(read)).unwrap(), "too much\n");
     }
 
     #[test]
@@ -121,7 +157,7 @@ mod tests {
             rustix::fs::fcntl_setfl(write.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
             while rustix::io::write(&write, &[0; 4096]).is_ok() {}
             rustix::fs::fcntl_setfl(write.as_fd(), rustix::fs::OFlags::empty()).unwrap();
-            set(Duration::from_secs(1), "too long".to_owned()).unwrap();
+            set(Duration::from_secs(1), texts()).unwrap();
             wait();
         });
         assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
@@ -139,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ends_in_time_is_not_killed() {
-        let status = forked(|| set(Duration::from_secs(60), String::new()).unwrap());
+        let status = forked(|| set(Duration::from_secs(60), texts()).unwrap());
         assert!(matches!(status, WaitStatus::Exited(_, 7)), "{status:?}");
     }
 }

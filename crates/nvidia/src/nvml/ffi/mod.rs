@@ -11,8 +11,8 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW, Symbol};
 
-use self::structs::PciInfo;
-use self::table::{Length, Return, Text};
+use self::structs::{PciInfo, Return};
+use self::table::{Length, Text};
 use super::api::{Api, Code, Device, Failed};
 
 /// The loaded library.

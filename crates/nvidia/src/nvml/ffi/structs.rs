@@ -2,8 +2,10 @@
 
 use std::ffi::{c_char, c_longlong, c_uint, c_ulonglong};
 
-use super::table::Return;
 use crate::nvml::api::{Code, Device};
+
+/// `nvmlReturn_t`, an enumeration without negative values.
+pub(super) type Return = c_uint;
 
 /// The start of `nvmlPciInfo_t`, which is the same in all versions, and enough space for the longest version (68 bytes in v3).
 #[repr(C)]

@@ -7,12 +7,11 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 
 use super::Library;
-use super::structs::{DeviceAttributes, EventData, FieldValue, Memory, PciInfo, Utilization};
+use super::structs::{DeviceAttributes, EventData, FieldValue, Memory, PciInfo, Return, Utilization};
 use crate::nvml::api::{Device, Failed};
 use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
 
-/// `nvmlReturn_t`. C gives an enumeration without negative values the type `unsigned int`.
-pub(super) type Return = c_uint;
+// C gives an enumeration without negative values the type `unsigned int`.
 type BrandType = c_uint;
 type EnableState = c_uint;
 type GpuTopologyLevel = c_uint;
