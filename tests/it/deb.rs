@@ -167,6 +167,7 @@ fn on_host(script: &str, root: &Path) -> Ran {
            mount -t overlay -o \"lowerdir=/$dir,upperdir=/mnt/$dir,workdir=/mnt/$dir.work\" overlay /$dir\n\
          done\n\
          mount -t tmpfs -o mode=755 run /run; mkdir -p /run/lock\n\
+         rm -rf /etc/nvidia-container-runtime\n\
          export DEBIAN_FRONTEND=noninteractive LC_ALL=C\n\
          files() {\n\
            (cd /mnt; find usr etc var ! -type d | grep -v -e ^var/lib/dpkg/ -e ^var/log/ -e ^var/cache/ | sort)\n\

@@ -171,7 +171,9 @@ fn entries_of_nvidias_specs() {
         fs::create_dir_all(&etc).unwrap();
         fs::copy(&fake.config, etc.join("config.toml")).unwrap();
         let script = format!(
-            "mkdir -p /etc/nvidia-container-runtime; mount --bind '{}' /etc/nvidia-container-runtime; exec \"$@\"",
+            "mount -t tmpfs layers /mnt; mkdir /mnt/upper /mnt/work\n\
+             mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work overlay /etc\n\
+             mkdir -p /etc/nvidia-container-runtime; mount --bind '{}' /etc/nvidia-container-runtime; exec \"$@\"",
             etc.display()
         );
         let mut enter = Command::new("nsenter");

@@ -324,8 +324,8 @@ fn doctor_reports_a_node_once() {
     for (missing, check, id) in [
         ("nvidia1", "nodes", "ONH-021"),
         ("nvidia-modeset", "modeset", "ONH-223"),
-        ("nvidia-caps/nvidia-cap12", "mig", "ONH-021"),
-        ("nvidia-caps", "mig", "ONH-021"),
+        ("nvidia-caps/nvidia-cap12", "mig", "ONH-232"),
+        ("nvidia-caps", "mig", "ONH-232"),
     ] {
         host.remove(missing);
         let found = doctor(&checks);

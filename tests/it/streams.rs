@@ -200,7 +200,7 @@ impl Scene {
             call("createRuntime", [HOOK, "--config", config, "createRuntime"], &state),
             Call { name: "createContainer".to_owned(), words: words(&create_container), stdin: state.clone().into() },
             call("precreate", [HOOK, "--config", config, "precreate"], &spec),
-            call("rootfs", [HOOK, VERB, "--outside"], &state),
+            call("rootfs", [HOOK, VERB], &state),
             call("poststart", [HOOK, "poststart"], &state),
             call("poststop", [HOOK, "poststop"], &state),
         ];
@@ -208,7 +208,7 @@ impl Scene {
         calls.extend(
             ["prestart", "createRuntime", "createContainer", "precreate", "rootfs", "poststart", "poststop"].map(
                 |stage| match stage {
-                    "rootfs" => call("rootfs with an error", [HOOK, VERB, "--outside"], "nonsense"),
+                    "rootfs" => call("rootfs with an error", [HOOK, VERB], "nonsense"),
                     stage => call(&format!("{stage} with an error"), [HOOK, "--config", config, stage], "nonsense"),
                 },
             ),
