@@ -209,9 +209,7 @@ fn outcome(record: &Record) -> Line {
         Outcome::Nothing => "the container requests no GPU".to_owned(),
         Outcome::LeftAlone => "the hook did nothing".to_owned(),
         Outcome::Failed => "the hook failed".to_owned(),
-        Outcome::Unfinished => {
-            "the hook did not finish: it still runs, or the engine stopped it after its timeout".to_owned()
-        }
+        Outcome::Unfinished => "the hook did not finish: it still runs, or it was stopped after a timeout".to_owned(),
     };
     let reason = if record.reason.is_empty() { String::new() } else { format!(": {}", one_line(&record.reason)) };
     Line::new(4, "").then(tone(record.outcome), words).then(Tone::Plain, reason)

@@ -6,47 +6,21 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
 use base::paths::ContainerPath;
-use base::report::{Failure, catalog, failure, render};
-use base::sys::deadline;
+use base::report::{Failure, catalog, failure};
 use base::sys::ids::Ids;
 use base::sys::in_root::Root;
 use base::sys::ns::{self, MountNs};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::driver::{compat, elf};
 use nvidia_host::edits::placement::{Loader, RootfsFacts};
-use nvidia_host::timeouts;
 
 /// Upper limit for the names in the directory of compatibility libraries; NVIDIA's has a dozen files.
 const MAX_COMPAT: usize = 1000;
-
-/// Ends this process with an error if a container's files do not respond in time. Must be called before the first of them is
-/// opened; `start` is when the hook began.
-///
-/// # Errors
-/// If the kernel refuses.
-pub(crate) fn set_deadline(start: Instant) -> Result<()> {
-    let patience = timeouts::for_container(start.elapsed());
-    let what = format!("the container was not set up within {} seconds", patience.as_secs());
-    let text = |hint: &str| {
-        format!("{}: {}\n", crate::record::call::NAME, render(&failure(&catalog::TOO_LONG, what.clone(), hint)))
-    };
-    let waited = text(
-        "run \"findmnt\" on the host, and check that the servers of its FUSE and network file systems respond: the image \
-         or a volume may be on one of them",
-    );
-    let worked = text(
-        "the host is overloaded, or files of the image make the hook work for long: compare with another image, and see what \
-         the image has in /etc/ld.so.conf.d",
-    );
-    let busy_from = i64::try_from(patience.as_secs() / 3).unwrap_or(i64::MAX);
-    deadline::set(patience, deadline::Texts { waited, worked, busy_from }).context("cannot set a timer")
-}
 
 /// A container before pivot_root(2), not yet entered.
 #[derive(Debug)]

@@ -1,11 +1,13 @@
 //! Writes the hook's messages. runc shows stderr of a failed hook to the user; other runtimes and stages discard it. So
 //! messages also go to the journal, to the configured file, and into the container's record.
 
+use std::os::fd::OwnedFd;
 use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 use base::paths::HostPath;
 use base::report::{ErrorReport, Finding, Severity, one_line, render};
+use base::sys::run_dir::Replacement;
 use base::sys::stdio;
 
 use super::created::{self, Entry};
@@ -26,6 +28,8 @@ pub(crate) struct Call {
     journal: Option<Journal>,
     store: Option<Store>,
     record: Record,
+    /// The record of an earlier call for the container
+    earlier: Option<Record>,
     step: Option<Instant>,
 }
 
@@ -55,6 +59,9 @@ impl Call {
             self.store = Store::open().ok();
             // Before the container's mount namespace is entered, because it checks whether bundles exist.
             self.store.iter().for_each(Store::prune);
+            self.earlier = self.store.as_ref().and_then(|store| store.record_of(&self.record.container.id));
+            // poststop needs these names, whatever becomes of this call.
+            self.record.created = self.earlier.as_ref().map(|earlier| earlier.created.clone()).unwrap_or_default();
         }
     }
 
@@ -85,6 +92,16 @@ impl Call {
         }
     }
 
+    /// Returns the record of this call.
+    pub(super) const fn so_far(&self) -> &Record {
+        &self.record
+    }
+
+    /// Returns the means to replace the stored record in a signal handler.
+    pub(super) fn replacement(&self) -> Option<Replacement<OwnedFd>> {
+        self.store.as_ref()?.replacement(&self.record.container.id)
+    }
+
     /// Writes the record so far. Called before a slow operation, because the engine may kill the hook without a message.
     pub(crate) fn record_so_far(&self) {
         if let Some(store) = &self.store {
@@ -95,32 +112,26 @@ impl Call {
     /// Writes the record with the result of the call.
     pub(crate) fn end(&mut self, outcome: Outcome, reason: &str) {
         self.record.end(outcome, one_line(reason));
-        // The record of an earlier stage is not replaced with one of a stage that did nothing.
-        if outcome != Outcome::LeftAlone || self.earlier_record().is_none() {
-            self.record_so_far();
+        match (&self.earlier, &self.store) {
+            // A record of a stage that did nothing does not replace that of an earlier stage.
+            (Some(earlier), Some(store)) if outcome == Outcome::LeftAlone => store.write(earlier),
+            _ => self.record_so_far(),
         }
     }
 
     /// Writes the record of a `rootfs` call, unless an earlier stage has a more detailed record.
     pub(crate) fn end_of_rootfs(&mut self, reason: &str) {
-        let Some(mut earlier) = self.earlier_record().filter(|earlier| earlier.stage != self.record.stage) else {
-            return self.end(Outcome::Given, reason);
-        };
-        if let (Some(store), false) = (&self.store, self.record.created.is_empty()) {
-            earlier.created = std::mem::take(&mut self.record.created);
-            store.write(&earlier);
+        match (self.earlier.take_if(|earlier| earlier.stage != self.record.stage), &self.store) {
+            (Some(earlier), Some(store)) => {
+                store.write(&Record { created: std::mem::take(&mut self.record.created), ..earlier });
+            }
+            _ => self.end(Outcome::Given, reason),
         }
     }
 
     /// Records the created names, together with those of earlier calls.
     pub(crate) fn created(&mut self, created: Vec<Entry>) {
-        let earlier = self.earlier_record().unwrap_or_default();
-        self.record.created = created::merge(earlier.created, created);
-    }
-
-    /// Returns the record of an earlier call for the container.
-    fn earlier_record(&self) -> Option<Record> {
-        self.store.as_ref()?.record_of(&self.record.container.id)
+        self.record.created = created::merge(std::mem::take(&mut self.record.created), created);
     }
 
     /// Logs and prints the error that stops the container.

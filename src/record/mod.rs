@@ -4,6 +4,7 @@
 mod bound;
 pub(crate) mod call;
 pub(crate) mod created;
+mod deadline;
 pub(crate) mod journal;
 pub(crate) mod log_file;
 mod prune;

@@ -1,9 +1,10 @@
 //! Stores records as `containers/<id>.json` in the run directory, limited in number and size.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use base::sys::run_dir::RunDir;
+use base::sys::run_dir::{Replacement, RunDir};
 
 use super::bound::MAX_SIZE;
 use super::prune::{Candidate, MAX_RECORDS, newest_first, superseded, surplus};
@@ -51,6 +52,11 @@ impl Store {
         } else if let Some(bytes) = record.to_bytes() {
             self.0.replace(&name, &bytes).ok();
         }
+    }
+
+    /// Returns the means to replace the record of the container in a signal handler.
+    pub(crate) fn replacement(&self, id: &str) -> Option<Replacement<OwnedFd>> {
+        self.0.replacement(&file_name(id)?).ok()
     }
 
     /// Writes the record of a failure, and removes those that it replaces.

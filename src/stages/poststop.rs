@@ -9,8 +9,9 @@ use anyhow::Result;
 use base::sys::in_root::Root;
 
 use super::read_stdin;
-use crate::inject::{container, leftovers};
+use crate::inject::leftovers;
 use crate::oci::{self, State};
+use crate::record::call::Call;
 use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 
@@ -30,7 +31,7 @@ pub(crate) fn run() -> ExitCode {
 
 fn remove_created(state: &State, created: Vec<Entry>) -> Result<()> {
     let spec = oci::spec_view::read(&state.bundle)?;
-    container::set_deadline(Instant::now())?;
+    Call::for_stage("poststop").set_deadline(Instant::now())?;
     let rootfs = Root::open(&spec.rootfs)?;
     if spec.rootfs != Path::new("/") && leftovers::is_own(&rootfs, &state.id, Some(&state.bundle), &spec.rootfs) {
         leftovers::remove(&rootfs, &created::merge(created, leftovers::mount_points(&rootfs, &spec)));

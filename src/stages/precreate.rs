@@ -13,7 +13,7 @@ use base::sys::in_root::working_directory;
 use base::sys::{ns, stdio};
 
 use super::{decide, run_stage};
-use crate::inject::container::{self, OpenContainer};
+use crate::inject::container::OpenContainer;
 use crate::inject::hosts_dev::HostsDev;
 use crate::oci::{self, SpecView};
 use crate::plan::additions::{Additions, OciFacts};
@@ -57,7 +57,7 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
         None => None,
     };
     let Some(gpus) = gpus else { return Ok(Edited { config_json: bytes, given: None }) };
-    container::set_deadline(start)?;
+    call.set_deadline(start)?;
     let mut findings = Vec::new();
     let additions = additions(&gpus, &spec, &mut findings);
     findings.iter().for_each(|finding| call.finding(finding));

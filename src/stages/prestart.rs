@@ -12,7 +12,7 @@ use base::report::{Failure, catalog, classify, line};
 use base::sys::{ns, proc_file};
 
 use super::{decide, image, read_state, run_stage};
-use crate::inject::container::{self, OpenContainer};
+use crate::inject::container::OpenContainer;
 use crate::oci;
 use crate::oci::device_rules::DeviceRule;
 use crate::plan::request;
@@ -100,7 +100,7 @@ pub(super) fn give(
     start: Instant,
     call: &mut Call,
 ) -> Result<()> {
-    container::set_deadline(start)?;
+    call.set_deadline(start)?;
     let open = match place {
         Place::Outside => OpenContainer::open(pid, &container.spec.rootfs)?,
         Place::Inside => OpenContainer::inside(&container.spec.rootfs)?,

@@ -21,7 +21,7 @@ use nvidia_host::inventory::procfs;
 
 use super::{limits, read_state, run_stage};
 use crate::inject;
-use crate::inject::container::{self, OpenContainer};
+use crate::inject::container::OpenContainer;
 use crate::oci::spec_view::Device;
 use crate::oci::{self, SpecView};
 use crate::plan::{self, Container, Image};
@@ -46,7 +46,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.record().request = engine_setup(&spec);
     call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     limits::check(&spec, edits.config.as_ref(), edits.root.as_ref())?;
-    container::set_deadline(start)?;
+    call.set_deadline(start)?;
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
     let facts = open.facts();
     facts.finding().iter().for_each(|finding| call.finding(finding));

@@ -15,12 +15,16 @@ use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 
+const STRACE: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace"), Need::Program("mount")];
+
 pub const TESTS: &[Test] = &[
     ("why::a_container_that_got_its_gpus", NEEDS, a_container_that_got_its_gpus),
     ("why::fewer_gpus_than_all", NEEDS, fewer_gpus_than_all),
     ("why::a_failure_is_kept", NEEDS, a_failure_is_kept),
     ("why::a_bug_report_has_the_last_ones", NEEDS, a_bug_report_has_the_last_ones),
     ("why::the_journal_has_it", NEEDS, the_journal_has_it),
+    ("why::a_start_that_the_deadline_ends", STRACE, a_start_that_the_deadline_ends),
     ("why::an_engine_that_loses_patience", NEEDS, an_engine_that_loses_patience),
     ("why::a_run_directory_of_another_user", NEEDS, a_run_directory_of_another_user),
     ("why::a_user_has_records_of_his_own", &[Need::Root, Need::Program("setpriv")], a_user_has_records_of_his_own),
@@ -31,6 +35,13 @@ pub const TESTS: &[Test] = &[
 
 /// Runs `$HOOK` with a separate `/run`: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
 pub fn isolated(dir: &Path) -> Command {
+    let mut command = isolated_shell(dir);
+    command.arg(HOOK);
+    command
+}
+
+/// Runs the program in the first argument like [`isolated`].
+fn isolated_shell(dir: &Path) -> Command {
     for name in ["run", "journal"] {
         fs::create_dir_all(dir.join(name)).unwrap();
     }
@@ -40,7 +51,7 @@ pub fn isolated(dir: &Path) -> Command {
         dir = dir.display()
     );
     let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-euc", &script, "sh", HOOK]);
+    command.args(["-m", "sh", "-euc", &script, "sh"]);
     command
 }
 
@@ -250,6 +261,36 @@ fn an_engine_that_loses_patience() {
     hook.wait().unwrap();
     let text = why(dir, &["waiting"]).ok();
     assert!(text.contains("asks for all") && text.contains("the hook did not finish"), "{text}");
+}
+
+/// The deadline for the container's files ends the hook. A process that waits for a FUSE server handles no signal, so it is killed.
+fn a_start_that_the_deadline_ends() {
+    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
+    let dir = container.dir.path();
+    container.hook(FakeDriver::shared()).ok();
+    let file = dir.join("run/containers/waiting.json");
+    let stored = || serde_json::from_slice::<Value>(&fs::read(&file).unwrap()).unwrap();
+    let created = stored()["created"].clone();
+    assert!(created.as_array().is_some_and(|names| !names.is_empty()), "{created}");
+    for (signal, outcome, says) in [
+        ("SIGALRM", "failed", "the hook failed: the container was not set up within 20 seconds\n"),
+        (
+            "SIGKILL",
+            "unfinished",
+            "the hook did not finish: it still runs, or it was stopped after a timeout: it opened the",
+        ),
+    ] {
+        let again = Waiting::start(dir, &container.waiting.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let mut hook = isolated_shell(dir);
+        hook.args(["strace", "-f", "-o", "/dev/null", "-e", "trace=open_tree", "-e"]);
+        hook.arg(format!("inject=open_tree:signal={signal}:when=1")).arg(HOOK);
+        let ran = again.call(&mut hook, &FakeDriver::shared().config);
+        assert_ne!(ran.code, Some(0), "{signal}: {ran:?}");
+        assert_eq!(ran.stderr.contains("(ONH-049)\nhint: run \"findmnt\""), signal == "SIGALRM", "{ran:?}");
+        let text = why(dir, &["waiting"]).ok();
+        assert!(text.contains(says) && text.contains("asks for all") && text.contains("ONH-049"), "{text}");
+        assert_eq!((&stored()["outcome"], &stored()["created"]), (&outcome.into(), &created), "{signal}");
+    }
 }
 
 /// A container gets its GPUs whatever occupies the path of the record, and nothing is written there.

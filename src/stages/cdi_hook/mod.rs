@@ -17,7 +17,7 @@ use nvidia_host::cdi::entry::RootfsEdits;
 
 use super::{limits, read_stdin, run_stage};
 use crate::inject;
-use crate::inject::container::{self, OpenContainer};
+use crate::inject::container::OpenContainer;
 use crate::oci::{self, SpecView};
 use crate::plan::Container;
 use crate::plan::rootfs;
@@ -65,7 +65,7 @@ fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     call.connect();
     limits::check_inside(&spec, call)?;
-    container::set_deadline(start)?;
+    call.set_deadline(start)?;
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
     let finished =

@@ -2,39 +2,52 @@
 #![allow(unsafe_code, reason = "neither nix nor rustix has timers of a process with these features")]
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// What is printed at the end.
-static TEXTS: OnceLock<Texts> = OnceLock::new();
+use super::run_dir::Replacement;
 
-/// What is printed if this process is ended: the cause is known only then.
-#[derive(Clone, Debug)]
-pub struct Texts {
+/// What is left at the end.
+static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
+
+/// What this process leaves if it is ended: the cause is known only then.
+#[derive(Debug)]
+pub struct LastWords {
     /// If it waited for a file system most of the time
-    pub waited: String,
+    pub waited: Report,
     /// If it used the processor most of the time
-    pub worked: String,
+    pub worked: Report,
     /// The seconds of processor time from which it worked
     pub busy_from: i64,
+    /// The file that gets the content of the report
+    pub file: Option<Replacement<OwnedFd>>,
+}
+
+/// A report of the end.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What is printed to stderr
+    pub text: String,
+    /// The content of the file
+    pub content: Vec<u8>,
 }
 
 /// The time between SIGALRM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Ends this process, with exit status 1 and one of the texts on stderr, if it still runs after this time. Children do not inherit the
-/// timers.
+/// Ends this process, with exit status 1 and one of the reports, if it still runs after this time. Children do not inherit the timers.
 ///
-/// A process that waits for a FUSE or NFS server does not run signal handlers. It is killed 5 seconds later, without a message. If
+/// A process that waits for a FUSE or NFS server does not run signal handlers. It is killed 5 seconds later, without a report. If
 /// the FUSE server has already read the request, the process does not end before the server does.
 ///
 /// # Errors
 /// If a system call fails.
-pub fn set(after: Duration, texts: Texts) -> io::Result<()> {
-    if TEXTS.set(texts).is_err() {
+pub fn set(after: Duration, words: LastWords) -> io::Result<()> {
+    if LAST_WORDS.set(words).is_err() {
         return Ok(());
     }
     let action = SigAction::new(SigHandler::Handler(end), SaFlags::empty(), SigSet::empty());
@@ -77,15 +90,21 @@ extern "C" fn end(_signal: libc::c_int) {
     let mut stderr = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
     // SAFETY: poll(2) reads and writes the struct, which is alive, and keeps no pointer. It is safe in a signal handler.
     unsafe { libc::poll(&raw mut stderr, 1, 0) };
-    // A full pipe that nothing reads must not block the end of the process.
-    if let Some(texts) = TEXTS.get().filter(|_| stderr.revents & libc::POLLOUT != 0) {
+    // The read of an atomic by `get` is safe in a signal handler.
+    if let Some(words) = LAST_WORDS.get() {
         let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: clock_gettime(2) writes the struct, which is alive. It is safe in a signal handler.
         unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
-        let text = if used.tv_sec >= texts.busy_from { &texts.worked } else { &texts.waited };
-        // SAFETY: write(2) reads the bytes of a String that is never changed or freed. It is safe in a signal handler, and so is
-        // the read of an atomic by `get`.
-        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+        let Report { text, content } = if used.tv_sec >= words.busy_from { &words.worked } else { &words.waited };
+        // A full pipe that nothing reads must not block the end of the process.
+        if stderr.revents & libc::POLLOUT != 0 {
+            // SAFETY: write(2) reads the bytes of a String that is never changed or freed. It is safe in a signal handler.
+            unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+        }
+        if let Some(file) = &words.file {
+            // Nobody is left to read the error.
+            file.write(content).ok();
+        }
     }
     // SAFETY: _exit(2) does not return, and runs nothing of the interrupted program.
     unsafe { libc::_exit(1) }
@@ -112,8 +131,9 @@ mod tests {
         }
     }
 
-    fn texts() -> Texts {
-        Texts { waited: "too long\n".to_owned(), worked: "too much\n".to_owned(), busy_from: 1 }
+    fn words() -> LastWords {
+        let report = |text: &str| Report { text: format!("{text}\n"), content: text.into() };
+        LastWords { waited: report("too long"), worked: report("too much"), busy_from: 1, file: None }
     }
 
     fn wait() {
@@ -125,7 +145,7 @@ mod tests {
         let (read, write) = rustix::pipe::pipe().unwrap();
         let status = forked(|| {
             rustix::stdio::dup2_stderr(write.as_fd()).unwrap();
-            set(Duration::from_secs(1), texts()).unwrap();
+            set(Duration::from_secs(1), words()).unwrap();
             wait();
         });
         drop(write);
@@ -134,11 +154,25 @@ mod tests {
     }
 
     #[test]
+    fn it_replaces_its_file() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = crate::sys::run_dir::RunDir::open_in(base.path()).unwrap();
+        dir.replace("record", b"unfinished").unwrap();
+        let status = forked(|| {
+            set(Duration::from_secs(1), LastWords { file: dir.replacement("record").ok(), ..words() }).unwrap();
+            wait();
+        });
+        assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
+        assert_eq!(dir.read("record", 100).unwrap().unwrap(), b"too long");
+        assert_eq!(dir.all_names().unwrap(), ["record"]);
+    }
+
+    #[test]
     fn a_process_that_works_ends_with_another_text() {
         let (read, write) = rustix::pipe::pipe().unwrap();
         forked(|| {
             rustix::stdio::dup2_stderr(write.as_fd()).unwrap();
-            set(Duration::from_secs(30), texts()).unwrap();
+            set(Duration::from_secs(30), words()).unwrap();
             let mut used = Duration::ZERO;
             while used < Duration::from_secs(1) {
                 used = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID.now().unwrap().into();
@@ -157,7 +191,7 @@ mod tests {
             rustix::fs::fcntl_setfl(write.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
             while rustix::io::write(&write, &[0; 4096]).is_ok() {}
             rustix::fs::fcntl_setfl(write.as_fd(), rustix::fs::OFlags::empty()).unwrap();
-            set(Duration::from_secs(1), texts()).unwrap();
+            set(Duration::from_secs(1), words()).unwrap();
             wait();
         });
         assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
@@ -175,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ends_in_time_is_not_killed() {
-        let status = forked(|| set(Duration::from_secs(60), texts()).unwrap());
+        let status = forked(|| set(Duration::from_secs(60), words()).unwrap());
         assert!(matches!(status, WaitStatus::Exited(_, 7)), "{status:?}");
     }
 }

@@ -5,6 +5,7 @@
 //! Symbolic links, fifos, and files or directories that another user owns or can write are neither read nor written (CWE-377,
 //! CWE-59). A directory that others can only read, because an administrator or an archive created it, gets mode 0700.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -100,23 +101,15 @@ impl RunDir {
     /// # Errors
     /// If the file cannot be written or renamed. The old content then remains.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let temporary = format!(".{name}.{}", std::process::id());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let create = || rustix::fs::openat(&self.fd, &temporary, flags, Mode::RUSR | Mode::WUSR);
-        let fd = match create() {
-            Err(Errno::EXIST) => {
-                // A process with the same PID left the file when it was killed.
-                rustix::fs::unlinkat(&self.fd, &temporary, AtFlags::empty())?;
-                create()?
-            }
-            created => created?,
-        };
-        let written = File::from(fd).write_all(bytes);
-        let done = written.and_then(|()| Ok(rustix::fs::renameat(&self.fd, &temporary, &self.fd, name)?));
-        if done.is_err() {
-            rustix::fs::unlinkat(&self.fd, &temporary, AtFlags::empty()).ok();
-        }
-        done
+        Replacement::new(self.fd.as_fd(), name)?.write(bytes)
+    }
+
+    /// Prepares a [`Replacement`] of a file.
+    ///
+    /// # Errors
+    /// If the name contains NUL, or there are too many open files.
+    pub fn replacement(&self, name: &str) -> io::Result<Replacement<OwnedFd>> {
+        Replacement::new(self.fd.try_clone()?, name)
     }
 
     /// Removes a file. A missing file is not an error.
@@ -185,6 +178,45 @@ impl RunDir {
             }
             std::thread::sleep(LOCK_PAUSE);
         }
+    }
+}
+
+/// A file that is to be replaced atomically.
+#[derive(Debug)]
+pub struct Replacement<Fd> {
+    dir: Fd,
+    temporary: CString,
+    name: CString,
+}
+
+impl<Fd: AsFd> Replacement<Fd> {
+    fn new(dir: Fd, name: &str) -> io::Result<Self> {
+        let temporary = CString::new(format!(".{name}.{}", std::process::id()))?;
+        Ok(Self { dir, temporary, name: CString::new(name)? })
+    }
+
+    /// Writes the new content. It only makes system calls, so that a signal handler can call it: see signal-safety(7).
+    ///
+    /// # Errors
+    /// If the file cannot be written or renamed. The old content then remains.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let create = || rustix::fs::openat(&self.dir, &*self.temporary, flags, Mode::RUSR | Mode::WUSR);
+        let fd = match create() {
+            Err(Errno::EXIST) => {
+                // A process with the same PID left the file when it was killed.
+                rustix::fs::unlinkat(&self.dir, &*self.temporary, AtFlags::empty())?;
+                create()?
+            }
+            created => created?,
+        };
+        let written = File::from(fd).write_all(bytes);
+        let done =
+            written.and_then(|()| Ok(rustix::fs::renameat(&self.dir, &*self.temporary, &self.dir, &*self.name)?));
+        if done.is_err() {
+            rustix::fs::unlinkat(&self.dir, &*self.temporary, AtFlags::empty()).ok();
+        }
+        done
     }
 }
 

@@ -1,0 +1,54 @@
+//! The time limit for a container's files, and the record of a start that it ends.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+
+use base::report::{ErrorReport, Finding, catalog, failure, render};
+use base::sys::deadline::{self, LastWords, Report};
+use nvidia_host::timeouts;
+
+use super::Outcome;
+use super::call::{Call, NAME};
+
+/// The seconds of processor time, as a share of the limit, from which the hook was busy and did not only wait.
+const BUSY_SHARE: u64 = 3;
+
+impl Call {
+    /// Ends this process with an error if a container's files do not respond in time. Must be called before the first of them is
+    /// opened; `start` is when the hook began.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn set_deadline(&mut self, start: Instant) -> Result<()> {
+        let patience = timeouts::for_container(start.elapsed());
+        let what = format!("the container was not set up within {} seconds", patience.as_secs());
+        let report = |hint: &str| self.last_report(&failure(&catalog::TOO_LONG, what.clone(), hint));
+        let waited = report(
+            "run \"findmnt\" on the host, and check that the servers of its FUSE and network file systems respond: the image \
+             or a volume may be on one of them",
+        );
+        let worked = report(
+            "the host is overloaded, or files of the image make the hook work for long: compare with another image, and see \
+             what the image has in /etc/ld.so.conf.d",
+        );
+        // A process that waits for a FUSE or NFS server runs no signal handler before the kernel kills it. Then this record stays.
+        self.record().reason = format!(
+            "it opened the container's files, and a file system may not have responded ({})",
+            catalog::TOO_LONG.id
+        );
+        self.record_so_far();
+        self.record().reason.clear();
+        let busy_from = i64::try_from(patience.as_secs() / BUSY_SHARE).unwrap_or(i64::MAX);
+        let words = LastWords { waited, worked, busy_from, file: self.replacement() };
+        deadline::set(patience, words).context("cannot set a timer")
+    }
+
+    /// Returns what is printed and recorded if this error ends the process.
+    fn last_report(&self, error: &anyhow::Error) -> Report {
+        let mut record = self.so_far().clone();
+        record.add_finding(&Finding::error(error));
+        record.end(Outcome::Failed, ErrorReport::new(error).line);
+        Report { text: format!("{NAME}: {}\n", render(error)), content: record.to_bytes().unwrap_or_default() }
+    }
+}
