@@ -5,18 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
+use crate::built;
 use crate::support::{Need, run, source};
-use crate::{Test, built};
 
-pub const TESTS: &[Test] = &[
-    ("architecture::modules_have_an_order", &[], modules_have_an_order),
-    ("architecture::no_program_prints_with_a_panic", &[], no_program_prints_with_a_panic),
-    ("architecture::no_two_files_use_each_other", &[], no_two_files_use_each_other),
-    ("architecture::the_hook_has_few_rooms", &[], the_hook_has_few_rooms),
-    ("architecture::files_of_containers_are_opened_with_a_guard", &[], files_of_containers_are_opened_with_a_guard),
-    ("architecture::the_hook_has_no_grpc", &[Need::Cargo], the_hook_has_no_grpc),
-    ("architecture::the_program_of_compat_is_static", STATIC, the_program_of_compat_is_static),
-];
+tests! {
+    &[] => modules_have_an_order, no_program_prints_with_a_panic, no_two_files_use_each_other, the_hook_has_few_rooms,
+        files_of_containers_are_opened_with_a_guard;
+    &[Need::Cargo] => the_hook_has_no_grpc;
+    STATIC => the_program_of_compat_is_static;
+}
 
 const STATIC: &[Need] = &[Need::Cargo, Need::StaticLibc, Need::Program("readelf")];
 

@@ -3,28 +3,15 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, Ran, run_with, scratch};
 
-pub const TESTS: &[Test] = &[
-    ("bad_input::stdin_that_is_not_a_state", &[], stdin_that_is_not_a_state),
-    ("bad_input::fifty_megabytes_of_stdin", &[], fifty_megabytes_of_stdin),
-    ("bad_input::no_process", &[Need::Root, Need::Program("cc")], no_process),
-    ("bad_input::broken_spec", &[], broken_spec),
-    ("bad_input::crun_reports_its_working_directory", &[], crun_reports_its_working_directory),
-    ("bad_input::no_request_no_config", &[], no_request_no_config),
-    ("bad_input::bad_config", &[], bad_config),
-    ("bad_input::unknown_user", &[Need::Root, Need::Program("cc")], unknown_user),
-    ("bad_input::no_driver", &[], no_driver),
-    ("bad_input::module_and_libraries_differ", &[Need::Root, Need::Program("cc")], module_and_libraries_differ),
-    ("bad_input::nvml_hangs", &[Need::Root, Need::Program("cc")], nvml_hangs),
-    ("bad_input::nvml_reports_an_error", &[Need::Root, Need::Program("cc")], nvml_reports_an_error),
-    ("bad_input::unknown_gpu", &[Need::Root, Need::Program("cc")], unknown_gpu),
-    ("bad_input::missing_node", &[Need::Root, Need::Program("cc")], missing_node),
-    ("bad_input::hostile_environment", &[], hostile_environment),
-    ("bad_input::wrong_command_line", &[], wrong_command_line),
-];
+tests! {
+    &[] => stdin_that_is_not_a_state, fifty_megabytes_of_stdin, broken_spec, crun_reports_its_working_directory,
+        no_request_no_config, bad_config, no_driver, hostile_environment, wrong_command_line;
+    &[Need::Root, Need::Program("cc")] => no_process, unknown_user, module_and_libraries_differ, nvml_hangs,
+        nvml_reports_an_error, unknown_gpu, missing_node;
+}
 
 fn hook(args: &[&str], stdin: &[u8]) -> Ran {
     run_with(Command::new(HOOK).args(args).env_clear(), stdin)

@@ -9,25 +9,21 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh};
-use crate::{Test, built};
 
 const NEEDS_CARGO: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("strip")];
 const NEEDS_VALGRIND: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("valgrind")];
 const NEEDS_DRIVER: &[Need] =
     &[Need::Root, Need::Cargo, Need::Program("cc"), Need::Program("valgrind"), Need::Program("strace")];
 
-pub const TESTS: &[Test] = &[
-    ("budget::bytes_of_the_program", NEEDS_CARGO, bytes_of_the_program),
-    ("budget::libraries_of_the_program", NEEDS_CARGO, libraries_of_the_program),
-    ("budget::as_fast_as_true", NEEDS_CARGO, as_fast_as_true),
-    ("budget::nothing_asked", NEEDS_VALGRIND, nothing_asked),
-    ("budget::eight_gpus_warm", NEEDS_DRIVER, eight_gpus_warm),
-    ("budget::limits_of_a_cdi_container", NEEDS_DRIVER, limits_of_a_cdi_container),
-    ("budget::names_in_the_image", crate::driver::NEEDS, names_in_the_image),
-    ("budget::memory_for_a_large_config_json", NEEDS_DRIVER, memory_for_a_large_config_json),
-];
+tests! {
+    NEEDS_CARGO => bytes_of_the_program, libraries_of_the_program, as_fast_as_true;
+    NEEDS_VALGRIND => nothing_asked;
+    NEEDS_DRIVER => eight_gpus_warm, limits_of_a_cdi_container, memory_for_a_large_config_json;
+    crate::driver::NEEDS => names_in_the_image;
+}
 
 /// The limits are ten percent above the counts when they were written down (x86-64, Rust 1.95, valgrind 3.19, which does not know
 /// openat2).

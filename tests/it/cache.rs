@@ -6,20 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
 
-pub const TESTS: &[Test] = &[
-    ("cache::a_cached_inventory_spares_nvml", NEEDS, a_cached_inventory_spares_nvml),
-    ("cache::what_changed_is_asked_for", NEEDS, what_changed_is_asked_for),
-    ("cache::a_failed_gpu_is_reported_again", NEEDS, a_failed_gpu_is_reported_again),
-    ("cache::a_gpu_that_hangs_stops_only_its_own_containers", NEEDS, a_gpu_that_hangs_stops_only_its_own_containers),
-    ("cache::doctor_and_info_invalidate_a_cached_inventory", NEEDS, doctor_and_info_invalidate_a_cached_inventory),
-    ("cache::a_doctor_without_an_answer_invalidates_it_too", NEEDS, a_doctor_without_an_answer_invalidates_it_too),
-    ("cache::mig_devices_are_not_kept", NEEDS, mig_devices_are_not_kept),
-    ("cache::a_hundred_at_once_ask_once", NEEDS, a_hundred_at_once_ask_once),
-];
+tests! {
+    NEEDS => a_cached_inventory_spares_nvml, what_changed_is_asked_for, a_failed_gpu_is_reported_again,
+        a_gpu_that_hangs_stops_only_its_own_containers, doctor_and_info_invalidate_a_cached_inventory,
+        a_doctor_without_an_answer_invalidates_it_too, mig_devices_are_not_kept, a_hundred_at_once_ask_once;
+}
 
 fn command(fake: &FakeDriver, verb: &str) -> Ran {
     run(Command::new(HOOK).arg("--config").arg(&fake.config).arg(verb).env_clear())

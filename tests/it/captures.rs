@@ -6,10 +6,11 @@ use nvidia_host::inventory::report::Report;
 use nvidia_host::inventory::{BusId, Gpu, Inventory};
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::support::{HOOK, run_with, scratch, source};
 
-pub const TESTS: &[Test] = &[("captures::are_explained", &[], are_explained)];
+tests! {
+    &[] => are_explained;
+}
 
 fn are_explained() {
     let gpu = "GPU-00000000-1111-2222-3333-444444444444";

@@ -16,7 +16,7 @@ use nvidia_host::cdi::generate::sources;
 
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
-use crate::{Test, cdi_schema, json_schema};
+use crate::{cdi_schema, json_schema};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -26,20 +26,12 @@ const GPU_2: &str = "GPU-51eed002-0002-4002-8000-0000fa4e0002";
 const MIG_0: &str = "MIG-51eed000-0001-4000-8000-0000fa4e0001";
 pub const MIG_1: &str = "MIG-51eed000-0002-4000-8000-0000fa4e0002";
 
-pub const TESTS: &[Test] = &[
-    ("cdi::a_spec_is_valid", NEEDS_DRIVER, a_spec_is_valid),
-    ("cdi::names_and_versions_of_a_choice", NEEDS_DRIVER, names_and_versions_of_a_choice),
-    ("cdi::the_hook_and_the_spec_agree", NEEDS_DRIVER, the_hook_and_the_spec_agree),
-    ("cdi::refresh_rewrites_what_is_stale", NEEDS_DRIVER, refresh_rewrites_what_is_stale),
-    ("cdi::recreated_mig_devices_are_detected", NEEDS_DRIVER, recreated_mig_devices_are_detected),
-    ("cdi::specs_of_other_programs_are_theirs", NEEDS_DRIVER, specs_of_other_programs_are_theirs),
-    ("cdi::no_engine_is_run_without_need", NEEDS_DRIVER, no_engine_is_run_without_need),
-    ("cdi::refresh_without_gpus_is_silent", NEEDS_DRIVER, refresh_without_gpus_is_silent),
-    ("cdi::refresh_asks_a_failing_gpu_again", NEEDS_DRIVER, refresh_asks_a_failing_gpu_again),
-    ("cdi::refresh_by_many_at_once", NEEDS_DRIVER, refresh_by_many_at_once),
-    ("cdi::generate_warns_of_a_file_that_engines_ignore", NEEDS_DRIVER, generate_warns_of_a_file_that_engines_ignore),
-    ("cdi::check_gives_reasons", NEEDS_DRIVER, check_gives_reasons),
-];
+tests! {
+    NEEDS_DRIVER => a_spec_is_valid, names_and_versions_of_a_choice, the_hook_and_the_spec_agree,
+        refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected, specs_of_other_programs_are_theirs,
+        no_engine_is_run_without_need, refresh_without_gpus_is_silent, refresh_asks_a_failing_gpu_again,
+        refresh_by_many_at_once, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
+}
 
 /// Runs `cdi ARGUMENTS` for this driver.
 pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {

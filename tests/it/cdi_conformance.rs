@@ -15,21 +15,13 @@ use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::files;
 use nvidia_host::edits::{self, DevLink, Edits, HostFile, Need, Placement};
 
-use crate::Test;
 use crate::conformance::{rows_of, table};
 use crate::support::scratch;
 
-pub const TESTS: &[Test] = &[
-    ("cdi_conformance::every_group", &[], every_group),
-    ("cdi_conformance::additional_gids", &[], additional_gids),
-    ("cdi_conformance::device_nodes", &[], device_nodes),
-    ("cdi_conformance::library_links", &[], library_links),
-    ("cdi_conformance::graphics_configs", &[], graphics_configs),
-    ("cdi_conformance::versions", &[], versions),
-    ("cdi_conformance::simplified", &[], simplified),
-    ("cdi_conformance::merged_devices", &[], merged_devices),
-    ("cdi_conformance::order", &[], order),
-];
+tests! {
+    &[] => every_group, additional_gids, device_nodes, library_links, graphics_configs, versions, simplified,
+        merged_devices, order;
+}
 
 const TESTED: [&str; 10] = [
     "additional_gids",

@@ -13,7 +13,6 @@ use cdi_spec::spec::{ContainerEdits, Hook, Spec};
 use engines::Version;
 use nvidia_host::cdi::entry::RootfsEdits;
 
-use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
@@ -21,25 +20,16 @@ use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh};
 use crate::why::{isolated, why};
 
-pub const TESTS: &[Test] = &[
-    ("cdi_containers::hook_entry", crate::driver::NEEDS, hook_entry),
-    ("cdi_containers::volumes_at_the_paths_of_nodes", crate::driver::NEEDS, volumes_at_the_paths_of_nodes),
-    ("cdi_containers::hook_entries_at_the_wrong_stage", crate::driver::NEEDS, hook_entries_at_the_wrong_stage),
-    ("cdi_containers::hook_entries_of_several_specs", crate::driver::NEEDS, hook_entries_of_several_specs),
-    ("cdi_containers::libraries_that_are_opened_by_path", crate::driver::NEEDS, libraries_that_are_opened_by_path),
-    ("cdi_containers::cuda_compat", crate::driver::NEEDS, cuda_compat),
-    ("cdi_containers::the_containers_environment_does_not_reach_the_hook", NEEDS, {
-        the_containers_environment_does_not_reach_the_hook
-    }),
-    ("cdi_containers::a_thread_of_the_runtime", &[Need::Root], a_thread_of_the_runtime),
-    ("cdi_containers::podman_on_cgroup_v2", NEEDS_V2, || podman_in(Cgroup::V2, "--tty=false")),
-    ("cdi_containers::podman_read_only", NEEDS, || podman_in(Cgroup::AsMounted, "--read-only")),
-    ("cdi_containers::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::WithCrun, "--tty=false")),
-    ("cdi_containers::podman_with_a_user_namespace", NEEDS, podman_with_a_user_namespace),
-    ("cdi_containers::podman_gives_nodes_of_a_group_to_users", NEEDS, podman_gives_nodes_of_a_group_to_users),
-    ("cdi_containers::podman_gives_devices_by_name", NEEDS, podman_gives_devices_by_name),
-    ("cdi_containers::links_of_dri_nodes_at_all_ways", NEEDS, links_of_dri_nodes_at_all_ways),
-];
+tests! {
+    crate::driver::NEEDS => hook_entry, volumes_at_the_paths_of_nodes, hook_entries_at_the_wrong_stage,
+        hook_entries_of_several_specs, libraries_that_are_opened_by_path, cuda_compat;
+    NEEDS => the_containers_environment_does_not_reach_the_hook,
+        podman_read_only = podman_in(Cgroup::AsMounted, "--read-only"), podman_with_a_user_namespace,
+        podman_gives_nodes_of_a_group_to_users, podman_gives_devices_by_name, links_of_dri_nodes_at_all_ways;
+    &[Need::Root] => a_thread_of_the_runtime;
+    NEEDS_V2 => podman_on_cgroup_v2 = podman_in(Cgroup::V2, "--tty=false");
+    NEEDS_CRUN => podman_with_crun = podman_in(Cgroup::WithCrun, "--tty=false");
+}
 
 /// A container for which the engine has applied its part, and that waits for the hook entries.
 pub fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting {

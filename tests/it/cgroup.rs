@@ -16,7 +16,6 @@ use base::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
 use oci_nvidia_hook::testing::cgroup::{self, Access, Grant, Member};
 use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Need, scratch};
@@ -32,26 +31,17 @@ const PODMAN_CRUN_V1: &[Need] =
     &[Need::Root, Need::CgroupV1, Need::Program("podman"), Need::Program("crun"), Need::Program("cc")];
 const RUNC: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare"), Need::Program("runc")];
 
-pub const TESTS: &[Test] = &[
-    ("cgroup::v1_devices_allow", V1, v1_devices_allow),
-    ("cgroup::v1_below_a_cgroup_that_lacks_the_device", V1, v1_below_a_cgroup_that_lacks_the_device),
-    ("cgroup::v1_a_cgroup_of_others_is_left_alone", V1, v1_a_cgroup_of_others_is_left_alone),
-    ("cgroup::v1_no_cgroups_is_reported", V1_DRIVER, v1_no_cgroups_is_reported),
-    ("cgroup::v2_no_cgroups_is_reported", V2_DRIVER, v2_no_cgroups_is_reported),
-    ("cgroup::podman_without_a_cgroup", PODMAN_CRUN_V1, podman_without_a_cgroup),
-    ("cgroup::v2_a_cgroup_of_others_is_left_alone", V2, v2_a_cgroup_of_others_is_left_alone),
-    ("cgroup::v2_a_program_that_denies_is_left_in_force", V2, v2_a_program_that_denies_is_left_in_force),
-    ("cgroup::v2_a_program_that_came_meanwhile_is_not_lost", V2, v2_a_program_that_came_meanwhile_is_not_lost),
-    ("cgroup::v2_extends_what_is_attached", V2, v2_extends_what_is_attached),
-    ("cgroup::v2_all_of_several_programs", V2, v2_all_of_several_programs),
-    ("cgroup::v2_many_rules_are_known_again", V2, v2_many_rules_are_known_again),
-    ("cgroup::v2_nothing_attached_is_nothing_to_do", V2, v2_nothing_attached_is_nothing_to_do),
-    ("cgroup::v2_the_scope_above_is_the_container_s_too", V2, v2_the_scope_above_is_the_container_s_too),
-    ("cgroup::v2_what_crun_gave_to_systemd_is_left_alone", V2, v2_what_crun_gave_to_systemd_is_left_alone),
-    ("cgroup::v2_a_program_further_up_is_named", V2, v2_a_program_further_up_is_named),
-    ("cgroup::v2_replace_wants_the_old_one", V2, v2_replace_wants_the_old_one),
-    ("cgroup::v2_runc_container", RUNC, v2_runc_container),
-];
+tests! {
+    V1 => v1_devices_allow, v1_below_a_cgroup_that_lacks_the_device, v1_a_cgroup_of_others_is_left_alone;
+    V1_DRIVER => v1_no_cgroups_is_reported;
+    V2_DRIVER => v2_no_cgroups_is_reported;
+    PODMAN_CRUN_V1 => podman_without_a_cgroup;
+    V2 => v2_a_cgroup_of_others_is_left_alone, v2_a_program_that_denies_is_left_in_force,
+        v2_a_program_that_came_meanwhile_is_not_lost, v2_extends_what_is_attached, v2_all_of_several_programs,
+        v2_many_rules_are_known_again, v2_nothing_attached_is_nothing_to_do, v2_the_scope_above_is_the_container_s_too,
+        v2_what_crun_gave_to_systemd_is_left_alone, v2_a_program_further_up_is_named, v2_replace_wants_the_old_one;
+    RUNC => v2_runc_container;
+}
 
 const FIRST: DeviceRule = DeviceRule { major: 195, minor: 0 };
 const SECOND: DeviceRule = DeviceRule { major: 195, minor: 1 };

@@ -15,27 +15,13 @@ use nvidia_host::prepare::parse_majors;
 use nvidia_host::require::{self, Properties, Requirement};
 use oci_nvidia_hook::testing::oci::spec_view;
 
-use crate::Test;
 use crate::support::{HOOK, run_with, scratch, source};
 
-pub const TESTS: &[Test] = &[
-    ("conformance::requests", &[], requests),
-    ("conformance::devices_from_env", &[], devices_from_env),
-    ("conformance::devices_from_mounts", &[], devices_from_mounts),
-    ("conformance::visible_devices", &[], visible_devices),
-    ("conformance::imex_channels", &[], imex_channels),
-    ("conformance::image_requirements", &[], image_requirements),
-    ("conformance::driver_capabilities", &[], driver_capabilities),
-    ("conformance::capability_sets", &[], capability_sets),
-    ("conformance::configuration", &[], configuration),
-    ("conformance::privilege", &[], privilege),
-    ("conformance::cuda_versions", &[], cuda_versions),
-    ("conformance::requirements", &[], requirements),
-    ("conformance::params", &[], params),
-    ("conformance::mig_minors", &[], mig_minors),
-    ("conformance::proc_devices", &[], proc_devices),
-    ("conformance::cuda_compat", &[], cuda_compat),
-];
+tests! {
+    &[] => requests, devices_from_env, devices_from_mounts, visible_devices, imex_channels, image_requirements,
+        driver_capabilities, capability_sets, configuration, privilege, cuda_versions, requirements, params, mig_minors,
+        proc_devices, cuda_compat;
+}
 
 pub fn table(file: &str) -> Value {
     let path = source("tests/fixtures/conformance").join(file);

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::built;
 use crate::cdi::GPU_0;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{Need, sh, source};
-use crate::{Test, built};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -21,10 +21,10 @@ const NEEDS: &[Need] = &[
     Need::Program("mkfifo"),
 ];
 
-pub const TESTS: &[Test] = &[
-    ("daemon_set::the_plugin_works_in_its_container", NEEDS, the_plugin_works_in_its_container),
-    ("daemon_set::the_plugin_gets_the_gpus_of_a_locked_node", engine::NEEDS, the_plugin_gets_the_gpus_of_a_locked_node),
-];
+tests! {
+    NEEDS => the_plugin_works_in_its_container;
+    engine::NEEDS => the_plugin_gets_the_gpus_of_a_locked_node;
+}
 
 /// Returns the pod of the DaemonSet.
 fn pod() -> Value {

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::support::{Need, Ran, run, scratch, sh, source};
-use crate::{Test, built, docs};
+use crate::{built, docs};
 
 const BUILD: &[Need] = &[Need::Root, Need::Program("dpkg-buildpackage"), Need::Program("dh"), Need::Program("cc")];
 const LINT: &[Need] = &[
@@ -28,16 +28,13 @@ const PODMAN: &[Need] = &[
     Need::Program("runc"),
 ];
 
-pub const TESTS: &[Test] = &[
-    ("deb::the_files_agree_with_the_program", &[], the_files_agree_with_the_program),
-    ("deb::packages_hold_what_the_lists_say", BUILD, packages_hold_what_the_lists_say),
-    ("deb::two_builds_are_the_same", BUILD, two_builds_are_the_same),
-    ("deb::lintian_reports_nothing", LINT, lintian_reports_nothing),
-    ("deb::podman_uses_the_installed_files", PODMAN, podman_uses_the_installed_files),
-    ("deb::purge_leaves_nothing", BUILD, purge_leaves_nothing),
-    ("deb::an_existing_config_stays", BUILD, an_existing_config_stays),
-    ("deb::links_of_installed_pages_lead_somewhere", BUILD, links_of_installed_pages_lead_somewhere),
-];
+tests! {
+    &[] => the_files_agree_with_the_program;
+    BUILD => packages_hold_what_the_lists_say, two_builds_are_the_same, purge_leaves_nothing, an_existing_config_stays,
+        links_of_installed_pages_lead_somewhere;
+    LINT => lintian_reports_nothing;
+    PODMAN => podman_uses_the_installed_files;
+}
 
 const MAIN: &str = "oci-nvidia-hook";
 const PLUGIN: &str = "oci-nvidia-kubelet-plugin";

@@ -11,7 +11,6 @@ use nvidia_host::capability::Capabilities;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::locate;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 
@@ -21,18 +20,11 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("apt-get"), Need::Program("dp
 const NEEDS_STRACE: &[Need] =
     &[Need::Root, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc"), Need::Program("strace")];
 
-pub const TESTS: &[Test] = &[
-    ("debian::every_library_has_its_capability", NEEDS, every_library_has_its_capability),
-    ("debian::list_prints_them", NEEDS, list_prints_them),
-    ("debian::the_real_files_resolve_in_a_container", NEEDS, the_real_files_resolve_in_a_container),
-    (
-        "debian::the_real_library_is_denied_nothing_that_it_needs",
-        NEEDS_STRACE,
-        the_real_library_is_denied_nothing_that_it_needs,
-    ),
-    ("debian::the_real_library_without_a_gpu", NEEDS, the_real_library_without_a_gpu),
-    ("debian::the_table_of_nvml_is_that_of_nvml_h", NEEDS, the_table_of_nvml_is_that_of_nvml_h),
-];
+tests! {
+    NEEDS => every_library_has_its_capability, list_prints_them, the_real_files_resolve_in_a_container,
+        the_real_library_without_a_gpu, the_table_of_nvml_is_that_of_nvml_h;
+    NEEDS_STRACE => the_real_library_is_denied_nothing_that_it_needs;
+}
 
 /// Returns the driver root, which is created once and kept between runs.
 fn root() -> &'static Path {

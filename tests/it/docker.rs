@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::nvidia_cli::link;
+use crate::nvidia_ctk;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
-use crate::{Test, nvidia_ctk};
 
 const RUNC: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
 
@@ -22,13 +22,12 @@ const BUILD: &[Need] = &[
     Need::StaticLibc,
 ];
 
-pub const TESTS: &[Test] = &[
-    ("docker::gpus_all", RUNC, gpus_all),
-    ("docker::both_names_in_one_bundle", RUNC, both_names_in_one_bundle),
-    ("docker::which_of_two_hooks", BUILD, which_of_two_hooks),
-    ("docker::the_hooks_command_line", NEEDS, the_hooks_command_line),
-    ("docker::wrong_command_lines", &[], wrong_command_lines),
-];
+tests! {
+    RUNC => gpus_all, both_names_in_one_bundle;
+    BUILD => which_of_two_hooks;
+    NEEDS => the_hooks_command_line;
+    &[] => wrong_command_lines;
+}
 
 /// A bundle like those of Docker, and runc to run it.
 pub struct Bundle {

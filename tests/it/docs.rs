@@ -6,22 +6,14 @@ use std::process::Command;
 use base::report::catalog;
 use nvidia_host::config::schema::{self, Meaning};
 
-use crate::Test;
 use crate::support::{HOOK, run, source};
 
-pub const TESTS: &[Test] = &[
-    ("docs::findings_are_those_of_the_catalog", &[], findings_are_those_of_the_catalog),
-    ("docs::each_finding_is_explained", &[], each_finding_is_explained),
-    ("docs::every_trouble_is_answered", &[], every_trouble_is_answered),
-    ("docs::tests_that_documents_name_exist", &[], tests_that_documents_name_exist),
-    ("docs::files_and_links_are_there", &[], files_and_links_are_there),
-    ("docs::command_lines_are_understood", &[], command_lines_are_understood),
-    ("docs::keys_of_config_toml_are_known", &[], keys_of_config_toml_are_known),
-    ("docs::every_key_is_documented", &[], every_key_is_documented),
-    ("docs::manifests_are_yaml", &[], manifests_are_yaml),
-    ("docs::pages_are_short_and_indexed", &[], pages_are_short_and_indexed),
-    ("docs::pictures_show_their_sources", &[], pictures_show_their_sources),
-];
+tests! {
+    &[] => findings_are_those_of_the_catalog, each_finding_is_explained, every_trouble_is_answered,
+        tests_that_documents_name_exist, files_and_links_are_there, command_lines_are_understood,
+        keys_of_config_toml_are_known, every_key_is_documented, manifests_are_yaml, pages_are_short_and_indexed,
+        pictures_show_their_sources;
+}
 
 /// Returns the files below a directory with this extension, and their texts.
 pub fn texts(dir: &Path, extension: &str) -> Vec<(PathBuf, String)> {
@@ -172,7 +164,7 @@ fn every_trouble_is_answered() {
 }
 
 fn is_test(start: &str) -> bool {
-    crate::ALL.iter().copied().flatten().any(|(name, ..)| name.starts_with(start))
+    crate::ALL.iter().copied().flatten().any(|test| test.name().starts_with(start))
 }
 
 /// The directories that contain modules.

@@ -15,31 +15,20 @@ use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
 use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
 
-use crate::Test;
 use crate::driver::FakeDriver;
 use crate::json_schema;
 use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
 
-pub const TESTS: &[Test] = &[
-    ("doctor::a_bare_host", &[], bare),
-    ("doctor::a_good_host", NEEDS, good),
-    ("doctor::a_broken_host", NEEDS, broken),
-    ("doctor::each_fault_has_its_finding", NEEDS, each_fault_has_its_finding),
-    ("doctor::an_error_is_a_container_that_does_not_start", NEEDS, an_error_is_a_container_that_does_not_start),
-    (
-        "doctor::a_user_sees_less_and_says_so",
-        &[Need::Root, Need::Program("cc"), Need::Program("setpriv")],
-        a_user_sees_less,
-    ),
-    ("doctor::cdi_is_enough", NEEDS, cdi_is_enough),
-    ("doctor::a_driver_root_with_files_only", NEEDS, a_driver_root_with_files_only),
-    ("doctor::nothing_is_changed", NEEDS, nothing_is_changed),
-    ("doctor::bundle", &[Need::Program("tar")], bundle),
-    ("doctor::a_link_in_the_place_of_the_log", &[Need::Root, Need::Program("tar")], a_link_in_the_place_of_the_log),
-    ("doctor::this_host", &[], this_host),
-];
+tests! {
+    &[] => a_bare_host, this_host;
+    NEEDS => a_good_host, a_broken_host, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
+        cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed;
+    &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
+    &[Need::Program("tar")] => bundle;
+    &[Need::Root, Need::Program("tar")] => a_link_in_the_place_of_the_log;
+}
 
 /// A driver root of `make-root` in a host like openSUSE: GPUs in sysfs, modules, Podman and CRI-O with the hook.
 fn good_host() -> &'static FakeDriver {
@@ -122,12 +111,12 @@ fn assert_golden(name: &str, text: &str) {
     assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), text, "{}", path.display());
 }
 
-fn bare() {
+fn a_bare_host() {
     let dir = scratch();
     assert_golden("bare.txt", &words_of(dir.path()));
 }
 
-fn good() {
+fn a_good_host() {
     let text = words_of(&good_host().root);
     assert_golden("good.txt", &text);
     let outcomes = examine(&good_host().root, Caller::default());
@@ -136,7 +125,7 @@ fn good() {
 }
 
 /// Several faults at once, as after a failed update.
-fn broken() {
+fn a_broken_host() {
     let dir = changed(
         "sed -i 's/^driver .*/driver 535.183.01/' usr/lib/*/nvml.conf; rm dev/nvidia-uvm dev/nvidia3; \
          chgrp 4321 dev/nvidia*; chmod 660 dev/nvidia*; sed -i '/container-cli/a user = \"nobody\"' \
@@ -526,7 +515,7 @@ fn an_error_is_a_container_that_does_not_start() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-fn a_user_sees_less() {
+fn a_user_sees_less_and_says_so() {
     let tux = |groups: &[u32]| Caller {
         user: Some(User { name: "tux".into(), uid: 1000, home: Some("/home/tux".into()) }),
         groups: groups.iter().copied().collect(),

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image};
 use crate::hostile::blocking;
 use crate::json_schema;
@@ -20,14 +19,12 @@ const NEEDS_STRACE: &[Need] =
 const NEEDS_FUSE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Device("/dev/fuse")];
 const V1: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::CgroupV1];
 
-pub const TESTS: &[Test] = &[
-    ("doctor_container::each_lack_has_its_finding", NEEDS, each_lack_has_its_finding),
-    ("doctor_container::only_files_of_a_container_are_opened", NEEDS, nothing_is_opened_that_is_no_file),
-    ("doctor_container::files_of_the_kernel_are_not_read", NEEDS_STRACE, files_of_the_kernel_are_not_read),
-    ("doctor_container::a_file_system_that_does_not_answer", NEEDS_FUSE, a_file_system_that_does_not_answer),
-    ("doctor_container::a_cgroup_that_denies", V1, a_cgroup_that_denies),
-    ("doctor_container::what_cannot_be_examined", NEEDS, what_cannot_be_examined),
-];
+tests! {
+    NEEDS => each_lack_has_its_finding, only_files_of_a_container_are_opened, what_cannot_be_examined;
+    NEEDS_STRACE => files_of_the_kernel_are_not_read;
+    NEEDS_FUSE => a_file_system_that_does_not_answer;
+    V1 => a_cgroup_that_denies;
+}
 
 /// The process of a container, and that of the server of its file system, if it has one.
 struct Container(Child, Option<i32>);
@@ -148,7 +145,7 @@ fn each_lack_has_its_finding() {
 }
 
 /// A FIFO would block root's doctor for ever, and opening a device can have an effect: a watchdog resets the host.
-fn nothing_is_opened_that_is_no_file() {
+fn only_files_of_a_container_are_opened() {
     let fake = FakeDriver::shared();
     let dir = scratch();
     image(dir.path());

@@ -3,15 +3,12 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Ran, scratch, sh};
 
-pub const TESTS: &[Test] = &[
-    ("driver_roots::library_dirs_of_the_administrator", NEEDS, library_dirs),
-    ("driver_roots::nodes_and_proc_are_the_roots_or_the_hosts", NEEDS, nodes_and_proc),
-    ("driver_roots::dev_root", NEEDS, dev_root),
-];
+tests! {
+    NEEDS => library_dirs_of_the_administrator, nodes_and_proc_are_the_roots_or_the_hosts, dev_root;
+}
 
 /// Calls the hook for a new container on a host that this shell script prepared, and runs `nvidia-smi -L` in the container.
 fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
@@ -26,7 +23,7 @@ fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
     (ran, listed)
 }
 
-fn library_dirs() {
+fn library_dirs_of_the_administrator() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let usual = fake.on_host("nvidia-smi -L");
     let root = fake.root.display();
@@ -44,7 +41,7 @@ fn library_dirs() {
 }
 
 /// Each object comes from the host if the driver root lacks it. NVML must then be asked outside of the driver root.
-fn nodes_and_proc() {
+fn nodes_and_proc_are_the_roots_or_the_hosts() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let usual = fake.on_host("nvidia-smi -L");
     let kept = scratch();

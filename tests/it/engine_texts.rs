@@ -2,21 +2,16 @@
 
 use std::fs;
 
-use crate::Test;
 use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
 use crate::support::{HOOK, Ran, scratch, source};
 
-pub const TESTS: &[Test] = &[
-    ("engine_texts::of_runc", NEEDS, of_runc),
-    ("engine_texts::of_crun", NEEDS_CRUN, of_crun),
-    ("engine_texts::of_precreate", NEEDS, of_precreate),
-    ("engine_texts::of_cdi", NEEDS, of_cdi),
-    ("engine_texts::of_a_time_that_is_up", NEEDS, of_a_time_that_is_up),
-    ("engine_texts::of_containers_conf", NEEDS, of_containers_conf),
-];
+tests! {
+    NEEDS => of_runc, of_precreate, of_cdi, of_a_time_that_is_up, of_containers_conf;
+    NEEDS_CRUN => of_crun;
+}
 
 /// Returns the quoted text of the page, in the column of symptoms, that contains these words.
 fn of_the_page(words: &str) -> String {

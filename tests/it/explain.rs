@@ -5,18 +5,15 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::Test;
 use crate::driver::{FakeDriver, NEEDS};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 use crate::why::isolated;
 
-pub const TESTS: &[Test] = &[
-    ("explain::stdin_is_config_json_or_a_state", NEEDS, stdin_is_config_json_or_a_state),
-    ("explain::nothing_to_explain", &[], nothing_to_explain),
-    ("explain::a_container_by_its_name", &[Need::Root], a_container_by_its_name),
-    ("explain::a_container_by_its_name_at_precreate", NEEDS, a_container_by_its_name_at_precreate),
-    ("explain::gpus_by_cdi", &[], gpus_by_cdi),
-];
+tests! {
+    NEEDS => stdin_is_config_json_or_a_state, a_container_by_its_name_at_precreate;
+    &[] => nothing_to_explain, gpus_by_cdi;
+    &[Need::Root] => a_container_by_its_name;
+}
 
 fn explain(arguments: &[&str], stdin: &str) -> Ran {
     run_with(Command::new(HOOK).arg("explain").args(arguments).env_clear(), stdin.as_bytes())

@@ -4,17 +4,16 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, Waiting};
+use crate::kernels;
 use crate::support::{Need, run_with, scratch, snapshot};
-use crate::{Test, kernels};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
 
-pub const TESTS: &[Test] = &[
-    ("failure::every_call_that_changes_something", NEEDS, || every_call(CHANGING, WRITABLE)),
-    ("failure::every_call_that_opens_or_reads", NEEDS, || every_call(READING, WRITABLE)),
-    ("failure::every_call_on_a_read_only_rootfs", NEEDS, || every_call(LAYERING, READ_ONLY)),
-    ("failure::every_call_that_creates_a_node", NEEDS, every_call_that_creates_a_node),
-];
+tests! {
+    NEEDS => every_call_that_changes_something = every_call(CHANGING, WRITABLE),
+        every_call_that_opens_or_reads = every_call(READING, WRITABLE),
+        every_call_on_a_read_only_rootfs = every_call(LAYERING, READ_ONLY), every_call_that_creates_a_node;
+}
 
 const CHANGING: &[&str] = &[
     "mkdirat",

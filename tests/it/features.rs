@@ -4,21 +4,14 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, run, run_with, scratch, sh};
 
-pub const TESTS: &[Test] = &[
-    ("features::prepare_makes_nodes", NEEDS, prepare_makes_nodes),
-    ("features::cuda_compat", NEEDS, cuda_compat),
-    ("features::files_of_the_administrator", NEEDS, files_of_the_administrator),
-    ("features::links_for_development", NEEDS, links_for_development),
-    ("features::unknown_libraries_are_for_all", NEEDS, unknown_libraries_are_for_all),
-    ("features::one_mig_device", NEEDS, one_mig_device),
-    ("features::mig_management_is_for_privileged_containers", NEEDS, mig_management),
-    ("features::limits_and_requirements", NEEDS, limits_and_requirements),
-    ("features::suse_nodes_need_the_video_group", NEEDS, suse_nodes_need_the_video_group),
-];
+tests! {
+    NEEDS => prepare_makes_nodes, cuda_compat, files_of_the_administrator, links_for_development,
+        unknown_libraries_are_for_all, one_mig_device, mig_management_is_for_privileged_containers,
+        limits_and_requirements, suse_nodes_need_the_video_group;
+}
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 
@@ -236,7 +229,7 @@ fn one_mig_device() {
     );
 }
 
-fn mig_management() {
+fn mig_management_is_for_privileged_containers() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"];

@@ -7,16 +7,13 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Need, private_dir, run, run_with, scratch};
 
-pub const TESTS: &[Test] = &[
-    ("findings::of_commands", NEEDS, of_commands),
-    ("findings::of_the_driver", NEEDS, of_the_driver),
-    ("findings::of_a_request", &[Need::Program("cc")], of_a_request),
-    ("findings::of_a_container", NEEDS, of_a_container),
-];
+tests! {
+    NEEDS => of_commands, of_the_driver, of_a_container;
+    &[Need::Program("cc")] => of_a_request;
+}
 
 fn of_commands() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "0"]));

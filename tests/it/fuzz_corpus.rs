@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::Test;
 use crate::support::source;
 
 #[path = "../fuzz/targets/mod.rs"]
@@ -12,19 +11,16 @@ mod targets;
 /// The limit of `make fuzz`, whose program is optimized; the inputs here are smaller.
 const LONGEST: Duration = Duration::from_secs(5);
 
-macro_rules! tests {
+macro_rules! targets {
     ($($target:ident),*) => {
-        pub const TESTS: &[Test] = &[
-            ("fuzz_corpus::each_target_is_here", &[], each_target_is_here),
-            $((concat!("fuzz_corpus::", stringify!($target)), &[], || {
-                replay(stringify!($target), targets::$target::run);
-            }),)*
-        ];
+        tests! {
+            &[] => each_target_is_here, $($target = replay(stringify!($target), targets::$target::run)),*;
+        }
         const NAMES: &[&str] = &[$(stringify!($target)),*];
     };
 }
 
-tests!(
+targets!(
     cached_inventory,
     capabilities,
     cdi_spec,

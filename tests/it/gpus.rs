@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
@@ -12,13 +11,10 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
-pub const TESTS: &[Test] = &[
-    ("gpus::a_missing_node_moves_no_index", NEEDS, a_missing_node_moves_no_index),
-    ("gpus::a_lost_gpu_is_reported_once", NEEDS_DRIVER, a_lost_gpu_is_reported_once),
-    ("gpus::an_excluded_gpu_does_not_exist", NEEDS, an_excluded_gpu_does_not_exist),
-    ("gpus::limits_hold_for_gpus_that_do_not_work", NEEDS_DRIVER, limits_hold_for_gpus_that_do_not_work),
-    ("gpus::info_json_can_be_replayed", NEEDS_DRIVER, info_json_can_be_replayed),
-];
+tests! {
+    NEEDS => a_missing_node_moves_no_index, an_excluded_gpu_does_not_exist;
+    NEEDS_DRIVER => a_lost_gpu_is_reported_once, limits_hold_for_gpus_that_do_not_work, info_json_can_be_replayed;
+}
 
 fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
     run(Command::new(HOOK).arg("--config").arg(&fake.config).args(arguments).env_clear())

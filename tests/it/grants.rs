@@ -6,7 +6,6 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::cdi::GPU_1;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -14,21 +13,14 @@ use crate::support::{HOOK, Need, Ran, run_with, scratch};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
-pub const TESTS: &[Test] = &[
-    ("grants::device_nodes_bring_the_files", NEEDS, device_nodes_bring_the_files),
-    ("grants::device_nodes_of_mig_devices", NEEDS_DRIVER, device_nodes_of_mig_devices),
-    ("grants::device_nodes_that_mean_nothing", NEEDS, device_nodes_that_mean_nothing),
-    ("grants::a_device_in_the_place_of_a_node", NEEDS, a_device_in_the_place_of_a_node),
-    ("grants::device_nodes_stop_no_container", NEEDS, device_nodes_stop_no_container),
-    ("grants::podmans_device_option", engine::NEEDS, podmans_device_option),
-    ("grants::a_mount_that_asks_for_all", NEEDS, a_mount_that_asks_for_all),
-    ("grants::a_library_alone_sets_nothing_up", NEEDS, a_library_alone_sets_nothing_up),
-    ("grants::hosts_without_a_gpu", NEEDS_DRIVER, hosts_without_a_gpu),
-    ("grants::a_gpu_in_mig_mode_alone", NEEDS_DRIVER, a_gpu_in_mig_mode_alone),
-    ("grants::privilege_in_another_user_namespace", NEEDS_DRIVER, privilege_in_another_user_namespace),
-    ("grants::locked_nodes_and_user_namespaces", engine::NEEDS, || locked_podman(Cgroup::AsMounted)),
-    ("grants::locked_nodes_and_user_namespaces_with_crun", engine::NEEDS_CRUN, || locked_podman(Cgroup::WithCrun)),
-];
+tests! {
+    NEEDS => device_nodes_bring_the_files, device_nodes_that_mean_nothing, a_device_in_the_place_of_a_node,
+        device_nodes_stop_no_container, a_mount_that_asks_for_all, a_library_alone_sets_nothing_up;
+    NEEDS_DRIVER => device_nodes_of_mig_devices, hosts_without_a_gpu, a_gpu_in_mig_mode_alone,
+        privilege_in_another_user_namespace;
+    engine::NEEDS => podmans_device_option, locked_nodes_and_user_namespaces = locked_podman(Cgroup::AsMounted);
+    engine::NEEDS_CRUN => locked_nodes_and_user_namespaces_with_crun = locked_podman(Cgroup::WithCrun);
+}
 
 const LOCKED: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
 

@@ -6,20 +6,17 @@ use std::process::Command;
 use clap::{Arg, CommandFactory};
 use oci_nvidia_hook::testing::cli::args::Cli;
 
-use crate::Test;
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, run, scratch, source};
 
-pub const TESTS: &[Test] = &[
-    ("help::each_command_has_its_own", &[], each_command_has_its_own),
-    ("help::hints_lead_to_the_right_help", &[], hints_lead_to_the_right_help),
-    ("help::bash_completes", &[Need::Program("bash")], bash_completes),
-    ("help::bash_completes_cdi_devices", &[Need::Root, Need::Program("bash"), Need::Program("cc")], cdi_devices),
-    ("help::zsh_reads_its_script", &[Need::Program("zsh")], zsh_reads_its_script),
-    ("help::fish_completes", &[Need::Program("fish")], fish_completes),
-    ("help::the_man_page_is_complete", &[], the_man_page_is_complete),
-    ("help::man_pages_have_no_mistakes", &[Need::Program("mandoc")], man_pages_have_no_mistakes),
-];
+tests! {
+    &[] => each_command_has_its_own, hints_lead_to_the_right_help, the_man_page_is_complete;
+    &[Need::Program("bash")] => bash_completes;
+    &[Need::Root, Need::Program("bash"), Need::Program("cc")] => bash_completes_cdi_devices;
+    &[Need::Program("zsh")] => zsh_reads_its_script;
+    &[Need::Program("fish")] => fish_completes;
+    &[Need::Program("mandoc")] => man_pages_have_no_mistakes;
+}
 
 fn hook(arguments: &[&str]) -> String {
     run(Command::new(HOOK).args(arguments).env_clear()).ok()
@@ -151,7 +148,7 @@ fn bash_completes() {
     }
 }
 
-fn cdi_devices() {
+fn bash_completes_cdi_devices() {
     let (dir, path) = path_with_the_hook();
     let fake = FakeDriver::shared();
     let specs = dir.path().join("cdi");

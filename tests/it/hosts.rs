@@ -12,10 +12,11 @@ use nvidia_host::capability::Capabilities;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::{DriverFiles, locate};
 
-use crate::Test;
 use crate::support::{Need, run, scratch, source};
 
-pub const TESTS: &[Test] = &[("hosts::what_is_found_on_each", &[Need::Program("cc")], what_is_found_on_each)];
+tests! {
+    &[Need::Program("cc")] => what_is_found_on_each;
+}
 
 /// Only a request for all capabilities gets the last one.
 const CAPABILITIES: [&str; 8] = ["compute", "utility", "video", "graphics", "display", "ngx", "compat32", "all"];

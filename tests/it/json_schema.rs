@@ -6,20 +6,16 @@ use std::process::Command;
 use boon::{Compiler, Schemas};
 use serde_json::Value;
 
-use crate::Test;
 use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 use crate::why::{isolated, why};
 
-pub const TESTS: &[Test] = &[
-    ("json_schema::commands_print_what_it_documents", NEEDS, commands_print_what_it_documents),
-    ("json_schema::records", NEEDS, records),
-    ("json_schema::explanations", NEEDS, explanations),
-    ("json_schema::a_container_without_a_record", &[Need::Root], a_container_without_a_record),
-    ("json_schema::each_key_is_described", &[], each_key_is_described),
-    ("json_schema::an_error_leaves_stdout_empty", &[], an_error_leaves_stdout_empty),
-];
+tests! {
+    NEEDS => commands_print_what_it_documents, records, explanations;
+    &[Need::Root] => a_container_without_a_record;
+    &[] => each_key_is_described, an_error_leaves_stdout_empty;
+}
 
 fn schema(name: &str) -> Value {
     let path = source("docs/schemas").join(format!("{name}.json"));

@@ -11,22 +11,16 @@ use tempfile::TempDir;
 
 use nvidia_host::driver::ldcache::{Arch, Cache, Layout, NewEntry, parse};
 
-use crate::Test;
 use crate::support::Need;
 
 const NEEDS: &[Need] = &[Need::Program("cc"), Need::Program("/sbin/ldconfig")];
 const NEEDS_ROOT: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("/sbin/ldconfig")];
 
-pub const TESTS: &[Test] = &[
-    (
-        "ldcache::reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it",
-        NEEDS,
-        reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it,
-    ),
-    ("ldcache::reads_every_layout_that_ldconfig_writes", NEEDS, reads_every_layout_that_ldconfig_writes),
-    ("ldcache::ldconfig_lists_what_was_merged", NEEDS, ldconfig_lists_what_was_merged),
-    ("ldcache::the_loader_finds_ours_through_the_cache", NEEDS_ROOT, the_loader_finds_ours_through_the_cache),
-];
+tests! {
+    NEEDS => reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it, reads_every_layout_that_ldconfig_writes,
+        ldconfig_lists_what_was_merged;
+    NEEDS_ROOT => the_loader_finds_ours_through_the_cache;
+}
 
 /// Our libraries: the image also has two of them, and all are outside of the loader's default directories.
 const OURS: [&str; 5] = ["libours.so.1", "libdriver.so.1", "libx7.so.13", "libx07-a.so", "libx6.so.3"];

@@ -6,29 +6,19 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::cdi::{cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, private_dir, run_with, scratch, sh, snapshot};
 
-pub const TESTS: &[Test] = &[
-    ("ldconfig::directories_of_the_host_in_cdi", NEEDS, directories_of_the_host_in_cdi),
-    ("ldconfig::directories_of_the_host_at_precreate", NEEDS, directories_of_the_host_at_precreate),
-    ("ldconfig::cuda_compat_stays_first", NEEDS, cuda_compat_stays_first),
-    ("ldconfig::images_without_configuration", NEEDS, images_without_configuration),
-    ("ldconfig::a_configuration_without_drop_ins", NEEDS, a_configuration_without_drop_ins),
-    ("ldconfig::nothing_is_written_without_need", NEEDS, nothing_is_written_without_need),
-    ("ldconfig::a_list_that_is_out_of_date_goes", NEEDS, a_list_that_is_out_of_date_goes),
-    ("ldconfig::volumes_are_left_alone", NEEDS, volumes_are_left_alone),
-    ("ldconfig::a_container_that_ran_with_another_driver", NEEDS, a_container_that_ran_with_another_driver),
-    ("ldconfig::podman_installs_a_package", engine::NEEDS, || podman_installs_a_package(Cgroup::AsMounted)),
-    ("ldconfig::podman_installs_a_package_with_crun", engine::NEEDS_CRUN, || {
-        podman_installs_a_package(Cgroup::WithCrun);
-    }),
-    ("ldconfig::podman_read_only", engine::NEEDS, podman_read_only),
-];
+tests! {
+    NEEDS => directories_of_the_host_in_cdi, directories_of_the_host_at_precreate, cuda_compat_stays_first,
+        images_without_configuration, a_configuration_without_drop_ins, nothing_is_written_without_need,
+        a_list_that_is_out_of_date_goes, volumes_are_left_alone, a_container_that_ran_with_another_driver;
+    engine::NEEDS => podman_installs_a_package = podman_installs_a_package(Cgroup::AsMounted), podman_read_only;
+    engine::NEEDS_CRUN => podman_installs_a_package_with_crun = podman_installs_a_package(Cgroup::WithCrun);
+}
 
 pub const LIST: &str = "/etc/ld.so.conf.d/00-oci-nvidia-hook.conf";
 /// The commands of maintainer scripts and triggers of dpkg, rpm and zypper.

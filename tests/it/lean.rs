@@ -5,14 +5,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::built;
 use crate::support::{HOOK, Need, run_with, scratch};
-use crate::{Test, built};
 
-pub const TESTS: &[Test] = &[
-    ("lean::exit_codes", NEEDS, exit_codes),
-    ("lean::standard_streams", NEEDS, standard_streams),
-    ("lean::a_closed_pipe_is_an_error", NEEDS, a_closed_pipe_is_an_error),
-];
+tests! {
+    NEEDS => exit_codes, standard_streams, a_closed_pipe_is_an_error;
+}
 const NEEDS: &[Need] = &[Need::Cargo, Need::Program("cc")];
 
 fn variants() -> [&'static str; 2] {

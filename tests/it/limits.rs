@@ -5,18 +5,14 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run_with, scratch};
 
-pub const TESTS: &[Test] = &[
-    ("limits::an_entry_of_no_form_is_an_error", NEEDS, an_entry_of_no_form_is_an_error),
-    ("limits::each_form_denies", NEEDS, each_form_denies),
-    ("limits::an_entry_that_matches_nothing", NEEDS, an_entry_that_matches_nothing),
-    ("limits::a_gpu_without_a_name", &[Need::Root, Need::Program("cc")], a_gpu_without_a_name),
-    ("limits::capabilities_of_a_denied_mig_device", NEEDS, capabilities_of_a_denied_mig_device),
-    ("limits::hints_have_no_ids_of_other_gpus", NEEDS, hints_have_no_ids_of_other_gpus),
-];
+tests! {
+    NEEDS => an_entry_of_no_form_is_an_error, each_form_denies, an_entry_that_matches_nothing,
+        capabilities_of_a_denied_mig_device, hints_have_no_ids_of_other_gpus;
+    &[Need::Root, Need::Program("cc")] => a_gpu_without_a_name;
+}
 
 const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
 

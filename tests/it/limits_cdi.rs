@@ -7,7 +7,6 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::cdi_containers::{nodes_at_dev, only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS};
@@ -15,15 +14,12 @@ use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk::link;
 use crate::support::{HOOK, Ran, run, run_with, scratch};
 
-pub const TESTS: &[Test] = &[
-    ("limits_cdi::an_outdated_spec_with_runc", engine::NEEDS, || an_outdated_spec(Cgroup::AsMounted)),
-    ("limits_cdi::an_outdated_spec_with_crun", engine::NEEDS_CRUN, || an_outdated_spec(Cgroup::WithCrun)),
-    ("limits_cdi::an_outdated_spec_and_user_namespaces", engine::NEEDS, an_outdated_spec_and_user_namespaces),
-    ("limits_cdi::mig_devices", NEEDS, mig_devices),
-    ("limits_cdi::what_is_asked", NEEDS, what_is_asked),
-    ("limits_cdi::entries_of_nvidias_specs", NEEDS, entries_of_nvidias_specs),
-    ("limits_cdi::doctor_and_check", engine::NEEDS, doctor_and_check),
-];
+tests! {
+    engine::NEEDS => an_outdated_spec_with_runc = an_outdated_spec(Cgroup::AsMounted),
+        an_outdated_spec_and_user_namespaces, doctor_and_check;
+    engine::NEEDS_CRUN => an_outdated_spec_with_crun = an_outdated_spec(Cgroup::WithCrun);
+    NEEDS => mig_devices, what_is_asked, entries_of_nvidias_specs;
+}
 
 fn limits(table: &str) -> String {
     format!("[devices]\n{table}")

@@ -4,33 +4,22 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, run_with, scratch, snapshot};
 
 const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
 
-pub const TESTS: &[Test] = &[
-    ("live::the_driver_works_in_the_container", NEEDS, the_driver_works_in_the_container),
-    ("live::mounts_are_restricted_and_private", NEEDS, mounts_are_restricted_and_private),
-    ("live::only_what_was_asked_for", NEEDS, only_what_was_asked_for),
-    ("live::no_request_no_trace", NEEDS_STRACE, no_request_no_trace),
-    ("live::every_cache_layout", NEEDS, every_cache_layout),
-    ("live::images_that_are_not_debian", NEEDS, images_that_are_not_debian),
-    ("live::proc_is_masked", NEEDS, proc_is_masked),
-    ("live::the_image_has_files_of_its_own", NEEDS, the_image_has_files_of_its_own),
-    ("live::descriptions_that_images_write", NEEDS, descriptions_that_images_write),
-    ("live::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
-    ("live::a_failing_step_leaves_nothing", NEEDS, a_failing_step_leaves_nothing),
-    ("live::a_second_run_changes_nothing", NEEDS, a_second_run_changes_nothing),
-    ("live::a_failing_gpu_does_not_stop_the_others", NEEDS, a_failing_gpu_does_not_stop_the_others),
-    ("live::none_or_sixteen_gpus_and_a_slow_driver", NEEDS, none_or_sixteen_gpus_and_a_slow_driver),
-    ("live::driver_libraries_in_lib64", NEEDS, driver_libraries_in_lib64),
-    ("live::linker_caches_that_are_missing_or_stale", NEEDS, linker_caches_that_are_missing_or_stale),
-    ("live::optional_things_do_not_stop_a_container", NEEDS, optional_things_do_not_stop_a_container),
-    ("live::graphics_gets_the_gpus_dri_nodes", NEEDS, graphics_gets_the_gpus_dri_nodes),
-    ("live::nothing_runs_and_nothing_of_the_container_is_loaded", NEEDS_STRACE, nothing_runs),
-];
+// The first five also run on kernels that lack one system call (main.rs).
+tests! {
+    NEEDS => the_driver_works_in_the_container, mounts_are_restricted_and_private, only_what_was_asked_for;
+    NEEDS_STRACE => no_request_no_trace;
+    NEEDS => every_cache_layout, images_that_are_not_debian, proc_is_masked, the_image_has_files_of_its_own,
+        descriptions_that_images_write, links_of_the_image_are_not_followed, a_failing_step_leaves_nothing,
+        a_second_run_changes_nothing, a_failing_gpu_does_not_stop_the_others, none_or_sixteen_gpus_and_a_slow_driver,
+        driver_libraries_in_lib64, linker_caches_that_are_missing_or_stale, optional_things_do_not_stop_a_container,
+        graphics_gets_the_gpus_dri_nodes;
+    NEEDS_STRACE => nothing_runs_and_nothing_of_the_container_is_loaded;
+}
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 
@@ -422,7 +411,7 @@ fn graphics_gets_the_gpus_dri_nodes() {
 }
 
 /// No program is started, and the loader opens no file of the container.
-fn nothing_runs() {
+fn nothing_runs_and_nothing_of_the_container_is_loaded() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");

@@ -5,16 +5,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
 use crate::support::{HOOK, Ran, private_dir, run, run_with, scratch};
 use crate::why::isolated;
 
-pub const TESTS: &[Test] = &[
-    ("log::only_in_directories_of_root", NEEDS, only_in_directories_of_root),
-    ("log::the_run_directory_is_closed_to_others", NEEDS, the_run_directory_is_closed_to_others),
-];
+tests! {
+    NEEDS => only_in_directories_of_root, the_run_directory_is_closed_to_others;
+}
 
 /// A user of the host.
 const USER: Option<u32> = Some(7777);

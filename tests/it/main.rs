@@ -13,6 +13,20 @@
     reason = "tests run programs, and end at the first surprise"
 )]
 
+/// Lists the tests of a module as its `TESTS`: `NEEDS => function, name = call;`. Modules that use it must follow.
+macro_rules! tests {
+    ($($needs:expr => $($name:ident $(= $call:expr)?),+;)+) => {
+        pub const TESTS: &[$crate::Test] = &[$($($crate::Test {
+            module: module_path!(),
+            function: stringify!($name),
+            needs: $needs,
+            run: tests!(@run $name $(= $call)?),
+        }),+),+];
+    };
+    (@run $name:ident) => { $name };
+    (@run $name:ident = $call:expr) => { || $call };
+}
+
 mod architecture;
 mod bad_input;
 mod budget;
@@ -87,75 +101,39 @@ use kernels::Kernel;
 use libtest_mimic::{Arguments, Completion, Trial};
 use support::Need;
 
-/// The name of a test, its needs, and its function, which fails by panicking.
-pub type Test = (&'static str, &'static [Need], fn());
+/// A test, which fails by panicking.
+#[derive(Debug)]
+pub struct Test {
+    module: &'static str,
+    function: &'static str,
+    needs: &'static [Need],
+    run: fn(),
+}
 
-/// All of them.
-const ALL: &[&[Test]] = &[
-    architecture::TESTS,
-    bad_input::TESTS,
-    budget::TESTS,
-    cache::TESTS,
-    captures::TESTS,
-    cdi::TESTS,
-    cdi_conformance::TESTS,
-    cdi_containers::TESTS,
-    cgroup::TESTS,
-    conformance::TESTS,
-    daemon_set::TESTS,
-    deb::TESTS,
-    debian::TESTS,
-    docker::TESTS,
-    docs::TESTS,
-    doctor::TESTS,
-    doctor_container::TESTS,
-    driver_roots::TESTS,
-    engine_texts::TESTS,
-    explain::TESTS,
-    failure::TESTS,
-    features::TESTS,
-    findings::TESTS,
-    fuzz_corpus::TESTS,
-    gpus::TESTS,
-    grants::TESTS,
-    help::TESTS,
-    hostile::TESTS,
-    hosts::TESTS,
-    json_schema::TESTS,
-    ldcache::TESTS,
-    limits::TESTS,
-    limits_cdi::TESTS,
-    ldconfig::TESTS,
-    lean::TESTS,
-    live::TESTS,
-    log::TESTS,
-    nvidia_cli::TESTS,
-    nvidia_ctk::TESTS,
-    obs::TESTS,
-    own_nodes::TESTS,
-    packages::TESTS,
-    packaging::TESTS,
-    peers::TESTS,
-    podman::TESTS,
-    podman_shapes::TESTS,
-    poststop::TESTS,
-    precreate::TESTS,
-    precreate_podman::TESTS,
-    prepare::TESTS,
-    readme::TESTS,
-    records::TESTS,
-    rpm::TESTS,
-    shapes::TESTS,
-    soak::TESTS,
-    status::TESTS,
-    streams::TESTS,
-    style::TESTS,
-    systemd::TESTS,
-    timeouts::TESTS,
-    walks::TESTS,
-    why::TESTS,
-    zypper::TESTS,
-];
+impl Test {
+    /// Returns `MODULE::FUNCTION`, in which the module is that of a file or directory next to this one.
+    pub fn name(&self) -> String {
+        let module = self.module.split("::").nth(1).unwrap_or_default();
+        format!("{module}::{}", self.function)
+    }
+}
+
+macro_rules! tests_of {
+    ($($($module:ident)::+),+) => {
+        const ALL: &[&[Test]] = &[$($($module::)+TESTS),+];
+    };
+}
+
+tests_of! {
+    architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, conformance,
+    daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, explain, failure,
+    features, findings, fuzz_corpus, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
+    hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::races,
+    hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
+    nvidia_ctk, obs, own_nodes, packages, packaging, peers, podman, podman_shapes, poststop, precreate,
+    precreate_podman, prepare, readme, records, rpm, shapes, soak, status, streams, style, systemd, timeouts, walks,
+    why, zypper
+}
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
@@ -177,13 +155,12 @@ fn main() -> std::process::ExitCode {
     conclusion.exit_code()
 }
 
-fn trial((name, needs, test): &'static Test, kernel: Option<Kernel>) -> Trial {
-    let (needs, test) = (*needs, *test);
-    let name = kernel.map_or_else(|| (*name).to_owned(), |kernel| format!("{} {name}", kernel.name));
+fn trial(test: &'static Test, kernel: Option<Kernel>) -> Trial {
+    let name = kernel.map_or_else(|| test.name(), |kernel| format!("{} {}", kernel.name, test.name()));
     Trial::ignorable_test(name, move || {
-        let Some(missing) = needs.iter().find_map(|need| need.missing()) else {
+        let Some(missing) = test.needs.iter().find_map(|need| need.missing()) else {
             kernels::set(kernel);
-            test();
+            (test.run)();
             return Ok(Completion::Completed);
         };
         if std::env::var_os("CI").is_some() {

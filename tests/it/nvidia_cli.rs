@@ -5,7 +5,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
@@ -13,23 +12,13 @@ use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
 const HOST: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
 const RUNC: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("runc"), Need::CgroupV1];
 
-pub const TESTS: &[Test] = &[
-    ("nvidia_cli::info_as_documented", HOST, info_as_documented),
-    ("nvidia_cli::list_as_documented", HOST, list_as_documented),
-    ("nvidia_cli::list_of_a_mig_host", HOST, list_of_a_mig_host),
-    ("nvidia_cli::list_prints_kinds", HOST, list_prints_kinds),
-    ("nvidia_cli::list_names_what_it_does_not_know", HOST, list_names_what_it_does_not_know),
-    ("nvidia_cli::a_broken_gpu", HOST, a_broken_gpu),
-    ("nvidia_cli::a_plain_user", HOST, a_plain_user),
-    ("nvidia_cli::modules_first", HOST, modules_first),
-    ("nvidia_cli::the_version", &[], the_version),
-    ("nvidia_cli::errors", HOST, errors),
-    ("nvidia_cli::configure_by_pid", NEEDS, configure_by_pid),
-    ("nvidia_cli::configure_as_lxc_does", NEEDS, configure_as_lxc_does),
-    ("nvidia_cli::configure_as_enroot_does", NEEDS, configure_as_enroot_does),
-    ("nvidia_cli::configure_obeys", NEEDS, configure_obeys),
-    ("nvidia_cli::configure_gives_access", RUNC, configure_gives_access),
-];
+tests! {
+    HOST => info_as_documented, list_as_documented, list_of_a_mig_host, list_prints_kinds,
+        list_names_what_it_does_not_know, a_broken_gpu, a_plain_user, modules_first, errors;
+    &[] => the_version;
+    NEEDS => configure_by_pid, configure_as_lxc_does, configure_as_enroot_does, configure_obeys;
+    RUNC => configure_gives_access;
+}
 
 /// Returns the program under this name, in `dir`.
 pub fn link(dir: &Path, name: &str) -> PathBuf {

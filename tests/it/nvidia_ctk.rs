@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use cdi_spec::spec::{ContainerEdits, Spec};
 
+use crate::built;
 use crate::cdi::{GPU_0, cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::ldconfig::LIST;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, snapshot};
-use crate::{Test, built};
 
 const BUILD: &[Need] = &[Need::Program("cc"), Need::Cargo, Need::StaticLibc];
 const NEEDS: &[Need] = &[
@@ -31,17 +31,13 @@ const NEEDS_RUNC: &[Need] =
 const NEEDS_CRUN: &[Need] =
     &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
 
-pub const TESTS: &[Test] = &[
-    ("nvidia_ctk::specs_of_each_version_with_runc", NEEDS_RUNC, || specs_of_each_version(Cgroup::AsMounted)),
-    ("nvidia_ctk::specs_of_each_version_with_crun", NEEDS_CRUN, || specs_of_each_version(Cgroup::WithCrun)),
-    ("nvidia_ctk::cuda_compat", NEEDS, cuda_compat),
-    ("nvidia_ctk::device_nodes_are_not_modified", NEEDS, device_nodes_are_not_modified),
-    ("nvidia_ctk::modes", NEEDS, modes),
-    ("nvidia_ctk::application_profile", NEEDS, application_profile),
-    ("nvidia_ctk::links_of_the_image_are_not_followed", NEEDS, links_of_the_image_are_not_followed),
-    ("nvidia_ctk::state_in_a_file", NEEDS, state_in_a_file),
-    ("nvidia_ctk::what_is_not_known", BUILD, what_is_not_known),
-];
+tests! {
+    NEEDS_RUNC => specs_of_each_version_with_runc = specs_of_each_version(Cgroup::AsMounted);
+    NEEDS_CRUN => specs_of_each_version_with_crun = specs_of_each_version(Cgroup::WithCrun);
+    NEEDS => cuda_compat, device_nodes_are_not_modified, modes, application_profile,
+        links_of_the_image_are_not_followed, state_in_a_file;
+    BUILD => what_is_not_known;
+}
 
 /// Creates a link with this name that leads to the program of the package -compat.
 pub fn link(dir: &Path, name: &str) -> PathBuf {

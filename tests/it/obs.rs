@@ -4,16 +4,13 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::support::{Need, run, scratch, source};
 
-pub const TESTS: &[Test] = &[
-    ("obs::the_folder_is_current", &[], the_folder_is_current),
-    ("obs::the_spec_builds_what_make_rpm_builds", &[Need::Program("rpmspec")], the_spec_builds_what_make_rpm_builds),
-    ("obs::the_spec_has_what_reviewers_ask_for", &[], the_spec_has_what_reviewers_ask_for),
-    ("obs::changes_have_the_form_of_osc", &[], changes_have_the_form_of_osc),
-    ("obs::rpmlint_finds_no_error", &[Need::Program("rpmlint")], rpmlint_finds_no_error),
-];
+tests! {
+    &[] => the_folder_is_current, the_spec_has_what_reviewers_ask_for, changes_have_the_form_of_osc;
+    &[Need::Program("rpmspec")] => the_spec_builds_what_make_rpm_builds;
+    &[Need::Program("rpmlint")] => rpmlint_finds_no_error;
+}
 
 fn read(name: &str) -> String {
     std::fs::read_to_string(source("packaging/obs").join(name)).unwrap()

@@ -6,9 +6,9 @@ use serde_json::json;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
+use crate::kernels;
 use crate::precreate::video;
 use crate::support::{HOOK, Need, Ran, fingerprint, run, run_with, scratch};
-use crate::{Test, kernels};
 
 const NEEDS_CRUN: &[Need] = &[
     Need::Root,
@@ -19,14 +19,12 @@ const NEEDS_CRUN: &[Need] = &[
     Need::CgroupV2,
 ];
 
-pub const TESTS: &[Test] = &[
-    ("own_nodes::a_user_opens_them", NEEDS, a_user_opens_them),
-    ("own_nodes::who_can_open_the_hosts_gets_the_hosts", NEEDS, who_can_open_the_hosts_gets_the_hosts),
-    ("own_nodes::where_none_can_be_created", NEEDS, where_none_can_be_created),
-    ("own_nodes::the_hosts_dev_is_left_alone", NEEDS, the_hosts_dev_is_left_alone),
-    ("own_nodes::podman", NEEDS_CRUN, podman),
-    ("own_nodes::podman_with_a_user_namespace", engine::NEEDS, podman_with_a_user_namespace),
-];
+tests! {
+    NEEDS => a_user_opens_them, who_can_open_the_hosts_gets_the_hosts, where_none_can_be_created,
+        the_hosts_dev_is_left_alone;
+    NEEDS_CRUN => podman;
+    engine::NEEDS => podman_with_a_user_namespace;
+}
 
 /// Like the nodes on SUSE.
 fn suse() -> FakeDriver {

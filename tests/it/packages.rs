@@ -4,7 +4,6 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::ldconfig::{LIST, LOOK, cdi_container, precreate_container};
 use crate::support::{Need, run, scratch, sh};
@@ -12,11 +11,11 @@ use crate::support::{Need, run, scratch, sh};
 const DPKG: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("dpkg"), Need::Program("dpkg-deb")];
 const RPM: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("rpm"), Need::Program("rpmbuild")];
 
-pub const TESTS: &[Test] = &[
-    ("packages::dpkg_with_cdi", DPKG, || installs(cdi_container, Manager::Dpkg)),
-    ("packages::dpkg_at_precreate", DPKG, || installs(precreate_container, Manager::Dpkg)),
-    ("packages::rpm_with_cdi", RPM, || installs(cdi_container, Manager::Rpm)),
-];
+tests! {
+    DPKG => dpkg_with_cdi = installs(cdi_container, Manager::Dpkg),
+        dpkg_at_precreate = installs(precreate_container, Manager::Dpkg);
+    RPM => rpm_with_cdi = installs(cdi_container, Manager::Rpm);
+}
 
 #[derive(Clone, Copy, Debug)]
 enum Manager {

@@ -5,20 +5,17 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::Test;
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, Need, run, scratch, source};
 
-pub const TESTS: &[Test] = &[
-    // systemd-analyze creates /run/systemd if it does not exist.
-    ("packaging::systemd_takes_the_units", &[Need::Root, Need::Program("systemd-analyze")], systemd_takes_the_units),
-    ("packaging::the_service_refreshes", &[Need::Root, Need::Program("cc")], the_service_refreshes),
-    ("packaging::udev_rules_start_a_unit_that_is_there", &[], udev_rules_start_a_unit_that_is_there),
-    ("packaging::udev_starts_only_an_enabled_unit", &[Need::Program("systemctl")], udev_starts_only_an_enabled_unit),
-    ("packaging::the_bill_of_materials", &[Need::Cargo], the_bill_of_materials),
-    ("packaging::one_oldest_rust", &[Need::Cargo], one_oldest_rust),
-    ("packaging::cri_o_never_sees_the_precreate_stage", &[], cri_o_never_sees_the_precreate_stage),
-];
+// systemd-analyze creates /run/systemd if it does not exist.
+tests! {
+    &[Need::Root, Need::Program("systemd-analyze")] => systemd_takes_the_units;
+    &[Need::Root, Need::Program("cc")] => the_service_refreshes;
+    &[] => udev_rules_start_a_unit_that_is_there, cri_o_never_sees_the_precreate_stage;
+    &[Need::Program("systemctl")] => udev_starts_only_an_enabled_unit;
+    &[Need::Cargo] => the_bill_of_materials, one_oldest_rust;
+}
 
 fn systemd_takes_the_units() {
     let dir = scratch();

@@ -4,18 +4,14 @@
 use std::fs;
 use std::path::Path;
 
-use crate::Test;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_V2, Podman};
 use crate::support::{HOOK, Ran, source};
 
-pub const TESTS: &[Test] = &[
-    ("peers::the_host", NEEDS, the_host),
-    ("peers::the_request", NEEDS, the_request),
-    ("peers::config", NEEDS, config),
-    ("peers::what_stops_them_and_not_us", NEEDS, what_stops_them_and_not_us),
-    ("peers::nothing_attached_on_cgroup_v2", NEEDS_V2, nothing_attached_on_cgroup_v2),
-];
+tests! {
+    NEEDS => the_host, the_request, config, what_stops_them_and_not_us;
+    NEEDS_V2 => nothing_attached_on_cgroup_v2;
+}
 
 const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
 

@@ -1,29 +1,21 @@
 //! The main use case with a real engine and a real runtime: podman and runc start a container, and the hook sets it up.
 
-use crate::Test;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman};
 use crate::support::private_dir;
 
-pub const TESTS: &[Test] = &[
-    ("podman::prints_what_the_host_prints", NEEDS, prints_what_the_host_prints),
-    ("podman::one_gpu_and_no_other_on_cgroup_v1", NEEDS_V1, || one_gpu_and_no_other(Cgroup::AsMounted)),
-    ("podman::one_gpu_and_no_other_on_cgroup_v2", NEEDS_V2, || one_gpu_and_no_other(Cgroup::V2)),
-    ("podman::all_gpus_on_cgroup_v2", NEEDS_V2, all_gpus_on_cgroup_v2),
-    ("podman::one_mig_device_and_no_other", NEEDS, one_mig_device_and_no_other),
-    ("podman::no_request_no_difference", NEEDS, no_request_no_difference),
-    ("podman::privileged_containers_are_left_their_access", NEEDS, privileged),
-    ("podman::devices_of_config_json_stay_the_runtimes", NEEDS_V1, devices_of_config_json),
-    ("podman::read_only_containers", NEEDS, read_only_containers),
-    ("podman::old_linker_cache", NEEDS, old_linker_cache),
-    ("podman::containers_with_a_user_namespace", NEEDS, containers_with_a_user_namespace),
-    ("podman::crun", NEEDS_CRUN, crun),
-    ("podman::a_build_that_writes_its_own_icd", NEEDS, a_build_that_writes_its_own_icd),
-    ("podman::copies_in_other_containers", NEEDS, copies_in_other_containers),
-    ("podman::what_happened_is_in_the_log", NEEDS, what_happened_is_in_the_log),
-    ("podman::errors_reach_the_user", NEEDS, errors_reach_the_user),
-    ("podman::the_shipped_hook_file_is_the_one_tested", &[], the_shipped_hook_file_is_the_one_tested),
-];
+// The first four also run on old kernels (main.rs).
+tests! {
+    NEEDS => prints_what_the_host_prints;
+    NEEDS_V1 => one_gpu_and_no_other_on_cgroup_v1 = one_gpu_and_no_other(Cgroup::AsMounted);
+    NEEDS_V2 => one_gpu_and_no_other_on_cgroup_v2 = one_gpu_and_no_other(Cgroup::V2), all_gpus_on_cgroup_v2;
+    NEEDS => one_mig_device_and_no_other, no_request_no_difference, privileged_containers_are_left_their_access,
+        read_only_containers, old_linker_cache, containers_with_a_user_namespace, a_build_that_writes_its_own_icd,
+        copies_in_other_containers, what_happened_is_in_the_log, errors_reach_the_user;
+    NEEDS_V1 => devices_of_config_json_stay_the_runtimes;
+    NEEDS_CRUN => crun;
+    &[] => the_shipped_hook_file_is_the_one_tested;
+}
 
 fn prints_what_the_host_prints() {
     let podman = Podman::shared();
@@ -100,7 +92,7 @@ fn without_ids(line: &str) -> String {
     line.split(['/', ' ']).filter(|word| !is_id(word)).collect::<Vec<_>>().join(" ")
 }
 
-fn privileged() {
+fn privileged_containers_are_left_their_access() {
     let arguments = ["--privileged", "-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "sh", "-euc"];
     for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
         let mut arguments = arguments.to_vec();
@@ -147,7 +139,7 @@ fn copies_in_other_containers() {
 }
 
 /// A device that the engine added is not changed: `rwm`, and no second mount.
-fn devices_of_config_json() {
+fn devices_of_config_json_stay_the_runtimes() {
     let root = FakeDriver::shared().root.display().to_string();
     let device = |name: &str| format!("--device={root}/dev/{name}:/dev/{name}");
     let (ctl, gpu) = (device("nvidiactl"), device("nvidia0"));

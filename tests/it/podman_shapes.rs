@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::cdi_containers::nodes_at_dev;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{CONTAINERS_CONF, Cgroup, IMAGE, NEEDS, NEEDS_CRUN, Podman};
+use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
-use crate::{Test, kernels};
 
 pub const NEEDS_USER: &[Need] = &[
     Need::Root,
@@ -21,14 +21,11 @@ pub const NEEDS_USER: &[Need] = &[
     Need::Program("setpriv"),
 ];
 
-pub const TESTS: &[Test] = &[
-    ("podman_shapes::rootful", NEEDS, rootful),
-    ("podman_shapes::rootful_crun", NEEDS_CRUN, rootful_crun),
-    ("podman_shapes::read_only_rootfs", NEEDS, read_only_rootfs),
-    ("podman_shapes::volumes_with_shared_propagation", NEEDS, shared_volumes),
-    ("podman_shapes::rootless", NEEDS_USER, rootless),
-    ("podman_shapes::the_hosts_dev_is_left_alone", NEEDS_CRUN, the_hosts_dev_is_left_alone),
-];
+tests! {
+    NEEDS => rootful, read_only_rootfs, volumes_with_shared_propagation;
+    NEEDS_CRUN => rootful_crun, the_hosts_dev_is_left_alone;
+    NEEDS_USER => rootless;
+}
 
 const WORKS: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 >/dev/null; probe-open /dev/nvidia1";
 
@@ -144,7 +141,7 @@ fn read_only_rootfs() {
 }
 
 /// Shared volumes have no effect if the driver's files are not mounted in them.
-fn shared_volumes() {
+fn volumes_with_shared_propagation() {
     let podman = Podman::shared();
     let volume = podman.dir.path().join("shared-volume").display().to_string();
     std::fs::create_dir_all(&volume).unwrap();

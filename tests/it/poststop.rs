@@ -2,26 +2,18 @@
 
 use serde_json::Value;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Ran, scratch, sh, source};
 
-pub const TESTS: &[Test] = &[
-    ("poststop::podman_commits_a_clean_image", engine::NEEDS, || podman_commits_a_clean_image(Cgroup::AsMounted)),
-    ("poststop::podman_commits_a_clean_image_with_crun", engine::NEEDS_CRUN, || {
-        podman_commits_a_clean_image(Cgroup::WithCrun);
-    }),
-    ("poststop::copies", engine::NEEDS, copies),
-    ("poststop::mount_points_of_the_runtime", engine::NEEDS, mount_points_of_the_runtime),
-    ("poststop::podman_start_after_a_driver_update", engine::NEEDS, podman_start_after_a_driver_update),
-    ("poststop::podman_commits_a_clean_image_on_overlayfs", engine::NEEDS, podman_commits_a_clean_image_on_overlayfs),
-    ("poststop::a_shared_root_is_left_alone", engine::NEEDS, || a_shared_root_is_left_alone(Cgroup::AsMounted)),
-    ("poststop::a_shared_root_is_left_alone_with_crun", engine::NEEDS_CRUN, || {
-        a_shared_root_is_left_alone(Cgroup::WithCrun);
-    }),
-    ("poststop::a_root_that_others_only_see_is_cleaned", engine::NEEDS, a_root_that_others_only_see_is_cleaned),
-];
+tests! {
+    engine::NEEDS => podman_commits_a_clean_image = podman_commits_a_clean_image(Cgroup::AsMounted), copies,
+        mount_points_of_the_runtime, podman_start_after_a_driver_update, podman_commits_a_clean_image_on_overlayfs,
+        a_shared_root_is_left_alone = a_shared_root_is_left_alone(Cgroup::AsMounted),
+        a_root_that_others_only_see_is_cleaned;
+    engine::NEEDS_CRUN => podman_commits_a_clean_image_with_crun = podman_commits_a_clean_image(Cgroup::WithCrun),
+        a_shared_root_is_left_alone_with_crun = a_shared_root_is_left_alone(Cgroup::WithCrun);
+}
 
 /// Installs the hook file of docs/modes.md, with the tested program.
 fn install(podman: &Podman) {

@@ -7,20 +7,16 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image};
 use crate::support::{HOOK, Need, Ran, private_dir, run_with, scratch, snapshot};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
-pub const TESTS: &[Test] = &[
-    ("precreate::no_request_is_the_same_bytes", &[], no_request_is_the_same_bytes),
-    ("precreate::nothing_is_printed_on_an_error", NEEDS_DRIVER, nothing_is_printed_on_an_error),
-    ("precreate::the_hook_does_what_it_adds", NEEDS_DRIVER, the_hook_does_what_it_adds),
-    ("precreate::explained_as_it_is_done", NEEDS_DRIVER, explained_as_it_is_done),
-    ("precreate::a_rootfs_that_is_not_there_yet", NEEDS_DRIVER, a_rootfs_that_is_not_there_yet),
-    ("precreate::what_is_not_ours_stays", NEEDS_DRIVER, what_is_not_ours_stays),
-];
+tests! {
+    &[] => no_request_is_the_same_bytes;
+    NEEDS_DRIVER => nothing_is_printed_on_an_error, the_hook_does_what_it_adds, explained_as_it_is_done,
+        a_rootfs_that_is_not_there_yet, what_is_not_ours_stays;
+}
 
 fn precreate(config: &Path, spec: &str) -> Ran {
     run_with(Command::new(HOOK).arg("--config").arg(config).arg("precreate").env_clear(), spec.as_bytes())

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::Test;
 use crate::cdi::{GPU_0, GPU_1, cdi};
 use crate::cdi_containers::{nodes_at_dev, only_spec};
 use crate::driver::FakeDriver;
@@ -15,21 +14,16 @@ use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V1, NEEDS_V2, Podman
 use crate::precreate::video;
 use crate::support::{private_dir, scratch, source};
 
-pub const TESTS: &[Test] = &[
-    ("precreate_podman::devices_are_the_runtimes_on_cgroup_v1", NEEDS_V1, devices_are_the_runtimes),
-    ("precreate_podman::podman_on_cgroup_v2", NEEDS_V2, || podman_in(Cgroup::V2)),
-    ("precreate_podman::podman_with_crun", NEEDS_CRUN, || podman_in(Cgroup::WithCrun)),
-    ("precreate_podman::a_user_opens_nodes_of_a_group", NEEDS, a_user_opens_nodes_of_a_group),
-    ("precreate_podman::shapes_of_containers", NEEDS, shapes_of_containers),
-    ("precreate_podman::a_user_namespace", NEEDS, a_user_namespace),
-    ("precreate_podman::all_ways_at_once", NEEDS, all_ways_at_once),
-    ("precreate_podman::errors_are_in_the_log", NEEDS, errors_are_in_the_log),
-    ("precreate_podman::the_drop_in_adds_the_directory", NEEDS, the_drop_in_adds_the_directory),
-    ("precreate_podman::create_container_on_cgroup_v1", NEEDS_V1, || create_container(Cgroup::AsMounted)),
-    ("precreate_podman::create_container_on_cgroup_v2", NEEDS_V2, || create_container(Cgroup::V2)),
-    ("precreate_podman::create_container_in_a_user_namespace", NEEDS_V1, create_container_in_a_user_namespace),
-    ("precreate_podman::create_container_with_crun", NEEDS_CRUN, || create_container(Cgroup::WithCrun)),
-];
+tests! {
+    NEEDS_V1 => devices_are_the_runtimes_on_cgroup_v1,
+        create_container_on_cgroup_v1 = create_container(Cgroup::AsMounted), create_container_in_a_user_namespace;
+    NEEDS_V2 => podman_on_cgroup_v2 = podman_in(Cgroup::V2),
+        create_container_on_cgroup_v2 = create_container(Cgroup::V2);
+    NEEDS_CRUN => podman_with_crun = podman_in(Cgroup::WithCrun),
+        create_container_with_crun = create_container(Cgroup::WithCrun);
+    NEEDS => a_user_opens_nodes_of_a_group, shapes_of_containers, a_user_namespace, all_ways_at_once,
+        errors_are_in_the_log, the_drop_in_adds_the_directory;
+}
 
 /// A podman whose only hook is that of precreate, and a log.
 fn podman(fake: &FakeDriver) -> (Podman, TempDir, PathBuf) {
@@ -100,7 +94,7 @@ const START: &str = "\"$@\" run -d --name c --network=none --log-driver=none -e 
 
 /// The runtime adds the devices, podman knows them, and rules that are applied again include them. A container of the hook mode
 /// loses them.
-fn devices_are_the_runtimes() {
+fn devices_are_the_runtimes_on_cgroup_v1() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let (podman, _private, log) = podman(&fake);
     let container = Running { podman: &podman, name: "c" };

@@ -5,18 +5,14 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run_with, scratch, sh};
 
-pub const TESTS: &[Test] = &[
-    ("prepare::what_a_request_needs_is_made", NEEDS, what_a_request_needs_is_made),
-    ("prepare::nothing_more_is_made", NEEDS, nothing_more_is_made),
-    ("prepare::one_number_and_one_command", NEEDS, one_number_and_one_command),
-    ("prepare::failures_are_reported", NEEDS, failures_are_reported),
-    ("prepare::a_plain_user_reads_what_root_has_to_do", USER_NEEDS, a_plain_user),
-    ("prepare::doctor_reports_a_node_once", NEEDS, doctor_reports_a_node_once),
-];
+tests! {
+    NEEDS => what_a_request_needs_is_made, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
+        doctor_reports_a_node_once;
+    USER_NEEDS => a_plain_user_reads_what_root_has_to_do;
+}
 
 const USER_NEEDS: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("setpriv")];
@@ -268,7 +264,7 @@ fn failures_are_reported() {
 
 /// The error for a user who is not in the nodes' group: one number, and the group by its name, or with the command that creates a
 /// name.
-fn a_plain_user() {
+fn a_plain_user_reads_what_root_has_to_do() {
     const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let host = Host::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
     // The program, the libraries and config.toml, at paths that the user can read.

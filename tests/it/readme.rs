@@ -8,12 +8,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::built;
 use crate::docs::command_lines;
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
 use crate::support::{Need, Ran, run, scratch, sh, source};
 use crate::zypper::CUDA_IMAGE;
-use crate::{Test, built};
 
 const TREE: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 const HOSTS: &[Need] = &[
@@ -28,12 +28,11 @@ const HOSTS: &[Need] = &[
     Need::Program("systemd-analyze"),
 ];
 
-pub const TESTS: &[Test] = &[
-    ("readme::commands_of_a_tree", TREE, commands_of_a_tree),
-    ("readme::commands_of_a_host", HOSTS, commands_of_a_host),
-    ("readme::every_command_is_known", &[], every_command_is_known),
-    ("readme::help_of_the_demo", &[], help_of_the_demo),
-];
+tests! {
+    TREE => commands_of_a_tree;
+    HOSTS => commands_of_a_host;
+    &[] => every_command_is_known, help_of_the_demo;
+}
 
 /// The demo reads its options before it installs or builds anything: `cat` is the only program that it finds.
 fn help_of_the_demo() {

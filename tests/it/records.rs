@@ -7,7 +7,6 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -15,33 +14,16 @@ use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 use crate::why::{isolated, why};
 
-pub const TESTS: &[Test] = &[
-    ("records::a_request_of_megabytes", NEEDS, a_request_of_megabytes),
-    ("records::a_pod_that_is_tried_again_and_again", &[Need::Root, Need::Program("cc")], {
-        a_pod_that_is_tried_again_and_again
-    }),
-    ("records::failures_of_one_namespace_push_out_no_other", &[Need::Root, Need::Program("cc")], {
-        failures_of_one_namespace_push_out_no_other
-    }),
-    (
-        "records::many_namespaces_push_out_no_other",
-        &[Need::Root, Need::Program("cc")],
-        many_namespaces_push_out_no_other,
-    ),
-    ("records::names_that_the_author_of_a_pod_invents", &[Need::Root, Need::Program("cc")], {
-        names_that_the_author_of_a_pod_invents
-    }),
-    ("records::a_container_with_a_user_namespace", engine::NEEDS, || with_a_user_namespace(Cgroup::AsMounted)),
-    ("records::a_container_with_a_user_namespace_and_crun", engine::NEEDS_CRUN, || {
-        with_a_user_namespace(Cgroup::WithCrun)
-    }),
-    ("records::a_container_of_cdi", engine::NEEDS, a_container_of_cdi),
-    ("records::a_spec_that_cannot_be_read", &[Need::Root], a_spec_that_cannot_be_read),
-    ("records::a_file_that_is_not_a_record", &[Need::Root], a_file_that_is_not_a_record),
-    ("records::a_pod_is_sent_to_the_scheduler", &[Need::Root, Need::Program("cc")], a_pod_is_sent_to_the_scheduler),
-    ("records::json_has_no_control_characters", &[Need::Root, Need::Program("cc")], json_has_no_control_characters),
-    ("records::a_user_is_sent_to_root", &[Need::Root, Need::Program("setpriv")], a_user_is_sent_to_root),
-];
+tests! {
+    NEEDS => a_request_of_megabytes;
+    &[Need::Root, Need::Program("cc")] => a_pod_that_is_tried_again_and_again,
+        failures_of_one_namespace_push_out_no_other, many_namespaces_push_out_no_other,
+        names_that_the_author_of_a_pod_invents, a_pod_is_sent_to_the_scheduler, json_has_no_control_characters;
+    engine::NEEDS => a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
+    engine::NEEDS_CRUN => a_container_with_a_user_namespace_and_crun = with_a_user_namespace(Cgroup::WithCrun);
+    &[Need::Root] => a_spec_that_cannot_be_read, a_file_that_is_not_a_record;
+    &[Need::Root, Need::Program("setpriv")] => a_user_is_sent_to_root;
+}
 
 /// The maximum size of a record.
 const MOST: u64 = 64 << 10;

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::Podman;
 use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
-use crate::{Test, built, docs};
+use crate::{built, docs};
 
 // As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
 const LINT: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];
@@ -18,20 +18,15 @@ const TRACE: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("c
 const PODMAN: &[Need] =
     &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("podman"), Need::Program("runc")];
 
-pub const TESTS: &[Test] = &[
-    ("rpm::the_spec_has_the_version_of_the_program", &[], the_spec_has_the_version_of_the_program),
-    ("rpm::each_distribution_has_its_macros", &[Need::Program("rpmspec")], each_distribution_has_its_macros),
-    ("rpm::tarballs_are_the_same_each_time", BUILD, tarballs_are_the_same_each_time),
-    ("rpm::packages_hold_what_the_lists_say", BUILD, packages_hold_what_the_lists_say),
-    ("rpm::links_of_installed_pages_lead_somewhere", BUILD, links_of_installed_pages_lead_somewhere),
-    ("rpm::rpmlint_finds_no_error", LINT, rpmlint_finds_no_error),
-    ("rpm::podman_takes_the_installed_files", PODMAN, podman_takes_the_installed_files),
-    ("rpm::nvidias_names_work", BUILD, nvidias_names_work),
-    ("rpm::upgrade_downgrade_remove", BUILD, upgrade_downgrade_remove),
-    ("rpm::an_existing_config_stays", BUILD, an_existing_config_stays),
-    ("rpm::scripts_take_a_read_only_system", BUILD, scripts_take_a_read_only_system),
-    ("rpm::the_program_is_there_before_its_hook_file", TRACE, the_program_is_there_before_its_hook_file),
-];
+tests! {
+    &[] => the_spec_has_the_version_of_the_program;
+    &[Need::Program("rpmspec")] => each_distribution_has_its_macros;
+    BUILD => tarballs_are_the_same_each_time, packages_hold_what_the_lists_say, links_of_installed_pages_lead_somewhere,
+        nvidias_names_work, upgrade_downgrade_remove, an_existing_config_stays, scripts_take_a_read_only_system;
+    LINT => rpmlint_finds_no_error;
+    PODMAN => podman_takes_the_installed_files;
+    TRACE => the_program_is_there_before_its_hook_file;
+}
 
 const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
 const HOOK_FILE: &str = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";

@@ -2,24 +2,14 @@
 
 use std::os::unix::fs::symlink;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{scratch, sh, snapshot};
 
-pub const TESTS: &[Test] = &[
-    ("shapes::read_only_rootfs", NEEDS, read_only_rootfs),
-    ("shapes::read_only_rootfs_with_mounts_in_the_way", NEEDS, read_only_rootfs_with_mounts),
-    ("shapes::read_only_rootfs_made_for_the_driver", NEEDS, read_only_rootfs_made_for_the_driver),
-    ("shapes::read_only_rootfs_that_lacks_directories", NEEDS, read_only_rootfs_that_lacks_directories),
-    ("shapes::driver_files_of_the_image", NEEDS, driver_files_of_the_image),
-    ("shapes::links_in_the_image", NEEDS, links_in_the_image),
-    ("shapes::no_etc", NEEDS, no_etc),
-    ("shapes::a_linker_cache_that_is_none", NEEDS, a_linker_cache_that_is_none),
-    ("shapes::no_glibc", NEEDS, no_glibc),
-    ("shapes::noexec_dev", NEEDS, noexec_dev),
-    ("shapes::volumes_with_shared_propagation", NEEDS, shared_propagation),
-    ("shapes::set_up_by_another_program", NEEDS, set_up_by_another_program),
-];
+tests! {
+    NEEDS => read_only_rootfs, read_only_rootfs_with_mounts_in_the_way, read_only_rootfs_made_for_the_driver,
+        read_only_rootfs_that_lacks_directories, driver_files_of_the_image, links_in_the_image, no_etc,
+        a_linker_cache_that_is_none, no_glibc, noexec_dev, volumes_with_shared_propagation, set_up_by_another_program;
+}
 
 const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
@@ -54,7 +44,7 @@ fn read_only_rootfs() {
 }
 
 /// A layer would hide the volume: an error is better than a hidden volume.
-fn read_only_rootfs_with_mounts() {
+fn read_only_rootfs_with_mounts_in_the_way() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     std::fs::create_dir(image.rootfs.join(&LIBDIR[1..]).join("volume")).unwrap();
@@ -238,7 +228,7 @@ fn noexec_dev() {
 }
 
 /// Mounts in such a volume would appear on the host, and stay there.
-fn shared_propagation() {
+fn volumes_with_shared_propagation() {
     let fake = FakeDriver::shared();
     for propagation in ["shared", "slave"] {
         let dir = scratch();

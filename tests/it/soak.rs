@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image};
 use crate::support::{HOOK, Need, scratch, sh};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
 
-pub const TESTS: &[Test] = &[("soak::a_thousand_in_sequence_and_a_hundred_at_once", NEEDS, soak)];
+tests! {
+    NEEDS => a_thousand_in_sequence_and_a_hundred_at_once;
+}
 
 /// The numbers that would increase on a host if something remained.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl Drop for MemoryCgroup {
     }
 }
 
-fn soak() {
+fn a_thousand_in_sequence_and_a_hundred_at_once() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let id = format!("onh-soak-{}", std::process::id());

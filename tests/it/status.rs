@@ -9,7 +9,6 @@ use base::tree::Tree;
 use engines::{Version, status as engine_status};
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
@@ -17,21 +16,15 @@ use crate::support::{HOOK, Need, run, scratch, sh, source};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 
-pub const TESTS: &[Test] = &[
-    ("status::agrees_with_podman_of_root", NEEDS, agrees_with_podman_of_root),
-    ("status::agrees_with_podman_of_a_user", NEEDS_USER, agrees_with_podman_of_a_user),
-    ("status::of_a_cri_o_that_runs", &[Need::Root], of_a_cri_o_that_runs),
-    ("status::all_programs_agree_about_cri_o", &[Need::Root, Need::Cargo], all_programs_agree_about_cri_o),
-    ("status::knows_the_device_plugin", &[Need::Root], knows_the_device_plugin),
-    ("status::of_the_device_plugin_for_a_user", &[], of_the_device_plugin_for_a_user),
-    ("status::colours_are_for_terminals", &[Need::Program("script")], colours_are_for_terminals),
-    ("status::what_decides_about_colors", &[], what_decides_about_colors),
-    (
-        "status::lines_fit_the_terminal",
-        &[Need::Root, Need::Program("cc"), Need::Program("script")],
-        lines_fit_the_terminal,
-    ),
-];
+tests! {
+    NEEDS => agrees_with_podman_of_root;
+    NEEDS_USER => agrees_with_podman_of_a_user;
+    &[Need::Root] => of_a_cri_o_that_runs, knows_the_device_plugin;
+    &[Need::Root, Need::Cargo] => all_programs_agree_about_cri_o;
+    &[] => of_the_device_plugin_for_a_user, what_decides_about_colors;
+    &[Need::Program("script")] => colours_are_for_terminals;
+    &[Need::Root, Need::Program("cc"), Need::Program("script")] => lines_fit_the_terminal;
+}
 
 /// `hook FILE STAGE WHEN` writes a JSON file for the hook that leaves a trace; `$usr` and `$etc` are the two default directories.
 struct Case {

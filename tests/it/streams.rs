@@ -13,20 +13,17 @@ use std::time::{Duration, Instant};
 use nvidia_host::cdi::entry::VERB;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use crate::built;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::help;
 use crate::support::{HOOK, Need, private_dir, run, scratch};
 use crate::why::{isolated, why};
-use crate::{Test, built};
 
-pub const TESTS: &[Test] = &[
-    ("streams::of_each_stage", NEEDS, of_each_stage),
-    ("streams::of_each_command", &[Need::Root, Need::Program("cc")], of_each_command),
-    ("streams::of_the_device_plugin", &[Need::Root, Need::Cargo, Need::Program("cc")], of_the_device_plugin),
-    ("streams::no_file_gets_the_messages", NEEDS, no_file_gets_the_messages),
-    ("streams::a_run_directory_that_is_full", NEEDS, a_run_directory_that_is_full),
-    ("streams::a_journal_that_does_not_read", NEEDS, a_journal_that_does_not_read),
-];
+tests! {
+    NEEDS => of_each_stage, no_file_gets_the_messages, a_run_directory_that_is_full, a_journal_that_does_not_read;
+    &[Need::Root, Need::Program("cc")] => of_each_command;
+    &[Need::Root, Need::Cargo, Need::Program("cc")] => of_the_device_plugin;
+}
 
 /// A hook does not wait this long for a reader.
 const SOON: Duration = Duration::from_secs(10);

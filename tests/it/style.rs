@@ -2,15 +2,12 @@
 
 use std::path::Path;
 
-use crate::Test;
 use crate::docs::{BEGIN, END, pages, texts};
 use crate::support::source;
 
-pub const TESTS: &[Test] = &[
-    ("style::patterns_are_found", &[], patterns_are_found),
-    ("style::of_the_documents", &[], of_the_documents),
-    ("style::of_the_program", &[], of_the_program),
-];
+tests! {
+    &[] => patterns_are_found, of_the_documents, of_the_program;
+}
 
 /// Words to avoid, and how often they may occur.
 struct Pattern {

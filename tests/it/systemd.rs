@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
-use crate::{Test, built, cgroup};
+use crate::{built, cgroup};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -30,16 +30,10 @@ const NEEDS_CARGO: &[Need] = &[
     Need::Cargo,
 ];
 
-pub const TESTS: &[Test] = &[
-    ("systemd::gpus_survive_a_daemon_reload", NEEDS, gpus_survive_a_daemon_reload),
-    (
-        "systemd::other_devices_survive_in_a_scope_without_a_policy",
-        NEEDS,
-        other_devices_survive_in_a_scope_without_a_policy,
-    ),
-    ("systemd::the_path_unit_watches_the_configuration", NEEDS_CARGO, the_path_unit_watches_the_configuration),
-    ("systemd::the_device_plugin_as_a_service", NEEDS_CARGO, the_device_plugin_as_a_service),
-];
+tests! {
+    NEEDS => gpus_survive_a_daemon_reload, other_devices_survive_in_a_scope_without_a_policy;
+    NEEDS_CARGO => the_path_unit_watches_the_configuration, the_device_plugin_as_a_service;
+}
 
 /// The number of started instances: each has its own cgroup.
 static STARTED: AtomicUsize = AtomicUsize::new(0);

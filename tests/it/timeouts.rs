@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, source};
 
-pub const TESTS: &[Test] = &[
-    ("timeouts::every_hook_entry_has_one", &[Need::Root, Need::Program("cc")], every_hook_entry_has_one),
-    ("timeouts::a_call_that_waits_for_another", NEEDS, a_call_that_waits_for_another),
-];
+tests! {
+    &[Need::Root, Need::Program("cc")] => every_hook_entry_has_one;
+    NEEDS => a_call_that_waits_for_another;
+}
 
 /// kubelet gives a container 120 seconds to start.
 const MOST: u64 = 60;

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::Test;
 use crate::cdi::cdi;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
@@ -11,13 +10,11 @@ use crate::support::{HOOK, Need, Ran, run, sh, source};
 
 const USER: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
 
-pub const TESTS: &[Test] = &[
-    ("walks::an_update_without_a_reboot", NEEDS, an_update_without_a_reboot),
-    ("walks::a_missing_node", NEEDS, a_missing_node),
-    ("walks::a_user_outside_of_the_group", USER, a_user_outside_of_the_group),
-    ("walks::leftovers_of_a_rootless_guide", engine::NEEDS, leftovers_of_a_rootless_guide),
-    ("walks::a_stale_cdi_spec", USER, a_stale_cdi_spec),
-];
+tests! {
+    NEEDS => an_update_without_a_reboot, a_missing_node;
+    USER => a_user_outside_of_the_group, a_stale_cdi_spec;
+    engine::NEEDS => leftovers_of_a_rootless_guide;
+}
 
 /// Returns the rest of the line after `before`.
 fn after<'a>(text: &'a str, before: &str) -> &'a str {

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
@@ -18,20 +17,15 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 const STRACE: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace"), Need::Program("mount")];
 
-pub const TESTS: &[Test] = &[
-    ("why::a_container_that_got_its_gpus", NEEDS, a_container_that_got_its_gpus),
-    ("why::fewer_gpus_than_all", NEEDS, fewer_gpus_than_all),
-    ("why::a_failure_is_kept", NEEDS, a_failure_is_kept),
-    ("why::a_bug_report_has_the_last_ones", NEEDS, a_bug_report_has_the_last_ones),
-    ("why::the_journal_has_it", NEEDS, the_journal_has_it),
-    ("why::a_start_that_the_deadline_ends", STRACE, a_start_that_the_deadline_ends),
-    ("why::an_engine_that_loses_patience", NEEDS, an_engine_that_loses_patience),
-    ("why::a_run_directory_of_another_user", NEEDS, a_run_directory_of_another_user),
-    ("why::a_user_has_records_of_his_own", &[Need::Root, Need::Program("setpriv")], a_user_has_records_of_his_own),
-    ("why::what_podman_does_not_show", engine::NEEDS, what_podman_does_not_show),
-    ("why::what_crun_does_not_show", engine::NEEDS_CRUN, what_crun_does_not_show),
-    ("why::no_records", &[Need::Root], no_records),
-];
+tests! {
+    NEEDS => a_container_that_got_its_gpus, fewer_gpus_than_all, a_failure_is_kept, a_bug_report_has_the_last_ones,
+        the_journal_has_it, an_engine_that_loses_patience, a_run_directory_of_another_user;
+    STRACE => a_start_that_the_deadline_ends;
+    &[Need::Root, Need::Program("setpriv")] => a_user_has_records_of_his_own;
+    engine::NEEDS => what_podman_does_not_show;
+    engine::NEEDS_CRUN => what_crun_does_not_show;
+    &[Need::Root] => no_records;
+}
 
 /// Runs `$HOOK` with a separate `/run`: its run directory is `dir/run`, and the journal's socket is in `dir/journal`.
 pub fn isolated(dir: &Path) -> Command {

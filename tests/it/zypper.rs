@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::Test;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::rpm::query;
@@ -20,7 +19,9 @@ const NEEDS: &[Need] = &[
     Need::Program("zypper"),
 ];
 
-pub const TESTS: &[Test] = &[("zypper::build_install_run_remove", NEEDS, build_install_run_remove)];
+tests! {
+    NEEDS => build_install_run_remove;
+}
 
 /// The environment of NVIDIA's CUDA images.
 pub const CUDA_IMAGE: &str = "--change 'ENV NVIDIA_VISIBLE_DEVICES=all' \

@@ -6,11 +6,17 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::scene::Scene;
+use super::{NEEDS, NEEDS_FUSE};
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, run, source};
 
+tests! {
+    NEEDS => blocking_files_of_the_kernel_are_not_read;
+    NEEDS_FUSE => blocking_file_systems_end_at_the_deadline;
+}
+
 /// A file in procfs that its mode shows as regular: a read waits for the kernel's next message, and takes it from syslog.
-pub fn kernel_files() {
+fn blocking_files_of_the_kernel_are_not_read() {
     let proc = "mount --bind /proc $rootfs/proc";
     for (name, image, says) in [
         ("a link", "ln -sfn /proc/kmsg $rootfs/etc/ld.so.cache", "ONH-302"),
@@ -58,7 +64,7 @@ pub fn silent_fuse() -> &'static Path {
 }
 
 /// A FUSE file system whose server hangs.
-pub fn fuse() {
+fn blocking_file_systems_end_at_the_deadline() {
     let probe = silent_fuse();
     let scene = Scene::new("debian", "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache");
     let mount = format!(

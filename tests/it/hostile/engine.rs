@@ -6,11 +6,17 @@ use std::process::Command;
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
 use super::scene::Scene;
+use super::{NEEDS_PODMAN, NEEDS_SETPRIV};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::support::run;
 
+tests! {
+    NEEDS_PODMAN => cve_2021_1056_other_gpus_by_mknod;
+    NEEDS_SETPRIV => cve_2021_1056_params_that_the_container_rewrites;
+}
+
 /// A container that may create nodes creates one for a GPU that it was not given; only the cgroup prevents its use.
-pub fn cve_2021_1056_nodes() {
+fn cve_2021_1056_other_gpus_by_mknod() {
     let script = "cd /tmp; mknod n0 c 195 0; probe-open n0; nvidia-smi -L";
     let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1"];
     let open = |more: &[&str]| {
@@ -39,7 +45,7 @@ const ATTACKS: [&str; 9] = [
 ];
 
 /// The params file allows the creation of device nodes, or can be changed to allow it.
-pub fn cve_2021_1056_params() {
+fn cve_2021_1056_params_that_the_container_rewrites() {
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia; \
                 echo 'ModifyDeviceFiles: 1' >$rootfs/proc/driver/nvidia/params";
     let attack = |prefix: &[&str], dir: &Path, script: &str| {

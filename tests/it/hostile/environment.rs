@@ -8,12 +8,24 @@ use serde_json::{Value, json};
 
 use cdi_spec::environment::is_inherited;
 
+use super::{NEEDS_PODMAN, NEEDS_PODMAN_CRUN, NEEDS_STATIC, NEEDS_STATIC_CRUN, NEEDS_STATIC_STRACE};
 use crate::cdi::GPU_0;
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::nvidia_ctk;
 use crate::support::{HOOK, Ran, run, run_with, scratch, sh, source};
+
+tests! {
+    NEEDS_PODMAN => cve_2025_23266_a_library_preloaded_into_the_hook,
+        cve_2025_23266_environment_of_each_stage_with_runc = environment_of_each_stage("runc", Cgroup::AsMounted);
+    NEEDS_STATIC => cve_2025_23266_specs_of_old_toolkits_with_runc = specs_of_old_toolkits(Cgroup::AsMounted),
+        cve_2025_23266_nvidias_other_names;
+    NEEDS_STATIC_CRUN => cve_2025_23266_specs_of_old_toolkits_with_crun = specs_of_old_toolkits(Cgroup::WithCrun);
+    NEEDS_STATIC_STRACE => cve_2025_23266_the_static_program;
+    NEEDS_PODMAN_CRUN =>
+        cve_2025_23266_environment_of_each_stage_with_crun = environment_of_each_stage("crun", Cgroup::WithCrun);
+}
 
 /// A library that writes to a file of the host which programs load it.
 const PRELOADED: &str = r#"
@@ -120,7 +132,7 @@ fn traces(marks: &Path) -> String {
 }
 
 /// The hook inherits an image's ENV if the engine's entry for the hook has no environment.
-pub fn entries_of_hook_files() {
+fn cve_2025_23266_a_library_preloaded_into_the_hook() {
     let attack = Attack::new();
     let start = |change: &dyn Fn(&mut Value)| -> (Ran, String) {
         let text = std::fs::read_to_string(source("hooks.d/oci-nvidia-hook.json")).unwrap();
@@ -163,7 +175,7 @@ fn naive_link(dir: &Path, name: &str) -> PathBuf {
 
 /// The CDI spec of a toolkit whose hook entries have no environment, 1.17.0 to 1.17.7. crun does not pass the image's environment at this
 /// stage; with it, the entries contain the variables themselves.
-pub fn specs_of_old_toolkits(cgroup: Cgroup) {
+fn specs_of_old_toolkits(cgroup: Cgroup) {
     let attack = Attack::new();
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
     let dir = scratch();
@@ -194,7 +206,7 @@ pub fn specs_of_old_toolkits(cgroup: Cgroup) {
 }
 
 /// Hook files of other programs, with NVIDIA's other names.
-pub fn nvidias_other_names() {
+fn cve_2025_23266_nvidias_other_names() {
     let attack = Attack::new();
     let config = &FakeDriver::shared().config;
     for (name, args) in [
@@ -221,7 +233,7 @@ pub fn nvidias_other_names() {
 }
 
 /// The program itself: what it executes and opens, with every variable that a C library interprets.
-pub fn the_static_program() {
+fn cve_2025_23266_the_static_program() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let marks = dir.path().join("marks");
@@ -268,7 +280,7 @@ pub fn the_static_program() {
 }
 
 /// Which hooks get the environment of the container: the rule of `is_inherited` covers what the runtime does at each stage.
-pub fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
+fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let bundle = dir.path().join("bundle");

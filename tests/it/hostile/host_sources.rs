@@ -9,12 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
+use super::{NEEDS, NEEDS_PODMAN_CRUN};
 use crate::cdi::{cdi, generate};
 use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::kernels;
 use crate::support::{HOOK, Ran, fingerprint, run, run_with, scratch, sh};
+
+tests! {
+    NEEDS => sources_that_users_of_the_host_choose, an_mps_directory_that_is_named, a_mount_of_a_users,
+        a_daemon_that_swaps_its_socket;
+    NEEDS_PODMAN_CRUN => nodes_and_sockets_stay_as_they_are;
+}
 
 const SOCKET: &str = "/run/nvidia-persistenced/socket";
 const MPS: &str = "/tmp/nvidia-mps";
@@ -152,7 +159,7 @@ const PLANTS: &[Plant] = &[
     },
 ];
 
-pub fn sources_that_users_choose() {
+fn sources_that_users_of_the_host_choose() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     for plant in PLANTS {
@@ -243,7 +250,7 @@ fn explain(container: &Waiting, fake: &FakeDriver) -> Ran {
 }
 
 /// The administrator's setting replaces the check of the owner, and nothing else.
-pub fn an_mps_directory_that_is_named() {
+fn an_mps_directory_that_is_named() {
     let named = "environment = [\"PATH=/nowhere\", \"CUDA_MPS_PIPE_DIRECTORY=/srv/mps\"]";
     for (script, refused) in [
         ("mkdir -p srv/mps; chown 65533 srv/mps", ""),
@@ -272,7 +279,7 @@ pub fn an_mps_directory_that_is_named() {
 }
 
 /// Another user's FUSE file system can show any owner and mode: a mount below `/tmp` does not belong to root.
-pub fn a_mount_of_a_users() {
+fn a_mount_of_a_users() {
     let (fake, dir) = (host(), scratch());
     let root = fake.root.display();
     let mount = format!("mkdir '{root}{MPS}'; mount -t tmpfs -o mode=755 fuse '{root}{MPS}'; exec \"$@\"");
@@ -286,7 +293,7 @@ pub fn a_mount_of_a_users() {
 }
 
 /// A daemon's user swaps its socket, its directory and links while containers start.
-pub fn a_daemon_that_swaps_its_socket() {
+fn a_daemon_that_swaps_its_socket() {
     let fake = host();
     let dir = fake.root.join("run/nvidia-persistenced");
     std::fs::rename(dir.join("socket"), dir.join("good")).unwrap();
@@ -370,7 +377,7 @@ fn is_harmless(said: &str, own_nodes: bool) {
 }
 
 /// This needs no capability: root of a container owns the inodes.
-pub fn nodes_and_sockets_stay_as_they_are() {
+fn nodes_and_sockets_stay_as_they_are() {
     let fake = host();
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
     let sockets = ["run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket"];

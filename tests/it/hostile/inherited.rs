@@ -4,8 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::NEEDS;
 use crate::driver::FakeDriver;
 use crate::support::HOOK;
+
+tests! {
+    NEEDS => nvml_inherits_no_files;
+}
 
 /// Returns the processes that have this directory as `/`.
 fn inside(root: &Path) -> Vec<PathBuf> {

@@ -8,8 +8,17 @@ use std::time::{Duration, Instant};
 use rustix::fs::inotify;
 
 use super::scene::{CASE, Case, Ours, Scene, check};
+use super::{NEEDS, NEEDS_READELF};
 use crate::driver::{FakeDriver, Waiting};
 use crate::support::HOOK;
+
+tests! {
+    NEEDS => cve_2024_0135_a_host_program_overwritten, cve_2024_0136_devices_for_the_images_ldconfig,
+        cve_2024_0137_the_hosts_network_for_the_images_ldconfig, cve_2025_23267_ldconfig_writes_through_links,
+        cve_2025_23267_ldconfigs_configuration, cve_2025_23267_files_without_an_end,
+        devices_of_the_image_are_not_opened;
+    NEEDS_READELF => cve_2025_23267_elf_headers_that_lie;
+}
 
 /// A process of the container keeps a program open that others run from the directory `$1`, and writes to it when they have
 /// ended. While a program runs, the kernel refuses that (ETXTBSY). A FIFO that ldconfig reads gives the process time.
@@ -28,7 +37,7 @@ done
 "#;
 
 /// A process of the container keeps a program of the host open that runs in its PID namespace, and overwrites it.
-pub fn cve_2024_0135() {
+fn cve_2024_0135_a_host_program_overwritten() {
     let image = "mkfifo $rootfs/etc/ld.so.conf.d/slow.conf";
     let plant = |scene: &Scene| {
         let bin = scene.dir().join("host/bin");
@@ -106,13 +115,13 @@ const RUN_THE_IMAGES: &str =
     "mount -t proc proc $rootfs/proc; unshare --pid --ipc --fork chroot $rootfs /sbin/ldconfig; cat $rootfs/owned";
 
 /// The image's own ldconfig is run outside of the container's device cgroup.
-pub fn cve_2024_0136() {
+fn cve_2024_0136_devices_for_the_images_ldconfig() {
     let evidence = "mknod /kmsg c 1 11; probe-open /kmsg >/owned";
     the_images_ldconfig(evidence, |said| said == "/kmsg: ok\n");
 }
 
 /// The image's own ldconfig is run in the host's network.
-pub fn cve_2024_0137() {
+fn cve_2024_0137_the_hosts_network_for_the_images_ldconfig() {
     let host = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
     the_images_ldconfig("readlink /proc/self/ns/net >/owned", |said| said.trim() == host);
 }
@@ -147,7 +156,7 @@ const LDCONFIG: &str = "mkdir -p $rootfs/etc/ld.so.conf.d; echo /usr/lib64 >$roo
                         ldconfig -r $rootfs || true";
 
 /// ldconfig, and the code that writes its configuration, follow links of the image out of it.
-pub fn cve_2025_23267() {
+fn cve_2025_23267_ldconfig_writes_through_links() {
     let cache = Case { fell: "! grep -q host $canary/etc/ld.so.cache", ..CASE };
     check(
         "debian",
@@ -219,7 +228,7 @@ macro_rules! with_compat {
 }
 
 /// The files that configure ldconfig are written through links of the image, or read without a limit.
-pub fn cve_2025_23267_configuration() {
+fn cve_2025_23267_ldconfigs_configuration() {
     let conf = Case { naive: "echo x >>$rootfs/etc/ld.so.conf", fell: "grep -q x $canary/etc/ld.so.conf", ..CASE };
     let list = Case {
         naive: "echo /usr/lib64 >$rootfs/etc/ld.so.conf.d/00-oci-nvidia-hook.conf",
@@ -292,7 +301,7 @@ pub fn cve_2025_23267_configuration() {
 }
 
 /// FIFOs, devices, and files larger than any memory, at paths that ldconfig and similar code read to the end.
-pub fn cve_2025_23267_without_an_end() {
+fn cve_2025_23267_files_without_an_end() {
     let endless =
         |name, image, path_of_reader| Case { name, image, naive: path_of_reader, fell: "test $code = 124", ..CASE };
     let cache = "code=0; timeout 0.3 cat $rootfs/etc/ld.so.cache >/dev/null || code=$?";
@@ -351,7 +360,7 @@ pub fn cve_2025_23267_without_an_end() {
 }
 
 /// A library whose ELF header makes its reader allocate more memory than exists.
-pub fn cve_2025_23267_elf_headers() {
+fn cve_2025_23267_elf_headers_that_lie() {
     let field = |bytes: &mut Vec<u8>, at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
     let header = |sections: u16| {
         let mut bytes = vec![0; 64 + 2 * 64];
@@ -392,7 +401,7 @@ pub fn cve_2025_23267_elf_headers() {
 }
 
 /// The image has device nodes at the paths that the hook reads. Opening one can have an effect: a watchdog resets the host.
-pub fn devices_are_not_opened() {
+fn devices_of_the_image_are_not_opened() {
     for place in ["etc/ld.so.cache", "usr/local/cuda/compat/libcuda.so.575.57.08"] {
         let plant = format!("cd $rootfs; mkdir -p usr/local/cuda/compat; rm -f {place}; mknod {place} c 1 5");
         let scene = Scene::new("debian", "");

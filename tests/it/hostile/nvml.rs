@@ -6,8 +6,13 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::NEEDS;
 use crate::driver::FakeDriver;
 use crate::support::{HOOK, run, run_with, scratch, sh, source};
+
+tests! {
+    NEEDS => a_management_library_that_attacks;
+}
 
 /// Attacks that fail for a process of root without capabilities on its own: unprivileged BPF is off on most hosts, and a process with
 /// another root directory cannot create a user namespace.
@@ -106,7 +111,7 @@ fn group(name: &str) -> i64 {
     nix::unistd::Group::from_name(name).unwrap().unwrap().gid.as_raw().into()
 }
 
-pub(super) fn a_library_that_attacks() {
+pub(super) fn a_management_library_that_attacks() {
     const NOBODY: i64 = 65534;
     let (dir, video) = (scratch(), group("video"));
     let naive = dir.path().join("naive");

@@ -1,6 +1,12 @@
 //! Paths of the image that are appended to the rootfs and used: mounted (CVE-2024-0132), created (-0133), linked (-0134).
 
+use super::NEEDS;
 use super::scene::{CASE, Case, Ours, check};
+
+tests! {
+    NEEDS => cve_2024_0132_the_hosts_root_as_a_library, cve_2024_0133_files_made_through_links,
+        cve_2024_0134_links_made_through_links;
+}
 
 /// The behavior of the CLI: it expanded a glob, resolved each match once, within the rootfs, to a string, and mounted rootfs +
 /// string.
@@ -26,7 +32,7 @@ done
 "#;
 
 /// A compatibility library of the image is mounted by its path, which leads to `/` or a file of the host.
-pub fn cve_2024_0132() {
+fn cve_2024_0132_the_hosts_root_as_a_library() {
     let joined = Case { naive: MOUNT_COMPAT_JOINED, ..CASE };
     check(
         "debian",
@@ -91,7 +97,7 @@ pub fn cve_2024_0132() {
 const CREATE_LIBRARY: &str = r#": >>"$rootfs$(chroot "$rootfs" readlink -f $libdir)/libcuda.so.$driver""#;
 
 /// The name under which a driver file is to be created is a dangling link to a place on the host.
-pub fn cve_2024_0133() {
+fn cve_2024_0133_files_made_through_links() {
     let library = Case { naive: CREATE_LIBRARY, fell: "test -f $canary/new", ..CASE };
     check(
         "debian",
@@ -143,7 +149,7 @@ pub fn cve_2024_0133() {
 const LINK: &str = r#"mkdir -p "$rootfs$libdir"; ln -s "libcuda.so.$driver" "$rootfs$libdir/libcuda.so""#;
 
 /// The directory in which a link is to be created is itself a link, to a directory of the host.
-pub fn cve_2024_0134() {
+fn cve_2024_0134_links_made_through_links() {
     let library = Case {
         naive: LINK,
         fell: "test -L $canary/usr/lib64/libcuda.so",

@@ -6,8 +6,14 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use super::NEEDS;
 use super::scene::{Scene, is_private};
 use crate::driver::{FakeDriver, Waiting};
+
+tests! {
+    NEEDS => cve_2025_23359_swapped_after_the_check, cve_2026_24260_swapped_after_resolution,
+        swapping_directories_while_500_injections_run;
+}
 
 /// A name in an image, and a link to the host that replaces it temporarily. Shell as in a `Case`, with a function `swap NAME` for
 /// the naive program, which it calls at the worst moment.
@@ -30,7 +36,7 @@ const MOUNTS: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/dr
 const SWAP: &str = "swap() { mv $rootfs/$1 $rootfs/$1.was; mv $rootfs/$1.evil $rootfs/$1; }";
 
 /// Between the check of a compatibility library and its mount by path, it is swapped.
-pub fn cve_2025_23359() {
+fn cve_2025_23359_swapped_after_the_check() {
     let check = "library=$rootfs/usr/local/cuda/compat/libcuda.so.575.57.08; target=$rootfs$libdir/libcuda.so.575.57.08; \
                  test -f $library && test ! -L $library; : >$target";
     race(
@@ -64,7 +70,7 @@ pub fn cve_2025_23359() {
 }
 
 /// Between the resolution of a path and its use, a part of it is swapped.
-pub fn cve_2026_24260() {
+fn cve_2026_24260_swapped_after_resolution() {
     let resolve = "at() { echo $rootfs$(chroot $rootfs readlink -f $1); }; cp -a $canary/file $canary/new";
     race(
         resolve,
@@ -236,7 +242,7 @@ impl Ends {
 
 /// The vulnerabilities of the two tests above at the same time: libraries, programs, /etc, /dev and /proc are directories, links
 /// to the host, and other directories.
-pub fn swapping_directories_while_500_injections_run() {
+fn swapping_directories_while_500_injections_run() {
     const NAMES: [&str; 7] = [
         "usr/lib/x86_64-linux-gnu",
         "usr/bin",

@@ -4,9 +4,18 @@ use std::path::Path;
 use std::process::Command;
 
 use super::scene::Scene;
+use super::{NEEDS, NEEDS_PODMAN, NEEDS_PODMAN_CRUN};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, Podman};
 use crate::support::{HOOK, fingerprint, run, scratch, sh};
+
+tests! {
+    NEEDS => volumes_nothing_is_created_on_them, volumes_are_left_alone_by_what_fails,
+        volumes_with_others_inside_are_refused, volumes_elsewhere_change_nothing, volumes_keep_their_flags_below_layers,
+        volumes_with_shared_propagation_get_no_layers, no_mount_namespace_is_refused;
+    NEEDS_PODMAN_CRUN => volumes_with_the_hosts_etc, volumes_with_the_hosts_dev;
+    NEEDS_PODMAN => files_of_others_in_a_user_namespace;
+}
 
 /// The image's changes to its directory, and the volume: `$canary/volume` on the host. Shell as in a `Case`.
 struct Volume {
@@ -119,7 +128,7 @@ fn volume(scene: &Scene, container: &Waiting) -> String {
 }
 
 /// Nothing is created, replaced or removed on a volume.
-pub fn nothing_is_created_on_volumes() {
+fn volumes_nothing_is_created_on_them() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     add_vendor(&fake);
     for case in VOLUMES {
@@ -161,7 +170,7 @@ fn prepare(case: &Volume) -> String {
 }
 
 /// A step that fails late has not changed a volume that it passed through.
-pub fn what_fails_leaves_volumes_alone() {
+fn volumes_are_left_alone_by_what_fails() {
     let image = "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume; rm -r $rootfs$libdir; \
                  ln -s /volume $rootfs$libdir; ln -s elsewhere $canary/volume/libnvidia-ml.so.1; \
                  mkdir $canary/volume/libcuda.so";
@@ -174,7 +183,7 @@ pub fn what_fails_leaves_volumes_alone() {
 }
 
 /// If a directory cannot be covered, the error names the reason.
-pub fn volumes_with_others_inside_are_refused() {
+fn volumes_with_others_inside_are_refused() {
     let image = "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume; mkdir $canary/volume/inner";
     let mounts = "mount --bind $canary/volume $rootfs$libdir; mount -t tmpfs inner $rootfs$libdir/inner";
     let scene = Scene::new("debian", image);
@@ -186,7 +195,7 @@ pub fn volumes_with_others_inside_are_refused() {
 }
 
 /// Volumes next to and below the directories of the driver do not cause a layer.
-pub fn volumes_elsewhere_change_nothing() {
+fn volumes_elsewhere_change_nothing() {
     let image = "mkdir $canary/volume; cd $rootfs; mkdir -p usr/local/cuda run/secrets; touch etc/hosts run/secrets/s; \
                  mkdir -p $rootfs$libdir/elsewhere";
     let mounts = "mount --bind $canary/volume $rootfs/usr/local/cuda; mount --bind $canary/file $rootfs/etc/hosts; \
@@ -203,7 +212,7 @@ pub fn volumes_elsewhere_change_nothing() {
 }
 
 /// A layer does not permit what the volume below it forbids: libraries are mounted on it, and other files belong to the volume.
-pub fn layers_keep_the_flags_of_volumes() {
+fn volumes_keep_their_flags_below_layers() {
     let image = "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume";
     for flags in ["ro", "ro,noexec", "noexec", "ro,nodev,nosuid,noexec"] {
         let scene = Scene::new("debian", image);
@@ -220,7 +229,7 @@ pub fn layers_keep_the_flags_of_volumes() {
 }
 
 /// Mounts on a volume with shared propagation would appear on the host, so there are no layers on it.
-pub fn layers_do_not_reach_the_host() {
+fn volumes_with_shared_propagation_get_no_layers() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     for (place, image, required) in [
         ("dev/dri/by-path", "true", false),
@@ -258,7 +267,7 @@ const SEEN: &str = "seen() { find \"$1\" -printf '%p %i %y %U:%G %m %s %l\\n' | 
 
 /// With podman and both runtimes, with and without a user namespace: the container's root user could not change the file, and the
 /// hook does not do it either.
-pub fn the_hosts_etc_as_a_volume() {
+fn volumes_with_the_hosts_etc() {
     let podman = Podman::with_image();
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -295,7 +304,7 @@ pub fn the_hosts_etc_as_a_volume() {
 }
 
 /// ONH-047 whatever path leads to the host's /dev: a link of the image, and a user without any permissions.
-pub fn the_hosts_dev_through_links() {
+fn volumes_with_the_hosts_dev() {
     let podman = Podman::with_image();
     let fake = FakeDriver::new(&["--gpus", "2"]);
     add_vendor(&fake);
@@ -321,7 +330,7 @@ pub fn the_hosts_dev_through_links() {
 }
 
 /// A file whose owner is unknown in the user namespace is not changed, not even on the container's own rootfs.
-pub fn files_of_others_in_a_user_namespace() {
+fn files_of_others_in_a_user_namespace() {
     let podman = Podman::with_image();
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -344,7 +353,7 @@ pub fn files_of_others_in_a_user_namespace() {
 }
 
 /// A container in the mount namespace of the host, or of the hook's caller: mounts would stay there.
-pub fn no_mount_namespace_is_refused() {
+fn no_mount_namespace_is_refused() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let fake = FakeDriver::shared();
