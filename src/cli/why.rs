@@ -172,6 +172,9 @@ fn lines(record: &Record) -> Vec<Line> {
     }
     let [stage, started, hook] = [&record.stage, &record.started, &record.hook].map(|text| one_line(text));
     lines.push(plain(format!("at {stage}, {started}, hook version {hook}")));
+    if !record.ended.is_empty() {
+        lines.push(plain(format!("ended {}", one_line(&record.ended))));
+    }
     if let Some(asked) = &record.asked {
         let with = asked.driver_capabilities.join(",");
         lines.push(plain(format!("{}, with {}", one_line(&record.request), one_line(&with))));

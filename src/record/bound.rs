@@ -38,6 +38,8 @@ impl Record {
             stage: text(&self.stage),
             started: text(&self.started),
             since: text(&self.since),
+            ended: text(&self.ended),
+            pid: self.pid,
             outcome: self.outcome,
             reason: text(&self.reason),
             request: text(&self.request),

@@ -28,15 +28,20 @@ pub(crate) struct Call {
     journal: Option<Journal>,
     store: Option<Store>,
     record: Record,
-    /// The record of an earlier call for the container
+    /// The record of an earlier call for the same start of the container
     earlier: Option<Record>,
+    /// The warnings for stderr, which are printed after the error if there is one: engines cut the messages of a hook at the end
+    warnings: String,
     step: Option<Instant>,
 }
 
 impl Call {
     /// Begins a call at this stage. It writes only to stderr until [`Call::keep`] or [`Call::open`] is called.
     pub(crate) fn for_stage(stage: &str) -> Self {
-        Self { record: Record::begin(stage, SystemTime::now()), step: Some(Instant::now()), ..Self::default() }
+        let mut call = Self::default();
+        call.record = Record::begin(stage, SystemTime::now());
+        call.step = Some(Instant::now());
+        call
     }
 
     /// Sets the container of the messages.
@@ -59,10 +64,20 @@ impl Call {
             self.store = Store::open().ok();
             // Before the container's mount namespace is entered, because it checks whether bundles exist.
             self.store.iter().for_each(Store::prune);
-            self.earlier = self.store.as_ref().and_then(|store| store.record_of(&self.record.container.id));
+            let earlier = self.store.as_ref().and_then(|store| store.record_of(&self.record.container.id));
             // poststop needs these names, whatever becomes of this call.
-            self.record.created = self.earlier.as_ref().map(|earlier| earlier.created.clone()).unwrap_or_default();
+            self.record.created = earlier.as_ref().map(|earlier| earlier.created.clone()).unwrap_or_default();
+            self.earlier = earlier.filter(|earlier| earlier.is_of_start(&self.record));
+            self.record.name_by_conmon();
         }
+    }
+
+    /// Continues the record of precreate, whose second half this call is. Returns false if there is none.
+    pub(crate) fn continue_precreate(&mut self) -> bool {
+        let set_up = |earlier: &mut Record| matches!(earlier.outcome, Outcome::Given | Outcome::Partly);
+        let Some(earlier) = self.earlier.take_if(set_up) else { return false };
+        self.record.follow(earlier);
+        true
     }
 
     /// Opens a log file.
@@ -113,20 +128,16 @@ impl Call {
     pub(crate) fn end(&mut self, outcome: Outcome, reason: &str) {
         self.record.end(outcome, one_line(reason));
         match (&self.earlier, &self.store) {
-            // A record of a stage that did nothing does not replace that of an earlier stage.
+            // A record of a stage that did nothing does not replace that of an earlier stage of the same start.
             (Some(earlier), Some(store)) if outcome == Outcome::LeftAlone => store.write(earlier),
             _ => self.record_so_far(),
         }
     }
 
-    /// Writes the record of a `rootfs` call, unless an earlier stage has a more detailed record.
+    /// Writes the record of a `rootfs` call. What precreate gave to the container is more important than this reason.
     pub(crate) fn end_of_rootfs(&mut self, reason: &str) {
-        match (self.earlier.take_if(|earlier| earlier.stage != self.record.stage), &self.store) {
-            (Some(earlier), Some(store)) => {
-                store.write(&Record { created: std::mem::take(&mut self.record.created), ..earlier });
-            }
-            _ => self.end(Outcome::Given, reason),
-        }
+        let earlier = std::mem::take(&mut self.record.reason);
+        self.end(Outcome::Given, if earlier.is_empty() { reason } else { &earlier });
     }
 
     /// Records the created names, together with those of earlier calls.
@@ -150,6 +161,7 @@ impl Call {
     pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         self.keep();
         self.error(error);
+        self.print_warnings();
         self.record.remember_name();
         self.end(Outcome::Failed, &ErrorReport::new(error).line);
     }
@@ -161,12 +173,23 @@ impl Call {
         match finding.kind.severity {
             Severity::Note => self.write("note", &format!("{what} ({id})")),
             Severity::Warning | Severity::Error => {
-                self.print(&format!("{NAME}: warning: {what} ({id})\nhint: {fix}"));
+                let text = format!("{NAME}: warning: {what} ({id})\nhint: {fix}");
+                match self.is_hook() {
+                    true => self.warnings.push_str(&(stderr::reworded(&text) + "\n")),
+                    false => self.print(&text),
+                }
                 self.write("warning", &format!("{what} ({id}); hint: {fix}"));
             }
         }
         self.send(finding.kind.severity.min(Severity::Warning), &what, id, &fix);
         self.record.add_finding(finding);
+    }
+
+    /// Prints the warnings of a stage.
+    fn print_warnings(&mut self) {
+        if !self.warnings.is_empty() {
+            stdio::offer_stderr(&std::mem::take(&mut self.warnings));
+        }
     }
 
     /// Prints a message for the user of a command to stderr.
@@ -225,6 +248,12 @@ impl Call {
             ("ONH_FINDING", id),
             ("ONH_HINT", hint),
         ]);
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.print_warnings();
     }
 }
 

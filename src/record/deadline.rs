@@ -33,12 +33,13 @@ impl Call {
              what the image has in /etc/ld.so.conf.d",
         );
         // A process that waits for a FUSE or NFS server runs no signal handler before the kernel kills it. Then this record stays.
-        self.record().reason = format!(
+        let last = format!(
             "it opened the container's files, and a file system may not have responded ({})",
             catalog::TOO_LONG.id
         );
+        let reason = std::mem::replace(&mut self.record().reason, last);
         self.record_so_far();
-        self.record().reason.clear();
+        self.record().reason = reason;
         let busy_from = i64::try_from(patience.as_secs() / BUSY_SHARE).unwrap_or(i64::MAX);
         let words = LastWords { waited, worked, busy_from, file: self.replacement() };
         deadline::set(patience, words).context("cannot set a timer")

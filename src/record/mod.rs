@@ -20,11 +20,13 @@ use serde::{Deserialize, Serialize};
 
 use base::report::{Finding, one_line};
 
-use crate::oci::Pod;
+use crate::oci::{Pod, conmon};
 use crate::plan::asked::Asked;
 
 /// The version of the format. Records of other versions are not read.
 const VERSION: u32 = 1;
+/// The stage of Podman that begins a start.
+const PRECREATE: &str = "precreate";
 /// Upper limit for the findings in memory; [`bound`] limits the written record.
 const MAX_ENTRIES: usize = 64;
 
@@ -42,6 +44,12 @@ pub struct Record {
     /// If the record replaced failures of the same container: when the first of them began
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub since: String,
+    /// When the container ended: RFC 3339, UTC; empty if that is unknown
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub ended: String,
+    /// The process id of the container's init as the engine reported it; 0 before it exists
+    #[serde(default)]
+    pub pid: i32,
     pub outcome: Outcome,
     pub reason: String,
     /// The source of the request, and the requested devices
@@ -63,7 +71,7 @@ pub struct Record {
 #[serde(default)]
 pub struct Container {
     pub id: String,
-    /// Its name in the engine; only stored for a failed container, which the engine may remove
+    /// Its name in the engine; empty if the engine does not tell the hook, and the container has neither failed nor ended
     pub name: String,
     /// Names in Kubernetes; empty for other engines
     pub pod: Pod,
@@ -145,12 +153,47 @@ impl Record {
         self.container = Container { id, pod, bundle: bundle.to_owned(), ..Container::default() };
     }
 
-    /// Stores the container's name in the engine, because a container that fails to start is often removed immediately.
+    /// Stores the container's name as the engine's own files have it, because a container that fails to start or has ended is often
+    /// removed immediately. The time for it grows with the number of containers.
     pub fn remember_name(&mut self) {
         let Container { id, bundle, .. } = &self.container;
-        if let Some(name) = storage::name_of(id, bundle) {
+        if self.container.name.is_empty()
+            && let Some(name) = storage::name_of(id, bundle)
+        {
             self.container.name = one_line(&name);
         }
+    }
+
+    /// Stores the container's name as its conmon has it. Kubernetes has other names.
+    fn name_by_conmon(&mut self) {
+        if self.pid != 0
+            && self.container.pod == Pod::default()
+            && let Some(name) = conmon::name_of(&self.container.id, self.pid)
+        {
+            self.container.name = one_line(&name);
+        }
+    }
+
+    /// Reports whether a later call of the hook belongs to the same start of the container as this one. precreate is called before
+    /// the container has a process, and begins a start; all later calls of a start are for the same process.
+    fn is_of_start(&self, later: &Self) -> bool {
+        let follows_precreate = self.stage == PRECREATE && self.pid == 0 && later.stage != PRECREATE;
+        self.ended.is_empty() && (follows_precreate || self.pid != 0 && self.pid == later.pid)
+    }
+
+    /// Continues the record of an earlier call for the same start.
+    fn follow(&mut self, earlier: Self) {
+        let Self { container, pid, findings, steps, created, .. } = std::mem::take(self);
+        *self = Self { container, pid, created, outcome: Outcome::Unfinished, ..earlier };
+        self.findings.extend(findings);
+        self.steps.extend(steps);
+    }
+
+    /// Records that the container has ended.
+    pub(crate) fn end_of_container(&mut self, now: SystemTime) {
+        self.ended = humantime::format_rfc3339_millis(now).to_string();
+        self.created.clear();
+        self.remember_name();
     }
 
     /// Adds a finding, up to a limit.

@@ -46,9 +46,10 @@ pub(super) fn surplus(records: Vec<Candidate>) -> Vec<String> {
             record.since().clone_into(first);
         }
     }
-    let (running, others): (Vec<_>, Vec<_>) = records
-        .into_iter()
-        .partition(|candidate| candidate.bundle_exists && candidate.record.outcome != Outcome::Failed);
+    let (running, others): (Vec<_>, Vec<_>) =
+        records.into_iter().partition(|Candidate { record, bundle_exists, .. }| {
+            *bundle_exists && record.ended.is_empty() && record.outcome != Outcome::Failed
+        });
     let for_others = MAX_ENDED.saturating_sub(running.len()).max(MIN_ENDED);
     let mut names = beyond(others, for_others, &seniority);
     names.extend(beyond(running, MAX_RECORDS - MIN_ENDED, &seniority));

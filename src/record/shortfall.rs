@@ -8,7 +8,8 @@ use base::report::{Kind, catalog};
 use super::StoredFinding;
 
 /// The findings that report a shortfall, the most important first, with the end of a sentence that begins with "the container got".
-const SHORTFALLS: [(&Kind, &str); 11] = [
+const SHORTFALLS: [(&Kind, &str); 14] = [
+    (&catalog::NO_GLIBC, "its GPUs, but its image cannot load the driver's programs and libraries"),
     (&catalog::NO_ACCESS, "its GPUs, but its process cannot open the device nodes"),
     (&catalog::NO_CGROUPS, "its GPUs, but its device cgroup denies them"),
     (&catalog::DENIED_BY_PROGRAM, "its GPUs, but its device cgroup denies them"),
@@ -17,7 +18,9 @@ const SHORTFALLS: [(&Kind, &str); 11] = [
     (&catalog::CGROUP_ABOVE, "its GPUs, but its device cgroup may deny them"),
     (&catalog::GPU_LEFT_OUT, "fewer GPUs than it requested"),
     (&catalog::MIG_LEFT_OUT, "fewer MIG devices than it requested"),
+    (&catalog::MIG_WHOLE, "a GPU in MIG mode, which CUDA programs cannot use"),
     (&catalog::NO_UVM, "its GPUs, but CUDA does not work without \"/dev/nvidia-uvm\""),
+    (&catalog::IMAGE_CACHE, "its GPUs, but the linker cache of its image does not contain the driver's libraries"),
     (&catalog::LACKING_LIBRARIES, "its GPUs, but not all driver libraries that it requested"),
     (&catalog::LEFT_OUT, "its GPUs, but not all driver files that it requested"),
 ];

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base::sys::run_dir::{Replacement, RunDir};
 
@@ -91,13 +91,20 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes the record of a container that has ended. The record of a failure is kept, because users ask `why` for it.
-    pub(crate) fn forget(&self, id: &str) {
-        let Some(name) = file_name(id) else { return };
-        if self.read(&name).is_ok_and(|record| record.outcome == Outcome::Failed) {
-            return;
+    /// Marks the record of a container as that of one that has ended, and returns what it was. It is kept, because users ask `why` for
+    /// containers that the engine has removed.
+    pub(crate) fn end(&self, id: &str, now: SystemTime) -> Option<Record> {
+        let name = file_name(id)?;
+        let Ok(record) = self.read(&name) else {
+            self.remove(&name);
+            return None;
+        };
+        if record.outcome != Outcome::Failed {
+            let mut ended = record.clone();
+            ended.end_of_container(now);
+            self.write(&ended);
         }
-        self.remove(&name);
+        Some(record)
     }
 
     /// If there are too many records, removes the surplus, unreadable files, and old temporary files.
@@ -184,10 +191,12 @@ mod tests {
         let mut broken: Vec<_> = found.broken.iter().map(|(name, _)| name.as_str()).collect();
         broken.sort_unstable();
         assert_eq!(broken, ["c.json", "d.json", "e.json"]);
-        ["a", "b", "c", "d", "e", "../b"].into_iter().for_each(|id| store.forget(id));
+        let ended = ["a", "b", "c", "d", "e", "../b"].map(|id| store.end(id, SystemTime::UNIX_EPOCH).is_some());
+        assert_eq!(ended, [true, true, false, false, false, false]);
         let found = store.all().unwrap();
-        assert_eq!(found.records, [record("b", Outcome::Failed, "2")], "failures stay");
-        assert_eq!(found.broken, []);
+        let mut ended = record("a", Outcome::Given, "1");
+        "1970-01-01T00:00:00.000Z".clone_into(&mut ended.ended);
+        assert_eq!(found.records, [record("b", Outcome::Failed, "2"), ended]);
     }
 
     #[test]

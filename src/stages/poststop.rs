@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 
@@ -15,12 +15,11 @@ use crate::record::call::Call;
 use crate::record::created::{self, Entry};
 use crate::record::store::Store;
 
-/// Removes the files that the setup created in the container, and its record, unless the setup failed.
+/// Removes the files that the setup created in the container, and notes its end in its record.
 pub(crate) fn run() -> ExitCode {
     let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
     if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
-        let record = store.record_of(&state.id);
-        store.forget(&state.id);
+        let record = store.end(&state.id, SystemTime::now());
         // The engine may have unmounted the root file system already. Files that stay do no harm.
         if let Some(record) = record {
             remove_created(&state, record.created).ok();

@@ -50,6 +50,7 @@ pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode 
 
 fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> Result<()> {
     let (bytes, state) = read_state()?;
+    call.record().pid = state.pid;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
         // The state names the container, so that the record of the failure can be found.
         call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);

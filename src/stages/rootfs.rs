@@ -37,14 +37,17 @@ pub(crate) fn run(edits: RootfsEdits) -> ExitCode {
 fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let start = Instant::now();
     let (bytes, state) = read_state()?;
+    call.record().pid = state.pid;
     call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
     let edits = with_entries(edits, &spec);
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     call.keep();
-    call.record().request = engine_setup(&spec);
-    call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
+    if !call.continue_precreate() {
+        call.record().request = engine_setup(&spec);
+        call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
+    }
     limits::check(&spec, edits.config.as_ref(), edits.root.as_ref())?;
     call.set_deadline(start)?;
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;

@@ -15,12 +15,14 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 use crate::why::{isolated, why};
 
 tests! {
-    NEEDS => a_request_of_megabytes;
+    NEEDS => a_request_of_megabytes, each_start_has_its_record, a_start_without_its_request, an_error_precedes_the_warnings;
     &[Need::Root, Need::Program("cc")] => a_pod_that_is_tried_again_and_again,
         failures_of_one_namespace_push_out_no_other, many_namespaces_push_out_no_other,
         names_that_the_author_of_a_pod_invents, a_pod_is_sent_to_the_scheduler, json_has_no_control_characters;
-    engine::NEEDS => a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
-    engine::NEEDS_CRUN => a_container_with_a_user_namespace_and_crun = with_a_user_namespace(Cgroup::WithCrun);
+    engine::NEEDS => the_second_half_of_precreate, a_container_that_is_removed = of_a_removed_container(Cgroup::AsMounted),
+        a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
+    engine::NEEDS_CRUN => a_container_that_is_removed_and_crun = of_a_removed_container(Cgroup::WithCrun),
+        a_container_with_a_user_namespace_and_crun = with_a_user_namespace(Cgroup::WithCrun);
     &[Need::Root] => a_spec_that_cannot_be_read, a_file_that_is_not_a_record;
     &[Need::Root, Need::Program("setpriv")] => a_user_is_sent_to_root;
 }
@@ -74,6 +76,91 @@ fn a_request_of_megabytes() {
         let record = json_schema::part("why", &why(dir.path(), &["--json", "waiting"]).ok(), "records").remove(0);
         assert_eq!(record["outcome"], outcome, "{}", record["reason"]);
     }
+}
+
+/// A container that is started again has another process. What an earlier stage of the same start did is in the same record.
+fn each_start_has_its_record() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = ["NVIDIA_VISIBLE_DEVICES=1"];
+    let start = || Waiting::start(dir.path(), &image.rootfs, &env, "");
+    let call = |container: &Waiting| container.call(&mut isolated(dir.path()), &fake.config);
+    let drop_ins = fake.config.with_file_name("config.toml.d");
+    fs::create_dir_all(&drop_ins).unwrap();
+    let configure = |line: &str| fs::write(drop_ins.join("10.toml"), line).unwrap();
+    let first = start();
+    call(&first).ok();
+    let text = why(dir.path(), &["waiting"]).ok();
+    assert!(text.contains("\nthe container got what it requested: ") && text.contains("\n  GPU 1: "), "{text}");
+    configure("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
+    // Another hook of the same start, which may do nothing.
+    call(&first).ok();
+    assert_eq!(why(dir.path(), &["waiting"]).ok(), text);
+    let second = start();
+    call(&second).ok();
+    let text = why(dir.path(), &["waiting"]).ok();
+    assert!(text.contains("\nthe hook did nothing: ") && text.contains("ONH-103") && !text.contains("GPU 1"), "{text}");
+    configure("disable-require = nonsense");
+    let third = start();
+    call(&third).failed(1);
+    assert!(why(dir.path(), &["waiting"]).ok().contains("\nthe hook failed: "));
+    configure("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
+    let fourth = start();
+    call(&fourth).ok();
+    assert!(why(dir.path(), &["waiting"]).ok().contains("\nthe hook did nothing: "));
+    // poststop still knows what the first start created.
+    let record = fs::read(dir.path().join("run/containers/waiting.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    assert!(record["created"].as_array().is_some_and(|names| !names.is_empty()), "{record}");
+}
+
+/// NVML is asked before it is clear that the container starts without what it requested.
+fn a_start_without_its_request() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "0", "--no-dev"]));
+    fs::remove_dir_all(fake.root.join("proc")).unwrap();
+    fs::create_dir_all(fake.root.join("sys/bus/pci/devices")).unwrap();
+    fs::create_dir_all(fake.root.join("proc/driver/nvidia")).unwrap();
+    fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
+    call(dir.path(), &fake, "c1", ["lab", "fine"], "all").ok();
+    let text = why(dir.path(), &["c1"]).ok();
+    assert!(text.contains("\nthe hook did nothing: ") && text.contains("ONH-112"), "{text}");
+    assert!(why(dir.path(), &[]).ok().contains("  c1  left alone  lab/fine/main  "));
+}
+
+/// Engines show the first lines of what a hook prints, or the last ones; the error is the most important line.
+fn an_error_precedes_the_warnings() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    fake.configure("nonsense = true");
+    let stderr = call(dir.path(), &fake, "c1", ["lab", "fine"], "9").failed(1);
+    let (error, warning) = (stderr.find("(ONH-030)"), stderr.find("warning: "));
+    assert!(error.is_some() && warning.is_some() && error < warning, "{stderr}");
+}
+
+/// What the second half of precreate, a hook entry in config.json, finds is in the record of the first half.
+fn the_second_half_of_precreate() {
+    let podman = Podman::with_image();
+    podman.install_precreate(&FakeDriver::shared().config);
+    let script = format!(
+        "echo nonsense >/run/cache; start='run --network=none -e NVIDIA_VISIBLE_DEVICES=1 --rm'; \
+         \"$@\" $start --name web -v /run/cache:/etc/ld.so.cache {IMAGE} true; {HOOK} why --json web"
+    );
+    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+    let record = json_schema::part("why", &text, "records").remove(0);
+    assert_eq!((&record["stage"], &record["outcome"]), (&json!("precreate"), &json!("partly")), "{record}");
+    assert!(record["findings"].as_array().unwrap().iter().any(|finding| finding["id"] == "ONH-302"), "{record}");
+    let steps: Vec<_> = record["steps"].as_array().unwrap().iter().map(|step| step["name"].as_str().unwrap()).collect();
+    assert!(steps.contains(&"config.json") && steps.ends_with(&["rootfs"]), "{steps:?}");
+    assert_eq!(record["asked"]["visible_devices"], json!(["1"]));
+    assert!(record["reason"].as_str().unwrap().starts_with("added to config.json: "), "{record}");
+}
+
+/// Podman removes such a container when it ends, and nothing but the record knows its name then.
+fn of_a_removed_container(cgroup: Cgroup) {
+    let podman = Podman::with_image();
+    let script =
+        format!("\"$@\" run --network=none --rm --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true; {HOOK} why web");
+    let text = podman.shell(cgroup, &script).ok();
+    assert!(text.contains(" (web)\nat prestart, ") && text.contains("\n  GPU 1: "), "{text}");
 }
 
 /// kubelet starts a container that fails again every few seconds, each time with another id.
@@ -295,7 +382,7 @@ fn a_file_that_is_not_a_record() {
     ran.ok();
     let state = json!({"id": "large", "pid": 1, "bundle": "/"}).to_string();
     run_with(isolated(dir.path()).arg("poststop"), state.as_bytes()).ok();
-    assert!(!records.join("large.json").exists(), "the container has ended");
+    assert!(!records.join("large.json").exists(), "of no use");
 }
 
 fn a_user_is_sent_to_root() {

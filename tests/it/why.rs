@@ -112,7 +112,8 @@ fn a_container_that_got_its_gpus() {
     container.hook(FakeDriver::shared()).ok();
     assert_eq!(json(dir, "waiting")["outcome"], "given");
     container.poststop();
-    assert!(!file.exists());
+    let text = why(dir, &["waiting"]).ok();
+    assert!(text.contains("\nended 20") && text.contains("\nthe container got what it requested: "), "{text}");
 }
 
 fn fewer_gpus_than_all() {
