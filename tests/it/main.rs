@@ -86,6 +86,7 @@ mod readme;
 mod records;
 mod rpm;
 mod shapes;
+mod slowest;
 mod soak;
 mod status;
 mod streams;
@@ -150,6 +151,7 @@ fn main() -> std::process::ExitCode {
     let on_oldest = failure::TESTS.iter().chain(podman_shapes::TESTS);
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     let conclusion = libtest_mimic::run(&arguments, trials);
+    slowest::print();
     support::remove_shared();
     support::remove_records();
     conclusion.exit_code()
@@ -157,10 +159,11 @@ fn main() -> std::process::ExitCode {
 
 fn trial(test: &'static Test, kernel: Option<Kernel>) -> Trial {
     let name = kernel.map_or_else(|| test.name(), |kernel| format!("{} {}", kernel.name, test.name()));
+    let full_name = name.clone();
     Trial::ignorable_test(name, move || {
         let Some(missing) = test.needs.iter().find_map(|need| need.missing()) else {
             kernels::set(kernel);
-            (test.run)();
+            slowest::timed(&full_name, test.run);
             return Ok(Completion::Completed);
         };
         if std::env::var_os("CI").is_some() {
