@@ -8,6 +8,7 @@ mod names;
 mod own_node;
 mod stale;
 
+pub(super) use cdi_hook::MAX_PARAMS;
 pub(super) use stale::is_library_of_a_driver;
 
 use std::ffi::OsStr;
@@ -32,10 +33,9 @@ use super::directory::{
 };
 use super::hosts_dev::HostsDev;
 use super::mounts::Mounts;
-use super::prepare::Prepared;
 use super::source::Source;
 use super::tmpfs::{Directory, is_own_tmpfs};
-use super::{Finished, Runner, read_only};
+use super::{Apply, Finished, Runner, read_only};
 use crate::record::created::Entry;
 
 /// A container whose mount namespace this process has entered, and the changes made to it.
@@ -115,23 +115,11 @@ enum MountPoint {
 }
 
 impl Runner for Target {
-    fn run(&mut self, step: Prepared<'_>, need: Need) -> Result<()> {
+    fn run(&mut self, apply: Apply<'_, Self>, need: Need) -> Result<()> {
         self.need = need;
         let (changes, layers, mounts) = (self.changes.len(), self.layers.len(), self.mounts.len());
         let findings = self.findings.len();
-        let result = match step {
-            Prepared::Mount { source, target } => self.mount(source, target),
-            Prepared::Copy { content, target } => self.copy(&content, target),
-            Prepared::MountNode { source, target, device, own } => self.mount_node(source, target, device, own),
-            Prepared::MountDirectory { source, target } => self.mount_directory(source, target),
-            Prepared::MountFiles { directory, target } => self.mount_files(directory, target),
-            Prepared::Link(link) => self.link(link),
-            Prepared::MaskProc(directory) => self.mask_proc(directory),
-            Prepared::MaskParams(params) => self.mask_params(params.as_deref()),
-            Prepared::SetMode { target, mode } => self.set_mode(target, mode),
-            Prepared::ListDirectories { first, others } => self.list_directories(first, others),
-            Prepared::UpdateLinkerCache(entries) => self.update_linker_cache(entries),
-        };
+        let result = apply(self);
         if result.is_err() {
             // Forget what the step added. A detached layer cannot be sealed, and names created in it would be lost.
             self.layers.truncate(layers);
@@ -193,14 +181,14 @@ impl Target {
         }
     }
 
-    fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
+    pub(super) fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
         let at = self.mount_point(&source, target, None)?;
         self.mount_on(source, target, at)
     }
 
     /// Creates a file that processes in the container may change. What the image has at this path stays, unless it is what a start of
     /// a container left: the copy of another driver, or the mount point of a container from which the image was made.
-    fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
+    pub(super) fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
         if self.make(target, false, |dir, name| make_copy(dir, name, content))?.is_some() {
             return Ok(());
         }
@@ -279,7 +267,7 @@ impl Target {
         })
     }
 
-    fn link(&mut self, Link { link, text, file, .. }: &Link) -> Result<()> {
+    pub(super) fn link(&mut self, Link { link, text, file, .. }: &Link) -> Result<()> {
         let text = Path::new(text);
         if self.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
             return Ok(());
@@ -338,7 +326,7 @@ impl Target {
         Ok(())
     }
 
-    fn mask_proc(&mut self, directory: Directory) -> Result<()> {
+    pub(super) fn mask_proc(&mut self, directory: Directory) -> Result<()> {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
         // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container
         // does not have (CVE-2021-1056).
@@ -365,7 +353,7 @@ impl Target {
         }
     }
 
-    fn mount_files(&mut self, directory: Directory, target: &ContainerPath) -> Result<()> {
+    pub(super) fn mount_files(&mut self, directory: Directory, target: &ContainerPath) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
         if is_own_tmpfs(&point) {
             return Ok(());
@@ -373,7 +361,7 @@ impl Target {
         self.attach(directory, &dir, target.file_name(), point)
     }
 
-    fn mount_directory(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
+    pub(super) fn mount_directory(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
         if source.is(&rustix::fs::fstat(&point)?) {
             return Ok(());

@@ -25,7 +25,6 @@ use anyhow::{Context, Result};
 use changes::{Target, TargetFacts};
 use container::OpenContainer;
 use hosts_dev::HostsDev;
-use prepare::Prepared;
 
 use base::report::{Finding, catalog, classify};
 use base::sys::mount::{self, Label};
@@ -35,10 +34,12 @@ use crate::plan::Container;
 use crate::plan::step::Step;
 use crate::record::created::Entry;
 
+/// Carries out a step whose sources are open and checked.
+type Apply<'a, T> = Box<dyn FnOnce(&mut T) -> Result<()> + 'a>;
+
 /// Steps with their opened sources. The container is still unchanged.
-#[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    steps: Vec<(&'a Step, Prepared<'a>)>,
+    steps: Vec<(&'a Step, Apply<'a, Target>)>,
     api: mount::Api,
     hosts_dev: HostsDev,
     label: Option<Label>,
@@ -95,9 +96,9 @@ pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Contain
 const INSPECT: &str = "inspect that path in the image and what is mounted on it";
 
 /// Runs steps: in a container, or as a failing stand-in in tests.
-trait Runner {
+trait Runner: Sized {
     /// Runs one step. If it fails, undoes the changes of this step.
-    fn run(&mut self, step: Prepared<'_>, need: Need) -> Result<()>;
+    fn run(&mut self, apply: Apply<'_, Self>, need: Need) -> Result<()>;
     /// Adds a finding about the container.
     fn add_finding(&mut self, finding: Finding);
     /// Undoes all steps as far as possible: the container does not start anyway.
@@ -117,9 +118,9 @@ impl fmt::Display for StillMounted {
     }
 }
 
-fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, Prepared<'_>)>) -> Result<Finished> {
-    for (step, prepared) in steps {
-        match target.run(prepared, step.need()).with_context(|| format!("cannot {step}")) {
+fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, Apply<'_, T>)>) -> Result<Finished> {
+    for (step, apply) in steps {
+        match target.run(apply, step.need()).with_context(|| format!("cannot {step}")) {
             Ok(()) => {}
             Err(error) if step.need() == Need::Optional && error.downcast_ref::<StillMounted>().is_none() => {
                 target.add_finding(left_out(&error));
@@ -187,12 +188,8 @@ mod tests {
     }
 
     impl Runner for Recording {
-        fn run(&mut self, step: Prepared<'_>, _need: Need) -> Result<()> {
-            match step {
-                Prepared::Link(Link { link, .. }) => self.step(format!("link {link}")),
-                Prepared::UpdateLinkerCache(_) => self.step("cache".to_owned()),
-                other => bail!("{other:?}"),
-            }
+        fn run(&mut self, apply: Apply<'_, Self>, _need: Need) -> Result<()> {
+            apply(self)
         }
         fn add_finding(&mut self, finding: Finding) {
             self.log.borrow_mut().push(finding.kind.id.to_owned());
@@ -220,8 +217,14 @@ mod tests {
         let run_so = |fail_at, still_mounted| {
             let target = Recording { fail_at, still_mounted, ..Recording::default() };
             let log = Rc::clone(&target.log);
-            let plan = prepare(&steps, "").unwrap();
-            let result = run_all(target, plan.steps);
+            let apply = |step: &Step| -> Apply<'_, Recording> {
+                let what = match step {
+                    Step::Link(Link { link, .. }) => format!("link {link}"),
+                    _ => "cache".to_owned(),
+                };
+                Box::new(|recording| recording.step(what))
+            };
+            let result = run_all(target, steps.iter().map(|step| (step, apply(step))).collect());
             (result.is_ok(), log.take().join(", "))
         };
         let run = |fail_at| run_so(fail_at, false);

@@ -1,100 +1,70 @@
-//! Opens and checks the source of each step on the host, and clones it into a detached mount if the kernel supports that.
+//! The one place that knows how each step is applied. It opens and checks the source of the step on the host, and clones the source
+//! into a detached mount if the kernel supports that; what is left is a call of [`Target`].
 
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::FileType;
 
-use base::paths::{ContainerPath, HostPath};
+use base::paths::HostPath;
 use base::read::read_file_limited;
 use base::sys::in_root::open_host_file;
 use base::sys::mount::{Api, Label, MountAttrs};
 use nvidia_host::driver::ipc::Expected;
-use nvidia_host::edits::placement::Link;
 use nvidia_host::edits::{Channel, ProcMask};
 use nvidia_host::inventory::procfs::DRIVER_PROC;
 
+use super::Apply;
+use super::changes::{MAX_PARAMS, Target};
 use super::source::Source;
 use super::tmpfs::Directory;
-use crate::plan::process::Process;
-use crate::plan::step::{CacheEntry, Step};
+use crate::plan::step::Step;
 
-/// A step with its opened sources.
-#[derive(Debug)]
-pub(crate) enum Prepared<'a> {
-    /// Mount a regular file or a socket.
-    Mount {
-        source: Source,
-        target: &'a ContainerPath,
-    },
-    /// Create a file, unless the image has one.
-    Copy {
-        content: Vec<u8>,
-        target: &'a ContainerPath,
-    },
-    MountNode {
-        /// the opened node of the host
-        source: Source,
-        target: &'a ContainerPath,
-        /// major and minor number
-        device: (u32, u32),
-        /// the process that cannot open the host's node, so that the hook creates one for the container
-        own: Option<&'a Process>,
-    },
-    MountDirectory {
-        source: Source,
-        target: &'a ContainerPath,
-    },
-    MountFiles {
-        directory: Directory,
-        target: &'a ContainerPath,
-    },
-    /// As in [`Step::Link`].
-    Link(&'a Link),
-    /// Mount a directory with the container's GPUs on /proc/driver/nvidia.
-    MaskProc(Directory),
-    /// As in [`Step::MaskParams`], with the host's file. `None` if the driver is not loaded.
-    MaskParams(Option<Vec<u8>>),
-    /// As in [`Step::SetMode`].
-    SetMode {
-        target: &'a ContainerPath,
-        mode: u32,
-    },
-    /// As in [`Step::ListDirectories`].
-    ListDirectories {
-        /// directories that are searched before all others
-        first: &'a [ContainerPath],
-        /// directories that are added unless the image's configuration lists them
-        others: &'a [ContainerPath],
-    },
-    /// As in [`Step::UpdateLinkerCache`].
-    UpdateLinkerCache(&'a [CacheEntry]),
-}
-
-/// Does the part of a step that needs only the host.
+/// Does the part of a step that needs only the host, and returns the rest.
 ///
 /// # Errors
 /// If a source is missing, has changed since the plan was made, or cannot be mounted.
-pub(crate) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Prepared<'a>> {
+pub(super) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Apply<'a, Target>> {
     Ok(match step {
-        Step::MountFile { source, target, .. } => Prepared::Mount { source: open_file(source, api)?, target },
-        Step::CopyFile { source, target, .. } => Prepared::Copy { content: read_file(source)?, target },
-        Step::MountIpc { channel, target, .. } => prepare_ipc(channel, target, api)?,
+        Step::MountFile { source, target, .. } => {
+            let source = open_file(source, api)?;
+            Box::new(move |container| container.mount(source, target))
+        }
+        Step::CopyFile { source, target, .. } => {
+            let content = read_file(source)?;
+            Box::new(move |container| container.copy(&content, target))
+        }
+        Step::MountIpc { channel, target, .. } => {
+            let source = open_ipc(channel, api)?;
+            match channel.expected {
+                Expected::Socket => Box::new(move |container| container.mount(source, target)),
+                Expected::Directory | Expected::NamedDirectory => {
+                    Box::new(move |container| container.mount_directory(source, target))
+                }
+            }
+        }
         Step::MountNode { node, own } => {
             let device = (node.major, node.minor);
             let source = open_node(&node.source, device, api)?;
-            Prepared::MountNode { source, target: &node.path, device, own: own.as_ref() }
+            Box::new(move |container| container.mount_node(source, &node.path, device, own.as_ref()))
         }
-        Step::Link(link) => Prepared::Link(link),
+        Step::Link(link) => Box::new(|container| container.link(link)),
         Step::MountFiles { target, files } => {
             let files = files.iter().map(|(name, content)| (name.into(), content.as_bytes().to_vec())).collect();
-            Prepared::MountFiles { directory: Directory::prepare(files, Vec::new(), api, label)?, target }
+            let directory = Directory::prepare(files, Vec::new(), api, label)?;
+            Box::new(move |container| container.mount_files(directory, target))
         }
-        Step::MaskProc(mask) => Prepared::MaskProc(prepare_mask(mask, api, label)?),
-        Step::MaskParams => Prepared::MaskParams(read_params()?),
-        Step::SetMode { target, mode } => Prepared::SetMode { target, mode: *mode },
-        Step::ListDirectories { first, others } => Prepared::ListDirectories { first, others },
-        Step::UpdateLinkerCache(entries) => Prepared::UpdateLinkerCache(entries),
+        Step::MaskProc(mask) => {
+            let directory = prepare_mask(mask, api, label)?;
+            Box::new(|container| container.mask_proc(directory))
+        }
+        Step::MaskParams => {
+            let params = read_params()?;
+            Box::new(move |container| container.mask_params(params.as_deref()))
+        }
+        Step::SetMode { target, mode } => Box::new(|container| container.set_mode(target, *mode)),
+        Step::ListDirectories { first, others } => Box::new(|container| container.list_directories(first, others)),
+        Step::UpdateLinkerCache(entries) => Box::new(|container| container.update_linker_cache(entries)),
     })
 }
 
@@ -113,9 +83,6 @@ fn read_file(source: &HostPath) -> Result<Vec<u8>> {
     read_file_limited(&file, MAX_COPY)
 }
 
-/// Upper limit for the params file in bytes; it has about a dozen lines.
-pub(super) const MAX_PARAMS: usize = 64 << 10;
-
 fn read_params() -> Result<Option<Vec<u8>>> {
     match open_host_file(&Path::new(DRIVER_PROC).join("params")) {
         Ok((file, _)) => read_file_limited(&file, MAX_PARAMS).map(Some),
@@ -133,19 +100,14 @@ fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> 
 }
 
 /// Opens the socket or directory again and checks the descriptor, because the path may have changed since the plan was made.
-fn prepare_ipc<'a>(channel: &Channel, target: &'a ContainerPath, api: Api) -> Result<Prepared<'a>> {
+fn open_ipc(channel: &Channel, api: Api) -> Result<Source> {
     let opened = channel.open()?;
     let path = channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path));
-    let path = Some(HostPath::new(path));
-    Ok(match channel.expected {
-        Expected::Socket => {
-            Prepared::Mount { source: Source::from_fd(opened.fd, path, MountAttrs::SOCKET, api)?, target }
-        }
-        Expected::Directory | Expected::NamedDirectory => Prepared::MountDirectory {
-            source: Source::from_fd(opened.fd, path, MountAttrs::SHARED_DIRECTORY, api)?,
-            target,
-        },
-    })
+    let attrs = match channel.expected {
+        Expected::Socket => MountAttrs::SOCKET,
+        Expected::Directory | Expected::NamedDirectory => MountAttrs::SHARED_DIRECTORY,
+    };
+    Source::from_fd(opened.fd, Some(HostPath::new(path)), attrs, api)
 }
 
 fn prepare_mask(mask: &ProcMask, api: Api, label: Option<&Label>) -> Result<Directory> {

@@ -1,5 +1,6 @@
 //! A step: one change to a container, and how it is described. `inject` carries steps out.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt;
 
@@ -64,24 +65,7 @@ impl Step {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MountNode { node, own: Some(_) } => write!(f, "create {} in the container", node.path),
-            Self::MountFile { source, target, .. }
-            | Self::MountNode { node: DeviceNode { source, path: target, .. }, own: None }
-            | Self::MountIpc { source, target, .. } => {
-                write!(f, "mount {source} at {target} in the container")
-            }
-            Self::CopyFile { source, target, .. } => write!(f, "copy {source} to {target} in the container"),
-            Self::MountFiles { target, .. } => write!(f, "mount a directory of the hook at {target} in the container"),
-            Self::Link(Link { link, text, .. }) => write!(f, "link {link} to {text:?} in the container"),
-            Self::MaskProc(_) => f.write_str("mask \"/proc/driver/nvidia\" in the container"),
-            Self::MaskParams => f.write_str("mask \"/proc/driver/nvidia/params\" in the container"),
-            Self::SetMode { target, mode } => write!(f, "set the mode of {target} to {mode:03o} in the container"),
-            Self::ListDirectories { .. } => {
-                f.write_str("list the driver's directories in \"/etc/ld.so.conf.d\" in the container")
-            }
-            Self::UpdateLinkerCache(_) => f.write_str("update \"/etc/ld.so.cache\" in the container"),
-        }
+        write!(f, "{} in the container", in_words(&describe(self), |path| format!("{path:?}")))
     }
 }
 
@@ -89,40 +73,82 @@ impl fmt::Display for Step {
 pub(crate) fn describe(step: &Step) -> Value {
     match step {
         Step::MountFile { source, target, .. } | Step::MountIpc { source, target, .. } => {
-            json!({"action": "mount", "source": source.as_path(), "path": target.absolute()})
+            json!({"action": "mount", "source": of_host(source), "path": inside(target)})
         }
         Step::CopyFile { source, target, .. } => {
-            json!({"action": "copy", "source": source.as_path(), "path": target.absolute()})
+            json!({"action": "copy", "source": of_host(source), "path": inside(target)})
         }
-        Step::MountNode { node: DeviceNode { path, major, minor, .. }, own: Some(_) } => json!({
-            "action": "create", "path": path.absolute(), "major": major, "minor": minor, "access": "rw",
-        }),
+        Step::MountNode { node: DeviceNode { path, major, minor, .. }, own: Some(_) } => {
+            json!({"action": "create", "path": inside(path), "major": major, "minor": minor, "access": "rw"})
+        }
         Step::MountNode { node: DeviceNode { source, path, major, minor, .. }, own: None } => json!({
-            "action": "device", "source": source.as_path(), "path": path.absolute(), "major": major, "minor": minor,
+            "action": "device", "source": of_host(source), "path": inside(path), "major": major, "minor": minor,
             "access": "rw",
         }),
         Step::MountFiles { target, files } => {
             let names: Vec<_> = files.iter().map(|(name, _)| name).collect();
-            json!({"action": "mount", "source": "", "path": target.absolute(), "names": names})
+            json!({"action": "mount", "source": "", "path": inside(target), "names": names})
         }
         Step::Link(Link { link, text, .. }) => {
-            json!({"action": "link", "path": link.absolute(), "target": text.to_string_lossy()})
+            json!({"action": "link", "path": inside(link), "target": text.to_string_lossy()})
         }
         Step::MaskProc(mask) => {
-            let shown: Vec<_> = mask.mounts.iter().map(|(path, _)| path).collect();
+            let shown: Vec<_> = mask.mounts.iter().map(|(path, _)| path.to_string_lossy()).collect();
             json!({"action": "mask", "path": "/proc/driver/nvidia", "shown": shown})
         }
         Step::MaskParams => json!({"action": "mask", "path": "/proc/driver/nvidia/params"}),
         Step::SetMode { target, mode } => {
-            json!({"action": "mode", "path": target.absolute(), "mode": format!("{mode:03o}")})
+            json!({"action": "mode", "path": inside(target), "mode": format!("{mode:03o}")})
         }
         Step::ListDirectories { first, others } => {
-            let dirs: Vec<_> = first.iter().chain(others).map(ContainerPath::absolute).collect();
+            let dirs: Vec<_> = first.iter().chain(others).map(inside).collect();
             json!({"action": "ldconfig-directories", "path": "/etc/ld.so.conf.d", "directories": dirs})
         }
         Step::UpdateLinkerCache(entries) => {
             let names: Vec<_> = entries.iter().map(|entry| entry.soname.to_string_lossy()).collect();
             json!({"action": "linker-cache", "path": "/etc/ld.so.cache", "names": names})
         }
+    }
+}
+
+/// Returns the path as text. `json!` would panic for the path of a file whose name is not UTF-8.
+fn of_host(path: &HostPath) -> Cow<'_, str> {
+    path.as_path().to_string_lossy()
+}
+
+fn inside(path: &ContainerPath) -> String {
+    path.absolute().to_string_lossy().into_owned()
+}
+
+/// Returns a described step as one line, with paths as `quote` writes them.
+pub(super) fn in_words(step: &Value, quote: impl Fn(&str) -> String) -> String {
+    let field = |name: &str| step.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (source, path) = (field("source"), quote(field("path")));
+    match field("action") {
+        "mount" if source.is_empty() => format!("mount a directory of the hook at {path}"),
+        "mount" | "device" => format!("mount {} at {path}", quote(source)),
+        "copy" => format!("copy {} to {path}", quote(source)),
+        "create" => format!("create {path}"),
+        "link" => format!("link {path} to {}", quote(field("target"))),
+        "mask" => format!("mask {path}"),
+        "mode" => format!("set the mode of {path} to {}", field("mode")),
+        "ldconfig-directories" => format!("list directories in {path}"),
+        _ => format!("update {path}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn a_name_that_is_not_utf_8() {
+        let name = || OsString::from_vec(b"/\xff\xe9".to_vec());
+        let target = ContainerPath::new(name()).unwrap();
+        let step = Step::CopyFile { source: HostPath::new(name()), target, need: Need::Required };
+        let shown = "/\u{fffd}\u{fffd}";
+        assert_eq!(describe(&step), json!({"action": "copy", "source": shown, "path": shown}));
+        assert_eq!(step.to_string(), format!("copy \"{shown}\" to \"{shown}\" in the container"));
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::additions::Additions;
+use super::step::in_words;
 
 /// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
 pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
@@ -33,18 +34,9 @@ fn addition(array: &Value, item: &Value) -> String {
 
 /// Formats a step or an addition as one line.
 pub(crate) fn line(step: &Value) -> String {
-    let field = |name: &str| step.get(name).and_then(Value::as_str).unwrap_or_default();
-    let path = field("path");
-    match field("action") {
-        "add" => addition(&step["array"], &step["item"]),
-        "mount" | "device" => format!("mount {} at {path}", field("source")),
-        "copy" => format!("copy {} to {path}", field("source")),
-        "create" => format!("create {path}"),
-        "link" => format!("link {path} to {}", field("target")),
-        "mask" => format!("mask {path}"),
-        "mode" => format!("set the mode of {path} to {}", field("mode")),
-        "ldconfig-directories" => format!("list directories in {path}"),
-        _ => format!("update {path}"),
+    match step.get("array") {
+        Some(array) => addition(array, &step["item"]),
+        None => in_words(step, str::to_owned),
     }
 }
 

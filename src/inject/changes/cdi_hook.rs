@@ -14,13 +14,15 @@ use nvidia_host::edits::build;
 
 use super::{Change, Target};
 use crate::inject::directory::{Present, find_present};
-use crate::inject::prepare::MAX_PARAMS;
 use crate::inject::read_only;
+
+/// Upper limit for the params file in bytes; it has about a dozen lines.
+pub(in crate::inject) const MAX_PARAMS: usize = 64 << 10;
 
 impl Target {
     /// Mounts a copy of /proc/driver/nvidia/params with `ModifyDeviceFiles: 0`. With 1, the driver's libraries create device
     /// nodes, also of GPUs that the container did not request (CVE-2021-1056). `params` is the file of the host.
-    pub(super) fn mask_params(&mut self, params: Option<&[u8]>) -> Result<()> {
+    pub(in crate::inject) fn mask_params(&mut self, params: Option<&[u8]>) -> Result<()> {
         let (dir, name) = (Path::new("proc/driver/nvidia"), OsStr::new("params"));
         let Some(open) = self.rootfs.open_existing(dir, OFlags::PATH | OFlags::DIRECTORY)? else {
             return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
@@ -44,7 +46,7 @@ impl Target {
 
     /// Changes the mode of a file or directory on the root file system or on the container's own /dev. Files on volumes and
     /// device nodes are refused, because they can belong to the host.
-    pub(super) fn set_mode(&mut self, target: &ContainerPath, mode: u32) -> Result<()> {
+    pub(in crate::inject) fn set_mode(&mut self, target: &ContainerPath, mode: u32) -> Result<()> {
         let Some(file) = self.rootfs.open_existing(target.relative(), OFlags::PATH | OFlags::NOFOLLOW)? else {
             return Ok(());
         };

@@ -15,7 +15,7 @@ use crate::inject::{linker_cache, read_only};
 use crate::plan::step::CacheEntry;
 
 impl Target {
-    pub(super) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
+    pub(in crate::inject) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
         let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
         let Some(etc) = self.rootfs.open_existing(path, OFlags::PATH | OFlags::DIRECTORY)?.map(Rc::new) else {
             return Ok(()); // without a cache, ld.so searches its built-in directories

@@ -34,7 +34,11 @@ const MAX_DEPTH: usize = 8;
 
 impl Target {
     /// Makes ldconfig search these directories, those of `first` before all others.
-    pub(super) fn list_directories(&mut self, first: &[ContainerPath], others: &[ContainerPath]) -> Result<()> {
+    pub(in crate::inject) fn list_directories(
+        &mut self,
+        first: &[ContainerPath],
+        others: &[ContainerPath],
+    ) -> Result<()> {
         self.lists_directories = true;
         let etc = self.rootfs.open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?;
         let Some(etc) = etc.map(Rc::new) else { return Ok(()) };

@@ -24,7 +24,7 @@ use crate::plan::process::Process;
 
 impl Target {
     /// Mounts the host's node `source`, or one that is created for `own`.
-    pub(super) fn mount_node(
+    pub(in crate::inject) fn mount_node(
         &mut self,
         source: Source,
         target: &ContainerPath,
